@@ -1,0 +1,38 @@
+"""Errors that a user can act on. Each message is one or two sentences: the cause, then the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class Refusal(Exception):
+    """Refused before anything was changed (exit code 2)."""
+
+
+class MissingExtra(Refusal):
+    """An optional dependency is not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(
+            f"{purpose} needs the package {package}, which is not installed. "
+            f"Run: pip install 'murmurate[{extra}]'"
+        )
+
+
+class RunFailed(Exception):
+    """The run began and cannot go on (exit code 1); the last good checkpoint is kept."""
+
+
+def unknown(kind: str, given: str, known: Iterable[str]) -> Refusal:
+    """A refusal for a name nobody knows, with the nearest one that somebody does."""
+    names = sorted(known)
+    near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    return Refusal(
+        f"There is no {kind} called '{given}'.{hint} Run: murmurate list {plural(kind)}"
+    )
+
+
+def plural(kind: str) -> str:
+    return {"strategy": "strategies", "game": "recipes"}.get(kind, kind + "s")

@@ -1,0 +1,137 @@
+"""What strategies may ask of a fabric: four small protocols, two kinds of message.
+
+*State* (a register) is newest-wins and never blocks; a *delta* (mail) is delivered once each. Every
+wait has a deadline, and every deadline an outcome that the caller names. A dead peer means "stale",
+never "hang".
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+
+class Capability(enum.Enum):
+    """What a strategy may need, and a fabric may offer."""
+
+    COLLECTIVE = "collective"
+    MAIL = "mail"
+    REGISTER = "register"
+    SHARED_MEMORY = "shared memory"
+
+
+class FabricError(RuntimeError):
+    """Something between replicas went wrong; the message names the culprit and the remedy."""
+
+
+class Members(Protocol):
+    """Who takes part: rank, size at the start, and who is alive now."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def living(self) -> Sequence[int]:
+        """Ranks not known to be dead, ascending; always contains ``rank``."""
+        ...
+
+
+@runtime_checkable
+class Collective(Protocol):
+    """Matched calls by all living members. A member that dies is left out and the rest re-weighted."""
+
+    def mean_(self, x: Tensor) -> int:
+        """Replace ``x`` [N] by its mean over the living; return how many took part.
+
+        Bitwise the same on every member, and the identity with one. Raises ``FabricError`` naming
+        the silent members when a living one does not come before the deadline.
+        """
+        ...
+
+    def broadcast_(self, x: Tensor, root: int) -> None:
+        """Replace ``x`` [N] on every member by that of ``root``."""
+        ...
+
+    def gather(self, x: Tensor) -> dict[int, Tensor]:
+        """Each contributor's copy of ``x`` [N], by rank."""
+        ...
+
+
+@runtime_checkable
+class Mail(Protocol):
+    """Deltas: each message once, in the order sent by its sender, bounded queues."""
+
+    def send(self, to: int, tag: str, x: Tensor) -> bool:
+        """Queue a copy of ``x``; False if the queue stayed full up to the deadline or ``to`` is dead."""
+        ...
+
+    def receive(self, tag: str) -> tuple[int, Tensor] | None:
+        """The next message (sender, x) under ``tag``, or None; never waits."""
+        ...
+
+    def wait(self, tag: str, deadline_seconds: float) -> tuple[int, Tensor] | None:
+        """As ``receive``, but waits up to the deadline."""
+        ...
+
+
+@runtime_checkable
+class Register(Protocol):
+    """State: one slot a publisher, newest wins, nobody ever waits, nobody ever sees a torn vector."""
+
+    def publish(self, x: Tensor) -> int:
+        """Make a copy of ``x`` [N] what peers see from now on; return its version (from 1 up)."""
+        ...
+
+    def version(self, peer: int) -> int:
+        """The newest version ``peer`` has published; 0 before its first."""
+        ...
+
+    def peek(self, peer: int) -> tuple[Tensor, int]:
+        """(newest vector of ``peer``, its version), a whole one, without copying.
+
+        The tensor is read-only by contract and stays unchanged until this member's next ``peek`` of
+        the same peer. Raises ``FabricError`` if the peer has published nothing yet.
+        """
+        ...
+
+    def wait_newer(self, peers: Sequence[int], seen: Sequence[int], deadline_seconds: float) -> bool:
+        """Wait until every living one of ``peers`` has a version above ``seen``; False at the deadline."""
+        ...
+
+
+@runtime_checkable
+class SharedMemory(Protocol):
+    """One host: memory that all members see at once, without any locking."""
+
+    def shared(self, key: str, like: Tensor) -> Tensor:
+        """A tensor shaped like ``like`` that all members share.
+
+        It starts with the lowest living rank's ``like``; that member must not be the last to call.
+        """
+        ...
+
+
+class Fabric(Members, Collective, Mail, Register, SharedMemory, Protocol):
+    """One channel of a fabric: what one replica's strategy talks through.
+
+    ``capabilities`` says which of the four protocols really work here; the verbs of the others raise
+    ``FabricError``. The start of a run compares it with ``Strategy.needs``, so a strategy never has to.
+    """
+
+    @property
+    def capabilities(self) -> frozenset[Capability]: ...
+
+
+class FabricFactory(Protocol):
+    """A member's door to the fabric; makes one channel per replicated vector."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def channel(self, name: str, like: Tensor) -> Fabric:
+        """A channel for vectors shaped like ``like`` [N]. All members make the same ones in one order."""
+        ...

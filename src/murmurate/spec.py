@@ -1,0 +1,122 @@
+"""The nouns of the package: what flows between simulators, agents and strategies.
+
+Letters in shapes: ``T`` steps of a rollout, ``B`` simulators, ``A`` actions, ``N`` parameters
+(``docs/notation.md`` has the whole table).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What an agent must know of a world before it has seen it.
+
+    ``actions`` is the number of discrete actions, or 0 where actions are vectors of shape
+    ``action_shape`` bounded by ``action_low`` and ``action_high``.
+    """
+
+    name: str
+    observation_shape: tuple[int, ...]
+    observation_dtype: torch.dtype
+    actions: int
+    action_shape: tuple[int, ...] = ()
+    action_low: float = -1.0
+    action_high: float = 1.0
+    frames_per_step: int = 1
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One whole game that ended: unclipped return, length in env steps, and which simulator."""
+
+    simulator: int
+    episode_return: float
+    length: int
+
+
+@dataclass
+class TimeStep:
+    """The answer of ``B`` simulators to one action each (or to a reset).
+
+    Simulators reset within the step that ends an episode: ``observation`` is then the first of the
+    next one. ``reward`` is what the agent learns from (clipped where the world says so);
+    ``episodes`` counts whole games by their unclipped return.
+    """
+
+    observation: Tensor  # [B, ...]
+    reward: Tensor  # [B] float32
+    terminated: Tensor  # [B] bool
+    truncated: Tensor  # [B] bool
+    final_observation: Tensor | None = None  # [B, ...]; rows valid where truncated; None if nowhere
+    episodes: Sequence[Episode] = ()
+
+
+@dataclass
+class Trajectory:
+    """``T`` steps of ``B`` simulators, time-major, with all that is needed to bootstrap its end."""
+
+    observation: Tensor  # [T, B, ...]
+    action: Tensor  # [T, B] int64, or [T, B, D] float32
+    reward: Tensor  # [T, B] float32
+    terminated: Tensor  # [T, B] bool
+    truncated: Tensor  # [T, B] bool
+    first: Tensor  # [T, B] bool: observation t begins an episode
+    last_observation: Tensor  # [B, ...]: after step T
+    truncated_observation: Tensor | None = None  # [K, ...]: one row per True in truncated, row-major
+    memory: Tensor | None = None  # [B, M]: recurrent state before step 0
+
+
+@dataclass
+class Batch:
+    """What a source yields: the data, and how much world it cost to make it."""
+
+    data: Any
+    env_steps: int = 0
+    episodes: Sequence[Episode] = ()
+
+    def feedback(self, priorities: Tensor | None) -> None:
+        """Take priorities back to a prioritized source; on-policy batches have nobody to tell."""
+
+
+@dataclass
+class Outcome:
+    """What one ``learn`` did: metrics by name (tensors are read out only when recorded)."""
+
+    metrics: dict[str, Tensor | float] = field(default_factory=dict)
+    priorities: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where each replica lives. Several replicas may name the same device.
+
+    ``devices`` is cycled over the replicas: ``("cuda:0",)`` puts all learners on one GPU,
+    ``("cuda:0", "cuda:1")`` alternates. ``threads`` is torch's thread count in each process.
+    """
+
+    devices: tuple[str, ...] = ("cpu",)
+    threads: int = 1
+
+    def device(self, rank: int) -> torch.device:
+        return torch.device(self.devices[rank % len(self.devices)])
+
+
+def derive_seed(run_seed: int, role: str, index: int = 0) -> int:
+    """A 63-bit seed for one purpose of one role, from (run seed, role, index); never global state."""
+    words = np.random.SeedSequence([run_seed, zlib.crc32(role.encode()), index]).generate_state(2)
+    return (int(words[0]) << 31) ^ int(words[1])
+
+
+def derive_generator(
+    run_seed: int, role: str, index: int = 0, device: torch.device | str = "cpu"
+) -> torch.Generator:
+    return torch.Generator(device).manual_seed(derive_seed(run_seed, role, index))
