@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -21,6 +22,14 @@ class Capability(enum.Enum):
     MAIL = "mail"
     REGISTER = "register"
     SHARED_MEMORY = "shared memory"
+
+
+@dataclass
+class Traffic:
+    """What went through a channel at this member: bytes copied in and out, seconds spent waiting."""
+
+    bytes: int = 0
+    waiting_seconds: float = 0.0
 
 
 class FabricError(RuntimeError):
@@ -123,6 +132,8 @@ class Fabric(Members, Collective, Mail, Register, SharedMemory, Protocol):
 
     @property
     def capabilities(self) -> frozenset[Capability]: ...
+    @property
+    def traffic(self) -> Traffic: ...
 
 
 class FabricFactory(Protocol):
@@ -132,6 +143,9 @@ class FabricFactory(Protocol):
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
+    def living(self) -> Sequence[int]: ...
+    @property
+    def capabilities(self) -> frozenset[Capability]: ...
     def channel(self, name: str, like: Tensor) -> Fabric:
         """A channel for vectors shaped like ``like`` [N]. All members make the same ones in one order."""
         ...

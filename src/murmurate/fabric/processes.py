@@ -1,0 +1,294 @@
+"""The fabric between processes of one host: slots and counters in shared memory, no locks to die with.
+
+*Register*: each publisher has one buffer more than could ever be in use: one a reader, the newest,
+and one to write next. A reader pins what it reads, so it mixes straight from the slot: a publish costs
+one copy, a peek none.
+
+*Collective*: two sets of slots used in turn. A member writes its slot, raises its round counter and
+waits for the others'; as nobody can be two rounds ahead, the slots being read are never overwritten.
+Everyone reduces for itself, in rank order, so all get the same bits, and a death is settled without a
+vote: whoever is dead and has not raised its counter is out of the round, for everybody alike.
+
+*Mail*: a ring of slots for each ordered pair, one writer and one reader each.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from murmurate.fabric.arena import Arena
+from murmurate.fabric.board import Board
+from murmurate.fabric.interface import Capability, FabricError, Traffic
+
+_MAIL_SLOTS = 8
+_TAG_BYTES = 64
+_ALL = frozenset(Capability)
+
+
+class ProcessFabric:
+    """One member's door: makes channels over the arena (see ``FabricFactory``)."""
+
+    def __init__(self, arena: Arena, board: Board, rank: int, deadline_seconds: float = 60.0) -> None:
+        self._arena = arena
+        self._board = board
+        self.rank = rank
+        self.size = board.size
+        self.deadline_seconds = deadline_seconds
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return _ALL
+
+    def living(self) -> Sequence[int]:
+        return self._board.living()
+
+    def channel(self, name: str, like: Tensor) -> ProcessChannel:
+        return ProcessChannel(self._arena, self._board, self.rank, name, like, self.deadline_seconds)
+
+
+class ProcessChannel:
+    """One channel (see ``Fabric``): all four protocols for vectors shaped like ``like`` [N]."""
+
+    def __init__(
+        self, arena: Arena, board: Board, rank: int, name: str, like: Tensor, deadline_seconds: float
+    ) -> None:
+        self.rank = rank
+        self.size = board.size
+        self.name = name
+        self.traffic = Traffic()
+        self.deadline_seconds = deadline_seconds
+        self._arena, self._board = arena, board
+        self._bytes = like.numel() * like.element_size()
+        self._device = like.device
+        n, shape = self.size, (like.numel(),)
+        # register: newest[p] = version << 8 | buffer; pins[p, reader] = buffer + 1
+        self._newest = arena.counters(f"{name}.newest", (n,))
+        self._pins = arena.counters(f"{name}.pins", (n, n))
+        self._buffers = arena.tensors(f"{name}.register", (n, n + 2, *shape), like.dtype)
+        # collective
+        self._rounds = arena.counters(f"{name}.rounds", (n,))
+        self._round = int(self._rounds[rank])
+        self._slots = arena.tensors(f"{name}.collective", (2, n, *shape), like.dtype)
+        # mail: sent[from, to], taken[from, to]
+        self._sent = arena.counters(f"{name}.sent", (n, n))
+        self._taken = arena.counters(f"{name}.taken", (n, n))
+        self._tags = arena.tensors(f"{name}.tags", (n, n, _MAIL_SLOTS, _TAG_BYTES), torch.uint8)
+        self._letters = arena.tensors(f"{name}.mail", (n, n, _MAIL_SLOTS, *shape), like.dtype)
+        self._inbox: dict[str, deque[tuple[int, Tensor]]] = {}
+        self._arrived: dict[int, Tensor] = {}
+        self._pinned: set[int] = set()
+        self._barrier = threading.Lock()
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        # a vector in GPU memory cannot live in the arena
+        return _ALL if self._device.type == "cpu" else _ALL - {Capability.SHARED_MEMORY}
+
+    def living(self) -> Sequence[int]:
+        return self._board.living()
+
+    # -- register -----------------------------------------------------------------------------------
+
+    def publish(self, x: Tensor) -> int:
+        newest = int(self._newest[self.rank])
+        taken = {newest & 255} if newest else set()
+        taken.update(int(pin) - 1 for pin in self._pins[self.rank] if pin)
+        buffer = next(i for i in range(self.size + 2) if i not in taken)
+        self._store(self._buffers[self.rank, buffer], x)
+        version = (newest >> 8) + 1
+        self._fence()
+        self._newest[self.rank] = version << 8 | buffer
+        return version
+
+    def version(self, peer: int) -> int:
+        return int(self._newest[peer]) >> 8
+
+    def peek(self, peer: int) -> tuple[Tensor, int]:
+        while True:
+            newest = int(self._newest[peer])
+            if newest == 0:
+                raise FabricError(f"rank {peer} has published nothing on channel '{self.name}' yet")
+            self._pins[peer, self.rank] = (newest & 255) + 1
+            self._fence()  # the pin must be seen before we look whether it came in time
+            if int(self._newest[peer]) == newest:
+                break
+        slot = self._buffers[peer, newest & 255]
+        self.traffic.bytes += self._bytes
+        return self._bring(peer, slot), newest >> 8
+
+    def wait_newer(self, peers: Sequence[int], seen: Sequence[int], deadline_seconds: float) -> bool:
+        def spoken() -> bool:
+            return all(
+                self.version(p) > v or not self._board.is_alive(p) for p, v in zip(peers, seen, strict=True)
+            )
+
+        return self._wait(spoken, deadline_seconds)
+
+    # -- collective ---------------------------------------------------------------------------------
+
+    def mean_(self, x: Tensor) -> int:
+        if self.size == 1:
+            return 1
+        slots, present = self._meet(x)
+        self.traffic.bytes += self._bytes * len(present)
+        if x.device.type != "cpu":
+            x.copy_(slots[present].mean(0))
+        elif len(present) == self.size:
+            torch.mean(slots, 0, out=x.data)
+        else:
+            x.copy_(slots[present].mean(0))
+        return len(present)
+
+    def broadcast_(self, x: Tensor, root: int) -> None:
+        if self.size == 1:
+            return
+        slots, present = self._meet(x if self.rank == root else None)
+        if root not in present:
+            raise FabricError(f"rank {root} died before it could broadcast on channel '{self.name}'")
+        self.traffic.bytes += self._bytes
+        x.copy_(slots[root])
+
+    def gather(self, x: Tensor) -> dict[int, Tensor]:
+        if self.size == 1:
+            return {self.rank: x.detach().clone()}
+        slots, present = self._meet(x)
+        self.traffic.bytes += self._bytes * len(present)
+        return {rank: slots[rank].to(x.device, copy=True) for rank in present}
+
+    def _meet(self, x: Tensor | None) -> tuple[Tensor, list[int]]:
+        """Bring ``x`` to this round and wait for the rest: (slots of the round [n, N], who came)."""
+        self._round += 1
+        turn = self._round
+        slots = self._slots[turn & 1]
+        if x is not None:
+            self._store(slots[self.rank], x)
+        self._fence()
+        self._rounds[self.rank] = turn
+
+        def settled() -> bool:
+            # looked at in this order: who is dead can no longer raise its counter
+            dead = [not self._board.is_alive(rank) for rank in range(self.size)]
+            return all(self._rounds[rank] >= turn or dead[rank] for rank in range(self.size))
+
+        if not self._wait(settled, self.deadline_seconds):
+            silent = [r for r in self._board.living() if self._rounds[r] < turn]
+            raise FabricError(
+                f"rank {self.rank} waited {self.deadline_seconds:g} s for rank(s) {silent} in round {turn} "
+                f"of channel '{self.name}'. They live but do not answer: look at their logs."
+            )
+        return slots, [rank for rank in range(self.size) if self._rounds[rank] >= turn]
+
+    # -- mail ---------------------------------------------------------------------------------------
+
+    def send(self, to: int, tag: str, x: Tensor) -> bool:
+        name = tag.encode()
+        if len(name) >= _TAG_BYTES:
+            raise ValueError(f"a tag has at most {_TAG_BYTES - 1} bytes, '{tag}' has {len(name)}")
+        number = int(self._sent[self.rank, to])
+
+        def room() -> bool:
+            return number - int(self._taken[self.rank, to]) < _MAIL_SLOTS or not self._board.is_alive(to)
+
+        if not self._wait(room, self.deadline_seconds) or not self._board.is_alive(to):
+            return False
+        place = number % _MAIL_SLOTS
+        padded = np.frombuffer(name.ljust(_TAG_BYTES, b"\0"), dtype=np.uint8)
+        self._tags[self.rank, to, place] = torch.from_numpy(padded.copy())
+        self._store(self._letters[self.rank, to, place], x)
+        self._fence()
+        self._sent[self.rank, to] = number + 1
+        return True
+
+    def receive(self, tag: str) -> tuple[int, Tensor] | None:
+        self._empty_letterbox()
+        waiting = self._inbox.get(tag)
+        return waiting.popleft() if waiting else None
+
+    def wait(self, tag: str, deadline_seconds: float) -> tuple[int, Tensor] | None:
+        def arrived() -> bool:
+            self._empty_letterbox()
+            return bool(self._inbox.get(tag))
+
+        self._wait(arrived, deadline_seconds)
+        return self.receive(tag)
+
+    def _empty_letterbox(self) -> None:
+        for sender in range(self.size):
+            number = int(self._taken[sender, self.rank])
+            while number < self._sent[sender, self.rank]:
+                place = number % _MAIL_SLOTS
+                tag = bytes(self._tags[sender, self.rank, place].numpy()).rstrip(b"\0").decode()
+                letter = self._letters[sender, self.rank, place].to(self._device, copy=True)
+                self.traffic.bytes += self._bytes
+                number += 1
+                self._taken[sender, self.rank] = number
+                self._inbox.setdefault(tag, deque()).append((sender, letter))
+
+    # -- shared memory ------------------------------------------------------------------------------
+
+    def shared(self, key: str, like: Tensor) -> Tensor:
+        if like.device.type != "cpu":
+            raise FabricError(
+                f"'{key}' is on {like.device}, and processes share only host memory. Use --strategy gala."
+            )
+        ready = self._arena.counters(f"{self.name}.{key}.ready", (1,))
+        tensor = self._arena.tensors(f"{self.name}.{key}", tuple(like.shape), like.dtype)
+        if self.rank == self._board.living()[0]:
+            tensor.copy_(like)
+            self._fence()
+            ready[0] = 1
+        if not self._wait(lambda: bool(ready[0]), self.deadline_seconds):
+            raise FabricError(f"rank {self._board.living()[0]} did not fill '{key}' before the deadline")
+        return tensor
+
+    # -- underneath ---------------------------------------------------------------------------------
+
+    def _store(self, slot: Tensor, x: Tensor) -> None:
+        self.traffic.bytes += self._bytes
+        slot.copy_(x.detach())
+        if x.device.type != "cpu":
+            torch.cuda.current_stream(x.device).synchronize()
+
+    def _bring(self, peer: int, slot: Tensor) -> Tensor:
+        """The slot itself on a CPU; its copy in device memory where the replica lives on a GPU."""
+        if self._device.type == "cpu":
+            return slot
+        self._pin_pages(peer)
+        if peer not in self._arrived:
+            self._arrived[peer] = torch.empty_like(slot, device=self._device)
+        return self._arrived[peer].copy_(slot, non_blocking=True)
+
+    def _pin_pages(self, peer: int) -> None:
+        """Lock the publisher's buffers into memory once, so that the GPU copies from them directly."""
+        if peer not in self._pinned:
+            self._pinned.add(peer)
+            buffers = self._buffers[peer]
+            size = buffers.numel() * buffers.element_size()
+            torch.cuda.cudart().cudaHostRegister(buffers.data_ptr(), size, 0)  # type: ignore[no-untyped-call]
+
+    def _fence(self) -> None:
+        """A full memory barrier: taking an uncontended lock is one on every platform CPython has."""
+        with self._barrier:
+            pass
+
+    def _wait(self, condition: Callable[[], bool], deadline_seconds: float) -> bool:
+        if condition():
+            return True
+        start = time.monotonic()
+        pause = 20e-6
+        try:
+            while not condition():
+                if time.monotonic() - start > deadline_seconds:
+                    return False
+                time.sleep(pause)
+                pause = min(pause * 1.5, 500e-6)
+            return True
+        finally:
+            self.traffic.waiting_seconds += time.monotonic() - start

@@ -1,0 +1,94 @@
+"""Where each parameter lies in the flat vector, and with which strides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Part(NamedTuple):
+    """One parameter's place in the vector: ``vector[start:stop]`` read with ``shape`` and ``stride``."""
+
+    name: str
+    owner: nn.Module
+    attribute: str
+    start: int
+    stop: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+
+def view(vector: Tensor, part: Part, origin: int = 0) -> Tensor:
+    offset = vector.storage_offset() + part.start - origin
+    return vector.as_strided(part.shape, part.stride, offset)
+
+
+def grouping(
+    module: nn.Module, groups: Callable[[nn.Module], Sequence[dict[str, Any]]] | None
+) -> list[dict[str, Any]]:
+    trainable = [p for p in module.parameters() if p.requires_grad]
+    if not trainable:
+        raise ValueError(f"{type(module).__name__} has no parameter that requires a gradient")
+    made = [{"params": trainable}] if groups is None else [dict(g) for g in groups(module)]
+    for group in made:
+        group["params"] = [p for p in group["params"] if p.requires_grad]
+    listed = [id(p) for group in made for p in group["params"]]
+    if len(set(listed)) != len(listed) or set(listed) != {id(p) for p in trainable}:
+        raise ValueError("each trainable parameter must stand in exactly one parameter group")
+    kinds = {(p.dtype, p.device) for p in trainable}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"one vector has one dtype and one device, these parameters have {sorted(map(str, kinds))}. "
+            "Make one replica per device, and keep one dtype."
+        )
+    return made
+
+
+def lay_out(module: nn.Module, grouping: list[dict[str, Any]]) -> tuple[list[Part], list[tuple[int, int]]]:
+    """Places in the vector, group after group, each parameter with its own dense strides."""
+    names: dict[int, tuple[str, nn.Module, str]] = {}
+    for prefix, owner in module.named_modules():
+        for attribute, parameter in owner.named_parameters(recurse=False):
+            names.setdefault(id(parameter), (f"{prefix}.{attribute}".lstrip("."), owner, attribute))
+    parts: list[Part] = []
+    bounds: list[tuple[int, int]] = []
+    place = 0
+    for group in grouping:
+        begin = place
+        for parameter in group["params"]:
+            name, owner, attribute = names[id(parameter)]
+            count = parameter.numel()
+            stride = parameter.stride() if _dense(parameter) else _contiguous_stride(parameter.shape)
+            parts.append(Part(name, owner, attribute, place, place + count, parameter.shape, stride))
+            place += count
+        bounds.append((begin, place))
+    return parts, bounds
+
+
+def _dense(x: Tensor) -> bool:
+    """Whether the elements fill their memory without gaps or overlaps, in any order of axes."""
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _contiguous_stride(shape: torch.Size) -> tuple[int, ...]:
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def merge(parts: Sequence[Part]) -> list[tuple[int, int]]:
+    """Neighbouring places joined into as few slices as possible."""
+    runs: list[tuple[int, int]] = []
+    for part in sorted(parts, key=lambda p: p.start):
+        if runs and runs[-1][1] == part.start:
+            runs[-1] = (runs[-1][0], part.stop)
+        else:
+            runs.append((part.start, part.stop))
+    return runs

@@ -1,0 +1,388 @@
+"""One flat vector per optimizer (design, section 1).
+
+The module's parameters are views into the vector; the vector is what an unmodified ``torch.optim``
+optimizer steps. So an exchange is one tensor, sharing is one buffer, optimizer state is flat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from murmurate.layout import grouping, lay_out, merge, view
+
+MakeOptimizer = Callable[[list[Any]], torch.optim.Optimizer]
+
+
+class Exchange(NamedTuple):
+    """What one ``strategy.step`` brought.
+
+    round: how often this replica has agreed with others (or would have, were there any).
+    heard: how many members' parameters or gradients entered this step, its own included.
+    staleness: own updates since the last agreement.
+    """
+
+    round: int
+    heard: int
+    staleness: int
+
+
+class NotFinite(RuntimeError):
+    """A loss or gradient is NaN or infinite; the message says which, where and when."""
+
+
+class Replica:
+    """A module bound to one flat vector and one optimizer.
+
+    Args:
+        name: checkpoint key and metric prefix.
+        module: already on its device and in its dtype; its trainable parameters become views.
+        make_optimizer: called with ``[vector]``, or with one group per entry of ``groups``.
+        groups: for parameter groups, torch's usual dictionaries, for example
+            ``lambda m: [{"params": m.body.parameters()}, {"params": m.head.parameters(), "lr": 0.1}]``.
+            Each becomes a contiguous slice with its own optimizer group.
+        clip: largest global gradient norm, applied inside ``update``, so after any averaging.
+        schedule: factor on every group's initial learning rate as a function of ``clock``.
+        compute_dtype: if given (``torch.bfloat16``), parameters named by ``in_compute`` are views of
+            a copy in that dtype, refreshed after every step; the vector stays float32.
+        shape_aware: hand the optimizer the parameters themselves instead of the vector (LAMB, Muon,
+            Adafactor); what is exchanged is still the one vector.
+
+    Attributes:
+        params: [N] the vector, an ``nn.Parameter``.
+        grad: [N] its gradient, never None; parameters a loss does not touch have gradient zero
+            (Differs: torch leaves None, which skips weight decay and momentum for them).
+        clock: own updates so far.
+
+    Buffers (batch-norm statistics) are not part of the vector. They stay local during training;
+    what is evaluated or exported carries the mean of the living replicas' floating-point buffers and
+    the lowest living replica's integer ones.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        make_optimizer: MakeOptimizer,
+        *,
+        groups: Callable[[nn.Module], Sequence[dict[str, Any]]] | None = None,
+        clip: float | None = None,
+        schedule: Callable[[int], float] | None = None,
+        compute_dtype: torch.dtype | None = None,
+        in_compute: Callable[[str], bool] = lambda _: True,
+        shape_aware: bool = False,
+    ) -> None:
+        if shape_aware and compute_dtype is not None:
+            raise ValueError("shape_aware optimizers step the parameters themselves: leave out compute_dtype")
+        self.name = name
+        self.module = module
+        self.clip = clip
+        self.schedule = schedule
+        self.clock = 0
+        self.gradient_norm: Tensor | None = None
+        self.exchange: Callable[[Replica], Exchange] = _update_alone
+        self.make_optimizer = make_optimizer
+        self._grouping = grouping(module, groups)
+        self.parts, self.group_bounds = lay_out(module, self._grouping)
+        first = next(module.parameters())
+        total = self.parts[-1].stop
+        self._storage = torch.empty(total, dtype=first.dtype, device=first.device)
+        self._storage_grad = torch.zeros_like(self._storage)
+        for part in self.parts:
+            view(self._storage, part).copy_(getattr(part.owner, part.attribute).detach())
+        self._compute_parts = [p for p in self.parts if compute_dtype and in_compute(p.name)]
+        self._low = self._low_grad = None
+        if self._compute_parts:
+            self._low = torch.empty_like(self._storage, dtype=compute_dtype)
+            self._low_grad = torch.zeros_like(self._low)
+        self._runs = merge(self._compute_parts)
+        self.shape_aware = shape_aware
+        self.params = nn.Parameter(self._storage)
+        self.params.grad = self._storage_grad
+        self._slices: list[nn.Parameter] = []
+        self._point_module()
+        self.optimizer = make_optimizer(self._optimizer_input())
+        self._initial_lr = [group["lr"] for group in self.optimizer.param_groups]
+        _disable_flatten(module)
+
+    # -- the vector ---------------------------------------------------------------------------------
+
+    @property
+    def grad(self) -> Tensor:
+        return self._storage_grad
+
+    def __len__(self) -> int:
+        return self._storage.numel()
+
+    @property
+    def device(self) -> torch.device:
+        return self._storage.device
+
+    def own_parameters(self) -> list[nn.Parameter]:
+        return [getattr(part.owner, part.attribute) for part in self.parts]
+
+    def named_views(self, vector: Tensor | None = None) -> Iterator[tuple[str, Tensor]]:
+        """(parameter name, its values in logical order and shape) for ``vector`` [N] or the own one."""
+        for part in self.parts:
+            yield part.name, view(self._storage if vector is None else vector, part)
+
+    def _optimizer_input(self) -> list[Any]:
+        settings = [{k: v for k, v in g.items() if k != "params"} for g in self._grouping]
+        if self.shape_aware:
+            owned = self.own_parameters()
+            counts = [len(g["params"]) for g in self._grouping]
+            ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+            return [{"params": owned[e - c : e], **s} for c, e, s in zip(counts, ends, settings, strict=True)]
+        if len(self._grouping) == 1 and not settings[0]:
+            self._slices = [self.params]
+            return [self.params]
+        self._slices = []
+        for start, stop in self.group_bounds:
+            piece = nn.Parameter(self._storage[start:stop])
+            piece.grad = self._storage_grad[start:stop]
+            self._slices.append(piece)
+        return [{"params": [p], **s} for p, s in zip(self._slices, settings, strict=True)]
+
+    def _point_module(self) -> None:
+        low = {part.name for part in self._compute_parts}
+        for part in self.parts:
+            values, grads = self._storage, self._storage_grad
+            if part.name in low and self._low is not None and self._low_grad is not None:
+                values, grads = self._low, self._low_grad
+            parameter: nn.Parameter = getattr(part.owner, part.attribute)
+            parameter.grad = None  # a gradient of the old dtype would forbid the new data
+            parameter.data = view(values, part)
+            parameter.grad = view(grads, part)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Bring the low-precision copy up to the vector."""
+        if self._low is not None:
+            for start, stop in self._runs:
+                self._low[start:stop].copy_(self._storage[start:stop])
+
+    def rebind(self, storage: Tensor, optimizer_state: Callable[[str, Tensor], Tensor] | None = None) -> None:
+        """Live on ``storage`` [N] from now on (shared memory, say), taking its contents.
+
+        ``optimizer_state(key, tensor)`` may supply shared storage for each tensor of the optimizer's
+        state, which is brought into being first; it is used with its contents.
+        Raises ValueError for another size, dtype or device.
+        """
+        old = self._storage
+        if (storage.numel(), storage.dtype, storage.device) != (old.numel(), old.dtype, old.device):
+            raise ValueError(
+                f"replica '{self.name}' has {old.numel()} parameters of {old.dtype} on {old.device}; "
+                f"it cannot live on {storage.numel()} of {storage.dtype} on {storage.device}"
+            )
+        self._storage = storage
+        self.params.data = storage
+        if self._slices and self._slices[0] is not self.params:
+            for piece, (start, stop) in zip(self._slices, self.group_bounds, strict=True):
+                piece.data = storage[start:stop]
+        self._point_module()
+        if optimizer_state is not None:
+            self._materialise()
+            for index, (parameter, entries) in enumerate(self._optimizer_entries()):
+                for key, value in entries.items():
+                    if torch.is_tensor(value):
+                        self.optimizer.state[parameter][key] = optimizer_state(f"{index}.{key}", value)
+
+    def check(self) -> None:
+        """Raise RuntimeError, naming the parameter, if a view has come loose from the vector.
+
+        Causes seen in practice: ``zero_grad(set_to_none=True)``, ``module.to(dtype)``, and re-assigning
+        a parameter. Remedy: replicate after such calls, and end losses with ``descend``.
+        """
+        low = {part.name for part in self._compute_parts}
+        for part in self.parts:
+            parameter = getattr(part.owner, part.attribute)
+            values, grads = self._storage, self._storage_grad
+            if part.name in low and self._low is not None and self._low_grad is not None:
+                values, grads = self._low, self._low_grad
+            for what, tensor, base in (("values", parameter, values), ("gradient", parameter.grad, grads)):
+                if tensor is None or tensor.data_ptr() != base[part.start :].data_ptr():
+                    raise RuntimeError(
+                        f"the {what} of parameter '{part.name}' came loose from replica '{self.name}'. "
+                        "Call .to() and .half() before replicate, never call zero_grad, and end each "
+                        "loss with replica.descend(loss)."
+                    )
+
+    # -- learning -----------------------------------------------------------------------------------
+
+    def descend(self, loss: Tensor) -> Exchange:
+        """Gradient of ``loss`` (a scalar) for the own parameters only, then one strategy step.
+
+        Raises NotFinite if the loss is NaN or infinite, before anything was changed.
+        """
+        if not torch.isfinite(loss.detach()).item():
+            raise NotFinite(
+                f"the loss of replica '{self.name}' is {loss.item()} at its update {self.clock}. "
+                "A smaller learning rate or gradient clipping usually helps."
+            )
+        self._clear()
+        loss.backward(inputs=self.own_parameters())  # type: ignore[no-untyped-call]
+        self._collect()
+        return self._agree()
+
+    def follow(self, gradient: Tensor) -> Exchange:
+        """One strategy step along a closed-form ``gradient`` [N]."""
+        if gradient.shape != self._storage_grad.shape:
+            raise ValueError(f"gradient has shape {tuple(gradient.shape)}, the vector ({len(self)},)")
+        self._storage_grad.copy_(gradient)
+        return self._agree()
+
+    def update(self) -> None:
+        """Clip, schedule, one optimizer step on the gradient as it stands. Called by strategies."""
+        if self.clip is not None:
+            norm = torch.linalg.vector_norm(self._storage_grad)
+            self.gradient_norm = norm
+            if norm.device.type == "cpu" and not torch.isfinite(norm).item():
+                raise NotFinite(
+                    f"the gradient of replica '{self.name}' is not finite at its update {self.clock}, "
+                    "though its loss was. A smaller learning rate usually helps."
+                )
+            # the same factor as torch.nn.utils.clip_grad_norm_
+            self._storage_grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
+        if self.schedule is not None:
+            factor = self.schedule(self.clock)
+            for group, initial in zip(self.optimizer.param_groups, self._initial_lr, strict=True):
+                group["lr"] = initial * factor
+        self.optimizer.step()
+        self.clock += 1
+
+    def _agree(self) -> Exchange:
+        with torch.no_grad():
+            exchange = self.exchange(self)
+            self._refresh()
+        return exchange
+
+    def _clear(self) -> None:
+        self._storage_grad.zero_()
+        if self._low_grad is not None:
+            for start, stop in self._runs:
+                self._low_grad[start:stop].zero_()
+
+    def _collect(self) -> None:
+        """Bring low-precision gradients into the vector's gradient."""
+        if self._low_grad is not None:
+            for start, stop in self._runs:
+                self._storage_grad[start:stop].copy_(self._low_grad[start:stop])
+
+    # -- state --------------------------------------------------------------------------------------
+
+    def _optimizer_entries(self) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                yield parameter, self.optimizer.state[parameter]
+
+    def _materialise(self) -> None:
+        """Bring lazily made optimizer state into being, as it is before the first step.
+
+        A twin of the optimizer steps once on zeros: moments of zeros are zeros and step counters are
+        set back, which is exactly how the first real step would find them.
+        """
+        if all(entries for _, entries in self._optimizer_entries()):
+            return
+        twins = [
+            {
+                **{k: v for k, v in group.items() if k != "params"},
+                "params": [nn.Parameter(torch.zeros_like(p)) for p in group["params"]],
+            }
+            for group in self.optimizer.param_groups
+        ]
+        twin = self.make_optimizer(twins)
+        for group in twin.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+        twin.step()
+        pairs = zip(self._optimizer_entries(), _entries(twin), strict=True)
+        for (_, mine), (_, theirs) in pairs:
+            for key, value in theirs.items():
+                if key == "step":
+                    value = torch.zeros_like(value) if torch.is_tensor(value) else 0
+                mine.setdefault(key, value)
+
+    def state(self) -> dict[str, Any]:
+        """Named parameter tensors in logical order, optimizer state, buffers, clock (all clones)."""
+        optimizer = {
+            f"{index}.{key}": value.detach().clone() if torch.is_tensor(value) else value
+            for index, (_, entries) in enumerate(self._optimizer_entries())
+            for key, value in entries.items()
+        }
+        if not self.shape_aware:
+            optimizer = {k: self._logical(k, v) for k, v in optimizer.items()}
+        return {
+            "params": {name: values.detach().clone() for name, values in self.named_views()},
+            "optimizer": optimizer,
+            "buffers": {name: b.detach().clone() for name, b in self.module.named_buffers()},
+            "learning_rates": [group["lr"] for group in self.optimizer.param_groups],
+            "clock": self.clock,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take back what ``state`` gave. Raises ValueError naming a parameter that does not fit."""
+        for name, values in self.named_views():
+            stored = state["params"].get(name)
+            if stored is None or stored.shape != values.shape:
+                found = "nothing" if stored is None else f"shape {tuple(stored.shape)}"
+                raise ValueError(
+                    f"the checkpoint has {found} for parameter '{name}' of shape {tuple(values.shape)}; "
+                    "it belongs to another network. Resume with the network it was made with."
+                )
+        if state["optimizer"]:
+            self._materialise()
+        with torch.no_grad():
+            for name, values in self.named_views():
+                values.copy_(state["params"][name])
+            for index, (_, entries) in enumerate(self._optimizer_entries()):
+                for key in list(entries):
+                    self._take(entries, key, state["optimizer"][f"{index}.{key}"], index)
+            for name, buffer in self.module.named_buffers():
+                buffer.copy_(state["buffers"][name])
+        for group, rate in zip(self.optimizer.param_groups, state["learning_rates"], strict=True):
+            group["lr"] = rate
+        self.clock = int(state["clock"])
+        self._refresh()
+
+    def _take(self, entries: dict[str, Any], key: str, stored: Any, index: int) -> None:
+        if not torch.is_tensor(entries[key]):
+            entries[key] = stored
+            return
+        if isinstance(stored, dict):
+            flat = torch.empty_like(entries[key])
+            start = self.group_bounds[index][0] if len(self.group_bounds) > 1 else 0
+            for part in self.parts:
+                if part.name in stored:
+                    view(flat, part, start).copy_(stored[part.name])
+            stored = flat
+        entries[key].copy_(stored)
+
+    def _logical(self, key: str, value: Any) -> Any:
+        """A flat state tensor as named tensors in logical order; others as they are."""
+        index = int(key.split(".", 1)[0])
+        start, stop = self.group_bounds[index] if len(self.group_bounds) > 1 else (0, len(self))
+        if not torch.is_tensor(value) or value.numel() != stop - start or value.dim() != 1:
+            return value
+        inside = [p for p in self.parts if start <= p.start and p.stop <= stop]
+        return {part.name: view(value, part, start).clone() for part in inside}
+
+
+def _entries(optimizer: torch.optim.Optimizer) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            yield parameter, optimizer.state[parameter]
+
+
+def _update_alone(replica: Replica) -> Exchange:
+    replica.update()
+    return Exchange(round=replica.clock, heard=1, staleness=0)
+
+
+def _disable_flatten(module: nn.Module) -> None:
+    """cuDNN's weight flattening would move recurrent weights out of the vector."""
+    for inner in module.modules():
+        if isinstance(inner, nn.RNNBase):
+            inner.flatten_parameters = lambda: None  # type: ignore[method-assign]
