@@ -22,7 +22,8 @@ class Exchange(NamedTuple):
 
     round: how often this replica has agreed with others (or would have, were there any).
     heard: how many members' parameters or gradients entered this step, its own included.
-    staleness: own updates since the last agreement.
+    staleness: own updates since the last agreement; on one shared vector, updates that others made
+        to it since this replica read the parameters of its gradient.
     """
 
     round: int
@@ -45,7 +46,7 @@ class Replica:
             ``lambda m: [{"params": m.body.parameters()}, {"params": m.head.parameters(), "lr": 0.1}]``.
             Each becomes a contiguous slice with its own optimizer group.
         clip: largest global gradient norm, applied inside ``update``, so after any averaging.
-        schedule: factor on every group's initial learning rate as a function of ``clock``.
+        schedule: factor on every group's initial learning rate as a function of ``steps_taken()``.
         compute_dtype: if given (``torch.bfloat16``), parameters named by ``in_compute`` are views of
             a copy in that dtype, refreshed after every step; the vector stays float32.
         shape_aware: hand the optimizer the parameters themselves instead of the vector (LAMB, Muon,
@@ -84,6 +85,10 @@ class Replica:
         self.clock = 0
         self.gradient_norm: Tensor | None = None
         self.exchange: Callable[[Replica], Exchange] = _update_alone
+        # what schedules count: the own clock, or all replicas' updates where they share one vector
+        self.steps_taken: Callable[[], int] = lambda: self.clock
+        self.measure_update = False  # asks the next update for ``update_norm``
+        self.update_norm: Tensor | None = None
         self.make_optimizer = make_optimizer
         self._grouping = grouping(module, groups)
         self.parts, self.group_bounds = lay_out(module, self._grouping)
@@ -156,10 +161,10 @@ class Replica:
             parameter.grad = None  # a gradient of the old dtype would forbid the new data
             parameter.data = view(values, part)
             parameter.grad = view(grads, part)
-        self._refresh()
+        self.reload()
 
-    def _refresh(self) -> None:
-        """Bring the low-precision copy up to the vector."""
+    def reload(self) -> None:
+        """Bring the low-precision copy, if there is one, up to the vector."""
         if self._low is not None:
             for start, stop in self._runs:
                 self._low[start:stop].copy_(self._storage[start:stop])
@@ -247,16 +252,20 @@ class Replica:
             # the same factor as torch.nn.utils.clip_grad_norm_
             self._storage_grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
         if self.schedule is not None:
-            factor = self.schedule(self.clock)
+            factor = self.schedule(self.steps_taken())
             for group, initial in zip(self.optimizer.param_groups, self._initial_lr, strict=True):
                 group["lr"] = initial * factor
+        before = self._storage.clone() if self.measure_update else None
         self.optimizer.step()
+        if before is not None:
+            self.update_norm = torch.linalg.vector_norm(self._storage - before)
+            self.measure_update = False
         self.clock += 1
 
     def _agree(self) -> Exchange:
         with torch.no_grad():
             exchange = self.exchange(self)
-            self._refresh()
+            self.reload()
         return exchange
 
     def _clear(self) -> None:
@@ -345,7 +354,7 @@ class Replica:
         for group, rate in zip(self.optimizer.param_groups, state["learning_rates"], strict=True):
             group["lr"] = rate
         self.clock = int(state["clock"])
-        self._refresh()
+        self.reload()
 
     def _take(self, entries: dict[str, Any], key: str, stored: Any, index: int) -> None:
         if not torch.is_tensor(entries[key]):

@@ -1,0 +1,123 @@
+"""Joins a strategy and a fabric: makes replicas whose step is the strategy's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from murmurate.errors import Refusal
+from murmurate.fabric.interface import Capability, Fabric, FabricFactory
+from murmurate.strategies.interface import MemberEvent, Strategy
+from murmurate.vector import Exchange, MakeOptimizer, Replica
+
+
+@dataclass
+class Bond:
+    """One replica with its own copy of the strategy and its own channel."""
+
+    replica: Replica
+    strategy: Strategy
+    channel: Fabric
+    last: Exchange = field(default_factory=lambda: Exchange(0, 1, 0))
+    staleness_max: int = 0
+    _living: Sequence[int] = ()
+
+    def step(self, replica: Replica) -> Exchange:
+        living = self.channel.living()
+        if living != self._living:
+            self._tell(living)
+        self.last = self.strategy.step(replica, self.channel)
+        self.staleness_max = max(self.staleness_max, self.last.staleness)
+        return self.last
+
+    def _tell(self, living: Sequence[int]) -> None:
+        before = set(self._living or living)
+        for rank in sorted(before - set(living)):
+            self.strategy.on_member(MemberEvent("died", rank))
+        for rank in sorted(set(living) - before):
+            self.strategy.on_member(MemberEvent("joined", rank))
+        self._living = living
+
+
+class Replicator:
+    """What a learner asks for its replicas, whatever the strategy and the fabric are.
+
+    Raises Refusal at once if the fabric lacks what the strategy needs.
+    """
+
+    def __init__(self, strategy: Strategy, fabric: FabricFactory) -> None:
+        check_capabilities(strategy, fabric.capabilities, "this fabric")
+        self.strategy = strategy
+        self.fabric = fabric
+        self.bonds: dict[str, Bond] = {}
+
+    def replicate(
+        self, name: str, module: nn.Module, make_optimizer: MakeOptimizer, **options: Any
+    ) -> Replica:
+        """A Replica (which see for ``options``) that starts from the lowest living rank's parameters.
+
+        All members call this for the same modules in the same order.
+        """
+        if name in self.bonds:
+            raise ValueError(f"there is a replica called '{name}' already; names are checkpoint keys")
+        replica = Replica(name, module, make_optimizer, **options)
+        channel = self.fabric.channel(name, replica.params.detach())
+        check_capabilities(self.strategy, channel.capabilities, f"replica '{name}' on {replica.device}")
+        strategy = copy.deepcopy(self.strategy)
+        if Capability.COLLECTIVE in channel.capabilities and channel.size > 1:
+            with torch.no_grad():
+                channel.broadcast_(replica.params, channel.living()[0])
+        strategy.attach(replica, channel)
+        replica.reload()
+        bond = Bond(replica, strategy, channel)
+        replica.exchange = bond.step
+        self.bonds[name] = bond
+        return replica
+
+    def consensus(self) -> dict[str, Tensor]:
+        """For each replica the vector [N] that stands for all members."""
+        return {name: b.strategy.consensus(b.replica, b.channel) for name, b in self.bonds.items()}
+
+    def state(self) -> dict[str, Any]:
+        return {
+            name: {"replica": b.replica.state(), "strategy": b.strategy.state()}
+            for name, b in self.bonds.items()
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        for name, bond in self.bonds.items():
+            bond.replica.load(state[name]["replica"])
+            bond.strategy.load(state[name]["strategy"])
+
+    def publish(self) -> None:
+        """Show peers the parameters as they are now (at the end of a run, or after a restart)."""
+        for bond in self.bonds.values():
+            if Capability.REGISTER in bond.channel.capabilities:
+                bond.channel.publish(bond.replica.params.detach())
+
+    @property
+    def bytes_exchanged(self) -> int:
+        return sum(b.channel.traffic.bytes for b in self.bonds.values())
+
+    @property
+    def waiting_seconds(self) -> float:
+        return sum(b.channel.traffic.waiting_seconds for b in self.bonds.values())
+
+
+def check_capabilities(strategy: Strategy, offered: frozenset[Capability], where: str) -> None:
+    """Raise Refusal, naming a strategy that would work, if something the strategy needs is missing."""
+    missing = sorted(c.value for c in strategy.needs - offered)
+    if missing:
+        remedy = "gala" if Capability.REGISTER in offered else "all-reduce"
+        raise Refusal(
+            f"{strategy.name} needs {' and '.join(missing)}, which {where} does not offer. "
+            f"Use --strategy {remedy}, or --launcher local on one host."
+        )
+
+
+Replicate = Callable[..., Replica]

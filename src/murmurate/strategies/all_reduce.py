@@ -1,0 +1,30 @@
+"""All-reduce: every replica steps on the mean of all gradients, so all stay the same.
+
+TF-Replicator's synchronous replicator; A2C (Dhariwal et al.); Jin, Algorithm 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from murmurate.fabric.interface import Capability, Fabric
+from murmurate.strategies.interface import Strategy
+from murmurate.vector import Exchange, Replica
+
+
+@dataclass
+class AllReduce(Strategy):
+    """Mean the gradient; update."""
+
+    name: ClassVar[str] = "all-reduce"
+    summary: ClassVar[str] = "mean the gradient; update"
+    paper: ClassVar[str] = "TF-Replicator; A2C; Jin, Algorithm 2"
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVE})
+    synchronous: ClassVar[bool] = True
+    on_death: ClassVar[str] = "the mean is taken over the living, from the very round on"
+
+    def step(self, replica: Replica, fabric: Fabric) -> Exchange:
+        heard = fabric.mean_(replica.grad)
+        replica.update()
+        return Exchange(round=replica.clock, heard=heard, staleness=0)

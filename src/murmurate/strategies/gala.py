@@ -1,0 +1,98 @@
+"""GALA: gossip with fixed peers, without waiting (Assran et al., NeurIPS 2019, Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from murmurate.fabric.interface import Capability, Fabric
+from murmurate.strategies.interface import MemberEvent, Strategy
+from murmurate.topology import Topology, topology
+from murmurate.vector import Exchange, Replica
+
+
+@dataclass
+class GALA(Strategy):
+    """Update; publish to the out-peers; average once every in-peer has spoken.
+
+    topology: who hears whom, over the living: ``ring`` (directed, the paper's), ``exponential``, ...
+    staleness_bound: tau of section 3: with more own updates than this since the last averaging, wait.
+        0 never waits, and then Proposition 2 has no finite tau.
+    deadline_seconds: how long such a wait may take. Its outcome is to go on with what is here and to
+        wait again only after another ``staleness_bound`` updates. (Differs: the paper blocks, on a dead
+        peer for ever.)
+    """
+
+    topology: str = "ring"
+    staleness_bound: int = 100
+    deadline_seconds: float = 0.5
+
+    name: ClassVar[str] = "gala"
+    summary: ClassVar[str] = "update; publish without waiting; average once every in-peer has spoken"
+    paper: ClassVar[str] = "Assran et al. 2019, Algorithm 1"
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.REGISTER})
+    on_death: ClassVar[str] = "nobody waits; the graph is drawn anew over the living"
+
+    _seen: dict[int, int] = field(default_factory=dict, init=False, repr=False)
+    _round: int = field(default=0, init=False, repr=False)
+    _agreed_at: int = field(default=0, init=False, repr=False)
+    _patient_until: int = field(default=0, init=False, repr=False)
+    _graph: Topology | None = field(default=None, init=False, repr=False)
+
+    def attach(self, replica: Replica, fabric: Fabric) -> None:
+        self._graph = topology(self.topology)
+        self._patient_until = self.staleness_bound
+
+    def step(self, replica: Replica, fabric: Fabric) -> Exchange:
+        replica.update()  # line 4
+        fabric.publish(replica.params)  # line 5
+        peers = self._in_peers(fabric)
+        if self.staleness_bound and replica.clock > self._patient_until:
+            fabric.wait_newer(peers, [self._seen.get(j, 0) for j in peers], self.deadline_seconds)
+            self._patient_until = replica.clock + self.staleness_bound
+        heard = 1
+        if peers and all(fabric.version(j) > self._seen.get(j, 0) for j in peers):  # line 6
+            heard += self._average(replica.params, peers, fabric)  # line 7
+            self._agreed_at = replica.clock
+            self._patient_until = replica.clock + self.staleness_bound
+        return Exchange(round=self._round, heard=heard, staleness=replica.clock - self._agreed_at)
+
+    def _average(self, x: Tensor, peers: Sequence[int], fabric: Fabric) -> int:
+        """x <- (x + sum_j m_j) / (1 + |N_in|), straight from the slots; returns |N_in|."""
+        for number, j in enumerate(peers, start=1):
+            message, self._seen[j] = fabric.peek(j)
+            x.lerp_(message, 1 / (1 + number))  # a running mean: one pass over x for each message
+        self._round += 1
+        return len(peers)
+
+    def _in_peers(self, fabric: Fabric) -> list[int]:
+        """N_in over the living; a time-varying graph turns with the own rounds."""
+        living = fabric.living()
+        if self._graph is None:
+            raise RuntimeError("attach comes before step")
+        position = living.index(fabric.rank)
+        return [living[k] for k in self._graph.in_peers(position, len(living), self._round)]
+
+    def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
+        """The mean of what the living last published, the own parameters included."""
+        vectors = [replica.params.detach()]
+        vectors += [
+            fabric.peek(j)[0] for j in fabric.living() if j != fabric.rank and fabric.version(j) > 0
+        ]
+        return torch.stack(vectors).mean(0)
+
+    def on_member(self, event: MemberEvent) -> None:
+        self._seen.pop(event.rank, None)
+
+    def state(self) -> dict[str, Any]:
+        # versions start anew with the fabric: messages in flight are state, and are dropped
+        return {"round": self._round, "agreed_at": self._agreed_at, "patient_until": self._patient_until}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._round = int(state["round"])
+        self._agreed_at = int(state["agreed_at"])
+        self._patient_until = int(state["patient_until"])

@@ -1,0 +1,58 @@
+"""Hogwild: all replicas live on one vector in shared memory and update it without a lock.
+
+A3C (Mnih et al. 2016); PA3C (Mohamad et al., Algorithm 5). Differs: optimizer moments are shared, as
+A3C's "shared RMSProp", and schedules follow the number of updates all replicas have made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from murmurate.fabric.interface import Capability, Fabric
+from murmurate.strategies.interface import Strategy
+from murmurate.vector import Exchange, Replica
+
+
+@dataclass
+class Hogwild(Strategy):
+    """Live on shared memory; update without a lock. Gradients stay private.
+
+    shared_moments: one set of optimizer moments and step counters for all (A3C's default), or one each.
+    """
+
+    shared_moments: bool = True
+
+    name: ClassVar[str] = "hogwild"
+    summary: ClassVar[str] = "live on shared memory; update without a lock"
+    paper: ClassVar[str] = "A3C; Mohamad et al., Algorithm 5 (PA3C)"
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.SHARED_MEMORY})
+    on_death: ClassVar[str] = "the others go on; a half-written update is noise like any other"
+
+    _clocks: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False)
+    _last_seen: int = field(default=0, init=False, repr=False)
+
+    def attach(self, replica: Replica, fabric: Fabric) -> None:
+        share = fabric.shared if self.shared_moments else None
+        replica.rebind(fabric.shared("params", replica.params.detach()), share)
+        # one cell a replica, so that no count is lost to a race
+        self._clocks = fabric.shared("clocks", torch.zeros(fabric.size, dtype=torch.int64))
+        replica.steps_taken = lambda: int(self._clocks.sum())
+
+    def step(self, replica: Replica, fabric: Fabric) -> Exchange:
+        # what others did to the vector since this gradient's parameters were read
+        staleness = int(self._clocks.sum()) - self._last_seen
+        replica.update()
+        self._clocks[fabric.rank] = replica.clock
+        self._last_seen = int(self._clocks.sum())
+        return Exchange(round=replica.clock, heard=len(fabric.living()), staleness=staleness)
+
+    def state(self) -> dict[str, Any]:
+        return {"clocks": self._clocks.clone()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._clocks.copy_(state["clocks"])
+        self._last_seen = int(self._clocks.sum())

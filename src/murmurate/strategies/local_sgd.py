@@ -1,0 +1,90 @@
+"""Local SGD: step alone, and every H updates take the mean of the parameters.
+
+SPO (Zhang, Algorithm 5). With an outer optimizer the mean's movement since the last round is treated
+as a gradient (Reddi et al. 2021, FedOpt; DiLoCo): rate 1 without momentum is the plain mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from murmurate.fabric.interface import Capability, Fabric
+from murmurate.strategies.interface import Strategy
+from murmurate.vector import Exchange, Replica
+
+
+@dataclass
+class LocalSGD(Strategy):
+    """Update; every ``period`` (H) updates mean the parameters.
+
+    outer_learning_rate: None takes the mean itself; a number makes
+        ``torch.optim.SGD(lr=outer_learning_rate, momentum=outer_momentum, nesterov=outer_nesterov)``
+        step from the last agreed vector v along v - mean.
+
+    Optimizer moments stay local.
+    """
+
+    period: int = 10
+    outer_learning_rate: float | None = None
+    outer_momentum: float = 0.0
+    outer_nesterov: bool = False
+
+    name: ClassVar[str] = "local-sgd"
+    summary: ClassVar[str] = "update; every H updates mean the parameters"
+    paper: ClassVar[str] = "SPO; Zhang, Algorithm 5"
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVE})
+    synchronous: ClassVar[bool] = True
+    on_death: ClassVar[str] = "the mean is taken over the living, from the very round on"
+
+    _outer: torch.optim.Optimizer | None = field(default=None, init=False, repr=False)
+    _agreed: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.period < 1:
+            raise ValueError(f"period counts updates between means and is at least 1, not {self.period}")
+
+    def attach(self, replica: Replica, fabric: Fabric) -> None:
+        if self.outer_learning_rate is not None:
+            self._agreed = torch.nn.Parameter(replica.params.detach().clone())
+            self._outer = torch.optim.SGD(
+                [self._agreed],
+                lr=self.outer_learning_rate,
+                momentum=self.outer_momentum,
+                nesterov=self.outer_nesterov,
+            )
+
+    def step(self, replica: Replica, fabric: Fabric) -> Exchange:
+        replica.update()
+        heard = 1
+        if replica.clock % self.period == 0:
+            heard = fabric.mean_(replica.params)
+            if self._outer is not None:
+                self._agreed.grad = self._agreed.detach() - replica.params.detach()
+                self._outer.step()
+                replica.params.copy_(self._agreed)
+        rounds, since = divmod(replica.clock, self.period)
+        return Exchange(round=rounds, heard=heard, staleness=since)
+
+    def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
+        mean = replica.params.detach().clone()
+        fabric.mean_(mean)
+        return mean
+
+    def state(self) -> dict[str, Any]:
+        if self._outer is None:
+            return {}
+        momentum = self._outer.state[self._agreed].get("momentum_buffer")
+        return {
+            "agreed": self._agreed.detach().clone(),
+            **({} if momentum is None else {"momentum": momentum.clone()}),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        if self._outer is not None:
+            self._agreed.data.copy_(state["agreed"])
+            if "momentum" in state:
+                self._outer.state[self._agreed]["momentum_buffer"] = state["momentum"].clone()

@@ -1,0 +1,31 @@
+"""No agreement: one replica, one optimizer. The baseline that every law compares with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from murmurate.errors import Refusal
+from murmurate.fabric.interface import Fabric
+from murmurate.strategies.interface import Strategy
+from murmurate.vector import Exchange, Replica
+
+
+@dataclass
+class Solo(Strategy):
+    """Update."""
+
+    name: ClassVar[str] = "solo"
+    summary: ClassVar[str] = "update; talk to nobody"
+    on_death: ClassVar[str] = "the run ends"
+
+    def attach(self, replica: Replica, fabric: Fabric) -> None:
+        if fabric.size > 1:
+            raise Refusal(
+                f"solo trains one replica and {fabric.size} were asked for. "
+                "Use --replicas 1, or let them agree: --strategy all-reduce."
+            )
+
+    def step(self, replica: Replica, fabric: Fabric) -> Exchange:
+        replica.update()
+        return Exchange(round=replica.clock, heard=1, staleness=0)
