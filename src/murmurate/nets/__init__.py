@@ -1,0 +1,1 @@
+"""Networks: modules only, no policy about how they are trained."""

@@ -1,0 +1,141 @@
+"""Policy gradients, and the log-probabilities and entropies of the two usual action distributions.
+
+Logits may be ``-inf`` for actions that must not be taken: they get probability 0, contribute nothing
+to the entropy and get no gradient.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from murmurate.losses.checks import check_rank, check_shape
+
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+def policy_gradient(log_prob: Tensor, advantage: Tensor) -> Tensor:
+    """The loss whose descent is the policy-gradient ascent: ``-mean(log pi(a_t|s_t) * A_t)``.
+
+    Source: Williams 1992 (REINFORCE with a baseline); Mnih et al. 2016, section 4.
+    Differs: the mean over steps and simulators, where the paper sums.
+
+    Args:
+        log_prob: log pi(a_t | s_t) [T, B].
+        advantage: A_t [T, B]; a constant here, no gradient flows into it.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ValueError: on a wrong rank or shape.
+    """
+    check_rank(2, log_prob=log_prob)
+    check_shape(log_prob.shape, "log_prob", advantage=advantage)
+    return -(log_prob * advantage.detach()).mean()
+
+
+def categorical_log_prob(logits: Tensor, action: Tensor) -> Tensor:
+    """log pi(a) of a categorical distribution.
+
+    Args:
+        logits: unnormalised log-probabilities [..., A].
+        action: the actions taken [...], int64.
+
+    Returns:
+        [...].
+
+    Raises:
+        ValueError: if the shapes do not match.
+    """
+    _check_categorical(logits, action)
+    return logits.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """``H = -sum_a pi(a) log pi(a)`` of a categorical distribution, in nats.
+
+    Args:
+        logits: unnormalised log-probabilities [..., A].
+
+    Returns:
+        [...], between 0 and log A.
+    """
+    return _entropy(logits.log_softmax(-1))
+
+
+def categorical_log_prob_and_entropy(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """``(categorical_log_prob, entropy)`` from one normalisation, as a learner needs both.
+
+    Args:
+        logits: unnormalised log-probabilities [..., A].
+        action: the actions taken [...], int64.
+
+    Returns:
+        log pi(a) [...] and H [...] in nats.
+
+    Raises:
+        ValueError: if the shapes do not match.
+    """
+    _check_categorical(logits, action)
+    log_pi = logits.log_softmax(-1)
+    return log_pi.gather(-1, action.unsqueeze(-1)).squeeze(-1), _entropy(log_pi)
+
+
+def gaussian_log_prob(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
+    """log-density of a diagonal Gaussian: the sum over D of independent normal log-densities.
+
+    Args:
+        mean: mu [..., D].
+        log_std: log sigma, [D] or [..., D].
+        action: a [..., D].
+
+    Returns:
+        [...].
+
+    Raises:
+        ValueError: if the shapes do not match.
+    """
+    _check_gaussian(mean, log_std)
+    check_shape(mean.shape, "mean", action=action)
+    z = (action - mean) * torch.exp(-log_std)
+    return -(0.5 * z.square() + log_std + _HALF_LOG_2PI).sum(-1)
+
+
+def gaussian_entropy(mean: Tensor, log_std: Tensor) -> Tensor:
+    """Differential entropy of a diagonal Gaussian, ``sum_d (1/2 + 1/2 log 2 pi + log sigma_d)``, in nats.
+
+    Args:
+        mean: mu [..., D]; only its shape matters.
+        log_std: log sigma, [D] or [..., D].
+
+    Returns:
+        [...].
+
+    Raises:
+        ValueError: if the shapes do not match.
+    """
+    _check_gaussian(mean, log_std)
+    return (log_std + (0.5 + _HALF_LOG_2PI)).sum(-1).expand(mean.shape[:-1])
+
+
+def _entropy(log_pi: Tensor) -> Tensor:
+    # The clamp makes 0 * -inf the 0 that its limit is, in the value and in the gradient.
+    finite = log_pi.clamp(min=torch.finfo(log_pi.dtype).min)
+    return -(log_pi.exp() * finite).sum(-1)
+
+
+def _check_categorical(logits: Tensor, action: Tensor) -> None:
+    check_shape(logits.shape[:-1], "logits without its last dimension", action=action)
+
+
+def _check_gaussian(mean: Tensor, log_std: Tensor) -> None:
+    if mean.dim() < 1:
+        raise ValueError("mean must be shaped [..., D], but it is a scalar")
+    if log_std.shape != mean.shape[-1:] and log_std.shape != mean.shape:
+        raise ValueError(
+            f"log_std must be shaped {list(mean.shape[-1:])} or {list(mean.shape)} to go with mean, "
+            f"but it is {list(log_std.shape)}"
+        )

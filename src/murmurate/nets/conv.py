@@ -1,0 +1,147 @@
+"""Convolutional torsos for stacks of frames: the nets of the two DQN papers.
+
+Speed, measured with one torch thread on an AVX-512 and AMX core (forward and backward of a batch of 80
+in milliseconds, bfloat16 / float32, Nature-2013): converting, then channels-last convolutions 7.7 / 14.5;
+folding the frames into blocks first, as here, 5.3 / 13.0. See ``_Blocks`` for why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Convolution(NamedTuple):
+    """One layer: ``channels`` filters of ``kernel`` x ``kernel``, ``stride`` apart, no padding."""
+
+    channels: int
+    kernel: int
+    stride: int
+
+
+NATURE_2013 = (Convolution(16, 8, 4), Convolution(32, 4, 2))
+NATURE_2015 = (Convolution(32, 8, 4), Convolution(64, 4, 2), Convolution(64, 3, 1))
+
+
+class ConvTorso(nn.Module):
+    """Convolutions and one fully connected layer, each with a ReLU.
+
+    Frames come as they are stored, uint8; the division by 255 is folded into the first layer's
+    weights, which is the same map and spares a pass over the frames. The last feature map is
+    flattened in the order (row, column, channel), which is how it lies in memory.
+
+    Args:
+        shape: (C, H, W) of an observation.
+        layers: the convolutions.
+        width: of the fully connected layer.
+        channels_last: keep weights and activations in ``torch.channels_last`` (faster on a CPU and
+            on tensor cores; the same function to rounding).
+
+    Raises:
+        ValueError: if the frames are smaller than the filters.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        layers: Sequence[Convolution] = NATURE_2013,
+        width: int = 256,
+        *,
+        channels_last: bool = True,
+    ) -> None:
+        super().__init__()
+        channels, height, wide = shape
+        self.shape = torch.Size(shape)
+        self.out_features = width
+        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        self.blocks = _Blocks(shape, layers[0]) if channels_last and _Blocks.fits(shape, layers[0]) else None
+        self.convolutions = nn.ModuleList()
+        for layer in layers:
+            self.convolutions.append(nn.Conv2d(channels, layer.channels, layer.kernel, layer.stride))
+            channels = layer.channels
+            height = (height - layer.kernel) // layer.stride + 1
+            wide = (wide - layer.kernel) // layer.stride + 1
+            if min(height, wide) < 1:
+                raise ValueError(f"frames of {list(shape)} are too small for filters {list(layers)}")
+        self.convolutions.to(memory_format=self.memory_format)
+        self.linear = nn.Linear(channels * height * wide, width)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """uint8 [B, C, H, W] to features [B, width] of the parameters' dtype.
+
+        Raises:
+            ValueError: on another shape or dtype.
+        """
+        if observation.dtype != torch.uint8 or observation.shape[1:] != self.shape:
+            raise ValueError(
+                f"observations must be uint8 [B, {', '.join(map(str, self.shape))}], but they are "
+                f"{observation.dtype} {list(observation.shape)}"
+            )
+        first, *rest = self.convolutions
+        assert isinstance(first, nn.Conv2d)
+        weight = first.weight * (1.0 / 255.0)
+        if self.blocks is None:
+            x = observation.contiguous(memory_format=self.memory_format).to(weight.dtype)
+            x = F.conv2d(x, weight, first.bias, first.stride)
+        else:
+            x = F.conv2d(self.blocks(observation, weight.dtype), self.blocks.weight(weight), first.bias)
+        x = x.relu_()
+        for convolution in rest:
+            x = convolution(x).relu_()
+        features: Tensor = self.linear(x.permute(0, 2, 3, 1).flatten(1))
+        return features.relu_()
+
+
+class _Blocks(nn.Module):
+    """Folds frames into blocks of 4 x 4 pixels, so that a filter with stride 4 gets stride 1.
+
+    A convolution with kernel 4k and stride 4 over C channels is the convolution with kernel k and
+    stride 1 over the 16 C channels of blocks, with the weights in another order. Three things get
+    faster: four pixels of a row lie side by side in either layout, so the frames are re-laid as 32-bit words
+    and not byte by byte; only the re-laid bytes are widened; and a convolution over 64 channels uses the
+    vector and matrix units that one over 4 channels leaves idle.
+    """
+
+    word: Tensor
+
+    def __init__(self, shape: Sequence[int], layer: Convolution) -> None:
+        super().__init__()
+        c, h, w = shape
+        self.rows, self.columns, self.kernel = h // 4, w // 4, layer.kernel // 4
+        # Words are [C, row of blocks, row in block, column of blocks] and wanted as
+        # [row of blocks, column of blocks, C, row in block].
+        word = torch.arange(c * h * w // 4).view(c, self.rows, 4, self.columns)
+        self.register_buffer("word", word.permute(1, 3, 0, 2).reshape(1, -1), persistent=False)
+
+    @staticmethod
+    def fits(shape: Sequence[int], layer: Convolution) -> bool:
+        """Whether whole blocks tile both the frames and the filters."""
+        return layer.stride == 4 and layer.kernel % 4 == 0 and shape[1] % 4 == 0 and shape[2] % 4 == 0
+
+    def forward(self, observation: Tensor, dtype: torch.dtype) -> Tensor:
+        """uint8 [B, C, H, W] to ``dtype`` [B, 16 C, H / 4, W / 4], channels last."""
+        batch = observation.shape[0]
+        words = observation.contiguous().view(batch, -1).view(torch.int32)
+        words = words.gather(1, self.word.expand(batch, -1))
+        blocks = words.view(torch.uint8).view(batch, self.rows, self.columns, -1)
+        return blocks.to(dtype).permute(0, 3, 1, 2)
+
+    def weight(self, weight: Tensor) -> Tensor:
+        """[O, C, 4k, 4k] to [O, 16 C, k, k], channels last."""
+        o, c, k = weight.shape[0], weight.shape[1], self.kernel
+        blocks = weight.reshape(o, c, k, 4, k, 4).permute(0, 2, 4, 1, 3, 5)
+        return blocks.reshape(o, k, k, c * 16).permute(0, 3, 1, 2)
+
+
+def nature_2013(shape: Sequence[int], *, channels_last: bool = True) -> ConvTorso:
+    """16 filters 8x8/4, 32 filters 4x4/2, 256 units. Source: Mnih et al. 2013, section 4.1."""
+    return ConvTorso(shape, NATURE_2013, 256, channels_last=channels_last)
+
+
+def nature_2015(shape: Sequence[int], *, channels_last: bool = True) -> ConvTorso:
+    """32 filters 8x8/4, 64 filters 4x4/2, 64 filters 3x3/1, 512 units. Source: Mnih et al. 2015, Methods."""
+    return ConvTorso(shape, NATURE_2015, 512, channels_last=channels_last)

@@ -1,0 +1,42 @@
+"""Fully connected torsos for vector observations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class MLP(nn.Module):
+    """Linear layers, each followed by ``activation``: features for heads to read.
+
+    Args:
+        sizes: widths from the input to the output, at least two.
+        activation: applied after every layer, the last one included.
+
+    Raises:
+        ValueError: if there are fewer than two sizes, or one is below 1.
+    """
+
+    def __init__(self, sizes: Sequence[int], activation: Callable[[Tensor], Tensor] = torch.tanh) -> None:
+        super().__init__()
+        if len(sizes) < 2 or min(sizes) < 1:
+            raise ValueError(f"sizes must be at least two widths of 1 or more, but they are {list(sizes)}")
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.activation = activation
+        self.in_features, self.out_features = sizes[0], sizes[-1]
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """[B, ...] of any dtype, flattened to [B, sizes[0]], to [B, sizes[-1]] of the parameters' dtype."""
+        x = observation.flatten(1)
+        if x.shape[1] != self.in_features:
+            raise ValueError(
+                f"an observation must have {self.in_features} numbers, but the batch is "
+                f"shaped {list(observation.shape)}"
+            )
+        for i, layer in enumerate(self.layers):
+            if i == 0:
+                x = x.to(layer.weight.dtype)
+            x = self.activation(layer(x))
+        return x
