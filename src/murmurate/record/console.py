@@ -1,0 +1,275 @@
+"""The live display of a run in a terminal; plain lines every ten seconds where there is none."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import rich.console
+from rich import box
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from murmurate.record.progress import Progress, ReplicaProgress
+
+PLAIN_INTERVAL_SECONDS = 10.0
+SILENT_AFTER_SECONDS = 15.0
+SHOWN_EVENTS = 5
+SHOWN_REPLICAS = 16
+WIDE_COLUMNS = 104
+_STYLES = {"starting": "dim", "running": "green", "silent": "yellow", "finished": "cyan", "dead": "red"}
+_EVENT_STYLES = {"died": "red", "failed": "red", "warning": "yellow", "checkpoint": "dim", "resumed": "cyan"}
+_BLOCKS, _ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
+
+
+class Console:
+    """Shows the records it is fed: a row a replica, a total with ETA, the mean return's curve, events.
+
+    Use it as a context manager; call ``feed`` with what a ``Tail`` polled, and ``refresh`` now and
+    then (it also lets time pass on screen, and prints the plain lines). ``elapsed`` says how many
+    seconds the run has taken (default: since this object was made); it must count as
+    ``time_seconds`` of the records does.
+    """
+
+    def __init__(
+        self,
+        run_title: str,
+        replicas: int,
+        target_env_steps: int | None = None,
+        *,
+        target_seconds: float | None = None,
+        console: rich.console.Console | None = None,
+        elapsed: Callable[[], float] | None = None,
+        interval_seconds: float = PLAIN_INTERVAL_SECONDS,
+    ) -> None:
+        started = time.monotonic()
+        self.title = run_title
+        self.progress = Progress(replicas)
+        self.target_env_steps = target_env_steps
+        self.target_seconds = target_seconds
+        self._elapsed = elapsed or (lambda: time.monotonic() - started)
+        self._console = console or rich.console.Console()
+        self._interval = interval_seconds
+        self._next_line = self._elapsed() + interval_seconds
+        self._live: Live | None = None
+
+    def __enter__(self) -> Console:
+        if self._console.is_terminal:
+            self._live = Live(self.render(), console=self._console, auto_refresh=False)
+            self._live.start()
+        else:
+            self._print(f"{self.title}: {len(self.progress.replicas)} replicas")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.update(self.render(), refresh=True)
+            self._live.stop()
+            self._live = None
+        else:
+            self._print(self.line())
+
+    def feed(self, records: Iterable[Mapping[str, Any]]) -> None:
+        events = self.progress.feed(records)
+        if self._live is None:
+            for event in events:
+                self._print(f"[{clock(event['time_seconds'])}] {event.get('message', event.get('event'))}")
+
+    def refresh(self) -> None:
+        if self._live is not None:
+            self._live.update(self.render(), refresh=True)
+        elif self._elapsed() >= self._next_line:
+            self._next_line = self._elapsed() + self._interval
+            self._print(self.line())
+
+    def line(self) -> str:
+        """Where the run stands, in one line of ASCII."""
+        at = self.progress
+        parts = [f"[{clock(self._seconds())}] {at.env_steps:,} env steps{self._percent()}"]
+        if (rate := at.env_steps_per_second) is not None:
+            parts.append(f"{rate:,.0f}/s")
+        if at.return_mean is not None:
+            parts.append(f"return {_number(at.return_mean)}")
+        if at.staleness is not None:
+            parts.append(f"staleness {at.staleness:.0f}")
+        if at.disagreement is not None:
+            parts.append(f"disagreement {_small(at.disagreement)}")
+        if (dead := [r.replica for r in at.replicas if r.dead]) != []:
+            parts.append(f"dead {dead}")
+        if (eta := self._eta()) is not None:
+            parts.append(f"ETA {clock(eta)}")
+        return ", ".join(parts)
+
+    def render(self) -> RenderableType:
+        """The whole display, fitted to the console's width."""
+        parts: list[RenderableType] = [self._table(), self._bar()]
+        if (curve := self._curve()) is not None:
+            parts.append(curve)
+        if self.progress.events:
+            parts += [Rule(style="dim"), *(self._event(e) for e in self.progress.events[-SHOWN_EVENTS:])]
+        return Panel(
+            Group(*parts),
+            box=box.ROUNDED,
+            border_style="dim",
+            title=Text(f" {self.title} ", style="bold"),
+            title_align="left",
+            subtitle=Text(f" {clock(self._seconds())} ", style="dim"),
+            subtitle_align="right",
+            padding=(0, 1),
+        )
+
+    def _table(self) -> Table:
+        wide = self._console.width >= WIDE_COLUMNS
+        table = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1), header_style="dim", pad_edge=False)
+        table.add_column("replica" if wide else "#", justify="right", no_wrap=True)
+        table.add_column("state", no_wrap=True, min_width=8)
+        for name in self._columns(wide):
+            table.add_column(name, justify="right", no_wrap=True)
+        replicas = self.progress.replicas
+        # The dead come first where not all fit: they are what a person must not miss.
+        shown = sorted(sorted(replicas, key=lambda r: not r.dead)[:SHOWN_REPLICAS], key=lambda r: r.replica)
+        for replica in shown:
+            state = replica.state(self._seconds(), SILENT_AFTER_SECONDS)
+            style = _STYLES[state.split()[0]]
+            row_style = "dim" if replica.dead else ""
+            cells = self._cells(replica, wide)
+            table.add_row(str(replica.replica), Text(state, style=style), *cells, style=row_style)
+        if len(shown) < len(replicas):
+            table.add_row("", Text(f"and {len(replicas) - len(shown)} more", style="dim"))
+        table.add_section()
+        table.add_row(
+            "all", Text(f"{len(self.progress.living)} alive"), *self._total_cells(wide), style="bold"
+        )
+        return table
+
+    @staticmethod
+    def _columns(wide: bool) -> Sequence[str]:
+        if wide:
+            return (
+                "env steps",
+                "updates",
+                "steps/s",
+                "return (100)",
+                "staleness",
+                "disagreement",
+                "loss",
+                "entropy",
+            )
+        return ("steps", "steps/s", "return", "stale", "disagr.", "loss")
+
+    def _cells(self, replica: ReplicaProgress, wide: bool) -> list[str]:
+        number = replica.number
+        steps, rate = number("env_steps"), None if replica.dead else number("env_steps_per_second")
+        shown = [_count(steps, wide), _count(rate, True)]
+        if wide:
+            shown.insert(1, _count(number("updates"), True))
+        shown += [_number(number("return_mean")), _count(number("staleness"), True)]
+        shown += [_small(number("disagreement")), _value(replica, "loss")]
+        return [*shown, _value(replica, "entropy")] if wide else shown
+
+    def _total_cells(self, wide: bool) -> list[str]:
+        at = self.progress
+        shown = [_count(at.env_steps, wide), _count(at.env_steps_per_second, True)]
+        if wide:
+            shown.insert(1, _count(at.updates, True))
+        shown += [_number(at.return_mean), _count(at.staleness, True), _small(at.disagreement)]
+        return [*shown, _number(at.loss)]
+
+    def _bar(self) -> Text:
+        at = self.progress
+        fraction = at.fraction(self.target_env_steps, self.target_seconds)
+        if fraction is None:
+            return Text("no end given: runs until stopped", style="dim")
+        eta = self._eta()
+        end = f" {fraction:6.1%}   ETA {'--' if eta is None else clock(eta)}"
+        width = max(10, self._inner_width() - len(end))
+        done = round(fraction * width)
+        full, empty = ("━", "━") if self._unicode() else ("=", "-")
+        return Text.assemble((full * done, "green"), (empty * (width - done), "bright_black"), end)
+
+    def _curve(self) -> Text | None:
+        returns = self.progress.returns
+        if len(returns) < 2:
+            return None
+        ends = f" {_number(min(returns))} to {_number(max(returns))}"
+        head = "return "
+        width = max(10, self._inner_width() - len(ends) - len(head))
+        blocks = _BLOCKS if self._unicode() else _ASCII_BLOCKS
+        return Text.assemble((head, "dim"), (sparkline(returns, width, blocks), "green"), (ends, "dim"))
+
+    def _event(self, event: Mapping[str, Any]) -> Text:
+        style = _EVENT_STYLES.get(str(event.get("event")), "")
+        text = Text(no_wrap=True, overflow="ellipsis")
+        text.append(f"{clock(event['time_seconds'])}  ", style="dim")
+        return text.append(str(event.get("message", event.get("event"))), style=style)
+
+    def _seconds(self) -> float:
+        return max(self._elapsed(), self.progress.seconds)
+
+    def _eta(self) -> float | None:
+        return self.progress.eta_seconds(self.target_env_steps, self.target_seconds)
+
+    def _percent(self) -> str:
+        fraction = self.progress.fraction(self.target_env_steps, self.target_seconds)
+        return "" if fraction is None else f" ({fraction:.1%})"
+
+    def _inner_width(self) -> int:
+        return self._console.width - 4
+
+    def _unicode(self) -> bool:
+        return self._console.encoding.startswith("utf")
+
+    def _print(self, line: str) -> None:
+        self._console.print(Text(line), soft_wrap=True)
+
+
+def clock(seconds: float) -> str:
+    """``seconds`` as h:mm:ss."""
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def sparkline(values: Sequence[float], width: int, blocks: str = _BLOCKS) -> str:
+    """``values`` averaged into at most ``width`` columns, each a block from the lowest to the highest."""
+    count = min(width, len(values))
+    edges = [round(i * len(values) / count) for i in range(count + 1)]
+    columns = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    low, high = min(columns), max(columns)
+    top = len(blocks) - 1
+    return "".join(blocks[round((c - low) / (high - low) * top) if high > low else 0] for c in columns)
+
+
+def _count(value: float | None, whole: bool) -> str:
+    if value is None:
+        return "-"
+    if whole or value < 10_000:
+        return f"{value:,.0f}"
+    return f"{value / 1e6:.2f}M" if value >= 1e6 else f"{value / 1e3:.1f}k"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.2f}" if abs(value) < 100 else f"{value:.1f}"
+
+
+def _small(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def _value(replica: ReplicaProgress, key: str) -> str:
+    """As ``_number``, but says NaN where the newest value was not finite."""
+    latest = replica.latest.get(key)
+    return "NaN" if isinstance(latest, float) and math.isnan(latest) else _number(replica.number(key))

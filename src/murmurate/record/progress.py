@@ -1,0 +1,159 @@
+"""Where a run stands, told from its records alone: what the console shows."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# The rate behind an ETA is taken over this many of the last seconds: short enough to notice a death,
+# long enough not to flicker.
+RATE_WINDOW_SECONDS = 60.0
+HISTORY_POINTS = 4096
+
+
+@dataclass
+class ReplicaProgress:
+    """The newest known value of every field of one replica."""
+
+    replica: int
+    latest: dict[str, Any] = field(default_factory=dict)
+    dead: bool = False
+    finished: bool = False
+
+    def number(self, key: str) -> float | None:
+        """The newest value of ``key``, or None if there is none or it was not finite."""
+        value = self.latest.get(key)
+        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+    def state(self, now_seconds: float, silent_after_seconds: float) -> str:
+        """One of starting, running, silent, finished, dead."""
+        if self.dead:
+            return "dead"
+        if self.finished:
+            return "finished"
+        if not self.latest:
+            return "starting"
+        silent = now_seconds - float(self.latest["time_seconds"])
+        return f"silent {silent:.0f}s" if silent > silent_after_seconds else "running"
+
+
+class Progress:
+    """Takes records in any order of replicas; answers with totals over them."""
+
+    def __init__(self, replicas: int) -> None:
+        self.replicas = [ReplicaProgress(index) for index in range(replicas)]
+        self.events: list[dict[str, Any]] = []
+        self.returns: list[float] = []
+        self._returns_seen, self._returns_stride = 0, 1
+        self.seconds = 0.0
+        self._totals: deque[tuple[float, int]] = deque([(0.0, 0)])
+
+    def feed(self, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Take records; return the new events among them (a death told by several is told once)."""
+        fresh: list[dict[str, Any]] = []
+        for record in records:
+            self.seconds = max(self.seconds, float(record["time_seconds"]))
+            if record.get("kind") == "event":
+                if self._event(record):
+                    fresh.append(dict(record))
+                continue
+            index = record.get("replica")
+            if isinstance(index, int) and 0 <= index < len(self.replicas):
+                self._replica_record(self.replicas[index], record)
+        self.events.extend(fresh)
+        return fresh
+
+    def _event(self, record: Mapping[str, Any]) -> bool:
+        name, member = record.get("event"), record.get("member", record.get("replica"))
+        if name in ("died", "finished", "joined") and isinstance(member, int) and member < len(self.replicas):
+            replica = self.replicas[member]
+            if name == "died" and replica.dead:
+                return False
+            replica.dead = name == "died" or (replica.dead and name != "joined")
+            replica.finished = name == "finished"
+        if name == "resumed":
+            self._totals.clear()
+        return True
+
+    def _replica_record(self, replica: ReplicaProgress, record: Mapping[str, Any]) -> None:
+        replica.latest.update({key: value for key, value in record.items() if value is not None})
+        for key in record.get("not_finite", ()):
+            replica.latest[key] = math.nan
+        if self._totals and self._totals[-1][0] == self.seconds:
+            self._totals.pop()
+        self._totals.append((self.seconds, self.env_steps))
+        while len(self._totals) > 2 and self.seconds - self._totals[0][0] > RATE_WINDOW_SECONDS:
+            self._totals.popleft()
+        if record.get("return_mean") is not None and self.return_mean is not None:
+            self._returns_seen += 1
+            if self._returns_seen % self._returns_stride == 0:
+                self.returns.append(self.return_mean)
+            # Thinning the old and skipping among the new keep the points evenly spaced.
+            if len(self.returns) > HISTORY_POINTS:
+                self.returns = self.returns[1::2]
+                self._returns_stride *= 2
+
+    @property
+    def env_steps(self) -> int:
+        """Total over replicas, the dead ones' steps included."""
+        return sum(int(replica.latest.get("env_steps", 0)) for replica in self.replicas)
+
+    @property
+    def updates(self) -> int:
+        """The largest over replicas."""
+        return max((int(replica.latest.get("updates", 0)) for replica in self.replicas), default=0)
+
+    @property
+    def living(self) -> list[ReplicaProgress]:
+        return [replica for replica in self.replicas if not replica.dead]
+
+    @property
+    def env_steps_per_second(self) -> float | None:
+        """Over the last minute, all replicas together; None before there is anything to measure."""
+        if len(self._totals) < 2:
+            return None
+        (start, before), (end, after) = self._totals[0], self._totals[-1]
+        return (after - before) / (end - start) if end > start else None
+
+    @property
+    def return_mean(self) -> float | None:
+        """Mean over the living replicas of each one's mean return."""
+        return self._over_living("return_mean", lambda known: sum(known) / len(known))
+
+    @property
+    def disagreement(self) -> float | None:
+        return self._over_living("disagreement", max)
+
+    @property
+    def staleness(self) -> float | None:
+        return self._over_living("staleness", max)
+
+    @property
+    def loss(self) -> float | None:
+        return self._over_living("loss", lambda known: sum(known) / len(known))
+
+    def eta_seconds(self, target_env_steps: int | None, target_seconds: float | None = None) -> float | None:
+        """Seconds to the nearer of the given ends at the rate of the last minute; None if unknown."""
+        ends: list[float] = []
+        rate = self.env_steps_per_second
+        if target_env_steps is not None and rate:
+            ends.append(max(0.0, (target_env_steps - self.env_steps) / rate))
+        if target_seconds is not None:
+            ends.append(max(0.0, target_seconds - self.seconds))
+        return min(ends, default=None)
+
+    def fraction(self, target_env_steps: int | None, target_seconds: float | None = None) -> float | None:
+        """How much of the run is done, in [0, 1], by the end that is nearer; None if there is no end."""
+        parts: list[float] = []
+        if target_env_steps:
+            parts.append(self.env_steps / target_env_steps)
+        if target_seconds:
+            parts.append(self.seconds / target_seconds)
+        return min(1.0, max(parts)) if parts else None
+
+    def _over_living(self, key: str, merge: Any) -> float | None:
+        known = [value for r in self.living if (value := r.number(key)) is not None]
+        return float(merge(known)) if known else None

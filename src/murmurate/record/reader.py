@@ -1,0 +1,130 @@
+"""Reading ``metrics.jsonl``: whole, bit by bit while it grows, and cutting off a lost future."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from murmurate.record.recorder import LINE_START
+
+Record = dict[str, Any]
+
+
+def parse_line(line: bytes) -> Record | None:
+    """The record in one line, or None if the line is damaged.
+
+    If a killed process left half a line and another process's line was appended to it, the whole one
+    at the end is returned.
+    """
+    start = line.rfind(LINE_START)
+    if start < 0:
+        return None
+    try:
+        record = json.loads(line[start:])
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and "replica" in record else None
+
+
+def read_metrics(path: Path | str) -> list[Record]:
+    """All records of the file in the order written; a torn last line is left out.
+
+    Damaged lines before the last are left out too, with a warning. Raises FileNotFoundError.
+    """
+    *lines, _torn = Path(path).read_bytes().split(b"\n")
+    records = [parse_line(line) for line in lines]
+    damaged = records.count(None)
+    if damaged:
+        warnings.warn(f"{path}: left out {damaged} damaged of {len(records)} lines", stacklevel=2)
+    return [record for record in records if record is not None]
+
+
+class Tail:
+    """Follows a growing ``metrics.jsonl``; the file need not exist yet."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._offset = 0
+        self._inode = -1
+        self._part = b""
+
+    def poll(self) -> list[Record]:
+        """The records completed since the last call (at first: all of them).
+
+        Starts over when the file was replaced by another or became shorter.
+        """
+        try:
+            with self.path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self._offset:
+                    self._inode, self._offset, self._part = status.st_ino, 0, b""
+                file.seek(self._offset)
+                fresh = file.read()
+        except FileNotFoundError:
+            return []
+        self._offset += len(fresh)
+        *lines, self._part = (self._part + fresh).split(b"\n")
+        return [record for line in lines if (record := parse_line(line)) is not None]
+
+
+def truncate_after(
+    path: Path | str,
+    *,
+    env_steps: int | Mapping[int, int] | None = None,
+    time_seconds: float | None = None,
+) -> int:
+    """Drop the records later than a checkpoint (the lost future); return how many were dropped.
+
+    ``env_steps`` is each replica's own count in the checkpoint (one number, or by replica);
+    ``time_seconds`` the checkpoint's. A record stays if it is later than neither; a replica that
+    ``env_steps`` does not name, and the launcher's events, are judged by time alone. Damaged lines,
+    the torn last one too, go as well, uncounted. The file is replaced in one rename, so a crash leaves
+    the old or the new one. A missing file counts as empty. Raises ValueError if neither limit is given.
+    """
+    if env_steps is None and time_seconds is None:
+        raise ValueError("truncate_after needs env_steps, time_seconds or both")
+    path = Path(path)
+    if not path.exists():
+        return 0
+    *lines, torn = path.read_bytes().split(b"\n")
+    kept: list[bytes] = []
+    dropped = 0
+    for line in lines:
+        record = parse_line(line)
+        if record is None:
+            continue
+        if _later(record, env_steps, time_seconds):
+            dropped += 1
+        else:
+            kept.append(line[line.rfind(LINE_START) :] + b"\n")
+    if dropped or torn or len(kept) < len(lines):
+        _replace(path, b"".join(kept))
+    return dropped
+
+
+def _later(record: Record, env_steps: int | Mapping[int, int] | None, time_seconds: float | None) -> bool:
+    if time_seconds is not None and record["time_seconds"] > time_seconds:
+        return True
+    replica = record["replica"]
+    if env_steps is None or replica is None:
+        return False
+    limit = env_steps.get(replica) if isinstance(env_steps, Mapping) else env_steps
+    return limit is not None and record["env_steps"] > limit
+
+
+def _replace(path: Path, content: bytes) -> None:
+    fresh = path.with_name(path.name + ".new")
+    with fresh.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

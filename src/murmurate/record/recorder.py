@@ -1,0 +1,159 @@
+"""The canonical record of a run: one JSON object a line, written by many processes into one file.
+
+Every line is a single ``write`` on a descriptor opened for appending, so that lines of different
+processes never mix. All else (console, TensorBoard, report) is made from these lines and can be made
+again. ``docs/metrics.md`` says what each field means.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from murmurate.errors import RunFailed
+
+# Every line starts with this. A process killed inside a write leaves half a line, to which the next
+# writer's line is glued; the reader finds that second line by its start (inside a JSON string the
+# quotes would be escaped, so it cannot be mistaken).
+LINE_START = b'{"time_seconds":'
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class Recorder:
+    """Appends the records of one process to a run's ``metrics.jsonl``.
+
+    ``started_at`` is what ``time.monotonic()`` said in the launcher when the run began (the clock is
+    one for all processes of a host); ``offset_seconds`` is the ``time_seconds`` of the checkpoint that
+    a resumed run continues from. ``base`` is copied into every line. ``replica`` is None for the
+    launcher, which writes only events.
+
+    Raises ``RunFailed`` when the file cannot be opened, or later be written to.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        replica: int | None,
+        started_at: float,
+        base: Mapping[str, Any] | None = None,
+        *,
+        offset_seconds: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.path = Path(path)
+        self.replica = replica
+        self._started_at = started_at - offset_seconds
+        self._clock = clock
+        self._base = dict(base or {})
+        self._latest: dict[str, Any] = {"env_steps": 0, "updates": 0}
+        self._descriptor = -1
+        try:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._descriptor = os.open(self.path, flags, 0o644)
+        except OSError as error:
+            raise _failure(self.path, error) from error
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the run began, those before a resume included."""
+        return self._clock() - self._started_at
+
+    def record(self, metrics: Mapping[str, Any]) -> None:
+        """Append one record.
+
+        Values are numbers, strings, None, tensors or arrays of any shape, or lists and dicts of these.
+        What is not finite is written as null and its key listed under ``not_finite``. ``env_steps``
+        and ``updates`` default to those of the record before. Raises ``RunFailed`` when the disk does
+        not take the line.
+        """
+        self._append(metrics)
+
+    def event(self, event: str, message: str, **fields: Any) -> None:
+        """Append an event line: a short name (``docs/metrics.md`` lists them) and a sentence for people."""
+        self._append({"kind": "event", "event": event, "message": message, **fields})
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, fields: Mapping[str, Any]) -> None:
+        if self._descriptor < 0:
+            raise ValueError(f"the recorder of {self.path} is closed")
+        for key in ("env_steps", "updates"):
+            if fields.get(key) is not None:
+                self._latest[key] = int(fields[key])
+        line = encode_line(
+            {"time_seconds": round(self.seconds, 6)},
+            {**self._base, **fields, **self._latest, "replica": self.replica},
+        )
+        try:
+            written = os.write(self._descriptor, line)
+        except OSError as error:
+            raise _failure(self.path, error) from error
+        if written != len(line):
+            raise _failure(self.path, OSError(errno.ENOSPC, "only a part of a record fitted"))
+
+
+def encode_line(first: Mapping[str, Any], rest: Mapping[str, Any]) -> bytes:
+    """One record as a line of JSON, ``first`` before ``rest``; raises TypeError for what JSON lacks."""
+    not_finite: list[str] = []
+    line: dict[str, Any] = dict(first)
+    for key, value in rest.items():
+        if key in first:
+            continue
+        plain, finite = _plain(value)
+        line[key] = plain
+        if not finite:
+            not_finite.append(key)
+    if not_finite:
+        line["not_finite"] = not_finite
+    return json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _plain(value: Any) -> tuple[Any, bool]:
+    """``value`` as plain JSON, and whether all of it was finite."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().tolist()
+    elif isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None, False
+    if isinstance(value, (list, tuple)):
+        parts = [_plain(part) for part in value]
+        return [part for part, _ in parts], all(finite for _, finite in parts)
+    if isinstance(value, Mapping):
+        pairs = {str(key): _plain(part) for key, part in value.items()}
+        return {key: part for key, (part, _) in pairs.items()}, all(f for _, f in pairs.values())
+    return value, True
+
+
+def _failure(path: Path, error: OSError) -> RunFailed:
+    folder = path.parent
+    if error.errno in _FULL:
+        return RunFailed(
+            f"The disk that holds {path} is full; free some space (or raise the quota or file-size "
+            f"limit), then run: murmurate resume {folder}"
+        )
+    return RunFailed(
+        f"Cannot write {path}: {error.strerror or error}; make the folder writable, "
+        f"then run: murmurate resume {folder}"
+    )

@@ -1,0 +1,110 @@
+"""TensorBoard events made from a run's records: one writer a replica, own env steps as the step."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tensorboardX import SummaryWriter  # type: ignore[import-untyped]
+
+GROUPS = {
+    "return": ("return_mean", "episode_return", "episode_length"),
+    "speed": ("env_steps_per_second", "waiting_seconds"),
+    "learning": ("loss", "policy_loss", "value_loss", "entropy", "gradient_norm", "learning_rate"),
+    "agreement": (
+        "staleness",
+        "staleness_max",
+        "heard",
+        "rounds",
+        "disagreement",
+        "distance_to_mean",
+        "update_norm",
+        "gradient_cosine",
+        "bytes_exchanged",
+    ),
+}
+_GROUP_OF = {key: group for group, keys in GROUPS.items() for key in keys}
+_NOT_SCALARS = frozenset({"time_seconds", "env_steps", "replica", "kind", "event", "not_finite", "seed"})
+
+
+class TensorBoard:
+    """Writes ``<folder>/replica-<i>/events.out.tfevents.*`` and ``<folder>/launcher/...`` for its events.
+
+    Event files of an earlier start of the same run are removed: ``metrics.jsonl`` is canonical and its
+    ``Tail`` begins with the whole history, so that no point of a lost future survives a resume.
+    ``started_at_unix`` is the wall time of ``time_seconds`` 0, in seconds since 1970.
+    """
+
+    def __init__(self, folder: Path | str, started_at_unix: float) -> None:
+        self.folder = Path(folder)
+        self._started_at_unix = started_at_unix
+        self._writers: dict[str, SummaryWriter] = {}
+        for old in (*self.folder.glob("replica-*"), self.folder / "launcher"):
+            shutil.rmtree(old, ignore_errors=True)
+
+    def feed(self, records: Iterable[Mapping[str, Any]]) -> None:
+        for record in records:
+            replica = record.get("replica")
+            writer = self._writer("launcher" if replica is None else f"replica-{replica}")
+            wall = self._started_at_unix + float(record["time_seconds"])
+            step = int(record.get("env_steps", 0))
+            if record.get("kind") == "event":
+                writer.add_text("events", str(record.get("message", record.get("event"))), step, wall)
+                continue
+            for tag, value in scalars(record):
+                writer.add_scalar(tag, value, step, wall)
+
+    def flush(self) -> None:
+        for writer in self._writers.values():
+            writer.flush()
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
+
+    def __enter__(self) -> TensorBoard:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _writer(self, name: str) -> SummaryWriter:
+        if name not in self._writers:
+            self._writers[name] = SummaryWriter(str(self.folder / name))
+        return self._writers[name]
+
+
+def scalars(record: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """(tag, value) of all in one record that can be drawn.
+
+    Tags are ``<group>/<field>``; an entry of a list becomes ``<group>/<field>/<index>``, and the
+    finished episodes the means of their returns and lengths. A value that was not finite is drawn as
+    NaN, which TensorBoard marks; null entries of a list are unknown and left out.
+    """
+    found: list[tuple[str, float]] = []
+    for key, value in record.items():
+        if key in _NOT_SCALARS:
+            continue
+        if key == "episode_returns":
+            episodes = list(value or ())
+            if episodes:
+                found.append((_tag("episode_return"), sum(e[0] for e in episodes) / len(episodes)))
+                found.append((_tag("episode_length"), sum(e[1] for e in episodes) / len(episodes)))
+        elif isinstance(value, (int, float)):
+            found.append((_tag(key), float(value)))
+        elif isinstance(value, list):
+            entries = enumerate(value)
+            found += [(f"{_tag(key)}/{i}", float(v)) for i, v in entries if isinstance(v, (int, float))]
+    found += [(_tag(k), math.nan) for k in record.get("not_finite", ()) if record.get(k) is None]
+    return found
+
+
+def _tag(key: str) -> str:
+    return f"{_GROUP_OF.get(key, 'other')}/{key}"

@@ -1,0 +1,245 @@
+"""The record file: whole lines from many processes, honest nulls, a cut future, a full disk."""
+
+import json
+import math
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from murmurate.errors import RunFailed
+from murmurate.record.reader import Tail, read_metrics, truncate_after
+from murmurate.record.recorder import Recorder
+
+
+class Clock:
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _write_many(path: str, replica: int, barrier, count: int) -> None:
+    with Recorder(path, replica, 0.0) as recorder:
+        barrier.wait()
+        for i in range(count):
+            # Lines of very different lengths, some beyond a page and beyond PIPE_BUF.
+            padding = "x" * ((i * 977 + replica * 331) % 9000)
+            recorder.record({"env_steps": i, "updates": i, "padding": padding})
+
+
+def test_many_processes_append_whole_lines_in_each_ones_order(tmp_path: Path) -> None:
+    path, writers, count = tmp_path / "metrics.jsonl", 4, 300
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(writers)
+    processes = [
+        context.Process(target=_write_many, args=(str(path), r, barrier, count)) for r in range(writers)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    lines = path.read_bytes().split(b"\n")
+    assert lines.pop() == b""
+    records = [json.loads(line) for line in lines]  # raises on a torn line
+    assert len(records) == writers * count
+    for replica in range(writers):
+        mine = [r for r in records if r["replica"] == replica]
+        assert [r["env_steps"] for r in mine] == list(range(count))
+        expected = [(i * 977 + replica * 331) % 9000 for i in range(count)]
+        assert [len(r["padding"]) for r in mine] == expected
+
+
+def test_every_line_has_the_four_keys_and_time_goes_on_after_a_resume(tmp_path: Path) -> None:
+    clock = Clock(1000.0)
+    path = tmp_path / "metrics.jsonl"
+    with Recorder(path, 3, 990.0, {"seed": 7}, offset_seconds=500.0, clock=clock) as recorder:
+        recorder.record({"env_steps": 80, "updates": 1, "loss": torch.tensor(0.5)})
+        clock.now = 1001.5
+        recorder.record({"loss": np.float32(0.25), "gradient_cosine": torch.tensor([1.0, 0.5])})
+        recorder.event("checkpoint", "checkpoint written", size_bytes=12)
+    first, second, event = read_metrics(path)
+    assert first == {
+        "time_seconds": 510.0,
+        "seed": 7,
+        "env_steps": 80,
+        "updates": 1,
+        "loss": 0.5,
+        "replica": 3,
+    }
+    assert second["time_seconds"] == 511.5
+    assert (second["env_steps"], second["updates"]) == (80, 1)
+    assert (second["loss"], second["gradient_cosine"]) == (0.25, [1.0, 0.5])
+    assert (event["kind"], event["event"], event["size_bytes"]) == ("event", "checkpoint", 12)
+    assert (event["replica"], event["env_steps"], event["time_seconds"]) == (3, 80, 511.5)
+
+
+def test_not_finite_is_null_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with Recorder(path, 0, 0.0) as recorder:
+        recorder.record(
+            {
+                "loss": torch.tensor(math.nan),
+                "entropy": -math.inf,
+                "gradient_cosine": [1.0, None, math.nan],
+                "value_loss": 1.0,
+                "policy_loss": None,
+            }
+        )
+    (record,) = read_metrics(path)
+    assert record["loss"] is None
+    assert record["entropy"] is None
+    assert record["gradient_cosine"] == [1.0, None, None]
+    # null alone is "unknown", not "not finite".
+    assert sorted(record["not_finite"]) == ["entropy", "gradient_cosine", "loss"]
+    assert b"NaN" not in path.read_bytes()
+
+
+def test_a_line_glued_to_a_torn_one_is_not_lost(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with Recorder(path, 0, 0.0) as recorder:
+        recorder.record({"env_steps": 1})
+    whole = path.read_bytes()
+    for cut in range(1, len(whole) - 1):
+        path.write_bytes(whole[:cut])  # what a process killed inside its write leaves
+        with Recorder(path, 1, 0.0) as recorder:
+            recorder.record({"env_steps": 2, "note": 'quotes {"time_seconds": 9} inside'})
+        (record,) = read_metrics(path)
+        assert (record["replica"], record["env_steps"]) == (1, 2)
+
+
+def test_reader_leaves_out_a_torn_last_line_and_warns_of_a_damaged_one(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with Recorder(path, 0, 0.0) as recorder:
+        recorder.record({"env_steps": 1})
+        recorder.record({"env_steps": 2})
+    path.write_bytes(path.read_bytes()[:-5])
+    assert [r["env_steps"] for r in read_metrics(path)] == [1]
+    path.write_bytes(b'{"time_seconds":1,"repl\n' + path.read_bytes())
+    with pytest.warns(UserWarning, match="1 damaged of 2"):
+        assert [r["env_steps"] for r in read_metrics(path)] == [1]
+
+
+def _run_of_two(path: Path) -> None:
+    clock = Clock(0.0)
+    with Recorder(path, 0, 0.0, clock=clock) as a, Recorder(path, 1, 0.0, clock=clock) as b:
+        with Recorder(path, None, 0.0, clock=clock) as launcher:
+            for t in range(1, 11):
+                clock.now = float(t)
+                a.record({"env_steps": 100 * t})
+                b.record({"env_steps": 50 * t})
+                launcher.event("tick", f"second {t}")
+
+
+@pytest.mark.parametrize(
+    ("limits", "kept"),
+    [
+        # kept: last env_steps of replica 0, of replica 1, number of the launcher's events
+        ({"time_seconds": 4.0}, (400, 200, 4)),
+        ({"time_seconds": 4.999}, (400, 200, 4)),
+        ({"env_steps": 200}, (200, 200, 10)),
+        ({"env_steps": {0: 300, 1: 450}}, (300, 450, 10)),
+        ({"env_steps": {0: 300}, "time_seconds": 7.0}, (300, 350, 7)),
+        ({"env_steps": {0: 900, 1: 450}, "time_seconds": 2.0}, (200, 100, 2)),
+    ],
+)
+def test_truncate_after_drops_what_is_later_than_the_checkpoint(tmp_path: Path, limits, kept) -> None:
+    path = tmp_path / "metrics.jsonl"
+    _run_of_two(path)
+    before = read_metrics(path)
+    with path.open("ab") as file:
+        file.write(b'{"time_seconds":1.0,"env_st')  # the crash tore this
+    dropped = truncate_after(path, **limits)
+    after = read_metrics(path)
+    assert len(after) == len(before) - dropped
+    assert after == [r for r in before if r in after]  # order and content untouched
+    last = [max(r["env_steps"] for r in after if r["replica"] == i) for i in (0, 1)]
+    assert (*last, sum(r["replica"] is None for r in after)) == kept
+    assert path.read_bytes().endswith(b"}\n")
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert truncate_after(path, **limits) == 0
+
+
+def test_truncate_after_leaves_the_old_file_when_the_new_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    _run_of_two(path)
+    before = path.read_bytes()
+
+    def crash(descriptor: int) -> None:
+        raise OSError("power cut")
+
+    monkeypatch.setattr(os, "fsync", crash)
+    with pytest.raises(OSError, match="power cut"):
+        truncate_after(path, time_seconds=3.0)
+    assert path.read_bytes() == before
+
+
+def test_truncate_after_needs_a_limit_and_accepts_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="env_steps, time_seconds or both"):
+        truncate_after(tmp_path / "metrics.jsonl")
+    assert truncate_after(tmp_path / "metrics.jsonl", env_steps=3) == 0
+
+
+def test_tail_yields_each_record_once_when_its_line_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    source = tmp_path / "source.jsonl"
+    _run_of_two(source)
+    expected, content = read_metrics(source), source.read_bytes()
+    tail = Tail(path)
+    assert tail.poll() == []  # not there yet
+    seen = []
+    with path.open("ab", buffering=0) as file:
+        for start in range(0, len(content), 37):
+            file.write(content[start : start + 37])
+            complete = content[: start + 37].count(b"\n")
+            seen += tail.poll()
+            assert len(seen) == complete
+    assert seen == expected
+    assert tail.poll() == []
+    truncate_after(path, time_seconds=2.0)
+    assert tail.poll() == read_metrics(path)  # replaced: starts over
+
+
+def test_a_full_disk_stops_the_run_with_a_sentence() -> None:
+    with Recorder("/dev/full", 0, 0.0) as recorder:
+        with pytest.raises(RunFailed, match=r"The disk that holds /dev/full is full; free .* resume"):
+            recorder.record({"loss": 1.0})
+
+
+def test_a_line_that_fits_only_in_part_stops_the_run_and_hurts_no_other_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    script = f"""import resource
+from murmurate.errors import RunFailed
+from murmurate.record.recorder import Recorder
+resource.setrlimit(resource.RLIMIT_FSIZE, (150, 150))
+with Recorder({str(path)!r}, 0, 0.0) as recorder:
+    try:
+        for step in range(10):
+            recorder.record({{"env_steps": step}})
+    except RunFailed as error:
+        print(step, error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    count, message = done.stdout.split(" ", 1)
+    assert "is full" in message
+    assert [r["env_steps"] for r in read_metrics(path)] == list(range(int(count)))
+    assert path.stat().st_size == 150
+    with Recorder(path, 1, 0.0) as recorder:
+        recorder.record({"env_steps": 77})
+    assert read_metrics(path)[-1]["env_steps"] == 77
+
+
+def test_a_file_that_cannot_be_opened_is_a_sentence_too(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(RunFailed, match="make the folder writable"):
+        Recorder(tmp_path / "metrics.jsonl", 0, 0.0)
