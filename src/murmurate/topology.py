@@ -1,0 +1,331 @@
+"""Peer graphs and their mixing matrices, as pure functions of (position, size, clock).
+
+A graph says who hears whom: ``in_peers(i)`` are those whose vectors ``i`` averages in, ``out_peers(i)``
+those who average in ``i``'s. Nothing is sent to agree on it: every member computes the same graph.
+The matrices are GALA's (Assran et al. 2019, section 2 and Algorithm 1): row-stochastic, row ``i``
+uniform over ``i`` and its in-peers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from murmurate.errors import Refusal
+
+Matrix = NDArray[np.float64]
+_TOLERANCE = 1e-9
+
+
+class Topology(Protocol):
+    """A directed graph over positions ``0..size-1``, perhaps another one at every ``clock``.
+
+    Peers are ascending, distinct, and never the member itself; alone (size 1) nobody has any. All
+    raise ``ValueError`` for a size below 1, a position outside the graph, or a negative clock.
+    """
+
+    name: ClassVar[str]
+
+    def in_peers(self, position: int, size: int, clock: int = 0) -> tuple[int, ...]: ...
+    def out_peers(self, position: int, size: int, clock: int = 0) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Directed ring: hear the one before, speak to the one after (GALA, section 5)."""
+
+    name: ClassVar[str] = "ring"
+
+    def in_peers(self, position: int, size: int, clock: int = 0) -> tuple[int, ...]:
+        return _shifted(position, size, clock, (-1,))
+
+    def out_peers(self, position: int, size: int, clock: int = 0) -> tuple[int, ...]:
+        return _shifted(position, size, clock, (1,))
+
+
+@dataclass(frozen=True)
+class UndirectedRing:
+    """Hear and speak to both neighbours (one neighbour where there are two members)."""
+
+    name: ClassVar[str] = "undirected-ring"
+
+    def in_peers(self, position: int, size: int, clock: int = 0) -> tuple[int, ...]:
+        return _shifted(position, size, clock, (-1, 1))
+
+    def out_peers(self, position: int, size: int, clock: int = 0) -> tuple[int, ...]:
+        return self.in_peers(position, size, clock)
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """Hear those 1, 2, 4, ... places before: ceil(log2(size)) peers.
+
+    The spectral gap is 2/(1 + ceil(log2(size))) for even sizes, no less for odd ones (Ying et al. 2021,
+    Proposition 1).
+    """
+
+    name: ClassVar[str] = "exponential"
+
+    def in_peers(self, position: int, size: int, clock: int = 0) -> tuple[int, ...]:
+        return _shifted(position, size, clock, [-hop for hop in _hops(size)])
+
+    def out_peers(self, position: int, size: int, clock: int = 0) -> tuple[int, ...]:
+        return _shifted(position, size, clock, _hops(size))
+
+
+@dataclass(frozen=True)
+class OnePeerExponential:
+    """The exponential graph one hop at a time: 1 place before, then 2, then 4, ... and round again.
+
+    Where ``size`` is a power of two, log2(size) successive steps average exactly (Ying et al. 2021,
+    Lemma 1; Assran et al. 2019b, stochastic gradient push).
+    """
+
+    name: ClassVar[str] = "one-peer-exponential"
+
+    def in_peers(self, position: int, size: int, clock: int = 0) -> tuple[int, ...]:
+        return _shifted(position, size, clock, [-hop for hop in self._hop(size, clock)])
+
+    def out_peers(self, position: int, size: int, clock: int = 0) -> tuple[int, ...]:
+        return _shifted(position, size, clock, self._hop(size, clock))
+
+    @staticmethod
+    def _hop(size: int, clock: int) -> tuple[int, ...]:
+        hops = _hops(size)
+        return (hops[clock % len(hops)],) if hops else ()
+
+
+@dataclass(frozen=True)
+class Complete:
+    """Everybody hears everybody: one synchronous step agrees exactly."""
+
+    name: ClassVar[str] = "complete"
+
+    def in_peers(self, position: int, size: int, clock: int = 0) -> tuple[int, ...]:
+        return _shifted(position, size, clock, range(1, size))
+
+    def out_peers(self, position: int, size: int, clock: int = 0) -> tuple[int, ...]:
+        return self.in_peers(position, size, clock)
+
+
+@dataclass(frozen=True)
+class RandomMatching:
+    """At every clock another random perfect matching; of an odd size one member rests.
+
+    Drawn from (seed, clock, size) alone, so that all members draw the same one.
+    """
+
+    seed: int = 0
+    name: ClassVar[str] = "random-matching"
+
+    def in_peers(self, position: int, size: int, clock: int = 0) -> tuple[int, ...]:
+        _validate(position, size, clock)
+        order = np.random.default_rng([self.seed, clock, size]).permutation(size)
+        place = int(np.flatnonzero(order == position)[0])
+        partner = place ^ 1
+        return (int(order[partner]),) if partner < size else ()
+
+    def out_peers(self, position: int, size: int, clock: int = 0) -> tuple[int, ...]:
+        return self.in_peers(position, size, clock)
+
+
+@dataclass(frozen=True)
+class Torus:
+    """Up to four neighbours on a wrapped grid, row-major, as near to a square as ``size`` divides.
+
+    A prime size has no grid and becomes the undirected ring. On a grid two rows high the one above is
+    also the one below, and counts once.
+    """
+
+    name: ClassVar[str] = "torus"
+
+    @staticmethod
+    def grid(size: int) -> tuple[int, int]:
+        """(rows, columns), rows <= columns; (1, size) where ``size`` is prime."""
+        rows = next(rows for rows in range(math.isqrt(size), 0, -1) if size % rows == 0)
+        return rows, size // rows
+
+    def in_peers(self, position: int, size: int, clock: int = 0) -> tuple[int, ...]:
+        _validate(position, size, clock)
+        rows, columns = self.grid(size)
+        row, column = divmod(position, columns)
+        around = {(row + 1, column), (row - 1, column), (row, column + 1), (row, column - 1)}
+        peers = {(r % rows) * columns + c % columns for r, c in around}
+        return tuple(sorted(peers - {position}))
+
+    def out_peers(self, position: int, size: int, clock: int = 0) -> tuple[int, ...]:
+        return self.in_peers(position, size, clock)
+
+
+@dataclass(frozen=True)
+class Given:
+    """A user's own graph: ``heard[i]`` lists the in-peers of member ``i``.
+
+    Raises ``ValueError`` for lists that name a member outside the graph, itself, or one twice, and, when
+    asked, for a size that is not the number of lists.
+    """
+
+    heard: tuple[tuple[int, ...], ...]
+    name: ClassVar[str] = "given"
+
+    def __post_init__(self) -> None:
+        size = len(self.heard)
+        for i, peers in enumerate(self.heard):
+            if i in peers or len(set(peers)) != len(peers) or not all(0 <= j < size for j in peers):
+                raise ValueError(
+                    f"The in-peers {list(peers)} of member {i} are no list of other members: give each of "
+                    f"0..{size - 1} except {i} at most once."
+                )
+
+    def in_peers(self, position: int, size: int, clock: int = 0) -> tuple[int, ...]:
+        self._check(position, size, clock)
+        return tuple(sorted(self.heard[position]))
+
+    def out_peers(self, position: int, size: int, clock: int = 0) -> tuple[int, ...]:
+        self._check(position, size, clock)
+        return tuple(i for i, peers in enumerate(self.heard) if position in peers)
+
+    def _check(self, position: int, size: int, clock: int) -> None:
+        _validate(position, size, clock)
+        if size != len(self.heard):
+            raise ValueError(
+                f"The graph lists {len(self.heard)} members but {size} take part: give one list of in-peers "
+                "for each."
+            )
+
+
+def topology(name: str) -> Topology:
+    """The graph called ``name``, with its defaults. Raises ``Refusal`` for a name no graph here has."""
+    known = _by_name()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        raise Refusal(f"There is no topology called '{name}'.{hint} Choose one of: {', '.join(known)}.")
+    return known[name]()
+
+
+def topologies() -> tuple[str, ...]:
+    """The names that ``topology`` knows, ascending."""
+    return tuple(_by_name())
+
+
+def mixing_matrix(graph: Topology, size: int, clock: int = 0) -> Matrix:
+    """P [n, n] with p_ij = 1/(1+|N_in_i|) for j = i and each in-peer j of i, else 0 (GALA Algorithm 1)."""
+    rows = (event_matrix(graph, size, i, clock)[i] for i in range(size))
+    return np.stack(list(rows)) if size > 0 else _refuse_size(size)
+
+
+def event_matrix(graph: Topology, size: int, position: int, clock: int = 0) -> Matrix:
+    """[n, n] of one asynchronous event: the identity, but ``position``'s row mixes its in-peers.
+
+    A single event need not contract: on a ring of four ``joint_contraction([event])`` is 1.077.
+    """
+    peers = graph.in_peers(position, size, clock)
+    matrix = np.eye(size)
+    matrix[position, [position, *peers]] = 1.0 / (1 + len(peers))
+    return matrix
+
+
+def spectral_gap(matrix: Matrix) -> float:
+    """1 - |lambda_2|, lambda_2 the eigenvalue of second largest modulus of a row-stochastic [n, n]; 1 alone.
+
+    Says how fast powers of ``matrix`` forget differences in the long run; a single step can do worse
+    unless the matrix is normal (then |lambda_2| equals ``second_singular_value``).
+    """
+    moduli = np.sort(np.abs(np.linalg.eigvals(_stochastic(matrix))))
+    return 1.0 - float(moduli[-2]) if len(moduli) > 1 else 1.0
+
+
+def second_singular_value(matrix: Matrix) -> float:
+    """sigma_2 of a row-stochastic [n, n]; 0 alone. The factor of one step where it is doubly stochastic."""
+    values = np.linalg.svd(_stochastic(matrix), compute_uv=False)
+    return float(values[1]) if len(values) > 1 else 0.0
+
+
+def joint_contraction(matrices: Sequence[Matrix]) -> float:
+    """||(I - J) P_k ... P_1||_2 for ``matrices`` P_1, ..., P_k [n, n] in the order they act; J = 11'/n.
+
+    The most by which the window can stretch a disagreement: (I - J) P J = 0 for row-stochastic P, so
+    what the members agree on already has no part in it. Below 1 over a window, and only then, that
+    window brings them together. Raises ``ValueError`` for an empty window or a matrix that is not
+    row-stochastic.
+    """
+    if not matrices:
+        raise ValueError("The joint contraction of no matrices is undefined: give at least one.")
+    product = _stochastic(matrices[0])
+    for matrix in matrices[1:]:
+        product = _stochastic(matrix) @ product
+    return float(np.linalg.norm(product - product.mean(axis=0, keepdims=True), 2))
+
+
+def strongly_connected(edges: NDArray[np.bool_]) -> bool:
+    """Whether everybody's word reaches everybody, ``edges`` [n, n] true at (i, j) where i hears j."""
+    reach = edges | np.eye(len(edges), dtype=np.bool_)
+    for _ in range(max(1, (len(edges) - 1).bit_length())):
+        reach = (reach.astype(np.float32) @ reach.astype(np.float32)) > 0
+    return bool(reach.all())
+
+
+def b_strongly_connected(graph: Topology, size: int, window: int, clocks: int) -> bool:
+    """Whether any ``window`` = B successive graphs among clocks 0..clocks-1 are jointly strongly connected.
+
+    The condition of GALA's Proposition 2. Every window is looked at, not only aligned ones, so true here
+    implies the usual definition. Raises ``ValueError`` unless 1 <= window <= clocks.
+    """
+    if not 1 <= window <= clocks:
+        raise ValueError(f"A window of {window} does not fit into {clocks} clocks: need 1 <= B <= clocks.")
+    edges = [mixing_matrix(graph, size, clock) > 0 for clock in range(clocks)]
+    return all(
+        strongly_connected(np.logical_or.reduce(edges[start : start + window]))
+        for start in range(clocks - window + 1)
+    )
+
+
+def _hops(size: int) -> tuple[int, ...]:
+    """1, 2, 4, ... below ``size``."""
+    return tuple(1 << k for k in range((size - 1).bit_length())) if size > 1 else ()
+
+
+def _shifted(position: int, size: int, clock: int, hops: Iterable[int]) -> tuple[int, ...]:
+    _validate(position, size, clock)
+    return tuple(sorted({(position + hop) % size for hop in hops} - {position}))
+
+
+def _validate(position: int, size: int, clock: int) -> None:
+    if size < 1:
+        _refuse_size(size)
+    if not 0 <= position < size:
+        raise ValueError(f"There is no position {position} among {size} members: use 0..{size - 1}.")
+    if clock < 0:
+        raise ValueError(f"The clock is {clock}: it counts steps from 0 up.")
+
+
+def _refuse_size(size: int) -> Matrix:
+    raise ValueError(f"A graph of {size} members is none: the size must be at least 1.")
+
+
+def _stochastic(matrix: Matrix) -> Matrix:
+    p = np.asarray(matrix, dtype=np.float64)
+    if p.ndim != 2 or p.shape[0] != p.shape[1] or p.shape[0] < 1:
+        raise ValueError(f"A mixing matrix is square, this one is {list(p.shape)}.")
+    if (p < -_TOLERANCE).any() or not np.allclose(p.sum(axis=1), 1.0, rtol=0.0, atol=_TOLERANCE):
+        raise ValueError("A mixing matrix is row-stochastic: entries of at least 0, rows that sum to 1.")
+    return p
+
+
+def _by_name() -> dict[str, Callable[[], Topology]]:
+    """The dataclasses of this module that need no arguments, by their ``name``, ascending."""
+    found: dict[str, Callable[[], Topology]] = {}
+    things = [thing for thing in globals().values() if isinstance(thing, type)]
+    kinds: list[Any] = [thing for thing in things if dataclasses.is_dataclass(thing)]
+    for kind in kinds:
+        if all(field.default is not dataclasses.MISSING for field in dataclasses.fields(kind)):
+            found[kind.name] = kind
+    return dict(sorted(found.items()))
