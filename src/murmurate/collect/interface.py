@@ -1,12 +1,18 @@
-"""One batched protocol for every kind of simulator."""
+"""One batched protocol for every kind of simulator, and what a collector asks of whoever acts."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
+from murmurate.agents.interface import Action
 from murmurate.spec import EnvSpec, TimeStep
+
+Picture = npt.NDArray[np.uint8]  # [H, W, 3], RGB
 
 
 class Simulators(Protocol):
@@ -20,15 +26,21 @@ class Simulators(Protocol):
         ...
 
     def reset(self, seed: int) -> TimeStep:
-        """Start all over; simulator ``b`` gets a seed derived from (seed, b)."""
+        """Start all over; simulator ``b`` gets a seed derived from (seed, ``first`` + b)."""
         ...
 
     def send(self, action: Tensor) -> None:
-        """Hand over one action each, [B] int64 or [B, D] float32; may go on in native threads."""
+        """Hand over one action each, [B] int64 or [B, D] float32; may go on in native threads.
+
+        Raises ``ValueError`` for an action outside the world's set (vectors are clipped instead).
+        """
         ...
 
     def receive(self) -> TimeStep:
-        """Wait for the step begun by ``send``."""
+        """Wait for the step begun by ``send``. What it returns is never written to again.
+
+        ``terminated`` and ``truncated`` are never both set: a real end outranks a limit.
+        """
         ...
 
     def state(self) -> dict[str, Any] | None:
@@ -40,6 +52,10 @@ class Simulators(Protocol):
         """Go back to a saved state; the observation is the one that was current when it was saved."""
         ...
 
+    def picture(self) -> Picture:
+        """Simulator 0 as a person sees it now. ``ValueError`` unless opened with ``picture=True``."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -48,7 +64,26 @@ class World(Protocol):
 
     @property
     def name(self) -> str: ...
-    def open(self, simulators: int, *, training: bool, threads: int = 1) -> Simulators:
+    def open(
+        self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
+    ) -> Simulators:
         """Open ``simulators`` of them. ``training`` switches on what is for learning only (reward
-        clipping, life-loss episodes). Raises ``MissingExtra`` where the package is not installed."""
+        clipping, life-loss episodes). ``first`` is the index of the first one, for its seed: two
+        halves opened with first 0 and B/2 play what one whole of B plays. Raises ``MissingExtra``
+        where the package is not installed."""
         ...
+
+
+class Actor(Protocol):
+    """The part of an agent that collecting and evaluating need (every ``Agent`` is one)."""
+
+    def initial_memory(self, batch: int) -> Tensor | None: ...
+
+    def act(
+        self,
+        observation: Tensor,
+        memory: Tensor | None,
+        first: Tensor,
+        generator: torch.Generator,
+        greedy: bool = False,
+    ) -> Action: ...

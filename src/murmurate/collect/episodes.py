@@ -1,0 +1,48 @@
+"""Counting whole games: unclipped return and length of each, across steps and restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from murmurate.spec import Episode
+
+
+class EpisodeCounter:
+    """Sums the unclipped reward of ``B`` simulators, each up to the end of its game."""
+
+    def __init__(self, size: int) -> None:
+        self.episode_return = np.zeros(size, np.float64)
+        self.length = np.zeros(size, np.int64)
+
+    def clear(self) -> None:
+        self.episode_return[:] = 0
+        self.length[:] = 0
+
+    def tick(self, reward: npt.NDArray[Any]) -> None:
+        """Add one step's unclipped reward [B]."""
+        self.episode_return += reward
+        self.length += 1
+
+    def finish(self, over: npt.NDArray[np.bool_]) -> Sequence[Episode]:
+        """Close the games of the simulators in ``over`` [B] bool, and start theirs from zero."""
+        ended = [
+            Episode(int(b), float(self.episode_return[b]), int(self.length[b])) for b in np.flatnonzero(over)
+        ]
+        self.episode_return[over] = 0
+        self.length[over] = 0
+        return ended
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "episode_return": torch.from_numpy(self.episode_return.copy()),
+            "length": torch.from_numpy(self.length.copy()),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.episode_return[:] = state["episode_return"].numpy()
+        self.length[:] = state["length"].numpy()
