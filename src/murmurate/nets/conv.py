@@ -8,7 +8,7 @@ folding the frames into blocks first, as here, 5.3 / 13.0. See ``_Blocks`` for w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -67,7 +67,9 @@ class ConvTorso(nn.Module):
             wide = (wide - layer.kernel) // layer.stride + 1
             if min(height, wide) < 1:
                 raise ValueError(f"frames of {list(shape)} are too small for filters {list(layers)}")
-        self.convolutions.to(memory_format=self.memory_format)
+        for convolution in self.convolutions.parameters():
+            if convolution.dim() == 4:
+                convolution.data = convolution.data.contiguous(memory_format=self.memory_format)
         self.linear = nn.Linear(channels * height * wide, width)
 
     def forward(self, observation: Tensor) -> Tensor:
@@ -81,8 +83,7 @@ class ConvTorso(nn.Module):
                 f"observations must be uint8 [B, {', '.join(map(str, self.shape))}], but they are "
                 f"{observation.dtype} {list(observation.shape)}"
             )
-        first, *rest = self.convolutions
-        assert isinstance(first, nn.Conv2d)
+        first, *rest = cast("list[nn.Conv2d]", list(self.convolutions))
         weight = first.weight * (1.0 / 255.0)
         if self.blocks is None:
             x = observation.contiguous(memory_format=self.memory_format).to(weight.dtype)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +25,7 @@ class MLP(nn.Module):
         super().__init__()
         if len(sizes) < 2 or min(sizes) < 1:
             raise ValueError(f"sizes must be at least two widths of 1 or more, but they are {list(sizes)}")
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.activation = activation
         self.in_features, self.out_features = sizes[0], sizes[-1]
 
@@ -35,8 +37,7 @@ class MLP(nn.Module):
                 f"an observation must have {self.in_features} numbers, but the batch is "
                 f"shaped {list(observation.shape)}"
             )
-        for i, layer in enumerate(self.layers):
-            if i == 0:
-                x = x.to(layer.weight.dtype)
+        x = x.to(cast(Tensor, self.layers[0].weight).dtype)
+        for layer in self.layers:
             x = self.activation(layer(x))
         return x

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 
 class LSTMCore(nn.Module):
-    """One LSTM layer. Its memory [B, 2 H] is the hidden and the cell state side by side, in float32.
+    """One LSTM layer. Its memory [B, 2 H] is the hidden and the cell state side by side.
 
-    Memory stays float32 whatever the parameters are, because a cell sums small terms over a whole
-    episode. Parameters are in cuDNN's order (input weights, hidden weights, input bias, hidden bias) and
+    Memory is handed out in float32 whatever the parameters are, so that buffers have one dtype.
+    Parameters are in cuDNN's order (input weights, hidden weights, input bias, hidden bias) and
     are never moved by a ``flatten_parameters``, so they may be views into a flat vector.
     Source: Hochreiter and Schmidhuber 1997 with the forget gate of Gers et al. 2000, as torch has it.
     """

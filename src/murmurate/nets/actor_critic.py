@@ -1,0 +1,207 @@
+"""A policy and a value function over one torso, and the net for a given world."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from murmurate.nets.conv import nature_2013, nature_2015
+from murmurate.nets.initialize import orthogonal_
+from murmurate.nets.mlp import MLP
+from murmurate.nets.recurrent import LSTMCore
+from murmurate.spec import EnvSpec
+
+
+class GaussianHead(nn.Module):
+    """Mean and log standard deviation of a diagonal Gaussian; the latter does not depend on the state.
+
+    The parameters of the policy are [..., 2 D]: ``mean, log_std = parameters.chunk(2, -1)``.
+    """
+
+    def __init__(self, in_features: int, actions: int) -> None:
+        super().__init__()
+        self.mean = nn.Linear(in_features, actions)
+        self.log_std = nn.Parameter(torch.zeros(actions))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[..., F] to [..., 2 D]."""
+        mean = self.mean(features)
+        return torch.cat([mean, self.log_std.expand_as(mean)], dim=-1)
+
+
+class ActorCritic(nn.Module):
+    """Torso, perhaps a recurrent core, a policy head and a value head.
+
+    What the heads give is float32. Features are cast to each part's dtype, so a torso in bfloat16 may
+    carry heads in float32.
+
+    Args:
+        torso: observations [B, ...] to features [B, F].
+        core: an ``LSTMCore`` between torso and heads, or None.
+        policy_head: features to the policy's parameters [..., A].
+        value_head: features to [..., 1].
+        value_torso: a torso of the value function's own, or None where it shares ``torso``.
+
+    Raises:
+        ValueError: for a core together with a value torso: the core would serve only one of them.
+    """
+
+    def __init__(
+        self,
+        torso: nn.Module,
+        core: LSTMCore | None,
+        policy_head: nn.Module,
+        value_head: nn.Module,
+        value_torso: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        if core is not None and value_torso is not None:
+            raise ValueError("a recurrent net shares its torso: leave out value_torso, or the core")
+        self.torso = torso
+        self.core = core
+        self.policy_head = policy_head
+        self.value_head = value_head
+        self.value_torso = value_torso
+        self.memory_size = 0 if core is None else core.memory_size
+
+    def initial_memory(self, batch: int) -> Tensor | None:
+        """Zeros [batch, M], or None where there is no recurrent core."""
+        return None if self.core is None else self.core.initial_memory(batch)
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """One look without memory.
+
+        Args:
+            observation: [B, ...].
+
+        Returns:
+            The policy's parameters [B, A] (logits, or mean and log_std) and the values [B], float32.
+
+        Raises:
+            ValueError: if the net has a recurrent core.
+        """
+        if self.core is not None:
+            raise ValueError("this net is recurrent: call unroll with its memory, not forward")
+        return self._heads(self.torso(observation), observation)
+
+    def unroll(
+        self, observation: Tensor, memory: Tensor | None, first: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """A rollout at once, forgetting where an episode begins. One step is a rollout with T = 1.
+
+        Args:
+            observation: [T, B, ...].
+            memory: before step 0 [B, M]; None where there is no recurrent core.
+            first: bool [T, B]: observation t begins an episode.
+
+        Returns:
+            The policy's parameters [T, B, A] and the values [T, B], float32, and the memory after step T.
+
+        Raises:
+            ValueError: if the shapes do not match, or a recurrent net gets no memory.
+        """
+        steps, batch = first.shape
+        if observation.shape[:2] != first.shape:
+            raise ValueError(
+                f"observation [T, B, ...] and first [T, B] do not match: they are "
+                f"{list(observation.shape)} and {list(first.shape)}"
+            )
+        flat = observation.flatten(0, 1)
+        features = self.torso(flat)
+        if self.core is not None:
+            if memory is None:
+                raise ValueError(
+                    "this net is recurrent: give unroll a memory; initial_memory makes the first"
+                )
+            features, memory = self.core(features.view(steps, batch, -1), memory, first)
+            features = features.flatten(0, 1)
+        policy, value = self._heads(features, flat)
+        return policy.view(steps, batch, -1), value.view(steps, batch), memory
+
+    def _heads(self, features: Tensor, observation: Tensor) -> tuple[Tensor, Tensor]:
+        value_features = features if self.value_torso is None else self.value_torso(observation)
+        policy = self.policy_head(features.to(_dtype(self.policy_head)))
+        value = self.value_head(value_features.to(_dtype(self.value_head)))
+        return policy.float(), value.squeeze(-1).float()
+
+
+def actor_critic(
+    spec: EnvSpec,
+    *,
+    generator: torch.Generator,
+    torso: str | None = None,
+    hidden: Sequence[int] = (64, 64),
+    recurrent: int = 0,
+    channels_last: bool = True,
+) -> ActorCritic:
+    """The net for a world, orthogonally initialised: gain sqrt(2) in the torso, 0.01 and 1 in the heads.
+
+    An MLP has separate trunks for policy and value, unless a recurrent core joins them.
+
+    Args:
+        spec: the world.
+        generator: all weights are drawn from it; the global one is not touched.
+        torso: "nature2013", "nature2015" or "mlp"; by default nature2013 for frames, mlp for vectors.
+        hidden: widths of the MLP's layers (tanh).
+        recurrent: width of an LSTM between torso and heads (orthogonal, gain 1); 0 for none.
+        channels_last: memory format of the convolutions.
+
+    Raises:
+        ValueError: for a torso nobody knows, or one that cannot read the world's observations.
+    """
+    if torso is None:
+        torso = "nature2013" if _frames(spec) else "mlp"
+    if torso in ("nature2013", "nature2015") and not _frames(spec):
+        raise ValueError(
+            f"{torso} reads uint8 frames [C, H, W], but observations of {spec.name} are "
+            f"{spec.observation_dtype} {list(spec.observation_shape)}: use mlp"
+        )
+    # Layers draw from the global generator when they are made; orthogonal_ then overwrites all of it.
+    with torch.random.fork_rng(devices=[]):
+        net = _build(spec, torso, hidden, recurrent, channels_last)
+    for trunk in (net.torso, net.value_torso):
+        if trunk is not None:
+            orthogonal_(trunk, math.sqrt(2.0), generator)
+    if net.core is not None:
+        orthogonal_(net.core, 1.0, generator)
+    orthogonal_(net.policy_head, 0.01, generator)
+    orthogonal_(net.value_head, 1.0, generator)
+    return net
+
+
+def _build(
+    spec: EnvSpec, torso: str, hidden: Sequence[int], recurrent: int, channels_last: bool
+) -> ActorCritic:
+    value_trunk: nn.Module | None = None
+    trunk: nn.Module
+    if torso == "nature2013":
+        trunk = nature_2013(spec.observation_shape, channels_last=channels_last)
+    elif torso == "nature2015":
+        trunk = nature_2015(spec.observation_shape, channels_last=channels_last)
+    elif torso == "mlp":
+        sizes = (math.prod(spec.observation_shape), *hidden)
+        trunk = MLP(sizes)
+        if not recurrent:
+            value_trunk = MLP(sizes)
+    else:
+        raise ValueError(f"there is no torso called '{torso}': use nature2013, nature2015 or mlp")
+    features = int(trunk.out_features)
+    core = LSTMCore(features, recurrent) if recurrent else None
+    features = recurrent or features
+    head: nn.Module
+    if spec.actions:
+        head = nn.Linear(features, spec.actions)
+    else:
+        head = GaussianHead(features, math.prod(spec.action_shape))
+    return ActorCritic(trunk, core, head, nn.Linear(features, 1), value_trunk)
+
+
+def _frames(spec: EnvSpec) -> bool:
+    return len(spec.observation_shape) == 3 and spec.observation_dtype == torch.uint8
+
+
+def _dtype(head: nn.Module) -> torch.dtype:
+    return next(head.parameters()).dtype
