@@ -1,0 +1,141 @@
+"""How far apart replicas may drift: the closed form of GALA's Proposition 1, as an indicator.
+
+Proposition 1 (Assran et al. 2019, section 3) in recursive form, with equal starts b_0 = 0:
+
+    b_{k+1} = beta (b_k + ||alpha G_k||_F)
+
+Differs: beta is here the second singular value of the topology's mixing matrix, which bounds one step
+only if all replicas mix at once and the matrix is doubly stochastic. Replicas that mix on their own
+and hear older vectors can leave the ball (one such event on a ring of four stretches by 1.077), so
+this is an *indicator*, not a bound. The bound from recorded event matrices is a law in the tests.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from murmurate.errors import Refusal
+from murmurate.record.runs import RecordedRun
+from murmurate.topology import joint_contraction, mixing_matrix, second_singular_value, topology
+
+Array = NDArray[np.float64]
+INTERVALS = 400
+WINDOW_ROUNDS = 8
+
+
+@dataclass(frozen=True)
+class Ball:
+    """Over time points [G]: the indicator just after and just before a mixing, and what was recorded.
+
+    All radii are ||X - mean||_F over the replicas' parameter vectors. ``beta`` is that of all replicas;
+    after a death the factor of the smaller graph is used.
+    """
+
+    time_seconds: Array
+    total_env_steps: Array
+    after: Array
+    before: Array
+    recorded: Array
+    beta: float
+    topology: str
+
+
+def advance(radius: float, beta: float, rounds: float, push: float) -> float:
+    """The radius after ``rounds`` equal rounds, each adding ``push`` = ||alpha G||_F, then mixing.
+
+    beta^R b + push (beta + ... + beta^R); a fraction of a round counts as the same power.
+    """
+    if beta >= 1.0:
+        return radius + rounds * push
+    shrink = beta**rounds
+    return shrink * radius + push * beta * (1.0 - shrink) / (1.0 - beta)
+
+
+def epsilon_ball(run: RecordedRun) -> Ball | str:
+    """The indicator along a run, or a sentence why there is none."""
+    name = run.strategy.get("topology")
+    if run.replicas < 2:
+        return "There is one replica, so there is nobody to disagree with."
+    if not isinstance(name, str):
+        return f"The strategy {run.strategy_name} mixes over no peer graph, so Proposition 1 says nothing of it."
+    if not run.has("update_norm") or not run.has("distance_to_mean"):
+        return "The run recorded no update_norm or no distance_to_mean, which the indicator is made of."
+    silent = sorted(set(run.histories) - (set(run.series("update_norm")) & set(run.series("distance_to_mean"))))
+    if silent:
+        return f"The radius needs all replicas' update_norm and distance_to_mean; {silent} recorded none."
+    try:
+        topology(name)
+    except (Refusal, ValueError):
+        return f"The topology '{name}' is not one that this version can draw again."
+    start = max(s.time_seconds[0] for s in run.series("distance_to_mean").values())
+    end = max(s.time_seconds[-1] for s in run.series("distance_to_mean").values())
+    edges = np.linspace(0.0, end, INTERVALS + 1)
+    after, before = _indicator(run, name, edges)
+    recorded = _recorded(run, edges)
+    kept = edges >= start
+    return Ball(
+        edges[kept],
+        run.total_env_steps(edges)[kept],
+        after[kept],
+        before[kept],
+        recorded[kept],
+        factor(name, run.replicas),
+        name,
+    )
+
+
+@functools.cache
+def factor(name: str, size: int) -> float:
+    """beta of topology ``name`` over ``size`` members: second singular value of its mixing matrix.
+
+    A graph that changes with the clock has none; its factor is the geometric mean per round of the
+    joint contraction over ``WINDOW_ROUNDS`` rounds.
+    """
+    if size < 2:
+        return 0.0
+    matrices = [mixing_matrix(topology(name), size, clock) for clock in range(WINDOW_ROUNDS)]
+    if all(np.array_equal(matrices[0], matrix) for matrix in matrices):
+        return second_singular_value(matrices[0])
+    return float(joint_contraction(matrices) ** (1.0 / WINDOW_ROUNDS))
+
+
+def _indicator(run: RecordedRun, name: str, edges: Array) -> tuple[Array, Array]:
+    """The radius just after and just before a mixing at each of ``edges`` [G]."""
+    members = list(run.histories)
+    deaths = [run.deaths.get(i, np.inf) for i in members]
+    updates = np.stack([run.at(edges, i, "updates") for i in members])
+    has_rounds = run.has("rounds")
+    rounds = np.stack([run.at(edges, i, "rounds") for i in members]) if has_rounds else updates
+    norms = np.stack([_sampled(run, i, "update_norm", edges) for i in members])
+    after, before = np.zeros(len(edges)), np.zeros(len(edges))
+    radius = 0.0
+    for k in range(1, len(edges)):
+        alive = np.array([edges[k - 1] < death for death in deaths])
+        made = (updates[:, k] - updates[:, k - 1]) * norms[:, k]
+        moved = float(np.linalg.norm(made[alive]))
+        mixed = float((rounds[alive, k] - rounds[alive, k - 1]).mean()) if alive.any() else 0.0
+        if mixed > 0.0:
+            push = moved / mixed
+            radius = advance(radius, factor(name, int(alive.sum())), mixed, push)
+        else:
+            radius, push = radius + moved, 0.0
+        after[k], before[k] = radius, radius + push
+    return after, before
+
+
+def _recorded(run: RecordedRun, edges: Array) -> Array:
+    """sqrt(sum_i ||x_i - mean||^2) over the living at each of ``edges`` [G]."""
+    total = np.zeros(len(edges))
+    for member in run.series("distance_to_mean"):
+        alive = edges < run.deaths.get(member, np.inf)
+        total += np.where(alive, _sampled(run, member, "distance_to_mean", edges), 0.0) ** 2
+    return np.sqrt(total)
+
+
+def _sampled(run: RecordedRun, member: int, key: str, edges: Array) -> Array:
+    series = run.series(key).get(member)
+    return np.zeros(len(edges)) if series is None else np.interp(edges, series.time_seconds, series.value)

@@ -1,0 +1,253 @@
+"""The report's figures: one axes each, drawn by matplotlib without a display.
+
+For the page they become inline SVG whose colours are CSS variables, so that they follow the page's
+light or dark theme; ``curves.py`` draws the same axes into a PNG with fixed colours.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import matplotlib
+import numpy as np
+from matplotlib import ticker
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
+
+from murmurate.record.epsilon_ball import Ball
+from murmurate.record.runs import Axis, RecordedRun
+
+Array = NDArray[np.float64]
+MAX_POINTS = 600
+RUN_COLOURS = 6
+
+
+@dataclass(frozen=True)
+class Palette:
+    """Colours of what is drawn; ``runs`` are cycled over the runs of a comparison."""
+
+    ink: str
+    muted: str
+    rule: str
+    accent: str
+    warm: str
+    runs: tuple[str, ...]
+
+
+PRINT = Palette(
+    ink="#1c2326",
+    muted="#667277",
+    rule="#dfe5e6",
+    accent="#17707c",
+    warm="#b8562b",
+    runs=("#17707c", "#b8562b", "#5a57a6", "#7d7f22", "#a3467a", "#56646b"),
+)
+# Colours nothing else uses, replaced by CSS variables once the SVG is written.
+_MARKED = Palette(
+    ink="#0a0b01",
+    muted="#0a0b02",
+    rule="#0a0b03",
+    accent="#0a0b04",
+    warm="#0a0b05",
+    runs=tuple(f"#0a0c0{i}" for i in range(RUN_COLOURS)),
+)
+_VARIABLES = {
+    **{getattr(_MARKED, name): f"var(--{name})" for name in ("ink", "muted", "rule", "accent", "warm")},
+    **{colour: f"var(--run{i})" for i, colour in enumerate(_MARKED.runs)},
+}
+
+Draw = Callable[[Axes, Palette], None]
+
+
+def svg(draw: Draw, width: float = 5.2, height: float = 2.9, name: str = "") -> str:
+    """``draw`` on fresh axes of ``width`` x ``height`` inches, as an ``<svg>`` element for a page.
+
+    ``name`` keeps the ids of several figures on one page apart, and is read out by screen readers.
+    """
+    settings = {"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif", "font.size": 10}
+    with matplotlib.rc_context(settings):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        axes = figure.add_subplot()
+        draw(axes, _MARKED)
+        out = io.StringIO()
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.S)
+    text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href")
+    text = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*"', r"\1", text)
+    text = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*"', r"\1", text)
+    text = re.sub(r'id="((?:figure|axes|patch|line2d|xtick|ytick|text|matplotlib\.axis)\w*)"', "", text)
+    for colour, variable in _VARIABLES.items():
+        text = text.replace(colour, variable)
+    return text.replace("<svg", f'<svg role="img" aria-label="{name}"', 1)
+
+
+def png(
+    draws: Sequence[Draw], title: str, legend: Sequence[tuple[str, str]], width: float = 10.0, height: float = 4.0
+) -> Figure:
+    """``draws`` side by side on white, ``title`` above, ``legend`` (label, colour) below; to be saved."""
+    with matplotlib.rc_context({"font.family": "sans-serif", "font.size": 9.5}):
+        figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+        FigureCanvasAgg(figure)
+        for column, draw in enumerate(draws):
+            draw(figure.add_subplot(1, len(draws), column + 1), PRINT)
+        figure.suptitle(title, x=0.012, ha="left", fontweight="bold", color=PRINT.ink, fontsize=12)
+        lines = [Line2D([], [], color=colour, linewidth=2, label=label) for label, colour in legend]
+        columns = min(len(lines), 3)
+        figure.legend(handles=lines, loc="outside lower left", ncols=columns, frameon=False, labelcolor=PRINT.ink)
+    return figure
+
+
+def over(
+    runs: Sequence[RecordedRun],
+    key: str,
+    axis: Axis,
+    label: str,
+    *,
+    factor: float = 1.0,
+    from_zero: bool = False,
+    logarithmic: bool = False,
+) -> Draw:
+    """``key`` along ``axis``: each replica thin, their mean bold; several runs in a colour each.
+
+    A replica that died ends in a cross. Values are multiplied by ``factor``, for units.
+    """
+
+    def draw(axes: Axes, palette: Palette) -> None:
+        seconds = max(s.time_seconds[-1] for run in runs for s in run.series(key).values())
+        divisor, unit = time_unit(seconds) if axis == "time_seconds" else (1.0, "")
+        for index, run in enumerate(runs):
+            colour = palette.accent if len(runs) == 1 else palette.runs[index % RUN_COLOURS]
+            _one_run(axes, run, key, axis, colour, factor, divisor)
+        tidy(axes, palette, label, _axis_label(axis, unit))
+        if logarithmic:
+            axes.set_yscale("log")
+        elif from_zero:
+            axes.set_ylim(bottom=0)
+
+    return draw
+
+
+def _one_run(
+    axes: Axes, run: RecordedRun, key: str, axis: Axis, colour: str, factor: float, divisor: float
+) -> None:
+    series = run.series(key)
+    several = len(series) > 1
+    for replica, one in series.items():
+        x, y = thin(one.x(axis) / divisor, one.value * factor)
+        thin_line = {"linewidth": 0.8, "alpha": 0.35} if several else {"linewidth": 1.6}
+        axes.plot(x, y, color=colour, solid_capstyle="round", **thin_line)
+        if replica in run.deaths:
+            axes.plot(x[-1], y[-1], "x", color=colour, markersize=5, markeredgewidth=1.4)
+    mean = run.mean(key, axis)
+    if several and mean is not None:
+        axes.plot(mean[0] / divisor, mean[1] * factor, color=colour, linewidth=1.9, solid_capstyle="round")
+
+
+def ball(found: Ball) -> Draw:
+    """Recorded distance from consensus and the indicator's band, from just after to just before a mixing."""
+
+    def draw(axes: Axes, palette: Palette) -> None:
+        x = found.total_env_steps
+        axes.fill_between(x, found.after, found.before, color=palette.warm, alpha=0.18, linewidth=0)
+        axes.plot(x, found.before, color=palette.warm, linewidth=1.0, linestyle=(0, (4, 2)))
+        axes.plot(x, found.recorded, color=palette.accent, linewidth=1.7)
+        tidy(axes, palette, "distance from consensus ‖X − mean‖ (Frobenius)", _axis_label("total_env_steps", ""))
+        axes.set_ylim(bottom=0)
+
+    return draw
+
+
+def heat_map(matrix: Array, peers: NDArray[np.bool_] | None) -> Draw:
+    """Cosines [n, n] (nan: unknown): deeper is larger, scaled to the largest between two replicas."""
+
+    def draw(axes: Axes, palette: Palette) -> None:
+        size = len(matrix)
+        apart = matrix[~np.eye(size, dtype=bool)]
+        top = max(float(np.nanmax(np.abs(apart))), 1e-9)
+        for i in range(size):
+            for j in range(size):
+                value = float(matrix[i, j])
+                _cell(axes, palette, (i, j), value, top, named=size <= 10)
+                if peers is not None and peers[i, j] and size <= 10:
+                    axes.text(j, i + 0.28, "peer", ha="center", va="center", fontsize=8, color=palette.ink)
+        axes.set(xlim=(-0.5, size - 0.5), ylim=(size - 0.5, -0.5), aspect="equal")
+        axes.set_xticks(range(size))
+        axes.set_yticks(range(size))
+        axes.set_xlabel("gradient of replica", color=palette.muted)
+        axes.set_ylabel("gradient of replica", color=palette.muted)
+        axes.tick_params(length=0, colors=palette.muted)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+
+    return draw
+
+
+def _cell(
+    axes: Axes, palette: Palette, at: tuple[int, int], value: float, top: float, *, named: bool
+) -> None:
+    i, j = at
+    if i == j:
+        face, alpha = palette.rule, 0.6
+    elif np.isnan(value):
+        face, alpha = palette.rule, 0.15
+    else:
+        face = palette.accent if value >= 0 else palette.warm
+        alpha = 0.06 + 0.54 * min(1.0, abs(value) / top)
+    axes.add_patch(Rectangle((j - 0.48, i - 0.48), 0.96, 0.96, facecolor=face, alpha=alpha, linewidth=0))
+    if named:
+        text = "?" if np.isnan(value) else f"{value:.2f}"
+        axes.text(j, i - 0.04, text, ha="center", va="center", color=palette.ink, fontsize=10)
+
+
+def tidy(axes: Axes, palette: Palette, y_label: str, x_label: str) -> None:
+    """The look all curves share: the y label as a heading, a light grid, no box."""
+    axes.set_title(y_label, loc="left", fontsize="medium", color=palette.ink, pad=8)
+    axes.set_xlabel(x_label, color=palette.muted)
+    axes.grid(axis="y", color=palette.rule, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, colors=palette.muted, labelcolor=palette.muted)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side == "bottom")
+        spine.set_color(palette.muted)
+        spine.set_linewidth(0.8)
+    axes.margins(x=0.01, y=0.08)
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_locator(ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: short(value)))
+    axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: short(value)))
+
+
+def short(value: float) -> str:
+    """A tick's number: 0, 0.02, 250, 1.5k, 2M."""
+    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size * (10 if suffix == "k" else 1):
+            return f"{value / size:.4g}{suffix}"
+    return f"{value:.4g}".replace("-", "−")
+
+
+def time_unit(longest_seconds: float) -> tuple[float, str]:
+    """(seconds in one, name) of the unit that suits a run of ``longest_seconds``."""
+    if longest_seconds < 180:
+        return 1.0, "seconds"
+    return (60.0, "minutes") if longest_seconds < 3 * 3600 else (3600.0, "hours")
+
+
+def thin(x: Array, y: Array) -> tuple[Array, Array]:
+    """At most ``MAX_POINTS`` of the points, evenly chosen, first and last among them."""
+    if len(x) <= MAX_POINTS:
+        return x, y
+    chosen = np.linspace(0, len(x) - 1, MAX_POINTS).round().astype(int)
+    return x[chosen], y[chosen]
+
+
+def _axis_label(axis: Axis, unit: str) -> str:
+    return f"wall time ({unit})" if axis == "time_seconds" else "env steps of all replicas"

@@ -1,0 +1,232 @@
+"""One self-contained HTML page about a run, or about several laid over one another.
+
+Nothing on the page is fetched: figures are inline SVG, pictures are base64, and the numbers shown are
+also there as JSON in ``<script id="data">``, for programs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+import murmurate
+from murmurate.errors import Refusal
+from murmurate.record import sections
+from murmurate.record.figures import RUN_COLOURS
+from murmurate.record.runs import RecordedRun, open_run
+
+_FACTS = (
+    "env_steps",
+    "frames",
+    "updates",
+    "wall_seconds",
+    "env_steps_per_second",
+    "train_return_mean",
+    "eval_return_mean",
+    "eval_return_stderr",
+    "best_eval_return_mean",
+    "episodes",
+    "staleness_max",
+    "disagreement_final",
+    "bytes_exchanged",
+    "dead_replicas",
+    "exit",
+)
+
+
+def report(directories: Sequence[Path | str], out: Path | str) -> Path:
+    """Write the page to ``out`` (``report.html`` inside it, if it is a folder) and return its path.
+
+    Raises ``Refusal``, before anything is written, for a folder that holds no run or no records, and
+    where the page cannot be written.
+    """
+    if not directories:
+        raise Refusal("There is nothing to report on; give one or more run folders.")
+    runs = [open_run(directory) for directory in directories]
+    page = _render(runs)
+    out = Path(out)
+    if out.is_dir():
+        out = out / "report.html"
+    fresh = out.with_name(out.name + ".new")
+    try:
+        fresh.write_text(page, encoding="utf-8")
+        os.replace(fresh, out)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise Refusal(
+            f"Cannot write {out}: {error.strerror}; give another file with --out, or make room."
+        ) from error
+    return out
+
+
+def _render(runs: Sequence[RecordedRun]) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    shown = _one(runs[0]) if len(runs) == 1 else _several(runs)
+    data = json.dumps({"runs": [_data(run) for run in runs]}, allow_nan=False)
+    return environment.get_template("report_template.html.j2").render(
+        # Inside a script element only "</" could end it.
+        data=data.replace("</", "<\\/"),
+        version=murmurate.__version__,
+        sources=", ".join(str(run.folder) for run in runs),
+        **shown,
+    )
+
+
+def _one(run: RecordedRun) -> dict[str, Any]:
+    state, bad = _state(run)
+    parts = [
+        sections.returns([run]),
+        sections.speed([run]),
+        sections.staleness([run]),
+        sections.disagreement(run),
+        sections.gradients(run),
+        sections.learning(run),
+        sections.events([run]),
+        sections.episode(run),
+        sections.repeat([run]),
+        sections.Section("The run", details=_details(run)),
+    ]
+    fields = {k: v for k, v in run.strategy.items() if k != "name"}
+    how = run.strategy_name + (f" ({_fields(fields)})" if fields else "")
+    many = "1 replica" if run.replicas == 1 else f"{run.replicas} replicas"
+    return {
+        "title": run.recipe,
+        "subtitle": f"{many}, {how}",
+        "state": state,
+        "state_bad": bad,
+        "facts": _headline(run),
+        "comparison": None,
+        "sections": [part for part in parts if part is not None],
+    }
+
+
+def _several(runs: Sequence[RecordedRun]) -> dict[str, Any]:
+    heads: list[tuple[str, Callable[[RecordedRun], str]]] = [
+        ("run", lambda run: run.label),
+        ("eval return", lambda run: _with_error(run.fact("eval_return_mean"), run.fact("eval_return_stderr"))),
+        ("train return", lambda run: number(run.fact("train_return_mean"))),
+        ("env steps", lambda run: number(run.fact("env_steps"))),
+        ("wall time", lambda run: sections.clock(run.fact("wall_seconds"))),
+        ("env steps/s", lambda run: number(run.fact("env_steps_per_second"))),
+        ("disagreement", lambda run: number(run.fact("disagreement_final"))),
+        ("dead", lambda run: _dead(run)),
+        ("state", lambda run: _state(run)[0]),
+    ]
+    rows = [
+        {"colour": f"run{index % RUN_COLOURS}", "cells": [show(run) for _, show in heads]}
+        for index, run in enumerate(runs)
+    ]
+    return {
+        "title": f"{len(runs)} runs",
+        "subtitle": ", ".join(dict.fromkeys(run.recipe for run in runs)),
+        "state": "",
+        "state_bad": False,
+        "facts": [],
+        "comparison": {"heads": [head for head, _ in heads], "rows": rows},
+        "sections": [
+            sections.returns(runs),
+            sections.speed(runs),
+            sections.staleness(runs),
+            sections.disagreements(runs),
+            sections.events(runs),
+            sections.repeat(runs),
+        ],
+    }
+
+
+def _headline(run: RecordedRun) -> list[dict[str, str]]:
+    def fact(name: str, value: str, small: str = "") -> dict[str, str]:
+        return {"name": name, "value": value, "small": small}
+
+    frames = run.fact("frames")
+    facts = [
+        fact("training return", number(run.fact("train_return_mean")), "last 100 episodes"),
+        fact("env steps", number(run.fact("env_steps")), f"{number(frames)} frames" if frames else ""),
+        fact("wall time", sections.clock(run.fact("wall_seconds")), "h:mm:ss"),
+        fact("speed", number(run.fact("env_steps_per_second")), "env steps/s"),
+        fact("replicas", str(run.replicas), f"dead: {_dead(run)}" if run.deaths else ""),
+    ]
+    evaluated = run.fact("eval_return_mean")
+    if evaluated is not None:
+        error = run.fact("eval_return_stderr")
+        small = "" if error is None else f"± {number(error)} standard error"
+        facts.insert(0, fact("evaluation return", number(evaluated), small))
+    return facts
+
+
+def _details(run: RecordedRun) -> list[tuple[str, str]]:
+    """What is left of run.json and summary.json, flat, as they name it."""
+    rows = [("folder", str(run.folder))]
+    for key, value in {**run.run, **run.summary}.items():
+        if key in ("command", "events") or value is None:
+            continue
+        rows.append((key.replace("_", " "), _fields(value) if isinstance(value, dict) else _plain(value)))
+    return rows
+
+
+def _data(run: RecordedRun) -> dict[str, Any]:
+    cosines = sections.mean_cosines(run)
+    facts = {key: run.fact(key) for key in _FACTS}
+    return {
+        "folder": str(run.folder),
+        "recipe": run.recipe,
+        "strategy": run.strategy_name,
+        "replicas": run.replicas,
+        **{key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in facts.items()},
+        "gradient_cosine": None
+        if cosines is None
+        else [[None if math.isnan(v) else v for v in row] for row in cosines.tolist()],
+        "command": run.command[0],
+    }
+
+
+def _state(run: RecordedRun) -> tuple[str, bool]:
+    """How the run ended, and whether that is bad news."""
+    ended = run.fact("exit")
+    if ended is None:
+        return "still running, or killed: there is no summary.json yet", True
+    return str(ended), str(ended).startswith("failed")
+
+
+def _dead(run: RecordedRun) -> str:
+    return ", ".join(map(str, run.fact("dead_replicas") or ())) or "none"
+
+
+def _with_error(value: Any, error: Any) -> str:
+    return number(value) if error is None or value is None else f"{number(value)} ± {number(error)}"
+
+
+def _fields(fields: dict[str, Any]) -> str:
+    return ", ".join(f"{key.replace('_', ' ')} {_plain(value)}" for key, value in fields.items())
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"({_fields(value)})"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_plain(part) for part in value) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return number(value) if isinstance(value, float) else str(value)
+
+
+def number(value: float | int | None) -> str:
+    """A number for people: 1,234,567, 18.4, 0.00213, or a dash where there is none."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    size = abs(value)
+    if size >= 1000 or value == int(value):
+        return f"{value:,.0f}".replace("-", "−")
+    return (f"{value:.1f}" if size >= 10 else f"{value:.3g}").replace("-", "−")

@@ -1,0 +1,227 @@
+"""A run folder read back: what the run was, how it ended, and its curves."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from murmurate.errors import Refusal
+from murmurate.record.reader import Record, read_metrics
+
+Array = NDArray[np.float64]
+Axis = Literal["total_env_steps", "time_seconds"]
+GRID_POINTS = 400
+
+
+@dataclass(frozen=True)
+class Series:
+    """One field of one replica, a point a record: [K] arrays, ascending in time."""
+
+    time_seconds: Array
+    total_env_steps: Array
+    value: Array
+
+    def x(self, axis: Axis) -> Array:
+        return self.time_seconds if axis == "time_seconds" else self.total_env_steps
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """``run`` is run.json, ``summary`` is summary.json (empty while the run goes on or was killed)."""
+
+    folder: Path
+    run: dict[str, Any]
+    summary: dict[str, Any]
+    records: list[Record] = field(repr=False)
+    events: list[Record] = field(repr=False)
+
+    @property
+    def recipe(self) -> str:
+        return str(self.run["recipe"])
+
+    @property
+    def strategy(self) -> dict[str, Any]:
+        """The strategy's name under "name", and its fields."""
+        given = self.run.get("strategy", self.summary.get("strategy", {}))
+        return dict(given) if isinstance(given, dict) else {"name": str(given)}
+
+    @property
+    def strategy_name(self) -> str:
+        return str(self.strategy.get("name", "unknown strategy"))
+
+    @property
+    def replicas(self) -> int:
+        return int(self.run.get("replicas") or 1 + max(self.histories))
+
+    @property
+    def label(self) -> str:
+        many = "" if self.replicas == 1 else f", {self.replicas} replicas"
+        return f"{self.recipe}, {self.strategy_name}{many}"
+
+    @property
+    def command(self) -> tuple[str, bool]:
+        """The command that repeats the run, and whether it was recorded (else: put together here)."""
+        given = self.run.get("command")
+        if given:
+            return (given if isinstance(given, str) else shlex.join(map(str, given))), True
+        words = ["murmurate", "train", self.recipe, "--strategy", self.strategy_name]
+        words += ["--replicas", str(self.replicas)]
+        for key in ("env_steps", "updates", "minutes", "seed", "launcher"):
+            if self.run.get(key) is not None:
+                words += [f"--{key.replace('_', '-')}", str(self.run[key])]
+        return shlex.join(words), False
+
+    @cached_property
+    def histories(self) -> dict[int, list[Record]]:
+        """Each replica's records in order of time."""
+        found: dict[int, list[Record]] = {}
+        for record in sorted(self.records, key=lambda r: r["time_seconds"]):
+            found.setdefault(int(record["replica"]), []).append(record)
+        return dict(sorted(found.items()))
+
+    @cached_property
+    def deaths(self) -> dict[int, float]:
+        """``time_seconds`` at which each dead replica was first told dead.
+
+        A replica that the summary calls dead without any such event died after its last record.
+        """
+        found: dict[int, float] = {}
+        for event in self.events:
+            member = event.get("member", event.get("replica"))
+            if member is None:
+                continue
+            if event.get("event") == "died":
+                found.setdefault(int(member), float(event["time_seconds"]))
+            elif event.get("event") == "joined":
+                found.pop(int(member), None)
+        for member in self.summary.get("dead_replicas") or ():
+            found.setdefault(int(member), self.last_heard(int(member)))
+        return found
+
+    def last_heard(self, replica: int) -> float:
+        history = self.histories.get(replica)
+        return float(history[-1]["time_seconds"]) if history else 0.0
+
+    def has(self, key: str) -> bool:
+        return any(isinstance(record.get(key), (int, float)) for record in self.records)
+
+    def series(self, key: str) -> dict[int, Series]:
+        """``key`` over the run by replica; replicas that never recorded it as a number are left out."""
+        found: dict[int, Series] = {}
+        for replica, history in self.histories.items():
+            known = [r for r in history if isinstance(r.get(key), (int, float))]
+            if known:
+                times = np.array([float(r["time_seconds"]) for r in known])
+                value = np.array([float(r[key]) for r in known])
+                found[replica] = Series(times, self.total_env_steps(times), value)
+        return found
+
+    def total_env_steps(self, times: Array) -> Array:
+        """Env steps of all replicas together at each of ``times`` [K], linear between records."""
+        return sum((self.at(times, replica, "env_steps") for replica in self.histories), np.zeros(len(times)))
+
+    def at(self, times: Array, replica: int, key: str) -> Array:
+        """A cumulative count of one replica at ``times`` [K]: 0 at the start, linear between records."""
+        known = [r for r in self.histories.get(replica, ()) if isinstance(r.get(key), (int, float))]
+        seconds = [0.0, *(float(r["time_seconds"]) for r in known)]
+        return np.interp(times, seconds, [0.0, *(float(r[key]) for r in known)])
+
+    def mean(self, key: str, axis: Axis) -> tuple[Array, Array] | None:
+        """(x [G], mean of ``key`` over the replicas [G]); None if nobody recorded it.
+
+        Between records a replica counts by linear interpolation, after its last with that one's value,
+        but a dead one not at all; before its first it does not count.
+        """
+        series = self.series(key)
+        if not series:
+            return None
+        start = min(s.x(axis)[0] for s in series.values())
+        end = max(s.x(axis)[-1] for s in series.values())
+        grid = np.linspace(start, end, GRID_POINTS) if end > start else np.array([start])
+        rows = np.stack([self._on_grid(replica, s, grid, axis) for replica, s in series.items()])
+        counted = (~np.isnan(rows)).sum(0)
+        kept = counted > 0
+        return grid[kept], np.nansum(rows, 0)[kept] / counted[kept]
+
+    def _on_grid(self, replica: int, series: Series, grid: Array, axis: Axis) -> Array:
+        x = series.x(axis)
+        dead = replica in self.deaths
+        return np.interp(grid, x, series.value, left=np.nan, right=np.nan if dead else None)
+
+    def fact(self, key: str) -> Any:
+        """A summary value; while there is no summary, what the records say of it; None if unknown."""
+        if self.summary.get(key) is not None:
+            return self.summary[key]
+        last = max(self.last_heard(replica) for replica in self.histories)
+        latest = [history[-1] for history in self.histories.values()]
+        if key == "env_steps":
+            return sum(int(r["env_steps"]) for r in latest)
+        if key == "updates":
+            return int(np.median([r["updates"] for r in latest]))
+        if key == "wall_seconds":
+            return last
+        if key == "env_steps_per_second":
+            return self.fact("env_steps") / self.fact("wall_seconds") if self.fact("wall_seconds") else None
+        if key == "train_return_mean":
+            ends = [s.value[-1] for i, s in self.series("return_mean").items() if i not in self.deaths]
+            return float(np.mean(ends)) if ends else None
+        if key == "dead_replicas":
+            return sorted(self.deaths)
+        if key == "disagreement_final":
+            series = self.series("disagreement").values()
+            return float(max(series, key=lambda s: s.time_seconds[-1]).value[-1]) if series else None
+        if key == "staleness_max":
+            return max((float(s.value.max()) for k in _STALENESS for s in self.series(k).values()), default=None)
+        return None
+
+
+_STALENESS = ("staleness", "staleness_max")
+
+
+def open_run(folder: Path | str) -> RecordedRun:
+    """Read a run folder. Raises ``Refusal`` where there is none, or nothing in it yet."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise Refusal(f"There is no folder {folder}; give the folder that murmurate train wrote (its --out).")
+    run_file, metrics_file = folder / "run.json", folder / "metrics.jsonl"
+    if not run_file.is_file() or not metrics_file.is_file():
+        lacking = run_file.name if not run_file.is_file() else metrics_file.name
+        raise Refusal(
+            f"{folder} is not a run folder: it has no {lacking}; give a folder that murmurate train wrote."
+        )
+    run = _object(run_file)
+    if "recipe" not in run:
+        raise Refusal(
+            f"{run_file} names no recipe, so another program wrote it; "
+            "give a folder that murmurate train wrote."
+        )
+    summary_file = folder / "summary.json"
+    summary = _object(summary_file) if summary_file.is_file() else {}
+    lines = read_metrics(metrics_file)
+    events = [line for line in lines if line.get("kind") == "event"]
+    records = [line for line in lines if line.get("kind") != "event" and line["replica"] is not None]
+    if not records:
+        raise Refusal(
+            f"{folder} holds no records yet; wait until the run has learned for some seconds, "
+            f"or go on with it: murmurate resume {folder}"
+        )
+    return RecordedRun(folder, run, summary, records, sorted(events, key=lambda e: e["time_seconds"]))
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise Refusal(
+            f"{path} cannot be read ({error}); restore it from a backup or leave this run out."
+        ) from error
+    if not isinstance(found, dict):
+        raise Refusal(f"{path} holds no JSON object; restore it from a backup or leave this run out.")
+    return found
