@@ -29,9 +29,7 @@ def unknown(kind: str, given: str, known: Iterable[str]) -> Refusal:
     names = sorted(known)
     near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else ""
-    return Refusal(
-        f"There is no {kind} called '{given}'.{hint} Run: murmurate list {plural(kind)}"
-    )
+    return Refusal(f"There is no {kind} called '{given}'.{hint} Run: murmurate list {plural(kind)}")
 
 
 def plural(kind: str) -> str:

@@ -12,6 +12,8 @@ import mmap
 import os
 import tempfile
 import zlib
+from multiprocessing.reduction import DupFd
+from typing import Any
 
 import numpy as np
 import psutil
@@ -79,6 +81,14 @@ class Arena:
 
     def close(self) -> None:
         os.close(self.descriptor)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travels to a process that is being started; the regions are then taken anew, in order."""
+        return _received, (DupFd(self.descriptor),)
+
+
+def _received(duplicate: Any) -> Arena:
+    return Arena(duplicate.detach())
 
 
 def refuse_if_small(needed_bytes: int, what: str, available_bytes: int | None = None) -> None:

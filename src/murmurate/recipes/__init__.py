@@ -1,0 +1,34 @@
+"""Recipes: functions that return a full Run. The only place where an agent meets a strategy.
+
+Each file has an ``ALGORITHM`` and a ``recipe(world_name) -> Run``; together they are the recipes
+``<world>-<algorithm>``. Nothing else has to know of a new file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+
+from murmurate.collect.worlds import world_names
+from murmurate.errors import unknown
+from murmurate.train import Run
+
+
+def algorithms() -> dict[str, Callable[[str], Run]]:
+    """Recipe functions by algorithm, found by listing this folder."""
+    modules = [importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)]
+    return {module.ALGORITHM: module.recipe for module in modules}
+
+
+def recipe(name: str) -> Run:
+    """The Run called ``<world>-<algorithm>``. Raises Refusal with the nearest name for an unknown one."""
+    known = algorithms()
+    for algorithm in sorted(known, key=len, reverse=True):
+        if name.endswith(f"-{algorithm}"):
+            return known[algorithm](name.removesuffix(f"-{algorithm}"))
+    raise unknown("recipe", name, recipe_names())
+
+
+def recipe_names() -> list[str]:
+    return sorted(f"{world}-{algorithm}" for world in world_names() for algorithm in algorithms())

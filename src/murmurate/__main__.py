@@ -1,0 +1,7 @@
+"""``python -m murmurate`` is ``murmurate``."""
+
+import sys
+
+from murmurate.cli import main
+
+sys.exit(main())

@@ -1,0 +1,258 @@
+"""Advantage actor-critic, the synchronous variant of A3C (Mnih et al. 2016; Dhariwal et al. 2017).
+
+Gradient of GALA eq. 2-4: policy gradient on the n-step advantage, TD error on the value, entropy bonus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from murmurate.agents.interface import Action
+from murmurate.losses.policy import (
+    categorical_log_prob_and_entropy,
+    gaussian_entropy,
+    gaussian_log_prob,
+    policy_gradient,
+)
+from murmurate.losses.returns import generalized_advantages
+from murmurate.losses.value import value_loss
+from murmurate.nets.actor_critic import actor_critic
+from murmurate.spec import Batch, EnvSpec, Outcome, Trajectory, derive_generator
+from murmurate.vector import Replica
+
+
+@dataclass(frozen=True)
+class A2C:
+    """Hyper-parameters; the defaults are those of A2C on Atari (Stooke and Abbeel 2018, Appendix).
+
+    torso: ``auto`` takes nature2013 for images and mlp for vectors.
+    recurrent: width of an LSTM after the torso; 0 is feed-forward.
+    gae_lambda: 1 is the n-step return (GALA Algorithm 1); below 1 is GAE.
+    precision: ``bfloat16`` computes the torso in bfloat16 on a copy of the float32 vector; heads,
+        losses, gradients' accumulation over updates and the optimizer stay float32.
+    learning_rate_end: the rate falls linearly to this share of its start over the run (1: constant).
+    """
+
+    name: ClassVar[str] = "a2c"
+    summary: ClassVar[str] = "advantage actor-critic on n-step returns"
+
+    steps: int = 5
+    discount: float = 0.99
+    gae_lambda: float = 1.0
+    learning_rate: float = 7e-4
+    learning_rate_end: float = 1.0
+    rmsprop_epsilon: float = 1e-5
+    rmsprop_alpha: float = 0.99
+    entropy_coefficient: float = 0.01
+    value_coefficient: float = 0.5
+    normalize_advantages: bool = False
+    clip: float = 0.5
+    optimizer: Literal["rmsprop", "adam"] = "rmsprop"
+    torso: Literal["auto", "mlp", "nature2013", "nature2015"] = "auto"
+    hidden: int = 64
+    recurrent: int = 0
+    precision: Literal["float32", "bfloat16"] = "float32"
+
+    def build(
+        self,
+        spec: EnvSpec,
+        replicate: Callable[..., Replica],
+        *,
+        seed: int,
+        device: torch.device,
+        updates: int | None = None,
+    ) -> A2CAgent:
+        """The agent for one replica. All replicas of a run start alike, from (seed).
+
+        updates: length of the run for the learning-rate schedule, in updates; None keeps it constant.
+        """
+        return A2CAgent(self, spec, replicate, seed=seed, device=device, updates=updates)
+
+
+class A2CAgent:
+    """One actor-learner (see ``Agent``)."""
+
+    def __init__(
+        self,
+        config: A2C,
+        spec: EnvSpec,
+        replicate: Callable[..., Replica],
+        *,
+        seed: int,
+        device: torch.device,
+        updates: int | None,
+    ) -> None:
+        self.config = config
+        self.spec = spec
+        self.device = device
+        self.net = actor_critic(
+            spec,
+            torso=None if config.torso == "auto" else config.torso,
+            hidden=(config.hidden, config.hidden),
+            recurrent=config.recurrent,
+            generator=derive_generator(seed, "network"),
+        ).to(device)
+        self._low = torch.bfloat16 if config.precision == "bfloat16" else None
+        self.replica: Replica = replicate(
+            "a2c",
+            self.net,
+            self._optimizer,
+            clip=config.clip,
+            schedule=_linear(config.learning_rate_end, updates),
+            compute_dtype=self._low,
+            in_compute=lambda name: name.startswith("torso."),
+        )
+
+    def _optimizer(self, parameters: list[Any]) -> torch.optim.Optimizer:
+        c = self.config
+        if c.optimizer == "adam":
+            return torch.optim.Adam(parameters, lr=c.learning_rate, eps=c.rmsprop_epsilon)
+        return torch.optim.RMSprop(
+            parameters, lr=c.learning_rate, alpha=c.rmsprop_alpha, eps=c.rmsprop_epsilon
+        )
+
+    @property
+    def clock(self) -> int:
+        return self.replica.clock
+
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        return {self.replica.name: self.replica}
+
+    def initial_memory(self, batch: int) -> Tensor | None:
+        return self.net.initial_memory(batch)
+
+    @torch.no_grad()
+    def act(
+        self,
+        observation: Tensor,
+        memory: Tensor | None,
+        first: Tensor,
+        generator: torch.Generator,
+        greedy: bool = False,
+    ) -> Action:
+        policy, _, memory = self._forward(observation, memory, first)
+        if self.spec.actions:
+            if greedy:
+                return Action(policy.argmax(-1), memory)
+            # Gumbel-max: argmax of logits + Gumbel noise is a draw from softmax(logits)
+            noise = torch.empty_like(policy).exponential_(generator=generator)
+            return Action((policy - noise.log()).argmax(-1), memory)
+        mean, log_std = policy.chunk(2, -1)
+        if greedy:
+            return Action(mean, memory)
+        noise = torch.empty_like(mean).normal_(generator=generator)
+        return Action(mean + noise * log_std.exp(), memory)
+
+    def _forward(
+        self, observation: Tensor, memory: Tensor | None, first: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        if memory is None:
+            policy, value = self.net(observation)
+            return policy, value, None
+        policy, value, memory = self.net.unroll(observation[None], memory, first[None])
+        return policy[0], value[0], memory
+
+    def learn(self, batch: Batch) -> Outcome:
+        data: Trajectory = batch.data
+        steps, simulators = data.reward.shape
+        if data.memory is None:
+            policy, value = self.net(data.observation.flatten(0, 1))
+            policy = policy.unflatten(0, (steps, simulators))
+            value = value.view(steps, simulators)
+            after = None
+        else:
+            policy, value, after = self.net.unroll(data.observation, data.memory, data.first)
+        advantage, target = self._targets(data, value.detach(), after)
+        log_prob, entropy = self._score(policy, data.action)
+        c = self.config
+        if c.normalize_advantages:
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        policy_loss = policy_gradient(log_prob, advantage)
+        critic_loss = value_loss(value, target)
+        bonus = entropy.mean()
+        loss = policy_loss + c.value_coefficient * critic_loss - c.entropy_coefficient * bonus
+        self.replica.descend(loss)
+        return Outcome(
+            {
+                "loss": loss.detach(),
+                "policy_loss": policy_loss.detach(),
+                "value_loss": critic_loss.detach(),
+                "entropy": bonus.detach(),
+                "gradient_norm": self.replica.gradient_norm
+                if self.replica.gradient_norm is not None
+                else float("nan"),
+                "learning_rate": self.replica.optimizer.param_groups[0]["lr"],
+            }
+        )
+
+    @torch.no_grad()
+    def _targets(self, data: Trajectory, value: Tensor, after: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Advantages and value targets [T, B]; the ends bootstrap with the present critic."""
+        forget = data.terminated[-1] | data.truncated[-1]
+        _, last_value, _ = self._forward(data.last_observation, after, forget)
+        truncated_value = torch.zeros_like(value)
+        if data.truncated_observation is not None:
+            truncated_value[data.truncated] = self._value_of_ends(data)
+        advantage = generalized_advantages(
+            data.reward,
+            value,
+            data.terminated,
+            data.truncated,
+            last_value.view(-1),
+            truncated_value,
+            discount=self.config.discount,
+            lambda_=self.config.gae_lambda,
+        )
+        return advantage, advantage + value
+
+    def _value_of_ends(self, data: Trajectory) -> Tensor:
+        ends = data.truncated_observation
+        if ends is None:
+            raise ValueError("nothing was truncated in this trajectory")
+        if data.memory is None:
+            return self.net(ends)[1].view(-1)
+        # the state with which the last observation of a cut episode would have been read
+        memory: Tensor = data.memory
+        found = torch.zeros(len(ends), device=ends.device)
+        row = 0
+        for t in range(data.reward.shape[0]):
+            _, _, memory = self.net.unroll(data.observation[t : t + 1], memory, data.first[t : t + 1])
+            cut = data.truncated[t]
+            count = int(cut.sum())
+            if count:
+                never = torch.zeros(1, count, dtype=torch.bool, device=ends.device)
+                found[row : row + count] = self.net.unroll(ends[None, row : row + count], memory[cut], never)[
+                    1
+                ][0]
+                row += count
+        return found
+
+    def _score(self, policy: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        if self.spec.actions:
+            return categorical_log_prob_and_entropy(policy, action)
+        mean, log_std = policy.chunk(2, -1)
+        return gaussian_log_prob(mean, log_std, action), gaussian_entropy(mean, log_std)
+
+    def state(self) -> dict[str, Any]:
+        """Nothing of its own: all that learns is in the replica, and that has its own state."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def _linear(end: float, updates: int | None) -> Callable[[int], float] | None:
+    if updates is None or end == 1.0:
+        return None
+    total = updates
+
+    def factor(clock: int) -> float:
+        return 1.0 + (end - 1.0) * min(clock / total, 1.0)
+
+    return factor

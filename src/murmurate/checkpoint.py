@@ -1,0 +1,198 @@
+"""Checkpoints: named tensors in safetensors, everything else in JSON; never pickle, never half.
+
+``checkpoints/last``, ``previous`` and ``best`` each hold a ``replica-<i>.safetensors`` a replica and one
+``state.json`` with a checksum of each. Parts are written into a staging folder, which becomes
+``last`` by renaming once all are there.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from murmurate.errors import Refusal, RunFailed
+
+FORMAT = 1
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def write_part(staging: Path, rank: int, state: dict[str, Any]) -> None:
+    """Write one replica's nested ``state`` (tensors and plain values) into a staging folder.
+
+    Raises RunFailed when the disk is full.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    plain = _split(state, (), tensors)
+    try:
+        staging.mkdir(parents=True, exist_ok=True)
+        target = staging / f"replica-{rank}.safetensors"
+        save_file(tensors, target, metadata={"plain": json.dumps(plain)})
+        _sync(target)
+    except (OSError, SafetensorError) as error:
+        raise disk_failure(staging, error) from error
+
+
+def commit(folder: Path, staging: Path, about: dict[str, Any]) -> None:
+    """Make ``staging`` the newest checkpoint of ``folder``; the one before is kept as ``previous``.
+
+    A crash at any point leaves at least one whole checkpoint under ``last`` or ``previous``.
+    """
+    parts = sorted(staging.glob("replica-*.safetensors"))
+    manifest = {
+        "format": FORMAT,
+        "package": "murmurate",
+        "parts": {part.name: _digest(part) for part in parts},
+        **about,
+    }
+    try:
+        _write_json(staging / "state.json", manifest)
+        last, previous, old = folder / "last", folder / "previous", folder / ".old"
+        if last.exists():
+            if previous.exists():
+                shutil.rmtree(old, ignore_errors=True)
+                previous.rename(old)
+            last.rename(previous)
+        staging.rename(last)
+        _sync(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise disk_failure(folder, error) from error
+
+
+def keep_as_best(folder: Path) -> None:
+    """Copy ``last`` to ``best``, atomically."""
+    fresh, best, old = folder / ".best", folder / "best", folder / ".old-best"
+    try:
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.copytree(folder / "last", fresh)
+        if best.exists():
+            best.rename(old)
+        fresh.rename(best)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise disk_failure(folder, error) from error
+
+
+def newest(folder: Path) -> Path:
+    """The newest whole checkpoint in ``folder``; falls back to the one before, with a warning.
+
+    Raises Refusal if there is none.
+    """
+    problems = []
+    for name in ("last", "previous"):
+        candidate = folder / name
+        problem = damage(candidate)
+        if problem is None:
+            for found in problems:
+                warnings.warn(f"{found} Going on from {candidate} instead.", stacklevel=2)
+            return candidate
+        problems.append(problem)
+    raise Refusal(f"{problems[0]} There is no other to fall back to: start again with murmurate train.")
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, in a sentence; None if it is whole."""
+    try:
+        manifest = json.loads((checkpoint / "state.json").read_text())
+    except FileNotFoundError:
+        return f"{checkpoint} holds no checkpoint."
+    except ValueError:
+        return f"{checkpoint}/state.json is corrupt."
+    if not isinstance(manifest, dict) or manifest.get("package") != "murmurate":
+        return f"{checkpoint} was not written by murmurate."
+    if manifest.get("format") != FORMAT:
+        return f"{checkpoint} has format {manifest.get('format')}, and this version reads {FORMAT}."
+    for name, digest in manifest["parts"].items():
+        part = checkpoint / name
+        if not part.exists() or _digest(part) != digest:
+            return f"{part} is corrupt or missing."
+    return None
+
+
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
+    return manifest
+
+
+def read_part(checkpoint: Path, rank: int) -> dict[str, Any]:
+    """One replica's nested state. Raises Refusal if it is unreadable."""
+    path = checkpoint / f"replica-{rank}.safetensors"
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            plain = json.loads(json.loads(file.read(size))["__metadata__"]["plain"])
+        tensors = load_file(path)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise Refusal(f"{path} cannot be read ({error}). Resume from another checkpoint.") from error
+    joined: dict[str, Any] = _join(plain, (), tensors)
+    return joined
+
+
+def parts(checkpoint: Path) -> list[int]:
+    """Ranks that have a part."""
+    return sorted(int(p.stem.split("-")[1]) for p in checkpoint.glob("replica-*.safetensors"))
+
+
+def disk_failure(path: Path, error: Exception) -> RunFailed:
+    number = getattr(error, "errno", None)
+    if number in _FULL or "No space" in str(error) or "File too large" in str(error):
+        return RunFailed(
+            f"The disk that holds {path} is full; the last whole checkpoint is kept. "
+            f"Free some space, then run: murmurate resume {path.parent}"
+        )
+    return RunFailed(f"Cannot write to {path}: {error}. The last whole checkpoint is kept.")
+
+
+_TENSOR = "<tensor>"
+
+
+def _split(value: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> Any:
+    """``value`` without its tensors, which go to ``tensors`` under their path."""
+    if isinstance(value, torch.Tensor):
+        tensors["/".join(path)] = value.detach().to("cpu", copy=True).contiguous()
+        return _TENSOR
+    if isinstance(value, dict):
+        return {"d": {str(k): _split(v, (*path, str(k)), tensors) for k, v in value.items()}}
+    if isinstance(value, (list, tuple)):
+        return {"l": [_split(v, (*path, str(i)), tensors) for i, v in enumerate(value)]}
+    return {"v": value}
+
+
+def _join(value: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> Any:
+    if value == _TENSOR:
+        return tensors["/".join(path)]
+    if "d" in value:
+        return {k: _join(v, (*path, k), tensors) for k, v in value["d"].items()}
+    if "l" in value:
+        return [_join(v, (*path, str(i)), tensors) for i, v in enumerate(value["l"])]
+    return value["v"]
+
+
+def _write_json(path: Path, value: Any) -> None:
+    with path.open("w") as file:
+        json.dump(value, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,187 @@
+"""The command line. Verbs by argparse, the fields of a Run by tyro; the work is done elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from murmurate import __version__
+from murmurate.errors import Refusal, RunFailed
+
+FAILED, REFUSED = 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code (design, section 7)."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and options.verb not in ("train", "resume"):
+        parser.error(f"unknown argument {rest[0]}")
+    try:
+        code: int = options.act(options, rest)
+    except Refusal as refusal:
+        print(f"murmurate: {refusal}", file=sys.stderr)
+        return REFUSED
+    except RunFailed as failure:
+        print(f"murmurate: {failure}", file=sys.stderr)
+        return FAILED
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="murmurate", description="Write the learner once; how its replicas agree is a part you swap."
+    )
+    parser.add_argument("--version", action="version", version=f"murmurate {__version__}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    train = verbs.add_parser("train", help="train a recipe", add_help=False)
+    train.add_argument("recipe", help="<world>-<algorithm>, for example pong-gala; see: murmurate list")
+    train.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")
+    train.add_argument("--out", type=Path, help="run folder (default: runs/<recipe>-<time>)")
+    train.add_argument("-h", "--help", action="store_true", dest="fields_help")
+    train.set_defaults(act=_train)
+    resume = verbs.add_parser("resume", help="go on from a run folder")
+    resume.add_argument("folder", type=Path)
+    resume.set_defaults(act=_resume)
+    evaluate = verbs.add_parser("eval", help="play games with a run's parameters")
+    evaluate.add_argument("folder", type=Path)
+    evaluate.add_argument("--episodes", type=int, default=10)
+    evaluate.add_argument("--video", action="store_true", help="write videos/episode.mp4")
+    evaluate.add_argument("--best", action="store_true", help="the best checkpoint instead of the last")
+    evaluate.add_argument("--seed", type=int, default=None)
+    evaluate.add_argument("--json", action="store_true")
+    evaluate.set_defaults(act=_eval)
+    report = verbs.add_parser("report", help="write report.html for one run, or several laid over")
+    report.add_argument("folders", type=Path, nargs="+")
+    report.add_argument("--out", type=Path, default=None)
+    report.set_defaults(act=_report)
+    listing = verbs.add_parser("list", help="what there is")
+    listing.add_argument("what", nargs="?", default="recipes")
+    listing.add_argument("--json", action="store_true")
+    listing.set_defaults(act=_list)
+    bench = verbs.add_parser("bench", help="race against peers and physical limits")
+    bench.add_argument("name")
+    bench.add_argument("--json", action="store_true")
+    bench.add_argument("--full", action="store_true", help="longer and with all peers")
+    bench.set_defaults(act=_bench)
+    doctor = verbs.add_parser("doctor", help="what this machine offers, and what to do about it")
+    doctor.add_argument("--json", action="store_true")
+    doctor.set_defaults(act=_doctor)
+    return parser
+
+
+def _train(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.recipes import recipe
+    from murmurate.session import train
+    from murmurate.strategies import strategy
+
+    run = recipe(options.recipe)
+    if options.strategy is not None and options.strategy != run.strategy.name:
+        run = dataclasses.replace(run, strategy=strategy(options.strategy)())
+    run = fields(run, [*rest, *(["--help"] if options.fields_help else [])], "train " + options.recipe)
+    folder = options.out or Path("runs") / f"{run.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return _told(train(run, folder), folder)
+
+
+def _resume(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.session import resume
+
+    return _told(resume(options.folder, lambda run: fields(run, rest, "resume")), options.folder)
+
+
+def fields(run: Any, arguments: Sequence[str], verb: str) -> Any:
+    """``run`` with any of its fields changed by ``--field value`` (nested ones as ``--agent.steps 5``)."""
+    import tyro
+
+    if not arguments:
+        return run
+    hidden = tyro.conf.configure(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)
+    return tyro.cli(hidden(type(run)), default=run, args=list(arguments), prog=f"murmurate {verb}")
+
+
+def _told(finish: Any, folder: Path) -> int:
+    summary = finish.summary
+    if summary["exit"].startswith("failed"):
+        print(f"murmurate: {summary['exit']}", file=sys.stderr)
+    mean = summary.get("eval_return_mean")
+    if mean is not None:
+        error = summary["eval_return_stderr"]
+        spread = "" if error is None else f" ± {error:.2f}"
+        print(
+            f"{summary['env_steps']:,} env steps in {summary['wall_seconds']:.0f} s. "
+            f"Evaluation over {summary['episodes']} games: {mean:.2f}{spread}"
+        )
+    for rank in summary["dead_replicas"]:
+        print(f"replica {rank} died on the way; the others went on")
+    print(f"All of it is in {folder} — next: murmurate report {folder}")
+    return int(finish.code)
+
+
+def _eval(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.play import evaluate_folder
+
+    result = evaluate_folder(
+        options.folder,
+        episodes=options.episodes,
+        which="best" if options.best else "last",
+        video=options.video,
+        seed=options.seed,
+    )
+    if options.json:
+        print(json.dumps(result))
+    else:
+        print(
+            f"{result['episodes']} games: mean return {result['eval_return_mean']:.2f} "
+            f"± {result['eval_return_stderr']:.2f} (standard error)"
+        )
+        if result["video"]:
+            print(f"video: {result['video']}")
+    return 0
+
+
+def _report(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.record.report import report
+
+    out = options.out or options.folders[0] / "report.html"
+    print(report(options.folders, out))
+    return 0
+
+
+def _list(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.listing import listing, show
+
+    rows = listing(options.what)
+    if options.json:
+        print(json.dumps(rows))
+    else:
+        show(options.what, rows)
+    return 0
+
+
+def _bench(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.bench import bench
+
+    result = bench(options.name, full=options.full, quiet=options.json)
+    print(json.dumps(result))
+    return 0
+
+
+def _doctor(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.doctor import findings, show
+
+    found = findings()
+    if options.json:
+        print(json.dumps(found))
+    else:
+        show(found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""The launcher's side of a run: asks for checkpoints, commits them, decides when it is over, sums up.
+
+It learns nothing and sits in nobody's way: replicas read its wishes from the board between two steps.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from murmurate import checkpoint
+from murmurate.errors import RunFailed
+from murmurate.fabric.board import Board
+from murmurate.record.console import Console
+from murmurate.record.reader import Tail
+from murmurate.record.recorder import Recorder
+from murmurate.record.tensorboard import TensorBoard
+from murmurate.train import FINAL, Run, staging
+
+
+class SecondInterrupt(Exception):
+    """Ctrl-C came twice: stop at once."""
+
+
+class Coordinator:
+    """Watches one run through its board and its ``metrics.jsonl``."""
+
+    def __init__(
+        self, run: Run, folder: Path, board: Board, started_at: float, offset_seconds: float = 0.0
+    ) -> None:
+        self.run, self.folder, self.board = run, folder, board
+        self.checkpoints = folder / "checkpoints"
+        self.recorder = Recorder(folder / "metrics.jsonl", None, started_at, offset_seconds=offset_seconds)
+        self.tail = Tail(folder / "metrics.jsonl")
+        self.console = Console(
+            f"{run.recipe} · {run.strategy.name} · {run.replicas} replica{'s' * (run.replicas > 1)}",
+            run.replicas,
+            run.env_steps,
+            target_seconds=None if run.minutes is None else run.minutes * 60,
+            elapsed=lambda: self.recorder.seconds,
+        )
+        self.tensorboard = TensorBoard(folder / "tensorboard", time.time() - self.recorder.seconds)
+        self.returns: deque[float] = deque(maxlen=100)
+        self.best = float("-inf")
+        self.dead: list[int] = []
+        self.events: list[dict[str, Any]] = []
+        self.interrupted = False
+        self.signal = 0
+        self.failure: RunFailed | SecondInterrupt | None = None
+        self.steps_before = 0
+        self.seconds_before = offset_seconds
+        self.stopped_because = ""
+        self._pending = 0  # number of the checkpoint that replicas are writing; 0 if none
+        self._next_at = self._after(board.total_env_steps())
+        self._clear_staging()
+
+    # -- while it runs ------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Take in what has been recorded; ask, commit, stop. Cheap; a few times a second."""
+        self._read()
+        self._commit_if_ready()
+        total = self.board.total_env_steps()
+        if not self._pending and total >= self._next_at and not self.board.stop_requested:
+            self._next_at = self._after(total)
+            self._pending = self.board.request_checkpoint()
+        if self.run.minutes is not None and self.recorder.seconds > self.run.minutes * 60:
+            self.stop(f"{self.run.minutes:g} minutes have passed")
+        goal = self.run.stop_at_return
+        if goal is not None and len(self.returns) == 100 and self.return_mean() >= goal:
+            self.stop(f"the mean return of the last 100 training episodes reached {goal:g}")
+
+    def stop(self, why: str) -> None:
+        """Let every replica finish its step, save, and end."""
+        if not self.board.stop_requested:
+            self.stopped_because = why
+            self.event("stopping", f"stopping: {why}")
+            self.board.request_stop()
+
+    def died(self, rank: int, how: str) -> None:
+        """A role ended that should not have: nobody waits for it from now on."""
+        if rank in self.dead:
+            return
+        self.board.bury(rank)
+        self.dead.append(rank)
+        left = list(self.board.living())
+        self.event("died", f"replica {rank} died ({how}); {len(left)} go on", member=rank)
+
+    def event(self, name: str, message: str, **fields: Any) -> None:
+        self.recorder.event(name, message, env_steps=self.board.total_env_steps(), updates=0, **fields)
+        self.events.append(
+            {"event": name, "message": message, "time_seconds": round(self.recorder.seconds, 3), **fields}
+        )
+
+    def return_mean(self) -> float:
+        return sum(self.returns) / len(self.returns) if self.returns else float("nan")
+
+    def _read(self) -> None:
+        records = self.tail.poll()
+        for record in records:
+            self.returns.extend(pair[0] for pair in record.get("episode_returns") or ())
+        self.console.feed(records)
+        self.console.refresh()
+        self.tensorboard.feed(records)
+
+    # -- checkpoints --------------------------------------------------------------------------------
+
+    def _after(self, total: int) -> int:
+        every = self.run.checkpoint_every_env_steps
+        return (total // every + 1) * every
+
+    def _commit_if_ready(self) -> None:
+        if not self._pending or not self.board.saved_by_all(self._pending):
+            return
+        self._commit(str(self._pending))
+        self._pending = 0
+
+    def commit_final(self) -> bool:
+        """Commit the parts that replicas wrote at their end; False if none did."""
+        self._read()
+        self._pending = 0
+        if not any(staging(self.folder, FINAL).glob("replica-*.safetensors")):
+            return False
+        self._commit(FINAL)
+        self._clear_staging()
+        return True
+
+    def _commit(self, name: str) -> None:
+        self._read()
+        mean = self.return_mean()
+        about = {
+            "env_steps": self.board.total_env_steps(),
+            "seconds": self.recorder.seconds,
+            "replicas": self.run.replicas,
+            "living": list(self.board.living()),
+            "dead": self.dead,
+            "returns": list(self.returns),
+            "best": max(self.best, mean) if mean == mean else self.best_or_none(),
+        }
+        checkpoint.commit(self.checkpoints, staging(self.folder, name), about)
+        if mean > self.best:
+            self.best = mean
+            checkpoint.keep_as_best(self.checkpoints)
+        self.event("checkpoint", f"checkpoint at {about['env_steps']:,} env steps")
+
+    def best_or_none(self) -> float | None:
+        return None if self.best == float("-inf") else self.best
+
+    def _clear_staging(self) -> None:
+        for left in self.checkpoints.glob(".staging-*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def restore(self, manifest: dict[str, Any]) -> None:
+        """Go on from a checkpoint's ``state.json``."""
+        self.steps_before = int(manifest["env_steps"])
+        self.returns.extend(manifest["returns"])
+        if manifest["best"] is not None:
+            self.best = float(manifest["best"])
+        self._next_at = self._after(int(manifest["env_steps"]))
+
+    def close(self) -> None:
+        self._read()
+        self.tensorboard.close()
+        self.recorder.close()
+
+
+@contextmanager
+def signals(coordinator: Coordinator) -> Iterator[None]:
+    """Ctrl-C or SIGTERM once: save and stop. Twice: stop (raises SecondInterrupt)."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if coordinator.interrupted:
+            raise SecondInterrupt(f"{signal.Signals(number).name} came twice; nothing more was saved")
+        coordinator.interrupted = True
+        coordinator.signal = number
+        coordinator.stop(f"{signal.Signals(number).name}; once more stops without saving")
+
+    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

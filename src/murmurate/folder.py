@@ -1,0 +1,129 @@
+"""The run folder: what is written once, and reading it back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+import murmurate
+from murmurate.errors import Refusal
+from murmurate.strategies import strategy as strategy_class
+from murmurate.strategies.interface import Strategy
+from murmurate.train import Run
+
+
+def claim(folder: Path) -> None:
+    """Make the folder of a new run. Raises Refusal if it holds one, or anything else."""
+    if (folder / "run.json").exists():
+        raise Refusal(
+            f"{folder} already holds a run. Go on with it: murmurate resume {folder}; "
+            "or choose another folder with --out."
+        )
+    if folder.exists() and any(folder.iterdir()):
+        raise Refusal(f"{folder} is not empty and holds no run. Choose another folder with --out.")
+    try:
+        (folder / "checkpoints").mkdir(parents=True)
+    except OSError as error:
+        raise Refusal(
+            f"{folder} cannot be made: {error.strerror}. Choose another folder with --out."
+        ) from error
+
+
+def write_run(folder: Path, run: Run) -> None:
+    """``run.json``: the whole resolved Run, versions and hardware."""
+    write_json(
+        folder / "run.json",
+        {**plain(run), "versions": versions(), "hardware": hardware(run), "command": sys.argv},
+    )
+
+
+def read_run(folder: Path, recipe: Callable[[str], Run]) -> Run:
+    """The Run of a folder; ``recipe`` resolves its name. Raises Refusal if there is none."""
+    path = folder / "run.json"
+    try:
+        stored = json.loads(path.read_text())
+        name = stored["recipe"]
+    except FileNotFoundError:
+        raise Refusal(f"{folder} holds no run (there is no run.json). Check the path.") from None
+    except (ValueError, KeyError, TypeError):
+        raise Refusal(f"{path} is corrupt or was not written by murmurate.") from None
+    base = recipe(name)
+    base = dataclasses.replace(base, strategy=strategy_class(stored["strategy"]["name"])())
+    try:
+        rebuilt: Run = restore(base, stored)
+    except (KeyError, TypeError, ValueError) as error:
+        raise Refusal(f"{path} does not fit this version of murmurate ({error}).") from error
+    return rebuilt
+
+
+def plain(value: Any) -> Any:
+    """A dataclass as JSON values; a strategy, agent or world carries its name."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+        named = isinstance(value, Strategy) or hasattr(type(value), "summary")
+        return {"name": type(value).name, **fields} if named else fields  # type: ignore[attr-defined]
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def restore(like: Any, stored: Any) -> Any:
+    """``stored`` in the shape of ``like``: dataclasses and tuples as they were."""
+    if dataclasses.is_dataclass(like) and not isinstance(like, type):
+        names = {f.name for f in dataclasses.fields(like) if f.init}
+        changes = {k: restore(getattr(like, k), v) for k, v in stored.items() if k in names}
+        return dataclasses.replace(like, **changes)
+    if isinstance(like, tuple) and isinstance(stored, list):
+        return tuple(stored)
+    return stored
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` so that a reader sees the old file or the new one."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(json.dumps(value, indent=1) + "\n")
+    os.replace(fresh, path)
+
+
+def versions() -> dict[str, str]:
+    return {
+        "murmurate": murmurate.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def hardware(run: Run | None = None) -> dict[str, Any]:
+    """The line that every published figure carries."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "cpu": _cpu_name(),
+        "cores": psutil.cpu_count() or 1,
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": gpus,
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def host() -> str:
+    return socket.gethostname()
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"

@@ -1,0 +1,97 @@
+"""What runs in a role's own process: one replica, started by the local launcher."""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from murmurate.checkpoint import read_part
+from murmurate.errors import Refusal, RunFailed
+from murmurate.fabric.arena import Arena
+from murmurate.fabric.board import Board
+from murmurate.fabric.interface import FabricError
+from murmurate.fabric.processes import ProcessFabric
+from murmurate.train import Learning, Post, Run
+from murmurate.vector import NotFinite
+
+FINISHED, FAILED, REFUSED = 0, 3, 4
+
+
+def open_board(arena: Arena, size: int) -> Board:
+    """The board is the arena's first region, for the launcher and the roles alike."""
+    cells: np.ndarray[Any, np.dtype[np.int64]] = arena.counters("board", (Board.cells_needed(size),))
+    return Board(size, cells)
+
+
+def replica(
+    run: Run,
+    rank: int,
+    arena: Arena,
+    line: Connection,
+    folder: Path,
+    started_at: float,
+    offset_seconds: float,
+    part: tuple[Path, int] | None,
+) -> None:
+    """Process entry point. Says over ``line`` why, if it cannot go on, and exits with a code of its own."""
+    _settle(folder, rank, run.placement.threads)
+    board = open_board(arena, run.replicas)
+    try:
+        post = Post(
+            rank,
+            ProcessFabric(arena, board, rank),
+            board,
+            folder,
+            started_at,
+            offset_seconds,
+            None if part is None else read_part(*part),
+        )
+        Learning(run, post).go()
+        code = FINISHED
+    except Refusal as refusal:
+        line.send(str(refusal))
+        code = REFUSED
+    except (NotFinite, RunFailed, FabricError) as failure:
+        traceback.print_exc()
+        line.send(str(failure))
+        code = FAILED
+    except Exception as error:
+        traceback.print_exc()
+        log = folder / "logs" / f"replica-{rank}.log"
+        line.send(f"replica {rank} stopped with {type(error).__name__}: {error} (see {log})")
+        code = FAILED
+    line.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # simulators' native threads need no goodbye, and must not keep the process
+    os._exit(code)
+
+
+def _settle(folder: Path, rank: int, threads: int) -> None:
+    """Make this process a good member: own log, no terminal signals, and gone with the launcher."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    log = os.open(folder / "logs" / f"replica-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    faulthandler.enable()
+    torch.set_num_threads(threads)
+    launcher = multiprocessing.parent_process()
+    if launcher is not None:
+        threading.Thread(target=_leave_with, args=(launcher.sentinel,), daemon=True).start()
+
+
+def _leave_with(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(1)

@@ -1,0 +1,39 @@
+"""``<world>-a2c``: advantage actor-critic; with several replicas they mean their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from murmurate.agents.a2c import A2C
+from murmurate.collect.atari import AtariWorld
+from murmurate.collect.gym import GymWorld
+from murmurate.collect.worlds import world
+from murmurate.strategies.all_reduce import AllReduce
+from murmurate.train import Run
+
+ALGORITHM = "a2c"
+
+
+def a2c(name: str) -> Run:
+    """One learner with 16 simulators; ``--replicas N`` adds learners that all-reduce."""
+    return Run(recipe=f"{name}-{ALGORITHM}", strategy=AllReduce(), **settings(name))
+
+
+def settings(name: str) -> dict[str, Any]:
+    """What suits a world, whatever the strategy."""
+    where = world(name)
+    if isinstance(where, AtariWorld):
+        return {"world": where, "agent": A2C(), "env_steps": 10_000_000}
+    if isinstance(where, GymWorld) and name == "cartpole":
+        agent = A2C(
+            learning_rate=2e-3, learning_rate_end=0.1, steps=8, gae_lambda=0.95, entropy_coefficient=0.0
+        )
+        return {"world": where, "agent": agent, "env_steps": 500_000, "stop_at_return": 475.0}
+    return {
+        "world": where,
+        "agent": A2C(steps=8, gae_lambda=0.95, entropy_coefficient=0.0),
+        "env_steps": 1_000_000,
+    }
+
+
+recipe = a2c

@@ -1,0 +1,17 @@
+"""``<world>-gala``: actor-learners that gossip on a directed ring (Assran et al. 2019, Algorithm 1)."""
+
+from __future__ import annotations
+
+from murmurate.recipes.a2c import settings
+from murmurate.strategies.gala import GALA
+from murmurate.train import Run
+
+ALGORITHM = "gala"
+
+
+def gala(name: str) -> Run:
+    """Four A2C learners; each averages with the one before it in the ring, and nobody waits."""
+    return Run(recipe=f"{name}-{ALGORITHM}", strategy=GALA(), replicas=4, **settings(name))
+
+
+recipe = gala

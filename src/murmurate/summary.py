@@ -1,0 +1,131 @@
+"""The end of a run: the consensus parameters play their evaluation games, and all is summed up."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from murmurate import checkpoint
+from murmurate.agents.interface import Agent
+from murmurate.collect.evaluate import EvalResult, evaluate
+from murmurate.coordinator import Coordinator
+from murmurate.folder import write_json
+from murmurate.spec import derive_seed
+from murmurate.train import Run
+from murmurate.vector import Replica
+
+
+def load_agent(run: Run, folder: Path) -> Agent:
+    """An agent with the consensus parameters of a checkpoint folder (``checkpoints/last``, say).
+
+    Floating-point buffers are the mean over the replicas saved in it. Raises Refusal if it is damaged.
+    """
+    torch.set_num_threads(run.placement.threads)
+    simulators = run.world.open(1, training=False)
+    spec = simulators.spec
+    simulators.close()
+    agent = run.agent.build(spec, Replica, seed=run.seed, device=torch.device("cpu"))
+    ranks = checkpoint.parts(folder)
+    states = [checkpoint.read_part(folder, rank) for rank in ranks]
+    for name, replica in agent.replicas.items():
+        with torch.no_grad():
+            for key, values in replica.named_views():
+                values.copy_(states[0]["consensus"][name]["params"][key])
+            for key, buffer in replica.module.named_buffers():
+                saved = [s["replicas"][name]["replica"]["buffers"][key] for s in states]
+                mean = torch.stack(saved).mean(0) if buffer.is_floating_point() else saved[0]
+                buffer.copy_(mean)
+        replica.reload()
+    return agent
+
+
+def frames_per_step(run: Run) -> int:
+    simulators = run.world.open(1, training=False)
+    simulators.close()
+    return simulators.spec.frames_per_step
+
+
+def play(run: Run, folder: Path, episodes: int, seed: int | None = None) -> EvalResult:
+    """Evaluation games of a checkpoint: argmax, up to 30 no-ops, seeds training never saw."""
+    agent = load_agent(run, folder)
+    where = derive_seed(run.seed, "evaluation games") if seed is None else seed
+    return evaluate(run.world, agent, episodes, where)
+
+
+def disagreement(folder: Path, ranks: Sequence[int]) -> float | None:
+    """sqrt(mean_i ||x_i - mean||^2) / ||mean|| over the parts of a checkpoint; None with one part."""
+    if len(ranks) < 2:
+        return None
+    vectors = []
+    for rank in ranks:
+        replicas = checkpoint.read_part(folder, rank)["replicas"]
+        tensors = [t for r in sorted(replicas) for _, t in sorted(replicas[r]["replica"]["params"].items())]
+        vectors.append(torch.cat([t.flatten().double() for t in tensors]))
+    x = torch.stack(vectors)
+    mean = x.mean(0)
+    return float((x - mean).square().sum(1).mean().sqrt() / mean.norm())
+
+
+def summarize(run: Run, folder: Path, coordinator: Coordinator, exit_reason: str) -> dict[str, Any]:
+    """Evaluate, then write and return ``summary.json`` (fields: ``docs/metrics.md``)."""
+    last = folder / "checkpoints" / "last"
+    best = folder / "checkpoints" / "best"
+    seconds = coordinator.recorder.seconds
+    board = coordinator.board
+    facts: dict[str, Any] = {
+        "recipe": run.recipe,
+        "agent": run.agent.name,
+        "strategy": run.strategy.name,
+        "replicas": run.replicas,
+        "launcher": run.launcher,
+        "seed": run.seed,
+        "env_steps": board.total_env_steps(),
+        "frames": board.total_env_steps() * frames_per_step(run),
+        "updates": int(statistics.median(board.clock(r) for r in range(run.replicas))),
+        "wall_seconds": seconds,
+        "env_steps_per_second": (board.total_env_steps() - coordinator.steps_before)
+        / max(seconds - coordinator.seconds_before, 1e-9),
+        "train_return_mean": _number(coordinator.return_mean()),
+        "dead_replicas": coordinator.dead,
+        "events": coordinator.events,
+        "stopped_because": coordinator.stopped_because,
+        "exit": exit_reason,
+    }
+    facts |= _from_checkpoint(run, last, best)
+    write_json(folder / "summary.json", facts)
+    return facts
+
+
+def _from_checkpoint(run: Run, last: Path, best: Path) -> dict[str, Any]:
+    nothing = dict.fromkeys(
+        (
+            "eval_return_mean", "eval_return_stderr", "episodes", "staleness_max", "disagreement_final",
+            "bytes_exchanged", "best_eval_return_mean", "resume_exact",
+        )
+    )  # fmt: skip
+    if checkpoint.damage(last) is not None:
+        return nothing
+    ranks = checkpoint.parts(last)
+    states = [checkpoint.read_part(last, rank) for rank in ranks]
+    result = play(run, last, run.eval_episodes)
+    best_mean = result.mean
+    if checkpoint.damage(best) is None:
+        best_mean = max(best_mean, play(run, best, run.eval_episodes).mean)
+    return {
+        "eval_return_mean": result.mean,
+        "eval_return_stderr": _number(result.stderr),
+        "episodes": len(result.returns),
+        "staleness_max": max(max(s["staleness_max"].values()) for s in states),
+        "disagreement_final": disagreement(last, ranks),
+        "bytes_exchanged": sum(s["bytes_exchanged"] for s in states),
+        "best_eval_return_mean": best_mean,
+        "resume_exact": all(s["exact"] for s in states),
+    }
+
+
+def _number(x: float) -> float | None:
+    return None if x != x else x

@@ -1,0 +1,324 @@
+"""The loop, and ``Run``: the one value that describes a run (design, section 3)."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from murmurate.agents.a2c import A2C
+from murmurate.agents.interface import Agent
+from murmurate.checkpoint import write_part
+from murmurate.collect.interface import Simulators, World
+from murmurate.collect.rollouts import Rollouts, open_groups
+from murmurate.errors import Refusal
+from murmurate.fabric.board import Board
+from murmurate.fabric.interface import Fabric, FabricFactory
+from murmurate.probe import Probe
+from murmurate.record.recorder import Recorder
+from murmurate.replicator import Replicate, Replicator
+from murmurate.spec import Batch, EnvSpec, Outcome, Placement, derive_seed
+from murmurate.strategies.interface import Strategy
+
+FINAL = "final"
+FINAL_REQUEST = 1 << 40
+_FINISH_DEADLINE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that a run depends on, resolved. A recipe is a function that returns one.
+
+    world: what is learned in. agent: who learns. strategy: how the replicas agree.
+    replicas: number of learners.
+    simulators: per learner.
+    env_steps: total over the replicas at which the run ends. updates: per replica. minutes: of wall
+        time. Whichever comes first; at least one is given.
+    stop_at_return: also end once the mean return of the last 100 training episodes reaches this.
+    seed: everything random derives from it.
+    launcher: ``local`` (processes of this host) or ``inline`` (threads on a simulated fabric).
+    double_buffer: act for one half of the simulators while the other half steps in native threads.
+    checkpoint_every_env_steps: total over the replicas between checkpoints.
+    probe_every_updates: own updates between looks at disagreement and gradient cosines; 0 never looks.
+    record_every_seconds: between two lines of a replica in ``metrics.jsonl``.
+    eval_episodes: full games played by the final (and the best) parameters.
+    """
+
+    recipe: str
+    world: World
+    agent: A2C
+    strategy: Strategy
+    replicas: int = 1
+    simulators: int = 16
+    env_steps: int | None = None
+    updates: int | None = None
+    minutes: float | None = None
+    stop_at_return: float | None = None
+    seed: int = 0
+    launcher: str = "local"
+    placement: Placement = field(default_factory=Placement)
+    double_buffer: bool = False
+    checkpoint_every_env_steps: int = 250_000
+    probe_every_updates: int = 200
+    record_every_seconds: float = 1.0
+    eval_episodes: int = 10
+
+    def validate(self) -> None:
+        """Raise Refusal for values that make no sense."""
+        if self.replicas < 1:
+            raise Refusal(f"replicas is {self.replicas}; a run needs at least one. Use --replicas 1.")
+        if self.simulators < 1:
+            raise Refusal(f"simulators is {self.simulators}; a learner needs at least one.")
+        for name in ("env_steps", "updates", "minutes"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                option = name.replace("_", "-")
+                raise Refusal(f"{name} is {value}; give a positive number, as in --{option} 100000.")
+        if self.env_steps is None and self.updates is None and self.minutes is None:
+            raise Refusal("the run has no end: give --env-steps, --updates or --minutes.")
+        if self.checkpoint_every_env_steps < 1:
+            raise Refusal("checkpoint_every_env_steps must be at least 1.")
+        if not self.record_every_seconds > 0:
+            raise Refusal("record_every_seconds must be above 0.")
+
+    def planned_updates(self) -> int | None:
+        """Updates per replica over the whole run, for schedules; None if only time ends it."""
+        if self.updates is not None:
+            return self.updates
+        if self.env_steps is None:
+            return None
+        return max(1, self.env_steps // (self.replicas * self.simulators * self.agent.steps))
+
+    def learner(self, replicate: Replicate, rank: int, spec: EnvSpec) -> Agent:
+        """The agent of one replica."""
+        return self.agent.build(
+            spec,
+            replicate,
+            seed=self.seed,
+            device=self.placement.device(rank),
+            updates=self.planned_updates(),
+        )
+
+    def source(self, rank: int, learner: Agent, groups: list[Simulators]) -> Rollouts:
+        """Where one replica's batches come from."""
+        return Rollouts(
+            groups,
+            learner,
+            self.agent.steps,
+            seed=derive_seed(self.seed, "source", rank),
+            device=self.placement.device(rank),
+        )
+
+    def open_simulators(self) -> list[Simulators]:
+        return open_groups(self.world, self.simulators, training=True, double_buffer=self.double_buffer)
+
+
+@dataclass
+class Post:
+    """Where one replica works: its fabric, the board, the run folder, and what to go on from."""
+
+    rank: int
+    fabric: FabricFactory
+    board: Board
+    folder: Path
+    started_at: float
+    offset_seconds: float = 0.0
+    restored: dict[str, Any] | None = None
+
+
+class Learning:
+    """One replica's part of a run: the loop of design section 3, and what surrounds it."""
+
+    def __init__(self, run: Run, post: Post) -> None:
+        self.run, self.post = run, post
+        self.replicator = Replicator(run.strategy, post.fabric)
+        groups = run.open_simulators()
+        self.learner = run.learner(self.replicator.replicate, post.rank, groups[0].spec)
+        self.source = run.source(post.rank, self.learner, groups)
+        self.synchronous = run.strategy.synchronous and post.fabric.size > 1
+        self.probes = [
+            Probe(replica, post.fabric, self.synchronous) for replica in self.learner.replicas.values()
+        ]
+        self.meeting: Fabric = post.fabric.channel("meeting", torch.zeros(4, dtype=torch.float64))
+        self.recorder = Recorder(
+            post.folder / "metrics.jsonl", post.rank, post.started_at, offset_seconds=post.offset_seconds
+        )
+        self.env_steps = 0
+        self.answered = 0  # number of the newest checkpoint request already served
+        self.returns: deque[float] = deque(maxlen=100)
+        self.unreported: list[list[float]] = []
+        self.probed: dict[str, Any] = {}
+        self._last_record = time.monotonic()
+        self._last_steps = 0
+        if post.restored is not None:
+            self._restore(post.restored)
+
+    def go(self) -> None:
+        """Train until the run's end or a request to stop; leave a final checkpoint part."""
+        self.replicator.publish()
+        outcome: Outcome | None = None
+        if not self._over(self._consult()):
+            for batch in self.source:
+                outcome = self.learner.learn(batch)
+                batch.feedback(outcome.priorities)
+                self._count(batch)
+                self._probe()
+                self._record(outcome)
+                if self._round_ended():
+                    wishes = self._consult()
+                    self._serve(wishes)
+                    if self._over(wishes):
+                        break
+        self._finish(outcome)
+
+    # -- counting and recording ---------------------------------------------------------------------
+
+    def _count(self, batch: Batch) -> None:
+        self.env_steps += batch.env_steps
+        for episode in batch.episodes:
+            self.returns.append(episode.episode_return)
+            self.unreported.append([episode.episode_return, episode.length])
+        self.post.board.advance(self.post.rank, self.env_steps, self.learner.clock)
+
+    def _probe(self) -> None:
+        every = self.run.probe_every_updates
+        if not every or self.post.fabric.size == 1:
+            return
+        clock = self.learner.clock
+        # one update early, so that a mean every so many updates has not just been taken
+        if clock % every == every - 2:
+            for probe in self.probes:
+                probe.replica.measure_update = True
+        elif clock % every == every - 1:
+            for probe in self.probes:
+                self.probed |= probe.look()
+                if probe.replica.update_norm is not None:
+                    self.probed["update_norm"] = float(probe.replica.update_norm)
+
+    def _record(self, outcome: Outcome, force: bool = False) -> None:
+        now = time.monotonic()
+        passed = now - self._last_record
+        if passed < self.run.record_every_seconds and not force:
+            return
+        bonds = list(self.replicator.bonds.values())
+        self.recorder.record(
+            {
+                "env_steps": self.env_steps,
+                "updates": self.learner.clock,
+                "total_env_steps": self.post.board.total_env_steps(),
+                "env_steps_per_second": (self.env_steps - self._last_steps) / max(passed, 1e-9),
+                "return_mean": sum(self.returns) / len(self.returns) if self.returns else None,
+                "episode_returns": self.unreported,
+                **outcome.metrics,
+                "staleness": max(b.last.staleness for b in bonds),
+                "staleness_max": max(b.staleness_max for b in bonds),
+                "heard": bonds[0].last.heard,
+                "rounds": bonds[0].last.round,
+                "waiting_seconds": self.replicator.waiting_seconds,
+                "bytes_exchanged": self.replicator.bytes_exchanged,
+                **self.probed,
+            }
+        )
+        self.unreported, self.probed = [], {}
+        self._last_record, self._last_steps = now, self.env_steps
+
+    # -- agreeing on when to stop and save ----------------------------------------------------------
+
+    def _round_ended(self) -> bool:
+        """Synchronous members may decide only where all are at the same clock: at the end of a round."""
+        if not self.synchronous:
+            return True
+        return all(bond.last.staleness == 0 for bond in self.replicator.bonds.values())
+
+    def _consult(self) -> tuple[bool, int, int]:
+        """(stop?, newest checkpoint asked for, total env steps), the same on all synchronous members."""
+        board = self.post.board
+        stop, asked = board.stop_requested, board.checkpoint_requested
+        if not self.synchronous:
+            return stop, asked, board.total_env_steps()
+        mine = torch.tensor([float(stop), float(asked), float(self.env_steps), 0.0], dtype=torch.float64)
+        answers = self.meeting.gather(mine)
+        absent = [rank for rank in range(board.size) if rank not in answers]
+        total = sum(int(a[2]) for a in answers.values()) + sum(board.env_steps(r) for r in absent)
+        return (
+            any(bool(a[0]) for a in answers.values()),
+            min(int(a[1]) for a in answers.values()),
+            total,
+        )
+
+    def _over(self, wishes: tuple[bool, int, int]) -> bool:
+        stop, _, total = wishes
+        run = self.run
+        return (
+            stop
+            or (run.env_steps is not None and total >= run.env_steps)
+            or (run.updates is not None and self.learner.clock >= run.updates)
+        )
+
+    def _serve(self, wishes: tuple[bool, int, int]) -> None:
+        _, asked, _ = wishes
+        if asked > self.answered:
+            self.answered = asked
+            write_part(staging(self.post.folder, str(asked)), self.post.rank, self.state())
+            self.post.board.saved(self.post.rank, asked)
+
+    def _finish(self, outcome: Outcome | None) -> None:
+        if outcome is not None:
+            self._record(outcome, force=True)
+        self.replicator.publish()
+        board = self.post.board
+        board.finished(self.post.rank)
+        deadline = time.monotonic() + _FINISH_DEADLINE_SECONDS
+        # all last vectors should be on show before anybody takes the mean of them
+        while not self.synchronous and not board.finished_all() and time.monotonic() < deadline:
+            self.meeting.living()  # on a simulated fabric this lets the others go on
+            time.sleep(0.002)
+        write_part(staging(self.post.folder, FINAL), self.post.rank, self.state())
+        board.saved(self.post.rank, FINAL_REQUEST)
+        self.recorder.event("finished", f"replica {self.post.rank} has finished", member=self.post.rank)
+        self.recorder.close()
+        self.source.close()
+
+    # -- state --------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Everything this replica needs to go on; the members of a synchronous run call it together."""
+        consensus = {
+            name: {"params": dict(self.replicator.bonds[name].replica.named_views(vector))}
+            for name, vector in self.replicator.consensus().items()
+        }
+        return {
+            "replicas": self.replicator.state(),
+            "consensus": consensus,
+            "learner": self.learner.state(),
+            "source": self.source.state(),
+            "exact": self.source.exact,
+            "env_steps": self.env_steps,
+            "updates": self.learner.clock,
+            "seconds": self.recorder.seconds,
+            "returns": list(self.returns),
+            "unreported": self.unreported,
+            "staleness_max": {n: b.staleness_max for n, b in self.replicator.bonds.items()},
+            "bytes_exchanged": self.replicator.bytes_exchanged,
+        }
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.replicator.load(state["replicas"])
+        self.learner.load(state["learner"])
+        self.source.load(state["source"])
+        self.env_steps = self._last_steps = int(state["env_steps"])
+        self.returns.extend(state["returns"])
+        self.unreported = [list(pair) for pair in state["unreported"]]
+        for name, bond in self.replicator.bonds.items():
+            bond.staleness_max = int(state["staleness_max"][name])
+        next(iter(self.replicator.bonds.values())).channel.traffic.bytes = int(state["bytes_exchanged"])
+        self.post.board.advance(self.post.rank, self.env_steps, self.learner.clock)
+
+
+def staging(folder: Path, name: str) -> Path:
+    """Where the parts of a checkpoint gather before it is committed."""
+    return folder / "checkpoints" / f".staging-{name}"
