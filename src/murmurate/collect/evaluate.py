@@ -88,11 +88,12 @@ def evaluate(
 
 
 def record_game(
-    world: World, actor: Actor, seed: int, max_steps: int = 27_000, *, device: torch.device | str = "cpu"
+    world: World, actor: Actor, seed: int, max_steps: int = 4_500, *, device: torch.device | str = "cpu"
 ) -> tuple[npt.NDArray[np.uint8], float]:
     """Film one greedy game: (frames [n, H, W, 3] uint8, one per env step; return so far).
 
-    Stops at the end of the game, or after ``max_steps``. Raises ``MissingExtra`` where drawing needs a
+    It is game 0 of ``evaluate`` with this seed. Stops at its end, or after ``max_steps``: the frames are
+    held in memory, 0.1 MB each for Atari. Raises ``MissingExtra`` where drawing needs a
     package that is not installed, ``ValueError`` for ``max_steps`` < 1.
     """
     if max_steps < 1:

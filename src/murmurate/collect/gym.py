@@ -22,7 +22,7 @@ from murmurate.collect.cartpole import CartPoleSimulators
 from murmurate.collect.episodes import EpisodeCounter
 from murmurate.collect.generators import load_generators, save_generators, simulator_seed
 from murmurate.collect.interface import Picture, Simulators
-from murmurate.collect.physics import Keeper, keeper
+from murmurate.collect.physics import Keeper, keeper, quiet_models
 from murmurate.spec import EnvSpec, TimeStep
 
 CLASSIC = {
@@ -64,7 +64,7 @@ class GymWorld:
     ) -> Simulators:
         """Nothing here is for training only, and nothing has threads: both are ignored."""
         spec = self._look_up()
-        limit = self.max_episode_steps or spec.max_episode_steps or sys.maxsize
+        limit: int = self.max_episode_steps or spec.max_episode_steps or sys.maxsize
         if self.id == "CartPole-v1" and not picture:
             return CartPoleSimulators(self.name, simulators, limit, first)
         environments = [self._make(spec, picture and b == 0) for b in range(simulators)]
@@ -79,7 +79,9 @@ class GymWorld:
     def _make(self, spec: Any, picture: bool) -> Any:
         kwargs: dict[str, Any] = {"render_mode": "rgb_array"} if picture else {}
         try:
-            return gymnasium.make(spec, max_episode_steps=-1, disable_env_checker=True, **kwargs).unwrapped
+            with quiet_models(spec.entry_point):
+                made = gymnasium.make(spec, max_episode_steps=-1, disable_env_checker=True, **kwargs)
+            return made.unwrapped
         except gymnasium.error.DependencyNotInstalled as problem:
             if "mujoco" in str(problem).lower():
                 raise errors.MissingExtra("mujoco", "mujoco", f"The world {self.name}") from problem
@@ -146,7 +148,7 @@ class GymSimulators:
             step.episodes = self._counter.finish(over)
             if truncated.any():
                 step.final_observation = step.observation.clone()
-            for b in np.flatnonzero(over):
+            for b in np.flatnonzero(over).tolist():
                 observation[b] = self._envs[b].reset()[0]
         self._observation = observation
         return step
@@ -182,6 +184,11 @@ class GymSimulators:
             return np.asarray(self._envs[0].render(), np.uint8)
         except gymnasium.error.DependencyNotInstalled as problem:
             raise errors.MissingExtra("pygame", "video", f"A picture of {self._spec.name}") from problem
+        except Exception as problem:  # MuJoCo's drawing fails in a different way on each platform.
+            raise errors.Refusal(
+                f"A picture of {self._spec.name} cannot be drawn here ({problem}). On a machine without a "
+                "display set the environment variable MUJOCO_GL to egl or osmesa."
+            ) from problem
 
     def close(self) -> None:
         for env in self._envs:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,6 +13,27 @@ import torch
 # Read by a step before it computes them anew: MuJoCo leaves them where the last substep began, so
 # they do not follow from the integration state (Ant and Humanoid measure their speed from them).
 _LAGGING = ("xpos", "xipos", "site_xpos", "geom_xpos", "cinert", "cvel", "cfrc_ext", "qfrc_actuator")
+
+
+@contextlib.contextmanager
+def quiet_models(entry_point: object) -> Iterator[None]:
+    """Keep MuJoCo from writing a log file into the working folder about how gymnasium spells its models.
+
+    Does nothing for environments that are not MuJoCo's, or without it.
+    """
+    try:
+        mujoco = importlib.import_module("mujoco") if "mujoco" in str(entry_point) else None
+    except ImportError:
+        mujoco = None
+    if mujoco is None:
+        yield
+        return
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(lambda message: None)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(before)
 
 
 class Keeper(Protocol):
@@ -46,11 +70,9 @@ class MujocoKeeper:
     """MuJoCo: the integration state, and the derived quantities that lag a substep behind it."""
 
     def __init__(self, env: Any) -> None:
-        import mujoco
-
         self._env = env
-        self._mujoco = mujoco
-        self._parts = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+        self._mujoco = importlib.import_module("mujoco")
+        self._parts = int(self._mujoco.mjtState.mjSTATE_INTEGRATION)
 
     def save(self) -> dict[str, Any]:
         model, data = self._env.model, self._env.data

@@ -1,0 +1,99 @@
+"""Evaluation counts exactly the games it was asked for, each of them whole."""
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from scripted import Always, Counter, Roulette, ScriptedSimulators
+from torch import Tensor
+
+from murmurate.agents.interface import Action
+from murmurate.collect.evaluate import EvalResult, evaluate, record_game
+from murmurate.collect.gym import GymWorld
+from murmurate.collect.interface import Simulators
+
+
+@dataclass(frozen=True)
+class ScriptedWorld:
+    """Game i lasts lengths[i] steps, each worth i + 1; remembers what it opened."""
+
+    lengths: tuple[int, ...]
+    opened: list[ScriptedSimulators] = field(default_factory=list)
+    name: str = "scripted"
+
+    def open(
+        self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
+    ) -> Simulators:
+        assert simulators == 1
+        assert not training
+        n = self.lengths[first]
+        game = ScriptedSimulators([[(first + 1.0, "")] * (n - 1) + [(first + 1.0, "terminated")]], first)
+        self.opened.append(game)
+        return game
+
+
+@pytest.mark.parametrize("simulators", [1, 2, 3, 16])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_each_game_counts_once_however_long(simulators: int, threads: int) -> None:
+    """The first to finish are the short ones: whoever counts those gets a mean of nothing but ones."""
+    world = ScriptedWorld((1, 40, 2, 1, 30, 3, 1))
+    result = evaluate(world, Counter(), 7, seed=0, simulators=simulators, threads=threads)
+    assert result.lengths == (1, 40, 2, 1, 30, 3, 1)
+    assert result.returns == (1, 80, 6, 4, 150, 18, 7)
+    assert all(game.closed for game in world.opened)
+    assert len(world.opened) == 7
+    # The counting actor adds its memory to what it sees: forgotten at each start, kept per game.
+    for game in world.opened:
+        n = world.lengths[game.first]
+        assert game.sent == [[(1000 * game.first + 2 * t) % 100] for t in range(n)]
+
+
+def test_mean_and_standard_error_by_hand() -> None:
+    result = EvalResult((1.0, 2.0, 4.0, 5.0), (1, 1, 1, 1))
+    assert result.mean == 3.0
+    # deviations 2, 1, 1, 2: variance 10 / 3; over 4 games
+    assert result.stderr == pytest.approx(math.sqrt(10 / 3 / 4))
+    assert math.isnan(EvalResult((1.0,), (1,)).stderr)
+
+
+def test_cartpole_by_a_known_policy_is_the_same_for_any_number_of_simulators() -> None:
+    class Balance(Roulette):
+        """Push to where the pole falls: keeps it up for some dozens of steps or more."""
+
+        def act(
+            self,
+            observation: Tensor,
+            memory: Tensor | None,
+            first: Tensor,
+            generator: torch.Generator,
+            greedy: bool = False,
+        ) -> Action:
+            assert greedy
+            return Action((observation[:, 2] + observation[:, 3] > 0).long(), None)
+
+    world = GymWorld("CartPole-v1", 200)
+    results = [evaluate(world, Balance(2), 6, seed=4, simulators=s) for s in (1, 4, 6)]
+    assert results[0] == results[1] == results[2]
+    assert results[0].returns == tuple(map(float, results[0].lengths))
+    assert results[0].mean > 100
+    left = evaluate(world, Always(0), 6, seed=4)
+    assert all(length < 15 for length in left.lengths)
+    assert len(set(left.lengths)) > 1
+
+
+def test_film_of_a_scripted_game() -> None:
+    frames, total = record_game(ScriptedWorld((4,)), Counter(), seed=0)
+    assert frames.shape == (4, 2, 2, 3)
+    assert frames[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
+    assert total == 4.0
+    frames, total = record_game(ScriptedWorld((4,)), Counter(), seed=0, max_steps=3)
+    assert len(frames) == 3
+    assert total == 3.0
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="at least one game"):
+        evaluate(ScriptedWorld((1,)), Counter(), 0, seed=0)
+    with pytest.raises(ValueError, match="at least one step"):
+        record_game(ScriptedWorld((1,)), Counter(), seed=0, max_steps=0)
