@@ -101,3 +101,11 @@ def _metrics(t: int, i: int, replicas: int, seconds: int, rate: float, generator
         "bytes_exchanged": int(t * 6.8e6),
         "learning_rate": 7e-4,
     }
+
+
+def write_records(folder: Path, records: list[dict], *, replicas: int, strategy: dict) -> None:
+    """A run folder that holds just ``records``."""
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    run = {"recipe": "cartpole-gala", "strategy": strategy, "replicas": replicas, "seed": 3}
+    (folder / "run.json").write_text(json.dumps(run))

@@ -29,4 +29,3 @@ def plot_returns(directories: Sequence[Path | str], out_png: Path | str, title: 
     out_png = Path(out_png)
     figure.savefig(out_png, dpi=160)
     return out_png
-

@@ -25,6 +25,7 @@ from murmurate.topology import joint_contraction, mixing_matrix, second_singular
 Array = NDArray[np.float64]
 INTERVALS = 400
 WINDOW_ROUNDS = 8
+_EXACT = 1e-12
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def advance(radius: float, beta: float, rounds: float, push: float) -> float:
     """
     if beta >= 1.0:
         return radius + rounds * push
-    shrink = beta**rounds
+    shrink = float(beta**rounds)
     return shrink * radius + push * beta * (1.0 - shrink) / (1.0 - beta)
 
 
@@ -61,10 +62,14 @@ def epsilon_ball(run: RecordedRun) -> Ball | str:
     if run.replicas < 2:
         return "There is one replica, so there is nobody to disagree with."
     if not isinstance(name, str):
-        return f"The strategy {run.strategy_name} mixes over no peer graph, so Proposition 1 says nothing of it."
+        return (
+            f"The strategy {run.strategy_name} mixes over no peer graph, so Proposition 1 says nothing of it."
+        )
     if not run.has("update_norm") or not run.has("distance_to_mean"):
         return "The run recorded no update_norm or no distance_to_mean, which the indicator is made of."
-    silent = sorted(set(run.histories) - (set(run.series("update_norm")) & set(run.series("distance_to_mean"))))
+    silent = sorted(
+        set(run.histories) - (set(run.series("update_norm")) & set(run.series("distance_to_mean")))
+    )
     if silent:
         return f"The radius needs all replicas' update_norm and distance_to_mean; {silent} recorded none."
     try:
@@ -100,7 +105,9 @@ def factor(name: str, size: int) -> float:
     matrices = [mixing_matrix(topology(name), size, clock) for clock in range(WINDOW_ROUNDS)]
     if all(np.array_equal(matrices[0], matrix) for matrix in matrices):
         return second_singular_value(matrices[0])
-    return float(joint_contraction(matrices) ** (1.0 / WINDOW_ROUNDS))
+    joint = joint_contraction(matrices)
+    # Exact averaging comes out as rounding noise, whose root would look like a real factor.
+    return float(joint ** (1.0 / WINDOW_ROUNDS)) if joint > _EXACT else 0.0
 
 
 def _indicator(run: RecordedRun, name: str, edges: Array) -> tuple[Array, Array]:
@@ -117,7 +124,8 @@ def _indicator(run: RecordedRun, name: str, edges: Array) -> tuple[Array, Array]
         alive = np.array([edges[k - 1] < death for death in deaths])
         made = (updates[:, k] - updates[:, k - 1]) * norms[:, k]
         moved = float(np.linalg.norm(made[alive]))
-        mixed = float((rounds[alive, k] - rounds[alive, k - 1]).mean()) if alive.any() else 0.0
+        # The median, because one that died within the interval stopped counting its rounds.
+        mixed = float(np.median(rounds[alive, k] - rounds[alive, k - 1])) if alive.any() else 0.0
         if mixed > 0.0:
             push = moved / mixed
             radius = advance(radius, factor(name, int(alive.sum())), mixed, push)

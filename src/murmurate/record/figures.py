@@ -27,6 +27,7 @@ from murmurate.record.runs import Axis, RecordedRun
 Array = NDArray[np.float64]
 MAX_POINTS = 600
 RUN_COLOURS = 6
+_WHOLE = frozenset({"staleness", "staleness_max", "heard", "rounds"})
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,9 @@ def svg(draw: Draw, width: float = 5.2, height: float = 2.9, name: str = "") -> 
 
     ``name`` keeps the ids of several figures on one page apart, and is read out by screen readers.
     """
-    settings = {"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif", "font.size": 10}
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif", "font.size": 10}
+    ):
         figure = Figure(figsize=(width, height), layout="constrained")
         axes = figure.add_subplot()
         draw(axes, _MARKED)
@@ -91,7 +93,11 @@ def svg(draw: Draw, width: float = 5.2, height: float = 2.9, name: str = "") -> 
 
 
 def png(
-    draws: Sequence[Draw], title: str, legend: Sequence[tuple[str, str]], width: float = 10.0, height: float = 4.0
+    draws: Sequence[Draw],
+    title: str,
+    legend: Sequence[tuple[str, str]],
+    width: float = 10.0,
+    height: float = 4.0,
 ) -> Figure:
     """``draws`` side by side on white, ``title`` above, ``legend`` (label, colour) below; to be saved."""
     with matplotlib.rc_context({"font.family": "sans-serif", "font.size": 9.5}):
@@ -102,7 +108,9 @@ def png(
         figure.suptitle(title, x=0.012, ha="left", fontweight="bold", color=PRINT.ink, fontsize=12)
         lines = [Line2D([], [], color=colour, linewidth=2, label=label) for label, colour in legend]
         columns = min(len(lines), 3)
-        figure.legend(handles=lines, loc="outside lower left", ncols=columns, frameon=False, labelcolor=PRINT.ink)
+        figure.legend(
+            handles=lines, loc="outside lower left", ncols=columns, frameon=False, labelcolor=PRINT.ink
+        )
     return figure
 
 
@@ -112,13 +120,11 @@ def over(
     axis: Axis,
     label: str,
     *,
-    factor: float = 1.0,
     from_zero: bool = False,
-    logarithmic: bool = False,
 ) -> Draw:
     """``key`` along ``axis``: each replica thin, their mean bold; several runs in a colour each.
 
-    A replica that died ends in a cross. Values are multiplied by ``factor``, for units.
+    A replica that died ends in a cross.
     """
 
     def draw(axes: Axes, palette: Palette) -> None:
@@ -126,30 +132,28 @@ def over(
         divisor, unit = time_unit(seconds) if axis == "time_seconds" else (1.0, "")
         for index, run in enumerate(runs):
             colour = palette.accent if len(runs) == 1 else palette.runs[index % RUN_COLOURS]
-            _one_run(axes, run, key, axis, colour, factor, divisor)
+            _one_run(axes, run, key, axis, colour, divisor)
         tidy(axes, palette, label, _axis_label(axis, unit))
-        if logarithmic:
-            axes.set_yscale("log")
-        elif from_zero:
+        if key in _WHOLE:
+            axes.yaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
+        if from_zero:
             axes.set_ylim(bottom=0)
 
     return draw
 
 
-def _one_run(
-    axes: Axes, run: RecordedRun, key: str, axis: Axis, colour: str, factor: float, divisor: float
-) -> None:
+def _one_run(axes: Axes, run: RecordedRun, key: str, axis: Axis, colour: str, divisor: float) -> None:
     series = run.series(key)
     several = len(series) > 1
     for replica, one in series.items():
-        x, y = thin(one.x(axis) / divisor, one.value * factor)
-        thin_line = {"linewidth": 0.8, "alpha": 0.35} if several else {"linewidth": 1.6}
-        axes.plot(x, y, color=colour, solid_capstyle="round", **thin_line)
+        x, y = thin(one.x(axis) / divisor, one.value)
+        width, alpha = (0.8, 0.35) if several else (1.6, 1.0)
+        axes.plot(x, y, color=colour, linewidth=width, alpha=alpha, solid_capstyle="round")
         if replica in run.deaths:
             axes.plot(x[-1], y[-1], "x", color=colour, markersize=5, markeredgewidth=1.4)
     mean = run.mean(key, axis)
     if several and mean is not None:
-        axes.plot(mean[0] / divisor, mean[1] * factor, color=colour, linewidth=1.9, solid_capstyle="round")
+        axes.plot(mean[0] / divisor, mean[1], color=colour, linewidth=1.9, solid_capstyle="round")
 
 
 def ball(found: Ball) -> Draw:
@@ -160,7 +164,12 @@ def ball(found: Ball) -> Draw:
         axes.fill_between(x, found.after, found.before, color=palette.warm, alpha=0.18, linewidth=0)
         axes.plot(x, found.before, color=palette.warm, linewidth=1.0, linestyle=(0, (4, 2)))
         axes.plot(x, found.recorded, color=palette.accent, linewidth=1.7)
-        tidy(axes, palette, "distance from consensus ‖X − mean‖ (Frobenius)", _axis_label("total_env_steps", ""))
+        tidy(
+            axes,
+            palette,
+            "distance from consensus ‖X − mean‖ (Frobenius)",
+            _axis_label("total_env_steps", ""),
+        )
         axes.set_ylim(bottom=0)
 
     return draw

@@ -18,6 +18,7 @@ import jinja2
 import murmurate
 from murmurate.errors import Refusal
 from murmurate.record import sections
+from murmurate.record.console import clock
 from murmurate.record.figures import RUN_COLOURS
 from murmurate.record.runs import RecordedRun, open_run
 
@@ -76,8 +77,8 @@ def _render(runs: Sequence[RecordedRun]) -> str:
     shown = _one(runs[0]) if len(runs) == 1 else _several(runs)
     data = json.dumps({"runs": [_data(run) for run in runs]}, allow_nan=False)
     return environment.get_template("report_template.html.j2").render(
-        # Inside a script element only "</" could end it.
-        data=data.replace("</", "<\\/"),
+        # Inside a script element "</script" or "<!--" would be markup even within a JSON string.
+        data=data.replace("<", "\\u003c"),
         version=murmurate.__version__,
         sources=", ".join(str(run.folder) for run in runs),
         **shown,
@@ -103,7 +104,7 @@ def _one(run: RecordedRun) -> dict[str, Any]:
     many = "1 replica" if run.replicas == 1 else f"{run.replicas} replicas"
     return {
         "title": run.recipe,
-        "subtitle": f"{many}, {how}",
+        "subtitle": f"{many}, {how}{_machine(run)}",
         "state": state,
         "state_bad": bad,
         "facts": _headline(run),
@@ -112,13 +113,24 @@ def _one(run: RecordedRun) -> dict[str, Any]:
     }
 
 
+def _machine(run: RecordedRun) -> str:
+    hardware = run.run.get("hardware")
+    if isinstance(hardware, dict):
+        named = [hardware.get(key) for key in ("cpu", "processor", "gpu")]
+        hardware = ", ".join(name for name in named if isinstance(name, str) and name)
+    return f" · {hardware}" if hardware else ""
+
+
 def _several(runs: Sequence[RecordedRun]) -> dict[str, Any]:
     heads: list[tuple[str, Callable[[RecordedRun], str]]] = [
         ("run", lambda run: run.label),
-        ("eval return", lambda run: _with_error(run.fact("eval_return_mean"), run.fact("eval_return_stderr"))),
+        (
+            "eval return",
+            lambda run: _with_error(run.fact("eval_return_mean"), run.fact("eval_return_stderr")),
+        ),
         ("train return", lambda run: number(run.fact("train_return_mean"))),
         ("env steps", lambda run: number(run.fact("env_steps"))),
-        ("wall time", lambda run: sections.clock(run.fact("wall_seconds"))),
+        ("wall time", lambda run: clock(run.fact("wall_seconds"))),
         ("env steps/s", lambda run: number(run.fact("env_steps_per_second"))),
         ("disagreement", lambda run: number(run.fact("disagreement_final"))),
         ("dead", lambda run: _dead(run)),
@@ -154,7 +166,7 @@ def _headline(run: RecordedRun) -> list[dict[str, str]]:
     facts = [
         fact("training return", number(run.fact("train_return_mean")), "last 100 episodes"),
         fact("env steps", number(run.fact("env_steps")), f"{number(frames)} frames" if frames else ""),
-        fact("wall time", sections.clock(run.fact("wall_seconds")), "h:mm:ss"),
+        fact("wall time", clock(run.fact("wall_seconds")), "h:mm:ss"),
         fact("speed", number(run.fact("env_steps_per_second")), "env steps/s"),
         fact("replicas", str(run.replicas), f"dead: {_dead(run)}" if run.deaths else ""),
     ]
@@ -223,10 +235,10 @@ def _plain(value: Any) -> str:
 
 
 def number(value: float | int | None) -> str:
-    """A number for people: 1,234,567, 18.4, 0.00213, or a dash where there is none."""
+    """A number for people: 1,234,567, 18.40, 0.00213, or a dash where there is none."""
     if value is None or not math.isfinite(value):
         return "–"
     size = abs(value)
     if size >= 1000 or value == int(value):
         return f"{value:,.0f}".replace("-", "−")
-    return (f"{value:.1f}" if size >= 10 else f"{value:.3g}").replace("-", "−")
+    return (f"{value:.2f}" if size >= 10 else f"{value:.3g}").replace("-", "−")

@@ -178,7 +178,9 @@ class RecordedRun:
             series = self.series("disagreement").values()
             return float(max(series, key=lambda s: s.time_seconds[-1]).value[-1]) if series else None
         if key == "staleness_max":
-            return max((float(s.value.max()) for k in _STALENESS for s in self.series(k).values()), default=None)
+            return max(
+                (float(s.value.max()) for k in _STALENESS for s in self.series(k).values()), default=None
+            )
         return None
 
 

@@ -124,8 +124,8 @@ def disagreement(run: RecordedRun) -> Section:
             Key("indicator: from just after to just before a mixing", "warm", "dashed"),
         ]
         note = (
-            f"Indicator: the closed form of GALA's Proposition 1, b ← β (b + ‖αG‖), with β = {found.beta:.3f}, "
-            f"the mixing factor of the {found.topology} of {run.replicas}, and the recorded sizes of updates. "
+            "Indicator: the closed form of GALA's Proposition 1, b ← β (b + ‖αG‖), with the mixing factor "
+            f"β = {found.beta:.3f} ({found.topology}, {run.replicas} replicas) and the recorded updates. "
             "It would be a bound if all replicas mixed at once; these mix when they have news, so it is not."
         )
     else:
@@ -178,8 +178,9 @@ def gradients(run: RecordedRun) -> Section:
     peers = _peers(run)
     apart = ~np.eye(run.replicas, dtype=bool)
     note = f"Mean over all pairs {np.nanmean(cosines[apart]):.3f}"
-    if peers is not None and (apart & ~peers).any() and not np.isnan(cosines[apart & ~peers]).all():
-        note += f", over peers {np.nanmean(cosines[peers]):.3f}, over others {np.nanmean(cosines[apart & ~peers]):.3f}"
+    for name, which in (("peers", peers), ("others", None if peers is None else apart & ~peers)):
+        if which is not None and not np.isnan(cosines[which]).all():
+            note += f", over {name} {np.nanmean(cosines[which]):.3f}"
     return Section(
         title,
         "Cosine of the angle between two replicas' gradients, averaged over the run "
@@ -260,7 +261,9 @@ def film_strip(archive: Path) -> bytes | None:
 
 def repeat(runs: Sequence[RecordedRun]) -> Section:
     commands = [run.command for run in runs]
-    note = "" if all(known for _, known in commands) else "Put together from run.json, which holds no command."
+    note = (
+        "" if all(known for _, known in commands) else "Put together from run.json, which holds no command."
+    )
     return Section("To repeat it", code=[command for command, _ in commands], note=note)
 
 

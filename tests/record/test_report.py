@@ -1,0 +1,310 @@
+"""The page: the right numbers, nothing fetched, sentences for what is lacking, refusals in time."""
+
+import base64
+import html
+import io
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+from a_run_folder import write_records, write_run
+
+from murmurate.errors import Refusal
+from murmurate.record.curves import plot_returns
+from murmurate.record.figures import PRINT
+from murmurate.record.report import report
+from murmurate.record.runs import open_run
+from murmurate.record.sections import film_strip
+
+
+def page_of(*folders: Path) -> str:
+    return report(list(folders), folders[0].parent / "page.html").read_text(encoding="utf-8")
+
+
+def data_of(page: str) -> list[dict]:
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    return json.loads(found)["runs"]
+
+
+def words_of(page: str) -> str:
+    """What a person reads: no style, script or tags; figures' texts included."""
+    page = re.sub(r"<(style|script).*?</\1>", " ", page, flags=re.S)
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", page)))
+
+
+def svgs_of(page: str) -> dict[str, ElementTree.Element]:
+    found = {}
+    for text in re.findall(r"<svg.*?</svg>", page, re.S):
+        element = ElementTree.fromstring(text)  # raises where it is not well formed
+        found[element.attrib["aria-label"]] = element
+    return found
+
+
+@pytest.fixture(scope="module")
+def gala(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("gala") / "run"
+    write_run(folder)
+    return folder, page_of(folder)
+
+
+def test_headline_numbers_in_words_and_as_data(gala: tuple[Path, str]) -> None:
+    folder, page = gala
+    summary = json.loads((folder / "summary.json").read_text())
+    (data,) = data_of(page)
+    assert {key: data[key] for key in summary} == summary
+    assert (data["recipe"], data["strategy"], data["replicas"]) == ("pong-gala", "gala", 4)
+    words = words_of(page)
+    for expected in (
+        "evaluation return 19.12 ± 0.25 standard error",
+        "training return 18.25",
+        "env steps 3,000,000 12,000,000 frames",
+        "wall time 0:25:00",
+        "speed 2,000 env steps/s",
+        "replicas 4 dead: 2",
+        "a processor of 2 cores",
+        "4 replicas, gala (topology ring, staleness bound 100)",
+        "0:12:30 died replica 2 died (SIGKILL); 3 go on",
+        "murmurate train pong-gala --replicas 4 --seed 0",
+        "β = 0.707",
+        "Mean over all pairs 0.167, over peers 0.250, over others 0.125.",
+    ):
+        assert expected in words
+
+
+def test_gradient_cosines_are_averaged_by_pair(gala: tuple[Path, str]) -> None:
+    _, page = gala
+    expected = [[1.0 if i == j else 0.25 if j == (i - 1) % 4 else 0.125 for j in range(4)] for i in range(4)]
+    np.testing.assert_allclose(data_of(page)[0]["gradient_cosine"], expected, rtol=1e-12)
+    texts = [t.text.strip() for t in svgs_of(page)["cosines between gradients"].iter("text") if t.text]
+    assert texts.count("peer") == 4
+    assert texts.count("0.25") == 4
+    assert texts.count("1.00") == 4
+
+
+def test_the_page_fetches_nothing_and_follows_the_theme(gala: tuple[Path, str]) -> None:
+    _, page = gala
+    assert "http" not in page
+    assert not re.search(
+        r"<(link|iframe|object|embed|base)\b|@import|<script(?! type=\"application/json\")", page
+    )
+    assert all(source.startswith("data:") for source in re.findall(r'src="([^"]*)"', page))
+    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", page))
+    assert all(target.startswith("#") for target in re.findall(r'href="([^"]*)"', page))
+    colours = {
+        c for svg in re.findall(r"<svg.*?</svg>", page, re.S) for c in re.findall(r"#[0-9a-f]{6}\b", svg)
+    }
+    assert colours <= {"#000000", "#ffffff"}  # all that is drawn has a colour of the page
+
+
+def test_every_figure_is_there_and_well_formed(gala: tuple[Path, str]) -> None:
+    _, page = gala
+    assert {
+        "return by env steps",
+        "return by wall time",
+        "speed",
+        "waiting",
+        "staleness",
+        "distance from consensus and indicator",
+        "relative disagreement",
+        "cosines between gradients",
+        "loss",
+        "entropy",
+    } <= set(svgs_of(page))
+    texts = [t.text for t in svgs_of(page)["return by wall time"].iter("text")]
+    assert "wall time (minutes)" in texts
+
+
+def test_ids_of_clipping_paths_do_not_collide(gala: tuple[Path, str]) -> None:
+    _, page = gala
+    ids = re.findall(r'\bid="([^"]*)"', page)
+    clips = re.findall(r"<clipPath id=\"([^\"]*)\"", page)
+    assert len(set(clips)) == len(clips) > 10
+    assert set(re.findall(r"url\(#([^)]*)\)", page)) <= set(ids)
+
+
+def test_a_run_without_summary_is_told_from_its_records(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", seconds=300, summary=False, dead=None)
+    page = page_of(tmp_path / "run")
+    (data,) = data_of(page)
+    assert data["env_steps"] == 4 * 500 * 300
+    assert data["wall_seconds"] == 300.0
+    assert data["env_steps_per_second"] == 2000.0
+    assert data["eval_return_mean"] is None
+    assert data["exit"] is None
+    last = [h[-1]["return_mean"] for h in open_run(tmp_path / "run").histories.values()]
+    assert data["train_return_mean"] == pytest.approx(np.mean(last))
+    assert "still running, or killed" in words_of(page)
+    assert "evaluation return" not in words_of(page)
+
+
+def test_one_replica_leaves_sections_out_and_says_why(tmp_path: Path) -> None:
+    none = frozenset({"disagreement", "distance_to_mean", "gradient_cosine", "staleness"})
+    write_run(tmp_path / "run", replicas=1, seconds=60, dead=None, strategy={"name": "solo"}, leave_out=none)
+    page = page_of(tmp_path / "run")
+    words = words_of(page)
+    for sentence in ("nobody to disagree with", "no other gradient", "nobody whose news could be old"):
+        assert sentence in words
+    assert not {"staleness", "relative disagreement", "cosines between gradients"} & set(svgs_of(page))
+    assert data_of(page)[0]["gradient_cosine"] is None
+
+
+def test_no_episode_yet_and_no_command(tmp_path: Path) -> None:
+    records = [{"time_seconds": 1.0, "replica": 0, "env_steps": 80, "updates": 1}]
+    write_records(tmp_path / "run", records, replicas=1, strategy={"name": "solo"})
+    words = words_of(page_of(tmp_path / "run"))
+    assert "No episode has ended yet" in words
+    assert "murmurate train cartpole-gala --strategy solo --replicas 1 --seed 3" in words
+    assert "Put together from run.json" in words
+    with pytest.raises(Refusal, match="No episode has ended"):
+        plot_returns([tmp_path / "run"], tmp_path / "x.png", "t")
+    assert not (tmp_path / "x.png").exists()
+
+
+def test_what_others_wrote_cannot_become_markup(tmp_path: Path) -> None:
+    evil = "</script><img src=x onerror=alert(1)>"
+    records = [
+        {"time_seconds": 1.0, "replica": 0, "env_steps": 80, "updates": 1, "loss": 1.0},
+        {
+            "time_seconds": 2.0,
+            "kind": "event",
+            "event": "warning",
+            "message": evil,
+            "replica": 0,
+            "env_steps": 80,
+        },
+    ]
+    write_records(tmp_path / "run", records, replicas=1, strategy={"name": "solo"})
+    run = json.loads((tmp_path / "run" / "run.json").read_text()) | {"recipe": evil}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(run))
+    page = page_of(tmp_path / "run")
+    assert "<img src=x" not in page
+    assert data_of(page)[0]["recipe"] == evil
+    assert evil in html.unescape(page)
+
+
+def test_several_runs_share_a_table_and_the_plots(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", seconds=300)
+    write_run(
+        tmp_path / "b", seconds=300, recipe="pong-a2c", strategy={"name": "all-reduce"}, dead=None, seed=1
+    )
+    page = page_of(tmp_path / "a", tmp_path / "b")
+    assert [run["recipe"] for run in data_of(page)] == ["pong-gala", "pong-a2c"]
+    words = words_of(page)
+    assert "pong-gala, gala, 4 replicas 19.12 ± 0.25 18.25 600,000 0:05:00 2,000 0.0021 2 finished" in words
+    assert "pong-a2c, all-reduce, 4 replicas 19.12 ± 0.25 18.25 600,000 0:05:00 2,000 0.0021 none" in words
+    drawn = ElementTree.tostring(svgs_of(page)["return by env steps"], encoding="unicode")
+    # Four thin lines and a mean of each run; the cross of the dead one is drawn besides.
+    for colour in ("var(--run0)", "var(--run1)"):
+        assert drawn.count(colour) >= 5
+    assert "var(--accent)" not in drawn
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda d: [p.unlink() for p in d.iterdir()] and d.rmdir(), "There is no folder"),
+        (lambda d: (d / "run.json").unlink(), "has no run.json; give a folder that murmurate train wrote"),
+        (lambda d: (d / "metrics.jsonl").unlink(), "has no metrics.jsonl"),
+        (lambda d: (d / "run.json").write_text('{"name": "x"}'), "names no recipe"),
+        (lambda d: (d / "run.json").write_text("[]"), "holds no JSON object"),
+        (lambda d: (d / "summary.json").write_text("{"), "cannot be read"),
+        (lambda d: (d / "metrics.jsonl").write_text(""), "no records yet; wait .* murmurate resume"),
+    ],
+)
+def test_refuses_what_is_no_run_and_writes_nothing(tmp_path: Path, spoil, sentence: str) -> None:
+    write_run(tmp_path / "good", seconds=30)
+    write_run(tmp_path / "bad", seconds=30)
+    spoil(tmp_path / "bad")
+    out = tmp_path / "page.html"
+    with pytest.raises(Refusal, match=sentence):
+        report([tmp_path / "good", tmp_path / "bad"], out)
+    assert not out.exists()
+
+
+def test_refuses_nothing_to_report_and_nowhere_to_write(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="give one or more run folders"):
+        report([], tmp_path / "page.html")
+    write_run(tmp_path / "run", seconds=30)
+    with pytest.raises(Refusal, match=r"Cannot write .* give another file with --out"):
+        report([tmp_path / "run"], tmp_path / "nowhere" / "page.html")
+    assert report([tmp_path / "run"], tmp_path / "run") == tmp_path / "run" / "report.html"
+
+
+def test_mean_and_totals_against_hand_made_ones(tmp_path: Path) -> None:
+    def record(t: float, replica: int, steps: int, value: float) -> dict:
+        return {"time_seconds": t, "replica": replica, "env_steps": steps, "updates": 1, "return_mean": value}
+
+    records = [
+        record(10, 0, 100, 0.0),
+        record(10, 1, 25, 10.0),
+        record(20, 1, 50, 10.0),
+        record(30, 0, 300, 2.0),
+        {"time_seconds": 35, "kind": "event", "event": "died", "member": 1, "replica": None, "message": ""},
+        record(50, 0, 500, 4.0),
+    ]
+    write_records(tmp_path / "run", records, replicas=2, strategy={"name": "gala", "topology": "ring"})
+    run = open_run(tmp_path / "run")
+    # Replica 0 makes 10 steps a second; replica 1 made 2.5 a second up to its last record at 20 s.
+    times = np.array([0.0, 10.0, 15.0, 20.0, 50.0, 60.0])
+    np.testing.assert_allclose(run.total_env_steps(times), [0, 125, 187.5, 250, 550, 550])
+    np.testing.assert_allclose(run.series("return_mean")[0].total_env_steps, [125, 350, 550])
+    x, y = run.mean("return_mean", "time_seconds")
+    # Replica 0 is at (t - 10) / 10; until 20 s replica 1 is at 10 beside it, and then it is not counted.
+    expected = np.where(x <= 20, ((x - 10) / 10 + 10) / 2, (x - 10) / 10)
+    np.testing.assert_allclose(y, expected, atol=1e-9)
+    assert run.deaths == {1: 35.0}
+
+
+def test_a_survivor_that_ended_early_still_counts_in_the_mean(tmp_path: Path) -> None:
+    records = [
+        {"time_seconds": t, "replica": i, "env_steps": t, "updates": 1, "return_mean": value}
+        for t, i, value in ((1, 0, 0.0), (1, 1, 8.0), (2, 1, 8.0), (4, 0, 0.0))
+    ]
+    write_records(tmp_path / "run", records, replicas=2, strategy={"name": "solo"})
+    _, mean = open_run(tmp_path / "run").mean("return_mean", "time_seconds")
+    np.testing.assert_allclose(mean, 4.0)
+
+
+def test_film_strip_chooses_frames_evenly(tmp_path: Path) -> None:
+    frames = np.zeros((71, 21, 40, 3), np.uint8)
+    frames += np.arange(71, dtype=np.uint8)[:, None, None, None]
+    np.savez(tmp_path / "e.npz", frames=frames, rewards=np.zeros(71))
+    strip = matplotlib.image.imread(io.BytesIO(film_strip(tmp_path / "e.npz")))
+    assert strip.shape[:2] == (21, 8 * 40 + 7 * 2)
+    centres = (strip[10, 20 :: 40 + 2, 0] * 255).round().astype(int)
+    assert centres.tolist() == [0, 10, 20, 30, 40, 50, 60, 70]
+    np.savez(tmp_path / "no.npz", rewards=np.zeros(3))
+    assert film_strip(tmp_path / "no.npz") is None
+
+
+def test_the_episode_is_embedded_as_it_is_or_its_absence_explained(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", seconds=30)
+    assert "murmurate eval" in words_of(page_of(tmp_path / "run"))
+    (tmp_path / "run" / "videos").mkdir()
+    out = io.BytesIO()
+    matplotlib.image.imsave(out, np.zeros((4, 32, 3), np.uint8), format="png")
+    (tmp_path / "run" / "videos" / "frames.png").write_bytes(out.getvalue())
+    page = page_of(tmp_path / "run")
+    (embedded,) = re.findall(r'src="data:image/png;base64,([^"]*)"', page)
+    assert base64.b64decode(embedded) == out.getvalue()
+
+
+def test_plot_returns_draws_each_run_in_its_colour_in_both_panels(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", seconds=300)
+    write_run(
+        tmp_path / "b", seconds=300, recipe="pong-a2c", strategy={"name": "all-reduce"}, seed=1, rate=300
+    )
+    out = plot_returns([tmp_path / "a", tmp_path / "b"], tmp_path / "curves.png", "Pong")
+    picture = (matplotlib.image.imread(out)[..., :3] * 255).round().astype(int)
+    assert picture.shape == (640, 1600, 3)
+    for colour in PRINT.runs[:2]:
+        wanted = [int(colour[k : k + 2], 16) for k in (1, 3, 5)]
+        same = (picture[:560] == wanted).all(-1)  # the legend is below
+        assert same[:, :800].sum() > 100
+        assert same[:, 800:].sum() > 100
+    with pytest.raises(Refusal, match="nothing to draw"):
+        plot_returns([], tmp_path / "curves.png", "Pong")
