@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tensorboardX.proto.event_pb2 import Event
 
-from murmurate.record.tensorboard import TensorBoard
+from murmurate.record.tensorboard import GROUPS, TensorBoard
 
 
 def read_events(folder: Path) -> list[Event]:
@@ -80,3 +80,10 @@ def test_a_second_start_leaves_no_point_of_the_lost_future(tmp_path: Path) -> No
         board.feed([record(1.0, 0, 80, loss=1.0), record(2.5, 0, 160, loss=2.0)])
     assert points(tmp_path / "replica-0")["learning/loss"] == [(80, 1.0, 1.0), (160, 2.0, 2.5)]
     assert (tmp_path / "mine.txt").read_text() == "kept"
+
+
+def test_every_grouped_field_is_explained() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    made_here = {"episode_return", "episode_length"}  # from episode_returns
+    missing = [key for keys in GROUPS.values() for key in keys if f"`{key}`" not in text]
+    assert set(missing) <= made_here
