@@ -170,3 +170,13 @@ def test_sparkline_against_hand_made_ones() -> None:
     assert sparkline([0, 2, 5, 9], 2) == "▁█"
     assert sparkline([3.0, 3.0, 3.0], 5) == "▁▁▁"
     assert sparkline([math.pi], 5) == "▁"
+
+
+def test_a_resume_brings_the_dead_and_the_finished_back() -> None:
+    progress = Progress(2)
+    progress.feed([row(1, 0, 10), event(2, "died", "gone", member=0), event(2, "finished", "", member=1)])
+    assert [r.state(2.0, 15.0) for r in progress.replicas] == ["dead", "finished"]
+    progress.feed([event(3, "resumed", "resumed"), row(4, 1, 20)])
+    assert [r.state(4.0, 15.0) for r in progress.replicas] == ["running", "running"]
+    # and a death after it is told again
+    assert len(progress.feed([event(5, "died", "gone again", member=0)])) == 1

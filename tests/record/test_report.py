@@ -308,3 +308,19 @@ def test_plot_returns_draws_each_run_in_its_colour_in_both_panels(tmp_path: Path
         assert same[:, 800:].sum() > 100
     with pytest.raises(Refusal, match="nothing to draw"):
         plot_returns([], tmp_path / "curves.png", "Pong")
+
+
+def test_deaths_end_with_a_resume_or_a_return_and_the_summary_has_the_last_word(tmp_path: Path) -> None:
+    def event(t: float, name: str, **fields) -> dict:
+        fields = {"replica": None, **fields}
+        return {"time_seconds": t, "kind": "event", "event": name, "message": "", "env_steps": 0, **fields}
+
+    records = [
+        {"time_seconds": t, "replica": i, "env_steps": 80, "updates": 1} for t in (1.0, 9.0) for i in range(4)
+    ]
+    records += [event(2, "died", member=0), event(3, "resumed"), event(4, "died", member=1)]
+    records += [event(5, "joined", member=1), event(6, "died", member=2), event(6.5, "died", member=2)]
+    write_records(tmp_path / "run", records, replicas=4, strategy={"name": "gala", "topology": "ring"})
+    assert open_run(tmp_path / "run").deaths == {2: 6.0}
+    (tmp_path / "run" / "summary.json").write_text('{"dead_replicas": [2, 3]}')
+    assert open_run(tmp_path / "run").deaths == {2: 6.0, 3: 9.0}

@@ -76,6 +76,8 @@ class Progress:
             replica.finished = name == "finished"
         if name == "resumed":
             self._totals.clear()
+            for replica in self.replicas:
+                replica.dead = replica.finished = False
         return True
 
     def _replica_record(self, replica: ReplicaProgress, record: Mapping[str, Any]) -> None:

@@ -90,10 +90,13 @@ class RecordedRun:
     def deaths(self) -> dict[int, float]:
         """``time_seconds`` at which each dead replica was first told dead.
 
-        A replica that the summary calls dead without any such event died after its last record.
+        A resume brings all back. One that the summary calls dead without any such event died after its
+        last record.
         """
         found: dict[int, float] = {}
         for event in self.events:
+            if event.get("event") == "resumed":
+                found.clear()
             member = event.get("member", event.get("replica"))
             if member is None:
                 continue

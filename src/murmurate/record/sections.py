@@ -252,8 +252,11 @@ def film_strip(archive: Path) -> bytes | None:
     if frames.ndim == 3:
         frames = np.repeat(frames[..., None], 3, -1)
     chosen = np.linspace(0, len(frames) - 1, min(STRIP_FRAMES, len(frames))).round().astype(int)
-    gap = np.full((frames.shape[1], max(1, frames.shape[2] // 20), 3), 255, np.uint8)
-    pieces = [piece for k in chosen for piece in (gap, frames[k][..., :3])][1:]
+    shown = np.concatenate(
+        [frames[chosen][..., :3], np.full((*frames[chosen].shape[:3], 1), 255, np.uint8)], -1
+    )
+    gap = np.zeros((frames.shape[1], max(1, frames.shape[2] // 20), 4), np.uint8)  # the page shows through
+    pieces = [piece for frame in shown for piece in (gap, frame)][1:]
     out = io.BytesIO()
     matplotlib.image.imsave(out, np.concatenate(pieces, 1), format="png")
     return out.getvalue()
