@@ -143,6 +143,16 @@ def test_float32_heads_on_a_bfloat16_torso():
     assert next(net.torso.parameters()).grad.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("spec", [CARTPOLE, CHEETAH])
+@pytest.mark.parametrize("recurrent", [0, 8])
+def test_heads_answer_in_float32_even_when_all_is_bfloat16(spec, recurrent):
+    net = actor_critic(spec, generator=generator(), recurrent=recurrent).to(torch.bfloat16)
+    memory = net.initial_memory(3)
+    policy, value, after = net.unroll(observations(spec, 2, 3), memory, torch.ones(2, 3, dtype=torch.bool))
+    assert policy.dtype == value.dtype == torch.float32
+    assert after is None or after.dtype == memory.dtype == torch.float32
+
+
 def test_recurrent_unroll_equals_steps_and_resets_at_first():
     net = actor_critic(CARTPOLE, generator=generator(), recurrent=8)
     x = observations(CARTPOLE, 6, 3)

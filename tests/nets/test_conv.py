@@ -64,7 +64,10 @@ def test_parameter_counts_and_widths(make, parameters, width):
         (ATARI, NATURE_2013),
         ((3, 84, 84), NATURE_2013),
         ((1, 52, 76), NATURE_2013),
-        ((2, 70, 85), NATURE_2013),  # not tiled by blocks of 4 pixels
+        # not tiled by blocks of 4 pixels: neither way, in rows only, in columns only
+        ((2, 70, 85), NATURE_2013),
+        ((2, 72, 85), NATURE_2013),
+        ((2, 70, 84), NATURE_2013),
         ((3, 40, 36), (Convolution(8, 4, 4), Convolution(8, 3, 1))),
         ((3, 40, 36), (Convolution(8, 12, 4), Convolution(8, 3, 2))),
         ((3, 40, 36), (Convolution(8, 6, 4),)),
