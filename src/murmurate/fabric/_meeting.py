@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 
@@ -41,7 +42,7 @@ class Meeting:
         self._calls[rank] += 1
         number = self._calls[rank]
         here = self._rounds.setdefault(number, Round(kind, root))
-        for other, given in here.given.items():
+        for other, given in itertools.islice(here.given.items(), 1):  # all others equal the first
             if (here.kind, here.root, given.shape) != (kind, root, x.shape):
                 raise FabricError(
                     f"Rank {rank} calls {kind} #{number} of {list(x.shape)} on '{self._channel}', rank "
@@ -68,7 +69,7 @@ class Meeting:
             raise FabricError(f"{kind} #{number} on '{self._channel}': its root, rank {root}, is dead.")
         self._world.record(rank, kind, self._channel, root, number, here.members)
         here.left.add(rank)
-        if here.left >= set(baton.living()):
+        if len(here.left) >= self._world.size - len(baton.dead) and here.left >= set(baton.living()):
             del self._rounds[number]
         return here
 

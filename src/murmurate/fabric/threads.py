@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import threading
 import time
@@ -204,7 +205,7 @@ class Channel:
             shared.calls[self._rank] += 1
             number = shared.calls[self._rank]
             here = shared.rounds.setdefault(number, _Round(kind, root))
-            for other, given in here.given.items():
+            for other, given in itertools.islice(here.given.items(), 1):  # all others equal the first
                 if (here.kind, here.root, given.shape) != (kind, root, x.shape):
                     raise FabricError(
                         f"Rank {self._rank} calls {kind} #{number} of {list(x.shape)} on '{shared.name}', "
