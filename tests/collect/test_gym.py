@@ -83,8 +83,11 @@ def test_classic_control_equals_gymnasium_bit_for_bit(ident: str, limit: int | N
 
 
 @pytest.mark.parametrize("ident", MODELS)
-def test_mujoco_equals_gymnasium_bit_for_bit(ident: str) -> None:
+def test_mujoco_equals_gymnasium_bit_for_bit(
+    ident: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("mujoco")
+    monkeypatch.chdir(tmp_path)  # gymnasium.make leaves MuJoCo's log file where it is called
     terminated, truncated = assert_equals_gymnasium(ident, 15, 40, size=2)
     assert terminated + truncated >= 4
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ class Rollouts:
         ends = torch.tensor([group.size for group in groups]).cumsum(0).tolist()
         self._slices = [slice(end - group.size, end) for end, group in zip(ends, groups, strict=True)]
         self._size = int(ends[-1])
-        self._sets = [_Set(self.spec, steps, self._size, self._device) for _ in range(2)]
+        self._sets = [_Set(self.spec, steps, self._slices, self._device) for _ in range(2)]
         self._generator = derive_generator(seed, "actions", device=self._device)
         self._batches = 0
         self._started = False
@@ -104,7 +104,7 @@ class Rollouts:
         for t in range(self._steps + 1):
             for g, group in enumerate(self._groups):
                 if t > 0:
-                    episodes += into.put(t, self._slices[g], group.receive())
+                    episodes += into.put(t, g, group.receive())
                 if t < self._steps:
                     group.send(self._act(into, t, g))
         self._observation = into.observation[self._steps]
@@ -168,20 +168,34 @@ class Rollouts:
         self._memory[g] = self.actor.initial_memory(group.size)
 
     def _act(self, into: _Set, t: int, g: int) -> Tensor:
-        part = self._slices[g]
+        now = into.before[t][g]
+        first = now.first.to(self._device, non_blocking=True)
         with torch.no_grad():
-            action, self._memory[g] = self.actor.act(
-                into.observation[t, part],
-                self._memory[g],
-                into.first[t, part].to(self._device, non_blocking=True),
-                self._generator,
-            )
-        into.action[t, part] = action
+            action, self._memory[g] = self.actor.act(now.observation, self._memory[g], first, self._generator)
+        into.after[t][g].action.copy_(action)
         return action.cpu()
 
     def _joined_memory(self) -> Tensor | None:
         parts = [memory for memory in self._memory if memory is not None]
         return torch.cat(parts) if parts else None
+
+
+class _Before(NamedTuple):
+    """Views of what one group sees before step t (t up to T). Slicing anew each time costs as much as
+    the copies themselves."""
+
+    observation: Tensor
+    first: Tensor
+    stage: Tensor | None
+
+
+class _After(NamedTuple):
+    """Views of what one group does in step t, and what comes of it."""
+
+    action: Tensor
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
 
 
 class _Set:
@@ -192,13 +206,15 @@ class _Set:
     reading the next action back waits for all copies queued before it.
     """
 
-    def __init__(self, spec: EnvSpec, steps: int, size: int, device: torch.device) -> None:
+    def __init__(self, spec: EnvSpec, steps: int, parts: Sequence[slice], device: torch.device) -> None:
         pin = device.type == "cuda"
+        size = parts[-1].stop
         self._device = device
         self._steps = steps
+        self._parts = parts
         shape = (size, *spec.observation_shape)
         self.observation = torch.zeros((steps + 1, *shape), dtype=spec.observation_dtype, device=device)
-        self._stage = torch.empty(shape, dtype=spec.observation_dtype, pin_memory=True) if pin else None
+        stage = torch.empty(shape, dtype=spec.observation_dtype, pin_memory=True) if pin else None
         self.action = (
             torch.zeros(steps, size, dtype=torch.int64, device=device)
             if spec.actions
@@ -210,6 +226,12 @@ class _Set:
         self.first = torch.zeros(steps + 1, size, dtype=torch.bool, pin_memory=pin)
         self._cut: list[Tensor] = []
         self._memory: Tensor | None = None
+        self.before = [
+            [_Before(o[part], f[part], None if stage is None else stage[part]) for part in parts]
+            for o, f in zip(self.observation, self.first, strict=True)
+        ]
+        each = (self.action, self._reward, self._terminated, self._truncated)
+        self.after = [[_After(*(x[t, part] for x in each)) for part in parts] for t in range(steps)]
 
     def begin(self, observation: Tensor, first: Tensor, memory: Tensor | None) -> None:
         self.observation[0] = observation
@@ -217,20 +239,22 @@ class _Set:
         self._memory = memory
         self._cut = []
 
-    def put(self, t: int, part: slice, step: TimeStep) -> list[Episode]:
-        """Write what followed action t - 1 of the simulators in ``part``; return their ended games."""
-        if self._stage is None:
-            self.observation[t, part] = step.observation
+    def put(self, t: int, g: int, step: TimeStep) -> list[Episode]:
+        """Write what followed action t - 1 of group g; return its ended games."""
+        now, past = self.before[t][g], self.after[t - 1][g]
+        if now.stage is None:
+            now.observation.copy_(step.observation)
         else:
-            self._stage[part] = step.observation
-            self.observation[t, part].copy_(self._stage[part], non_blocking=True)
-        self._reward[t - 1, part] = step.reward
-        self._terminated[t - 1, part] = step.terminated
-        self._truncated[t - 1, part] = step.truncated
-        torch.logical_or(step.terminated, step.truncated, out=self.first[t, part])
+            now.stage.copy_(step.observation)
+            now.observation.copy_(now.stage, non_blocking=True)
+        past.reward.copy_(step.reward)
+        past.terminated.copy_(step.terminated)
+        past.truncated.copy_(step.truncated)
+        torch.logical_or(step.terminated, step.truncated, out=now.first)
         if step.final_observation is not None:
             self._cut.append(step.final_observation[step.truncated])
-        return [Episode(part.start + e.simulator, e.episode_return, e.length) for e in step.episodes]
+        low = self._parts[g].start
+        return [Episode(low + e.simulator, e.episode_return, e.length) for e in step.episodes]
 
     def trajectory(self) -> Trajectory:
         def there(x: Tensor) -> Tensor:
