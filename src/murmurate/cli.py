@@ -147,9 +147,12 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> int:
 
 def _report(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.record.report import report
+    from murmurate.session import picture
 
-    out = options.out or options.folders[0] / "report.html"
-    print(report(options.folders, out))
+    first = options.folders[0]
+    if len(options.folders) == 1 and not (first / "videos" / "frames.png").exists():
+        picture(first)
+    print(report(options.folders, options.out or first / "report.html"))
     return 0
 
 

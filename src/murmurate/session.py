@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,12 @@ import torch
 
 from murmurate import checkpoint
 from murmurate.coordinator import Coordinator
-from murmurate.errors import Refusal
+from murmurate.errors import MissingExtra, Refusal
 from murmurate.fabric.arena import refuse_if_small
 from murmurate.fabric.interface import Capability
 from murmurate.folder import claim, read_run, write_run
 from murmurate.launch import launcher
+from murmurate.play import film, write_strip
 from murmurate.recipes import recipe
 from murmurate.record.reader import truncate_after
 from murmurate.replicator import check_capabilities
@@ -109,3 +111,11 @@ def _carry_out(run: Run, folder: Path, begin: Callable[[Any], Coordinator]) -> F
         return Finish(code, summarize(run, folder, coordinator, reason))
     except OSError as error:
         raise checkpoint.disk_failure(folder, error) from error
+
+
+def picture(folder: Path) -> None:
+    """A strip of pictures of one game for the report, where the world can be drawn here."""
+    where = folder / "checkpoints" / "last"
+    if checkpoint.damage(where) is None:
+        with contextlib.suppress(MissingExtra):
+            write_strip(film(read_run(folder, recipe), where), folder / "videos" / "frames.png")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,7 @@ class Post:
     started_at: float
     offset_seconds: float = 0.0
     restored: dict[str, Any] | None = None
+    between: Callable[[], None] = lambda: None  # called between two steps
 
 
 class Learning:
@@ -168,6 +170,7 @@ class Learning:
                 self._count(batch)
                 self._probe()
                 self._record(outcome)
+                self.post.between()
                 if self._round_ended():
                     wishes = self._consult()
                     self._serve(wishes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
@@ -17,7 +16,7 @@ from murmurate.coordinator import Coordinator, SecondInterrupt, signals
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.arena import Arena
 from murmurate.fabric.interface import Capability
-from murmurate.folder import host
+from murmurate.folder import write_roles
 from murmurate.launch.role import FAILED, FINISHED, REFUSED, open_board, replica
 from murmurate.train import Run
 
@@ -66,7 +65,7 @@ def start(
             for rank in range(run.replicas):
                 part = None if checkpoint is None or parts is None else (checkpoint, parts[rank])
                 roles.append(_start_role(context, run, rank, arena, folder, started_at, offset_seconds, part))
-            _write_roles(folder, roles)
+            write_roles(folder, {role.rank: role.process.pid for role in roles})
             _watch(roles, coordinator)
             _settle_end(roles, coordinator)
     except (RunFailed, SecondInterrupt) as failure:
@@ -108,11 +107,6 @@ def _start_role(
     process.start()
     theirs.close()
     return Role(rank, process, ours)
-
-
-def _write_roles(folder: Path, roles: list[Role]) -> None:
-    lines = [{"role": "replica", "index": r.rank, "pid": r.process.pid, "host": host()} for r in roles]
-    (folder / "roles.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _watch(roles: list[Role], coordinator: Coordinator) -> None:

@@ -80,9 +80,7 @@ class GALA(Strategy):
     def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
         """The mean of what the living last published, the own parameters included."""
         vectors = [replica.params.detach()]
-        vectors += [
-            fabric.peek(j)[0] for j in fabric.living() if j != fabric.rank and fabric.version(j) > 0
-        ]
+        vectors += [fabric.peek(j)[0] for j in fabric.living() if j != fabric.rank and fabric.version(j) > 0]
         return torch.stack(vectors).mean(0)
 
     def on_member(self, event: MemberEvent) -> None:

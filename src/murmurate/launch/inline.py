@@ -1,0 +1,80 @@
+"""All roles as threads of this process, on a simulated fabric: repeatable asynchrony from the run's seed.
+
+One thread runs at a time, and the schedule seed picks who is next at each fabric call, so even an
+asynchronous strategy gives the same parameters twice. For tests, for debugging with breakpoints, and
+where processes are not allowed; slower than ``local`` on more than one core.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from pathlib import Path
+from typing import Any
+
+from murmurate.checkpoint import read_part
+from murmurate.coordinator import Coordinator, SecondInterrupt, signals
+from murmurate.errors import RunFailed
+from murmurate.fabric.board import Board
+from murmurate.fabric.interface import Capability, FabricError, FabricFactory
+from murmurate.fabric.simulated import SimulatedFabric
+from murmurate.folder import write_roles
+from murmurate.spec import derive_seed
+from murmurate.train import Learning, Post, Run
+from murmurate.vector import NotFinite
+
+CAPABILITIES = frozenset(Capability)
+_POLL_SECONDS = 0.1
+
+
+def start(
+    run: Run,
+    folder: Path,
+    *,
+    offset_seconds: float = 0.0,
+    manifest: dict[str, Any] | None = None,
+    checkpoint: Path | None = None,
+    parts: dict[int, int] | None = None,
+) -> Coordinator:
+    """Run the roles to their end (see ``murmurate.launch.local.start``)."""
+    board = Board(run.replicas)
+    board.open()
+    started_at = time.monotonic()
+    coordinator = Coordinator(run, folder, board, started_at, offset_seconds)
+    if manifest is not None:
+        coordinator.restore(manifest)
+        coordinator.event("resumed", f"resumed at {manifest['env_steps']:,} env steps")
+    write_roles(folder, dict.fromkeys(range(run.replicas)))
+    fabric = SimulatedFabric(run.replicas, derive_seed(run.seed, "schedule") % 2**32, keep_log=False)
+    poll = _every(_POLL_SECONDS, coordinator.poll)
+
+    def role(rank: int, door: FabricFactory) -> None:
+        restored = None if checkpoint is None or parts is None else read_part(checkpoint, parts[rank])
+        post = Post(rank, door, board, folder, started_at, offset_seconds, restored, between=poll)
+        Learning(run, post).go()
+
+    try:
+        with signals(coordinator), coordinator.console:
+            fabric.run([functools.partial(role, rank) for rank in range(run.replicas)])
+            coordinator.poll()
+            coordinator.commit_final()
+    except (RunFailed, SecondInterrupt) as failure:
+        coordinator.failure = failure
+    except (NotFinite, FabricError) as failure:
+        coordinator.failure = RunFailed(str(failure))
+    finally:
+        coordinator.close()
+    return coordinator
+
+
+def _every(seconds: float, act: Any) -> Any:
+    """``act``, but not sooner than ``seconds`` after the last time."""
+    last = time.monotonic()
+
+    def maybe() -> None:
+        nonlocal last
+        if time.monotonic() - last >= seconds:
+            last = time.monotonic()
+            act()
+
+    return maybe

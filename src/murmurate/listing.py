@@ -1,0 +1,97 @@
+"""What there is: recipes, strategies, agents, fabrics, launchers; for people and for machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from typing import Any
+
+import rich.columns
+import rich.console
+import rich.table
+
+import murmurate.agents
+import murmurate.fabric
+from murmurate.errors import unknown
+from murmurate.launch import launchers
+from murmurate.recipes import algorithms, recipe_names
+from murmurate.strategies import strategies
+
+_WHAT = ("recipes", "strategies", "agents", "fabrics", "launchers")
+
+
+def listing(what: str) -> list[dict[str, Any]]:
+    """Rows with at least ``name``. Raises Refusal for anything but the five lists."""
+    rows = {
+        "recipes": _recipes,
+        "strategies": _strategies,
+        "agents": _agents,
+        "fabrics": _fabrics,
+        "launchers": lambda: [{"name": name, "summary": _first_line("launch", name)} for name in launchers()],
+    }
+    if what not in rows:
+        raise unknown("list", what, _WHAT)
+    return rows[what]()
+
+
+def show(what: str, rows: list[dict[str, Any]]) -> None:
+    """Print the rows as a table, or many bare names in columns."""
+    console = rich.console.Console()
+    if what == "recipes":
+        console.print("Recipes are <world>-<algorithm>; a * stands for any of " + ", ".join(algorithms()))
+        worlds = sorted({row["world"] for row in rows})
+        console.print(rich.columns.Columns([f"{world}-*" for world in worlds], padding=(0, 2)))
+        return
+    table = rich.table.Table(box=None, pad_edge=False, header_style="bold")
+    keys = list(rows[0])
+    for key in keys:
+        table.add_column(key.replace("_", " "))
+    for row in rows:
+        table.add_row(*(", ".join(v) if isinstance(v, list) else str(v) for v in row.values()))
+    console.print(table)
+
+
+def _recipes() -> list[dict[str, Any]]:
+    rows = []
+    for name in recipe_names():
+        world, algorithm = name.rsplit("-", 1)
+        rows.append({"name": name, "world": world, "algorithm": algorithm})
+    return rows
+
+
+def _strategies() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "step": kind.summary,
+            "needs": sorted(need.value for need in kind.needs),
+            "synchronous": kind.synchronous,
+            "a peer dies": kind.on_death,
+            "paper": kind.paper,
+        }
+        for name, kind in strategies().items()
+    ]
+
+
+def _agents() -> list[dict[str, Any]]:
+    rows = []
+    for module in pkgutil.iter_modules(murmurate.agents.__path__):
+        loaded = importlib.import_module(f"murmurate.agents.{module.name}")
+        for kind in vars(loaded).values():
+            if dataclasses.is_dataclass(kind) and isinstance(kind, type) and hasattr(kind, "summary"):
+                rows.append({"name": kind.name, "summary": kind.summary})
+    return rows
+
+
+def _fabrics() -> list[dict[str, Any]]:
+    names = [m.name for m in pkgutil.iter_modules(murmurate.fabric.__path__)]
+    fabrics = [
+        name for name in names if hasattr(importlib.import_module(f"murmurate.fabric.{name}"), "run_members")
+    ]
+    return [{"name": name, "summary": _first_line("fabric", name)} for name in fabrics]
+
+
+def _first_line(package: str, name: str) -> str:
+    document = importlib.import_module(f"murmurate.{package}.{name}").__doc__ or ""
+    return document.strip().splitlines()[0]
