@@ -88,7 +88,7 @@ def newest(folder: Path) -> Path:
 
     Raises Refusal if there is none.
     """
-    problems = []
+    problems: list[str] = []
     for name in ("last", "previous"):
         candidate = folder / name
         problem = damage(candidate)

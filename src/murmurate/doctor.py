@@ -76,9 +76,7 @@ def _shared_memory() -> dict[str, str]:
         arena.tensors("doctor", (1024,), torch.float32).fill_(1.0)
         arena.close()
     except (OSError, Refusal) as error:
-        return _check(
-            "shared memory", _BAD, str(error), "use --launcher inline"
-        )
+        return _check("shared memory", _BAD, str(error), "use --launcher inline")
     size = "not there"
     if os.path.isdir("/dev/shm"):
         size = f"{psutil.disk_usage('/dev/shm').total / 2**20:.0f} MiB"

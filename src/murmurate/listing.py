@@ -7,7 +7,6 @@ import importlib
 import pkgutil
 from typing import Any
 
-import rich.columns
 import rich.console
 import rich.table
 
@@ -41,7 +40,7 @@ def show(what: str, rows: list[dict[str, Any]]) -> None:
     if what == "recipes":
         console.print("Recipes are <world>-<algorithm>; a * stands for any of " + ", ".join(algorithms()))
         worlds = sorted({row["world"] for row in rows})
-        console.print(rich.columns.Columns([f"{world}-*" for world in worlds], padding=(0, 2)))
+        console.print("  ".join(f"{world}-*" for world in worlds))
         return
     table = rich.table.Table(box=None, pad_edge=False, header_style="bold")
     keys = list(rows[0])
@@ -80,7 +79,7 @@ def _agents() -> list[dict[str, Any]]:
         loaded = importlib.import_module(f"murmurate.agents.{module.name}")
         for kind in vars(loaded).values():
             if dataclasses.is_dataclass(kind) and isinstance(kind, type) and hasattr(kind, "summary"):
-                rows.append({"name": kind.name, "summary": kind.summary})
+                rows.append({"name": vars(kind)["name"], "summary": vars(kind)["summary"]})
     return rows
 
 

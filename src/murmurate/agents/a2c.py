@@ -216,9 +216,10 @@ class A2CAgent:
         if ends is None:
             raise ValueError("nothing was truncated in this trajectory")
         if data.memory is None:
-            return self.net(ends)[1].view(-1)
+            alone: Tensor = self.net(ends)[1].view(-1)
+            return alone
         # the state with which the last observation of a cut episode would have been read
-        memory: Tensor = data.memory
+        memory: Tensor | None = data.memory
         found = torch.zeros(len(ends), device=ends.device)
         row = 0
         for t in range(data.reward.shape[0]):
@@ -227,9 +228,9 @@ class A2CAgent:
             count = int(cut.sum())
             if count:
                 never = torch.zeros(1, count, dtype=torch.bool, device=ends.device)
-                found[row : row + count] = self.net.unroll(ends[None, row : row + count], memory[cut], never)[
-                    1
-                ][0]
+                held = None if memory is None else memory[cut]
+                _, values, _ = self.net.unroll(ends[None, row : row + count], held, never)
+                found[row : row + count] = values[0]
                 row += count
         return found
 
