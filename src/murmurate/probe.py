@@ -33,7 +33,8 @@ class Probe:
         n = len(self.replica)
         with torch.no_grad():
             self._both[:n].copy_(self.replica.params)
-            self._both[n:].copy_(self.replica.grad)
+            own = self.replica.own_gradient
+            self._both[n:].copy_(self.replica.grad if own is None else own)
             seen = self._seen()
             return self._compare({rank: (both[:n], both[n:]) for rank, both in seen.items()})
 

@@ -195,7 +195,7 @@ class Learning:
         # one update early, so that a mean every so many updates has not just been taken
         if clock % every == every - 2:
             for probe in self.probes:
-                probe.replica.measure_update = True
+                probe.replica.measure = True
         elif clock % every == every - 1:
             for probe in self.probes:
                 self.probed |= probe.look()

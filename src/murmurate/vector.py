@@ -87,8 +87,9 @@ class Replica:
         self.exchange: Callable[[Replica], Exchange] = _update_alone
         # what schedules count: the own clock, or all replicas' updates where they share one vector
         self.steps_taken: Callable[[], int] = lambda: self.clock
-        self.measure_update = False  # asks the next update for ``update_norm``
+        self.measure = False  # asks the next step for the two that follow
         self.update_norm: Tensor | None = None
+        self.own_gradient: Tensor | None = None  # [N] before anything was averaged into it
         self.make_optimizer = make_optimizer
         self._grouping = grouping(module, groups)
         self.parts, self.group_bounds = lay_out(module, self._grouping)
@@ -255,15 +256,17 @@ class Replica:
             factor = self.schedule(self.steps_taken())
             for group, initial in zip(self.optimizer.param_groups, self._initial_lr, strict=True):
                 group["lr"] = initial * factor
-        before = self._storage.clone() if self.measure_update else None
+        before = self._storage.clone() if self.measure else None
         self.optimizer.step()
         if before is not None:
             self.update_norm = torch.linalg.vector_norm(self._storage - before)
-            self.measure_update = False
+            self.measure = False
         self.clock += 1
 
     def _agree(self) -> Exchange:
         with torch.no_grad():
+            if self.measure:
+                self.own_gradient = self._storage_grad.clone()
             exchange = self.exchange(self)
             self.reload()
         return exchange
