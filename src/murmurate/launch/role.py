@@ -87,6 +87,9 @@ def _settle(folder: Path, rank: int, threads: int) -> None:
     os.dup2(log, 2)
     faulthandler.enable()
     torch.set_num_threads(threads)
+    # Second moments of weights behind dead ReLUs decay into denormals, on which a CPU is a hundred times
+    # slower: after an hour of Pong an eighth of them had (docs/decisions/0007).
+    torch.set_flush_denormal(True)
     launcher = multiprocessing.parent_process()
     if launcher is not None:
         threading.Thread(target=_leave_with, args=(launcher.sentinel,), daemon=True).start()
