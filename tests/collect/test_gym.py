@@ -82,6 +82,31 @@ def test_classic_control_equals_gymnasium_bit_for_bit(ident: str, limit: int | N
         assert truncated >= 3
 
 
+@pytest.mark.parametrize("fast", [True, False])
+def test_an_end_on_the_very_step_of_the_limit_is_no_truncation(fast: bool) -> None:
+    """Always pushed left, this cart falls after n steps; limits around n tell the three cases apart."""
+
+    def first_end(limit: int) -> tuple[int, bool, bool]:
+        alone = [gymnasium.make("CartPole-v1").unwrapped]
+        carts = (
+            GymWorld("CartPole-v1", limit).open(1, training=True)
+            if fast
+            else GymSimulators("cartpole", alone, limit, first=0)
+        )
+        carts.reset(0)
+        while True:
+            carts.send(torch.tensor([0]))
+            step = carts.receive()
+            if step.episodes:
+                return step.episodes[0].length, bool(step.terminated), bool(step.truncated)
+
+    n, *_ = first_end(500)
+    assert n < 20
+    assert first_end(n + 1) == (n, True, False)
+    assert first_end(n) == (n, True, False)
+    assert first_end(n - 1) == (n - 1, False, True)
+
+
 @pytest.mark.parametrize("ident", MODELS)
 def test_mujoco_equals_gymnasium_bit_for_bit(
     ident: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,12 +74,17 @@ def test_table() -> None:
     assert [(e.simulator, e.episode_return, e.length) for e in batch.episodes] == [(0, 12, 3), (1, 9, 3)]
 
 
-def oracle(script: list[Line], b: int, steps: int) -> dict[str, list[float]]:
+def oracle(script: list[Line], b: int, steps: int) -> dict[str, list[Any]]:
     """One simulator and the counting actor, a scalar at a time."""
-    out: dict[str, list[float]] = {k: [] for k in ("observation", "action", "first", "memory", "final")}
+    out: dict[str, list[Any]] = {k: [] for k in ("observation", "action", "first", "memory", "final", "game")}
     shown, memory, first = 0, 0, True
+    total, length = 0.0, 0
     for t in range(steps):
-        _, end = script[t % len(script)]
+        reward, end = script[t % len(script)]
+        total, length = total + reward, length + 1
+        out["game"].append((b, total, length) if end else None)
+        if end:
+            total, length = 0.0, 0
         out["memory"].append(memory)
         memory = 0 if first else memory
         out["observation"].append(1000 * b + shown)
@@ -109,7 +115,8 @@ def test_any_script_in_any_groups_equals_the_scalar_oracle(cuts: list[int], seed
     groups = groups_of(script, cuts)
     rollouts = Rollouts(groups, Counter(), steps, seed=seed)
     for k in range(batches):
-        data = next(rollouts).data
+        batch = next(rollouts)
+        data = batch.data
         for b, lines in enumerate(script):
             now = slice(k * steps, (k + 1) * steps)
             lived = [lines[t % 17] for t in range(steps * batches)][now]
@@ -121,6 +128,8 @@ def test_any_script_in_any_groups_equals_the_scalar_oracle(cuts: list[int], seed
             assert data.reward[:, b].tolist() == [reward for reward, _ in lived]
             assert data.terminated[:, b].tolist() == [end == "terminated" for _, end in lived]
             assert data.truncated[:, b].tolist() == [end == "truncated" for _, end in lived]
+        games = [expected[b]["game"][k * steps + t] for t in range(steps) for b in range(5)]
+        assert [(e.simulator, e.episode_return, e.length) for e in batch.episodes] == [g for g in games if g]
         row_major = [
             expected[b]["final"][k * steps + t]
             for t in range(steps)
