@@ -1,0 +1,93 @@
+"""Sample Factory's Atari example on Pong (see README.md); prints one JSON line with its speed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+import psutil
+
+# a line of its log every few seconds: "Fps is (10 sec: 812.3, ...). Total num frames: 8192. Throughput ..."
+REPORT = re.compile(r"Total num frames: (\d+)")
+WARM_UP_REPORTS = 3
+DEADLINE_SECONDS = 500.0
+
+SETTINGS = {
+    "env": "atari_pong",
+    "algo": "APPO",
+    "device": "cpu",
+    "num_workers": "2",
+    "num_envs_per_worker": "8",
+    "num_epochs": "4",
+    "summaries_use_frameskip": "False",  # so that it counts env steps, not emulator frames
+    "decorrelate_envs_on_one_worker": "False",
+    "experiment": "bench",
+    "train_for_seconds": "600",
+}
+
+
+def cpu_seconds(root: psutil.Process) -> float:
+    total = 0.0
+    for process in [root, *root.children(recursive=True)]:
+        try:
+            total += sum(process.cpu_times()[:4])
+        except psutil.NoSuchProcess:
+            continue
+    return total
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cpu-seconds", type=float, default=30.0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "sf_examples.atari.train_atari", f"--train_dir={folder}"]
+        command += [f"--{key}={value}" for key, value in SETTINGS.items()]
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            process_group=0,
+        )
+        try:
+            print(json.dumps(watch(process, options.cpu_seconds)))
+        finally:
+            os.killpg(process.pid, 9)
+            process.wait()
+
+
+def watch(process: subprocess.Popen[str], wanted_cpu_seconds: float) -> dict[str, object]:
+    root, deadline = psutil.Process(process.pid), time.monotonic() + DEADLINE_SECONDS
+    reports = 0
+    steps, cpu, wall = 0, 0.0, 0.0
+    last: list[str] = []
+    for line in process.stdout or ():
+        last = [*last[-20:], line]
+        found = REPORT.search(line)
+        if found is None:
+            continue
+        reports += 1
+        now = (int(found.group(1)), cpu_seconds(root), time.monotonic())
+        if reports == WARM_UP_REPORTS:
+            steps, cpu, wall = now
+        elif reports > WARM_UP_REPORTS and (now[1] - cpu > wanted_cpu_seconds or now[2] > deadline):
+            return {
+                "trainer": "Sample Factory 2.1.1, asynchronous PPO, 2 workers of 8; each sample is used 4 times",
+                "simulators": 16,
+                "env_steps": now[0] - steps,
+                "cpu_seconds": round(now[1] - cpu, 3),
+                "wall_seconds": round(now[2] - wall, 3),
+            }
+    raise SystemExit("it ended before it had been measured:\n" + "".join(last))
+
+
+if __name__ == "__main__":
+    main()

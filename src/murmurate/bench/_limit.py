@@ -1,0 +1,154 @@
+"""The physical limit of A2C on one core: what simulator and network cost when nothing else is done.
+
+``python -m murmurate.bench._limit`` measures one window of each part for every line it reads, and
+answers with the CPU seconds of one call of each as a line of JSON: by the network's label, then by
+part. The parts are a vector step of 16 games, the forward pass of 16 frames that chooses actions, the
+forward and backward pass of the 80 frames that are learned from, and the forward pass of 16 frames
+that are bootstrapped from. No optimizer, losses, returns, sampling, copying or recording.
+
+The network is the plain Nature-2013 stack of torch modules in channels-last order, in float32 and in
+bfloat16, and, as ``own``, the package's. All take frames as simulators give them (uint8); what
+widening them costs the plain stack is told apart as ``widening_80``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SIMULATORS, STEPS, ACTIONS = 16, 5, 6
+_WINDOW_SECONDS = 0.12  # of CPU, for each part
+
+Part = Callable[[], Any]
+
+
+class Plain(nn.Module):
+    """The Nature-2013 stack with its two heads, as one writes it down."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.torso = nn.Sequential(
+            nn.Conv2d(4, 16, 8, 4), nn.ReLU(), nn.Conv2d(16, 32, 4, 2), nn.ReLU(), nn.Flatten(),
+            nn.Linear(32 * 9 * 9, 256), nn.ReLU(),
+        )  # fmt: skip
+        self.heads = nn.Linear(256, ACTIONS + 1)
+        self.to(dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def widen(self, frames: Tensor) -> Tensor:
+        return frames.to(self.dtype, memory_format=torch.channels_last).mul_(1 / 255)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        heads: Tensor = self.heads(self.torso(self.widen(frames)))
+        return heads
+
+
+def parts() -> dict[str, dict[str, Part]]:
+    """What is to be measured, by network and part."""
+    generator = torch.Generator().manual_seed(0)
+    few, many = (
+        torch.randint(0, 256, (count, 4, 84, 84), dtype=torch.uint8, generator=generator)
+        for count in (SIMULATORS, SIMULATORS * STEPS)
+    )
+    found: dict[str, dict[str, Part]] = {"games": {"simulator": simulator(generator)}}
+    for label, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+        plain = Plain(dtype)
+        found[label] = passes(plain, list(plain.parameters()), few, many)
+        found[label]["widening_80"] = lambda plain=plain: plain.widen(many)  # type: ignore[misc]
+        own, parameters = own_net(label)
+        found[f"own {label}"] = passes(own, parameters, few, many)
+    return found
+
+
+def passes(
+    net: Callable[[Tensor], Tensor], parameters: list[nn.Parameter], few: Tensor, many: Tensor
+) -> dict[str, Part]:
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return net(few)
+
+    def learn() -> None:
+        for parameter in parameters:
+            parameter.grad = None
+        net(many).float().square().mean().backward()  # type: ignore[no-untyped-call]
+
+    return {"acting": forward, "learning": learn, "bootstrap": forward}
+
+
+def own_net(precision: str) -> tuple[Callable[[Tensor], Tensor], list[nn.Parameter]]:
+    """The recipe's net as an agent holds it, with its parameters."""
+    from murmurate.agents.a2c import A2C
+    from murmurate.spec import EnvSpec
+    from murmurate.vector import Replica
+
+    spec = EnvSpec("pong", (4, 84, 84), torch.uint8, ACTIONS)
+    config = A2C(precision="bfloat16" if precision == "bfloat16" else "float32")
+    net = config.build(spec, Replica, seed=0, device=torch.device("cpu")).net
+
+    def heads(frames: Tensor) -> Tensor:
+        policy, value = net(frames)
+        return torch.cat([policy, value[:, None]], 1)
+
+    return heads, list(net.parameters())
+
+
+def simulator(generator: torch.Generator) -> Part:
+    """A vector step of Pong with random actions, in the recipe's preprocessing."""
+    from murmurate.collect.atari import AtariWorld
+
+    games = AtariWorld("pong").vector(SIMULATORS, 1, life_loss=True)
+    games.reset(seed=0)
+    actions = torch.randint(0, ACTIONS, (512, SIMULATORS), generator=generator).numpy()
+    turn = 0
+
+    def step() -> None:
+        nonlocal turn
+        games.send(actions[turn % len(actions)])
+        games.recv()
+        turn += 1
+
+    return step
+
+
+def window(part: Part, cpu_seconds: float = _WINDOW_SECONDS) -> float:
+    """CPU seconds of one call, over a window of many."""
+    start, calls = time.process_time(), 0
+    while True:
+        part()
+        calls += 1
+        spent = time.process_time() - start
+        if spent >= cpu_seconds:
+            return spent / calls
+
+
+def limit(fastest: dict[str, float], simulator_seconds: float) -> tuple[float, dict[str, float]]:
+    """(env steps per CPU second, CPU seconds of each part per env step) from the seconds per call."""
+    each = {
+        "simulator": simulator_seconds / SIMULATORS,
+        "acting": fastest["acting"] / SIMULATORS,
+        "learning": fastest["learning"] / (SIMULATORS * STEPS),
+        "bootstrap": fastest["bootstrap"] / (SIMULATORS * STEPS),
+    }
+    return 1 / sum(each.values()), each
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    found = parts()
+    for net in found.values():
+        for part in net.values():
+            part()
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        answer = {net: {name: window(part) for name, part in of.items()} for net, of in found.items()}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

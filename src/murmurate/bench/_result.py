@@ -1,0 +1,107 @@
+"""What every result carries, how spreads are given, and how a result is shown."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+import rich.console
+import rich.table
+
+from murmurate.folder import hardware, versions
+
+Log = Callable[[str], None]
+_PACKAGES = ("numpy", "gymnasium", "ale-py", "stable-baselines3")
+
+
+def header(name: str, full: bool) -> dict[str, Any]:
+    """Date, command, hardware and versions: no figure is published without them."""
+    return {
+        "bench": name,
+        "full": full,
+        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": f"murmurate bench {name} --json{' --full' * full}",
+        "hardware": hardware(),
+        "versions": {**versions(), **{package: version(package) for package in _PACKAGES}},
+    }
+
+
+def version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Median, extremes and quartiles of repeated measurements, and the values in the order taken."""
+    ordered = sorted(values)
+    low, middle, high = (
+        statistics.quantiles(ordered, n=4, method="inclusive") if len(ordered) > 1 else ordered * 3
+    )
+    return {
+        "median": middle,
+        "least": ordered[0],
+        "greatest": ordered[-1],
+        "quartiles": [low, high],
+        "repetitions": len(values),
+        "values": list(values),
+    }
+
+
+def median(values: Sequence[float]) -> float:
+    return float(statistics.median(values))
+
+
+def teller(quiet: bool) -> Log:
+    """Progress lines on standard error, with seconds since the start; or silence."""
+    start = time.monotonic()
+
+    def log(line: str) -> None:
+        if not quiet:
+            print(f"{time.monotonic() - start:6.1f} s  {line}", file=sys.stderr, flush=True)
+
+    return log
+
+
+def show(result: dict[str, Any]) -> None:
+    """All single figures of a result as a table; spreads as median and extremes."""
+    table = rich.table.Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    table.add_column("spread")
+    for name, value, around in _rows(result, ""):
+        table.add_row(name, value, around)
+    rich.console.Console().print(table)
+
+
+def _rows(value: Any, name: str) -> Iterator[tuple[str, str, str]]:
+    if isinstance(value, dict) and "values" in value and "median" in value:
+        around = f"{number(value['least'])} to {number(value['greatest'])}, {value['repetitions']} times"
+        yield name, number(value["median"]), around
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _rows(inner, f"{name}.{key}" if name else key)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            if isinstance(inner, dict):
+                own = {k: v for k, v in inner.items() if k != "peer"}
+                yield from _rows(own, f"{name}.{inner.get('peer', index)}")
+            else:
+                yield f"{name}[{index}]", number(inner), ""
+    else:
+        yield name, number(value), ""
+
+
+def number(value: Any) -> str:
+    """Four significant digits, with thousands set apart."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"

@@ -1,0 +1,74 @@
+"""Several processes that measure together: each is one member of a ``ProcessFabric``.
+
+What a member does is a function ``work(fabric, board, *arguments) -> plain values``; what all of them
+returned comes back by rank. Nobody outlives the call.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from murmurate.errors import RunFailed
+from murmurate.fabric.arena import Arena
+from murmurate.fabric.processes import ProcessFabric
+from murmurate.launch.role import open_board
+
+_DEADLINE_SECONDS = 280.0
+
+Work = Callable[..., Any]
+
+
+def together(members: int, work: Work, *arguments: Any) -> list[Any]:
+    """``work`` in as many processes. Raises RunFailed with the first one's reason if one fails."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # inherited by the fork server, before torch loads
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["murmurate.launch.role"])
+    arena = Arena.create()
+    open_board(arena, members).open()
+    lines, processes = [], []
+    try:
+        for rank in range(members):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_member, args=(members, rank, arena, theirs, work, arguments), daemon=True
+            )
+            process.start()
+            theirs.close()
+            lines.append(ours)
+            processes.append(process)
+        return [_answer(rank, line) for rank, line in enumerate(lines)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+        arena.close()
+
+
+def _answer(rank: int, line: Connection) -> Any:
+    try:
+        if not line.poll(_DEADLINE_SECONDS):
+            raise RunFailed(f"member {rank} of the bench did not answer within {_DEADLINE_SECONDS:g} s")
+        kind, value = line.recv()
+    except EOFError:
+        raise RunFailed(f"member {rank} of the bench died") from None
+    if kind == "failed":
+        raise RunFailed(f"member {rank} of the bench failed: {value}")
+    return value
+
+
+def _member(
+    members: int, rank: int, arena: Arena, line: Connection, work: Work, arguments: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(1)
+    board = open_board(arena, members)
+    try:
+        line.send(("done", work(ProcessFabric(arena, board, rank), *arguments)))
+    except Exception:
+        line.send(("failed", traceback.format_exc()))

@@ -1,0 +1,90 @@
+"""Stable-Baselines3's A2C as a racer: ``python -m murmurate.bench._sb3 pong|cartpole SIMULATORS FILE``.
+
+Its own defaults (5 steps, RMSprop at 7e-4), one torch thread, simulators in this process (which is
+faster for it than one process each). On Pong it gets the net that ours has, as a features extractor
+of its own (16 filters 8x8/4, 32 filters 4x4/2, 256 units) and the entropy bonus of 0.01.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import torch
+from torch import nn
+
+_LINE_SECONDS = 0.5
+
+
+def main(world: str, simulators: int, progress: Path) -> None:
+    torch.set_num_threads(1)
+    from stable_baselines3.common.callbacks import BaseCallback
+
+    class Progress(BaseCallback):
+        """Appends the steps so far, and ends the run when the bench has gone away."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.bench, self.said = os.getppid(), time.monotonic()
+            progress.parent.mkdir(parents=True, exist_ok=True)
+            self.file = open(progress, "a", buffering=1)  # noqa: SIM115
+
+        def _on_step(self) -> bool:
+            now = time.monotonic()
+            if now - self.said > _LINE_SECONDS:
+                self.said = now
+                self.file.write(json.dumps({"env_steps": self.num_timesteps}) + "\n")
+            return os.getppid() == self.bench
+
+    learner(world, simulators).learn(1_000_000_000, callback=Progress())
+
+
+def learner(world: str, simulators: int) -> Any:
+    from stable_baselines3 import A2C
+    from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+    from stable_baselines3.common.vec_env import VecFrameStack
+
+    if world == "cartpole":
+        return A2C("MlpPolicy", make_vec_env("CartPole-v1", simulators, seed=0), seed=0, device="cpu")
+    import ale_py
+
+    gymnasium.register_envs(ale_py)
+    games = VecFrameStack(make_atari_env("PongNoFrameskip-v4", simulators, seed=0), 4)
+    policy = {
+        "features_extractor_class": extractor(),
+        "features_extractor_kwargs": {"features_dim": 256},
+        "net_arch": [],
+    }
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return A2C("CnnPolicy", games, ent_coef=0.01, policy_kwargs=policy, seed=0, device=device)
+
+
+def extractor() -> type[nn.Module]:
+    """The Nature-2013 torso in the shape in which Stable-Baselines3 takes one."""
+    from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+
+    class Nature2013(BaseFeaturesExtractor):
+        def __init__(self, observation_space: gymnasium.spaces.Box, features_dim: int) -> None:
+            super().__init__(observation_space, features_dim)
+            channels, height, width = observation_space.shape
+            convolutions = nn.Sequential(
+                nn.Conv2d(channels, 16, 8, 4), nn.ReLU(), nn.Conv2d(16, 32, 4, 2), nn.ReLU(), nn.Flatten()
+            )
+            with torch.no_grad():
+                flat = convolutions(torch.zeros(1, channels, height, width)).shape[1]
+            self.net = nn.Sequential(convolutions, nn.Linear(flat, features_dim), nn.ReLU())
+
+        def forward(self, observations: torch.Tensor) -> torch.Tensor:
+            features: torch.Tensor = self.net(observations)
+            return features
+
+    return Nature2013
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,156 @@
+"""What one ``strategy.step`` costs over a plain ``replica.update()``, in copies of the vector."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from murmurate.bench import _commands, _roles
+from murmurate.bench._result import Log, median, spread
+from murmurate.fabric.interface import FabricFactory
+from murmurate.replicator import Replicator
+from murmurate.strategies import strategy
+from murmurate.vector import Replica
+
+NAME = "strategy-cost"
+SUMMARY = "cost of one strategy step over a plain update, in memory copies of a 1.7-million vector"
+
+PARAMETERS = 1_687_206  # the Nature-2015 net with Pong's 6 actions and a value
+_STRATEGIES = ("gala", "all-reduce", "local-sgd", "hogwild")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """``turns`` of (copy, update, step) a member; a run of ``waiting_cpu_seconds`` with 4 GALA learners."""
+
+    turns: int = 150
+    members: tuple[int, ...] = (2, 4)
+    parameters: int = PARAMETERS
+    waiting_cpu_seconds: float = 30.0
+
+
+def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
+    """CPU time is what counts: a step that waits for others is asleep, and its wait is told apart."""
+    plan = plan or (Plan(turns=1000, waiting_cpu_seconds=90.0) if full else Plan())
+    rows: dict[str, Any] = {}
+    for members in plan.members:
+        for name in _STRATEGIES:
+            log(f"{name}, {members} members")
+            answers = _roles.together(members, work, name, plan.parameters, plan.turns)
+            rows.setdefault(name, {})[f"{members}_members"] = figures(answers)
+    log("waiting of 4 GALA learners in a real run")
+    gala = [row["copies"]["median"] for row in rows["gala"].values()]
+    return {
+        "parameters": plan.parameters,
+        "fabric": "processes",
+        "gala_copies": max(gala),
+        "strategies": rows,
+        **waiting(plan.waiting_cpu_seconds),
+        "plan": dataclasses.asdict(plan),
+    }
+
+
+class Vector(nn.Module):
+    """As many parameters as asked for, and nothing else."""
+
+    def __init__(self, parameters: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(parameters))
+
+
+def work(fabric: FabricFactory, name: str, parameters: int, turns: int) -> dict[str, Any]:
+    """One member: the same update with and without the strategy, and a copy, in turn. Milliseconds of CPU.
+
+    Both replicas hold the same numbers and see the same gradient; they differ in their ``exchange``.
+    """
+    plain = Replica("plain", Vector(parameters), _rmsprop)
+    with_strategy = Replicator(strategy(name)(), fabric).replicate("shared", Vector(parameters), _rmsprop)
+    generator = torch.Generator().manual_seed(fabric.rank)
+    gradient = torch.randn(parameters, generator=generator) * 1e-3
+    plain.grad.copy_(gradient)
+    with_strategy.grad.copy_(gradient)
+    here, there = torch.rand(parameters, generator=generator), torch.empty(parameters)
+    acts: dict[str, Callable[[], Any]] = {
+        "copy": lambda: there.copy_(here),
+        "update": plain.update,
+        "step": lambda: with_strategy.exchange(with_strategy),
+    }
+    times: dict[str, list[float]] = defaultdict(list)
+    heard = 0
+    with torch.no_grad():
+        for turn in range(turns + 10):
+            # all-reduce writes its mean here: without this the members' gradients would melt together
+            with_strategy.grad.copy_(gradient)
+            plain.grad.copy_(gradient)
+            for act_name in acts if turn % 2 else reversed(acts):
+                start = time.process_time()
+                out = acts[act_name]()
+                spent = time.process_time() - start
+                if turn >= 10:
+                    times[act_name].append(spent * 1e3)
+                    heard += act_name == "step" and out.heard > 1
+    return {"times": dict(times), "heard_share": heard / turns}
+
+
+def _rmsprop(parameters: list[Any]) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(parameters, lr=7e-4, alpha=0.99, eps=1e-5)
+
+
+def figures(answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """Over the members: medians of copy, update and step, and the step's excess in copies.
+
+    The excess is taken turn by turn, so that a slow moment of the machine enters both sides; its mean is
+    there for strategies that exchange only now and then.
+    """
+    excess = [[s - u for s, u in zip(a["times"]["step"], a["times"]["update"], strict=True)] for a in answers]
+    copies, mean_copies = (
+        [of(e) / median(a["times"]["copy"]) for e, a in zip(excess, answers, strict=True)]
+        for of in (median, statistics.fmean)
+    )
+    middle = {
+        f"{name}_milliseconds": median([t for a in answers for t in a["times"][name]])
+        for name in ("copy", "update", "step")
+    }
+    return {
+        "copies": spread(copies),
+        "copies_mean": spread(mean_copies),
+        **middle,
+        "share_of_steps_that_heard_others": sum(a["heard_share"] for a in answers) / len(answers),
+    }
+
+
+def waiting(cpu_seconds: float) -> dict[str, Any]:
+    """Share of their time that 4 GALA learners wait, in a real run: Pong, or CartPole without ale-py."""
+    world = "pong" if _commands.missing("ale-py", "atari") is None else "cartpole"
+    with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
+        options = ("--replicas", "4", "--simulators", "4")
+        racer = _commands.ours("waiting", f"{world}-gala", Path(folder), *options)
+        try:
+            racer.start(warm_up_cpu_seconds=4.0)
+            before = {row["replica"]: row for row in racer.rows()}
+            racer.window(cpu_seconds)
+            after = {row["replica"]: row for row in racer.rows()}
+        finally:
+            racer.stop()
+    shares = [
+        (after[rank]["waiting_seconds"] - before[rank]["waiting_seconds"])
+        / (after[rank]["time_seconds"] - before[rank]["time_seconds"])
+        for rank in before
+    ]
+    return {
+        "gala_waiting_share": max(shares),
+        "gala_waiting": {
+            "run": f"{world}-gala, 4 replicas of 4 simulators",
+            "share_by_replica": shares,
+            "staleness_max": max(row["staleness_max"] for row in after.values()),
+        },
+    }
