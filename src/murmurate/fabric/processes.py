@@ -18,14 +18,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from murmurate.fabric._members import Died, run
 from murmurate.fabric.arena import Arena
 from murmurate.fabric.board import Board
-from murmurate.fabric.interface import Capability, FabricError, Traffic
+from murmurate.fabric.interface import Capability, FabricError, FabricFactory, Traffic
+
+__all__ = ["Died", "ProcessChannel", "ProcessFabric", "run_members"]
 
 _MAIL_SLOTS = 8
 _TAG_BYTES = 64
@@ -84,6 +88,7 @@ class ProcessChannel:
         self._inbox: dict[str, deque[tuple[int, Tensor]]] = {}
         self._arrived: dict[int, Tensor] = {}
         self._pinned: set[int] = set()
+        self._memory: dict[str, Tensor] = {}
         self._barrier = threading.Lock()
 
     @property
@@ -97,6 +102,7 @@ class ProcessChannel:
     # -- register -----------------------------------------------------------------------------------
 
     def publish(self, x: Tensor) -> int:
+        self._fence()  # the last version must be out before we look who still reads an older one
         newest = int(self._newest[self.rank])
         taken = {newest & 255} if newest else set()
         taken.update(int(pin) - 1 for pin in self._pins[self.rank] if pin)
@@ -238,14 +244,24 @@ class ProcessChannel:
             raise FabricError(
                 f"'{key}' is on {like.device}, and processes share only host memory. Use --strategy gala."
             )
+        if key in self._memory:
+            return self._memory[key]
         ready = self._arena.counters(f"{self.name}.{key}.ready", (1,))
         tensor = self._arena.tensors(f"{self.name}.{key}", tuple(like.shape), like.dtype)
-        if self.rank == self._board.living()[0]:
+
+        def settled() -> bool:
+            return bool(ready[0]) or self._board.living()[0] == self.rank
+
+        if not self._wait(settled, self.deadline_seconds):
+            raise FabricError(
+                f"rank {self._board.living()[0]} did not fill '{key}' of channel '{self.name}' within "
+                f"{self.deadline_seconds:g} s. It lives but does not answer: look at its log."
+            )
+        if not ready[0]:  # once filled it stays: a later lowest rank must not write over it
             tensor.copy_(like)
             self._fence()
             ready[0] = 1
-        if not self._wait(lambda: bool(ready[0]), self.deadline_seconds):
-            raise FabricError(f"rank {self._board.living()[0]} did not fill '{key}' before the deadline")
+        self._memory[key] = tensor
         return tensor
 
     # -- underneath ---------------------------------------------------------------------------------
@@ -292,3 +308,15 @@ class ProcessChannel:
             return True
         finally:
             self.traffic.waiting_seconds += time.monotonic() - start
+
+
+def run_members(
+    size: int, functions: Sequence[Callable[[FabricFactory], Any]], deadline_seconds: float = 60.0
+) -> list[Any]:
+    """Run one function a member, each in a process of its own; their results, by rank.
+
+    Functions and results travel by pickle, so functions stand at module level. A member that raises or
+    dies is dead to the others, who go on without it; a death gives ``Died``. Raises the first error of
+    a function, once all others have ended too.
+    """
+    return run(size, functions, ProcessFabric, deadline_seconds)
