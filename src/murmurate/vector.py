@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.layout import grouping, lay_out, merge, view
+from murmurate.moments import MakeOptimizer, check_start, entries, materialise
 
-MakeOptimizer = Callable[[list[Any]], torch.optim.Optimizer]
+__all__ = ["Exchange", "MakeOptimizer", "NotFinite", "Replica"]
 
 
 class Exchange(NamedTuple):
@@ -93,7 +94,7 @@ class Replica:
         self.make_optimizer = make_optimizer
         self._grouping = grouping(module, groups)
         self.parts, self.group_bounds = lay_out(module, self._grouping)
-        first = next(module.parameters())
+        first = next(p for p in module.parameters() if p.requires_grad)
         total = self.parts[-1].stop
         self._storage = torch.empty(total, dtype=first.dtype, device=first.device)
         self._storage_grad = torch.zeros_like(self._storage)
@@ -178,6 +179,8 @@ class Replica:
         Raises ValueError for another size, dtype or device.
         """
         old = self._storage
+        if optimizer_state is not None:
+            check_start(self.optimizer, self.make_optimizer)
         if (storage.numel(), storage.dtype, storage.device) != (old.numel(), old.dtype, old.device):
             raise ValueError(
                 f"replica '{self.name}' has {old.numel()} parameters of {old.dtype} on {old.device}; "
@@ -190,11 +193,11 @@ class Replica:
                 piece.data = storage[start:stop]
         self._point_module()
         if optimizer_state is not None:
-            self._materialise()
-            for index, (parameter, entries) in enumerate(self._optimizer_entries()):
-                for key, value in entries.items():
+            materialise(self.optimizer, self.make_optimizer)
+            for index, (_, memory) in enumerate(entries(self.optimizer)):
+                for key, value in memory.items():
                     if torch.is_tensor(value):
-                        self.optimizer.state[parameter][key] = optimizer_state(f"{index}.{key}", value)
+                        memory[key] = optimizer_state(f"{index}.{key}", value)
 
     def check(self) -> None:
         """Raise RuntimeError, naming the parameter, if a view has come loose from the vector.
@@ -202,6 +205,14 @@ class Replica:
         Causes seen in practice: ``zero_grad(set_to_none=True)``, ``module.to(dtype)``, and re-assigning
         a parameter. Remedy: replicate after such calls, and end losses with ``descend``.
         """
+        owned = [] if self.shape_aware else [parameter for parameter, _ in entries(self.optimizer)]
+        for piece, (start, stop) in zip(owned, self.group_bounds, strict=not self.shape_aware):
+            grad = self._storage_grad[start:stop].data_ptr()
+            if piece.grad is None or piece.grad.data_ptr() != grad:
+                raise RuntimeError(
+                    f"the optimizer of replica '{self.name}' lost its gradient and would step on nothing. "
+                    "Never call its zero_grad: descend clears the gradient."
+                )
         low = {part.name for part in self._compute_parts}
         for part in self.parts:
             parameter = getattr(part.owner, part.attribute)
@@ -285,44 +296,12 @@ class Replica:
 
     # -- state --------------------------------------------------------------------------------------
 
-    def _optimizer_entries(self) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                yield parameter, self.optimizer.state[parameter]
-
-    def _materialise(self) -> None:
-        """Bring lazily made optimizer state into being, as it is before the first step.
-
-        A twin of the optimizer steps once on zeros: moments of zeros are zeros and step counters are
-        set back, which is exactly how the first real step would find them.
-        """
-        if all(entries for _, entries in self._optimizer_entries()):
-            return
-        twins = [
-            {
-                **{k: v for k, v in group.items() if k != "params"},
-                "params": [nn.Parameter(torch.zeros_like(p)) for p in group["params"]],
-            }
-            for group in self.optimizer.param_groups
-        ]
-        twin = self.make_optimizer(twins)
-        for group in twin.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = torch.zeros_like(parameter)
-        twin.step()
-        pairs = zip(self._optimizer_entries(), _entries(twin), strict=True)
-        for (_, mine), (_, theirs) in pairs:
-            for key, value in theirs.items():
-                if key == "step":
-                    value = torch.zeros_like(value) if torch.is_tensor(value) else 0
-                mine.setdefault(key, value)
-
     def state(self) -> dict[str, Any]:
         """Named parameter tensors in logical order, optimizer state, buffers, clock (all clones)."""
         optimizer = {
             f"{index}.{key}": value.detach().clone() if torch.is_tensor(value) else value
-            for index, (_, entries) in enumerate(self._optimizer_entries())
-            for key, value in entries.items()
+            for index, (_, memory) in enumerate(entries(self.optimizer))
+            for key, value in memory.items()
         }
         if not self.shape_aware:
             optimizer = {k: self._logical(k, v) for k, v in optimizer.items()}
@@ -345,13 +324,16 @@ class Replica:
                     "it belongs to another network. Resume with the network it was made with."
                 )
         if state["optimizer"]:
-            self._materialise()
+            materialise(self.optimizer, self.make_optimizer)
         with torch.no_grad():
             for name, values in self.named_views():
                 values.copy_(state["params"][name])
-            for index, (_, entries) in enumerate(self._optimizer_entries()):
-                for key in list(entries):
-                    self._take(entries, key, state["optimizer"][f"{index}.{key}"], index)
+            for index, (_, memory) in enumerate(entries(self.optimizer)):
+                for key in list(memory):
+                    if f"{index}.{key}" in state["optimizer"]:
+                        self._take(memory, key, state["optimizer"][f"{index}.{key}"], index)
+                    else:  # saved before the first step made it
+                        del memory[key]
             for name, buffer in self.module.named_buffers():
                 buffer.copy_(state["buffers"][name])
         for group, rate in zip(self.optimizer.param_groups, state["learning_rates"], strict=True):
@@ -359,18 +341,18 @@ class Replica:
         self.clock = int(state["clock"])
         self.reload()
 
-    def _take(self, entries: dict[str, Any], key: str, stored: Any, index: int) -> None:
-        if not torch.is_tensor(entries[key]):
-            entries[key] = stored
+    def _take(self, memory: dict[str, Any], key: str, stored: Any, index: int) -> None:
+        if not torch.is_tensor(memory[key]):
+            memory[key] = stored
             return
         if isinstance(stored, dict):
-            flat = torch.empty_like(entries[key])
+            flat = torch.empty_like(memory[key])
             start = self.group_bounds[index][0] if len(self.group_bounds) > 1 else 0
             for part in self.parts:
                 if part.name in stored:
                     view(flat, part, start).copy_(stored[part.name])
             stored = flat
-        entries[key].copy_(stored)
+        memory[key].copy_(stored)
 
     def _logical(self, key: str, value: Any) -> Any:
         """A flat state tensor as named tensors in logical order; others as they are."""
@@ -380,12 +362,6 @@ class Replica:
             return value
         inside = [p for p in self.parts if start <= p.start and p.stop <= stop]
         return {part.name: view(value, part, start).clone() for part in inside}
-
-
-def _entries(optimizer: torch.optim.Optimizer) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            yield parameter, optimizer.state[parameter]
 
 
 def _update_alone(replica: Replica) -> Exchange:
