@@ -55,7 +55,8 @@ class GALA(Strategy):
             fabric.wait_newer(peers, [self._seen.get(j, 0) for j in peers], self.deadline_seconds)
             self._patient_until = replica.clock + self.staleness_bound
         heard = 1
-        if peers and all(fabric.version(j) > self._seen.get(j, 0) for j in peers):  # line 6
+        # who has no in-peers, alone or resting in a matching, agrees with itself: its round must go on
+        if all(fabric.version(j) > self._seen.get(j, 0) for j in peers):  # line 6
             heard += self._average(replica.params, peers, fabric)  # line 7
             self._agreed_at = replica.clock
             self._patient_until = replica.clock + self.staleness_bound
