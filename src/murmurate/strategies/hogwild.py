@@ -54,5 +54,6 @@ class Hogwild(Strategy):
         return {"clocks": self._clocks.clone()}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._clocks.copy_(state["clocks"])
+        # clocks only grow, and a peer that was restored sooner may have gone on already
+        torch.maximum(self._clocks, state["clocks"], out=self._clocks)
         self._last_seen = int(self._clocks.sum())

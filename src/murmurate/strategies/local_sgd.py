@@ -86,5 +86,6 @@ class LocalSGD(Strategy):
     def load(self, state: dict[str, Any]) -> None:
         if self._outer is not None:
             self._agreed.data.copy_(state["agreed"])
+            self._outer.state.clear()
             if "momentum" in state:
                 self._outer.state[self._agreed]["momentum_buffer"] = state["momentum"].clone()
