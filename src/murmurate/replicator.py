@@ -113,11 +113,19 @@ def check_capabilities(strategy: Strategy, offered: frozenset[Capability], where
     """Raise Refusal, naming a strategy that would work, if something the strategy needs is missing."""
     missing = sorted(c.value for c in strategy.needs - offered)
     if missing:
-        remedy = "gala" if Capability.REGISTER in offered else "all-reduce"
+        remedy = next((name for need, name in _REMEDIES if need in offered), "solo --replicas 1")
         raise Refusal(
             f"{strategy.name} needs {' and '.join(missing)}, which {where} does not offer. "
             f"Use --strategy {remedy}, or --launcher local on one host."
         )
+
+
+# what to offer instead, best first, by the one thing that it needs
+_REMEDIES = (
+    (Capability.REGISTER, "gala"),
+    (Capability.COLLECTIVE, "all-reduce"),
+    (Capability.SHARED_MEMORY, "hogwild"),
+)
 
 
 Replicate = Callable[..., Replica]
