@@ -23,21 +23,24 @@ from safetensors.torch import load_file, save_file
 from murmurate.errors import Refusal, RunFailed
 
 FORMAT = 1
+_ABOUT = frozenset({"env_steps", "seconds", "replicas"})  # what ``commit`` must be told at least
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def write_part(staging: Path, rank: int, state: dict[str, Any]) -> None:
     """Write one replica's nested ``state`` (tensors and plain values) into a staging folder.
 
-    Raises RunFailed when the disk is full.
+    It appears there whole or, if this process is killed meanwhile, not at all. Raises RunFailed when the
+    disk is full.
     """
     tensors: dict[str, torch.Tensor] = {}
     plain = _split(state, (), tensors)
     try:
         staging.mkdir(parents=True, exist_ok=True)
-        target = staging / f"replica-{rank}.safetensors"
-        save_file(tensors, target, metadata={"plain": json.dumps(plain)})
-        _sync(target)
+        fresh = staging / f".replica-{rank}.new"
+        save_file(tensors, fresh, metadata={"plain": json.dumps(plain)})
+        _sync(fresh)
+        fresh.rename(staging / f"replica-{rank}.safetensors")
     except (OSError, SafetensorError) as error:
         raise disk_failure(staging, error) from error
 
@@ -45,9 +48,12 @@ def write_part(staging: Path, rank: int, state: dict[str, Any]) -> None:
 def commit(folder: Path, staging: Path, about: dict[str, Any]) -> None:
     """Make ``staging`` the newest checkpoint of ``folder``; the one before is kept as ``previous``.
 
-    A crash at any point leaves at least one whole checkpoint under ``last`` or ``previous``.
+    A crash at any point leaves at least one whole checkpoint under ``last`` or ``previous``. Raises
+    RunFailed when the disk is full, ValueError if nothing is staged.
     """
     parts = sorted(staging.glob("replica-*.safetensors"))
+    if not parts:
+        raise ValueError(f"{staging} has no part of any replica: there is nothing to commit")
     manifest = {
         "format": FORMAT,
         "package": "murmurate",
@@ -70,17 +76,30 @@ def commit(folder: Path, staging: Path, about: dict[str, Any]) -> None:
 
 
 def keep_as_best(folder: Path) -> None:
-    """Copy ``last`` to ``best``, atomically."""
+    """Copy ``last`` to ``best``; a crash leaves the old one or the new one (see ``mend``)."""
     fresh, best, old = folder / ".best", folder / "best", folder / ".old-best"
+    mend(folder)
     try:
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.copytree(folder / "last", fresh)
+        for path in fresh.iterdir():
+            _sync(path)
         if best.exists():
             best.rename(old)
         fresh.rename(best)
+        _sync(folder)
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise disk_failure(folder, error) from error
+
+
+def mend(folder: Path) -> None:
+    """Put back the best checkpoint if a crash came between setting it aside and replacing it."""
+    best, old = folder / "best", folder / ".old-best"
+    if best.exists():
+        shutil.rmtree(old, ignore_errors=True)
+    elif old.exists():
+        old.rename(best)
 
 
 def newest(folder: Path) -> Path:
@@ -108,11 +127,16 @@ def damage(checkpoint: Path) -> str | None:
         return f"{checkpoint} holds no checkpoint."
     except ValueError:
         return f"{checkpoint}/state.json is corrupt."
+    except OSError as error:
+        return f"{checkpoint} cannot be read ({error.strerror})."
     if not isinstance(manifest, dict) or manifest.get("package") != "murmurate":
         return f"{checkpoint} was not written by murmurate."
     if manifest.get("format") != FORMAT:
         return f"{checkpoint} has format {manifest.get('format')}, and this version reads {FORMAT}."
-    for name, digest in manifest["parts"].items():
+    listed = manifest.get("parts")
+    if not isinstance(listed, dict) or not listed or not manifest.keys() >= _ABOUT:
+        return f"{checkpoint}/state.json is corrupt."
+    for name, digest in listed.items():
         part = checkpoint / name
         if not part.exists() or _digest(part) != digest:
             return f"{part} is corrupt or missing."
@@ -128,14 +152,17 @@ def read_part(checkpoint: Path, rank: int) -> dict[str, Any]:
     """One replica's nested state. Raises Refusal if it is unreadable."""
     path = checkpoint / f"replica-{rank}.safetensors"
     try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            plain = json.loads(json.loads(file.read(size))["__metadata__"]["plain"])
+        plain = _read_plain(path)
         tensors = load_file(path)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise Refusal(f"{path} cannot be read ({error}). Resume from another checkpoint.") from error
     joined: dict[str, Any] = _join(plain, (), tensors)
     return joined
+
+
+def env_steps(checkpoint: Path, rank: int) -> int:
+    """Env steps that one replica had made at its part, without reading the tensors."""
+    return int(_read_plain(checkpoint / f"replica-{rank}.safetensors")["d"]["env_steps"]["v"])
 
 
 def parts(checkpoint: Path) -> list[int]:
@@ -176,6 +203,12 @@ def _join(value: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor]) -
     if "l" in value:
         return [_join(v, (*path, str(i)), tensors) for i, v in enumerate(value["l"])]
     return value["v"]
+
+
+def _read_plain(path: Path) -> Any:
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        return json.loads(json.loads(file.read(size))["__metadata__"]["plain"])
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""The command line. Verbs by argparse, the fields of a Run by tyro; the work is done elsewhere."""
+"""The command line: verbs and their exit codes; the work is done elsewhere."""
 
 from __future__ import annotations
 
@@ -7,23 +7,33 @@ import dataclasses
 import json
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from murmurate import __version__
 from murmurate.errors import Refusal, RunFailed
 
-FAILED, REFUSED = 1, 2
+FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, as everything else here does."""
+
+    def error(self, message: str) -> NoReturn:
+        raise Refusal(f"{message}. See: {self.prog} --help")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code (design, section 7)."""
-    parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
-    if rest and options.verb not in ("train", "resume"):
-        parser.error(f"unknown argument {rest[0]}")
+    warnings.formatwarning = _sentence  # type: ignore[assignment]
     try:
+        options, rest = _parser().parse_known_args(
+            _verb_first(sys.argv[1:] if arguments is None else arguments)
+        )
+        if rest and options.verb not in ("train", "resume"):
+            raise Refusal(f"{options.verb} has no option {rest[0]}. See: murmurate {options.verb} --help")
         code: int = options.act(options, rest)
     except Refusal as refusal:
         print(f"murmurate: {refusal}", file=sys.stderr)
@@ -31,22 +41,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RunFailed as failure:
         print(f"murmurate: {failure}", file=sys.stderr)
         return FAILED
+    except KeyboardInterrupt:
+        print("murmurate: interrupted", file=sys.stderr)
+        return INTERRUPTED
     return code
 
 
+def _sentence(message: Warning | str, category: type[Warning], *_: object) -> str:
+    """A warning as this command line says things, without the line of code it comes from."""
+    return f"murmurate: warning: {message}\n"
+
+
+def _verb_first(arguments: Sequence[str]) -> list[str]:
+    """``train --seed 1 pong-gala`` as ``train pong-gala --seed 1``: an option may stand before the name."""
+    verb, *rest = arguments or ["--help"]
+    if verb not in ("train", "resume"):
+        return [verb, *rest]
+    place = 0
+    while place < len(rest) and rest[place].startswith("-"):
+        lone = "=" in rest[place] or rest[place] in ("-h", "--help")
+        place += 1 if lone else 2
+    return [verb, *rest[place : place + 1], *rest[:place], *rest[place + 1 :]]
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="murmurate", description="Write the learner once; how its replicas agree is a part you swap."
+    parser = _Parser(
+        prog="murmurate",
+        description="Write the learner once; how its replicas agree is a part you swap.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"murmurate {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    train = verbs.add_parser("train", help="train a recipe", add_help=False)
-    train.add_argument("recipe", help="<world>-<algorithm>, for example pong-gala; see: murmurate list")
+    train = verbs.add_parser("train", help="train a recipe", add_help=False, allow_abbrev=False)
+    train.add_argument(
+        "recipe", nargs="?", help="<world>-<algorithm>, for example pong-gala; see: murmurate list"
+    )
     train.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")
     train.add_argument("--out", type=Path, help="run folder (default: runs/<recipe>-<time>)")
     train.add_argument("-h", "--help", action="store_true", dest="fields_help")
     train.set_defaults(act=_train)
-    resume = verbs.add_parser("resume", help="go on from a run folder")
+    resume = verbs.add_parser(
+        "resume", help="go on from a run folder; --env-steps and the like move its end", allow_abbrev=False
+    )
     resume.add_argument("folder", type=Path)
     resume.set_defaults(act=_resume)
     evaluate = verbs.add_parser("eval", help="play games with a run's parameters")
@@ -77,32 +113,33 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.options import change, show
     from murmurate.recipes import recipe
-    from murmurate.session import train
     from murmurate.strategies import strategy
 
+    if options.recipe is None:
+        raise Refusal("Say what to train, as in: murmurate train pong-gala. See: murmurate list recipes")
     run = recipe(options.recipe)
     if options.strategy is not None and options.strategy != run.strategy.name:
         run = dataclasses.replace(run, strategy=strategy(options.strategy)())
-    run = fields(run, [*rest, *(["--help"] if options.fields_help else [])], "train " + options.recipe)
+    verb = f"murmurate train {options.recipe}"
+    if options.fields_help:
+        print(f"usage: {verb} [--strategy S] [--out DIR] [--FIELD VALUE ...]\n")
+        print("Fields (with what they are now):\n" + show(run))
+        return 0
+    run = change(run, rest, verb)
+    from murmurate.session import train
+
     folder = options.out or Path("runs") / f"{run.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     return _told(train(run, folder), folder)
 
 
 def _resume(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.options import change
     from murmurate.session import resume
 
-    return _told(resume(options.folder, lambda run: fields(run, rest, "resume")), options.folder)
-
-
-def fields(run: Any, arguments: Sequence[str], verb: str) -> Any:
-    """``run`` with any of its fields changed by ``--field value`` (nested ones as ``--agent.steps 5``)."""
-    import tyro
-
-    if not arguments:
-        return run
-    hidden = tyro.conf.configure(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)
-    return tyro.cli(hidden(type(run)), default=run, args=list(arguments), prog=f"murmurate {verb}")
+    finish = resume(options.folder, lambda run: change(run, rest, f"murmurate train {run.recipe}"))
+    return _told(finish, options.folder)
 
 
 def _told(finish: Any, folder: Path) -> int:

@@ -9,7 +9,7 @@ import shutil
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -60,6 +60,7 @@ class Coordinator:
         self._pending = 0  # number of the checkpoint that replicas are writing; 0 if none
         self._next_at = self._after(board.total_env_steps())
         self._clear_staging()
+        checkpoint.mend(self.checkpoints)
 
     # -- while it runs ------------------------------------------------------------------------------
 
@@ -119,8 +120,20 @@ class Coordinator:
     def _commit_if_ready(self) -> None:
         if not self._pending or not self.board.saved_by_all(self._pending):
             return
-        self._commit(str(self._pending))
-        self._pending = 0
+        name, self._pending = str(self._pending), 0
+        if self._complete(name):
+            self._commit(name)
+
+    def _complete(self, name: str) -> bool:
+        """Bring in the last part of those that had ended before they were asked; False if all had."""
+        here = staging(self.folder, name)
+        if not here.exists():
+            return False
+        for rank in self.board.living():
+            part = f"replica-{rank}.safetensors"
+            if not (here / part).exists():
+                shutil.copyfile(staging(self.folder, FINAL) / part, here / part)
+        return True
 
     def commit_final(self) -> bool:
         """Commit the parts that replicas wrote at their end; False if none did."""
@@ -135,13 +148,20 @@ class Coordinator:
     def _commit(self, name: str) -> None:
         self._read()
         mean = self.return_mean()
+        saved = checkpoint.parts(staging(self.folder, name))
+        counts = [
+            checkpoint.env_steps(staging(self.folder, name), rank)
+            if rank in saved
+            else self.board.env_steps(rank)
+            for rank in range(self.run.replicas)
+        ]
         about = {
-            "env_steps": self.board.total_env_steps(),
+            "env_steps": sum(counts),
+            "replica_env_steps": counts,
             "seconds": self.recorder.seconds,
             "replicas": self.run.replicas,
             "living": list(self.board.living()),
             "dead": self.dead,
-            "returns": list(self.returns),
             "best": max(self.best, mean) if mean == mean else self.best_or_none(),
         }
         checkpoint.commit(self.checkpoints, staging(self.folder, name), about)
@@ -160,7 +180,7 @@ class Coordinator:
     def restore(self, manifest: dict[str, Any]) -> None:
         """Go on from a checkpoint's ``state.json``."""
         self.steps_before = int(manifest["env_steps"])
-        self.returns.extend(manifest["returns"])
+        # the returns so far come with the first look at metrics.jsonl
         if manifest["best"] is not None:
             self.best = float(manifest["best"])
         self._next_at = self._after(int(manifest["env_steps"]))
@@ -175,16 +195,36 @@ class Coordinator:
 def signals(coordinator: Coordinator) -> Iterator[None]:
     """Ctrl-C or SIGTERM once: save and stop. Twice: stop (raises SecondInterrupt)."""
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def handle(number: int) -> None:
         if coordinator.interrupted:
             raise SecondInterrupt(f"{signal.Signals(number).name} came twice; nothing more was saved")
-        coordinator.interrupted = True
-        coordinator.signal = number
+        coordinator.interrupted, coordinator.signal = True, number
         coordinator.stop(f"{signal.Signals(number).name}; once more stops without saving")
 
-    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    with _handled(handle):
+        yield
+
+
+@contextmanager
+def all_is_saved(coordinator: Coordinator) -> Iterator[None]:
+    """Ctrl-C or SIGTERM raises SecondInterrupt at once: there is nothing left to save."""
+
+    def handle(number: int) -> None:
+        coordinator.interrupted, coordinator.signal = True, number
+        raise SecondInterrupt(f"{signal.Signals(number).name} came after the last checkpoint")
+
+    with _handled(handle):
+        yield
+
+
+@contextmanager
+def _handled(handle: Callable[[int], None]) -> Iterator[None]:
+    def handler(number: int, frame: FrameType | None) -> None:
+        handle(number)
+
+    before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, former in before.items():
+            signal.signal(number, former)

@@ -33,4 +33,6 @@ def unknown(kind: str, given: str, known: Iterable[str]) -> Refusal:
 
 
 def plural(kind: str) -> str:
-    return {"strategy": "strategies", "game": "recipes"}.get(kind, kind + "s")
+    """The list of the command line that has all names of this kind."""
+    lists = {"strategy": "strategies", "game": "recipes", "world": "recipes", "list": "--help"}
+    return lists.get(kind, kind + "s")

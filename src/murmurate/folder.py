@@ -6,8 +6,11 @@ import dataclasses
 import json
 import os
 import platform
+import shutil
 import socket
 import sys
+import types
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,14 +32,21 @@ def claim(folder: Path) -> None:
             f"{folder} already holds a run. Go on with it: murmurate resume {folder}; "
             "or choose another folder with --out."
         )
-    if folder.exists() and any(folder.iterdir()):
-        raise Refusal(f"{folder} is not empty and holds no run. Choose another folder with --out.")
     try:
+        if folder.exists() and any(folder.iterdir()):
+            raise Refusal(f"{folder} is not empty and holds no run. Choose another folder with --out.")
         (folder / "checkpoints").mkdir(parents=True)
     except OSError as error:
         raise Refusal(
             f"{folder} cannot be made: {error.strerror}. Choose another folder with --out."
         ) from error
+
+
+def unclaim(folder: Path, existed: bool) -> None:
+    """Take back what ``claim`` and a run that never began have left; ``existed``: as an empty folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if existed:
+        folder.mkdir(exist_ok=True)
 
 
 def write_run(folder: Path, run: Run) -> None:
@@ -52,17 +62,20 @@ def read_run(folder: Path, recipe: Callable[[str], Run]) -> Run:
     path = folder / "run.json"
     try:
         stored = json.loads(path.read_text())
-        name = stored["recipe"]
-    except FileNotFoundError:
-        raise Refusal(f"{folder} holds no run (there is no run.json). Check the path.") from None
+        name, agreement = str(stored["recipe"]), str(stored["strategy"]["name"])
+    except OSError as error:
+        raise Refusal(f"{folder} holds no run (run.json: {error.strerror}). Check the path.") from None
     except (ValueError, KeyError, TypeError):
-        raise Refusal(f"{path} is corrupt or was not written by murmurate.") from None
-    base = recipe(name)
-    base = dataclasses.replace(base, strategy=strategy_class(stored["strategy"]["name"])())
+        raise Refusal(
+            f"{path} is corrupt or was not written by murmurate. Name another run, or train anew with --out."
+        ) from None
+    base = dataclasses.replace(recipe(name), strategy=strategy_class(agreement)())
     try:
         rebuilt: Run = restore(base, stored)
-    except (KeyError, TypeError, ValueError) as error:
-        raise Refusal(f"{path} does not fit this version of murmurate ({error}).") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise Refusal(
+            f"{path} does not fit this version of murmurate ({error}). Train anew with --out."
+        ) from error
     return rebuilt
 
 
@@ -78,14 +91,33 @@ def plain(value: Any) -> Any:
 
 
 def restore(like: Any, stored: Any) -> Any:
-    """``stored`` in the shape of ``like``: dataclasses and tuples as they were."""
-    if dataclasses.is_dataclass(like) and not isinstance(like, type):
-        names = {f.name for f in dataclasses.fields(like) if f.init}
-        changes = {k: restore(getattr(like, k), v) for k, v in stored.items() if k in names}
-        return dataclasses.replace(like, **changes)
-    if isinstance(like, tuple) and isinstance(stored, list):
-        return tuple(stored)
-    return stored
+    """``stored`` in the shape of ``like``: dataclasses and tuples as they were.
+
+    Raises TypeError for a value of another type than a field has.
+    """
+    if not dataclasses.is_dataclass(like) or isinstance(like, type):
+        return tuple(stored) if isinstance(like, tuple) else stored
+    kinds = typing.get_type_hints(type(like))
+    changes = {}
+    for field in dataclasses.fields(like):
+        if not field.init or field.name not in stored:
+            continue
+        value = restore(getattr(like, field.name), stored[field.name])
+        if not _is(kinds[field.name], value):
+            raise TypeError(f"{field.name} is {value!r}")
+        changes[field.name] = value
+    return dataclasses.replace(like, **changes)
+
+
+def _is(kind: Any, value: Any) -> bool:
+    """Whether a plain ``value`` may stand in a field of type ``kind``; others were looked at already."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return any(_is(inner, value) for inner in typing.get_args(kind))
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return kind not in (bool, str, type(None)) or isinstance(value, kind)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -6,7 +6,6 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-import matplotlib.image
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -84,6 +83,8 @@ def film(run: Run, where: Path, seed: int | None = None) -> Frames:
 
 def write_strip(frames: Frames, target: Path) -> None:
     """Eight frames, evenly spaced over the game, side by side."""
+    import matplotlib.image  # slow to import, and most commands draw nothing
+
     target.parent.mkdir(exist_ok=True)
     picks = np.linspace(0, len(frames) - 1, _STRIP).astype(int)
     matplotlib.image.imsave(target, np.concatenate([frames[i] for i in picks], axis=1))

@@ -11,19 +11,20 @@ from typing import Any
 import torch
 
 from murmurate import checkpoint
-from murmurate.coordinator import Coordinator
-from murmurate.errors import MissingExtra, Refusal
+from murmurate.agents.interface import Agent
+from murmurate.coordinator import Coordinator, SecondInterrupt, all_is_saved
+from murmurate.errors import MissingExtra, Refusal, RunFailed
 from murmurate.fabric.arena import refuse_if_small
 from murmurate.fabric.interface import Capability
-from murmurate.folder import claim, read_run, write_run
+from murmurate.fabric.simulated import SimulatedFabric
+from murmurate.folder import claim, read_run, unclaim, write_run
 from murmurate.launch import launcher
 from murmurate.play import film, write_strip
 from murmurate.recipes import recipe
 from murmurate.record.reader import truncate_after
-from murmurate.replicator import check_capabilities
+from murmurate.replicator import Replicator, check_capabilities
 from murmurate.summary import summarize
 from murmurate.train import Run
-from murmurate.vector import Replica
 
 FINISHED, FAILED, REFUSED = 0, 1, 2
 
@@ -39,17 +40,23 @@ class Finish:
 def train(run: Run, folder: Path) -> Finish:
     """Check everything that can be checked, then run. Raises Refusal with nothing changed."""
     preflight(run)
+    existed = folder.exists()
     claim(folder)
-    write_run(folder, run)
-    return _carry_out(run, folder, lambda start: start(run, folder))
+    try:
+        write_run(folder, run)
+        return _carry_out(run, folder, lambda start: start(run, folder))
+    except Refusal:
+        unclaim(folder, existed)
+        raise
 
 
 def resume(folder: Path, changes: Callable[[Run], Run] = lambda run: run) -> Finish:
-    """Go on from a run folder's newest whole checkpoint; ``changes`` may move the run's end.
+    """Go on from a run folder's newest whole checkpoint; ``changes`` may move the run's end, say.
 
-    Raises Refusal if there is nothing to go on from.
+    Raises Refusal, with nothing changed, if there is nothing to go on from or it belongs to another run.
     """
-    run = changes(read_run(folder, recipe))
+    stored = read_run(folder, recipe)
+    run = changes(stored)
     preflight(run)
     found = checkpoint.newest(folder / "checkpoints")
     manifest = checkpoint.read_manifest(found)
@@ -58,7 +65,12 @@ def resume(folder: Path, changes: Callable[[Run], Run] = lambda run: run) -> Fin
         raise Refusal(f"{folder} was made with {manifest['replicas']} replicas; resume with the same number.")
     # a replica that had died goes on from a living one's state
     parts = {rank: rank if rank in saved else saved[rank % len(saved)] for rank in range(run.replicas)}
-    truncate_after(folder / "metrics.jsonl", time_seconds=float(manifest["seconds"]))
+    _fits(run, found, saved)
+    if run != stored:
+        write_run(folder, run)
+    # each replica saved at a moment of its own, and the checkpoint was complete some time after that
+    counts = {rank: checkpoint.env_steps(found, rank) for rank in saved}
+    truncate_after(folder / "metrics.jsonl", env_steps=counts, time_seconds=float(manifest["seconds"]))
     return _carry_out(
         run,
         folder,
@@ -77,9 +89,7 @@ def preflight(run: Run) -> None:
     """Raise Refusal for whatever can be known to fail before anything is changed."""
     run.validate()
     offered: frozenset[Capability] = launcher(run.launcher).CAPABILITIES
-    devices = {run.placement.device(rank).type for rank in range(run.replicas)}
-    if "cuda" in devices and not torch.cuda.is_available():
-        raise Refusal("the placement names a GPU and torch sees none. Use --placement.devices cpu.")
+    devices = _devices(run)
     where = f"the {run.launcher} launcher"
     if devices != {"cpu"}:
         offered -= {Capability.SHARED_MEMORY}
@@ -90,27 +100,89 @@ def preflight(run: Run) -> None:
             f"solo trains one replica and {run.replicas} were asked for. "
             "Use --replicas 1, or let them agree: --strategy all-reduce."
         )
-    simulators = run.world.open(1, training=True)
-    spec = simulators.spec
-    simulators.close()
-    agent = run.agent.build(spec, Replica, seed=run.seed, device=torch.device("cpu"))
+    agent = _attempt(run)
     vector_bytes = 4 * sum(len(replica) for replica in agent.replicas.values())
     # per replica: its process, optimizer state, and at most three slots in each of two registers
     needed = run.replicas * (150 * 2**20 + 16 * vector_bytes)
     refuse_if_small(needed, f"{run.recipe} with {run.replicas} replica(s)")
 
 
+def _devices(run: Run) -> set[str]:
+    """Kinds of device that the placement names. Raises Refusal for one that is not there."""
+    kinds = set()
+    for name in run.placement.devices:
+        try:
+            device = torch.device(name)
+        except RuntimeError:
+            raise Refusal(f"'{name}' is no device. Use --placement.devices cpu, or cuda:0.") from None
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise Refusal("the placement names a GPU and torch sees none. Use --placement.devices cpu.")
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise Refusal(
+                f"there is no {name}: torch sees {torch.cuda.device_count()} GPU(s), from cuda:0 up."
+            )
+        kinds.add(device.type)
+    return kinds
+
+
+def _attempt(run: Run) -> Agent:
+    """The agent on a fabric of its own: what is wrong with it or its strategy shows here, not in a role.
+
+    Raises Refusal.
+    """
+    simulators = run.world.open(1, training=True)
+    spec = simulators.spec
+    simulators.close()
+    replicate = Replicator(run.strategy, SimulatedFabric(1, seed=0, keep_log=False).member(0)).replicate
+    try:
+        return run.agent.build(spec, replicate, seed=run.seed, device=torch.device("cpu"))
+    except ValueError as error:
+        raise Refusal(f"{run.recipe} cannot be made like this: {error}. Change that field.") from error
+
+
+def _fits(run: Run, found: Path, saved: list[int]) -> None:
+    """Raise Refusal if a checkpoint is not of this run's network, or not of its simulators."""
+    agent = _attempt(run)
+    for rank in saved:
+        state = checkpoint.read_part(found, rank)
+        try:
+            for name, replica in agent.replicas.items():
+                replica.load(state["replicas"][name]["replica"])
+            simulators = len(state["source"]["first"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise Refusal(
+                f"{found} does not fit this run ({error}). Resume with the fields it was made with."
+            ) from error
+        if simulators != run.simulators:
+            raise Refusal(
+                f"{found} was made with {simulators} simulators a learner and the run has {run.simulators}. "
+                f"Use --simulators {simulators}."
+            )
+
+
 def _carry_out(run: Run, folder: Path, begin: Callable[[Any], Coordinator]) -> Finish:
     coordinator = begin(launcher(run.launcher).start)
-    code, reason = FINISHED, "finished"
-    if coordinator.interrupted:
-        code, reason = 128 + coordinator.signal, "interrupted"
-    elif coordinator.failure is not None:
-        code, reason = FAILED, f"failed: {coordinator.failure}"
+    code, reason = _how_it_ended(coordinator)
     try:
-        return Finish(code, summarize(run, folder, coordinator, reason))
+        try:
+            with all_is_saved(coordinator):
+                # who wants it to stop does not want to wait for games; murmurate eval plays them later
+                summary = summarize(run, folder, coordinator, reason, games=not coordinator.interrupted)
+        except SecondInterrupt:
+            code, reason = _how_it_ended(coordinator)
+            summary = summarize(run, folder, coordinator, reason, games=False)
     except OSError as error:
         raise checkpoint.disk_failure(folder, error) from error
+    return Finish(code, summary)
+
+
+def _how_it_ended(coordinator: Coordinator) -> tuple[int, str]:
+    """(exit code, ``exit`` of the summary)"""
+    if isinstance(coordinator.failure, RunFailed):
+        return FAILED, f"failed: {coordinator.failure}"
+    if coordinator.interrupted:
+        return 128 + coordinator.signal, "interrupted"
+    return FINISHED, "finished"
 
 
 def picture(folder: Path) -> None:

@@ -70,8 +70,13 @@ def disagreement(folder: Path, ranks: Sequence[int]) -> float | None:
     return float((x - mean).square().sum(1).mean().sqrt() / mean.norm())
 
 
-def summarize(run: Run, folder: Path, coordinator: Coordinator, exit_reason: str) -> dict[str, Any]:
-    """Evaluate, then write and return ``summary.json`` (fields: ``docs/metrics.md``)."""
+def summarize(
+    run: Run, folder: Path, coordinator: Coordinator, exit_reason: str, *, games: bool = True
+) -> dict[str, Any]:
+    """Evaluate, then write and return ``summary.json`` (fields: ``docs/metrics.md``).
+
+    Without ``games`` nothing is played, and all that games would tell is null.
+    """
     last = folder / "checkpoints" / "last"
     best = folder / "checkpoints" / "best"
     seconds = coordinator.recorder.seconds
@@ -95,12 +100,12 @@ def summarize(run: Run, folder: Path, coordinator: Coordinator, exit_reason: str
         "stopped_because": coordinator.stopped_because,
         "exit": exit_reason,
     }
-    facts |= _from_checkpoint(run, last, best)
+    facts |= _from_checkpoint(run, last, best, games)
     write_json(folder / "summary.json", facts)
     return facts
 
 
-def _from_checkpoint(run: Run, last: Path, best: Path) -> dict[str, Any]:
+def _from_checkpoint(run: Run, last: Path, best: Path, games: bool) -> dict[str, Any]:
     nothing = dict.fromkeys(
         (
             "eval_return_mean", "eval_return_stderr", "episodes", "staleness_max", "disagreement_final",
@@ -111,6 +116,18 @@ def _from_checkpoint(run: Run, last: Path, best: Path) -> dict[str, Any]:
         return nothing
     ranks = checkpoint.parts(last)
     states = [checkpoint.read_part(last, rank) for rank in ranks]
+    played = _games(run, last, best) if games else {}
+    return {
+        **nothing,
+        **played,
+        "staleness_max": max(max(s["staleness_max"].values()) for s in states),
+        "disagreement_final": disagreement(last, ranks),
+        "bytes_exchanged": sum(s["bytes_exchanged"] for s in states),
+        "resume_exact": all(s["exact"] for s in states),
+    }
+
+
+def _games(run: Run, last: Path, best: Path) -> dict[str, Any]:
     result = play(run, last, run.eval_episodes)
     best_mean = result.mean
     if checkpoint.damage(best) is None:
@@ -119,11 +136,7 @@ def _from_checkpoint(run: Run, last: Path, best: Path) -> dict[str, Any]:
         "eval_return_mean": result.mean,
         "eval_return_stderr": _number(result.stderr),
         "episodes": len(result.returns),
-        "staleness_max": max(max(s["staleness_max"].values()) for s in states),
-        "disagreement_final": disagreement(last, ranks),
-        "bytes_exchanged": sum(s["bytes_exchanged"] for s in states),
         "best_eval_return_mean": best_mean,
-        "resume_exact": all(s["exact"] for s in states),
     }
 
 

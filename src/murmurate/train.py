@@ -13,7 +13,7 @@ import torch
 
 from murmurate.agents.a2c import A2C
 from murmurate.agents.interface import Agent
-from murmurate.checkpoint import write_part
+from murmurate.checkpoint import read_manifest, read_part, write_part
 from murmurate.collect.interface import Simulators, World
 from murmurate.collect.rollouts import Rollouts, open_groups
 from murmurate.errors import Refusal
@@ -22,8 +22,9 @@ from murmurate.fabric.interface import Fabric, FabricFactory
 from murmurate.probe import Probe
 from murmurate.record.recorder import Recorder
 from murmurate.replicator import Replicate, Replicator
-from murmurate.spec import Batch, EnvSpec, Outcome, Placement, derive_seed
+from murmurate.spec import Batch, EnvSpec, Outcome, Placement, derive_generator, derive_seed
 from murmurate.strategies.interface import Strategy
+from murmurate.vector import NotFinite
 
 FINAL = "final"
 FINAL_REQUEST = 1 << 40
@@ -72,8 +73,9 @@ class Run:
         """Raise Refusal for values that make no sense."""
         if self.replicas < 1:
             raise Refusal(f"replicas is {self.replicas}; a run needs at least one. Use --replicas 1.")
-        if self.simulators < 1:
-            raise Refusal(f"simulators is {self.simulators}; a learner needs at least one.")
+        if self.simulators < 1 + self.double_buffer:
+            halves = " for each half of a double buffer" if self.double_buffer else ""
+            raise Refusal(f"simulators is {self.simulators}; a learner needs at least one{halves}.")
         for name in ("env_steps", "updates", "minutes"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -81,10 +83,18 @@ class Run:
                 raise Refusal(f"{name} is {value}; give a positive number, as in --{option} 100000.")
         if self.env_steps is None and self.updates is None and self.minutes is None:
             raise Refusal("the run has no end: give --env-steps, --updates or --minutes.")
-        if self.checkpoint_every_env_steps < 1:
-            raise Refusal("checkpoint_every_env_steps must be at least 1.")
+        least = {"checkpoint_every_env_steps": 1, "probe_every_updates": 0, "eval_episodes": 1, "seed": 0}
+        for name, least_value in least.items():
+            if getattr(self, name) < least_value:
+                raise Refusal(f"{name} is {getattr(self, name)}; it must be at least {least_value}.")
         if not self.record_every_seconds > 0:
             raise Refusal("record_every_seconds must be above 0.")
+        if self.agent.steps < 1:
+            raise Refusal(
+                f"agent.steps is {self.agent.steps}; a rollout has at least one. Use --agent.steps 5."
+            )
+        if self.placement.threads < 1 or not self.placement.devices:
+            raise Refusal("a placement names at least one device, and at least one thread a process.")
 
     def planned_updates(self) -> int | None:
         """Updates per replica over the whole run, for schedules; None if only time ends it."""
@@ -119,6 +129,24 @@ class Run:
 
 
 @dataclass
+class Restored:
+    """What a replica goes on from. One that had died goes on from a living one's learning (``own`` is
+    False), with its own count of env steps and with games of its own."""
+
+    state: dict[str, Any]
+    env_steps: int
+    own: bool
+
+    @classmethod
+    def read(cls, checkpoint: Path, rank: int, source: int) -> Restored:
+        """Replica ``rank``, from the part of replica ``source``. Raises Refusal if it is unreadable."""
+        state = read_part(checkpoint, source)
+        counts = read_manifest(checkpoint).get("replica_env_steps")
+        count = state["env_steps"] if rank == source or counts is None else counts[rank]
+        return cls(state, int(count), rank == source)
+
+
+@dataclass
 class Post:
     """Where one replica works: its fabric, the board, the run folder, and what to go on from."""
 
@@ -128,7 +156,7 @@ class Post:
     folder: Path
     started_at: float
     offset_seconds: float = 0.0
-    restored: dict[str, Any] | None = None
+    restored: Restored | None = None
     between: Callable[[], None] = lambda: None  # called between two steps
 
 
@@ -289,7 +317,16 @@ class Learning:
     # -- state --------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Everything this replica needs to go on; the members of a synchronous run call it together."""
+        """Everything this replica needs to go on; the members of a synchronous run call it together.
+
+        Raises NotFinite rather than let a good checkpoint be replaced by one that cannot learn.
+        """
+        for name, replica in self.learner.replicas.items():
+            if not torch.isfinite(replica.params.detach()).all():
+                raise NotFinite(
+                    f"the parameters of replica '{name}' are not finite at its update {replica.clock}. "
+                    "A smaller learning rate usually helps."
+                )
         consensus = {
             name: {"params": dict(self.replicator.bonds[name].replica.named_views(vector))}
             for name, vector in self.replicator.consensus().items()
@@ -309,17 +346,34 @@ class Learning:
             "bytes_exchanged": self.replicator.bytes_exchanged,
         }
 
-    def _restore(self, state: dict[str, Any]) -> None:
+    def _restore(self, restored: Restored) -> None:
+        state = restored.state
         self.replicator.load(state["replicas"])
         self.learner.load(state["learner"])
-        self.source.load(state["source"])
-        self.env_steps = self._last_steps = int(state["env_steps"])
-        self.returns.extend(state["returns"])
-        self.unreported = [list(pair) for pair in state["unreported"]]
-        for name, bond in self.replicator.bonds.items():
-            bond.staleness_max = int(state["staleness_max"][name])
-        next(iter(self.replicator.bonds.values())).channel.traffic.bytes = int(state["bytes_exchanged"])
+        self.env_steps = self._last_steps = restored.env_steps
+        if restored.own:
+            self.source.load(state["source"])
+            self.returns.extend(state["returns"])
+            self.unreported = [list(pair) for pair in state["unreported"]]
+            for name, bond in self.replicator.bonds.items():
+                bond.staleness_max = int(state["staleness_max"][name])
+            next(iter(self.replicator.bonds.values())).channel.traffic.bytes = int(state["bytes_exchanged"])
+        else:
+            self.source.load(self._new_games(state["source"]))
         self.post.board.advance(self.post.rank, self.env_steps, self.learner.clock)
+
+    def _new_games(self, theirs: dict[str, Any]) -> dict[str, Any]:
+        """A source's state that plays neither a peer's games again nor the own first ones."""
+        mine = self.source.state()
+        device = self.run.placement.device(self.post.rank)
+        purpose = f"actions after batch {theirs['batches']}"
+        generator = derive_generator(self.run.seed, purpose, self.post.rank, device)
+        return {
+            **mine,
+            "batches": theirs["batches"],
+            "groups": [None] * len(mine["groups"]),
+            "generator": generator.get_state(),
+        }
 
 
 def staging(folder: Path, name: str) -> Path:

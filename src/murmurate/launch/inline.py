@@ -1,18 +1,20 @@
 """All roles as threads of this process, on a simulated fabric: repeatable asynchrony from the run's seed.
 
 One thread runs at a time, and the schedule seed picks who is next at each fabric call, so even an
-asynchronous strategy gives the same parameters twice. For tests, for debugging with breakpoints, and
+asynchronous strategy gives the same parameters twice, unless minutes or a return end the run: both depend
+on the clock. For tests, for debugging with breakpoints, and
 where processes are not allowed; slower than ``local`` on more than one core.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from murmurate.checkpoint import read_part
 from murmurate.coordinator import Coordinator, SecondInterrupt, signals
 from murmurate.errors import RunFailed
 from murmurate.fabric.board import Board
@@ -20,11 +22,11 @@ from murmurate.fabric.interface import Capability, FabricError, FabricFactory
 from murmurate.fabric.simulated import SimulatedFabric
 from murmurate.folder import write_roles
 from murmurate.spec import derive_seed
-from murmurate.train import Learning, Post, Run
+from murmurate.train import Learning, Post, Restored, Run
 from murmurate.vector import NotFinite
 
 CAPABILITIES = frozenset(Capability)
-_POLL_SECONDS = 0.1
+_POLL_STEPS = 20
 
 
 def start(
@@ -46,12 +48,18 @@ def start(
         coordinator.event("resumed", f"resumed at {manifest['env_steps']:,} env steps")
     write_roles(folder, dict.fromkeys(range(run.replicas)))
     fabric = SimulatedFabric(run.replicas, derive_seed(run.seed, "schedule") % 2**32, keep_log=False)
-    poll = _every(_POLL_SECONDS, coordinator.poll)
+    # counted in steps, not in seconds: when a checkpoint is asked for is then repeatable too
+    poll = _every(_POLL_STEPS, coordinator.poll)
 
     def role(rank: int, door: FabricFactory) -> None:
-        restored = None if checkpoint is None or parts is None else read_part(checkpoint, parts[rank])
+        restored = None
+        if checkpoint is not None and parts is not None:
+            restored = Restored.read(checkpoint, rank, parts[rank])
         post = Post(rank, door, board, folder, started_at, offset_seconds, restored, between=poll)
-        Learning(run, post).go()
+        try:
+            Learning(run, post).go()
+        except (NotFinite, FabricError) as failure:
+            raise RunFailed(f"replica {rank}: {failure}") from failure
 
     try:
         with signals(coordinator), coordinator.console:
@@ -60,21 +68,19 @@ def start(
             coordinator.commit_final()
     except (RunFailed, SecondInterrupt) as failure:
         coordinator.failure = failure
-    except (NotFinite, FabricError) as failure:
+    except FabricError as failure:
         coordinator.failure = RunFailed(str(failure))
     finally:
         coordinator.close()
     return coordinator
 
 
-def _every(seconds: float, act: Any) -> Any:
-    """``act``, but not sooner than ``seconds`` after the last time."""
-    last = time.monotonic()
+def _every(calls: int, act: Callable[[], None]) -> Callable[[], None]:
+    """``act`` at every so many calls."""
+    turn = itertools.count(1)
 
     def maybe() -> None:
-        nonlocal last
-        if time.monotonic() - last >= seconds:
-            last = time.monotonic()
+        if next(turn) % calls == 0:
             act()
 
     return maybe

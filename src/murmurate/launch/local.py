@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,14 @@ def _context() -> ForkServerContext:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch makes its pools in the fork server
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["murmurate.launch.role"])
+    # A scheduler's SIGTERM goes to every process, and with the fork server all news of the roles would be
+    # lost: it inherits deaf ears. Signals of this moment reach the launcher right after it.
+    deaf = {signal.SIGINT, signal.SIGTERM}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, deaf)
+    try:
+        ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import faulthandler
 import multiprocessing
+import multiprocessing.util
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -15,17 +17,18 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # noqa: F401 - the first optimizer imports it, 1.6 s; here the fork server does, for all roles
 
-from murmurate.checkpoint import read_part
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.arena import Arena
 from murmurate.fabric.board import Board
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.processes import ProcessFabric
-from murmurate.train import Learning, Post, Run
+from murmurate.train import Learning, Post, Restored, Run
 from murmurate.vector import NotFinite
 
 FINISHED, FAILED, REFUSED = 0, 3, 4
+_HEARSAY_SECONDS = 2.0  # for the launcher, which was told at the same time, to say what it makes of it
 
 
 def open_board(arena: Arena, size: int) -> Board:
@@ -45,8 +48,8 @@ def replica(
     part: tuple[Path, int] | None,
 ) -> None:
     """Process entry point. Says over ``line`` why, if it cannot go on, and exits with a code of its own."""
-    _settle(folder, rank, run.placement.threads)
     board = open_board(arena, run.replicas)
+    _settle(folder, rank, run.placement.threads, board)
     try:
         post = Post(
             rank,
@@ -55,16 +58,19 @@ def replica(
             folder,
             started_at,
             offset_seconds,
-            None if part is None else read_part(*part),
+            None if part is None else Restored.read(part[0], rank, part[1]),
         )
         Learning(run, post).go()
         code = FINISHED
     except Refusal as refusal:
         line.send(str(refusal))
         code = REFUSED
-    except (NotFinite, RunFailed, FabricError) as failure:
-        traceback.print_exc()
+    except RunFailed as failure:
         line.send(str(failure))
+        code = FAILED
+    except (NotFinite, FabricError) as failure:
+        traceback.print_exc()
+        line.send(f"replica {rank}: {failure}")
         code = FAILED
     except Exception as error:
         traceback.print_exc()
@@ -78,10 +84,11 @@ def replica(
     os._exit(code)
 
 
-def _settle(folder: Path, rank: int, threads: int) -> None:
+def _settle(folder: Path, rank: int, threads: int, board: Board) -> None:
     """Make this process a good member: own log, no terminal signals, and gone with the launcher."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, lambda *_: _leave_unless_stopping(board))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})  # see local.start
     log = os.open(folder / "logs" / f"replica-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -95,6 +102,20 @@ def _settle(folder: Path, rank: int, threads: int) -> None:
         threading.Thread(target=_leave_with, args=(launcher.sentinel,), daemon=True).start()
 
 
+def _leave_unless_stopping(board: Board) -> None:
+    """SIGTERM to all processes of the run (a scheduler does that) saves and stops; to this one, ends it."""
+
+    def decide() -> None:
+        if not board.stop_requested:
+            os._exit(128 + signal.SIGTERM)
+
+    timer = threading.Timer(_HEARSAY_SECONDS, decide)
+    timer.daemon = True
+    timer.start()
+
+
 def _leave_with(sentinel: int) -> None:
     wait([sentinel])
+    # nobody else is left to remove the fork server's socket
+    shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)
     os._exit(1)

@@ -1,0 +1,177 @@
+"""The fields of a Run as options: ``--replicas 4``, ``--agent.learning-rate 1e-3``, ``--strategy.period 8``.
+
+Found from the dataclasses themselves, so a new field of an agent, world or strategy is an option at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, Union
+
+from murmurate.errors import Refusal
+
+# the recipe's name says these already
+_NAMED = frozenset({"recipe", "world.game", "world.id"})
+_TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One field: its option without the dashes, where it lies, its type and present value."""
+
+    name: str
+    path: tuple[str, ...]
+    kind: Any
+    value: Any
+    about: str
+
+    def words(self) -> str:
+        """The type, for people."""
+        return _words(self.kind)
+
+
+def options(value: Any, path: tuple[str, ...] = ()) -> Iterator[Option]:
+    """Every field of ``value``, those of nested dataclasses with dots; private ones are left out."""
+    kinds = typing.get_type_hints(type(value))
+    told = _told(type(value))
+    for field in dataclasses.fields(value):
+        here = (*path, field.name)
+        inner = getattr(value, field.name)
+        if not field.init or ".".join(here) in _NAMED:
+            continue
+        if dataclasses.is_dataclass(inner):
+            yield from options(inner, here)
+        else:
+            name = ".".join(here).replace("_", "-")
+            yield Option(name, here, kinds[field.name], inner, told.get(field.name, ""))
+
+
+def change(value: Any, arguments: Sequence[str], verb: str) -> Any:
+    """``value`` with the fields named by ``arguments`` replaced.
+
+    ``--name word``, ``--name=word``; several words for a tuple; a bare ``--name`` is true. Raises Refusal
+    for a field nobody knows (with the nearest name), and for a word that is not of the field's type.
+    """
+    known = {option.name: option for option in options(value)}
+    left = list(arguments)
+    while left:
+        word = left.pop(0)
+        if not word.startswith("--"):
+            raise Refusal(f"'{word}' belongs to no option. Options are --name value; see: {verb} --help")
+        name, joined, first = word[2:].replace("_", "-").partition("=")
+        if joined:
+            _, _, first = word.partition("=")
+        if name not in known:
+            raise _nobody_knows(name, known, verb)
+        words = [first] if joined else []
+        many = typing.get_origin(known[name].kind) is tuple
+        while not joined and left and not left[0].startswith("--") and (many or not words):
+            words.append(left.pop(0))
+        value = _put(value, known[name].path, _read(known[name], words))
+    return value
+
+
+def show(value: Any) -> str:
+    """A line an option: name, type, present value, and what it is about."""
+    rows = [
+        (f"--{o.name} {o.words()}", f"{o.about}{' ' * bool(o.about)}({_plain(o.value)})")
+        for o in options(value)
+    ]
+    width = max(len(left) for left, _ in rows)
+    return "\n".join(f"  {left:<{width}}  {right}" for left, right in rows)
+
+
+def _nobody_knows(name: str, known: dict[str, Option], verb: str) -> Refusal:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    # a field given without its group: --learning-rate
+    inside = [option for option in known if option.rpartition(".")[2] == name]
+    hint = f" Did you mean --{(inside or near)[0]}?" if inside or near else ""
+    return Refusal(f"There is no field called '{name}'.{hint} See: {verb} --help")
+
+
+def _read(option: Option, words: list[str]) -> Any:
+    if not words and option.kind is bool:
+        return True
+    if not words:
+        raise Refusal(
+            f"--{option.name} needs a value ({option.words()}), as in --{option.name} {_example(option)}."
+        )
+    if typing.get_origin(option.kind) is tuple:
+        kind = typing.get_args(option.kind)[0]
+        return tuple(_convert(option, kind, w) for word in words for w in word.split(",") if w)
+    return _convert(option, option.kind, words[0])
+
+
+def _convert(option: Option, kind: Any, word: str) -> Any:
+    try:
+        return _value(kind, word)
+    except ValueError:
+        usage = f"--{option.name} {_example(option)}"
+        raise Refusal(f"--{option.name} takes {option.words()}, not '{word}'; for example {usage}.") from None
+
+
+def _value(kind: Any, word: str) -> Any:
+    """``word`` as a ``kind``. Raises ValueError."""
+    if typing.get_origin(kind) in (Union, types.UnionType):
+        inner = [k for k in typing.get_args(kind) if k is not type(None)]
+        return (
+            None
+            if word.lower() == "none" and len(inner) < len(typing.get_args(kind))
+            else _value(inner[0], word)
+        )
+    if typing.get_origin(kind) is Literal:
+        if word not in typing.get_args(kind):
+            raise ValueError
+        return word
+    if kind is bool:
+        if word.lower() not in (*_TRUE, *_FALSE):
+            raise ValueError
+        return word.lower() in _TRUE
+    if kind is int and word.replace("_", "").lower().count("e") == 1:
+        number = float(word)  # 1e6 is a natural way to say a number of steps
+        if number != int(number):
+            raise ValueError
+        return int(number)
+    return kind(word)
+
+
+def _words(kind: Any) -> str:
+    origin, inside = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (Union, types.UnionType):
+        return " or ".join("none" if k is type(None) else _words(k) for k in inside)
+    if origin is Literal:
+        return "|".join(map(str, inside))
+    if origin is tuple:
+        return f"{_words(inside[0])},..."
+    return {int: "integer", float: "number", str: "name", bool: "true|false"}.get(kind, str(kind))
+
+
+def _example(option: Option) -> str:
+    if option.value is not None:
+        return _plain(option.value)
+    return "100000" if "integer" in option.words() else "10"
+
+
+def _plain(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _put(value: Any, path: tuple[str, ...], new: Any) -> Any:
+    name, *rest = path
+    inner = _put(getattr(value, name), tuple(rest), new) if rest else new
+    try:
+        return dataclasses.replace(value, **{name: inner})
+    except ValueError as error:  # a dataclass that looks at its own fields
+        raise Refusal(f"--{'.'.join(path).replace('_', '-')}: {error}.") from error
+
+
+def _told(kind: type) -> dict[str, str]:
+    """What a docstring says of each field: the sentences after ``name:`` up to the next."""
+    names = "|".join(re.escape(field.name) for field in dataclasses.fields(kind))
+    pieces = re.split(rf"(?:^|(?<=[.:] ))({names}): ", " ".join((kind.__doc__ or "").split()))
+    return dict(zip(pieces[1::2], map(str.strip, pieces[2::2]), strict=True)) if names else {}
