@@ -176,12 +176,13 @@ def ball(found: Ball) -> Draw:
 
 
 def heat_map(matrix: Array, peers: NDArray[np.bool_] | None) -> Draw:
-    """Cosines [n, n] (nan: unknown): deeper is larger, scaled to the largest between two replicas."""
+    """Cosines [n, n] (nan: unknown): deeper is larger, scaled to the largest between two replicas, but
+    to at least 0.1, so that mere noise stays pale."""
 
     def draw(axes: Axes, palette: Palette) -> None:
         size = len(matrix)
         apart = matrix[~np.eye(size, dtype=bool)]
-        top = max(float(np.nanmax(np.abs(apart))), 1e-9)
+        top = max(float(np.nanmax(np.abs(apart))), 0.1)
         for i in range(size):
             for j in range(size):
                 value = float(matrix[i, j])
@@ -213,7 +214,7 @@ def _cell(
         alpha = 0.06 + 0.54 * min(1.0, abs(value) / top)
     axes.add_patch(Rectangle((j - 0.48, i - 0.48), 0.96, 0.96, facecolor=face, alpha=alpha, linewidth=0))
     if named:
-        text = "?" if np.isnan(value) else f"{value:.2f}"
+        text = "?" if np.isnan(value) else f"{round(value, 2) + 0.0:.2f}"
         axes.text(j, i - 0.04, text, ha="center", va="center", color=palette.ink, fontsize=10)
 
 
