@@ -43,12 +43,13 @@ class Hogwild(Strategy):
         replica.steps_taken = lambda: int(self._clocks.sum())
 
     def step(self, replica: Replica, fabric: Fabric) -> Exchange:
+        heard = len(fabric.living())
         # what others did to the vector since this gradient's parameters were read
         staleness = int(self._clocks.sum()) - self._last_seen
         replica.update()
         self._clocks[fabric.rank] = replica.clock
         self._last_seen = int(self._clocks.sum())
-        return Exchange(round=replica.clock, heard=len(fabric.living()), staleness=staleness)
+        return Exchange(round=replica.clock, heard=heard, staleness=staleness)
 
     def state(self) -> dict[str, Any]:
         return {"clocks": self._clocks.clone()}
