@@ -16,6 +16,7 @@ import torch
 from murmurate.errors import Refusal
 from murmurate.fabric.arena import Arena
 from murmurate.folder import hardware, versions
+from murmurate.spec import native_bfloat16
 
 _OK, _NOTE, _BAD = "ok", "note", "bad"
 
@@ -102,19 +103,9 @@ def _gpu() -> dict[str, str]:
 
 
 def _bfloat16() -> dict[str, str]:
-    if fast_bfloat16():
-        return _check("bfloat16", _OK, "native", "--agent.precision bfloat16 is faster for image networks")
+    if native_bfloat16(torch.device("cpu")):
+        return _check("bfloat16", _OK, "native", "image networks use it (--agent.precision)")
     return _check("bfloat16", _NOTE, "emulated", "stay with float32")
-
-
-def fast_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 natively (AVX-512 BF16 or AMX)."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            text = file.read()
-    except OSError:
-        return False
-    return "avx512_bf16" in text or "amx_bf16" in text
 
 
 def _roms() -> dict[str, str]:

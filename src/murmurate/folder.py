@@ -53,7 +53,12 @@ def write_run(folder: Path, run: Run) -> None:
     """``run.json``: the whole resolved Run, versions and hardware."""
     write_json(
         folder / "run.json",
-        {**plain(run), "versions": versions(), "hardware": hardware(run), "command": sys.argv},
+        {
+            **plain(run),
+            "versions": versions(),
+            "hardware": hardware(run),
+            "command": ["murmurate", *sys.argv[1:]],
+        },
     )
 
 

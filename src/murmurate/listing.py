@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
+from collections.abc import Callable
 from typing import Any
 
 import rich.console
@@ -12,26 +13,18 @@ import rich.table
 
 import murmurate.agents
 import murmurate.fabric
+from murmurate.bench import benches
 from murmurate.errors import unknown
 from murmurate.launch import launchers
 from murmurate.recipes import algorithms, recipe_names
 from murmurate.strategies import strategies
 
-_WHAT = ("recipes", "strategies", "agents", "fabrics", "launchers")
-
 
 def listing(what: str) -> list[dict[str, Any]]:
-    """Rows with at least ``name``. Raises Refusal for anything but the five lists."""
-    rows = {
-        "recipes": _recipes,
-        "strategies": _strategies,
-        "agents": _agents,
-        "fabrics": _fabrics,
-        "launchers": lambda: [{"name": name, "summary": _first_line("launch", name)} for name in launchers()],
-    }
-    if what not in rows:
-        raise unknown("list", what, _WHAT)
-    return rows[what]()
+    """Rows with at least ``name``. Raises Refusal for anything but the lists below."""
+    if what not in _LISTS:
+        raise unknown("list", what, _LISTS)
+    return _LISTS[what]()
 
 
 def show(what: str, rows: list[dict[str, Any]]) -> None:
@@ -91,6 +84,24 @@ def _fabrics() -> list[dict[str, Any]]:
     return [{"name": name, "summary": _first_line("fabric", name)} for name in fabrics]
 
 
+def _launchers() -> list[dict[str, Any]]:
+    return [{"name": name, "summary": _first_line("launch", name)} for name in launchers()]
+
+
+def _benches() -> list[dict[str, Any]]:
+    return [{"name": name, "summary": module.SUMMARY} for name, module in benches().items()]
+
+
 def _first_line(package: str, name: str) -> str:
     document = importlib.import_module(f"murmurate.{package}.{name}").__doc__ or ""
     return document.strip().splitlines()[0]
+
+
+_LISTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "recipes": _recipes,
+    "strategies": _strategies,
+    "agents": _agents,
+    "fabrics": _fabrics,
+    "launchers": _launchers,
+    "benches": _benches,
+}

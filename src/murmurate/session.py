@@ -40,6 +40,7 @@ class Finish:
 def train(run: Run, folder: Path) -> Finish:
     """Check everything that can be checked, then run. Raises Refusal with nothing changed."""
     preflight(run)
+    run = resolved(run)
     existed = folder.exists()
     claim(folder)
     try:
@@ -48,6 +49,14 @@ def train(run: Run, folder: Path) -> Finish:
     except Refusal:
         unclaim(folder, existed)
         raise
+
+
+def resolved(run: Run) -> Run:
+    """``run`` with nothing left to be decided by the machine that it runs on."""
+    simulators = run.world.open(1, training=True)
+    simulators.close()
+    agent = run.agent.resolved(simulators.spec, run.placement.device(0))
+    return dataclasses.replace(run, agent=agent)
 
 
 def resume(folder: Path, changes: Callable[[Run], Run] = lambda run: run) -> Finish:

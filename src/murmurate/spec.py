@@ -110,6 +110,18 @@ class Placement:
         return torch.device(self.devices[rank % len(self.devices)])
 
 
+def native_bfloat16(device: torch.device) -> bool:
+    """Whether ``device`` multiplies bfloat16 itself; emulated, it is many times slower than float32."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    try:
+        with open("/proc/cpuinfo") as file:
+            flags = file.read()
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
 def derive_seed(run_seed: int, role: str, index: int = 0) -> int:
     """A 63-bit seed for one purpose of one role, from (run seed, role, index); never global state."""
     words = np.random.SeedSequence([run_seed, zlib.crc32(role.encode()), index]).generate_state(2)

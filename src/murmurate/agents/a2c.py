@@ -5,6 +5,7 @@ Gradient of GALA eq. 2-4: policy gradient on the n-step advantage, TD error on t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -22,7 +23,7 @@ from murmurate.losses.policy import (
 from murmurate.losses.returns import generalized_advantages
 from murmurate.losses.value import value_loss
 from murmurate.nets.actor_critic import actor_critic
-from murmurate.spec import Batch, EnvSpec, Outcome, Trajectory, derive_generator
+from murmurate.spec import Batch, EnvSpec, Outcome, Trajectory, derive_generator, native_bfloat16
 from murmurate.vector import Replica
 
 
@@ -34,7 +35,8 @@ class A2C:
     recurrent: width of an LSTM after the torso; 0 is feed-forward.
     gae_lambda: 1 is the n-step return (GALA Algorithm 1); below 1 is GAE.
     precision: ``bfloat16`` computes the torso in bfloat16 on a copy of the float32 vector; heads,
-        losses, gradients' accumulation over updates and the optimizer stay float32.
+        losses and the optimizer stay float32. ``auto`` is bfloat16 for images where the device multiplies
+        it natively, else float32; a run resolves and records it before it begins.
     learning_rate_end: the rate falls linearly to this share of its start over the run (1: constant).
     """
 
@@ -56,7 +58,17 @@ class A2C:
     torso: Literal["auto", "mlp", "nature2013", "nature2015"] = "auto"
     hidden: int = 64
     recurrent: int = 0
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+
+    def resolved(self, spec: EnvSpec, device: torch.device) -> A2C:
+        """This config without an ``auto`` in it."""
+        images = len(spec.observation_shape) == 3
+        torso, precision = self.torso, self.precision
+        if torso == "auto":
+            torso = "nature2013" if images else "mlp"
+        if precision == "auto":
+            precision = "bfloat16" if images and native_bfloat16(device) else "float32"
+        return dataclasses.replace(self, torso=torso, precision=precision)
 
     def build(
         self,
@@ -87,12 +99,12 @@ class A2CAgent:
         device: torch.device,
         updates: int | None,
     ) -> None:
-        self.config = config
+        self.config = config = config.resolved(spec, device)
         self.spec = spec
         self.device = device
         self.net = actor_critic(
             spec,
-            torso=None if config.torso == "auto" else config.torso,
+            torso=config.torso,
             hidden=(config.hidden, config.hidden),
             recurrent=config.recurrent,
             generator=derive_generator(seed, "network"),

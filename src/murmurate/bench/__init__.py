@@ -22,11 +22,6 @@ def benches() -> dict[str, ModuleType]:
     return dict(sorted((module.NAME, module) for module in modules))
 
 
-def listing() -> list[dict[str, Any]]:
-    """One row a bench: ``name`` and ``summary``."""
-    return [{"name": name, "summary": module.SUMMARY} for name, module in benches().items()]
-
-
 def bench(name: str, *, full: bool = False, quiet: bool = False) -> dict[str, Any]:
     """Measure; the result as plain JSON values, headed by date, command, hardware and versions.
 

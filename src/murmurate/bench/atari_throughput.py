@@ -20,6 +20,7 @@ from murmurate.bench._racer import Racer, Window
 from murmurate.bench._result import Log, median, spread
 from murmurate.errors import MissingExtra
 from murmurate.recipes import recipe
+from murmurate.session import resolved
 
 NAME = "atari-throughput"
 SUMMARY = "env steps per CPU second on Pong against Stable-Baselines3's A2C and the physical limit"
@@ -40,7 +41,7 @@ class Plan:
 def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
     """See ``benchmarks/README.md`` for what is counted. Takes about 4 minutes of two cores."""
     plan = plan or (Plan(rounds=10, window_cpu_seconds=8.0, side_rounds=6) if full else Plan())
-    precision = recipe("pong-a2c").agent.precision
+    precision = resolved(recipe("pong-a2c")).agent.precision
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder, racers(Path(folder)) as field:
         for racer in field.values():
             log(f"starting {racer.label}")
@@ -63,7 +64,7 @@ def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
 @contextlib.contextmanager
 def racers(where: Path) -> Iterator[dict[str, Racer]]:
     """All racers of this bench, not yet started; whatever happens, none outlives the context."""
-    own = recipe("pong-a2c").agent.precision
+    own = resolved(recipe("pong-a2c")).agent.precision
     field = {
         precision: _commands.ours(precision, "pong-a2c", where, "--agent.precision", precision)
         for precision in _PRECISIONS
@@ -155,6 +156,7 @@ def _main_figures(
         "limit_float32": bound["float32"][0],
         "limit_bfloat16": bound["bfloat16"][0],
         "limit_own_net": {p: bound[f"own {p}"][0] for p in _PRECISIONS},
+        "limit_frames_widened": {p: bound[f"widened {p}"][0] for p in _PRECISIONS},
         "limit_parts_seconds": {net: parts for net, (_, parts) in bound.items()},
         "limit_windows": {net: {part: spread(s) for part, s in of.items()} for net, of in limits.items()},
         "by_precision": {

@@ -23,7 +23,7 @@ def settings(name: str) -> dict[str, Any]:
     """What suits a world, whatever the strategy."""
     where = world(name)
     if isinstance(where, AtariWorld):
-        return {"world": where, "agent": A2C(), "env_steps": 10_000_000}
+        return {"world": where, "agent": A2C(precision="auto"), "env_steps": 10_000_000}
     if isinstance(where, GymWorld) and name == "cartpole":
         agent = A2C(
             learning_rate=2e-3, learning_rate_end=0.1, steps=8, gae_lambda=0.95, entropy_coefficient=0.0
