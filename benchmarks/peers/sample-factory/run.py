@@ -80,7 +80,7 @@ def watch(process: subprocess.Popen[str], wanted_cpu_seconds: float) -> dict[str
             steps, cpu, wall = now
         elif reports > WARM_UP_REPORTS and (now[1] - cpu > wanted_cpu_seconds or now[2] > deadline):
             return {
-                "trainer": "Sample Factory 2.1.1, asynchronous PPO, 2 workers of 8; each sample is used 4 times",
+                "trainer": "Sample Factory 2.1.1, asynchronous PPO; each sample is used 4 times",
                 "simulators": 16,
                 "env_steps": now[0] - steps,
                 "cpu_seconds": round(now[1] - cpu, 3),

@@ -70,32 +70,41 @@ def teller(quiet: bool) -> Log:
 
 
 def show(result: dict[str, Any]) -> None:
-    """All single figures of a result as a table; spreads as median and extremes."""
+    """The figures of a result as a table; spreads as median and extremes, texts and peers as lines."""
+    console = rich.console.Console()
     table = rich.table.Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("figure")
-    table.add_column("value", justify="right")
-    table.add_column("spread")
-    for name, value, around in _rows(result, ""):
-        table.add_row(name, value, around)
-    rich.console.Console().print(table)
+    table.add_column("figure", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("least to greatest (windows)", no_wrap=True)
+    for name, value in rows({k: v for k, v in result.items() if k not in _MATERIAL}):
+        if isinstance(value, dict):
+            around = f"{number(value['least'])} to {number(value['greatest'])} ({value['repetitions']})"
+            table.add_row(name, number(value["median"]), around)
+        elif isinstance(value, str):
+            console.print(f"{name}: {value}", style="dim", highlight=False)
+        else:
+            table.add_row(name, number(value), "")
+    console.print(table)
+    for peer in result.get("peers", []):
+        console.print(f"peer {peer['peer']}: {peer['status']}", highlight=False)
 
 
-def _rows(value: Any, name: str) -> Iterator[tuple[str, str, str]]:
+# in the JSON only: what the figures were made from, and what has lines of its own
+_MATERIAL = frozenset({"windows", "limit_windows", "plan", "peers", "hardware", "versions"})
+
+
+def rows(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted name, plain value or spread) for everything in a result, depth first."""
     if isinstance(value, dict) and "values" in value and "median" in value:
-        around = f"{number(value['least'])} to {number(value['greatest'])}, {value['repetitions']} times"
-        yield name, number(value["median"]), around
+        yield name, value
     elif isinstance(value, dict):
         for key, inner in value.items():
-            yield from _rows(inner, f"{name}.{key}" if name else key)
+            yield from rows(inner, f"{name}.{key}" if name else key)
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            if isinstance(inner, dict):
-                own = {k: v for k, v in inner.items() if k != "peer"}
-                yield from _rows(own, f"{name}.{inner.get('peer', index)}")
-            else:
-                yield f"{name}[{index}]", number(inner), ""
+            yield from rows(inner, f"{name}[{index}]")
     else:
-        yield name, number(value), ""
+        yield name, value
 
 
 def number(value: Any) -> str:

@@ -55,7 +55,7 @@ def work(fabric: FabricFactory, store: str, plan: dict[str, Any]) -> dict[str, l
     )
     generator = torch.Generator().manual_seed(fabric.rank)
     frames = torch.randint(0, 256, (plan["batch"], 4, 84, 84), dtype=torch.uint8, generator=generator)
-    sides = {"ours": ours(fabric, frames), "ddp": ddp(frames)}
+    sides = {"ours": ours(fabric, net(), frames), "ddp": ddp(net(), frames)}
     blocks: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for turn in range(-2, plan["rounds"]):
         for side in sides if turn % 2 else reversed(sides):
@@ -80,20 +80,20 @@ def loss_of(policy: Tensor, value: Tensor) -> Tensor:
     return policy.logsumexp(-1).mean() + value.square().mean()
 
 
-def ours(fabric: FabricFactory, frames: Tensor) -> Callable[[], Any]:
-    module = net()
+def ours(fabric: FabricFactory, module: nn.Module, frames: Tensor) -> Callable[[], Any]:
+    """One update of ``module``, as an agent makes it."""
     replica = Replicator(AllReduce(), fabric).replicate("net", module, _rmsprop, clip=_CLIP)
     return lambda: replica.descend(loss_of(*module(frames)))
 
 
-def ddp(frames: Tensor) -> Callable[[], Any]:
-    """As its documentation has it, with buckets as gradient views (its faster setting)."""
-    module = nn.parallel.DistributedDataParallel(net(), gradient_as_bucket_view=True)
+def ddp(module: nn.Module, frames: Tensor) -> Callable[[], Any]:
+    """One update of ``module`` as DDP's documentation has it, with its faster setting for buckets."""
+    together = nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True)
     optimizer = _rmsprop(list(module.parameters()))
 
     def update() -> None:
         optimizer.zero_grad()
-        loss_of(*module(frames)).backward()  # type: ignore[no-untyped-call]
+        loss_of(*together(frames)).backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(module.parameters(), _CLIP)
         optimizer.step()
 

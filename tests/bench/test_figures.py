@@ -1,0 +1,200 @@
+"""Medians, ratios and limits from windows that were written by hand."""
+
+import pytest
+import torch
+
+from murmurate.bench import (
+    _commands,
+    _limit,
+    all_reduce_vs_ddp,
+    atari_throughput,
+    cartpole_throughput,
+    strategy_cost,
+)
+from murmurate.bench._racer import Window
+from murmurate.bench._result import number, show, spread, version
+
+
+def windows(*rates: float, cores: float = 1.0) -> list[Window]:
+    """Two CPU seconds each at the given env steps per CPU second."""
+    return [Window(int(2 * rate), 2.0, 2.0 / cores) for rate in rates]
+
+
+def test_spread_is_median_extremes_and_quartiles() -> None:
+    assert spread([5.0, 1.0, 2.0, 4.0, 3.0]) == {
+        "median": 3.0,
+        "least": 1.0,
+        "greatest": 5.0,
+        "quartiles": [2.0, 4.0],
+        "repetitions": 5,
+        "values": [5.0, 1.0, 2.0, 4.0, 3.0],
+    }
+    alone = spread([7.0])
+    assert (alone["median"], alone["least"], alone["greatest"], alone["quartiles"]) == (7, 7, 7, [7, 7])
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(1234567, "1,234,567"), (1810.4, "1,810"), (0.74649, "0.7465"), (True, "True"), (None, "None")],
+)
+def test_numbers_for_people(value: object, shown: str) -> None:
+    assert number(value) == shown
+
+
+def test_a_shown_result_has_its_figures_spreads_texts_and_peers(capsys: pytest.CaptureFixture[str]) -> None:
+    result = {
+        "world": "a small one",
+        "rate": spread([1000.0, 2000.0, 4000.0]),
+        "by": {"size": {"ratio": 1.25}},
+        "windows": {"x": [{"cpu_seconds": 98765.0}]},
+        "peers": [{"peer": "somebody", "status": "not installed: pip install somebody"}],
+    }
+    show(result)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "world: a small one" in lines
+    assert "rate 2,000 1,000 to 4,000 (3)" in lines
+    assert "by.size.ratio 1.25" in lines
+    assert "peer somebody: not installed: pip install somebody" in lines
+    assert "98,765" not in " ".join(lines)
+
+
+def test_versions_of_what_is_absent() -> None:
+    assert version("no-such-package-anywhere") == "not installed"
+    assert version("torch") == torch.__version__
+
+
+def test_the_limit_is_one_over_the_sum_of_its_parts_per_env_step() -> None:
+    # 16 games step in 4 ms; 16 frames act in 1.6 ms; 80 are learned in 16 ms; 16 bootstrap 80 in 1.6 ms
+    rate, parts = _limit.limit({"acting": 1.6e-3, "learning": 16e-3, "bootstrap": 1.6e-3}, 4e-3)
+    assert parts == pytest.approx(
+        {"simulator": 0.25e-3, "acting": 0.1e-3, "learning": 0.2e-3, "bootstrap": 0.02e-3}
+    )
+    assert rate == pytest.approx(1 / 0.57e-3)
+
+
+def limits() -> dict[str, dict[str, list[float]]]:
+    slow = {"acting": [9.0, 1.6e-3], "learning": [16e-3, 9.0], "bootstrap": [1.6e-3, 9.0]}
+    fast = {part: [s / 2 for s in seconds] for part, seconds in slow.items()}
+    games = {"simulator": [4e-3, 5e-3]}
+    plain = {"games": games, "float32": slow, "bfloat16": fast}
+    return plain | {f"{kind} {p}": fast for kind in ("own", "widened") for p in ("float32", "bfloat16")}
+
+
+def test_atari_ratios_are_taken_round_by_round_and_parts_by_their_fastest_window() -> None:
+    done = {
+        "float32": windows(1000, 1100, 1500),
+        "bfloat16": windows(2000, 2000, 2000),
+        "sb3": windows(500, 1000, 1000),
+    }
+    figures = atari_throughput._main_figures(done, limits(), "float32")
+    assert figures["env_steps_per_cpu_second"] == 1100
+    assert figures["ratio_sb3_a2c"] == pytest.approx(1.5)  # of 2.0, 1.1, 1.5: not 1100 / 1000
+    assert figures["sb3_env_steps_per_cpu_second"] == 1000
+    assert figures["limit_float32"] == pytest.approx(1 / 0.57e-3)
+    assert figures["limit_bfloat16"] == pytest.approx(1 / 0.41e-3)
+    assert figures["ratio_limit_float32"] == pytest.approx(1100 * 0.57e-3)
+    assert figures["by_precision"]["bfloat16"]["ratio_limit"] == pytest.approx(2000 * 0.41e-3)
+    assert figures["by_precision"]["bfloat16"]["ratio_limit_float32"] == pytest.approx(2000 * 0.57e-3)
+    assert figures["limit_parts_seconds"]["bfloat16"]["learning"] == pytest.approx(0.1e-3)
+    bfloat16 = atari_throughput._main_figures(done, limits(), "bfloat16")
+    assert bfloat16["env_steps_per_cpu_second"] == 2000
+    assert bfloat16["ratio_sb3_a2c"] == pytest.approx(2.0)
+
+
+def test_atari_without_the_peer_says_null_and_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_commands.importlib.util, "find_spec", lambda name: None)
+    done = {"float32": windows(1000), "bfloat16": windows(2000)}
+    assert atari_throughput._main_figures(done, limits(), "float32")["ratio_sb3_a2c"] is None
+    (entry,) = atari_throughput._sb3_entry(done)
+    assert entry["status"] == "not installed: pip install 'murmurate[bench]'"
+
+
+def test_a_gossiping_learners_share_is_per_cpu_second_and_double_buffering_per_wall_second() -> None:
+    done = {
+        "float32": windows(1000, 1000, 2000),
+        "gossip": windows(900, 950, cores=2),
+        "buffered": windows(800, 800, cores=2),
+    }
+    figures = atari_throughput._side_figures(done, "float32")
+    assert figures["per_learner_share_with_2_gossiping"] == pytest.approx(0.925)
+    assert figures["gossiping"]["env_steps_per_second_of_both"]["median"] == pytest.approx(1850)
+    assert figures["double_buffer"]["env_steps_per_second_on"]["median"] == 1600
+    assert figures["double_buffer"]["env_steps_per_second_off"]["median"] == 1000
+
+
+def test_cartpole_headline_is_16_simulators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_commands, "missing", lambda *_: None)
+    done = {
+        "ours-8": windows(8000, 8000),
+        "sb3-8": windows(4000, 2000),
+        "ours-16": windows(20000, 20000),
+        "sb3-16": windows(10000, 20000),
+    }
+    figures = cartpole_throughput.figures(done)
+    assert figures["env_steps_per_cpu_second"] == 20000
+    assert figures["ratio_sb3_a2c"] == pytest.approx(1.5)
+    assert figures["by_simulators"]["8_simulators"]["ratio_sb3_a2c"]["median"] == pytest.approx(3.0)
+
+
+def test_a_strategys_cost_is_its_excess_over_the_update_in_copies() -> None:
+    answers = [
+        {"times": {"copy": [1.0, 1.0, 9.0], "update": [3, 3, 30], "step": [5, 6, 33]}, "heard_share": 1.0},
+        {"times": {"copy": [2.0, 2.0, 2.0], "update": [4, 4, 4], "step": [4, 4, 10]}, "heard_share": 0.5},
+    ]
+    figures = strategy_cost.figures(answers)
+    assert figures["copies"]["values"] == [3.0, 0.0]
+    assert figures["copies_mean"]["values"] == pytest.approx([8 / 3, 1.0])
+    assert figures["share_of_steps_that_heard_others"] == 0.75
+
+
+def test_the_slowest_member_sets_the_pace_of_a_round() -> None:
+    plan = all_reduce_vs_ddp.Plan(updates=10)
+    answers = [
+        {"ours": [(1.0, 0.5), (2.0, 0.5)], "ddp": [(2.0, 1.0), (2.0, 1.0)]},
+        {"ours": [(2.0, 0.3), (1.0, 0.3)], "ddp": [(4.0, 1.0), (2.0, 1.0)]},
+    ]
+    figures = all_reduce_vs_ddp.figures(answers, plan)
+    assert figures["ours"]["updates_per_second"]["values"] == [5.0, 5.0]
+    assert figures["ddp"]["updates_per_second"]["values"] == [2.5, 5.0]
+    assert figures["ratio_updates_per_second"] == pytest.approx(1.5)
+    assert figures["ratio_updates_per_cpu_second"] == pytest.approx(1.0 / 0.4)
+
+
+def test_plain_net_own_net_and_the_peers_net_are_one_architecture() -> None:
+    def size(parameters: object) -> int:
+        return sum(p.numel() for p in parameters)  # type: ignore[attr-defined]
+
+    convolutions = 16 * (4 * 64 + 1) + 32 * (16 * 16 + 1)
+    expected = convolutions + 256 * (32 * 81 + 1) + 7 * 257
+    plain = _limit.Plain(torch.float32)
+    assert size(plain.parameters()) == expected
+    assert size(_limit.own_net("float32")[1]) == expected
+    sb3 = pytest.importorskip("stable_baselines3")
+    import gymnasium
+
+    from murmurate.bench._sb3 import extractor
+
+    frames = gymnasium.spaces.Box(0, 255, (4, 84, 84), dtype="uint8")
+    policy = sb3.common.policies.ActorCriticCnnPolicy(
+        frames,
+        gymnasium.spaces.Discrete(6),
+        lambda _: 7e-4,
+        net_arch=[],
+        features_extractor_class=extractor(),
+        features_extractor_kwargs={"features_dim": 256},
+    )
+    assert size({id(p): p for p in policy.parameters()}.values()) == expected
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_learning_passes_touch_every_parameter_and_acting_none(precision: str) -> None:
+    few, many = (torch.randint(0, 256, (n, 4, 84, 84), dtype=torch.uint8) for n in (2, 3))
+    plain = _limit.Plain(getattr(torch, precision))
+    for net, parameters in ((plain, list(plain.parameters())), _limit.own_net(precision)):
+        for parameter in parameters:
+            parameter.grad = None
+        parts = _limit.passes(net, parameters, few, many)
+        assert parts["acting"]().shape == (2, 7)
+        assert all(p.grad is None for p in parameters)
+        parts["learning"]()
+        assert all(p.grad is not None and bool(p.grad.any()) for p in parameters)

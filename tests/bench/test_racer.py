@@ -1,0 +1,109 @@
+"""Racers: whose CPU seconds are counted, when they run, and that none is left."""
+
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from murmurate.bench._racer import Racer, Window
+from murmurate.errors import RunFailed
+
+# appends {"env_steps": n} every 50 ms; a child burns the CPU while the parent only writes
+_PARENT_WITH_BUSY_CHILD = """
+import json, os, sys, time
+if os.fork() == 0:
+    while os.getppid() != 1:
+        sum(range(2000))
+    os._exit(0)
+steps = 0
+with open(sys.argv[1], "a", buffering=1) as file:
+    while True:
+        file.write('{"kind": "event"}\\n')
+        steps += 7
+        file.write(json.dumps({"replica": steps % 2, "env_steps": steps}) + "\\n")
+        time.sleep(0.05)
+"""
+
+
+def racer(folder: Path, code: str, key: str = "env_steps") -> Racer:
+    progress = folder / "one" / "progress.jsonl"
+    return Racer("one", [sys.executable, "-c", code, str(progress)], progress, key=key)
+
+
+@pytest.fixture
+def busy(tmp_path: Path):
+    one = racer(tmp_path, _PARENT_WITH_BUSY_CHILD)
+    yield one
+    one.stop()
+
+
+def test_a_childs_cpu_seconds_count_and_steps_are_those_between_two_lines(busy: Racer) -> None:
+    busy.start(warm_up_cpu_seconds=0.1)
+    window = busy.window(0.3)
+    # the parent alone would not burn that much within its share of the deadline
+    assert window.cpu_seconds >= 0.3
+    assert window.env_steps > 0
+    assert window.env_steps % 7 == 0
+    assert window.wall_seconds >= 0.3 * 0.9
+    assert window.per_cpu_second == pytest.approx(window.env_steps / window.cpu_seconds)
+
+
+def test_outside_its_windows_a_racer_stands_still(busy: Racer) -> None:
+    busy.start(warm_up_cpu_seconds=0.05)
+    members = [psutil.Process(p.pid) for p in busy._members]
+    assert len(members) == 2
+
+    def still() -> bool:
+        return all(m.status() == psutil.STATUS_STOPPED for m in members)
+
+    deadline = time.monotonic() + 30
+    while not still() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert still()
+    before = (busy.progress.stat().st_size, busy.cpu_seconds())
+    time.sleep(0.2)
+    assert (busy.progress.stat().st_size, busy.cpu_seconds()) == before
+    assert busy.window(0.05).env_steps > 0
+
+
+def test_stop_leaves_no_process_even_of_a_racer_that_is_stopped(busy: Racer) -> None:
+    busy.start(warm_up_cpu_seconds=0.05)
+    members = list(busy._members)
+    busy.stop()
+    _, alive = psutil.wait_procs(members, timeout=30)
+    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_rows_are_the_newest_of_each_replica(tmp_path: Path) -> None:
+    one = racer(tmp_path, "")
+    one.progress.parent.mkdir(parents=True)
+    one.progress.write_text(
+        '{"replica": 1, "env_steps": 5}\n{"replica": 0, "env_steps": 6}\n{"kind": "event"}\n'
+        '{"replica": 1, "env_steps": 9}\n'
+    )
+    assert one.rows() == [{"replica": 0, "env_steps": 6}, {"replica": 1, "env_steps": 9}]
+
+
+def test_a_racer_that_ends_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    one = racer(tmp_path, "raise SystemExit('no joystick here')")
+    with pytest.raises(RunFailed, match="no joystick here"):
+        one.start()
+    one.stop()
+
+
+def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
+    one = racer(tmp_path, "")
+    one.progress.parent.mkdir(parents=True)
+    one.progress.write_text('{"env_steps": 5}\n{"env_st')
+    assert one._fresh() == {"env_steps": 5}
+    with open(one.progress, "a") as file:
+        file.write('eps": 6}\n')
+    assert one._fresh() == {"env_steps": 6}
+    assert one._fresh() is None
+
+
+def test_rates() -> None:
+    window = Window(env_steps=600, cpu_seconds=3.0, wall_seconds=2.0)
+    assert (window.per_cpu_second, window.per_second) == (200.0, 300.0)
