@@ -154,7 +154,15 @@ def read_part(checkpoint: Path, rank: int) -> dict[str, Any]:
     try:
         plain = _read_plain(path)
         tensors = load_file(path)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        ArithmeticError,
+        MemoryError,
+        SafetensorError,
+    ) as error:
         raise Refusal(f"{path} cannot be read ({error}). Resume from another checkpoint.") from error
     joined: dict[str, Any] = _join(plain, (), tensors)
     return joined
@@ -183,10 +191,14 @@ def disk_failure(path: Path, error: Exception) -> RunFailed:
 _TENSOR = "<tensor>"
 
 
+def _key(path: tuple[str, ...]) -> str:
+    return "/".join(step.replace("%", "%25").replace("/", "%2F") for step in path)
+
+
 def _split(value: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> Any:
     """``value`` without its tensors, which go to ``tensors`` under their path."""
     if isinstance(value, torch.Tensor):
-        tensors["/".join(path)] = value.detach().to("cpu", copy=True).contiguous()
+        tensors[_key(path)] = value.detach().to("cpu", copy=True).contiguous()
         return _TENSOR
     if isinstance(value, dict):
         return {"d": {str(k): _split(v, (*path, str(k)), tensors) for k, v in value.items()}}
@@ -197,7 +209,7 @@ def _split(value: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor]) 
 
 def _join(value: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> Any:
     if value == _TENSOR:
-        return tensors["/".join(path)]
+        return tensors[_key(path)]
     if "d" in value:
         return {k: _join(v, (*path, k), tensors) for k, v in value["d"].items()}
     if "l" in value:

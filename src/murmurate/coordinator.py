@@ -5,6 +5,7 @@ It learns nothing and sits in nobody's way: replicas read its wishes from the bo
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import time
@@ -109,7 +110,10 @@ class Coordinator:
             self.returns.extend(pair[0] for pair in record.get("episode_returns") or ())
         self.console.feed(records)
         self.console.refresh()
-        self.tensorboard.feed(records)
+        try:
+            self.tensorboard.feed(records)
+        except OSError as error:
+            raise checkpoint.disk_failure(self.tensorboard.folder, error) from error
 
     # -- checkpoints --------------------------------------------------------------------------------
 
@@ -186,8 +190,11 @@ class Coordinator:
         self._next_at = self._after(int(manifest["env_steps"]))
 
     def close(self) -> None:
-        self._read()
-        self.tensorboard.close()
+        """Never raises: what a full disk does not take here can be made again from ``metrics.jsonl``."""
+        with contextlib.suppress(OSError, RunFailed):
+            self._read()
+        with contextlib.suppress(OSError):
+            self.tensorboard.close()
         self.recorder.close()
 
 

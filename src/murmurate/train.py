@@ -219,16 +219,20 @@ class Learning:
         every = self.run.probe_every_updates
         if not every or self.post.fabric.size == 1:
             return
-        clock = self.learner.clock
         # one update early, so that a mean every so many updates has not just been taken
-        if clock % every == every - 2:
-            for probe in self.probes:
-                probe.replica.measure = True
-        elif clock % every == every - 1:
+        if self.learner.clock % every == every - 1:
             for probe in self.probes:
                 self.probed |= probe.look()
                 if probe.replica.update_norm is not None:
                     self.probed["update_norm"] = float(probe.replica.update_norm)
+        self._prepare_probe()
+
+    def _prepare_probe(self) -> None:
+        """Ask the update before a look for its size."""
+        every = self.run.probe_every_updates
+        if every and self.learner.clock % every == (every - 2) % every:
+            for probe in self.probes:
+                probe.replica.measure = True
 
     def _record(self, outcome: Outcome, force: bool = False) -> None:
         now = time.monotonic()
@@ -342,6 +346,7 @@ class Learning:
             "seconds": self.recorder.seconds,
             "returns": list(self.returns),
             "unreported": self.unreported,
+            "probed": self.probed,
             "staleness_max": {n: b.staleness_max for n, b in self.replicator.bonds.items()},
             "bytes_exchanged": self.replicator.bytes_exchanged,
         }
@@ -355,11 +360,13 @@ class Learning:
             self.source.load(state["source"])
             self.returns.extend(state["returns"])
             self.unreported = [list(pair) for pair in state["unreported"]]
+            self.probed = dict(state.get("probed", {}))
             for name, bond in self.replicator.bonds.items():
                 bond.staleness_max = int(state["staleness_max"][name])
             next(iter(self.replicator.bonds.values())).channel.traffic.bytes = int(state["bytes_exchanged"])
         else:
             self.source.load(self._new_games(state["source"]))
+        self._prepare_probe()
         self.post.board.advance(self.post.rank, self.env_steps, self.learner.clock)
 
     def _new_games(self, theirs: dict[str, Any]) -> dict[str, Any]:

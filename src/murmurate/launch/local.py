@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -50,6 +51,7 @@ def start(
     ``checkpoint`` and ``parts`` (rank -> which replica's part) say what a resumed run goes on from.
     Raises Refusal if a role refused before it began.
     """
+    context = _context()
     arena = Arena.create()
     board = open_board(arena, run.replicas)
     board.open()
@@ -59,7 +61,6 @@ def start(
     if manifest is not None:
         coordinator.restore(manifest)
         coordinator.event("resumed", f"resumed at {manifest['env_steps']:,} env steps")
-    context = _context()
     roles: list[Role] = []
     try:
         with signals(coordinator), coordinator.console:
@@ -91,6 +92,11 @@ def _context() -> ForkServerContext:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, deaf)
     try:
         ensure_running()
+    except OSError as error:
+        raise Refusal(
+            f"no fork server can be started in {tempfile.gettempdir()} ({error}). "
+            "Set TMPDIR to a short path that can be written to, such as /tmp."
+        ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context

@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._dynamo  # noqa: F401 - the first optimizer imports it, 1.6 s; here the fork server does, for all roles
+
+# the first optimizer of a process imports this, for 1.6 s: here the fork server does, once for all roles
+import torch._dynamo
 
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.arena import Arena

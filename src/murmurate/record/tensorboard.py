@@ -9,7 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tensorboardX import SummaryWriter  # type: ignore[import-untyped]
+from tensorboardX.event_file_writer import EventsWriter  # type: ignore[import-untyped]
+from tensorboardX.proto.event_pb2 import Event  # type: ignore[import-untyped]
+from tensorboardX.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+from tensorboardX.summary import text  # type: ignore[import-untyped]
 
 GROUPS = {
     "return": ("return_mean", "episode_return", "episode_length"),
@@ -37,12 +40,16 @@ class TensorBoard:
     Event files of an earlier start of the same run are removed: ``metrics.jsonl`` is canonical and its
     ``Tail`` begins with the whole history, so that no point of a lost future survives a resume.
     ``started_at_unix`` is the wall time of ``time_seconds`` 0, in seconds since 1970.
+
+    tensorboardX's ``SummaryWriter`` is not used: it hands every number through a queue to a thread, and
+    when the disk is full the thread dies and the next number waits for it for ever. ``feed`` and ``close``
+    raise OSError then.
     """
 
     def __init__(self, folder: Path | str, started_at_unix: float) -> None:
         self.folder = Path(folder)
         self._started_at_unix = started_at_unix
-        self._writers: dict[str, SummaryWriter] = {}
+        self._writers: dict[str, EventsWriter] = {}
         for old in (*self.folder.glob("replica-*"), self.folder / "launcher"):
             shutil.rmtree(old, ignore_errors=True)
 
@@ -53,10 +60,12 @@ class TensorBoard:
             wall = self._started_at_unix + float(record["time_seconds"])
             step = int(record.get("env_steps", 0))
             if record.get("kind") == "event":
-                writer.add_text("events", str(record.get("message", record.get("event"))), step, wall)
-                continue
-            for tag, value in scalars(record):
-                writer.add_scalar(tag, value, step, wall)
+                summary = text("events", str(record.get("message", record.get("event"))))
+            else:
+                values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(record)]
+                summary = Summary(value=values)
+            writer.write_event(Event(wall_time=wall, step=step, summary=summary))
+        self.flush()
 
     def flush(self) -> None:
         for writer in self._writers.values():
@@ -75,9 +84,10 @@ class TensorBoard:
     ) -> None:
         self.close()
 
-    def _writer(self, name: str) -> SummaryWriter:
+    def _writer(self, name: str) -> EventsWriter:
         if name not in self._writers:
-            self._writers[name] = SummaryWriter(str(self.folder / name))
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+            self._writers[name] = EventsWriter(str(self.folder / name / "events"))
         return self._writers[name]
 
 

@@ -1,0 +1,171 @@
+"""Real ``murmurate`` commands for tests, each in a session and with a temporary folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+# Only a failure waits this long; a machine with other work may take minutes to start a run.
+DEADLINE_SECONDS = float(os.environ.get("MURMURATE_TEST_DEADLINE_SECONDS", "200"))
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """The first true value of ``condition``; fails, saying ``what``, at the deadline."""
+    end = time.monotonic() + DEADLINE_SECONDS
+    while not (value := condition()):
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {DEADLINE_SECONDS:g} s: {what}")
+        time.sleep(0.01)
+    return value
+
+
+class Command:
+    """``python -m murmurate ...`` as it runs, and what it has written so far."""
+
+    def __init__(self, folder: Path, *arguments: object, environment: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        # not under pytest's own folder: a socket's path has at most 107 characters
+        self.temporary = Path(tempfile.mkdtemp(prefix="murmur"))
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed at exit
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "murmurate", *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "TMPDIR": str(self.temporary),
+                # torch's cache of compiled kernels is not ours to remove
+                "TORCHINDUCTOR_CACHE_DIR": os.path.join(tempfile.gettempdir(), "torchinductor"),
+                **(environment or {}),
+            },
+        )
+
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self.members():
+            process.kill()
+        self.process.wait()
+        shutil.rmtree(self.temporary, ignore_errors=True)
+        self._said.close()
+
+    # -- the processes
+
+    def members(self) -> list[psutil.Process]:
+        """Every process of the session that still runs: launcher, fork server, roles, resource tracker."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (ProcessLookupError, psutil.NoSuchProcess):
+                continue
+        return found
+
+    def wait(self) -> int:
+        """The exit code (negative: the signal that ended it)."""
+        return int(self.process.wait(DEADLINE_SECONDS))
+
+    def pids(self) -> dict[int, int]:
+        """Process id by replica, from ``roles.jsonl``."""
+        lines = until(lambda: self._lines("roles.jsonl"), "roles.jsonl")
+        return {role["index"]: role["pid"] for role in lines}
+
+    def kill_group(self, number: signal.Signals) -> None:
+        """What a terminal, or a scheduler, does: one signal to every process of the group."""
+        os.killpg(self.process.pid, number)
+
+    def limit_file_size(self, size_bytes: int) -> None:
+        """From now on no process of the run can make a file larger: what a full disk looks like."""
+        for process in self.members():
+            process.rlimit(resource.RLIMIT_FSIZE, (size_bytes, size_bytes))
+
+    # -- what it wrote
+
+    def said(self) -> str:
+        """stdout and stderr so far."""
+        self._said.seek(0)
+        return self._said.read().decode()
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        path = self.folder / name
+        return read_lines(path) if path.exists() else []
+
+    def records(self, replica: int) -> list[dict[str, Any]]:
+        return [r for r in self._lines("metrics.jsonl") if r["replica"] == replica and "kind" not in r]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [r for r in self._lines("metrics.jsonl") if r.get("event") == name]
+
+    def learning(self, replicas: int, records: int = 3) -> None:
+        """Wait until every replica has written so many records."""
+        until(
+            lambda: (
+                self.process.poll() is not None
+                or all(len(self.records(rank)) >= records for rank in range(replicas))
+            ),
+            f"{records} records of each replica; it said: {self.said()}",
+        )
+        assert self.process.poll() is None, f"it ended too soon: {self.said()}"
+
+    def has_checkpoint(self) -> bool:
+        return (self.folder / "checkpoints" / "last" / "state.json").exists()
+
+    def until_checkpoint(self) -> None:
+        until(lambda: self.has_checkpoint() or self.process.poll() is not None, "a checkpoint")
+        assert self.process.poll() is None, f"it ended too soon: {self.said()}"
+
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return found
+
+    # -- what it leaves behind
+
+    def shares_by_name(self) -> list[str]:
+        """Named shared memory that its processes have mapped (which a SIGKILL would leave behind)."""
+        named = []
+        for process in self.members():
+            try:
+                named += [m.path for m in process.memory_maps() if m.path.startswith("/dev/shm/")]
+            except psutil.Error:
+                continue
+        return named
+
+    def leaves_nothing(self) -> None:
+        """No process of the session remains, and no socket or other temporary file."""
+        until(lambda: not self.members(), f"all processes gone; there are {self.members()}")
+        until(lambda: not self.left(), f"no temporary files; there are {self.left()}")
+
+    def left(self) -> list[str]:
+        return [str(path) for path in self.temporary.rglob("*")]
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Whole lines of a file that may be growing."""
+    *lines, _ = path.read_text().split("\n")
+    return [json.loads(line) for line in lines]
+
+
+@contextmanager
+def training(folder: Path, recipe: str = "cartpole-gala", *options: object) -> Iterator[Command]:
+    """``murmurate train``, without an early end and with a short evaluation."""
+    common = ("--stop-at-return", "none", "--eval-episodes", 1, "--out", folder)
+    with Command(folder, "train", recipe, *common, *options) as command:
+        yield command

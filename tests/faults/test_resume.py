@@ -1,0 +1,105 @@
+"""Killed and resumed equals uninterrupted, bit for bit, on real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from faults.commands import Command, read_lines, training
+from murmurate import checkpoint
+
+pytestmark = pytest.mark.timeout(1500)
+_UPDATES = 400
+# Told by a clock, by how far others happened to be, or honest about what a resume costs.
+_OF_THE_MOMENT = {
+    "time_seconds", "env_steps_per_second", "waiting_seconds", "total_env_steps", "bytes_exchanged",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("strategy", "replicas", "who_is_killed"),
+    [("all-reduce", 2, "launcher"), ("local-sgd", 2, "everybody"), ("solo", 1, "everybody")],
+)
+def test_killed_and_resumed_equals_uninterrupted(
+    strategy: str, replicas: int, who_is_killed: str, tmp_path: Path
+) -> None:
+    options = (
+        *("--strategy", strategy, "--replicas", replicas, "--updates", _UPDATES, "--env-steps", "none"),
+        *("--checkpoint-every-env-steps", 2_000, "--record-every-seconds", 1e-9, "--probe-every-updates", 25),
+    )
+    with training(tmp_path / "whole", "cartpole-a2c", *options) as command:
+        assert command.wait() == 0, command.said()
+    with training(tmp_path / "killed", "cartpole-a2c", *options) as command:
+        command.until_checkpoint()
+        for pid in [command.process.pid, *(command.pids().values() if who_is_killed == "everybody" else [])]:
+            os.kill(pid, signal.SIGKILL)
+        command.wait()
+        # nobody is left to tell the others to stop: they notice
+        command.leaves_nothing() if who_is_killed == "launcher" else None
+        assert not (command.folder / "summary.json").exists()
+    found = checkpoint.newest(tmp_path / "killed" / "checkpoints")
+    at = checkpoint.read_part(found, 0)["updates"]
+    assert 0 < at < _UPDATES
+    with Command(tmp_path / "killed", "resume", tmp_path / "killed") as command:
+        assert command.wait() == 0, command.said()
+        assert command.summary()["resume_exact"]
+        assert command.summary()["exit"] == "finished"
+        assert len(command.events("resumed")) == 1
+
+    whole, again = (tmp_path / name / "checkpoints" / "last" for name in ("whole", "killed"))
+    assert checkpoint.parts(whole) == checkpoint.parts(again) == list(range(replicas))
+    for rank in range(replicas):
+        one, other = checkpoint.read_part(whole, rank), checkpoint.read_part(again, rank)
+        assert one["updates"] == _UPDATES
+        for key in ("replicas", "consensus", "source", "learner", "env_steps", "updates", "returns"):
+            _same(one[key], other[key], f"replica {rank}: {key}")
+        _check_records(tmp_path, rank)
+
+
+def _check_records(folder: Path, rank: int) -> None:
+    whole, again = (
+        [r for r in read_lines(folder / name / "metrics.jsonl") if r["replica"] == rank and "kind" not in r]
+        for name in ("whole", "killed")
+    )
+    times = [r["time_seconds"] for r in again]
+    assert times == sorted(times)
+    # one record an update, and one more at the end: none was lost, none came twice
+    assert [r["updates"] for r in again] == [*range(1, _UPDATES + 1), _UPDATES]
+    for one, other in zip(whole, again, strict=True):
+        assert {k: v for k, v in one.items() if k not in _OF_THE_MOMENT} == {
+            k: v for k, v in other.items() if k not in _OF_THE_MOMENT
+        }
+
+
+def _same(one: Any, other: Any, where: str) -> None:
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype, where
+        assert torch.equal(one, other), where
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            _same(one[key], other[key], f"{where}.{key}")
+    elif isinstance(one, list):
+        assert len(one) == len(other), where
+        for i, (a, b) in enumerate(zip(one, other, strict=True)):
+            _same(a, b, f"{where}[{i}]")
+    else:
+        assert one == other, where
+
+
+def test_same_means_the_same() -> None:
+    state = {"a": [torch.ones(2), {"b": None}], "c": 1.5}
+    _same(state, {"a": [torch.ones(2), {"b": None}], "c": 1.5}, "")
+    for other in (
+        {"a": [torch.tensor([1.0, 1.0 + 2**-23]), {"b": None}], "c": 1.5},
+        {"a": [torch.ones(2), {"b": 0}], "c": 1.5},
+        {"a": [torch.ones(2)], "c": 1.5},
+        {"a": [torch.ones(2, dtype=torch.float64), {"b": None}], "c": 1.5},
+    ):
+        with pytest.raises(AssertionError):
+            _same(state, other, "")

@@ -1,0 +1,70 @@
+"""Ctrl-C and SIGTERM, to the launcher or to the whole group, as terminals and schedulers send them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from faults.commands import training, until
+from murmurate import checkpoint
+
+pytestmark = pytest.mark.timeout(900)
+_LONG = ("--replicas", 2, "--env-steps", 10**9, "--record-every-seconds", 0.05)
+
+
+@pytest.mark.parametrize(
+    ("number", "to_the_group", "code"),
+    [(signal.SIGINT, True, 130), (signal.SIGTERM, True, 143), (signal.SIGTERM, False, 143)],
+)
+def test_once_saves_and_stops(number: signal.Signals, to_the_group: bool, code: int, tmp_path: Path) -> None:
+    with training(tmp_path / "run", "cartpole-gala", *_LONG) as command:
+        command.learning(2)
+        assert not command.has_checkpoint()
+        command.kill_group(number) if to_the_group else os.kill(command.process.pid, number)
+        assert command.wait() == code, command.said()
+        command.leaves_nothing()
+        summary, last = command.summary(), command.folder / "checkpoints" / "last"
+        assert summary["exit"] == "interrupted"
+        assert summary["dead_replicas"] == []
+        assert checkpoint.damage(last) is None
+        assert checkpoint.parts(last) == [0, 1]
+        # nothing that was learned is missing from what was saved
+        assert checkpoint.read_manifest(last)["env_steps"] == summary["env_steps"] > 0
+        assert number.name in command.said()
+        assert "Traceback" not in command.said()
+
+
+def test_twice_stops_at_once_even_when_a_replica_does_not_answer(tmp_path: Path) -> None:
+    with training(tmp_path / "run", "cartpole-gala", *_LONG) as command:
+        command.learning(2)
+        os.kill(command.pids()[1], signal.SIGSTOP)  # it will not save, and the launcher would wait for it
+        command.kill_group(signal.SIGINT)
+        until(lambda: command.events("stopping"), "the first Ctrl-C to be heard")
+        command.kill_group(signal.SIGINT)
+        # were the deadline for stopping waited for instead, it would be a failure with exit code 1
+        assert command.wait() == 130, command.said()
+        command.leaves_nothing()
+        assert command.summary()["exit"] == "interrupted"
+        assert "Traceback" not in command.said()
+
+
+def test_sigterm_to_one_role_alone_ends_it_and_to_all_does_not() -> None:
+    program = (
+        "import sys, os, signal, time\n"
+        "from murmurate.fabric.board import Board\n"
+        "from murmurate.launch import role\n"
+        "role._HEARSAY_SECONDS = 0.2\n"
+        "board = Board(2); board.open()\n"
+        "signal.signal(signal.SIGTERM, lambda *_: role._leave_unless_stopping(board))\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "if sys.argv[1] == 'all': board.request_stop()\n"
+        "time.sleep(1); print('went on')\n"
+    )
+    for who, code, said in (("all", 0, "went on\n"), ("one", 143, "")):
+        done = subprocess.run([sys.executable, "-c", program, who], capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (code, said), done.stderr

@@ -1,0 +1,125 @@
+"""Replicas that are killed in the middle of a run: the others go on, and say so."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from faults.commands import Command, training, until
+from murmurate import checkpoint
+
+pytestmark = pytest.mark.timeout(900)
+_STEPS = 150_000
+
+
+@pytest.mark.parametrize(
+    ("strategy", "replicas", "victim"),
+    [("gala", 4, 2), ("gala", 4, 0), ("all-reduce", 3, 0), ("local-sgd", 3, 1), ("hogwild", 3, 0)],
+)
+def test_the_others_go_on_when_one_is_killed(
+    strategy: str, replicas: int, victim: int, tmp_path: Path
+) -> None:
+    options = ("--strategy", strategy, "--replicas", replicas, "--env-steps", _STEPS)
+    often = ("--record-every-seconds", 0.1, "--checkpoint-every-env-steps", 10_000)
+    with training(tmp_path / "run", "cartpole-gala", *options, *often) as command:
+        command.learning(replicas)
+        assert command.shares_by_name() == []
+        before = max(r["time_seconds"] for rank in range(replicas) for r in command.records(rank))
+        os.kill(command.pids()[victim], signal.SIGKILL)
+        assert command.wait() == 0, command.said()
+        command.leaves_nothing()
+
+        summary = command.summary()
+        assert summary["dead_replicas"] == [victim]
+        assert summary["exit"] == "finished"
+        assert summary["env_steps"] >= _STEPS
+        assert [e["member"] for e in summary["events"] if e["event"] == "died"] == [victim]
+        (died,) = command.events("died")
+        assert died["member"] == victim
+        assert "SIGKILL" in died["message"]
+        assert f"replica {victim} died" in command.said()
+
+        survivors = [rank for rank in range(replicas) if rank != victim]
+        for rank in survivors:
+            times = [record["time_seconds"] for record in command.records(rank)]
+            gaps = [b - a for a, b in itertools.pairwise(times)]
+            after = [gap for gap, end in zip(gaps, times[1:], strict=True) if end > before]
+            assert len(after) >= 3, "the run was over before the death could show"
+            assert max(after) < 1 + median(gaps)
+            assert command.records(rank)[-1]["updates"] > _updates_at(command.records(rank), before)
+        _check_weights(strategy, [command.records(rank) for rank in survivors], replicas, died)
+        assert checkpoint.damage(command.folder / "checkpoints" / "last") is None
+        assert set(survivors) <= set(checkpoint.parts(command.folder / "checkpoints" / "last"))
+
+
+def _updates_at(records: list[dict], time: float) -> int:
+    return max(r["updates"] for r in records if r["time_seconds"] <= time)
+
+
+def _check_weights(strategy: str, records: list[list[dict]], replicas: int, died: dict) -> None:
+    """Whoever takes a mean over all takes it over the living, from the death on."""
+    if strategy == "gala":  # hears one peer a round, whoever lives
+        assert all(r[-1]["rounds"] > 0 for r in records)
+        return
+    for of_one in records:
+        late = [r for r in of_one if r["time_seconds"] > died["time_seconds"] + 0.2]
+        early = [r for r in of_one if r["time_seconds"] < died["time_seconds"] - 0.2]
+        # local SGD hears only itself between two rounds
+        alone = {1} if strategy == "local-sgd" else set()
+        assert {r["heard"] for r in early} <= {replicas} | alone
+        assert {r["heard"] for r in late} <= {replicas - 1} | alone
+        assert late
+
+
+def test_all_killed_is_a_failure_that_keeps_the_last_checkpoint(tmp_path: Path) -> None:
+    options = ("--replicas", 2, "--env-steps", 10**9, "--checkpoint-every-env-steps", 2_000)
+    with training(tmp_path / "run", "cartpole-gala", *options) as command:
+        command.until_checkpoint()
+        for pid in command.pids().values():
+            os.kill(pid, signal.SIGKILL)
+        assert command.wait() == 1
+        command.leaves_nothing()
+        assert "all replicas died; the last checkpoint is kept" in command.said()
+        assert command.summary()["exit"].startswith("failed: all replicas died")
+        assert sorted(command.summary()["dead_replicas"]) == [0, 1]
+        assert checkpoint.damage(command.folder / "checkpoints" / "last") is None
+
+
+def test_a_dead_replica_is_back_after_a_resume_with_its_own_count_and_other_games(tmp_path: Path) -> None:
+    options = ("--strategy", "all-reduce", "--replicas", 2, "--env-steps", 10**9)
+    often = ("--checkpoint-every-env-steps", 2_000, "--record-every-seconds", 1e-9)
+    with training(tmp_path / "run", "cartpole-gala", *options, *often) as command:
+        command.learning(2)
+        os.kill(command.pids()[1], signal.SIGKILL)
+        died = until(lambda: command.events("died"), "the death to be noticed")[0]
+        at_death = died["env_steps"]
+        until(lambda: _manifest(command.folder).get("dead") == [1], "a checkpoint without replica 1")
+        os.kill(command.process.pid, signal.SIGKILL)
+        command.wait()
+        command.leaves_nothing()
+    manifest = _manifest(tmp_path / "run")
+    assert manifest["env_steps"] == sum(manifest["replica_env_steps"])
+    assert manifest["replica_env_steps"][1] <= at_death
+    assert manifest["replica_env_steps"][1] < manifest["replica_env_steps"][0]
+
+    end = manifest["env_steps"] + 2_560
+    with Command(tmp_path / "run", "resume", tmp_path / "run", "--env-steps", end) as command:
+        assert command.wait() == 0, command.said()
+        assert command.summary()["dead_replicas"] == []
+        assert command.summary()["env_steps"] == end
+        # equal parameters and, were the games the same, equal losses
+        last = {r["updates"]: r["loss"] for r in command.records(0)}
+        mine = {r["updates"]: r["loss"] for r in command.records(1) if r["updates"] in last}
+        resumed_at = max(last) - 10
+        assert all(last[u] != loss for u, loss in mine.items() if u > resumed_at)
+        assert any(u > resumed_at for u in mine)
+
+
+def _manifest(folder: Path) -> dict:
+    last = folder / "checkpoints" / "last"
+    return checkpoint.read_manifest(last) if checkpoint.damage(last) is None else {}

@@ -1,0 +1,314 @@
+"""Checkpoints: whole or not at all, at every point where a crash could come between."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from murmurate import checkpoint
+from murmurate.errors import Refusal, RunFailed
+
+
+class Crash(BaseException):
+    """As SIGKILL: nothing catches it."""
+
+
+def _save(folder: Path, mark: int, replicas: int = 2) -> Path:
+    """Stage one checkpoint whose every number is ``mark``."""
+    staging = folder / f".staging-{mark}"
+    for rank in range(replicas):
+        checkpoint.write_part(staging, rank, {"x": torch.full((3,), mark), "env_steps": mark})
+    return staging
+
+
+def _about(mark: int) -> dict[str, Any]:
+    return {"env_steps": mark, "seconds": float(mark), "replicas": 2}
+
+
+def _mark(found: Path) -> int:
+    """The one number of a checkpoint; fails if it is a mixture."""
+    marks = {checkpoint.read_manifest(found)["env_steps"]}
+    for rank in checkpoint.parts(found):
+        state = checkpoint.read_part(found, rank)
+        marks |= {state["env_steps"], *state["x"].tolist()}
+    (mark,) = marks
+    return int(mark)
+
+
+def _crash_at(monkeypatch: pytest.MonkeyPatch, point: int) -> list[str]:
+    """Crash instead of the ``point``-th change to the disk (from 0 up); the list fills with those before."""
+    done: list[str] = []
+
+    def wrap(owner: Any, name: str) -> None:
+        real: Callable[..., Any] = getattr(owner, name)
+
+        def change(*args: Any, **kwargs: Any) -> Any:
+            if len(done) == point:
+                raise Crash(name)
+            done.append(name)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, change)
+
+    wrap(Path, "rename")
+    wrap(shutil, "rmtree")
+    wrap(shutil, "copytree")
+    wrap(os, "fsync")
+    wrap(json, "dump")
+    return done
+
+
+@pytest.mark.parametrize("point", range(12))
+def test_a_crash_at_any_point_of_a_commit_leaves_a_whole_checkpoint(
+    point: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for mark in (1, 2):
+        checkpoint.commit(tmp_path, _save(tmp_path, mark), _about(mark))
+    staging = _save(tmp_path, 3)
+    crashed = _crashes(lambda: checkpoint.commit(tmp_path, staging, _about(3)), point, monkeypatch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # whether it has to fall back depends on the point
+        assert _mark(checkpoint.newest(tmp_path)) in ((2, 3) if crashed else (3,))
+    # and the next commit goes through
+    checkpoint.commit(tmp_path, _save(tmp_path, 4), _about(4))
+    assert _mark(checkpoint.newest(tmp_path)) == 4
+    assert not (tmp_path / ".old").exists()
+
+
+def _crashes(act: Callable[[], None], point: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    with monkeypatch.context() as patch:
+        _crash_at(patch, point)
+        try:
+            act()
+        except Crash:
+            return True
+    return False
+
+
+def test_the_crash_points_reach_past_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for mark in (1, 2):
+        checkpoint.commit(tmp_path, _save(tmp_path, mark), _about(mark))
+    staging = _save(tmp_path, 3)
+    done = _crash_at(monkeypatch, 10**6)
+    checkpoint.commit(tmp_path, staging, _about(3))
+    assert done.count("rename") == 3
+    assert 6 <= len(done) <= 12
+
+
+@pytest.mark.parametrize("point", range(14))
+def test_a_crash_at_any_point_of_keeping_the_best_leaves_the_old_or_the_new(
+    point: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.commit(tmp_path, _save(tmp_path, 1), _about(1))
+    checkpoint.keep_as_best(tmp_path)
+    checkpoint.commit(tmp_path, _save(tmp_path, 2), _about(2))
+    crashed = _crashes(lambda: checkpoint.keep_as_best(tmp_path), point, monkeypatch)
+    checkpoint.mend(tmp_path)  # as the next start of the run does
+    assert checkpoint.damage(tmp_path / "best") is None
+    assert _mark(tmp_path / "best") in ((1, 2) if crashed else (2,))
+    checkpoint.keep_as_best(tmp_path)
+    assert _mark(tmp_path / "best") == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["best", "last", "previous"]
+
+
+def test_a_part_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(tensors: Any, path: Path, metadata: Any) -> None:
+        Path(path).write_bytes(b"\x08\0\0\0")
+        raise Crash
+
+    checkpoint.write_part(tmp_path / "s", 0, {"x": torch.ones(2)})
+    monkeypatch.setattr(checkpoint, "save_file", half)
+    with pytest.raises(Crash):
+        checkpoint.write_part(tmp_path / "s", 1, {"x": torch.ones(2)})
+    assert checkpoint.parts(tmp_path / "s") == [0]
+    checkpoint.commit(tmp_path, tmp_path / "s", _about(0))
+    assert checkpoint.damage(tmp_path / "last") is None
+    assert list(checkpoint.read_manifest(tmp_path / "last")["parts"]) == ["replica-0.safetensors"]
+
+
+def test_nothing_staged_is_not_a_checkpoint(tmp_path: Path) -> None:
+    checkpoint.commit(tmp_path, _save(tmp_path, 1), _about(1))
+    (tmp_path / ".staging-2").mkdir()
+    with pytest.raises(ValueError, match="nothing to commit"):
+        checkpoint.commit(tmp_path, tmp_path / ".staging-2", _about(2))
+    assert _mark(checkpoint.newest(tmp_path)) == 1
+
+
+# -- damage ---------------------------------------------------------------------------------------------
+
+
+def _flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def _rewrite(path: Path, **fields: Any) -> None:
+    state = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in {**state, **fields}.items() if v is not None}))
+
+
+_DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a flipped bit": (lambda last: _flip_a_bit(last / "replica-1.safetensors"), "corrupt or missing"),
+    "a missing part": (lambda last: (last / "replica-0.safetensors").unlink(), "corrupt or missing"),
+    "half a part": (lambda last: os.truncate(last / "replica-0.safetensors", 100), "corrupt or missing"),
+    "half a manifest": (lambda last: os.truncate(last / "state.json", 30), "corrupt"),
+    "no manifest": (lambda last: (last / "state.json").unlink(), "holds no checkpoint"),
+    "another's": (lambda last: _rewrite(last / "state.json", package="theirs"), "not written by murmurate"),
+    "of tomorrow": (lambda last: _rewrite(last / "state.json", format=2), "has format 2"),
+    "no list": (lambda last: (last / "state.json").write_text("[]"), "not written by murmurate"),
+    "no parts": (lambda last: _rewrite(last / "state.json", parts={}), "corrupt"),
+    "no parts at all": (lambda last: _rewrite(last / "state.json", parts=None), "corrupt"),
+    "no count": (lambda last: _rewrite(last / "state.json", replicas=None), "corrupt"),
+    "a file for a folder": (lambda last: (shutil.rmtree(last), last.write_text("")), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("name", _DAMAGES)
+def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(name: str, tmp_path: Path) -> None:
+    harm, words = _DAMAGES[name]
+    for mark in (1, 2):
+        checkpoint.commit(tmp_path, _save(tmp_path, mark), _about(mark))
+    assert checkpoint.damage(tmp_path / "last") is None
+    harm(tmp_path / "last")
+    assert words in (checkpoint.damage(tmp_path / "last") or "")
+    with pytest.warns(UserWarning, match="Going on from .*previous instead"):
+        assert _mark(checkpoint.newest(tmp_path)) == 1
+    shutil.rmtree(tmp_path / "previous")
+    with pytest.raises(Refusal, match="murmurate train"):
+        checkpoint.newest(tmp_path)
+
+
+def test_an_unreadable_part_is_refused_by_name(tmp_path: Path) -> None:
+    checkpoint.commit(tmp_path, _save(tmp_path, 1), _about(1))
+    for content in (b"", b"\xff" * 8, b"\x02\0\0\0\0\0\0\0{}", b"\x02\0\0\0\0\0\0\0[]"):
+        (tmp_path / "last" / "replica-0.safetensors").write_bytes(content)
+        with pytest.raises(Refusal, match=r"replica-0\.safetensors"):
+            checkpoint.read_part(tmp_path / "last", 0)
+
+
+# -- what goes in comes out ------------------------------------------------------------------------------
+
+
+def test_nested_state_of_every_dtype_comes_back(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(5)
+    kinds = (
+        torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+        torch.int16, torch.int8, torch.uint8, torch.bool,
+    )  # fmt: skip
+    state: dict[str, Any] = {
+        "tensors": {str(k): torch.randn(3, 4, generator=generator).mul(9).to(k) for k in kinds},
+        "strides": torch.randn(4, 3, generator=generator).t(),
+        "part of another": torch.arange(10)[2:5],
+        "scalar": torch.tensor(2.5),
+        "empty": torch.empty(0, 7),
+        "generator": generator.get_state(),
+        "not finite": torch.tensor([float("nan"), float("inf"), -0.0]),
+        "big": 2**127 + 1,
+        "nothing": None,
+        "list": [1, 2.5, "three", True, None, [torch.ones(1), {"deep": torch.zeros(1)}]],
+        "odd keys": {"a/b": torch.ones(2), "a": {"b": torch.zeros(2)}, "d": 1, "l": 2, "v": "<tensor>"},
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "float": 0.1 + 0.2,
+    }
+    checkpoint.write_part(tmp_path, 3, state)
+    assert checkpoint.parts(tmp_path) == [3]
+    back = checkpoint.read_part(tmp_path, 3)
+    _equal(state, back)
+    assert not any(tensor.requires_grad for tensor in back["tensors"].values())
+    assert not back["parameter"].requires_grad
+
+
+def _equal(one: Any, other: Any) -> None:
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype
+        assert one.shape == other.shape
+        assert torch.equal(torch.nan_to_num(one.detach()), torch.nan_to_num(other))
+        assert torch.equal(one.detach().isnan(), other.isnan())
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            _equal(one[key], other[key])
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            _equal(a, b)
+    else:
+        assert type(one) is type(other)
+        assert one == other
+
+
+def test_tensors_that_share_memory_are_saved_apart(tmp_path: Path) -> None:
+    base = torch.arange(6.0)
+    checkpoint.write_part(tmp_path, 0, {"all": base, "tail": base[3:]})
+    base.zero_()
+    back = checkpoint.read_part(tmp_path, 0)
+    assert back["all"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert back["tail"].tolist() == [3, 4, 5]
+
+
+def test_env_steps_are_read_without_the_tensors(tmp_path: Path) -> None:
+    checkpoint.write_part(tmp_path, 1, {"env_steps": 1234, "x": torch.ones(3)})
+    assert checkpoint.env_steps(tmp_path, 1) == 1234
+
+
+# -- a disk that fills up --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_is_named_with_its_remedy(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.commit(tmp_path, _save(tmp_path, 1), _about(1))
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    staging = _save(tmp_path, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        for act in (
+            lambda: checkpoint.write_part(tmp_path / ".staging-3", 0, {"x": torch.ones(1)}),
+            lambda: checkpoint.commit(tmp_path, staging, _about(2)),
+            lambda: checkpoint.keep_as_best(tmp_path),
+        ):
+            with pytest.raises(
+                RunFailed, match=r"is full; the last whole checkpoint is kept.* murmurate resume"
+            ):
+                act()
+    assert _mark(checkpoint.newest(tmp_path)) == 1
+
+
+def test_the_full_disk_that_safetensors_meets_is_named_too(tmp_path: Path) -> None:
+    program = (
+        "import resource, sys, torch, signal\n"
+        "from pathlib import Path\n"
+        "from murmurate import checkpoint\n"
+        "from murmurate.errors import RunFailed\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "try: checkpoint.write_part(Path(sys.argv[1]), 0, {'x': torch.zeros(100_000)})\n"
+        "except RunFailed as failure: print(failure)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "s")], capture_output=True, text=True
+    )
+    assert "is full; the last whole checkpoint is kept" in done.stdout, done.stderr
+    assert checkpoint.parts(tmp_path / "s") == []
+
+
+def test_another_error_of_the_disk_is_told_as_it_is(tmp_path: Path) -> None:
+    failure = checkpoint.disk_failure(tmp_path, OSError(errno.EROFS, os.strerror(errno.EROFS)))
+    assert "Read-only file system" in str(failure)
+    assert "full" not in str(failure)
