@@ -37,11 +37,11 @@ class GALA(Strategy):
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.REGISTER})
     on_death: ClassVar[str] = "nobody waits; the graph is drawn anew over the living"
 
-    _seen: dict[int, int] = field(default_factory=dict, init=False, repr=False)
-    _round: int = field(default=0, init=False, repr=False)
-    _agreed_at: int = field(default=0, init=False, repr=False)
-    _patient_until: int = field(default=0, init=False, repr=False)
-    _graph: Topology | None = field(default=None, init=False, repr=False)
+    _seen: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _round: int = field(default=0, init=False, repr=False, compare=False)
+    _agreed_at: int = field(default=0, init=False, repr=False, compare=False)
+    _patient_until: int = field(default=0, init=False, repr=False, compare=False)
+    _graph: Topology | None = field(default=None, init=False, repr=False, compare=False)
 
     def attach(self, replica: Replica, fabric: Fabric) -> None:
         self._graph = topology(self.topology)

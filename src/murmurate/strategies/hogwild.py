@@ -32,8 +32,8 @@ class Hogwild(Strategy):
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.SHARED_MEMORY})
     on_death: ClassVar[str] = "the others go on; a half-written update is noise like any other"
 
-    _clocks: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False)
-    _last_seen: int = field(default=0, init=False, repr=False)
+    _clocks: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
+    _last_seen: int = field(default=0, init=False, repr=False, compare=False)
 
     def attach(self, replica: Replica, fabric: Fabric) -> None:
         share = fabric.shared if self.shared_moments else None

@@ -40,8 +40,8 @@ class LocalSGD(Strategy):
     synchronous: ClassVar[bool] = True
     on_death: ClassVar[str] = "the mean is taken over the living, from the very round on"
 
-    _outer: torch.optim.Optimizer | None = field(default=None, init=False, repr=False)
-    _agreed: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False)
+    _outer: torch.optim.Optimizer | None = field(default=None, init=False, repr=False, compare=False)
+    _agreed: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.period < 1:
