@@ -1,0 +1,246 @@
+"""What every strategy must do, whichever it is: found by listing its folder, tried on every fabric.
+
+A new strategy is under these tests as soon as its file is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import json
+import pkgutil
+import re
+
+import pytest
+import torch
+
+import murmurate.fabric
+from laws.problems import Problem
+from murmurate.errors import Refusal
+from murmurate.fabric.interface import Capability
+from murmurate.fabric.simulated import SimulatedFabric
+from murmurate.replicator import Replicator
+from murmurate.strategies import strategies, strategy
+from murmurate.strategies.interface import Strategy
+
+UPDATES = 6
+ALL = frozenset(Capability)
+KNOWN = strategies()
+HERE = Problem(optimizer="momentum")
+
+
+def fabrics():
+    names = [m.name for m in pkgutil.iter_modules(murmurate.fabric.__path__) if not m.name.startswith("_")]
+    modules = {name: importlib.import_module(f"murmurate.fabric.{name}") for name in names}
+    return {name: m.run_members for name, m in modules.items() if hasattr(m, "run_members")}
+
+
+@pytest.fixture(params=KNOWN)
+def kind(request):
+    return KNOWN[request.param]
+
+
+def sizes(kind):
+    """1, 2 and 3 members, but for those that refuse company."""
+    return (1,) if kind.name == "solo" else (1, 2, 3)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def is_plain(value):
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_plain(inner) for key, inner in value.items())
+    if isinstance(value, torch.Tensor):
+        return not value.requires_grad and value.grad_fn is None
+    return json.loads(json.dumps(value)) == value
+
+
+def live(kind, updates, door):
+    """Learn a little, show it, and once all have: the consensus, and what the strategy remembers."""
+    replicator = Replicator(kind(), door)
+    replica = replicator.replicate("model", HERE.net(door.rank), sgd, **HERE.options())
+    bond = replicator.bonds["model"]
+    result = HERE._run(replica, updates, (door.rank,))
+    replicator.publish()
+    door.channel("end", torch.zeros(1)).gather(torch.zeros(1))
+    before = replica.params.detach().clone()
+    stands_for_all = bond.strategy.consensus(replica, bond.channel)
+    fresh = stands_for_all.data_ptr() != replica.params.data_ptr()
+    kept = bond.strategy.state()
+    return {
+        "exchanges": result.exchanges,
+        "params": before,
+        "untouched": bool(torch.equal(before, replica.params)),
+        "consensus": stands_for_all.detach().clone(),
+        "fresh": fresh and not stands_for_all.requires_grad,
+        "state": kept,
+        "plain": is_plain(kept),
+        "clock": replica.clock,
+    }
+
+
+# -- declarations -----------------------------------------------------------------------------------
+
+
+def test_the_five_are_found_by_their_command_line_names():
+    assert {"solo", "all-reduce", "local-sgd", "hogwild", "gala"} <= set(KNOWN)
+    assert all(strategy(name) is kind for name, kind in KNOWN.items())
+
+
+def test_an_unknown_name_is_refused_with_the_nearest():
+    with pytest.raises(Refusal, match="'local-sgd'"):
+        strategy("local-sdg")
+
+
+def test_it_says_what_it_is(kind):
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", kind.name)
+    assert kind.summary
+    assert kind.on_death
+    assert kind.paper or kind.name == "solo"
+    assert isinstance(kind.needs, frozenset)
+    assert kind.needs <= ALL
+    assert isinstance(kind.synchronous, bool)
+    assert kind.__doc__
+    assert kind.__mro__.index(Strategy) == 1  # one level of inheritance
+
+
+def test_it_is_a_dataclass_whose_fields_all_have_defaults(kind):
+    assert "__dataclass_fields__" in vars(kind)
+    made = kind()
+    for field in dataclasses.fields(kind):
+        if field.init:
+            assert not field.name.startswith("_"), "what is remembered is no hyper-parameter"
+            assert json.loads(json.dumps(getattr(made, field.name))) == getattr(made, field.name)
+    assert kind(**{f.name: getattr(made, f.name) for f in dataclasses.fields(kind) if f.init}) == made
+
+
+# -- on every fabric --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fabric", fabrics())
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_it_learns_on_every_fabric(kind, fabric, size):
+    if size not in sizes(kind):
+        pytest.skip("refused: see below")
+    found = fabrics()[fabric](size, [functools.partial(live, kind, UPDATES)] * size)
+    assert len(found) == size
+    start = HERE.net().state_dict()
+    for one in found:
+        assert one["clock"] == UPDATES
+        assert one["plain"]
+        assert one["fresh"]
+        assert one["untouched"]
+        assert one["consensus"].shape == one["params"].shape
+        assert bool(torch.isfinite(one["consensus"]).all())
+        assert not torch.equal(one["params"][:24], start["0.weight"].flatten())
+        check_exchanges(one["exchanges"], size)
+        torch.testing.assert_close(one["consensus"], found[0]["consensus"], rtol=1e-12, atol=1e-12)
+        if kind.synchronous:
+            assert torch.equal(one["consensus"], found[0]["consensus"])
+    if size == 1:
+        assert torch.equal(found[0]["consensus"], found[0]["params"])
+
+
+def check_exchanges(exchanges, size):
+    assert len(exchanges) == UPDATES
+    for clock, (earlier, now) in enumerate(zip([None, *exchanges], exchanges, strict=False), start=1):
+        assert all(type(value) is int for value in now)
+        assert 0 <= now.round - (earlier.round if earlier else 0) <= 1
+        assert 0 <= now.round <= clock
+        assert 1 <= now.heard <= size
+        assert now.staleness >= 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_under_any_schedule_members_come_nearer_than_strangers(kind, seed):
+    """Each alone drifts to its own noise; agreeing, whatever the way, keeps them nearer together."""
+    if kind.name == "solo":
+        pytest.skip("has nobody to agree with")
+    size = 3
+    found = SimulatedFabric(size, seed=seed, latency=(0.0, 5e-5)).run(
+        [functools.partial(live, kind, 12)] * size
+    )
+    alone = [apart_alone(rank) for rank in range(size)]
+
+    def spread(vectors):
+        stacked = torch.stack(vectors)
+        return float((stacked - stacked.mean(0)).norm())
+
+    assert spread([one["params"] for one in found]) < 0.9 * spread(alone)
+
+
+@functools.cache
+def apart_alone(rank):
+    return HERE.alone(12, (rank,)).params
+
+
+# -- refusals and deaths ----------------------------------------------------------------------------
+
+
+def test_solo_refuses_company_and_says_what_to_do():
+    with pytest.raises(Refusal, match=r"--replicas 1.*--strategy all-reduce"):
+        SimulatedFabric(2, seed=0).run([functools.partial(live, KNOWN["solo"], 1)] * 2)
+
+
+@pytest.mark.parametrize(
+    "offered", [frozenset(), *(ALL - {c} for c in Capability), *({c} for c in Capability)]
+)
+def test_a_missing_need_is_refused_before_anything_with_a_strategy_that_would_do(kind, offered):
+    fabric = SimulatedFabric(1, seed=0, capabilities=offered)
+    made = []
+
+    def member(door):
+        replicator = Replicator(kind(), door)
+        made.append(replicator)
+        replica = replicator.replicate("model", HERE.net(), sgd)
+        HERE._run(replica, 1, (0,))
+
+    if kind.needs <= offered:
+        fabric.run([member])
+        return
+    with pytest.raises(Refusal) as refused:
+        fabric.run([member])
+    assert not made
+    message = str(refused.value)
+    assert message.startswith(kind.name)
+    for missing in kind.needs - offered:
+        assert missing.value in message
+    advised = KNOWN[re.search(r"--strategy ([a-z-]+)", message)[1]]
+    assert advised is not kind
+    assert advised.needs <= offered
+
+
+@pytest.mark.parametrize("call", [4, 7, 9, 11, 14])
+def test_nobody_hangs_when_another_dies(kind, call):
+    """The simulated fabric raises on a deadlock, so an end is the proof."""
+    if kind.name == "solo":
+        pytest.skip("the run ends with it")
+    fabric = SimulatedFabric(3, seed=call, crashes={1: call}, collective_deadline_seconds=1e6)
+    one, dead, two = fabric.run([functools.partial(live, kind, 20)] * 3)
+    assert isinstance(dead, BaseException)
+    for survivor in (one, two):
+        assert survivor["clock"] == 20
+        assert survivor["exchanges"][-1].heard <= 2  # it died well before their last
+        assert bool(torch.isfinite(survivor["consensus"]).all())
+    assert fabric.virtual_seconds < 5.0
+
+
+def test_one_object_serves_many_replicas_without_remembering_for_them(kind):
+    """The replicator copies it: two replicas of one run must not share what is remembered."""
+    shared = kind()
+
+    def member(door):
+        replicator = Replicator(shared, door)
+        for name in ("actor", "critic"):
+            replicator.replicate(name, HERE.net(), sgd)
+        HERE._run(replicator.bonds["actor"].replica, 3, (0,))
+        return replicator.bonds["critic"].strategy.state(), replicator.bonds["actor"].strategy.state()
+
+    ((untouched, used),) = SimulatedFabric(1, seed=0).run([member])
+    ((fresh, _),) = SimulatedFabric(1, seed=0).run([member])
+    assert str(untouched) == str(fresh)
+    assert shared == kind()
+    assert used is not untouched

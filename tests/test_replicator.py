@@ -1,0 +1,218 @@
+"""The replicator: who starts from what, who is refused, who is told of deaths; and the probe."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from laws.nets import pixels
+from laws.problems import OPTIMIZERS, Point, Problem, same
+from murmurate.errors import Refusal
+from murmurate.fabric.interface import Capability
+from murmurate.fabric.simulated import SimulatedFabric
+from murmurate.probe import Probe
+from murmurate.replicator import Replicator
+from murmurate.strategies.all_reduce import AllReduce
+from murmurate.strategies.gala import GALA
+from murmurate.strategies.hogwild import Hogwild
+from murmurate.strategies.interface import Strategy
+from murmurate.strategies.local_sgd import LocalSGD
+from murmurate.vector import Exchange, Replica
+from strategies.scripted import Number, Script
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.5)
+
+
+@pytest.mark.parametrize("strategy", [AllReduce(), LocalSGD(outer_learning_rate=0.5), Hogwild(), GALA()])
+@pytest.mark.parametrize("low", [False, True])
+def test_all_start_from_the_lowest_living_ranks_parameters(strategy, low):
+    problem = Problem(bfloat16=low)
+
+    def member(door):
+        replica = Replicator(strategy, door).replicate(
+            "model", problem.net(seed=door.rank), sgd, **problem.options()
+        )
+        replica.check()
+        return replica.params.detach().clone(), [p.detach().clone() for p in replica.own_parameters()]
+
+    expected = Replica("model", problem.net(seed=0), sgd, **problem.options())
+    for vector, parameters in SimulatedFabric(3, seed=2).run([member] * 3):
+        assert torch.equal(vector, expected.params)
+        assert same(parameters, [p.detach() for p in expected.own_parameters()])
+
+
+def test_members_with_other_memory_layouts_are_other_models():
+    """The vector is exchanged as it lies in memory, so all members must lay it out alike; these do."""
+
+    def member(door):
+        replica = Replicator(AllReduce(), door).replicate("net", pixels(True, seed=door.rank), sgd)
+        return {name: values.clone() for name, values in replica.named_views()}
+
+    one, other = SimulatedFabric(2, seed=0).run([member] * 2)
+    assert same(one, other)
+    assert torch.equal(one["first.weight"], pixels(seed=0).first.weight)
+
+
+def test_two_replicas_learn_apart_each_with_its_own_channel_and_strategy():
+    def member(door):
+        replicator = Replicator(LocalSGD(period=2), door)
+        actor = replicator.replicate("actor", Point(0.0), sgd)
+        critic = replicator.replicate("critic", Point(10.0, 10.0), sgd)
+        for _ in range(2):
+            actor.follow(torch.tensor([1.0 + door.rank], dtype=torch.float64))
+        critic.follow(torch.ones(2, dtype=torch.float64))
+        return actor.params.tolist(), critic.params.tolist(), replicator.bonds["critic"].last
+
+    for found in SimulatedFabric(2, seed=0).run([member] * 2):
+        assert found == ([-1.5], [9.5, 9.5], Exchange(0, 1, 1))
+
+
+def test_a_name_is_given_once():
+    def member(door):
+        replicator = Replicator(AllReduce(), door)
+        replicator.replicate("net", Point(0.0), sgd)
+        replicator.replicate("net", Point(0.0), sgd)
+
+    with pytest.raises(ValueError, match="called 'net' already"):
+        SimulatedFabric(1, seed=0).run([member])
+
+
+def test_what_a_channel_cannot_do_is_refused_too():
+    """A fabric may offer what a replica's device does not: a vector on a GPU cannot be shared memory."""
+
+    class OnDevice:
+        rank, size, capabilities = 0, 1, frozenset(Capability)
+
+        def channel(self, name, like):
+            made = Script(1).door(0)
+            made.capabilities = frozenset({Capability.REGISTER})
+            return made
+
+        def living(self):
+            return [0]
+
+    replicator = Replicator(Hogwild(), OnDevice())
+    with pytest.raises(Refusal, match=r"hogwild needs shared memory.*replica 'net' on cpu.*gala"):
+        replicator.replicate("net", Number(0.0), sgd)
+
+
+class Diary(Strategy):
+    """Writes down what it is told; updates, and says so with round and staleness as asked."""
+
+    name = "diary"
+
+    def attach(self, replica, fabric):
+        self.told = []
+
+    def step(self, replica, fabric):
+        replica.update()
+        self.told.append("step")
+        return Exchange(replica.clock, 1, (3 * replica.clock) % 5)
+
+    def on_member(self, event):
+        self.told.append((event.kind, event.rank))
+
+
+def test_a_strategy_is_told_of_deaths_and_of_who_joins_between_two_steps():
+    script = Script(3)
+    replicator = Replicator(Diary(), script.door(0))
+    replica = replicator.replicate("x", Number(0.0), sgd)
+    bond = replicator.bonds["x"]
+    gradient = torch.ones(1, dtype=torch.float64)
+    replica.follow(gradient)
+    script.dead = {1, 2}
+    replica.follow(gradient)
+    replica.follow(gradient)
+    script.dead = {1}
+    replica.follow(gradient)
+    assert bond.strategy.told == ["step", ("died", 1), ("died", 2), "step", "step", ("joined", 2), "step"]
+    assert bond.last == Exchange(4, 1, 2)
+    assert bond.staleness_max == 4
+
+
+def test_the_strategy_given_stays_as_it_was():
+    given = LocalSGD(period=3, outer_learning_rate=1.0)
+
+    def member(door):
+        Problem().learn(given, 4, door)
+
+    SimulatedFabric(2, seed=0).run([member] * 2)
+    assert given == LocalSGD(period=3, outer_learning_rate=1.0)
+    assert given.state() == {}
+
+
+def test_state_has_replica_and_strategy_by_name_and_consensus_a_vector_each():
+    def member(door):
+        replicator = Replicator(LocalSGD(period=5), door)
+        one = replicator.replicate("one", Point(0.0, 0.0), OPTIMIZERS["momentum"])
+        replicator.replicate("two", Point(4.0), sgd)
+        one.follow(torch.full((2,), 1.0 + door.rank, dtype=torch.float64))
+        consensus = replicator.consensus()
+        return replicator.state(), consensus, one.params.detach().clone()
+
+    (state, consensus, mine), (_, _, theirs) = SimulatedFabric(2, seed=0).run([member] * 2)
+    assert set(state) == {"one", "two"}
+    assert set(state["one"]) == {"replica", "strategy"}
+    assert torch.equal(consensus["one"], (mine + theirs) / 2)
+    assert consensus["two"].tolist() == [4.0]
+
+
+def test_publish_shows_the_parameters_as_they_are_now():
+    script = Script(2)
+    replicator = Replicator(GALA(), script.door(0))
+    replica = replicator.replicate("x", Number(1.0), sgd)
+    replica.params.data.fill_(5.0)
+    replicator.publish()
+    assert [x.item() for x in script.published[0]] == [5.0]
+
+
+def test_traffic_is_summed_over_replicas():
+    def member(door):
+        replicator = Replicator(GALA(), door)
+        for name in ("one", "two"):
+            replicator.replicate(name, Point(0.0, 0.0, 0.0), sgd)
+        before = replicator.bytes_exchanged
+        for bond in replicator.bonds.values():
+            bond.replica.follow(torch.zeros(3, dtype=torch.float64))
+        return replicator.bytes_exchanged - before
+
+    assert SimulatedFabric(1, seed=0).run([member]) == [2 * 3 * 8]  # each published three float64
+
+
+# -- the probe ----------------------------------------------------------------------------------------
+
+STARTS = [(3.0, 0.0), (0.0, 3.0), (-3.0, -3.0), (4.0, 4.0)]
+SLOPES = [(1.0, 0.0), (0.0, 2.0), (1.0, 1.0), (-1.0, 0.0)]
+
+
+def probed(synchronous, door):
+    """Each at its own point with its own gradient; all show it before anybody compares."""
+    replica = Replica("x", Point(*STARTS[door.rank]), sgd)
+    probe = Probe(replica, door, synchronous)
+    replica.measure = True
+    replica.exchange = lambda r: Exchange(0, 1, 1)
+    replica.follow(torch.tensor(SLOPES[door.rank], dtype=torch.float64))
+    if not synchronous:
+        probe.look()
+        door.channel("barrier", torch.zeros(1)).gather(torch.zeros(1))
+    return probe.look()
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_the_probe_compares_by_the_formulas(synchronous):
+    """mean (1, 1); squared distances 5, 5, 32, 18: sqrt(60/4)/sqrt(2)."""
+    found = SimulatedFabric(4, seed=1).run([functools.partial(probed, synchronous)] * 4)
+    for rank, distance in enumerate((5, 5, 32, 18)):
+        assert found[rank]["disagreement"] == pytest.approx((15 / 2) ** 0.5)
+        assert found[rank]["distance_to_mean"] == pytest.approx(distance**0.5)
+    half = 0.5**0.5
+    assert found[0]["gradient_cosine"] == pytest.approx([1.0, 0.0, half, -1.0])
+    assert found[2]["gradient_cosine"] == pytest.approx([half, half, 1.0, -half])
+
+
+def test_the_probe_alone_has_nothing_to_compare():
+    assert SimulatedFabric(1, seed=0).run([functools.partial(probed, True)]) == [{}]
