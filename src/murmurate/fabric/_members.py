@@ -43,7 +43,8 @@ def run(
         raise ValueError(f"{len(functions)} functions for {size} members: give one each.")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before the fork server's torch makes its pools
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["murmurate.fabric.processes"])
+    # an optimizer's first step imports the latter: a second for each process, if not done before the fork
+    context.set_forkserver_preload(["murmurate.fabric.processes", "torch._dynamo"])
     arena = Arena.create()
     board = _open_board(arena, size)
     board.open()
