@@ -138,7 +138,7 @@ def test_hogwild_racing_loses_no_count_and_shares_one_vector():
 
 def gossip(door):
     """Step until all have made 60 updates, so that whoever is slow always has living peers to hear."""
-    strategy = GALA(staleness_bound=10, deadline_seconds=5.0)
+    strategy = GALA(staleness_bound=10, deadline_seconds=0.5)
     replica = Replicator(strategy, door).replicate("x", Point(1.0, -1.0, 0.0), sgd)
     done = door.channel("done", torch.zeros(1)).shared("done", torch.zeros(door.size))
     exchanges = []
