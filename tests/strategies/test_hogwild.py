@@ -1,0 +1,64 @@
+"""Hogwild's own parts by hand: one vector for all, counts that only grow."""
+
+from __future__ import annotations
+
+import torch
+from laws.problems import Point
+
+from murmurate.fabric.simulated import SimulatedFabric
+from murmurate.replicator import Replicator
+from murmurate.strategies.hogwild import Hogwild
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.5)
+
+
+def test_two_members_by_hand():
+    """Turns 0, 1, 1, 0: the number, round, heard and staleness after each."""
+
+    def member(door):
+        replica = Replicator(Hogwild(), door).replicate("x", Point(10.0), sgd)
+        barrier = door.channel("turns", torch.zeros(1))
+        lines = []
+        for turn, by in ((0, 2.0), (1, 4.0), (1, 1.0), (0, 3.0)):
+            if turn == door.rank:
+                exchange = replica.follow(torch.tensor([by], dtype=torch.float64))
+                lines.append((replica.params.item(), *exchange))
+            barrier.gather(torch.zeros(1))
+        return lines
+
+    first, second = SimulatedFabric(2, seed=0).run([member] * 2)
+    assert first == [(9.0, 1, 2, 0), (5.0, 2, 2, 2)]
+    assert second == [(7.0, 1, 2, 1), (6.5, 2, 2, 0)]
+
+
+def test_a_late_load_does_not_turn_back_what_others_have_counted_since():
+    def member(door):
+        replicator = Replicator(Hogwild(), door)
+        replica = replicator.replicate("x", Point(0.0), sgd)
+        barrier = door.channel("turns", torch.zeros(1))
+        strategy = replicator.bonds["x"].strategy
+        saved = {"clocks": torch.tensor([5, 7])}
+        if door.rank == 0:
+            strategy.load(saved)
+            replica.clock = 5
+            replica.follow(torch.zeros(1, dtype=torch.float64))
+        barrier.gather(torch.zeros(1))
+        if door.rank == 1:
+            strategy.load(saved)
+        barrier.gather(torch.zeros(1))
+        return replica.steps_taken(), strategy.state()["clocks"].tolist()
+
+    assert SimulatedFabric(2, seed=0).run([member] * 2) == [(13, [6, 7])] * 2
+
+
+def test_state_is_a_copy():
+    def member(door):
+        replicator = Replicator(Hogwild(), door)
+        replica = replicator.replicate("x", Point(0.0), sgd)
+        kept = replicator.bonds["x"].strategy.state()
+        replica.follow(torch.zeros(1, dtype=torch.float64))
+        return kept["clocks"].tolist()
+
+    assert SimulatedFabric(1, seed=0).run([member]) == [[0]]
