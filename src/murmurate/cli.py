@@ -154,8 +154,9 @@ def _told(finish: Any, folder: Path) -> int:
             f"{summary['env_steps']:,} env steps in {summary['wall_seconds']:.0f} s. "
             f"Evaluation over {summary['episodes']} games: {mean:.2f}{spread}"
         )
-    for rank in summary["dead_replicas"]:
-        print(f"replica {rank} died on the way; the others went on")
+    if len(summary["dead_replicas"]) < summary["replicas"]:
+        for rank in summary["dead_replicas"]:
+            print(f"replica {rank} died on the way; the others went on")
     print(f"All of it is in {folder} — next: murmurate report {folder}")
     return int(finish.code)
 

@@ -72,7 +72,11 @@ def change(value: Any, arguments: Sequence[str], verb: str) -> Any:
         many = typing.get_origin(known[name].kind) is tuple
         while not joined and left and not left[0].startswith("--") and (many or not words):
             words.append(left.pop(0))
-        value = _put(value, known[name].path, _read(known[name], words))
+        new = _read(known[name], words)
+        try:
+            value = _put(value, known[name].path, new)
+        except ValueError as error:  # a dataclass that looks at its own fields
+            raise Refusal(f"--{name}: {error}.") from error
     return value
 
 
@@ -164,10 +168,7 @@ def _plain(value: Any) -> str:
 def _put(value: Any, path: tuple[str, ...], new: Any) -> Any:
     name, *rest = path
     inner = _put(getattr(value, name), tuple(rest), new) if rest else new
-    try:
-        return dataclasses.replace(value, **{name: inner})
-    except ValueError as error:  # a dataclass that looks at its own fields
-        raise Refusal(f"--{'.'.join(path).replace('_', '-')}: {error}.") from error
+    return dataclasses.replace(value, **{name: inner})
 
 
 def _told(kind: type) -> dict[str, str]:

@@ -156,7 +156,10 @@ def _fits(run: Run, found: Path, saved: list[int]) -> None:
         state = checkpoint.read_part(found, rank)
         try:
             for name, replica in agent.replicas.items():
-                replica.load(state["replicas"][name]["replica"])
+                saved_state = state["replicas"][name]["replica"]
+                replica.load(saved_state)
+                if replica.state()["optimizer"].keys() != saved_state["optimizer"].keys():
+                    raise ValueError("it was made with another optimizer")
             simulators = len(state["source"]["first"])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise Refusal(

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from murmurate.coordinator import Coordinator, SecondInterrupt, signals
 from murmurate.errors import RunFailed
 from murmurate.fabric.board import Board
@@ -56,6 +58,9 @@ def start(
         if checkpoint is not None and parts is not None:
             restored = Restored.read(checkpoint, rank, parts[rank])
         post = Post(rank, door, board, folder, started_at, offset_seconds, restored, between=poll)
+        # as in a role's own process; and with more threads the first sums of a process differ from later ones
+        torch.set_num_threads(run.placement.threads)
+        torch.set_flush_denormal(True)
         try:
             Learning(run, post).go()
         except (NotFinite, FabricError) as failure:

@@ -8,6 +8,7 @@ import signal
 import tempfile
 import time
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.forkserver import ensure_running
@@ -88,6 +89,8 @@ def _context() -> ForkServerContext:
     context.set_forkserver_preload(["murmurate.launch.role"])
     # A scheduler's SIGTERM goes to every process, and with the fork server all news of the roles would be
     # lost: it inherits deaf ears. Signals of this moment reach the launcher right after it.
+    # The tracker's own start would unblock them again, so it comes first.
+    resource_tracker.ensure_running()
     deaf = {signal.SIGINT, signal.SIGTERM}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, deaf)
     try:

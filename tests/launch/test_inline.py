@@ -1,0 +1,178 @@
+"""The inline launcher: whole runs in this process, repeatable from the seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from murmurate import checkpoint
+from murmurate.errors import Refusal
+from murmurate.recipes import recipe
+from murmurate.session import resume, train
+from murmurate.strategies import strategies
+from murmurate.train import Run
+
+
+def short(strategy: str = "gala", **fields: Any) -> Run:
+    """A run of a second: CartPole, inline."""
+    settings: dict[str, Any] = {
+        "strategy": strategies()[strategy](),
+        "replicas": 1 if strategy == "solo" else 3,
+        "simulators": 4,
+        "env_steps": None,
+        "updates": 12,
+        "stop_at_return": None,
+        "launcher": "inline",
+        "eval_episodes": 1,
+        "record_every_seconds": 1e-9,
+    }
+    return dataclasses.replace(recipe("cartpole-gala"), **{**settings, **fields})
+
+
+def params(folder: Path) -> list[torch.Tensor]:
+    """Of every replica, as one vector each."""
+    last = folder / "checkpoints" / "last"
+    found = []
+    for rank in checkpoint.parts(last):
+        named = checkpoint.read_part(last, rank)["replicas"]["a2c"]["replica"]["params"]
+        found.append(torch.cat([named[name].flatten() for name in sorted(named)]))
+    return found
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("strategy", ["gala", "hogwild"])
+def test_an_asynchronous_run_is_repeatable_from_its_seed(strategy: str, tmp_path: Path) -> None:
+    # checkpoints on the way, whose moments must not depend on the clock either
+    fields = {"updates": 40, "checkpoint_every_env_steps": 300}
+    for name, seed in (("one", 5), ("again", 5), ("other", 6)):
+        finish = train(short(strategy, seed=seed, **fields), tmp_path / name)
+        assert finish.code == 0
+    one, again, other = (params(tmp_path / name) for name in ("one", "again", "other"))
+    assert len(one) == 3
+    for x, y, z in zip(one, again, other, strict=True):
+        assert torch.equal(x, y)
+        assert not torch.allclose(x, z)
+    checkpoints = [r["env_steps"] for r in records(tmp_path / "one") if r.get("event") == "checkpoint"]
+    assert checkpoints == [
+        r["env_steps"] for r in records(tmp_path / "again") if r.get("event") == "checkpoint"
+    ]
+    assert len(checkpoints) > 2
+
+
+@pytest.mark.parametrize("strategy", sorted(strategies()))
+def test_every_strategy_trains_saves_and_goes_on(strategy: str, tmp_path: Path) -> None:
+    run = short(strategy)
+    assert train(run, tmp_path / "run").code == 0
+    first = params(tmp_path / "run")
+    finish = resume(tmp_path / "run", lambda stored: dataclasses.replace(stored, updates=24))
+    assert finish.code == 0
+    assert finish.summary["updates"] >= 24
+    last = tmp_path / "run" / "checkpoints" / "last"
+    for rank in range(run.replicas):
+        part = checkpoint.read_part(last, rank)
+        assert part["replicas"]["a2c"]["replica"]["clock"] == part["updates"] >= 24
+        # what it counts is what it learned from: simulators x steps an update
+        assert part["env_steps"] == part["updates"] * run.simulators * run.agent.steps
+    assert all(not torch.equal(x, y) for x, y in zip(first, params(tmp_path / "run"), strict=True))
+    for rank in range(run.replicas):
+        mine = [r for r in records(tmp_path / "run") if r["replica"] == rank and "kind" not in r]
+        assert [r["time_seconds"] for r in mine] == sorted(r["time_seconds"] for r in mine)
+        assert [r["updates"] for r in mine] == sorted(r["updates"] for r in mine)
+        assert mine[-1]["env_steps"] == checkpoint.read_part(last, rank)["env_steps"]
+
+
+@pytest.mark.parametrize("strategy", ["all-reduce", "local-sgd", "solo"])
+def test_stopped_and_resumed_equals_uninterrupted(strategy: str, tmp_path: Path) -> None:
+    # the schedule must not know of the stop: the same total in both
+    whole = short(strategy, updates=20)
+    train(whole, tmp_path / "whole")
+    train(dataclasses.replace(whole, env_steps=400), tmp_path / "parts")  # ends before its 20 updates
+    assert checkpoint.read_part(tmp_path / "parts/checkpoints/last", 0)["updates"] < 20
+    resume(tmp_path / "parts", lambda run: dataclasses.replace(run, env_steps=None))
+    assert json.loads((tmp_path / "parts/run.json").read_text())["env_steps"] is None
+    for x, y in zip(params(tmp_path / "whole"), params(tmp_path / "parts"), strict=True):
+        assert torch.equal(x, y)
+
+
+def test_a_resumed_run_drops_the_lost_future(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(short("all-reduce", updates=10), folder)
+    manifest = checkpoint.read_manifest(folder / "checkpoints" / "last")
+    with (folder / "metrics.jsonl").open("a") as file:  # what a run writes after its last checkpoint
+        for rank, steps, later in ((0, 1, 0.0), (1, 9_999, 0.0), (2, 1, 5.0)):
+            line = {"time_seconds": manifest["seconds"] - 1e-6 + later, "env_steps": steps, "updates": 1}
+            file.write(json.dumps({**line, "replica": rank, "loss": 777.0}, separators=(",", ":")) + "\n")
+    resume(folder, lambda run: dataclasses.replace(run, updates=12))
+    strange = [r["replica"] for r in records(folder) if r.get("loss") == 777.0]
+    assert strange == [0], "one is neither later nor further than the checkpoint; the others are the future"
+
+
+def test_not_a_number_stops_with_the_culprit_and_keeps_the_last_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert train(short(updates=10), folder).code == 0
+    before = {p.name: p.read_bytes() for p in (folder / "checkpoints" / "last").iterdir()}
+    fast = dataclasses.replace(recipe("cartpole-gala").agent, learning_rate=1e30)
+    finish = resume(folder, lambda run: dataclasses.replace(run, updates=50, agent=fast))
+    assert finish.code == 1
+    assert re.match(
+        r"failed: replica [0-2]: the (loss|gradient|parameters) of replica 'a2c' .*update 1\d",
+        finish.summary["exit"],
+    )
+    after = {p.name: p.read_bytes() for p in (folder / "checkpoints" / "last").iterdir()}
+    assert before == after
+
+
+def test_parameters_that_are_not_finite_never_become_a_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert train(short(updates=10), folder).code == 0
+    before = {p.name: p.read_bytes() for p in (folder / "checkpoints" / "last").iterdir()}
+    # one update more: its loss is fine, and what it makes of the parameters is not
+    fast = dataclasses.replace(recipe("cartpole-gala").agent, learning_rate=float("inf"))
+    finish = resume(folder, lambda run: dataclasses.replace(run, updates=11, agent=fast))
+    assert finish.code == 1
+    assert "the parameters of replica 'a2c' are not finite at its update 11" in finish.summary["exit"]
+    assert before == {p.name: p.read_bytes() for p in (folder / "checkpoints" / "last").iterdir()}
+
+
+def test_it_stops_at_a_return(tmp_path: Path) -> None:
+    finish = train(short(updates=5_000, stop_at_return=5.0, simulators=16), tmp_path / "run")
+    assert finish.code == 0
+    assert "reached 5" in finish.summary["stopped_because"]
+    assert 0 < finish.summary["updates"] < 5_000
+    assert finish.summary["train_return_mean"] >= 5.0
+    episodes = [pair for r in records(tmp_path / "run") for pair in r.get("episode_returns") or ()]
+    assert len(episodes) >= 100, "a mean over 100 episodes needs a hundred of them"
+
+
+def test_a_resume_counts_each_episode_once(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(short("all-reduce", updates=20), folder)
+    episodes = sum(len(r.get("episode_returns") or ()) for r in records(folder))
+    assert 0 < episodes < 90
+    # were those of the first part counted twice, a hundred would be reached at once
+    finish = resume(folder, lambda run: dataclasses.replace(run, updates=21, stop_at_return=5.0))
+    assert finish.summary["stopped_because"] == ""
+
+
+def test_all_roles_are_this_process(tmp_path: Path) -> None:
+    train(short(updates=2), tmp_path / "run")
+    roles = [json.loads(line) for line in (tmp_path / "run" / "roles.jsonl").read_text().splitlines()]
+    assert [(r["role"], r["index"], r["pid"]) for r in roles] == [
+        ("replica", i, os.getpid()) for i in range(3)
+    ]
+
+
+def test_the_wrong_number_of_replicas_is_refused(tmp_path: Path) -> None:
+    train(short(updates=2), tmp_path / "run")
+    with pytest.raises(Refusal, match="made with 3 replicas"):
+        resume(tmp_path / "run", lambda run: dataclasses.replace(run, replicas=2))

@@ -1,0 +1,543 @@
+"""The command line: what it refuses and how, what it prints for machines, and its frozen surface."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from murmurate import checkpoint, session
+from murmurate.cli import _parser, main
+from murmurate.errors import Refusal
+from murmurate.fabric.arena import refuse_if_small
+from murmurate.fabric.interface import Capability
+from murmurate.options import change, options
+from murmurate.recipes import recipe
+from murmurate.strategies import strategies
+
+GOLDEN = Path(__file__).parent / "golden" / "cli_surface.json"
+_SHORT = ("--launcher", "inline", "--updates", "2", "--simulators", "2", "--eval-episodes", "1")
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one sentence (or two) with which these arguments are refused; nothing may have been made."""
+    assert main([str(a) for a in arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    assert line.startswith("murmurate: ")
+    return line.removeprefix("murmurate: ")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a short run. Copy it before changing it."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    assert main(["train", "cartpole-gala", *_SHORT, "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def run_folder(finished: Path, tmp_path: Path) -> Path:
+    import shutil
+
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+# -- refusals before a run -------------------------------------------------------------------------------
+
+_G = "cartpole-gala"
+_REFUSALS: dict[str, tuple[list[str], str]] = {
+    "nothing to train": ([], "Say what to train, as in: murmurate train pong-gala"),
+    "recipe": (["cartpole-gal"], "no recipe called 'cartpole-gal'. Did you mean 'cartpole-gala'?"),
+    "game": (["pnog-gala"], "no world called 'pnog'. Did you mean 'pong'? Run: murmurate list recipes"),
+    "nothing near": (["zzzzzz"], "no recipe called 'zzzzzz'. Run: murmurate list recipes"),
+    "strategy": (
+        [_G, "--strategy", "local-sdg"],
+        "no strategy called 'local-sdg'. Did you mean 'local-sgd'? Run: murmurate list strategies",
+    ),
+    "launcher": ([_G, "--launcher", "loacl"], "no launcher called 'loacl'. Did you mean 'local'?"),
+    "field": ([_G, "--replicass", "3"], "no field called 'replicass'. Did you mean --replicas?"),
+    "nested field": (
+        [_G, "--agent.learningrate", "3"],
+        "no field called 'agent.learningrate'. Did you mean --agent.learning-rate?",
+    ),
+    "field without its group": ([_G, "--learning-rate", "3"], "Did you mean --agent.learning-rate?"),
+    "field of another strategy": ([_G, "--strategy.period", "3"], "no field called 'strategy.period'"),
+    "private field": ([_G, "--strategy._round", "3"], "no field called"),
+    "the recipe's name": ([_G, "--recipe", "x"], "no field called 'recipe'"),
+    "stray word": ([_G, "stray"], "'stray' belongs to no option"),
+    "no value": ([_G, "--replicas"], "--replicas needs a value (integer), as in --replicas 4"),
+    "word for a number": ([_G, "--replicas", "four"], "takes integer, not 'four'"),
+    "part of a step": ([_G, "--env-steps", "1.5"], "takes integer or none, not '1.5'"),
+    "choice": (
+        [_G, "--agent.optimizer", "sgd"],
+        "--agent.optimizer takes rmsprop|adam, not 'sgd'; for example --agent.optimizer rmsprop",
+    ),
+    "flag": ([_G, "--double-buffer", "maybe"], "takes true|false, not 'maybe'"),
+    "solo with two": (
+        [_G, "--strategy", "solo", "--replicas", "2"],
+        "2 were asked for. Use --replicas 1, or let them agree: --strategy all-reduce",
+    ),
+    "no replica": ([_G, "--replicas", "0"], "replicas is 0; a run needs at least one. Use --replicas 1"),
+    "fewer than no replica": ([_G, "--replicas", "-2"], "replicas is -2"),
+    "no simulator": ([_G, "--simulators", "0"], "simulators is 0"),
+    "half a simulator": ([_G, "--simulators", "1", "--double-buffer"], "each half of a double buffer"),
+    "steps backwards": ([_G, "--env-steps", "-5"], "env_steps is -5; give a positive number"),
+    "no time": ([_G, "--minutes", "0"], "minutes is 0.0; give a positive number"),
+    "no end": ([_G, "--env-steps", "none"], "no end: give --env-steps, --updates or --minutes"),
+    "no game to play": ([_G, "--eval-episodes", "0"], "eval_episodes is 0; it must be at least 1"),
+    "no rollout": ([_G, "--agent.steps", "0"], "agent.steps is 0"),
+    "no thread": ([_G, "--placement.threads", "0"], "at least one thread"),
+    "never recorded": ([_G, "--record-every-seconds", "0"], "must be above 0"),
+    "no device": ([_G, "--placement.devices", "gpu"], "'gpu' is no device. Use --placement.devices cpu"),
+    "topology": ([_G, "--strategy.topology", "rign"], "no topology called 'rign'"),
+    "rate backwards": ([_G, "--agent.learning-rate", "-1"], "Invalid learning rate"),
+    "no width": ([_G, "--agent.hidden", "0"], "sizes must be"),
+    "period": (
+        [_G, "--strategy", "local-sgd", "--strategy.period", "0"],
+        "--strategy.period: period counts updates between means and is at least 1, not 0",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", _REFUSALS)
+def test_what_cannot_be_trained_is_refused_in_a_sentence(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, words = _REFUSALS[case]
+    assert words in refused(capsys, "train", *arguments, "--out", tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(
+        capsys, "train", "cartpole-gala", "--placement.devices", "cuda:0", "--out", tmp_path / "run"
+    )
+    assert "names a GPU and torch sees none. Use --placement.devices cpu" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+_USAGE = {
+    "verb": (["trian"], "invalid choice: 'trian'"),
+    "option of another verb": (
+        ["eval", "DIR", "--foo"],
+        "eval has no option --foo. See: murmurate eval --help",
+    ),
+    "no folder": (["resume"], "required: folder. See: murmurate resume --help"),
+    "word for a number": (["eval", "DIR", "--episodes", "x"], "invalid int value: 'x'"),
+    "list": (["list", "recipies"], "no list called 'recipies'. Did you mean 'recipes'?"),
+}
+
+
+@pytest.mark.parametrize("case", _USAGE)
+def test_what_is_no_command_is_refused_in_a_sentence(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, words = _USAGE[case]
+    assert words in refused(capsys, *arguments)
+
+
+def test_a_folder_that_holds_a_run_or_anything_else_is_left_alone(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    before = _content(run_folder)
+    line = refused(capsys, "train", "cartpole-gala", *_SHORT, "--out", run_folder)
+    assert f"already holds a run. Go on with it: murmurate resume {run_folder}" in line
+    assert _content(run_folder) == before
+
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.tex").write_text("precious")
+    assert "is not empty and holds no run" in refused(
+        capsys, "train", "cartpole-gala", *_SHORT, "--out", mine
+    )
+    line = refused(capsys, "train", "cartpole-gala", *_SHORT, "--out", mine / "thesis.tex")
+    assert "Choose another folder with --out" in line
+    assert _content(mine) == {"thesis.tex": b"precious"}
+
+
+def test_an_empty_folder_may_be_given(tmp_path: Path) -> None:
+    assert main(["train", "cartpole-gala", *_SHORT, "--out", str(tmp_path)]) == 0
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_too_little_memory_is_refused_with_both_sizes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_if_small(2**30, "a run", available_bytes=2**30)
+    with pytest.raises(Refusal, match=r"a run needs 1024 MiB of shared memory and 512 MiB are free"):
+        refuse_if_small(2**30, "a run", available_bytes=2**29)
+    monkeypatch.setattr(
+        session, "refuse_if_small", lambda needed, what: refuse_if_small(needed, what, available_bytes=2**27)
+    )
+    line = refused(capsys, "train", "cartpole-gala", "--out", tmp_path / "run")
+    assert "cartpole-gala with 4 replica(s) needs" in line
+    assert "128 MiB are free. Use fewer replicas" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_more_replicas_and_larger_networks_need_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed: list[int] = []
+    monkeypatch.setattr(session, "refuse_if_small", lambda size, what: needed.append(size))
+    small = recipe("cartpole-gala")
+    wide = dataclasses.replace(small, agent=dataclasses.replace(small.agent, hidden=512))
+    for run in (small, dataclasses.replace(small, replicas=8), wide):
+        session.preflight(run)
+    assert needed[1] == 2 * needed[0]
+    # two hidden layers a head at least: the widest is 512 x 512 numbers of 4 bytes
+    assert needed[2] - needed[0] > 4 * 512 * 512 * 4
+
+
+@pytest.mark.parametrize("name", sorted(strategies()))
+def test_a_launcher_that_cannot_carry_a_strategy_is_named_with_one_that_it_can(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = strategies()[name]
+    run = dataclasses.replace(recipe("cartpole-gala"), strategy=kind(), replicas=1)
+    for offered in (
+        frozenset(Capability),
+        frozenset({Capability.REGISTER}),
+        frozenset({Capability.COLLECTIVE}),
+    ):
+        far = ModuleType("far")
+        far.CAPABILITIES = offered  # type: ignore[attr-defined]
+        monkeypatch.setattr(session, "launcher", lambda _, far=far: far)
+        missing = sorted(c.value for c in kind.needs - offered)
+        if not missing:
+            session.preflight(run)
+            continue
+        with pytest.raises(Refusal) as refusal:
+            session.preflight(run)
+        assert f"{name} needs {missing[0]}, which the local launcher does not offer" in str(refusal.value)
+        other = "gala" if Capability.REGISTER in offered else "all-reduce"
+        assert f"Use --strategy {other}" in str(refusal.value)
+        assert strategies()[other].needs <= offered, "the remedy must be one"
+
+
+# -- refusals of a folder --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["resume", "eval", "report"])
+def test_a_folder_without_a_run_is_refused(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        line = refused(capsys, verb, folder)
+        assert str(folder) in line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", ["resume", "eval"])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "null", '{"recipe": 5}', '{"recipe": "cartpole-gala"}', "\x00"]
+)
+def test_a_foreign_run_file_is_refused(
+    text: str, verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.json").write_text(text)
+    assert "was not written by murmurate" in refused(capsys, verb, tmp_path)
+    assert _content(tmp_path) == {"run.json": text.encode()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"replicas": "three"}, "does not fit this version of murmurate (replicas is 'three')"),
+        ({"agent": {"steps": 1.5}}, "(steps is 1.5)"),
+        ({"agent": 7}, "does not fit this version"),
+        ({"recipe": "pnog-gala"}, "Did you mean 'pong'?"),
+        ({"strategy": {"name": "gaal"}}, "Did you mean 'gala'?"),
+        ({"replicas": 0}, "replicas is 0"),
+    ],
+)
+def test_a_run_file_that_does_not_fit_is_refused(
+    changes: dict[str, Any], words: str, run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run_folder / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    before = _content(run_folder)
+    assert words in refused(capsys, "resume", run_folder)
+    assert _content(run_folder) == before
+
+
+def test_a_run_without_a_checkpoint_is_refused(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import shutil
+
+    shutil.rmtree(run_folder / "checkpoints")
+    before = _content(run_folder)
+    for verb in ("resume", "eval"):
+        line = refused(capsys, verb, run_folder)
+        assert "holds no checkpoint" in line
+        assert "murmurate train" in line
+    assert "leave out --best" in refused(capsys, "eval", run_folder, "--best")
+    assert _content(run_folder) == before
+
+
+def test_a_corrupt_checkpoint_falls_back_and_two_are_refused(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["resume", str(run_folder), "--updates", "4"]) == 0
+    capsys.readouterr()
+    checkpoints = run_folder / "checkpoints"
+    steps_before = checkpoint.read_manifest(checkpoints / "previous")["env_steps"]
+    (checkpoints / "last" / "replica-1.safetensors").write_bytes(b"noise")
+    command = [sys.executable, "-m", "murmurate", "resume", str(run_folder), "--updates", "4"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0
+    (warning,) = done.stderr.splitlines()
+    assert warning.startswith("murmurate: warning: ")
+    assert "replica-1.safetensors is corrupt" in warning
+    assert "Going on from" in warning
+    assert f"resumed at {steps_before:,} env steps" in done.stdout
+
+    (checkpoints / "last" / "replica-1.safetensors").write_bytes(b"noise")
+    (checkpoints / "previous" / "state.json").write_text("{")
+    before = _content(run_folder)
+    line = refused(capsys, "resume", run_folder)
+    assert "There is no other to fall back to: start again with murmurate train" in line
+    assert _content(run_folder) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--agent.hidden", "32"), "belongs to another network"),
+        (("--replicas", "3"), "was made with 4 replicas"),
+        (("--simulators", "5"), "made with 2 simulators a learner and the run has 5. Use --simulators 2"),
+        (("--agent.optimizer", "adam"), "does not fit this run"),
+        (("--nothing", "5"), "no field called 'nothing'"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(
+    options: tuple[str, ...], words: str, run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = _content(run_folder)
+    assert words in refused(capsys, "resume", run_folder, *options)
+    assert _content(run_folder) == before
+
+
+def test_a_role_that_refuses_leaves_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise Refusal("not here. Go elsewhere.")
+
+    monkeypatch.setattr("murmurate.launch.inline.Learning", refuse)
+    for existed in (False, True):
+        folder = tmp_path / "run"
+        if existed:
+            folder.mkdir()
+        assert main(["train", "cartpole-gala", *_SHORT, "--out", str(folder)]) == 2
+        assert capsys.readouterr().err == "murmurate: not here. Go elsewhere.\n"
+        assert folder.exists() == existed
+        assert not existed or list(folder.iterdir()) == []
+
+
+# -- missing extras --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def without(tmp_path: Path) -> Any:
+    """Runs a command in a Python that lacks some packages."""
+
+    def run(packages: tuple[str, ...], *arguments: object) -> subprocess.CompletedProcess[str]:
+        site = tmp_path / "site"
+        site.mkdir(exist_ok=True)
+        lines = [f"sys.modules[{package!r}] = None" for package in packages]
+        (site / "sitecustomize.py").write_text("\n".join(["import sys", *lines]))
+        path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+        return subprocess.run(
+            [sys.executable, "-m", "murmurate", *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+        )
+
+    return run
+
+
+def test_a_missing_extra_is_named_with_its_command(without: Any, run_folder: Path, tmp_path: Path) -> None:
+    all_three = ("ale_py", "mujoco", "imageio_ffmpeg")
+    out = ("--out", tmp_path / "x")
+    for arguments, package, extra in (
+        (("train", "pong-gala", *out), "ale-py", "atari"),
+        (("train", "hopper-a2c", *out), "mujoco", "mujoco"),
+        (("eval", run_folder, "--video"), "imageio-ffmpeg", "video"),
+    ):
+        done = without(all_three, *arguments)
+        assert done.returncode == 2, done.stderr
+        (line,) = done.stderr.splitlines()
+        assert f"{package}, which is not installed. Run: pip install 'murmurate[{extra}]'" in line
+    assert not (tmp_path / "x").exists()
+    assert not (run_folder / "videos").exists()
+
+
+def test_without_any_extra_the_rest_still_works(without: Any) -> None:
+    packages = ("ale_py", "mujoco", "imageio_ffmpeg", "cv2", "ray", "stable_baselines3")
+    done = without(packages, "doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    found = {c["name"]: c for c in json.loads(done.stdout.splitlines()[-1])["checks"]}
+    assert "murmurate[atari]" in found["Atari"]["advice"]
+    assert "murmurate[mujoco]" in found["MuJoCo"]["advice"]
+    assert "murmurate[video]" in found["video"]["advice"]
+
+
+# -- for machines ----------------------------------------------------------------------------------------
+
+
+def test_eval_prints_one_object_as_its_last_line(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main(["eval", str(run_folder), "--episodes", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["episodes"] == len(found["returns"]) == 3
+    assert found["eval_return_mean"] == pytest.approx(sum(found["returns"]) / 3)
+    assert found["recipe"] == "cartpole-gala"
+    # another seed, other games; the same seed, the same games
+    seeds = []
+    for seed in (1, 2, 1):
+        assert main(["eval", str(run_folder), "--episodes", "5", "--json", "--seed", str(seed)]) == 0
+        seeds.append(json.loads(capsys.readouterr().out.splitlines()[-1])["returns"])
+    assert seeds[0] == seeds[2] != seeds[1]
+
+
+def test_the_summary_has_every_key_of_the_design(finished: Path) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    named = """recipe agent strategy replicas launcher seed env_steps frames updates wall_seconds
+        env_steps_per_second train_return_mean eval_return_mean eval_return_stderr episodes staleness_max
+        disagreement_final bytes_exchanged dead_replicas events best_eval_return_mean resume_exact exit"""
+    assert set(named.split()) <= set(summary)
+    assert summary["exit"] == "finished"
+    assert (summary["updates"], summary["replicas"], summary["env_steps"]) == (2, 4, 2 * 4 * 2 * 8)
+    assert summary["frames"] == summary["env_steps"]  # a CartPole step is one frame
+    assert summary["episodes"] == 1
+    assert summary["resume_exact"] is True
+    assert summary["bytes_exchanged"] > 0
+
+
+def test_the_run_folder_has_what_the_design_says(finished: Path) -> None:
+    names = {str(p.relative_to(finished)) for p in finished.rglob("*")}
+    wanted = {"run.json", "metrics.jsonl", "summary.json", "roles.jsonl", "checkpoints/last/state.json"}
+    assert wanted | {f"checkpoints/last/replica-{i}.safetensors" for i in range(4)} <= names
+    for line in (finished / "metrics.jsonl").read_text().splitlines():
+        assert {"time_seconds", "env_steps", "updates", "replica"} <= json.loads(line).keys()
+
+
+# -- fields ----------------------------------------------------------------------------------------------
+
+
+def test_fields_are_changed_wherever_they_lie() -> None:
+    run = recipe("cartpole-gala")
+    arguments = """--replicas 3 --env-steps 1e6 --updates=7 --minutes none --double-buffer --seed 5
+        --agent.learning-rate 1e-3 --agent.optimizer adam --agent.normalize_advantages true
+        --stop-at-return -3.5 --strategy.staleness-bound 9 --placement.devices cpu cpu --placement.threads 2
+        --world.max-episode-steps 50"""
+    changed = change(run, arguments.split(), "murmurate train cartpole-gala")
+    assert changed == dataclasses.replace(
+        run,
+        replicas=3,
+        env_steps=1_000_000,
+        updates=7,
+        minutes=None,
+        double_buffer=True,
+        seed=5,
+        stop_at_return=-3.5,
+        agent=dataclasses.replace(run.agent, learning_rate=1e-3, optimizer="adam", normalize_advantages=True),
+        strategy=dataclasses.replace(run.strategy, staleness_bound=9),
+        placement=dataclasses.replace(run.placement, devices=("cpu", "cpu"), threads=2),
+        world=dataclasses.replace(run.world, max_episode_steps=50),
+    )
+    assert run == recipe("cartpole-gala")
+    assert change(run, ["--placement.devices", "cpu,cuda:0"], "").placement.devices == ("cpu", "cuda:0")
+    assert change(run, ["--double-buffer", "false"], "") == run
+
+
+def test_options_may_stand_before_the_recipe_and_strategies_bring_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    before = ["--seed", "3", "--strategy=local-sgd", "--strategy.period", "2"]
+    assert main(["train", *before, "cartpole-a2c", *_SHORT, "--replicas", "2", "--out", str(folder)]) == 0
+    stored = json.loads((folder / "run.json").read_text())
+    assert (stored["recipe"], stored["seed"], stored["replicas"]) == ("cartpole-a2c", 3, 2)
+    assert (stored["strategy"]["name"], stored["strategy"]["period"]) == ("local-sgd", 2)
+
+
+def test_help_tells_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "cartpole-gala", "--strategy", "local-sgd", "--help"]) == 0
+    text = capsys.readouterr().out
+    run = dataclasses.replace(recipe("cartpole-gala"), strategy=strategies()["local-sgd"]())
+    for option in options(run):
+        assert f"--{option.name} {option.words()}" in text
+    assert "--replicas integer" in text
+    assert "number of learners" in text
+    assert "--strategy.period integer" in text
+
+
+# -- the frozen surface ----------------------------------------------------------------------------------
+
+
+def _surface() -> dict[str, Any]:
+    verbs = next(a for a in _parser()._actions if a.dest == "verb").choices or {}
+    runs = {name: recipe(name) for name in ("cartpole-gala", "pong-gala", "cartpole-a2c", "pong-a2c")}
+    cartpole = recipe("cartpole-gala")
+    return {
+        "verbs": {
+            name: sorted(word for a in parser._actions for word in (a.option_strings or [a.dest]))
+            for name, parser in dict(verbs).items()
+        },
+        "recipes": {name: _fields(run) for name, run in runs.items()},
+        "strategies": {
+            name: {
+                k: v
+                for k, v in _fields(dataclasses.replace(cartpole, strategy=kind())).items()
+                if k.startswith("strategy.")
+            }
+            for name, kind in strategies().items()
+        },
+    }
+
+
+def _fields(run: Any) -> dict[str, Any]:
+    return {
+        option.name: {
+            "type": option.words(),
+            "default": list(option.value) if isinstance(option.value, tuple) else option.value,
+        }
+        for option in options(run)
+    }
+
+
+def test_the_surface_is_what_it_was() -> None:
+    if os.environ.get("MURMURATE_GOLDEN") == "write":
+        GOLDEN.write_text(json.dumps(_surface(), indent=1) + "\n")
+    frozen = json.loads(GOLDEN.read_text())
+    assert _surface() == frozen, (
+        "The command line is a promise: scripts use its names and defaults. If this change is meant, say so "
+        "in CHANGELOG.md and run: MURMURATE_GOLDEN=write python -m pytest tests/test_cli.py"
+    )
+
+
+def test_names_frozen_by_the_design_are_there() -> None:
+    frozen = json.loads(GOLDEN.read_text())
+    assert {"simulators", "checkpoint-every-env-steps", "stop-at-return"} <= frozen["recipes"][
+        "pong-gala"
+    ].keys()
+    verbs = {"train", "resume", "eval", "report", "list", "bench", "doctor"}
+    assert verbs <= frozen["verbs"].keys()
+    assert frozen["recipes"]["pong-gala"]["replicas"]["default"] == 4
+    assert frozen["recipes"]["pong-a2c"]["replicas"]["default"] == 1
+    assert {"--episodes", "--video", "--json"} <= set(frozen["verbs"]["eval"])

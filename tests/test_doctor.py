@@ -1,0 +1,80 @@
+"""``doctor``: what it finds is measured, and whatever is amiss comes with what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from collections import namedtuple
+
+import psutil
+import pytest
+
+from murmurate import doctor
+from murmurate.cli import main
+from murmurate.fabric.arena import Arena
+
+
+def _look(name: str) -> dict[str, str]:
+    return next(check for check in doctor.findings()["checks"] if check["name"] == name)
+
+
+def test_it_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    names = {check["name"] for check in found["checks"]}
+    assert {"cores", "free memory", "shared memory", "open files", "GPU", "Atari"} <= names
+    for check in found["checks"]:
+        assert check.keys() == {"name", "status", "found", "advice"}
+        assert check["status"] in ("ok", "note", "bad")
+        assert check["found"]
+        assert check["advice"] or check["status"] == "ok", f"{check['name']} does not say what to do"
+    assert found["ok"] == all(check["status"] != "bad" for check in found["checks"])
+    assert found["hardware"]["cores"] == psutil.cpu_count()
+    assert {"murmurate", "python", "torch"} <= found["versions"].keys()
+
+
+def test_people_see_every_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    for check in doctor.findings()["checks"]:
+        assert check["name"].split()[0] in text
+
+
+def test_few_open_files_are_bad_and_the_command_is_given() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+        check = _look("open files")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (check["status"], check["found"]) == ("bad", "512")
+    assert check["advice"] == f"raise it: ulimit -n {min(4096, hard)}"
+
+
+def test_little_memory_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = namedtuple("memory", "available total")
+    for free, status in ((2**30, "bad"), (2**33, "ok")):
+        monkeypatch.setattr(psutil, "virtual_memory", lambda free=free: memory(free, 2**34))
+        check = _look("free memory")
+        assert (check["status"], check["found"]) == (status, f"{free / 2**30:.1f} GiB")
+
+
+def test_no_shared_memory_is_bad_and_there_is_a_way_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _look("shared memory")["status"] == "ok"
+
+    def denied() -> Arena:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Arena, "create", staticmethod(denied))
+    check = _look("shared memory")
+    assert check["status"] == "bad"
+    assert "Permission denied" in check["found"]
+    assert "--launcher inline" in check["advice"]
+
+
+def test_one_core_is_told_what_it_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+    assert _look("cores")["status"] == "note"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    assert _look("cores")["found"] == "3"

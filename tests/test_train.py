@@ -1,0 +1,262 @@
+"""The loop's own part: when it is over, what it saves, and the launcher's side of checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from murmurate import checkpoint
+from murmurate.checkpoint import write_part
+from murmurate.coordinator import Coordinator
+from murmurate.errors import Refusal, RunFailed
+from murmurate.fabric.board import Board
+from murmurate.fabric.simulated import SimulatedFabric
+from murmurate.recipes import recipe
+from murmurate.spec import Placement
+from murmurate.strategies import strategies
+from murmurate.train import FINAL, FINAL_REQUEST, Learning, Post, Restored, Run, staging
+from murmurate.vector import NotFinite
+
+
+def a_run(strategy: str = "all-reduce", **fields: Any) -> Run:
+    settings: dict[str, Any] = {
+        "strategy": strategies()[strategy](), "replicas": 2, "simulators": 3, "env_steps": None, "updates": 6,
+        "stop_at_return": None, "record_every_seconds": 1e-9,
+    }  # fmt: skip
+    return dataclasses.replace(recipe("cartpole-gala"), **{**settings, **fields})
+
+
+def learn(run: Run, folder: Path, restored: list[Restored] | None = None, act: Any = None) -> list[Learning]:
+    """Every replica's ``Learning`` after its ``go`` (or after ``act``), on a simulated fabric."""
+    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    board = Board(run.replicas)
+    board.open()
+    fabric = SimulatedFabric(run.replicas, seed=run.seed, keep_log=False)
+
+    def role(rank: int, door: Any) -> Learning:
+        torch.set_num_threads(1)
+        post = Post(rank, door, board, folder, time.monotonic(), 0.0, restored[rank] if restored else None)
+        learning = Learning(run, post)
+        (act or Learning.go)(learning)
+        return learning
+
+    return fabric.run([lambda door, rank=rank: role(rank, door) for rank in range(run.replicas)])  # type: ignore[misc]
+
+
+# -- the end ---------------------------------------------------------------------------------------------
+
+
+def test_updates_are_per_replica_and_env_steps_are_the_total(tmp_path: Path) -> None:
+    run = a_run(updates=6)
+    per_update = run.simulators * run.agent.steps
+    for learning in learn(run, tmp_path / "a"):
+        assert (learning.learner.clock, learning.env_steps) == (6, 6 * per_update)
+    total = 7 * per_update  # an odd number of rollouts for two replicas: the fourth update of each passes it
+    for learning in learn(a_run(updates=None, env_steps=total), tmp_path / "b"):
+        assert learning.learner.clock == 4
+    first, second = learn(a_run("gala", updates=None, env_steps=total), tmp_path / "c")
+    assert total <= first.env_steps + second.env_steps <= total + per_update
+
+
+def test_whichever_end_comes_first(tmp_path: Path) -> None:
+    for updates, env_steps, expected in ((2, 10**6, 2), (10**6, 3 * 2 * 24, 3)):
+        run = a_run(updates=updates, env_steps=env_steps)
+        assert [x.learner.clock for x in learn(run, tmp_path / str(updates))] == [expected] * 2
+
+
+def test_a_run_that_was_over_stays_over(tmp_path: Path) -> None:
+    learn(a_run(updates=6), tmp_path)
+    checkpoint.commit(
+        tmp_path / "checkpoints",
+        staging(tmp_path, FINAL),
+        {"env_steps": 0, "seconds": 0.0, "replicas": 2, "replica_env_steps": [144, 144]},
+    )
+    found = tmp_path / "checkpoints" / "last"
+    restored = [Restored.read(found, rank, rank) for rank in range(2)]
+    assert [x.learner.clock for x in learn(a_run(updates=6), tmp_path, restored)] == [6, 6]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"updates": 50, "env_steps": 10}, 50),
+        ({"updates": None, "env_steps": 4800}, 100),  # 2 replicas x 3 simulators x 8 steps
+        ({"updates": None, "env_steps": 1}, 1),
+        ({"updates": None, "minutes": 1.0}, None),
+    ],
+)
+def test_the_schedule_is_as_long_as_the_run(fields: dict[str, Any], expected: int | None) -> None:
+    assert a_run(**fields).planned_updates() == expected
+
+
+_BAD: dict[str, Any] = {
+    "replicas": 0, "simulators": 0, "updates": 0, "minutes": -1.0, "eval_episodes": 0, "seed": -1,
+    "checkpoint_every_env_steps": 0, "probe_every_updates": -1, "record_every_seconds": 0.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _BAD)
+def test_values_that_make_no_sense_are_refused_by_name(name: str) -> None:
+    a_run().validate()
+    with pytest.raises(Refusal, match=name):
+        dataclasses.replace(a_run(), **{name: _BAD[name]}).validate()
+    with pytest.raises(Refusal, match="device"):
+        a_run(placement=Placement(devices=())).validate()
+
+
+# -- what is saved ---------------------------------------------------------------------------------------
+
+
+def test_a_replica_that_died_goes_on_from_a_peer_with_its_own_count_and_games(tmp_path: Path) -> None:
+    learn(a_run(updates=6), tmp_path)
+    checkpoint.commit(
+        tmp_path / "checkpoints",
+        staging(tmp_path, FINAL),
+        {"env_steps": 144 + 48, "seconds": 0.0, "replicas": 2, "replica_env_steps": [144, 48]},
+    )
+    found = tmp_path / "checkpoints" / "last"
+    mine, revived = Restored.read(found, 0, 0), Restored.read(found, 1, 0)
+    assert (mine.own, mine.env_steps) == (True, 144)
+    assert (revived.own, revived.env_steps) == (False, 48)
+
+    seen: dict[int, Any] = {}
+
+    def look(learning: Learning) -> None:
+        seen[learning.post.rank] = (learning.source.state(), learning.learner.clock, learning.env_steps)
+        learning.source.close()
+
+    learn(a_run(), tmp_path, [mine, revived], act=look)
+    (one, clock, steps), (other, clock_of_other, steps_of_other) = seen[0], seen[1]
+    assert (clock, clock_of_other) == (6, 6)
+    assert (steps, steps_of_other) == (144, 48)
+    assert not torch.equal(one["observation"], other["observation"])
+    assert not torch.equal(one["generator"], other["generator"])
+    # nor the games with which the run began
+    began: dict[int, Any] = {}
+    learn(a_run(), tmp_path / "anew", act=lambda x: began.update({x.post.rank: x.source.state()}))
+    assert not torch.equal(other["observation"], began[1]["observation"])
+    assert not torch.equal(other["generator"], began[1]["generator"])
+
+
+def test_nothing_that_is_not_finite_is_saved(tmp_path: Path) -> None:
+    def spoil(learning: Learning) -> None:
+        learning.learner.replicas["a2c"].params.data[7] = float("nan")
+        learning.state()
+
+    with pytest.raises(NotFinite, match="parameters of replica 'a2c' are not finite at its update 0"):
+        learn(a_run("solo", replicas=1), tmp_path, act=spoil)
+
+
+# -- the launcher's side ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Any:
+    (tmp_path / "checkpoints").mkdir()
+    board = Board(2)
+    board.open()
+    made = Coordinator(a_run("gala", checkpoint_every_env_steps=100), tmp_path, board, time.monotonic())
+    yield made
+    made.close()
+
+
+def _part(coordinator: Coordinator, name: str, rank: int, steps: int) -> None:
+    write_part(staging(coordinator.folder, name), rank, {"env_steps": steps, "x": torch.ones(1) * steps})
+
+
+def test_a_checkpoint_is_asked_for_when_due_and_committed_when_whole(coordinator: Coordinator) -> None:
+    board, last = coordinator.board, coordinator.checkpoints / "last"
+    board.advance(0, 60, 6)
+    coordinator.poll()
+    assert board.checkpoint_requested == 0
+    board.advance(1, 50, 5)
+    coordinator.poll()
+    assert board.checkpoint_requested == 1
+    _part(coordinator, "1", 0, 70)
+    board.saved(0, 1)
+    coordinator.poll()
+    assert not last.exists(), "one part is missing"
+    _part(coordinator, "1", 1, 50)
+    board.saved(1, 1)
+    board.advance(0, 99, 9)  # further on by now
+    coordinator.poll()
+    manifest = checkpoint.read_manifest(last)
+    # what was saved counts, not how far they have come since
+    assert (manifest["env_steps"], manifest["replica_env_steps"]) == (120, [70, 50])
+    coordinator.poll()
+    assert board.checkpoint_requested == 1, "the next one is due at 200"
+
+
+def test_a_dead_replica_holds_no_checkpoint_up_and_keeps_its_count(coordinator: Coordinator) -> None:
+    board = coordinator.board
+    board.advance(0, 70, 7)
+    board.advance(1, 50, 5)
+    coordinator.poll()
+    _part(coordinator, "1", 0, 80)
+    board.saved(0, 1)
+    coordinator.died(1, "SIGKILL")
+    coordinator.died(1, "SIGKILL")
+    coordinator.poll()
+    manifest = checkpoint.read_manifest(coordinator.checkpoints / "last")
+    assert (manifest["replica_env_steps"], manifest["dead"], manifest["living"]) == ([80, 50], [1], [0])
+    assert [e["event"] for e in coordinator.events] == ["died", "checkpoint"]
+
+
+def test_one_that_ended_before_it_was_asked_takes_part_with_its_last_state(coordinator: Coordinator) -> None:
+    board = coordinator.board
+    board.advance(0, 70, 7)
+    board.advance(1, 50, 5)
+    coordinator.poll()
+    _part(coordinator, FINAL, 1, 50)
+    board.saved(1, FINAL_REQUEST)
+    _part(coordinator, "1", 0, 80)
+    board.saved(0, 1)
+    coordinator.poll()
+    last = coordinator.checkpoints / "last"
+    assert checkpoint.parts(last) == [0, 1]
+    assert checkpoint.read_part(last, 1)["x"].item() == 50
+    # and its part is still there for the end
+    _part(coordinator, FINAL, 0, 90)
+    assert coordinator.commit_final()
+    assert checkpoint.read_manifest(last)["replica_env_steps"] == [90, 50]
+
+
+def test_a_checkpoint_asked_for_when_all_had_ended_is_the_final_one(coordinator: Coordinator) -> None:
+    board = coordinator.board
+    board.advance(0, 70, 7)
+    board.advance(1, 50, 5)
+    coordinator.poll()
+    assert board.checkpoint_requested == 1
+    for rank, steps in ((0, 70), (1, 50)):
+        _part(coordinator, FINAL, rank, steps)
+        board.saved(rank, FINAL_REQUEST)
+    coordinator.poll()
+    assert not (coordinator.checkpoints / "last").exists()
+    assert coordinator.commit_final()
+    assert checkpoint.read_manifest(coordinator.checkpoints / "last")["env_steps"] == 120
+
+
+def test_parts_of_a_checkpoint_that_was_never_whole_are_cleared_at_the_next_start(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    _part(coordinator, "3", 0, 1)
+    Coordinator(coordinator.run, tmp_path, coordinator.board, time.monotonic()).close()
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_a_disk_that_takes_no_event_files_is_a_failure_and_closing_is_not(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(coordinator.tensorboard, "feed", full)
+    monkeypatch.setattr(coordinator.tensorboard, "close", full)
+    with pytest.raises(RunFailed, match="is full"):
+        coordinator.poll()
+    coordinator.close()
