@@ -181,9 +181,10 @@ def parts(checkpoint: Path) -> list[int]:
 def disk_failure(path: Path, error: Exception) -> RunFailed:
     number = getattr(error, "errno", None)
     if number in _FULL or "No space" in str(error) or "File too large" in str(error):
+        run = next((p for p in (path, *path.parents) if (p / "run.json").exists()), path)
         return RunFailed(
             f"The disk that holds {path} is full; the last whole checkpoint is kept. "
-            f"Free some space, then run: murmurate resume {path.parent}"
+            f"Free some space, then run: murmurate resume {run}"
         )
     return RunFailed(f"Cannot write to {path}: {error}. The last whole checkpoint is kept.")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 import time
 import warnings
@@ -44,6 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("murmurate: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output, head for instance, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     return code
 
 
@@ -174,10 +178,9 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> int:
     if options.json:
         print(json.dumps(result))
     else:
-        print(
-            f"{result['episodes']} games: mean return {result['eval_return_mean']:.2f} "
-            f"± {result['eval_return_stderr']:.2f} (standard error)"
-        )
+        error = result["eval_return_stderr"]
+        spread = "" if error is None else f" ± {error:.2f} (standard error)"
+        print(f"{result['episodes']} games: mean return {result['eval_return_mean']:.2f}{spread}")
         if result["video"]:
             print(f"video: {result['video']}")
     return 0

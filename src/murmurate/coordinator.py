@@ -196,6 +196,7 @@ class Coordinator:
         with contextlib.suppress(OSError):
             self.tensorboard.close()
         self.recorder.close()
+        self._clear_staging()
 
 
 @contextmanager

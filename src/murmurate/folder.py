@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 import platform
@@ -11,7 +12,8 @@ import socket
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,28 @@ def claim(folder: Path) -> None:
         raise Refusal(
             f"{folder} cannot be made: {error.strerror}. Choose another folder with --out."
         ) from error
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a run folder against a second process. Raises Refusal if another holds it.
+
+    The kernel lets go with the process that holds it, however that one ends.
+    """
+    descriptor = os.open(folder / "checkpoints", os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Refusal(
+                f"another process is training in {folder}. Wait for its end, stop it with Ctrl-C, or choose "
+                "another folder with --out."
+            ) from None
+        except OSError:
+            pass  # a file system that knows no locks
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def unclaim(folder: Path, existed: bool) -> None:

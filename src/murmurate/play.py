@@ -47,7 +47,7 @@ def evaluate_folder(
         "checkpoint": which,
         "episodes": len(result.returns),
         "eval_return_mean": result.mean,
-        "eval_return_stderr": 0.0 if result.stderr != result.stderr else result.stderr,
+        "eval_return_stderr": None if len(result.returns) == 1 else result.stderr,
         "returns": list(result.returns),
         "video": None if film is None else str(film),
     }

@@ -17,7 +17,7 @@ from murmurate.errors import MissingExtra, Refusal, RunFailed
 from murmurate.fabric.arena import refuse_if_small
 from murmurate.fabric.interface import Capability
 from murmurate.fabric.simulated import SimulatedFabric
-from murmurate.folder import claim, read_run, unclaim, write_run
+from murmurate.folder import claim, held, read_run, unclaim, write_run
 from murmurate.launch import launcher
 from murmurate.play import film, write_strip
 from murmurate.recipes import recipe
@@ -44,8 +44,9 @@ def train(run: Run, folder: Path) -> Finish:
     existed = folder.exists()
     claim(folder)
     try:
-        write_run(folder, run)
-        return _carry_out(run, folder, lambda start: start(run, folder))
+        with held(folder):
+            write_run(folder, run)
+            return _carry_out(run, folder, lambda start: start(run, folder))
     except Refusal:
         unclaim(folder, existed)
         raise
@@ -68,6 +69,11 @@ def resume(folder: Path, changes: Callable[[Run], Run] = lambda run: run) -> Fin
     run = changes(stored)
     preflight(run)
     found = checkpoint.newest(folder / "checkpoints")
+    with held(folder):
+        return _go_on(run, folder, found, changed=run != stored)
+
+
+def _go_on(run: Run, folder: Path, found: Path, changed: bool) -> Finish:
     manifest = checkpoint.read_manifest(found)
     saved = checkpoint.parts(found)
     if run.replicas != int(manifest["replicas"]):
@@ -75,7 +81,7 @@ def resume(folder: Path, changes: Callable[[Run], Run] = lambda run: run) -> Fin
     # a replica that had died goes on from a living one's state
     parts = {rank: rank if rank in saved else saved[rank % len(saved)] for rank in range(run.replicas)}
     _fits(run, found, saved)
-    if run != stored:
+    if changed:
         write_run(folder, run)
     # each replica saved at a moment of its own, and the checkpoint was complete some time after that
     counts = {rank: checkpoint.env_steps(found, rank) for rank in saved}

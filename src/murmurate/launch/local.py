@@ -25,7 +25,7 @@ from murmurate.train import Run
 
 CAPABILITIES = frozenset(Capability)
 _POLL_SECONDS = 0.1
-_STOP_DEADLINE_SECONDS = 60.0
+_STOP_DEADLINE_SECONDS = 75.0  # longer than the fabric's, which can name a culprit
 
 
 @dataclass
@@ -139,10 +139,26 @@ def _watch(roles: list[Role], coordinator: Coordinator) -> None:
         if coordinator.board.stop_requested:
             stopping_since = stopping_since or time.monotonic()
             if time.monotonic() - stopping_since > _STOP_DEADLINE_SECONDS:
-                raise RunFailed(
-                    f"replicas {[r.rank for r in roles if not r.ended]} did not stop within "
-                    f"{_STOP_DEADLINE_SECONDS:g} s; they were killed. The last checkpoint is kept."
-                )
+                stopping_since = None
+                _kill_silent(roles, coordinator)
+
+
+def _kill_silent(roles: list[Role], coordinator: Coordinator) -> None:
+    """Those that do not stop hold up what the others have to save; after them, those that do not save.
+
+    Raises RunFailed if all of them are held up: whoever it is that they wait for cannot be told from here.
+    """
+    late = [role for role in roles if not role.ended]
+    unfinished = [role for role in late if not coordinator.board.has_finished(role.rank)]
+    if not any(coordinator.board.has_finished(role.rank) for role in roles):
+        raise RunFailed(
+            f"no replica stopped within {_STOP_DEADLINE_SECONDS:g} s, and all were killed. "
+            "The last checkpoint is kept. See logs/ in the run folder."
+        )
+    for role in unfinished or late:
+        message = f"replica {role.rank} did not stop within {_STOP_DEADLINE_SECONDS:g} s and is killed"
+        coordinator.event("killed", message, member=role.rank)
+        role.process.kill()
 
 
 def _take_end(role: Role, coordinator: Coordinator) -> None:

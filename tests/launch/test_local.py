@@ -1,0 +1,104 @@
+"""The local launcher from inside the process that launches: what is awkward to reach from a command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from faults.commands import read_lines, until
+from murmurate import checkpoint
+from murmurate.cli import main
+from murmurate.launch import local
+from murmurate.recipes import recipe
+from murmurate.session import train
+from murmurate.train import Run
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def _long(strategy: str = "gala") -> Run:
+    from murmurate.strategies import strategies
+
+    return dataclasses.replace(
+        recipe("cartpole-gala"),
+        strategy=strategies()[strategy](),
+        replicas=2,
+        env_steps=10**9,
+        stop_at_return=None,
+        record_every_seconds=0.05,
+        checkpoint_every_env_steps=2_000,
+        eval_episodes=1,
+    )
+
+
+def _meanwhile(act: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    return thread
+
+
+def _freeze_one_and_interrupt(folder: Path) -> None:
+    until(lambda: (folder / "checkpoints/last/state.json").exists(), "a checkpoint")
+    roles = {r["index"]: r["pid"] for r in read_lines(folder / "roles.jsonl")}
+    os.kill(roles[1], signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_replica_that_does_not_stop_is_killed_and_the_others_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_STOP_DEADLINE_SECONDS", 1.0)
+    folder = tmp_path / "run"
+    _meanwhile(lambda: _freeze_one_and_interrupt(folder))
+    finish = train(_long(), folder)
+    assert (finish.code, finish.summary["exit"]) == (130, "interrupted")
+    assert finish.summary["dead_replicas"] == [1]
+    assert [e["event"] for e in finish.summary["events"] if e.get("member") == 1] == ["killed", "died"]
+    last = folder / "checkpoints" / "last"
+    assert checkpoint.damage(last) is None
+    # the final one: nothing the survivor learned is missing
+    records = [r for r in read_lines(folder / "metrics.jsonl") if r["replica"] == 0 and "kind" not in r]
+    assert checkpoint.read_part(last, 0)["updates"] == records[-1]["updates"]
+    assert 1 not in checkpoint.parts(last)
+
+
+def test_replicas_that_wait_for_one_another_for_ever_are_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_STOP_DEADLINE_SECONDS", 1.0)
+    folder = tmp_path / "run"
+    _meanwhile(lambda: _freeze_one_and_interrupt(folder))
+    finish = train(_long("all-reduce"), folder)
+    assert finish.code == 1
+    assert "no replica stopped within 1 s, and all were killed" in finish.summary["exit"]
+    assert checkpoint.damage(checkpoint.newest(folder / "checkpoints")) is None
+
+
+def test_a_second_process_cannot_train_in_the_same_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    codes: list[int] = []
+
+    def resume_then_interrupt() -> None:
+        try:
+            until(lambda: (folder / "checkpoints/last/state.json").exists(), "a checkpoint")
+            codes.append(main(["resume", str(folder)]))
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    _meanwhile(resume_then_interrupt)
+    finish = train(_long(), folder)
+    assert codes == [2]
+    assert "another process is training in" in capsys.readouterr().err
+    assert (finish.code, finish.summary["dead_replicas"]) == (130, [])
+    assert json.loads((folder / "summary.json").read_text())["exit"] == "interrupted"
+    # and once it is over, somebody may
+    assert main(["resume", str(folder), "--env-steps", "1"]) == 0
