@@ -80,6 +80,16 @@ def test_check_finds_an_optimizer_that_lost_its_gradient(grouped):
         replica.check()
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+def test_check_finds_a_vector_that_was_exchanged_for_another(grouped):
+    """What a strategy must not do: then the module no longer sees what it agreed on."""
+    net = drawn(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
+    replica = Replica("net", net, sgd, groups=head_apart if grouped else None)
+    replica.params.data = replica.params.data.lerp(torch.zeros(13), 0.5)
+    with pytest.raises(RuntimeError, match=r"in place.*rebind"):
+        replica.check()
+
+
 @pytest.mark.parametrize(
     "harmless",
     [

@@ -205,6 +205,11 @@ class Replica:
         Causes seen in practice: ``zero_grad(set_to_none=True)``, ``module.to(dtype)``, and re-assigning
         a parameter. Remedy: replicate after such calls, and end losses with ``descend``.
         """
+        if self.params.data_ptr() != self._storage.data_ptr():
+            raise RuntimeError(
+                f"replica '{self.name}' has two vectors: params was given other memory. Write into it "
+                "in place (params.copy_, params.lerp_), or move all of it with rebind."
+            )
         owned = [] if self.shape_aware else [parameter for parameter, _ in entries(self.optimizer)]
         for piece, (start, stop) in zip(owned, self.group_bounds, strict=not self.shape_aware):
             grad = self._storage_grad[start:stop].data_ptr()

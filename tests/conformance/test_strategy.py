@@ -64,6 +64,7 @@ def live(kind, updates, door):
     replica = replicator.replicate("model", HERE.net(door.rank), sgd, **HERE.options())
     bond = replicator.bonds["model"]
     result = HERE._run(replica, updates, (door.rank,))
+    replica.check()
     replicator.publish()
     door.channel("end", torch.zeros(1)).gather(torch.zeros(1))
     before = replica.params.detach().clone()
