@@ -10,11 +10,13 @@ import torch
 from laws.problems import OPTIMIZERS, SIX, Problem, same
 from murmurate.fabric.simulated import SimulatedFabric
 from murmurate.fabric.threads import ThreadsFabric
+from murmurate.replicator import Replicator
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.hogwild import Hogwild
 from murmurate.strategies.local_sgd import LocalSGD
 from murmurate.strategies.solo import Solo
+from murmurate.vector import Replica
 
 UPDATES = 9
 EXACT = [
@@ -73,11 +75,11 @@ def test_bit_for_bit_on_threads(strategy):
 
 
 @pytest.mark.parametrize("optimizer", SIX)
-@pytest.mark.parametrize("nesterov_or_not", [{}, {"clip": 0.3, "scheduled": True, "grouped": True}])
-def test_an_outer_optimizer_of_rate_one_is_solo_up_to_rounding(optimizer, nesterov_or_not):
+@pytest.mark.parametrize("variety", [{}, {"clip": 0.3, "scheduled": True, "grouped": True}])
+def test_an_outer_optimizer_of_rate_one_is_solo_up_to_rounding(optimizer, variety):
     """v - (v - u) is not u in floating point, so here equality has a width."""
     outer = LocalSGD(period=2, outer_learning_rate=1.0)
-    exact = Problem(optimizer=optimizer, **nesterov_or_not)
+    exact = Problem(optimizer=optimizer, **variety)
     (found,) = SimulatedFabric(1, seed=0).run([functools.partial(exact.learn, outer, UPDATES)])
     torch.testing.assert_close(found.params, exact.alone(UPDATES).params, rtol=1e-12, atol=1e-12)
 
@@ -88,9 +90,6 @@ def test_an_outer_optimizer_of_rate_one_moves_two_ulp_a_round_in_float32(optimiz
     problem = Problem(optimizer=optimizer, float32=True)
 
     def learn(door):
-        from murmurate.replicator import Replicator
-        from murmurate.vector import Replica
-
         make = OPTIMIZERS[problem.optimizer]
         ours = Replicator(LocalSGD(period=1, outer_learning_rate=1.0), door).replicate(
             "model", problem.net(), make
@@ -105,7 +104,7 @@ def test_an_outer_optimizer_of_rate_one_moves_two_ulp_a_round_in_float32(optimiz
             plain.follow(gradient)
             largest = torch.maximum(before, plain.params.detach().abs())
             ulp = torch.nextafter(largest, torch.full_like(largest, torch.inf)) - largest
-            worst = max(worst, float(((ours.params - plain.params).abs() / ulp).max()))
+            worst = max(worst, ((ours.params - plain.params).abs() / ulp).max().item())
         return worst
 
     (worst,) = SimulatedFabric(1, seed=0).run([learn])
