@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from laws.problems import Point
 
+from laws.problems import Point
 from murmurate.fabric.simulated import SimulatedFabric
 from murmurate.replicator import Replicator
 from murmurate.strategies.hogwild import Hogwild
