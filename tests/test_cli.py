@@ -256,6 +256,8 @@ def test_a_foreign_run_file_is_refused(
     [
         ({"replicas": "three"}, "does not fit this version of murmurate (replicas is 'three')"),
         ({"agent": {"steps": 1.5}}, "(steps is 1.5)"),
+        ({"agent": {"learning_rate": "fast"}}, "(learning_rate is 'fast')"),
+        ({"double_buffer": 1}, "(double_buffer is 1)"),
         ({"agent": 7}, "does not fit this version"),
         ({"recipe": "pnog-gala"}, "Did you mean 'pong'?"),
         ({"strategy": {"name": "gaal"}}, "Did you mean 'gala'?"),

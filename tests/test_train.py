@@ -143,6 +143,33 @@ def test_a_replica_that_died_goes_on_from_a_peer_with_its_own_count_and_games(tm
     assert not torch.equal(other["generator"], began[1]["generator"])
 
 
+def test_episodes_that_no_record_told_of_are_told_after_a_resume(tmp_path: Path) -> None:
+    learn(a_run(updates=6), tmp_path)
+    state = checkpoint.read_part(staging(tmp_path, FINAL), 0)
+    state["unreported"], state["returns"], state["probed"] = [[9.0, 9]], [7.0, 9.0], {"disagreement": 0.5}
+    (again, _) = learn(a_run(), tmp_path, [Restored(state, 144, True)] * 2, act=lambda x: x.source.close())
+    assert again.unreported == [[9.0, 9]]
+    assert list(again.returns) == [7.0, 9.0]
+    assert again.probed == {"disagreement": 0.5}
+
+
+def test_synchronous_members_agree_on_a_request_that_comes_between_them(tmp_path: Path) -> None:
+    outcomes = set()
+    for case in range(12):
+        answers: list[Any] = []
+
+        def ask(learning: Learning, answers: list[Any] = answers, who: int = case % 2) -> None:
+            if learning.post.rank == who:
+                learning.post.board.request_checkpoint()
+            answers.append(learning._consult())
+            learning.source.close()
+
+        learn(a_run(seed=case // 2), tmp_path / str(case), act=ask)
+        assert answers[0] == answers[1]
+        outcomes.add(answers[0][1])
+    assert outcomes == {0, 1}, "it should have come before both, and between them"
+
+
 def test_nothing_that_is_not_finite_is_saved(tmp_path: Path) -> None:
     def spoil(learning: Learning) -> None:
         learning.learner.replicas["a2c"].params.data[7] = float("nan")
@@ -245,8 +272,27 @@ def test_parts_of_a_checkpoint_that_was_never_whole_are_cleared_at_the_next_star
     coordinator: Coordinator, tmp_path: Path
 ) -> None:
     _part(coordinator, "3", 0, 1)
-    Coordinator(coordinator.run, tmp_path, coordinator.board, time.monotonic()).close()
+    again = Coordinator(coordinator.run, tmp_path, coordinator.board, time.monotonic())
     assert list((tmp_path / "checkpoints").iterdir()) == []
+    again.close()
+
+
+def test_a_best_checkpoint_that_was_set_aside_is_back_at_the_next_start(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    (tmp_path / "checkpoints" / ".old-best").mkdir()
+    Coordinator(coordinator.run, tmp_path, coordinator.board, time.monotonic()).close()
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["best"]
+
+
+def test_after_a_resume_the_next_checkpoint_is_due_where_it_would_have_been(coordinator: Coordinator) -> None:
+    coordinator.restore({"env_steps": 250, "best": None})
+    coordinator.board.advance(0, 260, 26)
+    coordinator.poll()
+    assert coordinator.board.checkpoint_requested == 0
+    coordinator.board.advance(0, 300, 30)
+    coordinator.poll()
+    assert coordinator.board.checkpoint_requested == 1
 
 
 def test_a_disk_that_takes_no_event_files_is_a_failure_and_closing_is_not(

@@ -94,7 +94,7 @@ def test_every_strategy_trains_saves_and_goes_on(strategy: str, tmp_path: Path) 
 @pytest.mark.parametrize("strategy", ["all-reduce", "local-sgd", "solo"])
 def test_stopped_and_resumed_equals_uninterrupted(strategy: str, tmp_path: Path) -> None:
     # the schedule must not know of the stop: the same total in both
-    whole = short(strategy, updates=20)
+    whole = short(strategy, updates=20, probe_every_updates=7)
     train(whole, tmp_path / "whole")
     train(dataclasses.replace(whole, env_steps=400), tmp_path / "parts")  # ends before its 20 updates
     assert checkpoint.read_part(tmp_path / "parts/checkpoints/last", 0)["updates"] < 20
@@ -102,6 +102,26 @@ def test_stopped_and_resumed_equals_uninterrupted(strategy: str, tmp_path: Path)
     assert json.loads((tmp_path / "parts/run.json").read_text())["env_steps"] is None
     for x, y in zip(params(tmp_path / "whole"), params(tmp_path / "parts"), strict=True):
         assert torch.equal(x, y)
+    # the stop came between asking an update for its size (the fifth) and the look that tells it
+    sizes = [
+        [
+            (r["replica"], r["updates"], r["update_norm"])
+            for r in records(tmp_path / name)
+            if "update_norm" in r
+        ]
+        for name in ("whole", "parts")
+    ]
+    assert sorted(sizes[0]) == sorted(sizes[1])
+    assert strategy == "solo" or len(sizes[0]) > 0
+
+
+def test_updates_of_the_summary_are_the_median_and_env_steps_the_total(tmp_path: Path) -> None:
+    finish = train(short(updates=None, env_steps=2_000, seed=2), tmp_path / "run")
+    last = tmp_path / "run" / "checkpoints" / "last"
+    own = sorted(checkpoint.read_part(last, rank)["updates"] for rank in range(3))
+    assert own[1] < own[2], "choose a seed with which they differ"
+    assert finish.summary["updates"] == own[1]
+    assert finish.summary["env_steps"] == sum(own) * 4 * 8
 
 
 def test_a_resumed_run_drops_the_lost_future(tmp_path: Path) -> None:
