@@ -86,7 +86,7 @@ def start(
 def _context() -> ForkServerContext:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch makes its pools in the fork server
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["murmurate.launch.role"])
+    context.set_forkserver_preload(["murmurate.launch.role", "torch._dynamo"])
     # A scheduler's SIGTERM goes to every process, and with the fork server all news of the roles would be
     # lost: it inherits deaf ears. Signals of this moment reach the launcher right after it.
     # The tracker's own start would unblock them again, so it comes first.

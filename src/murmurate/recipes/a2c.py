@@ -28,7 +28,13 @@ def settings(name: str) -> dict[str, Any]:
         agent = A2C(
             learning_rate=2e-3, learning_rate_end=0.1, steps=8, gae_lambda=0.95, entropy_coefficient=0.0
         )
-        return {"world": where, "agent": agent, "env_steps": 500_000, "stop_at_return": 475.0}
+        return {
+            "world": where,
+            "agent": agent,
+            "simulators": 8,
+            "env_steps": 500_000,
+            "stop_at_return": 475.0,
+        }
     return {
         "world": where,
         "agent": A2C(steps=8, gae_lambda=0.95, entropy_coefficient=0.0),
