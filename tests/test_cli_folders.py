@@ -1,0 +1,187 @@
+"""The command line on folders and machines that lack what it needs: refused, with nothing changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from murmurate import checkpoint
+from murmurate.cli import main
+from murmurate.errors import Refusal
+from short_runs import SHORT, content, refused
+
+pytest_plugins = ["short_runs"]  # the fixtures
+
+# -- refusals of a folder --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["resume", "eval", "report"])
+def test_a_folder_without_a_run_is_refused(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        line = refused(capsys, verb, folder)
+        assert str(folder) in line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", ["resume", "eval"])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "null", '{"recipe": 5}', '{"recipe": "cartpole-gala"}', "\x00"]
+)
+def test_a_foreign_run_file_is_refused(
+    text: str, verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.json").write_text(text)
+    assert "was not written by murmurate" in refused(capsys, verb, tmp_path)
+    assert content(tmp_path) == {"run.json": text.encode()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"replicas": "three"}, "does not fit this version of murmurate (replicas is 'three')"),
+        ({"agent": {"steps": 1.5}}, "(steps is 1.5)"),
+        ({"agent": {"learning_rate": "fast"}}, "(learning_rate is 'fast')"),
+        ({"double_buffer": 1}, "(double_buffer is 1)"),
+        ({"agent": 7}, "does not fit this version"),
+        ({"recipe": "pnog-gala"}, "Did you mean 'pong'?"),
+        ({"strategy": {"name": "gaal"}}, "Did you mean 'gala'?"),
+        ({"replicas": 0}, "replicas is 0"),
+    ],
+)
+def test_a_run_file_that_does_not_fit_is_refused(
+    changes: dict[str, Any], words: str, run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run_folder / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    before = content(run_folder)
+    assert words in refused(capsys, "resume", run_folder)
+    assert content(run_folder) == before
+
+
+def test_a_run_without_a_checkpoint_is_refused(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(run_folder / "checkpoints")
+    before = content(run_folder)
+    for verb in ("resume", "eval"):
+        line = refused(capsys, verb, run_folder)
+        assert "holds no checkpoint" in line
+        assert "murmurate train" in line
+    assert "leave out --best" in refused(capsys, "eval", run_folder, "--best")
+    assert content(run_folder) == before
+
+
+def test_a_corrupt_checkpoint_falls_back_and_two_are_refused(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["resume", str(run_folder), "--updates", "4"]) == 0
+    capsys.readouterr()
+    checkpoints = run_folder / "checkpoints"
+    steps_before = checkpoint.read_manifest(checkpoints / "previous")["env_steps"]
+    (checkpoints / "last" / "replica-1.safetensors").write_bytes(b"noise")
+    command = [sys.executable, "-m", "murmurate", "resume", str(run_folder), "--updates", "4"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0
+    (warning,) = done.stderr.splitlines()
+    assert warning.startswith("murmurate: warning: ")
+    assert "replica-1.safetensors is corrupt" in warning
+    assert "Going on from" in warning
+    assert f"resumed at {steps_before:,} env steps" in done.stdout
+
+    (checkpoints / "last" / "replica-1.safetensors").write_bytes(b"noise")
+    (checkpoints / "previous" / "state.json").write_text("{")
+    before = content(run_folder)
+    line = refused(capsys, "resume", run_folder)
+    assert "There is no other to fall back to: start again with murmurate train" in line
+    assert content(run_folder) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--agent.hidden", "32"), "belongs to another network"),
+        (("--replicas", "3"), "was made with 4 replicas"),
+        (("--simulators", "5"), "made with 2 simulators a learner and the run has 5. Use --simulators 2"),
+        (("--agent.optimizer", "adam"), "does not fit this run"),
+        (("--nothing", "5"), "no field called 'nothing'"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(
+    options: tuple[str, ...], words: str, run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = content(run_folder)
+    assert words in refused(capsys, "resume", run_folder, *options)
+    assert content(run_folder) == before
+
+
+def test_a_role_that_refuses_leaves_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise Refusal("not here. Go elsewhere.")
+
+    monkeypatch.setattr("murmurate.launch.inline.Learning", refuse)
+    for existed in (False, True):
+        folder = tmp_path / "run"
+        if existed:
+            folder.mkdir()
+        assert main(["train", "cartpole-gala", *SHORT, "--out", str(folder)]) == 2
+        assert capsys.readouterr().err == "murmurate: not here. Go elsewhere.\n"
+        assert folder.exists() == existed
+        assert not existed or list(folder.iterdir()) == []
+
+
+# -- missing extras --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def without(tmp_path: Path) -> Any:
+    """Runs a command in a Python that lacks some packages."""
+
+    def run(packages: tuple[str, ...], *arguments: object) -> subprocess.CompletedProcess[str]:
+        site = tmp_path / "site"
+        site.mkdir(exist_ok=True)
+        lines = [f"sys.modules[{package!r}] = None" for package in packages]
+        (site / "sitecustomize.py").write_text("\n".join(["import sys", *lines]))
+        path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+        return subprocess.run(
+            [sys.executable, "-m", "murmurate", *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+        )
+
+    return run
+
+
+def test_a_missing_extra_is_named_with_its_command(without: Any, run_folder: Path, tmp_path: Path) -> None:
+    all_three = ("ale_py", "mujoco", "imageio_ffmpeg")
+    out = ("--out", tmp_path / "x")
+    for arguments, package, extra in (
+        (("train", "pong-gala", *out), "ale-py", "atari"),
+        (("train", "hopper-a2c", *out), "mujoco", "mujoco"),
+        (("eval", run_folder, "--video"), "imageio-ffmpeg", "video"),
+    ):
+        done = without(all_three, *arguments)
+        assert done.returncode == 2, done.stderr
+        (line,) = done.stderr.splitlines()
+        assert f"{package}, which is not installed. Run: pip install 'murmurate[{extra}]'" in line
+    assert not (tmp_path / "x").exists()
+    assert not (run_folder / "videos").exists()
+
+
+def test_without_any_extra_the_rest_still_works(without: Any) -> None:
+    packages = ("ale_py", "mujoco", "imageio_ffmpeg", "cv2", "ray", "stable_baselines3")
+    done = without(packages, "doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    found = {c["name"]: c for c in json.loads(done.stdout.splitlines()[-1])["checks"]}
+    assert "murmurate[atari]" in found["Atari"]["advice"]
+    assert "murmurate[mujoco]" in found["MuJoCo"]["advice"]
+    assert "murmurate[video]" in found["video"]["advice"]
