@@ -1,8 +1,7 @@
-"""A short finished run for tests of the command line, and how they look at a refusal."""
+"""How tests of the command line make a short run, and look at a refusal."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -24,16 +23,3 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     (line,) = said.err.splitlines()
     assert line.startswith("murmurate: ")
     return line.removeprefix("murmurate: ")
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a short run. Copy it before changing it."""
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    assert main(["train", "cartpole-gala", *SHORT, "--out", str(folder)]) == 0
-    return folder
-
-
-@pytest.fixture
-def run_folder(finished: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished, tmp_path / "run"))

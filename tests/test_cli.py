@@ -22,7 +22,6 @@ from murmurate.recipes import recipe
 from murmurate.strategies import strategies
 from short_runs import SHORT, content, refused
 
-pytest_plugins = ["short_runs"]  # the fixtures
 GOLDEN = Path(__file__).parent / "golden" / "cli_surface.json"
 
 

@@ -17,8 +17,6 @@ from murmurate.cli import main
 from murmurate.errors import Refusal
 from short_runs import SHORT, content, refused
 
-pytest_plugins = ["short_runs"]  # the fixtures
-
 # -- refusals of a folder --------------------------------------------------------------------------------
 
 

@@ -1,0 +1,24 @@
+"""Fixtures of more than one file."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from murmurate.cli import main
+from short_runs import SHORT
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a short run. Copy it before changing it."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    assert main(["train", "cartpole-gala", *SHORT, "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def run_folder(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
