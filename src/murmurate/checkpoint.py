@@ -62,6 +62,9 @@ def commit(folder: Path, staging: Path, about: dict[str, Any]) -> None:
     }
     try:
         _write_json(staging / "state.json", manifest)
+        for part in parts:
+            _sync(part)
+        _sync(staging)
         last, previous, old = folder / "last", folder / "previous", folder / ".old"
         if last.exists():
             if previous.exists():

@@ -25,6 +25,8 @@ from murmurate.record.recorder import Recorder
 from murmurate.record.tensorboard import TensorBoard
 from murmurate.train import FINAL, Run, staging
 
+_CHECKPOINT_DEADLINE_SECONDS = 60.0
+
 
 class SecondInterrupt(Exception):
     """Ctrl-C came twice: stop at once."""
@@ -59,6 +61,7 @@ class Coordinator:
         self.seconds_before = offset_seconds
         self.stopped_because = ""
         self._pending = 0  # number of the checkpoint that replicas are writing; 0 if none
+        self._asked_at = 0.0
         self._next_at = self._after(board.total_env_steps())
         self._clear_staging()
         checkpoint.mend(self.checkpoints)
@@ -69,15 +72,22 @@ class Coordinator:
         """Take in what has been recorded; ask, commit, stop. Cheap; a few times a second."""
         self._read()
         self._commit_if_ready()
+        self._give_up_if_late()
         total = self.board.total_env_steps()
         if not self._pending and total >= self._next_at and not self.board.stop_requested:
             self._next_at = self._after(total)
-            self._pending = self.board.request_checkpoint()
+            self._pending, self._asked_at = self.board.request_checkpoint(), time.monotonic()
         if self.run.minutes is not None and self.recorder.seconds > self.run.minutes * 60:
             self.stop(f"{self.run.minutes:g} minutes have passed")
         goal = self.run.stop_at_return
         if goal is not None and len(self.returns) == 100 and self.return_mean() >= goal:
             self.stop(f"the mean return of the last 100 training episodes reached {goal:g}")
+
+    @property
+    def is_due(self) -> bool:
+        """Whether every replica ought to be ending now."""
+        goal = self.run.env_steps
+        return self.board.stop_requested or (goal is not None and self.board.total_env_steps() >= goal)
 
     def stop(self, why: str) -> None:
         """Let every replica finish its step, save, and end."""
@@ -127,6 +137,13 @@ class Coordinator:
         name, self._pending = str(self._pending), 0
         if self._complete(name):
             self._commit(name)
+
+    def _give_up_if_late(self) -> None:
+        """A replica that hangs must not keep the others from being saved: forget this one, ask again."""
+        if self._pending and time.monotonic() - self._asked_at > _CHECKPOINT_DEADLINE_SECONDS:
+            shutil.rmtree(staging(self.folder, str(self._pending)), ignore_errors=True)
+            self.event("warning", f"checkpoint {self._pending} was given up: not every replica answered")
+            self._pending = 0
 
     def _complete(self, name: str) -> bool:
         """Bring in the last part of those that had ended before they were asked; False if all had."""

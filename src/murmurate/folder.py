@@ -152,7 +152,10 @@ def _is(kind: Any, value: Any) -> bool:
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` so that a reader sees the old file or the new one."""
     fresh = path.with_name(path.name + ".new")
-    fresh.write_text(json.dumps(value, indent=1) + "\n")
+    with fresh.open("w") as file:
+        file.write(json.dumps(value, indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(fresh, path)
 
 

@@ -44,7 +44,7 @@ def evaluate_folder(
     film = write_video(run, where, folder / "videos" / "episode.mp4", seed) if video else None
     return {
         "recipe": run.recipe,
-        "checkpoint": which,
+        "checkpoint": where.name,
         "episodes": len(result.returns),
         "eval_return_mean": result.mean,
         "eval_return_stderr": None if len(result.returns) == 1 else result.stderr,

@@ -71,7 +71,9 @@ class Replicator:
         strategy = copy.deepcopy(self.strategy)
         if Capability.COLLECTIVE in channel.capabilities and channel.size > 1:
             with torch.no_grad():
-                channel.broadcast_(replica.params, channel.living()[0])
+                # gathered, because all agree on who came, and not on who lives at this moment
+                answers = channel.gather(replica.params.detach())
+                replica.params.copy_(answers[min(answers)])
         strategy.attach(replica, channel)
         replica.reload()
         bond = Bond(replica, strategy, channel)

@@ -47,7 +47,9 @@ def train(run: Run, folder: Path) -> Finish:
         with held(folder):
             write_run(folder, run)
             return _carry_out(run, folder, lambda start: start(run, folder))
-    except Refusal:
+    except Refusal as refusal:
+        if any((folder / "checkpoints").glob("*/state.json")):  # it had begun: nothing is taken back
+            raise RunFailed(f"{refusal} The checkpoints in {folder} are kept.") from refusal
         unclaim(folder, existed)
         raise
 
@@ -70,10 +72,19 @@ def resume(folder: Path, changes: Callable[[Run], Run] = lambda run: run) -> Fin
     preflight(run)
     found = checkpoint.newest(folder / "checkpoints")
     with held(folder):
-        return _go_on(run, folder, found, changed=run != stored)
+        return _go_on(run, stored, folder, found)
 
 
-def _go_on(run: Run, folder: Path, found: Path, changed: bool) -> Finish:
+# what a resumed run may do otherwise; all else is what was learned so far
+_MAY_CHANGE = frozenset(
+    {
+        "env_steps", "updates", "minutes", "stop_at_return", "launcher", "placement", "eval_episodes",
+        "checkpoint_every_env_steps", "probe_every_updates", "record_every_seconds",
+    }
+)  # fmt: skip
+
+
+def _go_on(run: Run, stored: Run, folder: Path, found: Path) -> Finish:
     manifest = checkpoint.read_manifest(found)
     saved = checkpoint.parts(found)
     if run.replicas != int(manifest["replicas"]):
@@ -81,7 +92,17 @@ def _go_on(run: Run, folder: Path, found: Path, changed: bool) -> Finish:
     # a replica that had died goes on from a living one's state
     parts = {rank: rank if rank in saved else saved[rank % len(saved)] for rank in range(run.replicas)}
     _fits(run, found, saved)
-    if changed:
+    fixed = [
+        field.name
+        for field in dataclasses.fields(run)
+        if field.name not in _MAY_CHANGE and getattr(run, field.name) != getattr(stored, field.name)
+    ]
+    if fixed:
+        raise Refusal(
+            f"{' and '.join(fixed)} cannot change on resume: what was learned so far depends on it. "
+            "Train anew: murmurate train, with --out."
+        )
+    if run != stored:
         write_run(folder, run)
     # each replica saved at a moment of its own, and the checkpoint was complete some time after that
     counts = {rank: checkpoint.env_steps(found, rank) for rank in saved}

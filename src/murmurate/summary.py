@@ -31,10 +31,11 @@ def load_agent(run: Run, folder: Path) -> Agent:
     agent = run.agent.build(spec, Replica, seed=run.seed, device=torch.device("cpu"))
     ranks = checkpoint.parts(folder)
     states = [checkpoint.read_part(folder, rank) for rank in ranks]
+    latest = max(states, key=lambda state: state["seconds"])  # who saved last saw most of the others
     for name, replica in agent.replicas.items():
         with torch.no_grad():
             for key, values in replica.named_views():
-                values.copy_(states[0]["consensus"][name]["params"][key])
+                values.copy_(latest["consensus"][name]["params"][key])
             for key, buffer in replica.module.named_buffers():
                 saved = [s["replicas"][name]["replica"]["buffers"][key] for s in states]
                 mean = torch.stack(saved).mean(0) if buffer.is_floating_point() else saved[0]

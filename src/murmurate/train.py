@@ -106,12 +106,15 @@ class Run:
 
     def learner(self, replicate: Replicate, rank: int, spec: EnvSpec) -> Agent:
         """The agent of one replica."""
+        planned = self.planned_updates()
+        if planned is not None and self.strategy.counts_all:
+            planned *= self.replicas
         return self.agent.build(
             spec,
             replicate,
             seed=self.seed,
             device=self.placement.device(rank),
-            updates=self.planned_updates(),
+            updates=planned,
         )
 
     def source(self, rank: int, learner: Agent, groups: list[Simulators]) -> Rollouts:
@@ -186,6 +189,8 @@ class Learning:
         self._last_steps = 0
         if post.restored is not None:
             self._restore(post.restored)
+            # nobody steps on a shared vector that another is still filling
+            self.meeting.gather(torch.zeros(4, dtype=torch.float64))
 
     def go(self) -> None:
         """Train until the run's end or a request to stop; leave a final checkpoint part."""
@@ -349,6 +354,7 @@ class Learning:
             "probed": self.probed,
             "staleness_max": {n: b.staleness_max for n, b in self.replicator.bonds.items()},
             "bytes_exchanged": self.replicator.bytes_exchanged,
+            "waiting_seconds": self.replicator.waiting_seconds,
         }
 
     def _restore(self, restored: Restored) -> None:
@@ -363,7 +369,9 @@ class Learning:
             self.probed = dict(state.get("probed", {}))
             for name, bond in self.replicator.bonds.items():
                 bond.staleness_max = int(state["staleness_max"][name])
-            next(iter(self.replicator.bonds.values())).channel.traffic.bytes = int(state["bytes_exchanged"])
+            traffic = next(iter(self.replicator.bonds.values())).channel.traffic
+            traffic.bytes = int(state["bytes_exchanged"])
+            traffic.waiting_seconds = float(state["waiting_seconds"])
         else:
             self.source.load(self._new_games(state["source"]))
         self._prepare_probe()

@@ -84,6 +84,7 @@ class Replica:
         self.clip = clip
         self.schedule = schedule
         self.clock = 0
+        self._checked = False  # whether the views were still in place after the first backward
         self.gradient_norm: Tensor | None = None
         self.exchange: Callable[[Replica], Exchange] = _update_alone
         # what schedules count: the own clock, or all replicas' updates where they share one vector
@@ -246,6 +247,9 @@ class Replica:
             )
         self._clear()
         loss.backward(inputs=self.own_parameters())  # type: ignore[no-untyped-call]
+        if not self._checked:
+            self.check()
+            self._checked = True
         self._collect()
         return self._agree()
 

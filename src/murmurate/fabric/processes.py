@@ -132,7 +132,8 @@ class ProcessChannel:
     def wait_newer(self, peers: Sequence[int], seen: Sequence[int], deadline_seconds: float) -> bool:
         def spoken() -> bool:
             return all(
-                self.version(p) > v or not self._board.is_alive(p) for p, v in zip(peers, seen, strict=True)
+                self.version(p) > v or not self._board.is_alive(p) or self._board.has_finished(p)
+                for p, v in zip(peers, seen, strict=True)
             )
 
         return self._wait(spoken, deadline_seconds)
@@ -290,7 +291,9 @@ class ProcessChannel:
             torch.cuda.cudart().cudaHostRegister(buffers.data_ptr(), size, 0)  # type: ignore[no-untyped-call]
 
     def _fence(self) -> None:
-        """A full memory barrier: taking an uncontended lock is one on every platform CPython has."""
+        """A full memory barrier: a release followed by an acquire lets nothing pass, on ARM too."""
+        with self._barrier:
+            pass
         with self._barrier:
             pass
 

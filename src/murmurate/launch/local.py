@@ -136,7 +136,7 @@ def _watch(roles: list[Role], coordinator: Coordinator) -> None:
             if not role.ended and not role.process.is_alive():
                 _take_end(role, coordinator)
         coordinator.poll()
-        if coordinator.board.stop_requested:
+        if coordinator.is_due:
             stopping_since = stopping_since or time.monotonic()
             if time.monotonic() - stopping_since > _STOP_DEADLINE_SECONDS:
                 stopping_since = None

@@ -49,6 +49,7 @@ class Progress:
         self.returns: list[float] = []
         self._returns_seen, self._returns_stride = 0, 1
         self.seconds = 0.0
+        self._episodes: deque[float] = deque(maxlen=100)
         self._totals: deque[tuple[float, int]] = deque([(0.0, 0)])
 
     def feed(self, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -82,6 +83,7 @@ class Progress:
 
     def _replica_record(self, replica: ReplicaProgress, record: Mapping[str, Any]) -> None:
         replica.latest.update({key: value for key, value in record.items() if value is not None})
+        self._episodes.extend(pair[0] for pair in record.get("episode_returns") or () if pair[0] is not None)
         for key in record.get("not_finite", ()):
             replica.latest[key] = math.nan
         if self._totals and self._totals[-1][0] == self.seconds:
@@ -122,7 +124,10 @@ class Progress:
 
     @property
     def return_mean(self) -> float | None:
-        """Mean over the living replicas of each one's mean return."""
+        """Mean of the last 100 episodes of all replicas together, as ``stop_at_return`` takes it; before
+        any is known, the mean over the living of each one's mean."""
+        if self._episodes:
+            return sum(self._episodes) / len(self._episodes)
         return self._over_living("return_mean", lambda known: sum(known) / len(known))
 
     @property

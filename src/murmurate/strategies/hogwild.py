@@ -30,6 +30,7 @@ class Hogwild(Strategy):
     summary: ClassVar[str] = "live on shared memory; update without a lock"
     paper: ClassVar[str] = "A3C; Mohamad et al., Algorithm 5 (PA3C)"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.SHARED_MEMORY})
+    counts_all: ClassVar[bool] = True
     on_death: ClassVar[str] = "the others go on; a half-written update is noise like any other"
 
     _clocks: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)

@@ -34,6 +34,8 @@ class Strategy:
     needs: ClassVar[frozenset[Capability]] = frozenset()
     # Synchronous: all members pass the same rounds, so the clock at a round is the same everywhere.
     synchronous: ClassVar[bool] = False
+    # Whether schedules follow the updates of all replicas instead of the own ones.
+    counts_all: ClassVar[bool] = False
     # What happens when a peer dies, in words: printed by ``list strategies``.
     on_death: ClassVar[str] = ""
 

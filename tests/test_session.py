@@ -1,0 +1,106 @@
+"""From a Run to a run folder: what is taken back and what never is, and what a resume may change."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from murmurate import coordinator, session
+from murmurate.cli import main
+from murmurate.coordinator import Coordinator
+from murmurate.errors import Refusal, RunFailed
+from murmurate.fabric.arena import Arena
+from murmurate.fabric.board import Board
+from murmurate.fabric.processes import ProcessFabric
+from murmurate.folder import claim
+from murmurate.recipes import recipe
+from murmurate.strategies.gala import GALA
+from murmurate.strategies.hogwild import Hogwild
+from murmurate.vector import Replica
+from short_runs import SHORT, content, refused
+
+
+def test_a_refusal_after_the_run_began_takes_nothing_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = dataclasses.replace(recipe("cartpole-a2c"), launcher="inline", updates=2, simulators=2)
+
+    def unreadable(*_: object, **__: object) -> None:
+        raise Refusal("the part cannot be read.")
+
+    monkeypatch.setattr(session, "summarize", unreadable)
+    with pytest.raises(RunFailed, match=r"cannot be read\. The checkpoints in .* are kept"):
+        session.train(run, tmp_path / "run")
+    assert (tmp_path / "run" / "checkpoints" / "last" / "state.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("agent.learning-rate", "1e-4"), ("double-buffer", "true"), ("strategy.topology", "complete")],
+)
+def test_resume_refuses_to_change_what_was_learned_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], field: str, value: str
+) -> None:
+    folder = tmp_path / "run"
+    assert main(["train", "cartpole-gala", *SHORT, "--out", str(folder)]) == 0
+    capsys.readouterr()
+    before = content(folder)
+    said = refused(capsys, "resume", folder, f"--{field}", value)
+    assert "cannot change on resume" in said
+    assert content(folder) == before
+    assert main(["resume", str(folder), "--updates", "3"]) == 0
+
+
+def test_schedules_span_the_run_also_where_all_replicas_count_together() -> None:
+    for strategy, end in ((GALA(), 25), (Hogwild(), 100)):
+        run = dataclasses.replace(
+            recipe("cartpole-a2c"), strategy=strategy, replicas=4, simulators=1, env_steps=4 * 8 * 25
+        )
+        groups = run.open_simulators()
+        learner = run.learner(Replica, 0, groups[0].spec)
+        (replica,) = learner.replicas.values()
+        assert replica.schedule is not None
+        assert replica.schedule(end) == pytest.approx(run.agent.learning_rate_end)
+        assert replica.schedule(end - 1) > replica.schedule(end)
+
+
+def test_a_checkpoint_that_hangs_is_given_up_and_another_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = dataclasses.replace(recipe("cartpole-gala"), replicas=2, checkpoint_every_env_steps=100)
+    claim(tmp_path / "run")
+    board = Board(2)
+    board.open()
+    watcher = Coordinator(run, tmp_path / "run", board, started_at=0.0)
+    board.advance(0, 150, 1)
+    watcher.poll()
+    assert board.checkpoint_requested == 1
+    board.saved(0, 1)
+    board.advance(0, 250, 2)
+    watcher.poll()
+    assert board.checkpoint_requested == 1  # replica 1 still has time
+    monkeypatch.setattr(coordinator, "_CHECKPOINT_DEADLINE_SECONDS", -1.0)
+    watcher.poll()
+    assert board.checkpoint_requested == 2
+    assert [e["event"] for e in watcher.events] == ["warning"]
+    watcher.close()
+
+
+def test_nobody_waits_for_a_peer_that_has_finished() -> None:
+    arena, board = Arena.create(), Board(2)
+    board.open()
+    channel = ProcessFabric(arena, board, 0).channel("x", torch.zeros(3))
+    assert not channel.wait_newer([1], [0], deadline_seconds=0.01)
+    board.finished(1)
+    assert channel.wait_newer([1], [0], deadline_seconds=0.01)
+
+
+def test_views_that_came_loose_are_found_at_the_first_loss() -> None:
+    module = torch.nn.Linear(2, 1)
+    replica = Replica("r", module, lambda p: torch.optim.SGD(p, lr=0.1))
+    module.weight.data = module.weight.data.clone()
+    with pytest.raises(RuntimeError, match="weight"):
+        replica.descend(module(torch.ones(1, 2)).sum())
