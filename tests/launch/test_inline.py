@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from murmurate import checkpoint
+from murmurate import checkpoint, session
 from murmurate.errors import Refusal
 from murmurate.recipes import recipe
 from murmurate.session import resume, train
@@ -137,7 +137,11 @@ def test_a_resumed_run_drops_the_lost_future(tmp_path: Path) -> None:
     assert strange == [0], "one is neither later nor further than the checkpoint; the others are the future"
 
 
-def test_not_a_number_stops_with_the_culprit_and_keeps_the_last_checkpoint(tmp_path: Path) -> None:
+def test_not_a_number_stops_with_the_culprit_and_keeps_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # no option leads here: a resume refuses another agent
+    monkeypatch.setattr(session, "_MAY_CHANGE", session._MAY_CHANGE | {"agent"})
     folder = tmp_path / "run"
     assert train(short(updates=10), folder).code == 0
     before = {p.name: p.read_bytes() for p in (folder / "checkpoints" / "last").iterdir()}
@@ -152,7 +156,11 @@ def test_not_a_number_stops_with_the_culprit_and_keeps_the_last_checkpoint(tmp_p
     assert before == after
 
 
-def test_parameters_that_are_not_finite_never_become_a_checkpoint(tmp_path: Path) -> None:
+def test_parameters_that_are_not_finite_never_become_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # no option leads here: a resume refuses another agent
+    monkeypatch.setattr(session, "_MAY_CHANGE", session._MAY_CHANGE | {"agent"})
     folder = tmp_path / "run"
     assert train(short(updates=10), folder).code == 0
     before = {p.name: p.read_bytes() for p in (folder / "checkpoints" / "last").iterdir()}

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,10 +45,14 @@ def _meanwhile(act: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def _freeze_one_and_interrupt(folder: Path) -> None:
+def _freeze_one_and_interrupt(folder: Path, wait_for_silence: bool = False) -> None:
+    """``wait_for_silence``: until the others, in the middle of a round without it, record nothing more."""
     until(lambda: (folder / "checkpoints/last/state.json").exists(), "a checkpoint")
     roles = {r["index"]: r["pid"] for r in read_lines(folder / "roles.jsonl")}
     os.kill(roles[1], signal.SIGSTOP)
+    if wait_for_silence:
+        metrics = folder / "metrics.jsonl"
+        until(lambda: time.time() - metrics.stat().st_mtime > 1.0, "silence")
     os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -74,7 +79,7 @@ def test_replicas_that_wait_for_one_another_for_ever_are_a_failure(
 ) -> None:
     monkeypatch.setattr(local, "_STOP_DEADLINE_SECONDS", 1.0)
     folder = tmp_path / "run"
-    _meanwhile(lambda: _freeze_one_and_interrupt(folder))
+    _meanwhile(lambda: _freeze_one_and_interrupt(folder, wait_for_silence=True))
     finish = train(_long("all-reduce"), folder)
     assert finish.code == 1
     assert "no replica stopped within 1 s, and all were killed" in finish.summary["exit"]

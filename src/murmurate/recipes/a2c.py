@@ -33,7 +33,7 @@ def settings(name: str) -> dict[str, Any]:
             "agent": agent,
             "simulators": 8,
             "env_steps": 500_000,
-            "stop_at_return": 475.0,
+            "stop_at_return": 490.0,
         }
     return {
         "world": where,
