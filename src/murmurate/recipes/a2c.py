@@ -34,6 +34,7 @@ def settings(name: str) -> dict[str, Any]:
             "simulators": 8,
             "env_steps": 500_000,
             "stop_at_return": 490.0,
+            "checkpoint_every_env_steps": 20_000,  # the best is kept from among these
         }
     return {
         "world": where,
