@@ -39,8 +39,8 @@ COLUMNS: dict[str, list[tuple[str, str]]] = {
         ("x SB3 A2C, 8", "by_simulators.8_simulators.ratio_sb3_a2c.median"),
     ],
     "strategy-cost": [
-        ("GALA, 2 members: copies", "strategies.gala.2_members.copies.median"),
-        ("4 members", "strategies.gala.4_members.copies.median"),
+        ("GALA, 2 members: copies", "strategies.gala.2_members.copies_when_heard.median"),
+        ("4 members", "strategies.gala.4_members.copies_when_heard.median"),
         ("all-reduce, 2", "strategies.all-reduce.2_members.copies.median"),
         ("4", "strategies.all-reduce.4_members.copies.median"),
         ("local SGD (mean), 2", "strategies.local-sgd.2_members.copies_mean.median"),

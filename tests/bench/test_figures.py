@@ -58,6 +58,18 @@ def test_a_shown_result_has_its_figures_spreads_texts_and_peers(capsys: pytest.C
     assert "98,765" not in " ".join(lines)
 
 
+def test_a_narrow_terminal_cuts_no_figure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    name = "limit_parts_seconds.widened bfloat16.bootstrap"
+    show({name: 0.000012345, "rate": spread([1.0, 2.0])})
+    out = capsys.readouterr().out
+    assert name in out
+    assert "1.234e-05" in out
+    assert "1 to 2 (2)" in out
+
+
 def test_versions_of_what_is_absent() -> None:
     assert version("no-such-package-anywhere") == "not installed"
     assert version("torch") == torch.__version__
@@ -137,14 +149,16 @@ def test_cartpole_headline_is_16_simulators(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_strategys_cost_is_its_excess_over_the_update_in_copies() -> None:
-    answers = [
-        {"times": {"copy": [1.0, 1.0, 9.0], "update": [3, 3, 30], "step": [5, 6, 33]}, "heard_share": 1.0},
-        {"times": {"copy": [2.0, 2.0, 2.0], "update": [4, 4, 4], "step": [4, 4, 10]}, "heard_share": 0.5},
+    times = [
+        {"copy": [1.0, 1.0, 9.0], "update": [3, 3, 30], "step": [5, 6, 33]},
+        {"copy": [2.0, 2.0, 2.0], "update": [4, 4, 4], "step": [4, 4, 10]},
     ]
-    figures = strategy_cost.figures(answers)
+    heard = [[True, True, False], [False, False, True]]
+    figures = strategy_cost.figures([{"times": t, "heard": h} for t, h in zip(times, heard, strict=True)])
     assert figures["copies"]["values"] == [3.0, 0.0]
     assert figures["copies_mean"]["values"] == pytest.approx([8 / 3, 1.0])
-    assert figures["share_of_steps_that_heard_others"] == 0.75
+    assert figures["copies_when_heard"]["values"] == [2.5, 3.0]
+    assert figures["share_of_steps_that_heard_others"] == 0.5
 
 
 def test_the_slowest_member_sets_the_pace_of_a_round() -> None:

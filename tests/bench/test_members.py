@@ -1,5 +1,6 @@
 """Benches whose members are real processes, at sizes of no use but for testing."""
 
+import json
 import multiprocessing
 import os
 import sys
@@ -10,7 +11,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from murmurate.bench import _gpu, _peers, _roles, all_reduce_vs_ddp, bench, benches, strategy_cost
+from murmurate.bench import (
+    _gpu,
+    _peers,
+    _roles,
+    all_reduce_vs_ddp,
+    atari_throughput,
+    bench,
+    benches,
+    strategy_cost,
+)
 from murmurate.bench._result import teller
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import FabricFactory
@@ -95,6 +105,20 @@ def test_a_result_carries_what_every_figure_needs(monkeypatch: pytest.MonkeyPatc
     assert result["hardware"]["cores"] >= 1
     assert {"torch", "python", "murmurate", "ale-py", "stable-baselines3"} <= set(result["versions"])
     assert result["date"][:2] == "20"
+
+
+@pytest.mark.slow
+def test_the_race_on_pong_with_windows_too_short_to_mean_much() -> None:
+    pytest.importorskip("ale_py")
+    pytest.importorskip("stable_baselines3")
+    plan = atari_throughput.Plan(rounds=1, window_cpu_seconds=0.5, side_rounds=1, limit_windows_a_round=1)
+    result = atari_throughput.measure(False, teller(True), plan)
+    assert set(result["windows"]) == {"float32", "bfloat16", "gossip", "buffered", "sb3"}
+    assert 0.1 < result["ratio_limit_float32"] < 3
+    assert 0.3 < result["ratio_sb3_a2c"] < 10
+    assert 0.2 < result["per_learner_share_with_2_gossiping"] < 3
+    assert result["limit_float32"] < result["limit_bfloat16"] * 2
+    json.dumps(result)
 
 
 def fake_peer(home: Path, name: str, code: str) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from pathlib import Path
 
 import psutil
 
@@ -21,6 +24,7 @@ DEADLINE_SECONDS = 500.0
 SETTINGS = {
     "env": "atari_pong",
     "algo": "APPO",
+    "async_rl": "True",
     "device": "cpu",
     "num_workers": "2",
     "num_envs_per_worker": "8",
@@ -44,10 +48,10 @@ def cpu_seconds(root: psutil.Process) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cpu-seconds", type=float, default=30.0)
+    parser.add_argument("--cpu-seconds", type=float, default=60.0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "sf_examples.atari.train_atari", f"--train_dir={folder}"]
+        command = [sys.executable, str(Path(__file__).parent / "train.py"), f"--train_dir={folder}"]
         command += [f"--{key}={value}" for key, value in SETTINGS.items()]
         process = subprocess.Popen(
             command,
@@ -55,18 +59,27 @@ def main() -> None:
             stderr=subprocess.STDOUT,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
-            process_group=0,
         )
+        # it may fail in a child and say nothing more: the pipe then ends with the tree
+        watchdog = threading.Timer(DEADLINE_SECONDS, kill, (process,))
+        watchdog.start()
         try:
             print(json.dumps(watch(process, options.cpu_seconds)))
         finally:
-            os.killpg(process.pid, 9)
-            process.wait()
+            watchdog.cancel()
+            kill(process)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    tree = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    for member in [*tree, process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    process.wait()
 
 
 def watch(process: subprocess.Popen[str], wanted_cpu_seconds: float) -> dict[str, object]:
-    root, deadline = psutil.Process(process.pid), time.monotonic() + DEADLINE_SECONDS
-    reports = 0
+    root, reports = psutil.Process(process.pid), 0
     steps, cpu, wall = 0, 0.0, 0.0
     last: list[str] = []
     for line in process.stdout or ():
@@ -78,7 +91,7 @@ def watch(process: subprocess.Popen[str], wanted_cpu_seconds: float) -> dict[str
         now = (int(found.group(1)), cpu_seconds(root), time.monotonic())
         if reports == WARM_UP_REPORTS:
             steps, cpu, wall = now
-        elif reports > WARM_UP_REPORTS and (now[1] - cpu > wanted_cpu_seconds or now[2] > deadline):
+        elif reports > WARM_UP_REPORTS and now[1] - cpu > wanted_cpu_seconds:
             return {
                 "trainer": "Sample Factory 2.1.1, asynchronous PPO; each sample is used 4 times",
                 "simulators": 16,

@@ -6,8 +6,10 @@ whole process tree, start-up excluded.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -41,19 +43,24 @@ def _entry(name: str, full: bool, log: Log) -> dict[str, Any]:
     if not full:
         return {"peer": name, "status": f"not run: murmurate bench {'atari-throughput'} --full"}
     log(f"running {name}")
+    process = subprocess.Popen(
+        [str(python), str(folder / "run.py")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        process_group=0,
+    )
     try:
-        done = subprocess.run(
-            [str(python), str(folder / "run.py")],
-            capture_output=True,
-            text=True,
-            timeout=_DEADLINE_SECONDS,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            check=False,
-        )
-        told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-        rate = told["env_steps"] / told["cpu_seconds"]
+        said, complaint = process.communicate(timeout=_DEADLINE_SECONDS)
     except subprocess.TimeoutExpired:
         return {"peer": name, "status": f"failed: not done within {_DEADLINE_SECONDS:g} s"}
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # whatever it has started ends with it
+    try:
+        told: dict[str, Any] = json.loads(said.strip().splitlines()[-1])
+        rate = told["env_steps"] / told["cpu_seconds"]
     except (ValueError, KeyError, IndexError):
-        return {"peer": name, "status": f"failed: {done.stderr.strip()[-300:]}"}
+        return {"peer": name, "status": f"failed: {complaint.strip()[-300:]}"}
     return {"peer": name, "status": "ran", "env_steps_per_cpu_second": rate, **told}

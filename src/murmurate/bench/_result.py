@@ -72,6 +72,8 @@ def teller(quiet: bool) -> Log:
 def show(result: dict[str, Any]) -> None:
     """The figures of a result as a table; spreads as median and extremes, texts and peers as lines."""
     console = rich.console.Console()
+    # a cut name or number is of no use: rather let a narrow terminal wrap the line
+    console.width = max(console.width, _WIDTH)
     table = rich.table.Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("figure", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
@@ -89,6 +91,7 @@ def show(result: dict[str, Any]) -> None:
         console.print(f"peer {peer['peer']}: {peer['status']}", highlight=False)
 
 
+_WIDTH = 120
 # in the JSON only: what the figures were made from, and what has lines of its own
 _MATERIAL = frozenset({"windows", "limit_windows", "plan", "peers", "hardware", "versions"})
 

@@ -63,8 +63,6 @@ def _run(strategy: str, seed: int, log: Log) -> dict[str, Any]:
         if done.returncode != 0:
             raise RunFailed(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()}")
         summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
-    mean, steps = summary["eval_return_mean"], summary["env_steps"]
-    log(
-        f"{strategy}, seed {seed}: {mean:.1f} ± {summary['eval_return_stderr']:.1f} after {steps:,} env steps"
-    )
+    mean, best, steps = (summary[key] for key in ("eval_return_mean", "best_eval_return_mean", "env_steps"))
+    log(f"{strategy}, seed {seed}: {mean:.1f}, at best {best:.1f}, after {steps:,} env steps")
     return summary

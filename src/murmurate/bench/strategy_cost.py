@@ -48,7 +48,7 @@ def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
             answers = _roles.together(members, work, name, plan.parameters, plan.turns)
             rows.setdefault(name, {})[f"{members}_members"] = figures(answers)
     log("waiting of 4 GALA learners in a real run")
-    gala = [row["copies"]["median"] for row in rows["gala"].values()]
+    gala = [row["copies_when_heard"]["median"] for row in rows["gala"].values()]
     return {
         "parameters": plan.parameters,
         "fabric": "processes",
@@ -85,7 +85,7 @@ def work(fabric: FabricFactory, name: str, parameters: int, turns: int) -> dict[
         "step": lambda: with_strategy.exchange(with_strategy),
     }
     times: dict[str, list[float]] = defaultdict(list)
-    heard = 0
+    heard: list[bool] = []
     with torch.no_grad():
         for turn in range(turns + 10):
             # all-reduce writes its mean here: without this the members' gradients would melt together
@@ -97,8 +97,9 @@ def work(fabric: FabricFactory, name: str, parameters: int, turns: int) -> dict[
                 spent = time.process_time() - start
                 if turn >= 10:
                     times[act_name].append(spent * 1e3)
-                    heard += act_name == "step" and out.heard > 1
-    return {"times": dict(times), "heard_share": heard / turns}
+                    if act_name == "step":
+                        heard.append(out.heard > 1)
+    return {"times": dict(times), "heard": heard}
 
 
 def _rmsprop(parameters: list[Any]) -> torch.optim.Optimizer:
@@ -108,23 +109,25 @@ def _rmsprop(parameters: list[Any]) -> torch.optim.Optimizer:
 def figures(answers: list[dict[str, Any]]) -> dict[str, Any]:
     """Over the members: medians of copy, update and step, and the step's excess in copies.
 
-    The excess is taken turn by turn, so that a slow moment of the machine enters both sides; its mean is
-    there for strategies that exchange only now and then.
+    The excess is taken turn by turn, so that a slow moment of the machine enters both sides. Its mean over
+    all steps, and its median over those that heard somebody, are for strategies that exchange now and then.
     """
     excess = [[s - u for s, u in zip(a["times"]["step"], a["times"]["update"], strict=True)] for a in answers]
-    copies, mean_copies = (
-        [of(e) / median(a["times"]["copy"]) for e, a in zip(excess, answers, strict=True)]
-        for of in (median, statistics.fmean)
-    )
+    heard = [
+        [e for e, heard in zip(of, answer["heard"], strict=True) if heard]
+        for of, answer in zip(excess, answers, strict=True)
+    ]
+    copy = [median(a["times"]["copy"]) for a in answers]
     middle = {
         f"{name}_milliseconds": median([t for a in answers for t in a["times"][name]])
         for name in ("copy", "update", "step")
     }
     return {
-        "copies": spread(copies),
-        "copies_mean": spread(mean_copies),
+        "copies": spread([median(e) / c for e, c in zip(excess, copy, strict=True)]),
+        "copies_mean": spread([statistics.fmean(e) / c for e, c in zip(excess, copy, strict=True)]),
+        "copies_when_heard": spread([median(e or [0.0]) / c for e, c in zip(heard, copy, strict=True)]),
         **middle,
-        "share_of_steps_that_heard_others": sum(a["heard_share"] for a in answers) / len(answers),
+        "share_of_steps_that_heard_others": statistics.fmean(h for a in answers for h in a["heard"]),
     }
 
 
