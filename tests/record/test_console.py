@@ -180,3 +180,13 @@ def test_a_resume_brings_the_dead_and_the_finished_back() -> None:
     assert [r.state(4.0, 15.0) for r in progress.replicas] == ["running", "running"]
     # and a death after it is told again
     assert len(progress.feed([event(5, "died", "gone again", member=0)])) == 1
+
+
+def test_plain_output_names_a_checkpoint_as_often_as_a_line_but_every_death() -> None:
+    screen = rich.console.Console(width=100, file=io.StringIO(), force_terminal=False)
+    console = Console("cartpole-gala", 2, console=screen, elapsed=lambda: 0.0, interval_seconds=10.0)
+    console.feed([event(t / 2, "checkpoint", f"checkpoint at {t}") for t in range(50)])
+    console.feed([event(0.1, "died", "replica 1 died"), event(0.2, "died", "replica 0 died")])
+    lines = screen.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line.split()[-1] for line in lines if "checkpoint" in line] == ["0", "20", "40"]
+    assert sum("died" in line for line in lines) == 2

@@ -59,6 +59,7 @@ class Console:
         self._console = console or rich.console.Console()
         self._interval = interval_seconds
         self._next_line = self._elapsed() + interval_seconds
+        self._next_checkpoint = 0.0
         self._live: Live | None = None
 
     def __enter__(self) -> Console:
@@ -83,7 +84,16 @@ class Console:
         events = self.progress.feed(records)
         if self._live is None:
             for event in events:
+                if event.get("event") == "checkpoint" and not self._checkpoint_is_due(event):
+                    continue
                 self._print(f"[{clock(event['time_seconds'])}] {event.get('message', event.get('event'))}")
+
+    def _checkpoint_is_due(self, event: Mapping[str, Any]) -> bool:
+        """A fast run saves several times a second: say so as often as the plain lines come (all are in metrics.jsonl)."""
+        if event["time_seconds"] < self._next_checkpoint:
+            return False
+        self._next_checkpoint = event["time_seconds"] + self._interval
+        return True
 
     def refresh(self) -> None:
         if self._live is not None:
