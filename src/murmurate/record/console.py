@@ -89,7 +89,7 @@ class Console:
                 self._print(f"[{clock(event['time_seconds'])}] {event.get('message', event.get('event'))}")
 
     def _checkpoint_is_due(self, event: Mapping[str, Any]) -> bool:
-        """A fast run saves several times a second: say so as often as the plain lines come (all are in metrics.jsonl)."""
+        """A fast run saves several times a second: say so as often as the plain lines come."""
         if event["time_seconds"] < self._next_checkpoint:
             return False
         self._next_checkpoint = event["time_seconds"] + self._interval
