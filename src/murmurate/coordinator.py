@@ -102,8 +102,9 @@ class Coordinator:
             return
         self.board.bury(rank)
         self.dead.append(rank)
-        left = list(self.board.living())
-        self.event("died", f"replica {rank} died ({how}); {len(left)} go on", member=rank)
+        left = [other for other in self.board.living() if other < self.run.replicas]
+        who = f"replica {rank}" if rank < self.run.replicas else "the centre"
+        self.event("died", f"{who} died ({how}); {len(left)} go on", member=rank)
 
     def event(self, name: str, message: str, **fields: Any) -> None:
         self.recorder.event(name, message, env_steps=self.board.total_env_steps(), updates=0, **fields)

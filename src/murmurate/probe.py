@@ -19,11 +19,11 @@ class Probe:
     """Compares one replica with its peers: [2N], parameters and gradient, through a channel.
 
     Members of a synchronous strategy meet (so they compare the same clock); others look at what the
-    peers showed last, and wait for nobody.
+    peers showed last, and wait for nobody. ``replicas`` counts the learners, without a centre.
     """
 
-    def __init__(self, replica: Replica, factory: FabricFactory, synchronous: bool) -> None:
-        self.replica = replica
+    def __init__(self, replica: Replica, factory: FabricFactory, synchronous: bool, replicas: int) -> None:
+        self.replica, self.replicas = replica, replicas
         self.synchronous = synchronous
         self._both = torch.empty(2 * len(replica), dtype=replica.params.dtype, device=replica.device)
         self.channel: Fabric = factory.channel(f"{replica.name}.probe", self._both)
@@ -49,7 +49,7 @@ class Probe:
 
     def _compare(self, seen: dict[int, tuple[Tensor, Tensor]]) -> dict[str, Any]:
         mine, my_gradient = seen[self.channel.rank]
-        cosine: list[float | None] = [None] * self.channel.size
+        cosine: list[float | None] = [None] * self.replicas
         for rank, (_, gradient) in seen.items():
             cosine[rank] = float(torch.nn.functional.cosine_similarity(my_gradient, gradient, dim=0))
         if len(seen) < 2:

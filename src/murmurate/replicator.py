@@ -96,6 +96,23 @@ class Replicator:
             bond.replica.load(state[name]["replica"])
             bond.strategy.load(state[name]["strategy"])
 
+    def settle(self, number: int, deadline_seconds: float) -> bool:
+        """See ``Strategy.settle``; False if one of the strategies missed the deadline."""
+        with torch.no_grad():
+            return all(
+                [
+                    b.strategy.settle(b.replica, b.channel, number, deadline_seconds)
+                    for b in self.bonds.values()
+                ]
+            )
+
+    def resumed(self) -> None:
+        """All members have loaded, and none has stepped yet."""
+        with torch.no_grad():
+            for bond in self.bonds.values():
+                bond.strategy.resumed(bond.replica, bond.channel)
+                bond.replica.reload()
+
     def publish(self) -> None:
         """Show peers the parameters as they are now (at the end of a run, or after a restart)."""
         for bond in self.bonds.values():

@@ -12,10 +12,11 @@ import torch
 
 from murmurate import checkpoint
 from murmurate.agents.interface import Agent
+from murmurate.collect.interface import spec_of
 from murmurate.coordinator import Coordinator, SecondInterrupt, all_is_saved
 from murmurate.errors import MissingExtra, Refusal, RunFailed
 from murmurate.fabric.arena import refuse_if_small
-from murmurate.fabric.interface import Capability
+from murmurate.fabric.interface import Capability, FabricFactory
 from murmurate.fabric.simulated import SimulatedFabric
 from murmurate.folder import claim, held, read_run, unclaim, write_run
 from murmurate.launch import launcher
@@ -23,7 +24,7 @@ from murmurate.play import film, write_strip
 from murmurate.recipes import recipe
 from murmurate.record.reader import truncate_after
 from murmurate.replicator import Replicator, check_capabilities
-from murmurate.summary import summarize
+from murmurate.summary import learners, summarize
 from murmurate.train import Run
 
 FINISHED, FAILED, REFUSED = 0, 1, 2
@@ -56,9 +57,7 @@ def train(run: Run, folder: Path) -> Finish:
 
 def resolved(run: Run) -> Run:
     """``run`` with nothing left to be decided by the machine that it runs on."""
-    simulators = run.world.open(1, training=True)
-    simulators.close()
-    agent = run.agent.resolved(simulators.spec, run.placement.device(0))
+    agent = run.agent.resolved(spec_of(run.world), run.placement.device(0))
     return dataclasses.replace(run, agent=agent)
 
 
@@ -90,7 +89,10 @@ def _go_on(run: Run, stored: Run, folder: Path, found: Path) -> Finish:
     if run.replicas != int(manifest["replicas"]):
         raise Refusal(f"{folder} was made with {manifest['replicas']} replicas; resume with the same number.")
     # a replica that had died goes on from a living one's state
-    parts = {rank: rank if rank in saved else saved[rank % len(saved)] for rank in range(run.replicas)}
+    learned = [rank for rank in saved if rank < run.replicas]
+    parts = {rank: rank if rank in saved else learned[rank % len(learned)] for rank in range(run.replicas)}
+    if run.strategy.centre:
+        parts[run.replicas] = run.replicas
     _fits(run, found, saved)
     fixed = [
         field.name
@@ -166,12 +168,16 @@ def _attempt(run: Run) -> Agent:
 
     Raises Refusal.
     """
-    simulators = run.world.open(1, training=True)
-    spec = simulators.spec
-    simulators.close()
-    replicate = Replicator(run.strategy, SimulatedFabric(1, seed=0, keep_log=False).member(0)).replicate
-    try:
+    spec = spec_of(run.world)
+
+    def build(door: FabricFactory) -> Agent:
+        replicate = Replicator(run.strategy, door).replicate
         return run.agent.build(spec, replicate, seed=run.seed, device=torch.device("cpu"))
+
+    size = 1 + run.strategy.centre
+    try:
+        agent: Agent = SimulatedFabric(size, seed=0, keep_log=False).run([build] * size)[0]
+        return agent
     except ValueError as error:
         raise Refusal(f"{run.recipe} cannot be made like this: {error}. Change that field.") from error
 
@@ -179,7 +185,7 @@ def _attempt(run: Run) -> Agent:
 def _fits(run: Run, found: Path, saved: list[int]) -> None:
     """Raise Refusal if a checkpoint is not of this run's network, or not of its simulators."""
     agent = _attempt(run)
-    for rank in saved:
+    for rank in learners(run, found):
         state = checkpoint.read_part(found, rank)
         try:
             for name, replica in agent.replicas.items():

@@ -12,6 +12,7 @@ import torch
 from murmurate import checkpoint
 from murmurate.agents.interface import Agent
 from murmurate.collect.evaluate import EvalResult, evaluate
+from murmurate.collect.interface import spec_of
 from murmurate.coordinator import Coordinator
 from murmurate.folder import write_json
 from murmurate.spec import derive_seed
@@ -25,12 +26,8 @@ def load_agent(run: Run, folder: Path) -> Agent:
     Floating-point buffers are the mean over the replicas saved in it. Raises Refusal if it is damaged.
     """
     torch.set_num_threads(run.placement.threads)
-    simulators = run.world.open(1, training=False)
-    spec = simulators.spec
-    simulators.close()
-    agent = run.agent.build(spec, Replica, seed=run.seed, device=torch.device("cpu"))
-    ranks = checkpoint.parts(folder)
-    states = [checkpoint.read_part(folder, rank) for rank in ranks]
+    agent = run.agent.build(spec_of(run.world), Replica, seed=run.seed, device=torch.device("cpu"))
+    states = [checkpoint.read_part(folder, rank) for rank in learners(run, folder)]
     latest = max(states, key=lambda state: state["seconds"])  # who saved last saw most of the others
     for name, replica in agent.replicas.items():
         with torch.no_grad():
@@ -44,10 +41,9 @@ def load_agent(run: Run, folder: Path) -> Agent:
     return agent
 
 
-def frames_per_step(run: Run) -> int:
-    simulators = run.world.open(1, training=False)
-    simulators.close()
-    return simulators.spec.frames_per_step
+def learners(run: Run, folder: Path) -> list[int]:
+    """Ranks of the replicas whose parts are in a checkpoint; a centre's part is not among them."""
+    return [rank for rank in checkpoint.parts(folder) if rank < run.replicas]
 
 
 def play(run: Run, folder: Path, episodes: int, seed: int | None = None) -> EvalResult:
@@ -90,7 +86,7 @@ def summarize(
         "launcher": run.launcher,
         "seed": run.seed,
         "env_steps": board.total_env_steps(),
-        "frames": board.total_env_steps() * frames_per_step(run),
+        "frames": board.total_env_steps() * spec_of(run.world).frames_per_step,
         "updates": int(statistics.median(board.clock(r) for r in range(run.replicas))),
         "wall_seconds": seconds,
         "env_steps_per_second": (board.total_env_steps() - coordinator.steps_before)
@@ -122,7 +118,7 @@ def _from_checkpoint(run: Run, last: Path, best: Path, games: bool) -> dict[str,
         **nothing,
         **played,
         "staleness_max": max(max(s["staleness_max"].values()) for s in states),
-        "disagreement_final": disagreement(last, ranks),
+        "disagreement_final": disagreement(last, learners(run, last)),
         "bytes_exchanged": sum(s["bytes_exchanged"] for s in states),
         "resume_exact": all(s["exact"] for s in states),
     }

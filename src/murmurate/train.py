@@ -29,6 +29,7 @@ from murmurate.vector import NotFinite
 FINAL = "final"
 FINAL_REQUEST = 1 << 40
 _FINISH_DEADLINE_SECONDS = 10.0
+SETTLE_SECONDS = 10.0  # for deltas in flight to arrive before a checkpoint
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,11 @@ class Run:
             )
         if self.placement.threads < 1 or not self.placement.devices:
             raise Refusal("a placement names at least one device, and at least one thread a process.")
+
+    @property
+    def members(self) -> int:
+        """Replicas, and the centre where the strategy has one: it is the last."""
+        return self.replicas + self.strategy.centre
 
     def planned_updates(self) -> int | None:
         """Updates per replica over the whole run, for schedules; None if only time ends it."""
@@ -174,7 +180,8 @@ class Learning:
         self.source = run.source(post.rank, self.learner, groups)
         self.synchronous = run.strategy.synchronous and post.fabric.size > 1
         self.probes = [
-            Probe(replica, post.fabric, self.synchronous) for replica in self.learner.replicas.values()
+            Probe(replica, post.fabric, self.synchronous, run.replicas)
+            for replica in self.learner.replicas.values()
         ]
         self.meeting: Fabric = post.fabric.channel("meeting", torch.zeros(4, dtype=torch.float64))
         self.recorder = Recorder(
@@ -190,6 +197,8 @@ class Learning:
         if post.restored is not None:
             self._restore(post.restored)
             # nobody steps on a shared vector that another is still filling
+            self.meeting.gather(torch.zeros(4, dtype=torch.float64))
+            self.replicator.resumed()
             self.meeting.gather(torch.zeros(4, dtype=torch.float64))
 
     def go(self) -> None:
@@ -222,7 +231,7 @@ class Learning:
 
     def _probe(self) -> None:
         every = self.run.probe_every_updates
-        if not every or self.post.fabric.size == 1:
+        if not every or self.run.replicas == 1:
             return
         # one update early, so that a mean every so many updates has not just been taken
         if self.learner.clock % every == every - 1:
@@ -303,12 +312,16 @@ class Learning:
         _, asked, _ = wishes
         if asked > self.answered:
             self.answered = asked
-            write_part(staging(self.post.folder, str(asked)), self.post.rank, self.state())
-            self.post.board.saved(self.post.rank, asked)
+            if self.replicator.settle(asked, SETTLE_SECONDS):
+                write_part(staging(self.post.folder, str(asked)), self.post.rank, self.state())
+                self.post.board.saved(self.post.rank, asked)
+            else:
+                self.recorder.skipped(asked, self.post.rank)
 
     def _finish(self, outcome: Outcome | None) -> None:
         if outcome is not None:
             self._record(outcome, force=True)
+        self.replicator.settle(FINAL_REQUEST, SETTLE_SECONDS)
         self.replicator.publish()
         board = self.post.board
         board.finished(self.post.rank)
@@ -326,35 +339,16 @@ class Learning:
     # -- state --------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Everything this replica needs to go on; the members of a synchronous run call it together.
-
-        Raises NotFinite rather than let a good checkpoint be replaced by one that cannot learn.
-        """
-        for name, replica in self.learner.replicas.items():
-            if not torch.isfinite(replica.params.detach()).all():
-                raise NotFinite(
-                    f"the parameters of replica '{name}' are not finite at its update {replica.clock}. "
-                    "A smaller learning rate usually helps."
-                )
-        consensus = {
-            name: {"params": dict(self.replicator.bonds[name].replica.named_views(vector))}
-            for name, vector in self.replicator.consensus().items()
-        }
-        return {
-            "replicas": self.replicator.state(),
-            "consensus": consensus,
+        """Everything this replica needs to go on; the members of a synchronous run call it together."""
+        return member_state(self.replicator, self.recorder.seconds) | {
             "learner": self.learner.state(),
             "source": self.source.state(),
             "exact": self.source.exact,
             "env_steps": self.env_steps,
             "updates": self.learner.clock,
-            "seconds": self.recorder.seconds,
             "returns": list(self.returns),
             "unreported": self.unreported,
             "probed": self.probed,
-            "staleness_max": {n: b.staleness_max for n, b in self.replicator.bonds.items()},
-            "bytes_exchanged": self.replicator.bytes_exchanged,
-            "waiting_seconds": self.replicator.waiting_seconds,
         }
 
     def _restore(self, restored: Restored) -> None:
@@ -389,6 +383,31 @@ class Learning:
             "groups": [None] * len(mine["groups"]),
             "generator": generator.get_state(),
         }
+
+
+def member_state(replicator: Replicator, seconds: float) -> dict[str, Any]:
+    """What a checkpoint holds of a replica or a centre alike.
+
+    Raises NotFinite rather than let a good checkpoint be replaced by one that cannot learn.
+    """
+    for name, bond in replicator.bonds.items():
+        if not torch.isfinite(bond.replica.params.detach()).all():
+            raise NotFinite(
+                f"the parameters of replica '{name}' are not finite at its update {bond.replica.clock}. "
+                "A smaller learning rate usually helps."
+            )
+    consensus = {
+        name: {"params": dict(replicator.bonds[name].replica.named_views(vector))}
+        for name, vector in replicator.consensus().items()
+    }
+    return {
+        "replicas": replicator.state(),
+        "consensus": consensus,
+        "seconds": seconds,
+        "staleness_max": {name: bond.staleness_max for name, bond in replicator.bonds.items()},
+        "bytes_exchanged": replicator.bytes_exchanged,
+        "waiting_seconds": replicator.waiting_seconds,
+    }
 
 
 def staging(folder: Path, name: str) -> Path:

@@ -273,15 +273,38 @@ class Replica:
             # the same factor as torch.nn.utils.clip_grad_norm_
             self._storage_grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
         if self.schedule is not None:
-            factor = self.schedule(self.steps_taken())
-            for group, initial in zip(self.optimizer.param_groups, self._initial_lr, strict=True):
-                group["lr"] = initial * factor
+            for group, rate in zip(self.optimizer.param_groups, self._rates(), strict=True):
+                group["lr"] = rate
         before = self._storage.clone() if self.measure else None
         self.optimizer.step()
         if before is not None:
             self.update_norm = torch.linalg.vector_norm(self._storage - before)
             self.measure = False
         self.clock += 1
+
+    def step_plainly(self) -> None:
+        """One step of plain SGD at the present learning rates, unclipped; the optimizer notices nothing.
+
+        What a client of a parameter server does between two pulls. Counts as an update.
+        """
+        rates = self._rates()
+        for (start, stop), rate in zip(self.group_bounds, rates, strict=True):
+            self._storage[start:stop].add_(self._storage_grad[start:stop], alpha=-rate)
+        self.tick()
+
+    def tick(self) -> None:
+        """Count an update that was made elsewhere."""
+        self.clock += 1
+
+    def scale_rates(self, factor: float) -> None:
+        """Multiply all learning rates, the schedule's start included."""
+        self._initial_lr = [rate * factor for rate in self._initial_lr]
+        for group in self.optimizer.param_groups:
+            group["lr"] *= factor
+
+    def _rates(self) -> list[float]:
+        factor = 1.0 if self.schedule is None else self.schedule(self.steps_taken())
+        return [float(rate) * factor for rate in self._initial_lr]
 
     def _agree(self) -> Exchange:
         with torch.no_grad():

@@ -74,6 +74,13 @@ class World(Protocol):
         ...
 
 
+def spec_of(world: World) -> EnvSpec:
+    """What can be seen and done in ``world``; opens one simulator for a moment to find out."""
+    simulators = world.open(1, training=True)
+    simulators.close()
+    return simulators.spec
+
+
 class Actor(Protocol):
     """The part of an agent that collecting and evaluating need (every ``Agent`` is one)."""
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from murmurate.fabric._baton import Wait
 from murmurate.fabric._world import World
+from murmurate.fabric.interface import Letter
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class _Packet:
     tag: str = field(compare=False)
     number: int = field(compare=False)
     x: Tensor = field(compare=False)
+    note: float = field(compare=False)
 
 
 class Post:
@@ -64,13 +66,15 @@ class Post:
         self._taken: dict[tuple[int, int, str], int] = defaultdict(int)
         self._outstanding: dict[tuple[int, int, str], set[int]] = defaultdict(set)
 
-    def send(self, sender: int, to: int, tag: str, x: Tensor) -> bool:
+    def send(
+        self, sender: int, to: int, tag: str, x: Tensor, note: float, deadline_seconds: float | None
+    ) -> bool:
         baton, stream = self._world.baton, (sender, to, tag)
         room = Wait(
             topic=(self._channel, "room", sender),
             ready=lambda: len(self._outstanding[stream]) < self._capacity or to in baton.dead,
             words=lambda: f"room in the queue '{tag}' of rank {to}, full with {self._capacity} messages",
-            deadline_seconds=self._deadline,
+            deadline_seconds=self._deadline if deadline_seconds is None else deadline_seconds,
         )
         if not baton.wait(sender, room) or to in baton.dead:
             return False
@@ -80,14 +84,14 @@ class Post:
         self._world.record(sender, "send", self._channel, to, number, detail=tag)
         journeys = self._journeys(sender, to)
         for arrival in journeys:
-            packet = _Packet(arrival, next(self._tickets), sender, tag, number, x.detach().clone())
+            packet = _Packet(arrival, next(self._tickets), sender, tag, number, x.detach().clone(), note)
             heapq.heappush(self._flying[to], packet)
         if not journeys:
             self._lose(stream, number)
         baton.touch((self._channel, "mail", to))
         return True
 
-    def receive(self, receiver: int, tag: str) -> tuple[int, Tensor] | None:
+    def receive(self, receiver: int, tag: str) -> Letter | None:
         self._deliver(receiver)
         if not self._inbox[receiver, tag]:
             return None
@@ -95,9 +99,9 @@ class Post:
         self._outstanding[packet.sender, receiver, tag].discard(packet.number)
         self._world.record(receiver, "receive", self._channel, packet.sender, packet.number, detail=tag)
         self._world.baton.touch((self._channel, "room", packet.sender))
-        return packet.sender, packet.x
+        return Letter(packet.sender, packet.x, packet.note)
 
-    def wait(self, receiver: int, tag: str, deadline_seconds: float) -> tuple[int, Tensor] | None:
+    def wait(self, receiver: int, tag: str, deadline_seconds: float) -> Letter | None:
         def arrived() -> bool:
             self._deliver(receiver)
             return bool(self._inbox[receiver, tag])

@@ -95,9 +95,10 @@ class Board:
         alive = self._rows[_ALIVE] == 1
         return bool(alive.any() and (self._rows[_SAVED][alive] >= request).all())
 
-    def finished_all(self) -> bool:
-        alive = self._rows[_ALIVE] == 1
-        return bool((self._rows[_FINISHED][alive] == 1).all())
+    def finished_all(self, first: int | None = None) -> bool:
+        """Whether all living members have finished, or the living among the ``first`` so many."""
+        alive = self._rows[_ALIVE, :first] == 1
+        return bool((self._rows[_FINISHED, :first][alive] == 1).all())
 
     def has_finished(self, rank: int) -> bool:
         return bool(self._rows[_FINISHED, rank])

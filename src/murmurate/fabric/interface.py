@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -30,6 +30,18 @@ class Traffic:
 
     bytes: int = 0
     waiting_seconds: float = 0.0
+
+
+class Letter(NamedTuple):
+    """One delta as it arrived.
+
+    sender: its rank. x: [N], the receiver's to keep. note: a number that travels with it: the version that a
+    delta was made from, a push-sum weight, a round. Whole numbers up to 2**53 arrive exactly.
+    """
+
+    sender: int
+    x: Tensor
+    note: float = 0.0
 
 
 class FabricError(RuntimeError):
@@ -73,15 +85,20 @@ class Collective(Protocol):
 class Mail(Protocol):
     """Deltas: each message once, in the order sent by its sender, bounded queues."""
 
-    def send(self, to: int, tag: str, x: Tensor) -> bool:
-        """Queue a copy of ``x``; False if the queue stayed full up to the deadline or ``to`` is dead."""
+    def send(
+        self, to: int, tag: str, x: Tensor, note: float = 0.0, deadline_seconds: float | None = None
+    ) -> bool:
+        """Queue a copy of ``x``; False if the queue stayed full up to the deadline or ``to`` is dead.
+
+        Without a deadline the fabric's own holds; 0 never waits.
+        """
         ...
 
-    def receive(self, tag: str) -> tuple[int, Tensor] | None:
-        """The next message (sender, x) under ``tag``, or None; never waits."""
+    def receive(self, tag: str) -> Letter | None:
+        """The next message under ``tag``, or None; never waits."""
         ...
 
-    def wait(self, tag: str, deadline_seconds: float) -> tuple[int, Tensor] | None:
+    def wait(self, tag: str, deadline_seconds: float) -> Letter | None:
         """As ``receive``, but waits up to the deadline."""
         ...
 

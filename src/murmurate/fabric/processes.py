@@ -27,7 +27,7 @@ from torch import Tensor
 from murmurate.fabric._members import Died, run
 from murmurate.fabric.arena import Arena
 from murmurate.fabric.board import Board
-from murmurate.fabric.interface import Capability, FabricError, FabricFactory, Traffic
+from murmurate.fabric.interface import Capability, FabricError, FabricFactory, Letter, Traffic
 
 __all__ = ["Died", "ProcessChannel", "ProcessFabric", "run_members"]
 
@@ -84,8 +84,9 @@ class ProcessChannel:
         self._sent = arena.counters(f"{name}.sent", (n, n))
         self._taken = arena.counters(f"{name}.taken", (n, n))
         self._tags = arena.tensors(f"{name}.tags", (n, n, _MAIL_SLOTS, _TAG_BYTES), torch.uint8)
+        self._notes = arena.tensors(f"{name}.notes", (n, n, _MAIL_SLOTS), torch.float64)
         self._letters = arena.tensors(f"{name}.mail", (n, n, _MAIL_SLOTS, *shape), like.dtype)
-        self._inbox: dict[str, deque[tuple[int, Tensor]]] = {}
+        self._inbox: dict[str, deque[Letter]] = {}
         self._arrived: dict[int, Tensor] = {}
         self._pinned: set[int] = set()
         self._memory: dict[str, Tensor] = {}
@@ -194,7 +195,9 @@ class ProcessChannel:
 
     # -- mail ---------------------------------------------------------------------------------------
 
-    def send(self, to: int, tag: str, x: Tensor) -> bool:
+    def send(
+        self, to: int, tag: str, x: Tensor, note: float = 0.0, deadline_seconds: float | None = None
+    ) -> bool:
         name = tag.encode()
         if len(name) >= _TAG_BYTES:
             raise ValueError(f"a tag has at most {_TAG_BYTES - 1} bytes, '{tag}' has {len(name)}")
@@ -203,22 +206,24 @@ class ProcessChannel:
         def room() -> bool:
             return number - int(self._taken[self.rank, to]) < _MAIL_SLOTS or not self._board.is_alive(to)
 
-        if not self._wait(room, self.deadline_seconds) or not self._board.is_alive(to):
+        patience = self.deadline_seconds if deadline_seconds is None else deadline_seconds
+        if not self._wait(room, patience) or not self._board.is_alive(to):
             return False
         place = number % _MAIL_SLOTS
         padded = np.frombuffer(name.ljust(_TAG_BYTES, b"\0"), dtype=np.uint8)
         self._tags[self.rank, to, place] = torch.from_numpy(padded.copy())
+        self._notes[self.rank, to, place] = note
         self._store(self._letters[self.rank, to, place], x)
         self._fence()
         self._sent[self.rank, to] = number + 1
         return True
 
-    def receive(self, tag: str) -> tuple[int, Tensor] | None:
+    def receive(self, tag: str) -> Letter | None:
         self._empty_letterbox()
         waiting = self._inbox.get(tag)
         return waiting.popleft() if waiting else None
 
-    def wait(self, tag: str, deadline_seconds: float) -> tuple[int, Tensor] | None:
+    def wait(self, tag: str, deadline_seconds: float) -> Letter | None:
         def arrived() -> bool:
             self._empty_letterbox()
             return bool(self._inbox.get(tag))
@@ -233,10 +238,11 @@ class ProcessChannel:
                 place = number % _MAIL_SLOTS
                 tag = bytes(self._tags[sender, self.rank, place].numpy()).rstrip(b"\0").decode()
                 letter = self._letters[sender, self.rank, place].to(self._device, copy=True)
+                note = float(self._notes[sender, self.rank, place])
                 self.traffic.bytes += self._bytes
                 number += 1
                 self._taken[sender, self.rank] = number
-                self._inbox.setdefault(tag, deque()).append((sender, letter))
+                self._inbox.setdefault(tag, deque()).append(Letter(sender, letter, note))
 
     # -- shared memory ------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from murmurate.fabric._meeting import Meeting, Round
 from murmurate.fabric._post import Faults, Post
 from murmurate.fabric._slot import Slot
 from murmurate.fabric._world import Event, Latency, Links, Partition, World
-from murmurate.fabric.interface import Capability, FabricError, FabricFactory, Traffic
+from murmurate.fabric.interface import Capability, FabricError, FabricFactory, Letter, Traffic
 from murmurate.fabric.threads import ordered_mean
 
 __all__ = [
@@ -229,25 +229,27 @@ class Channel:
 
     # -- Mail -------------------------------------------------------------------------------------
 
-    def send(self, to: int, tag: str, x: Tensor) -> bool:
+    def send(
+        self, to: int, tag: str, x: Tensor, note: float = 0.0, deadline_seconds: float | None = None
+    ) -> bool:
         self._turn(Capability.MAIL)
         with self._waiting():
-            sent = self._shared.post.send(self._rank, self._among(to), tag, x)
+            sent = self._shared.post.send(self._rank, self._among(to), tag, x, note, deadline_seconds)
         self.traffic.bytes += x.nbytes * sent
         return sent
 
-    def receive(self, tag: str) -> tuple[int, Tensor] | None:
+    def receive(self, tag: str) -> Letter | None:
         self._turn(Capability.MAIL)
         return self._count(self._shared.post.receive(self._rank, tag))
 
-    def wait(self, tag: str, deadline_seconds: float) -> tuple[int, Tensor] | None:
+    def wait(self, tag: str, deadline_seconds: float) -> Letter | None:
         self._turn(Capability.MAIL)
         with self._waiting():
             letter = self._shared.post.wait(self._rank, tag, deadline_seconds)
         return self._count(letter)
 
-    def _count(self, letter: tuple[int, Tensor] | None) -> tuple[int, Tensor] | None:
-        self.traffic.bytes += letter[1].nbytes if letter else 0
+    def _count(self, letter: Letter | None) -> Letter | None:
+        self.traffic.bytes += letter.x.nbytes if letter else 0
         return letter
 
     # -- Register ---------------------------------------------------------------------------------

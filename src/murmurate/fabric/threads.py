@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, FabricError, FabricFactory, Traffic
+from murmurate.fabric.interface import Capability, FabricError, FabricFactory, Letter, Traffic
 
 T = TypeVar("T")
 
@@ -150,9 +150,7 @@ class _Shared:
     calls: list[int]  # collectives so far, by rank
     rounds: dict[int, _Round] = field(default_factory=dict)
     slots: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
-    inbox: dict[tuple[int, str], deque[tuple[int, Tensor]]] = field(
-        default_factory=lambda: defaultdict(deque)
-    )
+    inbox: dict[tuple[int, str], deque[Letter]] = field(default_factory=lambda: defaultdict(deque))
     queued: dict[tuple[int, int, str], int] = field(default_factory=lambda: defaultdict(int))
     memory: dict[str, Tensor] = field(default_factory=dict)
 
@@ -239,36 +237,38 @@ class Channel:
 
     # -- Mail -------------------------------------------------------------------------------------
 
-    def send(self, to: int, tag: str, x: Tensor) -> bool:
+    def send(
+        self, to: int, tag: str, x: Tensor, note: float = 0.0, deadline_seconds: float | None = None
+    ) -> bool:
         stream = (self._rank, self._among(to), tag)
         queued, dead = self._shared.queued, self._fabric._dead
         copy = x.detach().clone()
         with self._changed:
             self._wait(
                 lambda: queued[stream] < self._fabric.mail_capacity or to in dead,
-                self._fabric.mail_deadline_seconds,
+                self._fabric.mail_deadline_seconds if deadline_seconds is None else deadline_seconds,
             )
             if queued[stream] >= self._fabric.mail_capacity or to in dead:
                 return False
             queued[stream] += 1
-            self._shared.inbox[to, tag].append((self._rank, copy))
+            self._shared.inbox[to, tag].append(Letter(self._rank, copy, note))
             self._changed.notify_all()
         self.traffic.bytes += x.nbytes
         return True
 
-    def receive(self, tag: str) -> tuple[int, Tensor] | None:
+    def receive(self, tag: str) -> Letter | None:
         return self.wait(tag, 0.0)
 
-    def wait(self, tag: str, deadline_seconds: float) -> tuple[int, Tensor] | None:
+    def wait(self, tag: str, deadline_seconds: float) -> Letter | None:
         with self._changed:
             inbox = self._shared.inbox[self._rank, tag]
             if not self._wait(lambda: bool(inbox), deadline_seconds):
                 return None
-            sender, x = inbox.popleft()
-            self._shared.queued[sender, self._rank, tag] -= 1
+            letter = inbox.popleft()
+            self._shared.queued[letter.sender, self._rank, tag] -= 1
             self._changed.notify_all()
-        self.traffic.bytes += x.nbytes
-        return sender, x
+        self.traffic.bytes += letter.x.nbytes
+        return letter
 
     # -- Register ---------------------------------------------------------------------------------
 

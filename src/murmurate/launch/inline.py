@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from murmurate.centre import member
 from murmurate.coordinator import Coordinator, SecondInterrupt, signals
 from murmurate.errors import RunFailed
 from murmurate.fabric.board import Board
@@ -24,7 +25,7 @@ from murmurate.fabric.interface import Capability, FabricError, FabricFactory
 from murmurate.fabric.simulated import SimulatedFabric
 from murmurate.folder import write_roles
 from murmurate.spec import derive_seed
-from murmurate.train import Learning, Post, Restored, Run
+from murmurate.train import Post, Restored, Run
 from murmurate.vector import NotFinite
 
 CAPABILITIES = frozenset(Capability)
@@ -41,15 +42,15 @@ def start(
     parts: dict[int, int] | None = None,
 ) -> Coordinator:
     """Run the roles to their end (see ``murmurate.launch.local.start``)."""
-    board = Board(run.replicas)
+    board = Board(run.members)
     board.open()
     started_at = time.monotonic()
     coordinator = Coordinator(run, folder, board, started_at, offset_seconds)
     if manifest is not None:
         coordinator.restore(manifest)
         coordinator.event("resumed", f"resumed at {manifest['env_steps']:,} env steps")
-    write_roles(folder, dict.fromkeys(range(run.replicas)))
-    fabric = SimulatedFabric(run.replicas, derive_seed(run.seed, "schedule") % 2**32, keep_log=False)
+    write_roles(folder, dict.fromkeys(range(run.members)), run.replicas)
+    fabric = SimulatedFabric(run.members, derive_seed(run.seed, "schedule") % 2**32, keep_log=False)
     # counted in steps, not in seconds: when a checkpoint is asked for is then repeatable too
     poll = _every(_POLL_STEPS, coordinator.poll)
 
@@ -62,13 +63,13 @@ def start(
         torch.set_num_threads(run.placement.threads)
         torch.set_flush_denormal(True)
         try:
-            Learning(run, post).go()
+            member(run, post).go()
         except (NotFinite, FabricError) as failure:
             raise RunFailed(f"replica {rank}: {failure}") from failure
 
     try:
         with signals(coordinator), coordinator.console:
-            fabric.run([functools.partial(role, rank) for rank in range(run.replicas)])
+            fabric.run([functools.partial(role, rank) for rank in range(run.members)])
             coordinator.poll()
             coordinator.commit_final()
     except (RunFailed, SecondInterrupt) as failure:

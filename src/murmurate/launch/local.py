@@ -54,7 +54,7 @@ def start(
     """
     context = _context()
     arena = Arena.create()
-    board = open_board(arena, run.replicas)
+    board = open_board(arena, run.members)
     board.open()
     started_at = time.monotonic()
     (folder / "logs").mkdir(exist_ok=True)
@@ -65,12 +65,12 @@ def start(
     roles: list[Role] = []
     try:
         with signals(coordinator), coordinator.console:
-            for rank in range(run.replicas):
+            for rank in range(run.members):
                 part = None if checkpoint is None or parts is None else (checkpoint, parts[rank])
                 roles.append(_start_role(context, run, rank, arena, folder, started_at, offset_seconds, part))
-            write_roles(folder, {role.rank: role.process.pid for role in roles})
+            write_roles(folder, {role.rank: role.process.pid for role in roles}, run.replicas)
             _watch(roles, coordinator)
-            _settle_end(roles, coordinator)
+            _settle_end(coordinator)
     except (RunFailed, SecondInterrupt) as failure:
         coordinator.failure = failure
     finally:
@@ -184,7 +184,7 @@ def _last_words(line: Connection) -> str | None:
         return None
 
 
-def _settle_end(roles: list[Role], coordinator: Coordinator) -> None:
-    if len(coordinator.dead) == len(roles):
+def _settle_end(coordinator: Coordinator) -> None:
+    if set(coordinator.dead) >= set(range(coordinator.run.replicas)):
         raise RunFailed("all replicas died; the last checkpoint is kept. See logs/ in the run folder.")
     coordinator.commit_final()

@@ -21,12 +21,13 @@ import torch
 # the first optimizer of a process imports this, for 1.6 s: here the fork server does, once for all roles
 import torch._dynamo
 
+from murmurate.centre import member
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.arena import Arena
 from murmurate.fabric.board import Board
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.processes import ProcessFabric
-from murmurate.train import Learning, Post, Restored, Run
+from murmurate.train import Post, Restored, Run
 from murmurate.vector import NotFinite
 
 FINISHED, FAILED, REFUSED = 0, 3, 4
@@ -50,7 +51,7 @@ def replica(
     part: tuple[Path, int] | None,
 ) -> None:
     """Process entry point. Says over ``line`` why, if it cannot go on, and exits with a code of its own."""
-    board = open_board(arena, run.replicas)
+    board = open_board(arena, run.members)
     _settle(folder, rank, run.placement.threads, board)
     try:
         post = Post(
@@ -62,7 +63,7 @@ def replica(
             offset_seconds,
             None if part is None else Restored.read(part[0], rank, part[1]),
         )
-        Learning(run, post).go()
+        member(run, post).go()
         code = FINISHED
     except Refusal as refusal:
         line.send(str(refusal))

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Fabric
-from murmurate.strategies.interface import MemberEvent, Strategy
+from murmurate.strategies.interface import MemberEvent, Strategy, mean_of_published
 from murmurate.topology import Topology, topology
 from murmurate.vector import Exchange, Replica
 
@@ -80,9 +79,7 @@ class GALA(Strategy):
 
     def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
         """The mean of what the living last published, the own parameters included."""
-        vectors = [replica.params.detach()]
-        vectors += [fabric.peek(j)[0] for j in fabric.living() if j != fabric.rank and fabric.version(j) > 0]
-        return torch.stack(vectors).mean(0)
+        return mean_of_published(replica, fabric)
 
     def on_member(self, event: MemberEvent) -> None:
         self._seen.pop(event.rank, None)

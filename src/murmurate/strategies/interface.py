@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Fabric
@@ -36,8 +38,15 @@ class Strategy:
     synchronous: ClassVar[bool] = False
     # Whether schedules follow the updates of all replicas instead of the own ones.
     counts_all: ClassVar[bool] = False
-    # What happens when a peer dies, in words: printed by ``list strategies``.
+    # Whether one more member, the last rank, keeps a centre: it learns nothing and runs ``serve``.
+    centre: ClassVar[bool] = False
+    # What ``list strategies`` prints: whether lost messages are harmless (state) or missed (deltas), what
+    # bounds how old they are, and what is done about a peer that dies, is slow, or joins.
+    carries: ClassVar[str] = "nothing"
+    bounded_by: ClassVar[str] = ""
     on_death: ClassVar[str] = ""
+    on_slow: ClassVar[str] = ""
+    on_join: ClassVar[str] = ""
 
     def attach(self, replica: Replica, fabric: Fabric) -> None:
         """Called once before the first step, on every member, in the same order."""
@@ -46,9 +55,20 @@ class Strategy:
         """Turn the gradient in ``replica.grad`` into an update and, perhaps, an agreement."""
         raise TypeError(f"{type(self).__name__} has no step")
 
+    def serve(self, replica: Replica, fabric: Fabric) -> bool:
+        """One turn of the centre, where there is one: take one message in; False if none came."""
+        raise TypeError(f"{type(self).__name__} has no centre")
+
     def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
         """The vector [N] that stands for all: evaluated, saved as best, exported. A copy."""
         return replica.params.detach().clone()
+
+    def settle(self, replica: Replica, fabric: Fabric, number: int, deadline_seconds: float) -> bool:
+        """Before checkpoint ``number``: take in the deltas that would otherwise be in flight across it.
+
+        False if that was not done by the deadline; then the checkpoint is skipped.
+        """
+        return True
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -56,8 +76,51 @@ class Strategy:
     def load(self, state: dict[str, Any]) -> None:
         pass
 
+    def resumed(self, replica: Replica, fabric: Fabric) -> None:
+        """All members have loaded, and none has stepped yet."""
+
     def on_member(self, event: MemberEvent) -> None:
         """Told of a death or a join, between two steps."""
 
 
-__all__ = ["Exchange", "MemberEvent", "Strategy"]
+def require(right: bool, sentence: str) -> None:
+    """Raise ValueError with ``sentence`` for a hyper-parameter that makes no sense."""
+    if not right:
+        raise ValueError(sentence)
+
+
+def centre_of(fabric: Fabric) -> int:
+    """The rank that keeps the centre, under a strategy that has one."""
+    return fabric.size - 1
+
+
+def replicas_of(fabric: Fabric) -> Sequence[int]:
+    """The ranks that learn, under a strategy with a centre."""
+    return range(fabric.size - 1)
+
+
+def mean_of_published(replica: Replica, fabric: Fabric) -> Tensor:
+    """[N]: the mean of the own parameters and what the other living members last published."""
+    vectors = [replica.params.detach()]
+    vectors += [fabric.peek(j)[0] for j in fabric.living() if j != fabric.rank and fabric.version(j) > 0]
+    return torch.stack(vectors).mean(0)
+
+
+def shown_by_centre(replica: Replica, fabric: Fabric) -> Tensor:
+    """[N]: what the centre last published; the own parameters if that is us, or it never did."""
+    centre = centre_of(fabric)
+    if fabric.rank == centre or fabric.version(centre) == 0:
+        return replica.params.detach().clone()
+    return fabric.peek(centre)[0].clone()
+
+
+__all__ = [
+    "Exchange",
+    "MemberEvent",
+    "Strategy",
+    "centre_of",
+    "mean_of_published",
+    "replicas_of",
+    "require",
+    "shown_by_centre",
+]

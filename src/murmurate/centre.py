@@ -1,0 +1,93 @@
+"""The centre's part of a run: a member that learns nothing and runs its strategy's ``serve``."""
+
+from __future__ import annotations
+
+import torch
+
+from murmurate.agents.interface import Agent
+from murmurate.checkpoint import write_part
+from murmurate.collect.interface import spec_of
+from murmurate.fabric.interface import Fabric
+from murmurate.probe import Probe
+from murmurate.record.recorder import Recorder
+from murmurate.replicator import Replicator
+from murmurate.train import (
+    FINAL,
+    FINAL_REQUEST,
+    SETTLE_SECONDS,
+    Learning,
+    Post,
+    Run,
+    member_state,
+    staging,
+)
+
+
+class Serving:
+    """The last member of a run whose strategy has a centre."""
+
+    def __init__(self, run: Run, post: Post) -> None:
+        self.run, self.post = run, post
+        self.replicator = Replicator(run.strategy, post.fabric)
+        self.learner: Agent = run.learner(self.replicator.replicate, post.rank, spec_of(run.world))
+        # the same channels in the same order as every learner's
+        for replica in self.learner.replicas.values():
+            Probe(replica, post.fabric, synchronous=False, replicas=run.replicas)
+        self.meeting: Fabric = post.fabric.channel("meeting", torch.zeros(4, dtype=torch.float64))
+        self.recorder = Recorder(
+            post.folder / "metrics.jsonl", None, post.started_at, offset_seconds=post.offset_seconds
+        )
+        self.answered = 0
+        if post.restored is not None:
+            self.replicator.load(post.restored.state["replicas"])
+            self.meeting.gather(torch.zeros(4, dtype=torch.float64))
+            self.replicator.resumed()
+            self.meeting.gather(torch.zeros(4, dtype=torch.float64))
+
+    def go(self) -> None:
+        """Serve until every living replica has finished, then leave the last part of the checkpoint."""
+        board = self.post.board
+        self.replicator.publish()
+        shown = self._folds()
+        while not board.finished_all(self.run.replicas):
+            if not self._serve() and self._folds() != shown:
+                self.replicator.publish()  # nobody asks for anything: show what has become of it
+                shown = self._folds()
+            self._save(board.checkpoint_requested)
+            self.post.between()
+        self.replicator.settle(FINAL_REQUEST, SETTLE_SECONDS)
+        self.replicator.publish()
+        board.finished(self.post.rank)
+        write_part(staging(self.post.folder, FINAL), self.post.rank, self._state())
+        board.saved(self.post.rank, FINAL_REQUEST)
+        self.recorder.close()
+
+    def _serve(self) -> bool:
+        bonds = self.replicator.bonds.values()
+        return any([bond.strategy.serve(bond.replica, bond.channel) for bond in bonds])
+
+    def _folds(self) -> int:
+        return sum(bond.replica.clock for bond in self.replicator.bonds.values())
+
+    def _save(self, asked: int) -> None:
+        if asked <= self.answered:
+            return
+        self.answered = asked
+        if self.replicator.settle(asked, SETTLE_SECONDS):
+            self.replicator.publish()
+            write_part(staging(self.post.folder, str(asked)), self.post.rank, self._state())
+            self.post.board.saved(self.post.rank, asked)
+        else:
+            self.recorder.skipped(asked)
+
+    def _state(self) -> dict[str, object]:
+        return member_state(self.replicator, self.recorder.seconds) | {
+            "exact": True,
+            "env_steps": 0,
+            "updates": self._folds(),
+        }
+
+
+def member(run: Run, post: Post) -> Learning | Serving:
+    """What ``post.rank`` does in ``run``: the ranks after the replicas are the centre's."""
+    return Learning(run, post) if post.rank < run.replicas else Serving(run, post)

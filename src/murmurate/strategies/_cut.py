@@ -1,0 +1,76 @@
+"""A consistent cut through a strategy's mail, so that a checkpoint holds each delta exactly once.
+
+Chandy and Lamport's markers, drained: before a member saves number k it sends a marker k to everybody it
+sends deltas to, and takes in what its senders sent before theirs. What they send after it is held back until
+the own state is saved. Then nothing is in flight across the cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from murmurate.fabric.interface import Fabric, Letter
+
+_PATIENCE_SECONDS = 0.02
+
+
+class Cut:
+    """All mail under ``tag`` goes through here. Notes of deltas are 0 or more; a marker k has note -k."""
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+        self._held: list[Letter] = []
+        self._marks: dict[int, int] = {}
+        self._saved = 0
+
+    def receive(self, fabric: Fabric, wait_seconds: float = 0.0) -> Letter | None:
+        """The next delta from this side of the cut, or None."""
+        for index, letter in enumerate(self._held):
+            if not self._is_ahead(letter.sender):
+                return self._held.pop(index)
+        while True:
+            found = fabric.wait(self.tag, wait_seconds) if wait_seconds else fabric.receive(self.tag)
+            if found is None:
+                return None
+            if found.note < 0:
+                self._marks[found.sender] = int(-found.note)
+            elif self._is_ahead(found.sender):
+                self._held.append(found)
+            else:
+                return found
+
+    def announce(self, fabric: Fabric, number: int, to: Iterable[int], like: Tensor) -> None:
+        """Tell them that what comes from here from now on belongs after checkpoint ``number``."""
+        for peer in to:
+            fabric.send(peer, self.tag, torch.zeros_like(like), note=-float(number))
+
+    def drain(
+        self,
+        fabric: Fabric,
+        number: int,
+        senders: Iterable[int],
+        absorb: Callable[[Letter], None],
+        deadline_seconds: float,
+    ) -> bool:
+        """Absorb all that the living among ``senders`` sent before their marker; False at the deadline.
+
+        Either way the cut lies behind us afterwards, and what was held is delivered.
+        """
+        silent = 0.0
+        awaited = set(senders)
+        while any(self._marks.get(j, 0) < number for j in awaited & set(fabric.living())):
+            letter = self.receive(fabric, _PATIENCE_SECONDS)
+            if letter is not None:
+                absorb(letter)
+                continue
+            silent += _PATIENCE_SECONDS
+            if silent > deadline_seconds:
+                break
+        self._saved = number
+        return silent <= deadline_seconds
+
+    def _is_ahead(self, sender: int) -> bool:
+        return self._marks.get(sender, 0) > self._saved

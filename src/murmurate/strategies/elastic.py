@@ -1,0 +1,189 @@
+"""Elastic averaging: replicas and a centre pull at each other (Zhang et al. 2015; Jin, Algorithm 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from murmurate.fabric.interface import Capability, Fabric, FabricError, Letter
+from murmurate.strategies._cut import Cut
+from murmurate.strategies.interface import Strategy, centre_of, replicas_of, require, shown_by_centre
+from murmurate.vector import Exchange, Replica
+
+_PUSH, _REPLY = "theta", "centre"
+_IDLE_SECONDS = 0.02
+
+
+def moving_rate(given: float | None, replicas: int) -> float:
+    """beta; by default 0.8 / p (Jin, section 3.4)."""
+    return 0.8 / replicas if given is None else given
+
+
+@dataclass
+class Elastic(Strategy):
+    """Every ``period`` (tau) move towards the centre and the centre towards us, by the same; update.
+
+    The client sends theta_i; the centre answers with theta~ as it was and moves by
+    beta (theta_i - theta~); the client moves back by the same. (Differs: Algorithm 4 takes two
+    messages there, and a centre that moved in between; here what one gains the other loses to the bit
+    of the rounding.)
+
+    moving_rate: beta; None is 0.8 / p with p replicas.
+    wait: for the answer, as printed; False goes on, and moves when it is there.
+    deadline_seconds: how long sending and waiting may take; the outcome is to go on, and to move later.
+    """
+
+    moving_rate: float | None = None
+    period: int = 10
+    wait: bool = True
+    deadline_seconds: float = 10.0
+
+    name: ClassVar[str] = "elastic"
+    summary: ClassVar[str] = "every tau pull towards the centre and the centre towards us; update"
+    paper: ClassVar[str] = "Zhang et al. 2015 (EASGD); Jin, Algorithm 4"
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.MAIL, Capability.REGISTER})
+    centre: ClassVar[bool] = True
+    carries: ClassVar[str] = "deltas"
+    bounded_by: ClassVar[str] = "period, plus the answer's delay"
+    on_death: ClassVar[str] = "the others go on; without its centre the run stops and can be resumed"
+    on_slow: ClassVar[str] = "nobody waits for it"
+    on_join: ClassVar[str] = "begins at the centre"
+
+    _sent: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
+    _pushes: Cut = field(default_factory=lambda: Cut(_PUSH), init=False, repr=False, compare=False)
+    _beta: float = field(default=0.0, init=False, repr=False, compare=False)
+    _awaited: bool = field(default=False, init=False, repr=False, compare=False)
+    _rounds: int = field(default=0, init=False, repr=False, compare=False)
+    _moved_at: int = field(default=0, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        require(self.period >= 1, f"period counts updates between moves and is at least 1, not {self.period}")
+        right = self.moving_rate is None or 0 <= self.moving_rate <= 1
+        require(right, f"moving_rate is a weight from 0 to 1, not {self.moving_rate}")
+
+    def attach(self, replica: Replica, fabric: Fabric) -> None:
+        self._beta = moving_rate(self.moving_rate, fabric.size - 1)
+        self._sent = replica.params.detach().clone()
+
+    def step(self, replica: Replica, fabric: Fabric) -> Exchange:
+        heard = 1
+        due = replica.clock > 0 and replica.clock % self.period == 0
+        if due and not self._awaited:
+            self._push(replica, fabric)
+        if self._awaited:
+            heard += self._move(replica, fabric, self.deadline_seconds if due and self.wait else 0.0)
+        replica.update()
+        return Exchange(self._rounds, heard, replica.clock - self._moved_at)
+
+    def _push(self, replica: Replica, fabric: Fabric) -> None:
+        centre = centre_of(fabric)
+        self._sent.copy_(replica.params)
+        self._awaited = fabric.send(centre, _PUSH, self._sent, deadline_seconds=self.deadline_seconds)
+        if not self._awaited and centre not in fabric.living():
+            raise FabricError("the centre died. Go on from the last checkpoint.")
+
+    def _move(self, replica: Replica, fabric: Fabric, deadline_seconds: float) -> int:
+        """theta_i <- theta_i - beta (theta_i - theta~), if the answer is there."""
+        letter = fabric.wait(_REPLY, deadline_seconds)
+        if letter is None:
+            return 0
+        self._awaited = False
+        replica.params.sub_(self._sent.sub_(letter.x), alpha=self._beta)
+        self._rounds += 1
+        self._moved_at = replica.clock
+        return 1
+
+    def serve(self, replica: Replica, fabric: Fabric) -> bool:
+        """theta~ <- theta~ + beta (theta_i - theta~)"""
+        letter = self._pushes.receive(fabric, _IDLE_SECONDS)
+        if letter is not None:
+            self._pull(letter, replica, fabric)
+        return letter is not None
+
+    def _pull(self, letter: Letter, replica: Replica, fabric: Fabric) -> None:
+        fabric.send(letter.sender, _REPLY, replica.params)
+        replica.params.add_(letter.x.sub_(replica.params), alpha=self._beta)
+        replica.tick()
+
+    def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
+        return shown_by_centre(replica, fabric)
+
+    def settle(self, replica: Replica, fabric: Fabric, number: int, deadline_seconds: float) -> bool:
+        """No move is half made across the cut: a client takes its answer first."""
+        if fabric.rank == centre_of(fabric):
+            return self._pushes.drain(
+                fabric,
+                number,
+                replicas_of(fabric),
+                lambda one: self._pull(one, replica, fabric),
+                deadline_seconds,
+            )
+        if self._awaited and not self._move(replica, fabric, deadline_seconds):
+            return False
+        self._pushes.announce(fabric, number, [centre_of(fabric)], replica.params)
+        return True
+
+    def state(self) -> dict[str, Any]:
+        return {"rounds": self._rounds, "moved_at": self._moved_at}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._rounds, self._moved_at = int(state["rounds"]), int(state["moved_at"])
+        self._awaited = False
+
+
+@dataclass
+class SynchronousElastic(Strategy):
+    """Elastic averaging in common rounds: every member keeps its own copy of the centre.
+
+    theta~ <- theta~ + beta sum_i (theta_i - theta~); theta_i <- theta_i - beta (theta_i - theta~).
+    """
+
+    moving_rate: float | None = None
+    period: int = 10
+
+    name: ClassVar[str] = "synchronous-elastic"
+    summary: ClassVar[str] = "every tau all pull towards the centre and it towards all; update"
+    paper: ClassVar[str] = "Zhang et al. 2015, eq. 2.3 (EASGD)"
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVE})
+    synchronous: ClassVar[bool] = True
+    carries: ClassVar[str] = "state"
+    bounded_by: ClassVar[str] = "period"
+    on_death: ClassVar[str] = "the centre is pulled by the living, from the very round on"
+    on_slow: ClassVar[str] = "waited for up to the fabric's deadline, then the run stops with its name"
+    on_join: ClassVar[str] = "takes part from the next checkpoint on"
+
+    _centre: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
+    _beta: float = field(default=0.0, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        require(self.period >= 1, f"period counts updates between moves and is at least 1, not {self.period}")
+        right = self.moving_rate is None or 0 <= self.moving_rate <= 1
+        require(right, f"moving_rate is a weight from 0 to 1, not {self.moving_rate}")
+
+    def attach(self, replica: Replica, fabric: Fabric) -> None:
+        self._beta = moving_rate(self.moving_rate, fabric.size)
+        self._centre = replica.params.detach().clone()
+
+    def step(self, replica: Replica, fabric: Fabric) -> Exchange:
+        heard = 1
+        if replica.clock > 0 and replica.clock % self.period == 0:
+            mean = replica.params.detach().clone()
+            heard = fabric.mean_(mean)
+            before = self._centre.clone()
+            self._centre.lerp_(mean, heard * self._beta)
+            replica.params.lerp_(before, self._beta)
+        replica.update()
+        rounds, since = divmod(max(replica.clock - 1, 0), self.period)
+        return Exchange(rounds, heard, since)
+
+    def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
+        return self._centre.clone()
+
+    def state(self) -> dict[str, Any]:
+        return {"centre": self._centre.clone()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._centre.copy_(state["centre"])

@@ -1,0 +1,90 @@
+"""Pull gossip: take the parameters of one random peer and mix (Jin, chapter 3, Algorithm 5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from murmurate.fabric.interface import Capability, Fabric
+from murmurate.spec import derive_generator
+from murmurate.strategies.interface import Strategy, mean_of_published, require
+from murmurate.vector import Exchange, Replica
+
+
+@dataclass
+class PullGossip(Strategy):
+    """Update; every ``period`` (tau) updates mix with what one random peer last published.
+
+    mixing: beta of eq. 3.5: theta_i <- (1 - beta) theta_i + beta theta_j.
+    stale: mix with the vectors from before the update (eq. 3.61) instead of after it (eq. 3.66).
+    with_self: draw j from all p members, oneself included (a draw of oneself mixes nothing), as the
+        analysis does; otherwise from the other p - 1.
+    seed: of the draws; each member has a stream of its own.
+
+    Nobody waits: a peer that has published nothing yet is not mixed with.
+    """
+
+    mixing: float = 0.5
+    period: int = 1
+    stale: bool = False
+    with_self: bool = False
+    seed: int = 0
+
+    name: ClassVar[str] = "pull-gossip"
+    summary: ClassVar[str] = "update; every tau updates mix with one random peer"
+    paper: ClassVar[str] = "Jin, Algorithm 5 and section 3.6"
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.REGISTER})
+    carries: ClassVar[str] = "state"
+    bounded_by: ClassVar[str] = "nothing: the age of what a peer last published"
+    on_death: ClassVar[str] = "draws are from the living"
+    on_slow: ClassVar[str] = "its last vector is mixed again"
+    on_join: ClassVar[str] = "it is drawn from then on"
+
+    _draws: torch.Generator = field(default_factory=torch.Generator, init=False, repr=False, compare=False)
+    _rounds: int = field(default=0, init=False, repr=False, compare=False)
+    _agreed_at: int = field(default=0, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        require(0 <= self.mixing <= 1, f"mixing is a weight from 0 to 1, not {self.mixing}")
+        require(self.period >= 1, f"period counts updates between mixes and is at least 1, not {self.period}")
+
+    def attach(self, replica: Replica, fabric: Fabric) -> None:
+        self._draws = derive_generator(self.seed, "gossip", fabric.rank)
+
+    def step(self, replica: Replica, fabric: Fabric) -> Exchange:
+        due = (replica.clock + 1) % self.period == 0
+        heard = 1
+        if due and self.stale:
+            heard += self._mix(replica, fabric)
+        replica.update()
+        if due and not self.stale:
+            heard += self._mix(replica, fabric)
+        fabric.publish(replica.params)
+        return Exchange(self._rounds, heard, replica.clock - self._agreed_at)
+
+    def _mix(self, replica: Replica, fabric: Fabric) -> int:
+        """theta_i <- (1 - beta) theta_i + beta theta_j; returns whether there was a theta_j."""
+        candidates = [j for j in fabric.living() if self.with_self or j != fabric.rank]
+        peer = fabric.rank
+        if candidates:
+            peer = candidates[int(torch.randint(len(candidates), (), generator=self._draws))]
+        heard = peer != fabric.rank and fabric.version(peer) > 0
+        if heard:
+            replica.params.lerp_(fabric.peek(peer)[0], self.mixing)
+        if heard or peer == fabric.rank:  # who drew itself agrees with itself
+            self._rounds += 1
+            self._agreed_at = replica.clock + self.stale
+        return int(heard)
+
+    def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
+        return mean_of_published(replica, fabric)
+
+    def state(self) -> dict[str, Any]:
+        return {"draws": self._draws.get_state(), "rounds": self._rounds, "agreed_at": self._agreed_at}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._draws.set_state(state["draws"])
+        self._rounds, self._agreed_at = int(state["rounds"]), int(state["agreed_at"])

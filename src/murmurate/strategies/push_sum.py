@@ -1,0 +1,128 @@
+"""Push-sum: gossip whose weights keep the mean (Kempe et al. 2003; Assran et al. 2019, SGP)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from murmurate.fabric.interface import Capability, Fabric, Letter
+from murmurate.strategies._cut import Cut
+from murmurate.strategies.interface import Strategy, mean_of_published, require
+from murmurate.topology import Topology, topology
+from murmurate.vector import Exchange, Replica
+
+_TAG = "mass"
+
+
+@dataclass
+class PushSum(Strategy):
+    """Keep a sum x and a weight w; every update send shares of both to the out-peers; live on z = x / w.
+
+    Whatever the graph and the delays, the sums of x and of w over replicas and messages in flight stay
+    what they are, so no replica counts for more than another: what unweighted gossip gets wrong. An update
+    moves x by the optimizer's whole step, as in stochastic gradient push (Differs: SGP averages in
+    rounds; here nobody waits). A share that a peer's queue does not take stays here.
+
+    topology: whom to send to, over the living; time-varying graphs turn with the own updates.
+    least_weight: a share that would leave a weight below this stays here until something came. A step of
+        the optimizer moves z by 1 / w of itself, and without common rounds nothing else bounds w from below.
+    """
+
+    topology: str = "exponential"
+    period: int = 1
+    least_weight: float = 0.25
+
+    name: ClassVar[str] = "push-sum"
+    summary: ClassVar[str] = "update; send shares of sum and weight; live on their quotient"
+    paper: ClassVar[str] = "Kempe et al. 2003; Assran et al. 2019 (SGP)"
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.MAIL, Capability.REGISTER})
+    carries: ClassVar[str] = "deltas"
+    bounded_by: ClassVar[str] = "the length of the queue"
+    on_death: ClassVar[str] = "its sum and weight are gone, and nothing else"
+    on_slow: ClassVar[str] = "its queue fills, and its share stays with the sender"
+    on_join: ClassVar[str] = "begins with a living peer's vector and weight 1"
+
+    _sum: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
+    _mail: Cut = field(default_factory=lambda: Cut(_TAG), init=False, repr=False, compare=False)
+    _weight: float = field(default=1.0, init=False, repr=False, compare=False)
+    _rounds: int = field(default=0, init=False, repr=False, compare=False)
+    _agreed_at: int = field(default=0, init=False, repr=False, compare=False)
+    _graph: Topology | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        require(self.period >= 1, f"period counts updates between sends and is at least 1, not {self.period}")
+        right = 0 < self.least_weight < 1
+        require(right, f"least_weight lies between 0 and 1, not at {self.least_weight}")
+
+    def attach(self, replica: Replica, fabric: Fabric) -> None:
+        self._graph = topology(self.topology)
+        self._sum = replica.params.detach().clone()
+
+    def step(self, replica: Replica, fabric: Fabric) -> Exchange:
+        replica.update()
+        # x <- x + (z' - x / w): the optimizer's step, on the sum
+        self._sum.mul_(1 - 1 / self._weight).add_(replica.params)
+        if replica.clock % self.period == 0:
+            self._send(replica.clock // self.period, fabric)
+        heard: set[int] = set()
+        for _ in range(4 * fabric.size):
+            letter = self._mail.receive(fabric)
+            if letter is None:
+                break
+            self._take(letter)
+            heard.add(letter.sender)
+        if heard or fabric.size == 1:
+            self._rounds += 1
+            self._agreed_at = replica.clock
+        torch.div(self._sum, self._weight, out=replica.params.data)
+        fabric.publish(replica.params)
+        return Exchange(self._rounds, 1 + len(heard), replica.clock - self._agreed_at)
+
+    def _send(self, turn: int, fabric: Fabric) -> None:
+        """An equal share of (x, w) for each out-peer and one for us."""
+        if self._graph is None:
+            raise RuntimeError("attach comes before step")
+        living = fabric.living()
+        position, size = living.index(fabric.rank), len(living)
+        peers = [living[k] for k in self._graph.out_peers(position, size, turn)]
+        share = 1 / (1 + len(peers))
+        if self._weight * share < self.least_weight * (1 - 1e-9):
+            return
+        part = self._sum * share if peers else self._sum
+        weight = self._weight * share
+        for peer in peers:
+            if fabric.send(peer, _TAG, part, note=weight, deadline_seconds=0.0):
+                self._sum.sub_(part)
+                self._weight -= weight
+
+    def _take(self, letter: Letter) -> None:
+        self._sum.add_(letter.x)
+        self._weight += letter.note
+
+    def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
+        """The mean of what the living last published, each de-biased."""
+        return mean_of_published(replica, fabric)
+
+    def settle(self, replica: Replica, fabric: Fabric, number: int, deadline_seconds: float) -> bool:
+        """Nothing is in flight: the sums over what the replicas save are the sums over all there is."""
+        peers = [j for j in fabric.living() if j != fabric.rank]
+        self._mail.announce(fabric, number, peers, self._sum)
+        drained = self._mail.drain(fabric, number, peers, self._take, deadline_seconds)
+        torch.div(self._sum, self._weight, out=replica.params.data)
+        return drained
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "sum": self._sum.clone(),
+            "weight": self._weight,
+            "rounds": self._rounds,
+            "agreed_at": self._agreed_at,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._sum.copy_(state["sum"])
+        self._weight = float(state["weight"])
+        self._rounds, self._agreed_at = int(state["rounds"]), int(state["agreed_at"])

@@ -1,0 +1,133 @@
+"""Gossip in common rounds: everybody draws from one table, so everybody knows who sends to whom.
+
+Jin, Algorithms 5 and 6 with synchronous rounds (Theorem 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from murmurate.fabric.interface import Capability, Fabric, FabricError, Letter
+from murmurate.spec import derive_generator
+from murmurate.strategies.interface import MemberEvent, Strategy, require
+from murmurate.vector import Exchange, Replica
+
+_TAG = "theta"
+
+
+@dataclass
+class SynchronousGossip(Strategy):
+    """Update; every ``period`` (tau) updates each draws one member and both ways the round is waited for.
+
+    direction: ``pull``: i mixes in the vector of the j it drew (eq. 3.10); ``push``: i sends its own to j,
+        which averages all it was sent (Algorithm 6).
+    mixing: beta for pull; push averages, 1/(1 + k) each.
+    stale: exchange the vectors from before the update (section 3.6).
+    with_self: draw from all p members, as Theorem 2 does, otherwise from the other p - 1.
+    """
+
+    direction: Literal["pull", "push"] = "pull"
+    mixing: float = 0.5
+    period: int = 1
+    stale: bool = False
+    with_self: bool = False
+    deadline_seconds: float = 60.0
+    seed: int = 0
+
+    name: ClassVar[str] = "synchronous-gossip"
+    summary: ClassVar[str] = "update; every tau updates mix with one random peer in a common round"
+    paper: ClassVar[str] = "Jin, Algorithms 5 and 6, Theorem 2"
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.MAIL, Capability.COLLECTIVE})
+    synchronous: ClassVar[bool] = True
+    carries: ClassVar[str] = "state"
+    bounded_by: ClassVar[str] = "the round: 0"
+    on_death: ClassVar[str] = "who drew it mixes nothing in that round"
+    on_slow: ClassVar[str] = "waited for up to the deadline, then the run stops with its name"
+    on_join: ClassVar[str] = "takes part from the next checkpoint on"
+
+    _rounds: int = field(default=0, init=False, repr=False, compare=False)
+    _early: list[Letter] = field(default_factory=list, init=False, repr=False, compare=False)
+    _dead: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        require(self.direction in ("pull", "push"), f"direction is pull or push, not {self.direction}")
+        require(0 <= self.mixing <= 1, f"mixing is a weight from 0 to 1, not {self.mixing}")
+        require(self.period >= 1, f"period counts updates between rounds and is at least 1, not {self.period}")
+
+    def step(self, replica: Replica, fabric: Fabric) -> Exchange:
+        due = (replica.clock + 1) % self.period == 0
+        heard = 1
+        if due and self.stale:
+            heard += self._round(replica, fabric)
+        replica.update()
+        if due and not self.stale:
+            heard += self._round(replica, fabric)
+        return Exchange(self._rounds, heard, replica.clock % self.period)
+
+    def drawn(self, size: int, number: int) -> list[int]:
+        """Whom each of ``size`` members drew in round ``number``; the same for everybody who asks."""
+        draws = derive_generator(self.seed, f"gossip round {number}")
+        if self.with_self:
+            return torch.randint(size, (size,), generator=draws).tolist()
+        if size == 1:
+            return [0]
+        others = torch.randint(size - 1, (size,), generator=draws).tolist()
+        return [j + (j >= i) for i, j in enumerate(others)]
+
+    def _round(self, replica: Replica, fabric: Fabric) -> int:
+        self._rounds += 1
+        pairs = [(i, j) for i, j in enumerate(self.drawn(fabric.size, self._rounds)) if i != j]
+        arrows = pairs if self.direction == "push" else [(j, i) for i, j in pairs]
+        for sender, to in arrows:
+            if sender == fabric.rank:
+                fabric.send(to, _TAG, replica.params, note=self._rounds)
+        senders = sorted(sender for sender, to in arrows if to == fabric.rank)
+        letters = self._await(senders, fabric)
+        for count, letter in enumerate(letters, start=1):
+            weight = self.mixing if self.direction == "pull" else 1 / (1 + count)
+            replica.params.lerp_(letter.x, weight)
+        return len(letters)
+
+    def _await(self, senders: Sequence[int], fabric: Fabric) -> list[Letter]:
+        """This round's letters in the order of their senders; the dead are not waited for."""
+        found = {x.sender: x for x in self._early if x.note == self._rounds}
+        self._early = [x for x in self._early if x.note > self._rounds]
+        silent = 0.0
+        while missing := [j for j in senders if j not in found]:
+            letter = fabric.wait(_TAG, 0.05)
+            if letter is None:
+                # looked at in this order: what the dead still sent has arrived by then
+                dead = [j for j in missing if j not in fabric.living()]
+                letter = fabric.receive(_TAG)
+                if letter is None:
+                    senders = [j for j in senders if j not in dead]
+                    silent += 0.05
+            if letter is not None and letter.note == self._rounds:
+                found[letter.sender] = letter
+            elif letter is not None and letter.note > self._rounds:
+                self._early.append(letter)
+            if silent > self.deadline_seconds:
+                raise FabricError(
+                    f"rank {fabric.rank} waited {self.deadline_seconds:g} s for rank(s) {missing} in round "
+                    f"{self._rounds} of gossip. They live but do not answer: look at their logs."
+                )
+        return [found[j] for j in senders if j in found]
+
+    def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
+        mean = replica.params.detach().clone()
+        fabric.mean_(mean)
+        return mean
+
+    def on_member(self, event: MemberEvent) -> None:
+        self._early = [letter for letter in self._early if letter.sender != event.rank]
+
+    def state(self) -> dict[str, Any]:
+        return {"rounds": self._rounds}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._rounds = int(state["rounds"])
