@@ -64,7 +64,8 @@ class Serving:
 
     def _serve(self) -> bool:
         bonds = self.replicator.bonds.values()
-        return any([bond.strategy.serve(bond.replica, bond.channel) for bond in bonds])
+        served = [bond.strategy.serve(bond.replica, bond.channel) for bond in bonds]  # each has its turn
+        return any(served)
 
     def _folds(self) -> int:
         return sum(bond.replica.clock for bond in self.replicator.bonds.values())

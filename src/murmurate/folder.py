@@ -182,7 +182,12 @@ def hardware(run: Run | None = None) -> dict[str, Any]:
 def write_roles(folder: Path, pids: dict[int, int | None], replicas: int) -> None:
     """``roles.jsonl``: which process on which host is which role (None: a thread of the launcher)."""
     lines = [
-        {"role": "replica" if rank < replicas else "center", "index": rank, "pid": pid or os.getpid(), "host": socket.gethostname()}
+        {
+            "role": "replica" if rank < replicas else "center",
+            "index": rank,
+            "pid": pid or os.getpid(),
+            "host": socket.gethostname(),
+        }
         for rank, pid in pids.items()
     ]
     (folder / "roles.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

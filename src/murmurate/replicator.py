@@ -99,12 +99,10 @@ class Replicator:
     def settle(self, number: int, deadline_seconds: float) -> bool:
         """See ``Strategy.settle``; False if one of the strategies missed the deadline."""
         with torch.no_grad():
-            return all(
-                [
-                    b.strategy.settle(b.replica, b.channel, number, deadline_seconds)
-                    for b in self.bonds.values()
-                ]
-            )
+            settled = [
+                b.strategy.settle(b.replica, b.channel, number, deadline_seconds) for b in self.bonds.values()
+            ]
+        return all(settled)
 
     def resumed(self) -> None:
         """All members have loaded, and none has stepped yet."""

@@ -17,7 +17,7 @@ from murmurate.coordinator import Coordinator, SecondInterrupt, all_is_saved
 from murmurate.errors import MissingExtra, Refusal, RunFailed
 from murmurate.fabric.arena import refuse_if_small
 from murmurate.fabric.interface import Capability, FabricFactory
-from murmurate.fabric.simulated import SimulatedFabric
+from murmurate.fabric.simulated import Crashed, SimulatedFabric
 from murmurate.folder import claim, held, read_run, unclaim, write_run
 from murmurate.launch import launcher
 from murmurate.play import film, write_strip
@@ -176,10 +176,12 @@ def _attempt(run: Run) -> Agent:
 
     size = 1 + run.strategy.centre
     try:
-        agent: Agent = SimulatedFabric(size, seed=0, keep_log=False).run([build] * size)[0]
-        return agent
+        agent = SimulatedFabric(size, seed=0, keep_log=False).run([build] * size)[0]
     except ValueError as error:
         raise Refusal(f"{run.recipe} cannot be made like this: {error}. Change that field.") from error
+    if isinstance(agent, Crashed):
+        raise RuntimeError("nobody crashes without being told to")
+    return agent
 
 
 def _fits(run: Run, found: Path, saved: list[int]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -24,7 +23,7 @@ def scaled_rate(rate: float, p: int, B: int, M: int, reference: tuple[int, int, 
     It holds for eta and for rho alike; a pushed gradient moves v by their product.
     """
     old = reference[0] * reference[1] * reference[2]
-    return rate * (old / (p * B * M)) ** 0.25
+    return float(rate * (old / (p * B * M)) ** 0.25)
 
 
 @dataclass

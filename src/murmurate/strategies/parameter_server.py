@@ -63,7 +63,9 @@ class ParameterServer(Strategy):
     _pulled_at: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        require(self.period >= 1, f"period counts updates between pushes and is at least 1, not {self.period}")
+        require(
+            self.period >= 1, f"period counts updates between pushes and is at least 1, not {self.period}"
+        )
         require(self.delay_bound >= 0, f"delay_bound counts folds and is at least 0, not {self.delay_bound}")
 
     def attach(self, replica: Replica, fabric: Fabric) -> None:

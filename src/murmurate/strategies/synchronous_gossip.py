@@ -57,7 +57,9 @@ class SynchronousGossip(Strategy):
     def __post_init__(self) -> None:
         require(self.direction in ("pull", "push"), f"direction is pull or push, not {self.direction}")
         require(0 <= self.mixing <= 1, f"mixing is a weight from 0 to 1, not {self.mixing}")
-        require(self.period >= 1, f"period counts updates between rounds and is at least 1, not {self.period}")
+        require(
+            self.period >= 1, f"period counts updates between rounds and is at least 1, not {self.period}"
+        )
 
     def step(self, replica: Replica, fabric: Fabric) -> Exchange:
         due = (replica.clock + 1) % self.period == 0
