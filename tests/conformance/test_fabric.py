@@ -141,7 +141,7 @@ def silent_in_mean(door):
 def send_numbers(count, door):
     fabric = channel(door)
     accepted = [
-        fabric.send(0, tag, torch.full((N,), float(number)))
+        fabric.send(0, tag, torch.full((N,), float(number)), note=2.0**53 - number)
         for number in range(count)
         for tag in ("odd", "even")[number % 2 :]
     ]
@@ -153,8 +153,9 @@ def receive_numbers(count, door):
     for tag in ("even", "odd"):
         expected = count if tag == "even" else (count + 1) // 2
         for _ in range(expected * (door.size - 1)):
-            sender, x = fabric.wait(tag, 30.0)
+            sender, x, note = fabric.wait(tag, 30.0)
             assert bool((x == x[0]).all())
+            assert note == 2.0**53 - float(x[0])
             streams.setdefault((sender, tag), []).append(float(x[0]))
     return streams, fabric.receive("even"), fabric.wait("odd", 0.02), fabric.receive("unheard")
 
@@ -382,7 +383,7 @@ class TestEveryFabric:
             assert streams[sender, "odd"] == [float(i) for i in range(0, count, 2)]
 
     def test_mail_is_a_copy(self, members):
-        _, (sender, x) = members(2, send_what_changes, receive_after_the_change)
+        _, (sender, x, _) = members(2, send_what_changes, receive_after_the_change)
         assert sender == 0
         assert torch.equal(x, vector(7))
 
