@@ -64,7 +64,9 @@ class Serving:
 
     def _serve(self) -> bool:
         bonds = self.replicator.bonds.values()
-        served = [bond.strategy.serve(bond.replica, bond.channel) for bond in bonds]  # each has its turn
+        with torch.no_grad():
+            # a list: each has its turn
+            served = [bond.strategy.serve(bond.replica, bond.channel) for bond in bonds]
         return any(served)
 
     def _folds(self) -> int:

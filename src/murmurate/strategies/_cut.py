@@ -35,6 +35,7 @@ class Cut:
             found = fabric.wait(self.tag, wait_seconds) if wait_seconds else fabric.receive(self.tag)
             if found is None:
                 return None
+            wait_seconds = 0.0  # after a marker the caller has something else to do than to wait on
             if found.note < 0:
                 self._marks[found.sender] = int(-found.note)
             elif self._is_ahead(found.sender):
