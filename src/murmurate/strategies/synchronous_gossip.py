@@ -100,7 +100,7 @@ class SynchronousGossip(Strategy):
         sent = fabric.send(to, _TAG, x, note=self._rounds, deadline_seconds=self.deadline_seconds)
         if not sent and to in fabric.living():
             raise FabricError(
-                f"rank {fabric.rank} could not send to rank {to} in round {self._rounds} of gossip: its queue "
+                f"rank {fabric.rank} could not send to rank {to} in gossip round {self._rounds}: its queue "
                 f"stayed full for {self.deadline_seconds:g} s. It lives but does not read: look at its log."
             )
 
