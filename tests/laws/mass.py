@@ -152,10 +152,14 @@ class Shares:
             ledger.check()
         return exchanges, replica.params.detach().numpy().copy()
 
+    def on(self, fabric: SimulatedFabric, seed: int):
+        """(ledger, results by rank)."""
+        ledger = Ledger(self.size)
+        return ledger, fabric.run([functools.partial(self.member, seed, ledger)] * self.size)
+
     def run(self, seed: int, **faults):
         """(fabric, ledger, results by rank)."""
         fabric = SimulatedFabric(
             self.size, seed=seed, latency=(0.0, 2e-4), mail_faults=self.faults, mail_capacity=3, **faults
         )
-        ledger = Ledger(self.size)
-        return fabric, ledger, fabric.run([functools.partial(self.member, seed, ledger)] * self.size)
+        return fabric, *self.on(fabric, seed)
