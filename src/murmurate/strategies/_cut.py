@@ -22,15 +22,15 @@ class Cut:
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
-        self._held: list[Letter] = []
+        self._held: list[tuple[int, Letter]] = []  # with the marker that its sender had sent before it
         self._marks: dict[int, int] = {}
         self._saved = 0
 
     def receive(self, fabric: Fabric, wait_seconds: float = 0.0) -> Letter | None:
         """The next delta from this side of the cut, or None."""
-        for index, letter in enumerate(self._held):
-            if not self._is_ahead(letter.sender):
-                return self._held.pop(index)
+        held = self._next_held()
+        if held is not None:
+            return held
         while True:
             found = fabric.wait(self.tag, wait_seconds) if wait_seconds else fabric.receive(self.tag)
             if found is None:
@@ -38,8 +38,8 @@ class Cut:
             wait_seconds = 0.0  # after a marker the caller has something else to do than to wait on
             if found.note < 0:
                 self._marks[found.sender] = int(-found.note)
-            elif self._is_ahead(found.sender):
-                self._held.append(found)
+            elif self._marks.get(found.sender, 0) > self._saved:
+                self._held.append((self._marks[found.sender], found))
             else:
                 return found
 
@@ -62,6 +62,8 @@ class Cut:
         """
         silent = 0.0
         awaited = set(senders)
+        # a sender may have passed a cut that was skipped here: what it sent since then is before this one
+        self._saved = max(self._saved, number - 1)
         while any(self._marks.get(j, 0) < number for j in awaited & set(fabric.living())):
             letter = self.receive(fabric, _PATIENCE_SECONDS)
             if letter is not None:
@@ -70,8 +72,15 @@ class Cut:
             silent += _PATIENCE_SECONDS
             if silent > deadline_seconds:
                 break
+        while (letter := self._next_held()) is not None:
+            absorb(letter)
         self._saved = number
         return silent <= deadline_seconds
 
-    def _is_ahead(self, sender: int) -> bool:
-        return self._marks.get(sender, 0) > self._saved
+    def _next_held(self) -> Letter | None:
+        """The first of those held that is on this side of the cut."""
+        for index, (mark, letter) in enumerate(self._held):
+            if mark <= self._saved:
+                del self._held[index]
+                return letter
+        return None

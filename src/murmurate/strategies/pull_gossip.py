@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -65,15 +66,19 @@ class PullGossip(Strategy):
         fabric.publish(replica.params)
         return Exchange(self._rounds, heard, replica.clock - self._agreed_at)
 
+    def draw(self, rank: int, living: Sequence[int]) -> int:
+        """j of eq. 3.5, uniform over those that may be drawn; ``rank`` itself where there is nobody else."""
+        candidates = [j for j in living if self.with_self or j != rank]
+        if not candidates:
+            return rank
+        return candidates[int(torch.randint(len(candidates), (), generator=self._draws))]
+
     def _mix(self, replica: Replica, fabric: Fabric) -> int:
         """theta_i <- (1 - beta) theta_i + beta theta_j; returns whether there was a theta_j."""
-        candidates = [j for j in fabric.living() if self.with_self or j != fabric.rank]
-        peer = fabric.rank
-        if candidates:
-            peer = candidates[int(torch.randint(len(candidates), (), generator=self._draws))]
+        peer = self.draw(fabric.rank, fabric.living())
         heard = peer != fabric.rank and fabric.version(peer) > 0
         if heard:
-            replica.params.lerp_(fabric.peek(peer)[0], self.mixing)
+            replica.params.detach().lerp_(fabric.peek(peer)[0], self.mixing)
         if heard or peer == fabric.rank:  # who drew itself agrees with itself
             self._rounds += 1
             self._agreed_at = replica.clock + self.stale
@@ -81,6 +86,10 @@ class PullGossip(Strategy):
 
     def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
         return mean_of_published(replica, fabric)
+
+    def resumed(self, replica: Replica, fabric: Fabric) -> None:
+        """Nothing was in flight: the register starts anew, and whoever steps first should find us there."""
+        fabric.publish(replica.params)
 
     def state(self) -> dict[str, Any]:
         return {"draws": self._draws.get_state(), "rounds": self._rounds, "agreed_at": self._agreed_at}
