@@ -57,6 +57,8 @@ class Cut:
         Either way the cut lies behind us afterwards, and what was held is delivered.
         """
         self._ahead = max(self._ahead, number)  # cuts that we were never asked for are no longer waited at
+        while (letter := self._due()) is not None:
+            absorb(letter)
         spent, awaited = 0.0, set(senders)
         while spent <= deadline_seconds and self._silent(fabric, awaited, number):
             before = fabric.traffic.waiting_seconds
@@ -74,10 +76,9 @@ class Cut:
 
     def _next(self, fabric: Fabric, wait_seconds: float) -> tuple[Letter | None, bool]:
         """(a delta from this side of the cut if that is what is next, whether anything came)."""
-        for index, (mark, letter) in enumerate(self._held):
-            if mark < self._ahead:
-                del self._held[index]
-                return letter, True
+        letter = self._due()
+        if letter is not None:
+            return letter, True
         found = fabric.wait(self.tag, wait_seconds) if wait_seconds else fabric.receive(self.tag)
         if found is None:
             return None, False
@@ -89,3 +90,11 @@ class Cut:
         else:
             self._held.append((mark, found))
         return None, True
+
+    def _due(self) -> Letter | None:
+        """The first that was held back and no longer has to be."""
+        for index, (mark, letter) in enumerate(self._held):
+            if mark < self._ahead:
+                del self._held[index]
+                return letter
+        return None

@@ -30,9 +30,9 @@ class Elastic(Strategy):
     """Every ``period`` (tau) move towards the centre and the centre towards us, by the same; update.
 
     The client sends theta_i; the centre answers with theta~ as it was and moves by
-    beta (theta_i - theta~); the client moves back by the same. (Differs: Algorithm 4 takes two
-    messages there, and a centre that moved in between; here what one gains the other loses to the bit
-    of the rounding.)
+    beta (theta_i - theta~); the client moves back by the same, so what one gains the other loses. (Differs:
+    Algorithm 4 takes two messages, between which the centre may move.) The gradient of the update that
+    follows is of theta_i before the move, as in Zhang's Algorithm 1. (Differs: Jin's takes it after.)
 
     moving_rate: beta; None is 0.8 / p with p replicas.
     wait: for the answer, as printed; False goes on, and moves when it is there.
@@ -155,7 +155,8 @@ class Elastic(Strategy):
 class SynchronousElastic(Strategy):
     """Elastic averaging in common rounds: every member keeps its own copy of the centre.
 
-    theta~ <- theta~ + beta sum_i (theta_i - theta~); theta_i <- theta_i - beta (theta_i - theta~).
+    theta~ <- theta~ + beta sum_i (theta_i - theta~);
+    theta_i <- theta_i - beta (theta_i - theta~) - eta grad f_i(theta_i), with theta of before on the right.
 
     moving_rate: beta; None is 0.8 / p with p replicas. Refused above 1 / p, where the centre would overshoot.
     """
