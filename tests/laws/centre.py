@@ -88,12 +88,12 @@ def serve_until(
 ) -> tuple[bool, dict[int, Any]]:
     """Serve until all living learners have said they are done; settle; show itself; say so.
 
-    ``cut``: (number, turns, deadline_seconds): after so many turns, or when learners have ended sooner, settle
-    that checkpoint too.
+    ``cut``: (number, turns, deadline_seconds): after so many turns, or when learners have ended sooner,
+    settle that checkpoint too.
     """
     ends = door.channel("ends", torch.zeros(1))
     left, turn, kept, (number, turns, patience) = set(range(door.size - 1)), 0, {}, cut
-    while (going := bool(left & set(door.living()))) or 0 < number:
+    while (going := bool(left & set(door.living()))) or number > 0:
         if number and (turn == turns or not going):
             if replicator.settle(number, patience):
                 kept[number] = replicator.state()
@@ -178,8 +178,8 @@ class Learned:
 class Exact:
     """A run whose every sum is exact, so that what is lost or counted twice shows to the bit.
 
-    saves: at which own step each learner settles checkpoint 1 (0: never). turns: at which turn the centre does
-        (-1: never).
+    saves: at which own step each learner settles checkpoint 1 (0: never). turns: at which turn the centre
+        does (-1: never).
     """
 
     strategy: Strategy
@@ -297,7 +297,7 @@ class LeastSquares:
         for step in range(self.steps):
             xi = torch.randn(len(GOAL), generator=noise, dtype=torch.float64)
             replica.follow(CURVATURES * (replica.params.detach() - GOAL) + self.sigma * xi)
-            if step % self.every == 0 and step > self.steps // 3:
+            if (step + 1) % self.every == 0 and step > self.steps // 3:
                 looks.append(replica.params.detach() - GOAL)
         finish(replicator, door)
         return looks

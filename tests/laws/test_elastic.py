@@ -1,7 +1,6 @@
 """Elastic averaging under many schedules: what one gains the other loses, whatever dies or is saved when.
 
-Gradients of whole numbers, a rate of 1/8 and beta = 1/2 are exact as long as moves are few; elsewhere sums are
-asserted to 1e-9.
+Gradients are whole numbers and the rate is 1/8, so that what is lost or counted twice is far above rounding.
 """
 
 from __future__ import annotations

@@ -20,7 +20,11 @@ _HANDLING_SECONDS = 1e-4
 
 
 class Cut:
-    """All mail under ``tag`` goes through here. A delta's note is 0 or more; that of marker k is -k, k >= 1."""
+    """All mail under ``tag`` goes through here.
+
+    A delta's note is 0 or more; that of marker k is -k, k >= 1. Deltas after a marker are kept until
+    ``drain``, so senders bound how many they have without an answer.
+    """
 
     def __init__(self, tag: str) -> None:
         self.tag = tag

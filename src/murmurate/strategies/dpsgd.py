@@ -136,7 +136,7 @@ class DPSGD(Strategy):
     def step(self, replica: Replica, fabric: Fabric) -> Exchange:
         demand_centre(fabric, _LOST)
         replica.update()  # Algorithm 2, line 8
-        self._clocks[fabric.rank] = replica.clock
+        self._clocks[fabric.rank] += 1  # our own cell; not the replica's clock, which may come from a peer
         living = set(self._node) & set(fabric.living())
         if fabric.rank == min(living):
             self._lead(replica, fabric, len(living))
