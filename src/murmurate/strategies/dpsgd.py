@@ -162,7 +162,10 @@ class DPSGD(Strategy):
         return int(self._clocks[self._node].sum())
 
     def _push(self, replica: Replica, fabric: Fabric) -> None:
-        """Push u - v (line 10). Other threads write on, so the base advances by just what was pushed."""
+        """Push u - v (line 10). Other threads write on, so the base advances by just what was pushed.
+
+        Of a leader killed in between, the next one pushes the same again: at most one push of its node.
+        """
         done, update = self._done(), replica.params.detach() - self._base
         centre, oldest, patience = centre_of(fabric), int(self._marks[_OLDEST]), self.deadline_seconds
         if fabric.send(centre, _PUSH, update, oldest, deadline_seconds=patience):
