@@ -1,4 +1,4 @@
-"""What a member did between two of its lines: how stale each step was, and, in short bursts, when it did what.
+"""What a member did between two lines: how stale its steps were, and, in short bursts, what it did when.
 
 Bursts begin at the same times of the run's clock in every member, so that a page can lay their spans
 beside one another (who waited for whom). Outside of a burst a turn of the loop costs a reading of the
