@@ -36,7 +36,7 @@ def table(shown: Sequence[Group]) -> dict[str, Any]:
         ("strategy", "replicas, runs"),
         ("evaluation", "in training"),
         ("env steps", "frames" if any(_frames(g) for g in shown) else ""),
-        ("seconds", "h:mm:ss"),
+        ("seconds", "h:mm:ss" if any((groups.seconds(r) or 0) >= 60 for g in shown for r in g.runs) else ""),
         ("env steps/s", ""),
         (f"to return {number(reference[0])}" if reference else "to a return", "env steps, seconds"),
         ("waiting", "of the time"),
@@ -153,7 +153,7 @@ def returns(shown: Sequence[Group]) -> Section:
     if not shown:
         return Section(title, "No episode has ended yet, so there is no return to draw.")
     label = "return (mean of the last 100 episodes)"
-    silent = [g.label for g in shown if not any(groups.bytes_exchanged(run) for run in g.runs)]
+    silent = [g.label for g in shown if not any(map(groups.exchanges, g.runs))]
     drawn = []
     axes: list[tuple[Axis, str]] = [
         ("total_env_steps", "env steps"),
@@ -164,7 +164,7 @@ def returns(shown: Sequence[Group]) -> Section:
         able = [g for g in shown if axis != "total_bytes" or g.label not in silent]
         if able:
             draw = drawings.lines(able, "return_mean", axis, label)
-            drawn.append(figures.svg(draw, 4.9, 3.1, name=f"return by {name}"))
+            drawn.append(figures.svg(draw, 4.5, 3.2, name=f"return by {name}"))
     note = ""
     if any(len(group.runs) > 1 for group in shown):
         note = (
@@ -172,7 +172,7 @@ def returns(shown: Sequence[Group]) -> Section:
             "lowest run to the highest. "
         )
     if silent and len(silent) < len(shown):
-        note += f"Nothing against bytes for {', '.join(silent)}: no messages were exchanged."
+        note += f"Nothing against bytes for {', '.join(silent)}: no message was exchanged while learning."
     return Section(
         title,
         "Unclipped returns of whole training games, against the experience of all replicas together, against "
@@ -192,14 +192,21 @@ def times(shown: Sequence[Group]) -> Section:
         draw = drawings.lines(
             able, "env_steps_per_second", "time_seconds", "env steps per second, each replica"
         )
-        drawn.append(figures.svg(draw, 5.2, 3.1, name="speed"))
+        drawn.append(figures.svg(draw, 6.8, 3.4, name="speed"))
     rows = [(group.label, found) for group in shown if (found := shares(group.runs)) is not None]
     keys = legend(able) + (KIND_KEYS if rows else [])
     if rows:
-        height = max(3.1, 0.9 + 0.27 * len(rows))
-        drawn.append(figures.svg(drawings.stacked(rows), 7.4, height, name="shares of time"))
+        height = max(3.4, 0.9 + 0.27 * len(rows))
+        drawn.append(figures.svg(drawings.stacked(rows), 6.8, height, name="shares of time"))
     text = "One env step is one decision of the agent."
-    note = "" if rows else "The runs recorded no spans, so nothing is known of where the time went."
+    if rows:
+        note = (
+            "Waiting in the bars is all waiting, agreeing on when to stop included (synchronous strategies "
+            "do in every round); in the table it is only that inside of the strategy's step. What lacks to 100% "
+            "is recording and saving."
+        )
+    else:
+        note = "The runs recorded no spans, so nothing is known of where the time went."
     return Section("Speed, and where the time went", text, keys, drawn, layout="speed", note=note)
 
 
@@ -213,8 +220,8 @@ def staleness(shown: Sequence[Group]) -> Section:
     drawn = [
         figures.svg(
             drawings.histogram(group.staleness_counts, largest, group.index, group.label),
-            3.5,
-            2.5,
+            3.2,
+            2.3,
             name=f"staleness of {group.label}",
         )
         for group in able
@@ -236,7 +243,7 @@ def disagreement(shown: Sequence[Group]) -> Section:
     draw = drawings.lines(
         drawable, "disagreement", "total_env_steps", "disagreement relative to ‖mean‖", log_y=True
     )
-    drawn = [figures.svg(draw, 7.4, 3.4, name="disagreement")]
+    drawn = [figures.svg(draw, 9.4, 3.7, name="disagreement")]
     return Section("Disagreement", text, legend(drawable), drawn, layout="wide", note=note)
 
 

@@ -160,7 +160,8 @@ def over(
         if key in _WHOLE:
             axes.yaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
         if from_zero:
-            axes.set_ylim(bottom=0)
+            top = max(float(one.value.max()) for run in runs for one in run.series(key).values())
+            axes.set_ylim(bottom=0, top=None if top > 0 else 1.0)
 
     return draw
 
@@ -248,7 +249,7 @@ def tidy(axes: Axes, palette: Palette, y_label: str, x_label: str) -> None:
     axes.set_xlabel(x_label, color=palette.muted)
     axes.grid(axis="y", color=palette.rule, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.tick_params(length=0, colors=palette.muted, labelcolor=palette.muted)
+    axes.tick_params(which="both", length=0, colors=palette.muted, labelcolor=palette.muted)
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color(palette.muted)

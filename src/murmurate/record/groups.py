@@ -47,7 +47,9 @@ class Group:
         found = [one for run in self.runs if (one := run.mean(key, axis)) is not None]
         if not found:
             return None
-        start, end = max(x[0] for x, _ in found), min(x[-1] for x, _ in found)
+        # from where every replica has a value: one that comes in later would make the mean jump
+        start = max(s.x(axis)[0] for run in self.runs for s in run.series(key).values())
+        end = min(x[-1] for x, _ in found)
         if end <= start:
             (x, y), *_ = found
             return Curve(x, y, y, y)
@@ -166,6 +168,12 @@ def bytes_exchanged(run: RecordedRun) -> float | None:
         return float(run.fact("bytes_exchanged"))
     last = max(run.last_heard(replica) for replica in run.histories)
     return float(run.total_bytes(np.array([last]))[0]) if run.has("bytes_exchanged") else None
+
+
+def exchanges(run: RecordedRun) -> bool:
+    """Whether any bytes went between members after their first lines (before, all agree on the start)."""
+    paths = run.series("bytes_exchanged").values()
+    return any(bool(series.value[-1] > series.value[0]) for series in paths)
 
 
 def bytes_per_update(run: RecordedRun) -> float | None:

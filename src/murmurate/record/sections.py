@@ -18,7 +18,7 @@ from murmurate.record.console import clock
 from murmurate.record.epsilon_ball import Ball, epsilon_ball
 from murmurate.record.groups import staleness_counts
 from murmurate.record.runs import RecordedRun
-from murmurate.record.strips import window
+from murmurate.record.strips import alike, window
 from murmurate.topology import topology
 
 STRIP_FRAMES = 8
@@ -112,15 +112,15 @@ def staleness(runs: Sequence[RecordedRun]) -> Section:
     if not runs:
         return Section(title, "One replica has nobody whose news could be old.")
     drawn = []
-    for key, label in (("staleness", "staleness (own updates)"), ("heard", "replicas in the last agreement")):
-        if all(run.has(key) for run in runs):
-            draw = figures.over(runs, key, "total_env_steps", label, from_zero=True)
-            drawn.append(figures.svg(draw, name=key))
-    if len(runs) == 1 and (counts := staleness_counts(runs[0])):
+    if counts := staleness_counts(runs[0]):
         heading = "share of updates, all replicas"
         drawn.append(
             figures.svg(drawings.histogram(counts, max(counts), None, heading), name="staleness histogram")
         )
+    for key, label in (("staleness", "staleness (own updates)"), ("heard", "replicas in the last agreement")):
+        if all(run.has(key) for run in runs):
+            draw = figures.over(runs, key, "total_env_steps", label, from_zero=True)
+            drawn.append(figures.svg(draw, name=key))
     return Section(
         title, "Own updates since a replica last agreed with the peers it listens to.", _legend(runs), drawn
     )
@@ -129,20 +129,23 @@ def staleness(runs: Sequence[RecordedRun]) -> Section:
 def timelines(runs: Sequence[tuple[str, RecordedRun]], note: str = "") -> Section:
     """A picture a run, under its name: who computed, waited and exchanged when."""
     title = "Who did what when"
-    drawn = []
-    left_out = 0
-    for name, run in runs:
-        found = window(run)
-        if found is not None:
-            left_out = max(left_out, found.left_out)
-            draw = drawings.strips(found, name, virtual=run.virtual)
-            height = 0.85 + 0.3 * len(found.members)
-            drawn.append(figures.svg(draw, 12.5, height, name=f"timeline of {name}"))
+    known = [(name, run.virtual, found) for name, run in runs if (found := window(run)) is not None]
+    cut = alike([found for *_, found in known])
+    width = 11.0 if len(runs) == 1 else 14.2
+    drawn = [
+        figures.svg(
+            drawings.strips(found, name, virtual=virtual),
+            width,
+            0.85 + 0.3 * len(found.members),
+            name=f"timeline of {name}" if name else "timeline",
+        )
+        for (name, virtual, _), found in zip(known, cut, strict=True)
+    ]
     if not drawn:
         return Section(
             title, "No spans of time were recorded; the first are, about a second after the start."
         )
-    if left_out:
+    if any(found.left_out for found in cut):
         note = f"{note} Of many members a dozen are shown, evenly chosen.".strip()
     return Section(
         title,

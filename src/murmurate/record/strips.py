@@ -11,7 +11,8 @@ from murmurate.record.runs import RecordedRun
 from murmurate.record.watch import KINDS
 
 SHOWN_MEMBERS = 12
-_MOST_TURNS = 60
+_MOST_TURNS = 40
+_ALIKE = 4.0
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,20 @@ def window(run: RecordedRun) -> Window | None:
         end = turns[_MOST_TURNS]
     cut = {name: _cut(spans, start, end) for name, spans in shown.items()}
     return Window(start, end, cut, len(found) - len(names))
+
+
+def alike(windows: Sequence[Window]) -> list[Window]:
+    """Windows of nearly one length cut to the shortest, so that one centimetre is the same time in all."""
+    lengths = [w.end_seconds - w.start_seconds for w in windows]
+    if not lengths or max(lengths) > _ALIKE * min(lengths):
+        return list(windows)
+    ends = [w.start_seconds + min(lengths) for w in windows]
+    return [
+        Window(
+            w.start_seconds, end, {k: _cut(v, w.start_seconds, end) for k, v in w.members.items()}, w.left_out
+        )
+        for w, end in zip(windows, ends, strict=True)
+    ]
 
 
 def _meet(burst: Burst, start: float, end: float) -> bool:
