@@ -201,9 +201,9 @@ def times(shown: Sequence[Group]) -> Section:
     text = "One env step is one decision of the agent."
     if rows:
         note = (
-            "Waiting in the bars is all waiting, agreeing on when to stop included (synchronous strategies "
-            "do in every round); in the table it is only that inside of the strategy's step. What lacks to 100% "
-            "is recording and saving."
+            "Waiting in the bars is all waiting, agreeing on when to stop included, as synchronous ones do "
+            "in every round; in the table it is only that inside of the strategy's step. What lacks to "
+            "100% is recording and saving."
         )
     else:
         note = "The runs recorded no spans, so nothing is known of where the time went."

@@ -211,4 +211,8 @@ def reaches(run: RecordedRun, value: float, axis: Axis) -> float | None:
         return None
     x, y = found
     at = np.flatnonzero(y >= value)
-    return float(x[at[0]]) if len(at) else None
+    if not len(at):
+        return None
+    after = int(at[0])
+    before = max(after - 1, 0)  # y rises from below the value to it, so it may be read the other way round
+    return float(np.interp(value, y[[before, after]], x[[before, after]]))

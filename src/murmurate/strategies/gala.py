@@ -37,7 +37,7 @@ class GALA(Strategy):
     carries: ClassVar[str] = "state"
     bounded_by: ClassVar[str] = "staleness_bound, and a wait that ends after deadline_seconds"
     on_death: ClassVar[str] = "nobody waits; the graph is drawn anew over the living"
-    on_slow: ClassVar[str] = "its last vector stays mixed in; waited for only beyond staleness_bound"
+    on_slow: ClassVar[str] = "not averaged with until it speaks; waited for only beyond staleness_bound"
     on_join: ClassVar[str] = "begins with a living peer's state; the graph is drawn anew with it"
 
     _seen: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
