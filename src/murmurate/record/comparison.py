@@ -84,8 +84,7 @@ def _cells(group: Group, reference: float | None) -> list[Cell]:
 
 def _frames(group: Group) -> float | None:
     """Frames of the emulator, where they are not the same as env steps."""
-    frames = group.mean(lambda run: run.fact("frames"))
-    return None if frames == group.mean(lambda run: run.fact("env_steps")) else frames
+    return group.mean(lambda run: None if run.fact("frames") == run.fact("env_steps") else run.fact("frames"))
 
 
 def _evaluation(group: Group) -> str:
@@ -113,7 +112,7 @@ def _reached(group: Group, reference: float | None) -> Cell:
 def _staleness(group: Group) -> Cell:
     middle = groups.median(group.staleness_counts)
     top = group.each(lambda run: run.fact("staleness_max"))
-    return number(middle), f"max {number(max(top, default=None))}"
+    return number(middle), f"max {number(max(top))}" if top else ""
 
 
 def _small(value: float | None) -> str:

@@ -28,7 +28,7 @@ from murmurate.record.runs import Axis
 from murmurate.record.strips import Span, Window
 from murmurate.record.watch import KINDS
 
-EXACT_BARS = 24
+EXACT_BARS = 48
 _ROW = 0.78
 # Waiting is a thin line, so that it is told from work by more than its colour.
 _HEIGHTS = {"collect": _ROW, "learn": _ROW, "exchange": _ROW, "wait": 0.22}
