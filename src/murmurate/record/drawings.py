@@ -30,6 +30,7 @@ from murmurate.record.watch import KINDS
 
 EXACT_BARS = 48
 _ROW = 0.78
+_LABEL = 36  # characters that leave room for the bars
 # Waiting is a thin line, so that it is told from work by more than its colour.
 _HEIGHTS = {"collect": _ROW, "learn": _ROW, "exchange": _ROW, "wait": 0.22}
 
@@ -136,8 +137,12 @@ def stacked(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Draw:
         tidy(axes, palette, "", "share of the replicas' time, sampled in bursts")
         axes.set(xlim=(0, 1.36), ylim=(len(rows) - 0.45, -0.55))
         axes.grid(visible=False)
-        axes.set_yticks(range(len(rows)), [name for name, _ in rows])
-        axes.yaxis.set_major_formatter(ticker.FixedFormatter([name for name, _ in rows]))
+        names = [
+            name if len(name) <= _LABEL else f"{name[: _LABEL - 1]}\N{HORIZONTAL ELLIPSIS}"
+            for name, _ in rows
+        ]
+        axes.set_yticks(range(len(rows)), names)
+        axes.yaxis.set_major_formatter(ticker.FixedFormatter(names))
         axes.tick_params(axis="y", labelcolor=palette.ink)
         axes.xaxis.set_major_locator(ticker.FixedLocator([0, 0.25, 0.5, 0.75, 1.0]))
         axes.xaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))

@@ -85,6 +85,9 @@ def grouped(runs: Sequence[RecordedRun]) -> list[Group]:
         found.setdefault(json.dumps(_settings(run), sort_keys=True), []).append(run)
     settings = [json.loads(key) for key in found]
     labels = [_label(mine, settings) for mine in settings]
+    for number, members in enumerate(found.values()):
+        if labels.count(labels[number]) > 1:  # one of them was written without what the others have
+            labels[number] += f" ({members[0].folder.name})"
     return [
         Group(label, index, tuple(members))
         for index, (label, members) in enumerate(zip(labels, found.values(), strict=True))
@@ -107,7 +110,7 @@ def _label(mine: dict[str, Any], all_settings: Sequence[dict[str, Any]]) -> str:
     for key, value in sorted(mine.items(), key=lambda item: (item[0] != "recipe", item[0] != "replicas")):
         own = key.startswith("strategy.")
         rivals = [o for o in all_settings if not own or o.get("strategy.name") == name]
-        if key == "strategy.name" or all(other.get(key) == value for other in rivals):
+        if key == "strategy.name" or all(other.get(key, value) == value for other in rivals):
             continue
         if key == "recipe":
             words.insert(0, str(value))
