@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 from murmurate.agents.interface import Agent
@@ -10,6 +12,7 @@ from murmurate.collect.interface import spec_of
 from murmurate.fabric.interface import Fabric
 from murmurate.probe import Probe
 from murmurate.record.recorder import Recorder
+from murmurate.record.watch import Watch
 from murmurate.replicator import Replicator
 from murmurate.train import (
     FINAL,
@@ -37,6 +40,8 @@ class Serving:
         self.recorder = Recorder(
             post.folder / "metrics.jsonl", None, post.started_at, offset_seconds=post.offset_seconds
         )
+        self.watch = Watch(lambda: self.recorder.seconds, list(self.replicator.bonds.values()))
+        self._last_record = time.monotonic()
         self.answered = 0
         if post.restored is not None:
             self.replicator.load(post.restored.state["replicas"])
@@ -53,8 +58,12 @@ class Serving:
             if not self._serve() and self._folds() != shown:
                 self.replicator.publish()  # nobody asks for anything: show what has become of it
                 shown = self._folds()
+            self.watch.lap("exchange")
             self._save(board.checkpoint_requested)
+            self._record()
             self.post.between()
+            self.watch.turn()
+        self._record(last=True)
         self.replicator.settle(FINAL_REQUEST, SETTLE_SECONDS)
         self.replicator.publish()
         board.finished(self.post.rank)
@@ -71,6 +80,23 @@ class Serving:
 
     def _folds(self) -> int:
         return sum(bond.replica.clock for bond in self.replicator.bonds.values())
+
+    def _record(self, last: bool = False) -> None:
+        """A line of ``kind`` "centre": it has no env steps, and is not counted among the replicas."""
+        now = time.monotonic()
+        if now - self._last_record < self.run.record_every_seconds and not last:
+            return
+        self._last_record = now
+        self.recorder.record(
+            {
+                "kind": "centre",
+                "member": self.post.rank,
+                "updates": self._folds(),
+                "waiting_seconds": self.replicator.waiting_seconds,
+                "bytes_exchanged": self.replicator.bytes_exchanged,
+                **self.watch.fields(last=last),
+            }
+        )
 
     def _save(self, asked: int) -> None:
         if asked <= self.answered:

@@ -21,6 +21,7 @@ from murmurate.fabric.board import Board
 from murmurate.fabric.interface import Fabric, FabricFactory
 from murmurate.probe import Probe
 from murmurate.record.recorder import Recorder
+from murmurate.record.watch import Watch
 from murmurate.replicator import Replicate, Replicator
 from murmurate.spec import Batch, EnvSpec, Outcome, Placement, derive_generator, derive_seed
 from murmurate.strategies.interface import Strategy
@@ -187,6 +188,9 @@ class Learning:
         self.recorder = Recorder(
             post.folder / "metrics.jsonl", post.rank, post.started_at, offset_seconds=post.offset_seconds
         )
+        bonds = list(self.replicator.bonds.values())
+        others = [self.meeting, *(probe.channel for probe in self.probes)]
+        self.watch = Watch(lambda: self.recorder.seconds, bonds, others)
         self.env_steps = 0
         self.answered = 0  # number of the newest checkpoint request already served
         self.returns: deque[float] = deque(maxlen=100)
@@ -207,8 +211,10 @@ class Learning:
         outcome: Outcome | None = None
         if not self._over(self._consult()):
             for batch in self.source:
+                self.watch.lap("collect")
                 outcome = self.learner.learn(batch)
                 batch.feedback(outcome.priorities)
+                self.watch.lap("learn")
                 self._count(batch)
                 self._probe()
                 self._record(outcome)
@@ -218,6 +224,7 @@ class Learning:
                     self._serve(wishes)
                     if self._over(wishes):
                         break
+                self.watch.turn()
         self._finish(outcome)
 
     # -- counting and recording ---------------------------------------------------------------------
@@ -270,6 +277,7 @@ class Learning:
                 "waiting_seconds": self.replicator.waiting_seconds,
                 "bytes_exchanged": self.replicator.bytes_exchanged,
                 **self.probed,
+                **self.watch.fields(last=force),
             }
         )
         self.unreported, self.probed = [], {}
