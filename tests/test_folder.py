@@ -58,7 +58,7 @@ def _another(value: Any) -> Any:
     if isinstance(value, bool):
         return not value
     if isinstance(value, float):
-        return value / 2 + 0.125  # a weight stays one
+        return value / 2 + 0.1  # a weight stays one
     return 0.5 if value is None else value + 3
 
 
@@ -128,5 +128,5 @@ def test_roles_are_named_with_process_and_host(tmp_path: Path) -> None:
     assert lines == [
         {**here, "index": 0, "pid": 11},
         {**here, "index": 1, "pid": os.getpid()},
-        {**here, "role": "centre", "index": 0, "pid": 12},
+        {**here, "role": "center", "index": 0, "pid": 12},
     ]

@@ -184,7 +184,7 @@ def write_roles(folder: Path, pids: dict[int, int | None], replicas: int) -> Non
     lines = [
         {
             "role": "replica" if rank < replicas else "center",
-            "index": rank,
+            "index": rank if rank < replicas else rank - replicas,
             "pid": pid or os.getpid(),
             "host": socket.gethostname(),
         }

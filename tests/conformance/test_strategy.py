@@ -9,11 +9,13 @@ import dataclasses
 import functools
 import importlib
 import json
+import pickle
 import pkgutil
 import re
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import ForkingPickler
 
 import murmurate.fabric
 from laws.problems import OPTIMIZERS, Problem
@@ -152,6 +154,14 @@ def test_it_is_a_dataclass_whose_fields_all_have_defaults(kind):
             assert not field.name.startswith("_"), "what is remembered is no hyper-parameter"
             assert json.loads(json.dumps(getattr(made, field.name))) == getattr(made, field.name)
     assert kind(**{f.name: getattr(made, f.name) for f in dataclasses.fields(kind) if f.init}) == made
+
+
+def test_it_travels_to_a_role_by_its_hyper_parameters(kind):
+    """torch's pickler, which processes use, cannot send a generator; and what is remembered must not travel."""
+    made = kind()
+    sent = pickle.loads(ForkingPickler.dumps(made))
+    assert sent == made
+    assert vars(sent).keys() == vars(made).keys()
 
 
 # -- on every fabric --------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -47,6 +49,11 @@ class Strategy:
     on_death: ClassVar[str] = ""
     on_slow: ClassVar[str] = ""
     on_join: ClassVar[str] = ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled and copied by its hyper-parameters alone: what it remembers is one replica's."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+        return functools.partial(type(self), **fields), ()
 
     def attach(self, replica: Replica, fabric: Fabric) -> None:
         """Called once before the first step, on every member, in the same order."""
