@@ -12,10 +12,10 @@ import json
 import pickle
 import pkgutil
 import re
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
-from torch.multiprocessing.reductions import ForkingPickler
 
 import murmurate.fabric
 from laws.problems import OPTIMIZERS, Problem
@@ -157,7 +157,7 @@ def test_it_is_a_dataclass_whose_fields_all_have_defaults(kind):
 
 
 def test_it_travels_to_a_role_by_its_hyper_parameters(kind):
-    """torch's pickler, which processes use, cannot send a generator; and what is remembered must not travel."""
+    """What processes pickle with cannot send a generator; and what is remembered must not travel."""
     made = kind()
     sent = pickle.loads(ForkingPickler.dumps(made))
     assert sent == made
