@@ -228,15 +228,16 @@ def _first(count: int, rows: Tensor) -> Tensor:
     return rows[:count]
 
 
-def _extreme(stacked: Tensor, owner: Tensor) -> Tensor:
-    return torch.take_along_dim(stacked, owner.unsqueeze(0), 0).squeeze(0)
+def _extreme(which: Callable[..., Tensor], stacked: Tensor) -> Tensor:
+    # torch finds no place in booleans; the first place of several is the lowest rank's
+    ordered = stacked.to(torch.uint8) if stacked.dtype == torch.bool else stacked
+    return torch.take_along_dim(stacked, which(ordered, 0, keepdim=True), 0).squeeze(0)
 
 
-# argmin and argmax give the first of several, which is the lowest rank
 _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda x: x.mean(0),
     "sum": lambda x: x.sum(0),
-    "min": lambda x: _extreme(x, x.argmin(0)),
-    "max": lambda x: _extreme(x, x.argmax(0)),
+    "min": functools.partial(_extreme, torch.argmin),
+    "max": functools.partial(_extreme, torch.argmax),
     "product": lambda x: x.prod(0),
 }
