@@ -64,7 +64,11 @@ def maker(optimizer: torch.optim.Optimizer) -> Callable[[list[Any]], torch.optim
             return _twin(optimizer, parameters)
         given = True
         for group, new in zip(optimizer.param_groups, parameters, strict=True):
-            group["params"] = new["params"] if isinstance(new["params"], list) else [new["params"]]
+            group["params"] = new["params"]
+        # what some (Adagrad) hold from the start, for the slices instead of the parameters
+        fresh = _twin(optimizer, [dict(group) for group in optimizer.param_groups])
+        optimizer.state.clear()
+        optimizer.state.update(fresh.state)
         return optimizer
 
     return make
@@ -81,7 +85,8 @@ def refuse_what_cannot_be_flat(optimizer: torch.optim.Optimizer) -> None:
     """Raise Refusal for what a flat vector does not serve, before anything was changed."""
     name = type(optimizer).__name__
     owned = [p for group in optimizer.param_groups for p in group["params"]]
-    if any(optimizer.state.get(p) for p in owned):
+    memories = [m for p in owned if (m := optimizer.state.get(p))]
+    if any(float(m.get("step", 1)) > 0 for m in memories):
         raise Refusal(f"{name} has stepped already. Wrap it first, then load its state with load_state_dict.")
     if name in ("LBFGS", "SparseAdam", "Muon", "Adafactor"):
         raise Refusal(
@@ -128,7 +133,16 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self.optimizer = optimizer
         self.replica = replica
         self.last: Exchange | None = None
-        self._checked = False
+        # neither the vector nor its gradient ever moves
+        self._places = [
+            (parameter, values.data_ptr(), place)
+            for parameter, (_, values), (_, place) in zip(
+                replica.own_parameters(),
+                replica.named_views(),
+                replica.named_views(replica.grad),
+                strict=True,
+            )
+        ]
 
     def __getattr__(self, name: str) -> Any:
         if name == "optimizer":  # while being unpickled
@@ -150,19 +164,15 @@ class WrappedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._attach_gradients()
-        if not self._checked:
-            self.replica.check()
-            self._checked = True
         self.last = self.replica.follow(self.replica.grad)
         return loss
 
     def _attach_gradients(self) -> None:
         """Bring gradients that came loose back to the vector: ``module.zero_grad()`` drops them."""
-        replica = self.replica
         with torch.no_grad():
-            for (_, place), parameter in zip(
-                replica.named_views(replica.grad), replica.own_parameters(), strict=True
-            ):
+            for parameter, values_at, place in self._places:
+                if parameter.data_ptr() != values_at:
+                    self.replica.check()
                 found = parameter.grad
                 if found is not None and found.data_ptr() == place.data_ptr():
                     continue
@@ -187,9 +197,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
             groups.append(settings | {"params": indices})
             for index in indices:
                 own = {
-                    key.split(".", 1)[1]: value[replica.parts[index].name]
-                    if isinstance(value, dict)
-                    else value
+                    key.split(".", 1)[1]: _of_one(value, replica.parts[index].name)
                     for key, value in kept.items()
                     if key.startswith(f"{number}.")
                 }
@@ -221,3 +229,10 @@ class WrappedOptimizer(torch.optim.Optimizer):
         whole = replica.state() | {"optimizer": kept}
         whole["learning_rates"] = [g["lr"] for g in self.optimizer.param_groups]
         replica.load(whole)
+
+
+def _of_one(value: Any, name: str) -> Any:
+    """One parameter's own part of a group's memory: a slice of a moment, a copy of a counter."""
+    if isinstance(value, dict):
+        return value[name]
+    return value.clone() if torch.is_tensor(value) else value
