@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,22 +37,9 @@ def test_each_replica_runs_and_its_result_comes_back_by_rank(launcher):
     assert torch.equal(found[1][3], torch.ones(2))
 
 
-@pytest.mark.parametrize(
-    ("output", "expected"), [("main", ["hello from 0"]), ("all", ["[0] hello from 0", "[1] hello from 1"])]
-)
-def test_prints_come_once_or_marked_by_rank(output, expected, capfd):
-    run(who, replicas=2, output=output, devices=[("cpu", "cpu")])
-    # the fork server may have been started by an earlier test, with that test's output
-    code = f"import replicator.test_script as t; t.run(t.who, replicas=2, output='{output}', devices=[('cpu',) * 2])"
-    printed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True
-    )
-    assert sorted(printed.stdout.splitlines()) == expected
-
-
 def environment():
-    tests = Path(__file__).parents[1]
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(tests), *sys.path]), "OMP_NUM_THREADS": "1"}
+    here = [str(Path(__file__).parents[1]), str(EXAMPLES), *sys.path]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(here), "OMP_NUM_THREADS": "1"}
 
 
 def one_breaks(loop):
@@ -74,7 +62,7 @@ def one_refuses(loop):
 
 
 def test_a_refusal_in_a_member_is_a_refusal():
-    with pytest.raises(Refusal, match="hogwild cannot give a collective.*Use all-reduce"):
+    with pytest.raises(Refusal, match=r"hogwild cannot give a collective.*Use all-reduce"):
         run(one_refuses, replicas=2, strategy="hogwild")
 
 
@@ -140,6 +128,7 @@ def test_a_result_that_cannot_travel_is_an_error_that_says_so():
         run(returns_a_function)
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_says_what_is_missing(tmp_path):
     script = tmp_path / "unguarded.py"
     script.write_text("import murmurate\n\ndef main(loop):\n    pass\n\nmurmurate.run(main, replicas=1)\n")
@@ -150,9 +139,29 @@ def test_a_script_without_a_guard_says_what_is_missing(tmp_path):
     assert "if __name__ == '__main__':" in ended.stderr
 
 
-def test_the_package_offers_it_without_importing_torch():
-    code = "import sys, murmurate; assert 'torch' not in sys.modules; murmurate.run; assert 'torch' in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment())
+COMMAND = """
+import functools, sys
+import murmurate
+assert "torch" not in sys.modules, "the command line would wait for it"
+import gan_replicated, replicator.test_script as t
+for output in ("main", "all"):
+    print(output, flush=True)
+    murmurate.run(t.who, replicas=2, output=output, devices=[("cpu", "meta")])
+murmurate.run(functools.partial(gan_replicated.main, steps=3), replicas=2)
+"""
+
+
+def test_as_a_command_it_prints_once_or_marked_by_rank_and_an_example_runs():
+    ended = subprocess.run(
+        [sys.executable, "-c", COMMAND], capture_output=True, text=True, env=environment(), check=True
+    )
+    main, one, both, *marked, example = ended.stdout.splitlines()
+    assert (main, one, both) == ("main", "hello from 0", "all")
+    assert sorted(marked) == ["[0] hello from 0", "[1] hello from 1"]
+    assert re.fullmatch(r"losses .*, radius [\d.]+", example)
+
+
+def test_the_package_has_what_it_says_and_no_more():
     with pytest.raises(AttributeError, match="no attribute 'walk'"):
         _ = murmurate.walk
 
@@ -199,20 +208,3 @@ def test_the_replicated_resnets_agree_whatever_the_strategy():
     torch.testing.assert_close(one, two, rtol=0, atol=0)
     for found in loops(2, lambda loop: example("resnet_replicated").main(loop, steps=2), strategy=GALA()):
         assert all(bool(p.isfinite().all()) for p in found)
-
-
-def test_an_example_runs_as_a_command():
-    source = (EXAMPLES / "gan_replicated.py").read_text()
-    assert "murmurate.run(main, replicas=4" in source
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import functools, gan_replicated as g, murmurate; "
-        "murmurate.run(functools.partial(g.main, steps=3), replicas=2)"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code, str(EXAMPLES)],
-        capture_output=True,
-        text=True,
-        env=environment() | {"PYTHONPATH": os.pathsep.join([str(EXAMPLES), *sys.path])},
-        check=True,
-    )
-    assert ended.stdout.count("radius") == 1
