@@ -189,6 +189,17 @@ def test_five_lines_replicate_the_resnet():
     assert len(added("gan")) == 6  # a second optimizer to wrap
 
 
+def test_the_documentation_shows_the_lines_of_the_examples():
+    shown = [
+        line
+        for line in (EXAMPLES.parent / "docs" / "replicator.md").read_text().splitlines()
+        if line.startswith("+")
+    ]
+    assert [line for line in shown if line in added("resnet")] == added("resnet")
+    assert len(shown) == 7
+    assert set(shown) <= {*added("resnet"), *added("gan")}
+
+
 @pytest.mark.parametrize("name", ["resnet", "gan"])
 def test_the_replicated_example_alone_is_the_plain_one_to_the_bit(name):
     expected = example(name).main(steps=3)
