@@ -1,6 +1,6 @@
 """``<world>-a3c``: actor-learners on one vector in shared memory, without a lock (Mnih et al. 2016).
 
-PA3C of Mohamad et al., Algorithm 5: its mini-batch of m rollouts is ``simulators``, its t_max ``agent.steps``.
+PA3C of Mohamad et al., Algorithm 5: its mini-batch m is ``simulators``, its t_max ``agent.steps``.
 """
 
 from __future__ import annotations
