@@ -20,6 +20,7 @@ from murmurate.train import (
     Run,
     member_state,
     staging,
+    welcome,
 )
 
 
@@ -55,6 +56,9 @@ class Serving:
                 shown = self._folds()
             self._save(board.checkpoint_requested)
             self.post.between()
+            board.beat(self.post.rank)
+            if self.post.admission is not None:
+                welcome(self.post.admission, self.replicator)
         self.replicator.settle(FINAL_REQUEST, SETTLE_SECONDS)
         self.replicator.publish()
         board.finished(self.post.rank)

@@ -35,6 +35,13 @@ class Bond:
         self.staleness_max = max(self.staleness_max, self.last.staleness)
         return self.last
 
+    def joined(self, rank: int) -> None:
+        """``rank`` begins another life: if the end of the last one was not seen, tell of both."""
+        if rank in self._living:
+            self.strategy.on_member(MemberEvent("died", rank))
+        self.strategy.on_member(MemberEvent("joined", rank))
+        self._living = sorted({*self._living, rank}) if self._living else ()
+
     def _tell(self, living: Sequence[int]) -> None:
         before = set(self._living or living)
         for rank in sorted(before - set(living)):
@@ -110,6 +117,12 @@ class Replicator:
             for bond in self.bonds.values():
                 bond.strategy.resumed(bond.replica, bond.channel)
                 bond.replica.reload()
+
+    def joined(self, rank: int) -> None:
+        """``rank`` was started again with a living peer's state; it may be this member itself."""
+        with torch.no_grad():
+            for bond in self.bonds.values():
+                bond.joined(rank)
 
     def publish(self) -> None:
         """Show peers the parameters as they are now (at the end of a run, or after a restart)."""

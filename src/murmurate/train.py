@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -17,8 +17,10 @@ from murmurate.checkpoint import read_manifest, read_part, write_part
 from murmurate.collect.interface import Simulators, World
 from murmurate.collect.rollouts import Rollouts, open_groups
 from murmurate.errors import Refusal
-from murmurate.fabric.board import Board
+from murmurate.fabric.board import Board, HandOver
 from murmurate.fabric.interface import Fabric, FabricFactory
+from murmurate.fabric.roster import Roster
+from murmurate.joining import Pace, adopted, give, take
 from murmurate.probe import Probe
 from murmurate.record.recorder import Recorder
 from murmurate.replicator import Replicate, Replicator
@@ -49,6 +51,8 @@ class Run:
     probe_every_updates: own updates between looks at disagreement and gradient cosines; 0 never looks.
     record_every_seconds: between two lines of a replica in ``metrics.jsonl``.
     eval_episodes: full games played by the final (and the best) parameters.
+    restarts: how often each replica that died is started again, with a living peer's state (launcher
+        ``local``). 0 goes on without it: what killed it, as too little memory does, may kill it again.
     """
 
     recipe: str
@@ -69,6 +73,7 @@ class Run:
     probe_every_updates: int = 200
     record_every_seconds: float = 1.0
     eval_episodes: int = 10
+    restarts: int = 0
 
     def validate(self) -> None:
         """Raise Refusal for values that make no sense."""
@@ -84,7 +89,13 @@ class Run:
                 raise Refusal(f"{name} is {value}; give a positive number, as in --{option} 100000.")
         if self.env_steps is None and self.updates is None and self.minutes is None:
             raise Refusal("the run has no end: give --env-steps, --updates or --minutes.")
-        least = {"checkpoint_every_env_steps": 1, "probe_every_updates": 0, "eval_episodes": 1, "seed": 0}
+        least = {
+            "checkpoint_every_env_steps": 1,
+            "probe_every_updates": 0,
+            "eval_episodes": 1,
+            "seed": 0,
+            "restarts": 0,
+        }
         for name, least_value in least.items():
             if getattr(self, name) < least_value:
                 raise Refusal(f"{name} is {getattr(self, name)}; it must be at least {least_value}.")
@@ -155,9 +166,22 @@ class Restored:
         return cls(state, int(count), rank == source)
 
 
+class Admission(Protocol):
+    """A fabric that lets in members that were started again (see ``ProcessFabric``)."""
+
+    roster: Roster
+
+    def admit(self, rank: int, life: int) -> None: ...
+    def place(self, partners: Sequence[int]) -> dict[str, Any]: ...
+    def enter(self, place: dict[str, Any]) -> None: ...
+
+
 @dataclass
 class Post:
-    """Where one replica works: its fabric, the board, the run folder, and what to go on from."""
+    """Where one replica works: its fabric, the board, the run folder, and what to go on from.
+
+    admission: the fabric again, where members may be started again: ``joins`` says that this one was.
+    """
 
     rank: int
     fabric: FabricFactory
@@ -167,6 +191,8 @@ class Post:
     offset_seconds: float = 0.0
     restored: Restored | None = None
     between: Callable[[], None] = lambda: None  # called between two steps
+    admission: Admission | None = None
+    joins: bool = False
 
 
 class Learning:
@@ -189,6 +215,8 @@ class Learning:
         )
         self.env_steps = 0
         self.answered = 0  # number of the newest checkpoint request already served
+        self.handed = 0  # the newest hand-over seen to
+        self.pace = Pace()
         self.returns: deque[float] = deque(maxlen=100)
         self.unreported: list[list[float]] = []
         self.probed: dict[str, Any] = {}
@@ -200,12 +228,15 @@ class Learning:
             self.meeting.gather(torch.zeros(4, dtype=torch.float64))
             self.replicator.resumed()
             self.meeting.gather(torch.zeros(4, dtype=torch.float64))
+        if post.joins:
+            self._join()
 
     def go(self) -> None:
         """Train until the run's end or a request to stop; leave a final checkpoint part."""
         self.replicator.publish()
         outcome: Outcome | None = None
-        if not self._over(self._consult()):
+        # a joiner stands where its peers have just consulted
+        if self.post.joins or not self._over(self._consult()):
             for batch in self.source:
                 outcome = self.learner.learn(batch)
                 batch.feedback(outcome.priorities)
@@ -228,6 +259,8 @@ class Learning:
             self.returns.append(episode.episode_return)
             self.unreported.append([episode.episode_return, episode.length])
         self.post.board.advance(self.post.rank, self.env_steps, self.learner.clock)
+        if (seconds := self.pace.tick()) is not None:
+            self.post.board.set_pace(self.post.rank, seconds)
 
     def _probe(self) -> None:
         every = self.run.probe_every_updates
@@ -288,16 +321,73 @@ class Learning:
         board = self.post.board
         stop, asked = board.stop_requested, board.checkpoint_requested
         if not self.synchronous:
+            self._attend()
             return stop, asked, board.total_env_steps()
-        mine = torch.tensor([float(stop), float(asked), float(self.env_steps), 0.0], dtype=torch.float64)
+        mine = torch.tensor([stop, asked, self.env_steps, board.hand_over], dtype=torch.float64)
         answers = self.meeting.gather(mine)
         absent = [rank for rank in range(board.size) if rank not in answers]
         total = sum(int(a[2]) for a in answers.values()) + sum(board.env_steps(r) for r in absent)
-        return (
+        wishes = (
             any(bool(a[0]) for a in answers.values()),
             min(int(a[1]) for a in answers.values()),
             total,
         )
+        hand_over = min(int(a[3]) for a in answers.values())
+        if hand_over > self.handed and wishes[1] <= self.answered and not self._over(wishes):
+            self._admit_together(HandOver.unpack(hand_over))
+        return wishes
+
+    # -- letting in members that were started again -------------------------------------------------
+
+    def _attend(self) -> None:
+        """Between two steps of an asynchronous strategy: give a joiner my state, let in who has entered."""
+        admission, board = self.post.admission, self.post.board
+        if admission is None:
+            return
+        welcome(admission, self.replicator)
+        if board.hand_over > self.handed:
+            self.handed = board.hand_over
+            asked = HandOver.unpack(self.handed)
+            if asked.donor == self.post.rank:
+                give(self.post.folder, board, asked, self._gift(admission.roster.living()))
+
+    def _admit_together(self, asked: HandOver) -> None:
+        """All members are here at one round, and a joiner takes part from the next round on."""
+        if self.post.admission is None:
+            return
+        self.handed = asked.packed()
+        # whoever has passed this knows that the joiner's former life took no part in it
+        here = self.meeting.gather(torch.zeros(4, dtype=torch.float64))
+        if asked.donor == self.post.rank:
+            give(self.post.folder, self.post.board, asked, self._gift(sorted(here)))
+        self.post.admission.admit(asked.joiner, asked.life)
+        self.replicator.joined(asked.joiner)
+
+    def _gift(self, partners: Sequence[int]) -> dict[str, Any]:
+        if self.post.admission is None:
+            raise RuntimeError("nobody can join here")
+        return {
+            "replicas": self.replicator.state(),
+            "learner": self.learner.state(),
+            "source": {"batches": self.learner.clock},
+            "answered": self.answered,
+            "place": self.post.admission.place(partners),
+        }
+
+    def _join(self) -> None:
+        """Take a living peer's state and place. Raises NotLetIn if the run ends first."""
+        board, rank, admission = self.post.board, self.post.rank, self.post.admission
+        if admission is None:
+            raise RuntimeError("a joiner needs a fabric that lets it in")
+        asked, gift = take(self.post.folder, board, rank)
+        replicas = adopted(self.replicator, gift["replicas"], board.clock(rank))
+        self._restore(Restored({**gift, "replicas": replicas}, board.env_steps(rank), own=False))
+        self.answered, self.handed = int(gift["answered"]), asked.packed()
+        admission.enter(gift["place"])
+        self.replicator.joined(rank)
+        self.replicator.publish()
+        board.saved(rank, self.answered)
+        board.enter(rank)
 
     def _over(self, wishes: tuple[bool, int, int]) -> bool:
         stop, _, total = wishes
@@ -383,6 +473,13 @@ class Learning:
             "groups": [None] * len(mine["groups"]),
             "generator": generator.get_state(),
         }
+
+
+def welcome(admission: Admission, replicator: Replicator) -> None:
+    """Between two steps of members without common rounds: let in those that have entered."""
+    for rank in admission.roster.newcomers():
+        admission.admit(rank, admission.roster.board.life(rank))
+        replicator.joined(rank)
 
 
 def member_state(replicator: Replicator, seconds: float) -> dict[str, Any]:
