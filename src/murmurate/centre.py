@@ -8,6 +8,7 @@ from murmurate.agents.interface import Agent
 from murmurate.checkpoint import write_part
 from murmurate.collect.interface import spec_of
 from murmurate.fabric.interface import Fabric
+from murmurate.joining import Doorway, Pace
 from murmurate.probe import Probe
 from murmurate.record.recorder import Recorder
 from murmurate.replicator import Replicator
@@ -20,7 +21,6 @@ from murmurate.train import (
     Run,
     member_state,
     staging,
-    welcome,
 )
 
 
@@ -39,6 +39,10 @@ class Serving:
             post.folder / "metrics.jsonl", None, post.started_at, offset_seconds=post.offset_seconds
         )
         self.answered = 0
+        self.pace = Pace()
+        self.doorway = (
+            None if post.admission is None else Doorway(post.admission, self.replicator, post.folder)
+        )
         if post.restored is not None:
             self.replicator.load(post.restored.state["replicas"])
             self.meeting.gather(torch.zeros(4, dtype=torch.float64))
@@ -57,8 +61,10 @@ class Serving:
             self._save(board.checkpoint_requested)
             self.post.between()
             board.beat(self.post.rank)
-            if self.post.admission is not None:
-                welcome(self.post.admission, self.replicator)
+            if (seconds := self.pace.tick()) is not None:
+                board.set_pace(self.post.rank, seconds)
+            if self.doorway is not None:
+                self.doorway.welcome()
         self.replicator.settle(FINAL_REQUEST, SETTLE_SECONDS)
         self.replicator.publish()
         board.finished(self.post.rank)

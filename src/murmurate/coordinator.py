@@ -60,6 +60,7 @@ class Coordinator:
         self.steps_before = 0
         self.seconds_before = offset_seconds
         self.stopped_because = ""
+        self.slowest_save_seconds: float | None = None  # from asking for a checkpoint to the last part
         self.is_admitting = False  # a replica is coming in: no checkpoint meanwhile
         self._pending = 0  # number of the checkpoint that replicas are writing; 0 if none
         self._asked_at = 0.0
@@ -100,14 +101,17 @@ class Coordinator:
 
     def died(self, rank: int, how: str) -> None:
         """A role ended that should not have: nobody waits for it from now on."""
-        self.board.bury(rank)
-        if rank in self.dead:  # while it came in again
-            self.event("died", f"{self.name(rank)} did not come in ({how})", member=rank)
+        if rank in self.dead:
+            if self.board.is_alive(rank):  # it was about to come in again
+                self.board.bury(rank)
+                self.event("died", f"{self.name(rank)} did not come in ({how})", member=rank)
             return
+        self.board.bury(rank)
         self.dead.append(rank)
         left = [other for other in self.board.living() if other < self.run.replicas]
         goes_on = f"{len(left)} go on" if rank < self.run.replicas else "the run stops"
-        self.event("died", f"{self.name(rank)} died ({how}); {goes_on}", member=rank)
+        words = f"{self.name(rank)} died ({how}); {goes_on}"
+        self.event("died", words, member=rank, epoch=self.board.epoch)
         if rank >= self.run.replicas:
             raise RunFailed(
                 f"the centre died ({how}), and with it what only it knew. The last checkpoint is kept; "
@@ -118,7 +122,8 @@ class Coordinator:
         """A replica that had died is in the run again."""
         self.board.joined(rank)
         self.dead.remove(rank)
-        self.event("joined", f"replica {rank} is back, with the state of replica {donor}", member=rank)
+        words = f"replica {rank} is back, with the state of replica {donor}"
+        self.event("joined", words, member=rank, epoch=self.board.epoch)
 
     def name(self, rank: int) -> str:
         return f"replica {rank}" if rank < self.run.replicas else "the centre"
@@ -158,6 +163,7 @@ class Coordinator:
         if not self._pending or not self.board.saved_by_all(self._pending):
             return
         name, self._pending = str(self._pending), 0
+        self.slowest_save_seconds = max(self.slowest_save_seconds or 0.0, time.monotonic() - self._asked_at)
         if self._complete(name):
             self._commit(name)
 

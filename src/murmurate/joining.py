@@ -10,12 +10,14 @@ from __future__ import annotations
 import shutil
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from murmurate.checkpoint import read_part, write_part
-from murmurate.fabric.board import Board, HandOver
+from murmurate.fabric.board import HandOver
 from murmurate.fabric.interface import Capability
+from murmurate.fabric.roster import Roster
 from murmurate.moments import entries
 from murmurate.replicator import Bond, Replicator
 
@@ -28,34 +30,97 @@ class NotLetIn(Exception):
     """The run ended before this joiner was in it."""
 
 
-def folder_of(folder: Path, number: int) -> Path:
+class Admission(Protocol):
+    """A fabric that lets in members that were started again (see ``ProcessFabric``)."""
+
+    roster: Roster
+
+    def admit(self, rank: int, life: int) -> None: ...
+    def place(self, partners: Sequence[int]) -> dict[str, Any]: ...
+    def enter(self, place: dict[str, Any]) -> None: ...
+
+
+class Doorway:
+    """One member's side of letting others in, and of coming in itself."""
+
+    def __init__(self, admission: Admission, replicator: Replicator, folder: Path) -> None:
+        self.admission, self.replicator, self.folder = admission, replicator, folder
+        self.roster, self.board = admission.roster, admission.roster.board
+        self.rank = self.roster.rank
+        self.handed = 0  # the newest hand-over seen to, packed
+
+    def welcome(self) -> None:
+        """Between two steps of members without common rounds: let in those that have entered."""
+        for rank in self.roster.newcomers():
+            self.admission.admit(rank, self.board.life(rank))
+            self.replicator.joined(rank)
+
+    def attend(self, gift: Callable[[], dict[str, Any]]) -> None:
+        """As ``welcome``; and give ``gift()``, if it is asked for, to one that has not entered yet.
+
+        Raises RunFailed when the disk is full.
+        """
+        self.welcome()
+        if self.board.hand_over > self.handed:
+            self.handed = self.board.hand_over
+            asked = HandOver.unpack(self.handed)
+            if asked.donor == self.rank:
+                self._give(asked, gift(), self.roster.living())
+
+    def admit_together(
+        self, hand_over: int, meet: Callable[[], Sequence[int]], gift: Callable[[], dict[str, Any]]
+    ) -> None:
+        """All members are here at one round, with the same ``hand_over``: the joiner takes part from the
+        next round on. ``meet`` is a round of its own, and says who came to it."""
+        if hand_over <= self.handed:
+            return
+        self.handed = hand_over
+        asked = HandOver.unpack(hand_over)
+        # whoever has passed this knows that the joiner's former life took no part in it
+        partners = meet()
+        if asked.donor == self.rank:
+            self._give(asked, gift(), partners)
+        self.admission.admit(asked.joiner, asked.life)
+        self.replicator.joined(asked.joiner)
+
+    def _give(self, asked: HandOver, gift: dict[str, Any], partners: Sequence[int]) -> None:
+        where = _folder_of(self.folder, asked.number)
+        write_part(where, self.rank, gift | {"place": self.admission.place(partners)})
+        self.board.gave(self.rank, asked.number)
+
+    def take(self) -> dict[str, Any]:
+        """Say that this joiner is ready, and wait for what is handed to it.
+
+        Raises NotLetIn if the run stops first. Whether it waits in vain is the launcher's to see: it asks
+        another donor, or ends this process.
+        """
+        self.board.ready(self.rank)
+        me = self.rank, self.board.life(self.rank)
+        while not self.board.stop_requested:
+            self.board.beat(self.rank)
+            asked = HandOver.unpack(self.board.hand_over)
+            if (asked.joiner, asked.life) == me and self.board.has_given(asked.donor, asked.number):
+                self.handed = asked.packed()
+                where = _folder_of(self.folder, asked.number)
+                gift = read_part(where, asked.donor)
+                shutil.rmtree(where, ignore_errors=True)
+                clock = self.board.clock(self.rank)
+                return {**gift, "replicas": adopted(self.replicator, gift["replicas"], clock)}
+            time.sleep(_POLL_SECONDS)
+        raise NotLetIn
+
+    def enter(self, gift: dict[str, Any]) -> None:
+        """What was given is loaded: take part, and show it."""
+        self.admission.enter(gift["place"])
+        self.replicator.joined(self.rank)
+        self.replicator.publish()
+        self.board.saved(self.rank, int(gift["answered"]))
+        self.board.enter(self.rank)
+
+
+def _folder_of(folder: Path, number: int) -> Path:
     """Where the state of hand-over ``number`` lies while it is on its way."""
     return folder / "checkpoints" / f".staging-hand-over-{number}"
-
-
-def give(folder: Path, board: Board, asked: HandOver, state: dict[str, Any]) -> None:
-    """Write ``state`` for the joiner of ``asked``. Raises RunFailed when the disk is full."""
-    write_part(folder_of(folder, asked.number), asked.donor, state)
-    board.gave(asked.donor, asked.number)
-
-
-def take(folder: Path, board: Board, rank: int) -> tuple[HandOver, dict[str, Any]]:
-    """Say that this joiner is ready, and wait for what is handed to it.
-
-    Raises NotLetIn if the run stops first. Whether it waits in vain is the launcher's to see: it asks
-    another donor, or ends this process.
-    """
-    board.ready(rank)
-    while not board.stop_requested:
-        board.beat(rank)
-        asked = HandOver.unpack(board.hand_over)
-        mine = (asked.joiner, asked.life) == (rank, board.life(rank))
-        if asked.number and mine and board.has_given(asked.donor, asked.number):
-            state = read_part(folder_of(folder, asked.number), asked.donor)
-            shutil.rmtree(folder_of(folder, asked.number), ignore_errors=True)
-            return asked, state
-        time.sleep(_POLL_SECONDS)
-    raise NotLetIn
 
 
 def adopted(replicator: Replicator, theirs: dict[str, Any], clock: int) -> dict[str, Any]:

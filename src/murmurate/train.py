@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -17,10 +17,9 @@ from murmurate.checkpoint import read_manifest, read_part, write_part
 from murmurate.collect.interface import Simulators, World
 from murmurate.collect.rollouts import Rollouts, open_groups
 from murmurate.errors import Refusal
-from murmurate.fabric.board import Board, HandOver
+from murmurate.fabric.board import Board
 from murmurate.fabric.interface import Fabric, FabricFactory
-from murmurate.fabric.roster import Roster
-from murmurate.joining import Pace, adopted, give, take
+from murmurate.joining import Admission, Doorway, Pace
 from murmurate.probe import Probe
 from murmurate.record.recorder import Recorder
 from murmurate.replicator import Replicate, Replicator
@@ -166,16 +165,6 @@ class Restored:
         return cls(state, int(count), rank == source)
 
 
-class Admission(Protocol):
-    """A fabric that lets in members that were started again (see ``ProcessFabric``)."""
-
-    roster: Roster
-
-    def admit(self, rank: int, life: int) -> None: ...
-    def place(self, partners: Sequence[int]) -> dict[str, Any]: ...
-    def enter(self, place: dict[str, Any]) -> None: ...
-
-
 @dataclass
 class Post:
     """Where one replica works: its fabric, the board, the run folder, and what to go on from.
@@ -215,7 +204,9 @@ class Learning:
         )
         self.env_steps = 0
         self.answered = 0  # number of the newest checkpoint request already served
-        self.handed = 0  # the newest hand-over seen to
+        self.doorway = (
+            None if post.admission is None else Doorway(post.admission, self.replicator, post.folder)
+        )
         self.pace = Pace()
         self.returns: deque[float] = deque(maxlen=100)
         self.unreported: list[list[float]] = []
@@ -228,8 +219,8 @@ class Learning:
             self.meeting.gather(torch.zeros(4, dtype=torch.float64))
             self.replicator.resumed()
             self.meeting.gather(torch.zeros(4, dtype=torch.float64))
-        if post.joins:
-            self._join()
+        if post.joins and self.doorway is not None:
+            self._join(self.doorway)
 
     def go(self) -> None:
         """Train until the run's end or a request to stop; leave a final checkpoint part."""
@@ -321,7 +312,8 @@ class Learning:
         board = self.post.board
         stop, asked = board.stop_requested, board.checkpoint_requested
         if not self.synchronous:
-            self._attend()
+            if self.doorway is not None:
+                self.doorway.attend(self._gift)
             return stop, asked, board.total_env_steps()
         mine = torch.tensor([stop, asked, self.env_steps, board.hand_over], dtype=torch.float64)
         answers = self.meeting.gather(mine)
@@ -333,61 +325,29 @@ class Learning:
             total,
         )
         hand_over = min(int(a[3]) for a in answers.values())
-        if hand_over > self.handed and wishes[1] <= self.answered and not self._over(wishes):
-            self._admit_together(HandOver.unpack(hand_over))
+        if self.doorway is not None and wishes[1] <= self.answered and not self._over(wishes):
+            self.doorway.admit_together(hand_over, self._meet, self._gift)
         return wishes
 
-    # -- letting in members that were started again -------------------------------------------------
+    def _meet(self) -> list[int]:
+        """A round of its own: who came."""
+        return sorted(self.meeting.gather(torch.zeros(4, dtype=torch.float64)))
 
-    def _attend(self) -> None:
-        """Between two steps of an asynchronous strategy: give a joiner my state, let in who has entered."""
-        admission, board = self.post.admission, self.post.board
-        if admission is None:
-            return
-        welcome(admission, self.replicator)
-        if board.hand_over > self.handed:
-            self.handed = board.hand_over
-            asked = HandOver.unpack(self.handed)
-            if asked.donor == self.post.rank:
-                give(self.post.folder, board, asked, self._gift(admission.roster.living()))
-
-    def _admit_together(self, asked: HandOver) -> None:
-        """All members are here at one round, and a joiner takes part from the next round on."""
-        if self.post.admission is None:
-            return
-        self.handed = asked.packed()
-        # whoever has passed this knows that the joiner's former life took no part in it
-        here = self.meeting.gather(torch.zeros(4, dtype=torch.float64))
-        if asked.donor == self.post.rank:
-            give(self.post.folder, self.post.board, asked, self._gift(sorted(here)))
-        self.post.admission.admit(asked.joiner, asked.life)
-        self.replicator.joined(asked.joiner)
-
-    def _gift(self, partners: Sequence[int]) -> dict[str, Any]:
-        if self.post.admission is None:
-            raise RuntimeError("nobody can join here")
+    def _gift(self) -> dict[str, Any]:
+        """What a joiner takes over (design, section 1): parameters, moments, clock, strategy."""
         return {
             "replicas": self.replicator.state(),
             "learner": self.learner.state(),
             "source": {"batches": self.learner.clock},
             "answered": self.answered,
-            "place": self.post.admission.place(partners),
         }
 
-    def _join(self) -> None:
+    def _join(self, doorway: Doorway) -> None:
         """Take a living peer's state and place. Raises NotLetIn if the run ends first."""
-        board, rank, admission = self.post.board, self.post.rank, self.post.admission
-        if admission is None:
-            raise RuntimeError("a joiner needs a fabric that lets it in")
-        asked, gift = take(self.post.folder, board, rank)
-        replicas = adopted(self.replicator, gift["replicas"], board.clock(rank))
-        self._restore(Restored({**gift, "replicas": replicas}, board.env_steps(rank), own=False))
-        self.answered, self.handed = int(gift["answered"]), asked.packed()
-        admission.enter(gift["place"])
-        self.replicator.joined(rank)
-        self.replicator.publish()
-        board.saved(rank, self.answered)
-        board.enter(rank)
+        gift = doorway.take()
+        self._restore(Restored(gift, self.post.board.env_steps(self.post.rank), own=False))
+        self.answered = int(gift["answered"])
+        doorway.enter(gift)
 
     def _over(self, wishes: tuple[bool, int, int]) -> bool:
         stop, _, total = wishes
@@ -473,13 +433,6 @@ class Learning:
             "groups": [None] * len(mine["groups"]),
             "generator": generator.get_state(),
         }
-
-
-def welcome(admission: Admission, replicator: Replicator) -> None:
-    """Between two steps of members without common rounds: let in those that have entered."""
-    for rank in admission.roster.newcomers():
-        admission.admit(rank, admission.roster.board.life(rank))
-        replicator.joined(rank)
 
 
 def member_state(replicator: Replicator, seconds: float) -> dict[str, Any]:

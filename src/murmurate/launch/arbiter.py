@@ -82,21 +82,26 @@ class Arbiter:
                 self.coordinator.event("woke", message, member=role.rank)
             watch.beats, watch.since, watch.silent = beats, now, False
             return
-        allowed, silent_seconds = self._allowed(role.rank), now - watch.since
-        if silent_seconds > allowed / 2 and not watch.silent:
+        silent_seconds = now - watch.since
+        if silent_seconds > self._allowed(role.rank) / 2 and not watch.silent:
             watch.silent = True
             goes_on = "the others wait for it" if self._holds_up() else "the others go on"
             message = f"{who} gives no sign of life since {silent_seconds:.1f} s; {goes_on}"
             self.coordinator.event("silent", message, member=role.rank)
+        allowed = self._allowed(role.rank, saving=self.coordinator.is_saving)
         if silent_seconds > allowed and self._holds_up() and not role.ended_by_us:
             message = f"{who} was silent for {silent_seconds:.1f} s in a synchronous round and is excluded"
             self.coordinator.event("excluded", message, member=role.rank, deadline_seconds=allowed)
             role.end("excluded")
 
-    def _allowed(self, rank: int) -> float:
-        if self.coordinator.is_saving or self.board.pace(rank) == 0:  # a slow disk is no silence
+    def _allowed(self, rank: int, saving: bool = False) -> float:
+        if self.board.pace(rank) == 0:
             return CAP_SECONDS
-        return patience(max(self.board.pace(other) for other in self.board.living()))
+        seconds = patience(max(self.board.pace(other) for other in self.board.living()))
+        if saving:  # a slow disk is no silence
+            slowest = self.coordinator.slowest_save_seconds
+            seconds = CAP_SECONDS if slowest is None else min(seconds + 4 * slowest, CAP_SECONDS)
+        return seconds
 
     def _holds_up(self) -> bool:
         return self.run.strategy.synchronous and self.run.members > 1
