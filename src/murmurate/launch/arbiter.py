@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from murmurate.coordinator import Coordinator
@@ -24,12 +25,12 @@ REJOINS = 3
 _ASLEEP_SECONDS = 1.0
 
 
-def patience(pace_seconds: float, floor: float = FLOOR_SECONDS, cap: float = CAP_SECONDS) -> float:
+def patience(pace_seconds: float) -> float:
     """How long a member may give no sign of life when rounds take ``pace_seconds`` (a high quantile).
 
     0 is a pace not known yet, and has all the time there is.
     """
-    return min(max(ROUNDS * pace_seconds, floor), cap) if pace_seconds > 0 else cap
+    return min(max(ROUNDS * pace_seconds, FLOOR_SECONDS), CAP_SECONDS) if pace_seconds > 0 else CAP_SECONDS
 
 
 @dataclass
@@ -44,11 +45,14 @@ class Watch:
 class Arbiter:
     """Listens to the members of one run, and keeps its membership. ``poll`` it a few times a second."""
 
-    def __init__(self, crew: Crew, coordinator: Coordinator) -> None:
+    def __init__(
+        self, crew: Crew, coordinator: Coordinator, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.crew, self.coordinator, self.board = crew, coordinator, coordinator.board
         self.run = coordinator.run
         self._watches = [Watch() for _ in range(self.run.members)]
-        self._polled_at = time.monotonic()
+        self._clock = clock
+        self._polled_at = clock()
         self._restarts: Counter[int] = Counter()
         self._rejoins: Counter[int] = Counter()
         self._asked: HandOver | None = None
@@ -56,7 +60,7 @@ class Arbiter:
         self._deaths_when_asked = 0
 
     def poll(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if now - self._polled_at > _ASLEEP_SECONDS:
             # nobody listened, as when all of us were stopped by Ctrl-Z: nothing can be held against them
             for watch in self._watches:
@@ -112,7 +116,7 @@ class Arbiter:
         """``role`` has ended, and is buried. Start it again if it may come back."""
         self._deaths += 1
         rank = role.rank
-        self._watches[rank] = Watch(since=time.monotonic())
+        self._watches[rank] = Watch(since=self._clock())
         if self._asked is not None and self._asked.joiner == rank:
             self._forget()
         if self._is_over() or not self._donors():
