@@ -90,7 +90,9 @@ def test_a_killed_replica_comes_back_with_a_living_peers_state(
 
         assert _names(summary, victim) == ["died", "restarted", "joined"]
         assert all(_names(summary, other) == [] for other in range(3) if other != victim)
-        died, joined = ([e for e in summary["events"] if e["event"] == n][0] for n in ("died", "joined"))
+        died, joined = (
+            next(e for e in summary["events"] if e["event"] == name) for name in ("died", "joined")
+        )
         assert joined["epoch"] > died["epoch"]
         assert joined["time_seconds"] > died["time_seconds"]
         assert summary["dead_replicas"] == []
