@@ -278,6 +278,21 @@ def test_in_rounds_a_death_during_a_hand_over_sends_the_joiner_back_to_begin_aga
     assert HandOver.unpack(scene.board.hand_over) == HandOver(2, 2, 3, 1)
 
 
+def test_a_joiner_that_falls_silent_at_the_door_begins_again_so_that_runs_are_saved() -> None:
+    scene = Scene("gala", restarts=1)
+    scene.live(0.5)
+    scene.die(1)
+    scene.board.ready(1)
+    scene.live(0.2)
+    assert scene.coordinator.is_admitting
+    scene.silent = {1}
+    scene.live(CAP_SECONDS)
+    assert scene.roles[1].process.killed  # type: ignore[attr-defined]
+    scene.die(1)
+    assert not scene.coordinator.is_admitting
+    assert scene.board.life(1) == 2
+
+
 def test_the_last_living_one_has_nobody_to_be_started_again_from() -> None:
     scene = Scene("gala", replicas=2, restarts=5)
     scene.live(0.5)

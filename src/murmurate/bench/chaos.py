@@ -28,6 +28,7 @@ SUMMARY = "eight replicas, one killed or stopped every 20 s, against the same ru
 
 _OVERTIME_SECONDS = 180.0
 _POLL_SECONDS = 0.2
+_LEAVING_SECONDS = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +140,9 @@ class Trial:
             said = self.process.stderr.read().decode()[-500:] if self.process.stderr else ""
             raise RunFailed(f"{self.folder.name} ended with exit code {self.process.returncode}: {said}")
         summary = json.loads((self.folder / "summary.json").read_text())
-        time.sleep(1.0)  # the fork server leaves after the launcher
+        deadline = time.monotonic() + _LEAVING_SECONDS  # the fork server leaves after the launcher
+        while self._members() and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
         told = [event["event"] for event in summary["events"]]
         times = [record["time_seconds"] for record in self._records()]
         kept = (

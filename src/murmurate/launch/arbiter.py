@@ -177,12 +177,15 @@ class Arbiter:
             self.coordinator.joined(asked.joiner, asked.donor)
             self._forget()
             return
+        joiner = self.crew.roles[asked.joiner]
+        if self._watches[asked.joiner].silent and not joiner.ended_by_us:
+            joiner.end("retried")  # as long as it is at the door, nothing is saved
         if self.board.has_given(asked.donor, asked.number):
             return
         if self.run.strategy.synchronous:
             # the others may have let the joiner in already and wait for it, which waits for the dead
-            if self._deaths != self._deaths_when_asked and not self.crew.roles[asked.joiner].ended_by_us:
-                self.crew.roles[asked.joiner].end("retried")
+            if self._deaths != self._deaths_when_asked and not joiner.ended_by_us:
+                joiner.end("retried")
         elif asked.donor not in (donors := self._donors()) and donors:
             self._ask(asked.joiner, donors[0])
 
