@@ -112,7 +112,7 @@ class Doorway:
     def enter(self, gift: dict[str, Any]) -> None:
         """What was given is loaded: take part, and show it."""
         self.admission.enter(gift["place"])
-        self.replicator.joined(self.rank)
+        self.replicator.entered()
         self.replicator.publish()
         self.board.saved(self.rank, int(gift["answered"]))
         self.board.enter(self.rank)

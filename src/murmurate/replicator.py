@@ -119,10 +119,16 @@ class Replicator:
                 bond.replica.reload()
 
     def joined(self, rank: int) -> None:
-        """``rank`` was started again with a living peer's state; it may be this member itself."""
+        """``rank`` was started again, and comes in with a living peer's state."""
+        for bond in self.bonds.values():
+            bond.joined(rank)
+
+    def entered(self) -> None:
+        """This member was started again, and has loaded a living peer's state."""
         with torch.no_grad():
             for bond in self.bonds.values():
-                bond.joined(rank)
+                bond.strategy.joined(bond.replica, bond.channel)
+                bond.replica.reload()
 
     def publish(self) -> None:
         """Show peers the parameters as they are now (at the end of a run, or after a restart)."""
