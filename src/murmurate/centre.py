@@ -10,6 +10,7 @@ from murmurate.agents.interface import Agent
 from murmurate.checkpoint import write_part
 from murmurate.collect.interface import spec_of
 from murmurate.fabric.interface import Fabric
+from murmurate.joining import Doorway, Pace
 from murmurate.probe import Probe
 from murmurate.record.recorder import Recorder
 from murmurate.record.watch import Watch
@@ -43,6 +44,10 @@ class Serving:
         self.watch = Watch(lambda: self.recorder.seconds, list(self.replicator.bonds.values()))
         self._last_record = time.monotonic()
         self.answered = 0
+        self.pace = Pace()
+        self.doorway = (
+            None if post.admission is None else Doorway(post.admission, self.replicator, post.folder)
+        )
         if post.restored is not None:
             self.replicator.load(post.restored.state["replicas"])
             self.meeting.gather(torch.zeros(4, dtype=torch.float64))
@@ -62,6 +67,11 @@ class Serving:
             self._save(board.checkpoint_requested)
             self._record()
             self.post.between()
+            board.beat(self.post.rank)
+            if (seconds := self.pace.tick()) is not None:
+                board.set_pace(self.post.rank, seconds)
+            if self.doorway is not None:
+                self.doorway.welcome()
             self.watch.turn()
         self._record(last=True)
         self.replicator.settle(FINAL_REQUEST, SETTLE_SECONDS)

@@ -79,6 +79,7 @@ _MAY_CHANGE = frozenset(
     {
         "env_steps", "updates", "minutes", "stop_at_return", "launcher", "placement", "eval_episodes",
         "checkpoint_every_env_steps", "probe_every_updates", "record_every_seconds",
+        "restarts",
     }
 )  # fmt: skip
 

@@ -19,6 +19,7 @@ from murmurate.collect.rollouts import Rollouts, open_groups
 from murmurate.errors import Refusal
 from murmurate.fabric.board import Board
 from murmurate.fabric.interface import Fabric, FabricFactory
+from murmurate.joining import Admission, Doorway, Pace
 from murmurate.probe import Probe
 from murmurate.record.recorder import Recorder
 from murmurate.record.watch import Watch
@@ -50,6 +51,8 @@ class Run:
     probe_every_updates: own updates between looks at disagreement and gradient cosines; 0 never looks.
     record_every_seconds: between two lines of a replica in ``metrics.jsonl``.
     eval_episodes: full games played by the final (and the best) parameters.
+    restarts: how often each replica that died is started again, with a living peer's state (launcher
+        ``local``). 0 goes on without it: what killed it, as too little memory does, may kill it again.
     """
 
     recipe: str
@@ -70,6 +73,7 @@ class Run:
     probe_every_updates: int = 200
     record_every_seconds: float = 1.0
     eval_episodes: int = 10
+    restarts: int = 0
 
     def validate(self) -> None:
         """Raise Refusal for values that make no sense."""
@@ -85,7 +89,13 @@ class Run:
                 raise Refusal(f"{name} is {value}; give a positive number, as in --{option} 100000.")
         if self.env_steps is None and self.updates is None and self.minutes is None:
             raise Refusal("the run has no end: give --env-steps, --updates or --minutes.")
-        least = {"checkpoint_every_env_steps": 1, "probe_every_updates": 0, "eval_episodes": 1, "seed": 0}
+        least = {
+            "checkpoint_every_env_steps": 1,
+            "probe_every_updates": 0,
+            "eval_episodes": 1,
+            "seed": 0,
+            "restarts": 0,
+        }
         for name, least_value in least.items():
             if getattr(self, name) < least_value:
                 raise Refusal(f"{name} is {getattr(self, name)}; it must be at least {least_value}.")
@@ -158,7 +168,10 @@ class Restored:
 
 @dataclass
 class Post:
-    """Where one replica works: its fabric, the board, the run folder, and what to go on from."""
+    """Where one replica works: its fabric, the board, the run folder, and what to go on from.
+
+    admission: the fabric again, where members may be started again: ``joins`` says that this one was.
+    """
 
     rank: int
     fabric: FabricFactory
@@ -168,6 +181,8 @@ class Post:
     offset_seconds: float = 0.0
     restored: Restored | None = None
     between: Callable[[], None] = lambda: None  # called between two steps
+    admission: Admission | None = None
+    joins: bool = False
 
 
 class Learning:
@@ -193,6 +208,10 @@ class Learning:
         self.watch = Watch(lambda: self.recorder.seconds, bonds, others)
         self.env_steps = 0
         self.answered = 0  # number of the newest checkpoint request already served
+        self.doorway = (
+            None if post.admission is None else Doorway(post.admission, self.replicator, post.folder)
+        )
+        self.pace = Pace()
         self.returns: deque[float] = deque(maxlen=100)
         self.unreported: list[list[float]] = []
         self.probed: dict[str, Any] = {}
@@ -204,12 +223,15 @@ class Learning:
             self.meeting.gather(torch.zeros(4, dtype=torch.float64))
             self.replicator.resumed()
             self.meeting.gather(torch.zeros(4, dtype=torch.float64))
+        if post.joins and self.doorway is not None:
+            self._join(self.doorway)
 
     def go(self) -> None:
         """Train until the run's end or a request to stop; leave a final checkpoint part."""
         self.replicator.publish()
         outcome: Outcome | None = None
-        if not self._over(self._consult()):
+        # a joiner stands where its peers have just consulted
+        if self.post.joins or not self._over(self._consult()):
             for batch in self.source:
                 self.watch.lap("collect")
                 outcome = self.learner.learn(batch)
@@ -235,6 +257,8 @@ class Learning:
             self.returns.append(episode.episode_return)
             self.unreported.append([episode.episode_return, episode.length])
         self.post.board.advance(self.post.rank, self.env_steps, self.learner.clock)
+        if (seconds := self.pace.tick()) is not None:
+            self.post.board.set_pace(self.post.rank, seconds)
 
     def _probe(self) -> None:
         every = self.run.probe_every_updates
@@ -296,16 +320,42 @@ class Learning:
         board = self.post.board
         stop, asked = board.stop_requested, board.checkpoint_requested
         if not self.synchronous:
+            if self.doorway is not None:
+                self.doorway.attend(self._gift)
             return stop, asked, board.total_env_steps()
-        mine = torch.tensor([float(stop), float(asked), float(self.env_steps), 0.0], dtype=torch.float64)
+        mine = torch.tensor([stop, asked, self.env_steps, board.hand_over], dtype=torch.float64)
         answers = self.meeting.gather(mine)
         absent = [rank for rank in range(board.size) if rank not in answers]
         total = sum(int(a[2]) for a in answers.values()) + sum(board.env_steps(r) for r in absent)
-        return (
+        wishes = (
             any(bool(a[0]) for a in answers.values()),
             min(int(a[1]) for a in answers.values()),
             total,
         )
+        hand_over = min(int(a[3]) for a in answers.values())
+        if self.doorway is not None and wishes[1] <= self.answered and not self._over(wishes):
+            self.doorway.admit_together(hand_over, self._meet, self._gift)
+        return wishes
+
+    def _meet(self) -> list[int]:
+        """A round of its own: who came."""
+        return sorted(self.meeting.gather(torch.zeros(4, dtype=torch.float64)))
+
+    def _gift(self) -> dict[str, Any]:
+        """What a joiner takes over (design, section 1): parameters, moments, clock, strategy."""
+        return {
+            "replicas": self.replicator.state(),
+            "learner": self.learner.state(),
+            "source": {"batches": self.learner.clock},
+            "answered": self.answered,
+        }
+
+    def _join(self, doorway: Doorway) -> None:
+        """Take a living peer's state and place. Raises NotLetIn if the run ends first."""
+        gift = doorway.take()
+        self._restore(Restored(gift, self.post.board.env_steps(self.post.rank), own=False))
+        self.answered = int(gift["answered"])
+        doorway.enter(gift)
 
     def _over(self, wishes: tuple[bool, int, int]) -> bool:
         stop, _, total = wishes

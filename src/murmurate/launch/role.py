@@ -27,10 +27,11 @@ from murmurate.fabric.arena import Arena
 from murmurate.fabric.board import Board
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.processes import ProcessFabric
+from murmurate.joining import NotLetIn
 from murmurate.train import Post, Restored, Run
 from murmurate.vector import NotFinite
 
-FINISHED, FAILED, REFUSED = 0, 3, 4
+FINISHED, FAILED, REFUSED, TOO_LATE = 0, 3, 4, 5
 _HEARSAY_SECONDS = 2.0  # for the launcher, which was told at the same time, to say what it makes of it
 
 
@@ -49,22 +50,31 @@ def replica(
     started_at: float,
     offset_seconds: float,
     part: tuple[Path, int] | None,
+    joins: bool = False,
 ) -> None:
-    """Process entry point. Says over ``line`` why, if it cannot go on, and exits with a code of its own."""
+    """Process entry point. Says over ``line`` why, if it cannot go on, and exits with a code of its own.
+
+    joins: in place of one that died; it comes in with a living peer's state.
+    """
     board = open_board(arena, run.members)
     _settle(folder, rank, run.placement.threads, board)
     try:
+        fabric = ProcessFabric(arena, board, rank, joins=joins, by_agreement=run.strategy.synchronous)
         post = Post(
             rank,
-            ProcessFabric(arena, board, rank),
+            fabric,
             board,
             folder,
             started_at,
             offset_seconds,
             None if part is None else Restored.read(part[0], rank, part[1]),
+            admission=fabric,
+            joins=joins,
         )
         member(run, post).go()
         code = FINISHED
+    except NotLetIn:
+        code = TOO_LATE
     except Refusal as refusal:
         line.send(str(refusal))
         code = REFUSED

@@ -86,6 +86,12 @@ class Strategy:
     def resumed(self, replica: Replica, fabric: Fabric) -> None:
         """All members have loaded, and none has stepped yet."""
 
+    def joined(self, replica: Replica, fabric: Fabric) -> None:
+        """This member came in late, has loaded a living peer's state, and has not stepped yet.
+
+        What was the peer's alone (deltas that it has yet to send, random draws) is put right here.
+        """
+
     def on_member(self, event: MemberEvent) -> None:
         """Told of a death or a join, between two steps."""
 
