@@ -173,7 +173,7 @@ class SynchronousElastic(Strategy):
     bounded_by: ClassVar[str] = "period"
     on_death: ClassVar[str] = "the centre is pulled by the living, from the very round on"
     on_slow: ClassVar[str] = "waited for up to the fabric's deadline, then the run stops with its name"
-    on_join: ClassVar[str] = "takes part from the next checkpoint on"
+    on_join: ClassVar[str] = "takes part from the next common round on, with a living peer's state"
 
     _centre: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
     _beta: float = field(default=0.0, init=False, repr=False, compare=False)

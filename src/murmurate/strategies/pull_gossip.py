@@ -91,6 +91,10 @@ class PullGossip(Strategy):
         """Nothing was in flight: the register starts anew, and whoever steps first should find us there."""
         fabric.publish(replica.params)
 
+    def joined(self, replica: Replica, fabric: Fabric) -> None:
+        """Draws of one's own, and not the peer's once more."""
+        self._draws = derive_generator(self.seed, f"gossip from update {replica.clock}", fabric.rank)
+
     def state(self) -> dict[str, Any]:
         return {"draws": self._draws.get_state(), "rounds": self._rounds, "agreed_at": self._agreed_at}
 

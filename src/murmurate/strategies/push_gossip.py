@@ -102,6 +102,10 @@ class PushGossip(Strategy):
     def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
         return mean_of_published(replica, fabric)
 
+    def joined(self, replica: Replica, fabric: Fabric) -> None:
+        """Draws of one's own, and not the peer's once more."""
+        self._draws = derive_generator(self.seed, f"gossip from update {replica.clock}", fabric.rank)
+
     def state(self) -> dict[str, Any]:
         return {"draws": self._draws.get_state(), "rounds": self._rounds, "agreed_at": self._agreed_at}
 

@@ -122,11 +122,16 @@ class PushSum(Strategy):
     def settle(self, replica: Replica, fabric: Fabric, number: int, deadline_seconds: float) -> bool:
         """Nothing is in flight: the sums over what the replicas save are the sums over all there is."""
         peers = [j for j in fabric.living() if j != fabric.rank]
-        self._mail.announce(fabric, number, peers, self._sum)
+        told = self._mail.announce(fabric, number, peers, self._sum)
         drained = self._mail.drain(fabric, number, peers, self._take, deadline_seconds)
         torch.div(self._sum, self._weight, out=replica.params.detach())
         replica.reload()
-        return drained
+        return told and drained
+
+    def joined(self, replica: Replica, fabric: Fabric) -> None:
+        """A part of the sum anew: the peer goes on with its own."""
+        self._sum.copy_(replica.params.detach())
+        self._weight = 1.0
 
     def on_member(self, event: MemberEvent) -> None:
         self._shown.pop(event.rank, None)  # who joins in its place publishes from version 1 again
