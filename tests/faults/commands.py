@@ -84,9 +84,10 @@ class Command:
         return int(self.process.wait(DEADLINE_SECONDS))
 
     def pids(self) -> dict[int, int]:
-        """Process id by replica, from ``roles.jsonl``."""
+        """Process id by rank, from ``roles.jsonl``; a centre comes after the replicas."""
         lines = until(lambda: self._lines("roles.jsonl"), "roles.jsonl")
-        return {role["index"]: role["pid"] for role in lines}
+        replicas = sum(role["role"] == "replica" for role in lines)
+        return {role["index"] + replicas * (role["role"] == "center"): role["pid"] for role in lines}
 
     def kill_group(self, number: signal.Signals) -> None:
         """What a terminal, or a scheduler, does: one signal to every process of the group."""
