@@ -41,7 +41,7 @@ class StoreBoard(Board):
         self._shown: dict[str, bytes] = {}
         self._beats = dict.fromkeys(self._theirs, (0, time.monotonic()))
         self._beat, self._beat_at = 0, 0.0
-        self._reached_at = time.monotonic()
+        self._lost = False
         self._over = threading.Event()
         self._turn = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -66,9 +66,9 @@ class StoreBoard(Board):
         return time.monotonic() - self._beats[rank][1]
 
     @property
-    def lost_seconds(self) -> float:
-        """Since the store last answered."""
-        return time.monotonic() - self._reached_at
+    def lost(self) -> bool:
+        """Whether the store has failed to answer: nothing goes in or out any more."""
+        return self._lost
 
     def close(self) -> None:
         """Push what was last written here, and stop."""
@@ -106,18 +106,19 @@ class StoreBoard(Board):
         self._start()
 
     def _go(self) -> None:
-        while not self._over.wait(_TURN_SECONDS):
-            self._exchange()
+        while not self._over.wait(_TURN_SECONDS) and self._exchange():
+            pass
 
     def _exchange(self) -> bool:
         with self._turn:
+            if self._lost:
+                return False
             try:
                 self._push()
                 self._pull()
             except (RuntimeError, OSError):
-                return False  # whoever uses the board decides by ``lost_seconds`` how long to bear that
-            self._reached_at = time.monotonic()
-            return True
+                self._lost = True  # a connection to a store that broke once never mends
+            return not self._lost
 
     def _push(self) -> None:
         now = time.monotonic()
