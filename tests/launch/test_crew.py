@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -16,8 +17,9 @@ from torch.distributed import TCPStore
 from murmurate.errors import Refusal
 from murmurate.fabric.arena import Arena
 from murmurate.launch import _crew
-from murmurate.launch._crew import Crew, Plan, Surroundings
+from murmurate.launch._crew import Crew, Surroundings
 from murmurate.launch._ground import Offer, Process, borrow, lend, this_host
+from murmurate.launch._meeting import Ground, Meeting, check_folder, prove
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="memory is lent through /proc")
 
@@ -31,8 +33,8 @@ def around(server: TCPStore, rank: int, size: int = 2) -> Surroundings:
     return Surroundings(rank, size, 1, "127.0.0.1", server.port, 0, "test", agent_store=True)
 
 
-def plan_of(crew: Crew, folder: str) -> Plan:
-    return Plan({}, crew.process, folder, "", 0.0, 0.0, None, {"0": 0}, "processes", "")
+def meeting(crew: Crew, folder: str) -> Meeting:
+    return Meeting("test", crew.epoch, 2, crew.process, crew.offer, "", folder, "", 0.0, parts={"0": 0})
 
 
 def in_thread(act: Callable[[], Any]) -> Callable[[], Any]:
@@ -63,11 +65,13 @@ def test_the_leaders_plan_reaches_the_others_and_its_word_ends_them(server: TCPS
     plan = in_thread(one.follow)
     leader = Crew(around(server, 0))
     assert leader.gather(), "one process surely shares memory with itself"
-    leader.tell(plan_of(leader, "/runs/first"))
+    leader.tell(meeting(leader, "/runs/first"))
     assert plan().folder == "/runs/first"
     assert plan().leader == leader.process
-    one.arena().counters("cells", (4,))[2] = 9
-    assert leader.arena().counters("cells", (4,))[2] == 9
+    for rank, crew in ((0, leader), (1, one)):
+        ground = Ground(plan(), crew.store, [rank], leads=crew.leads, address="127.0.0.1")
+        ground.board.advance(rank, 10, 1)
+    assert ground.board.total_env_steps() == 20
     code = in_thread(lambda: one.dismissed(leader.process, 30.0))
     leader.dismiss(143)
     assert code() == 143
@@ -79,7 +83,7 @@ def test_a_plan_of_an_earlier_start_is_not_taken(server: TCPStore) -> None:
         plan = in_thread(one.follow)
         leader = Crew(around(server, 0))
         leader.gather()
-        leader.tell(plan_of(leader, number))
+        leader.tell(meeting(leader, number))
         assert plan().folder == number
         leader.close()
     assert leader.epoch == one.epoch == 2
@@ -113,6 +117,17 @@ def test_no_store_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_crew, "_STORE_SECONDS", 0.5)
     with pytest.raises(Refusal, match="MASTER_ADDR and MASTER_PORT"):
         Crew(Surroundings(1, 2, 1, "127.0.0.1", 1, 0, "none", True))
+
+
+def test_a_run_folder_that_is_another_one_here_is_refused(server: TCPStore, tmp_path: Path) -> None:
+    leader = Crew(around(server, 0))
+    right = dataclasses.replace(meeting(leader, str(tmp_path)), proof=prove(tmp_path))
+    check_folder(right)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for folder in (elsewhere, tmp_path / "nowhere"):
+        with pytest.raises(Refusal, match="give --out a folder that they share"):
+            check_folder(dataclasses.replace(right, folder=str(folder)))
 
 
 # -- memory -----------------------------------------------------------------------------------------------

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from faults.commands import Command, until
+from faults.commands import Command
 from launch.test_inline import params
 from murmurate import checkpoint
 from murmurate.cli import main
@@ -211,14 +209,3 @@ def test_there_are_as_many_replicas_as_ranks(monkeypatch: pytest.MonkeyPatch) ->
     assert dictated_replicas("torchrun") is None
     with pytest.raises(Refusal, match="WORLD_SIZE is not set"):
         torchrun.offered()
-
-
-def test_a_run_folder_that_is_another_one_here_is_refused(tmp_path: Path) -> None:
-    proof = torchrun._prove(tmp_path)
-    plan = json.loads(json.dumps({"proof": proof}))
-    torchrun._check_folder(tmp_path, type("Plan", (), plan))
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    for folder in (elsewhere, tmp_path / "nowhere"):
-        with pytest.raises(Refusal, match="give --out a folder that they share"):
-            torchrun._check_folder(folder, type("Plan", (), plan))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 import numpy as np
-from torch.distributed import Store
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from murmurate.fabric.board import Board
 from murmurate.fabric.interface import FabricError
@@ -54,7 +54,7 @@ class StoreBoard(Board):
         super().open()
         if self._leads and self._thread is None:
             for rank in self._theirs:
-                self._store.set(_column(rank), np.zeros(4 + 1, dtype=np.int64).tobytes())
+                self._show(_column(rank), np.zeros(_COLUMN, dtype=np.int64))
             self._start()
 
     # -- what a copy knows about the others
@@ -133,7 +133,7 @@ class StoreBoard(Board):
     def _show(self, key: str, cells: np.ndarray) -> None:
         content = cells.tobytes()
         if self._shown.get(key) != content:
-            self._store.set(key, content)
+            self._store.set(key, content)  # type: ignore[arg-type]
             self._shown[key] = content
 
     def _pull(self) -> None:
@@ -152,6 +152,7 @@ class StoreBoard(Board):
                 self._beats[rank] = int(column[-1]), now
 
 
+_COLUMN = 5  # four counters, and the beat
 _HEADER_KEY = "board/launcher"
 
 

@@ -15,16 +15,16 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from murmurate.errors import Refusal
 from murmurate.fabric.arena import Arena
 from murmurate.launch._ground import Offer, Process, borrow, lend, this_host
+from murmurate.launch._meeting import Meeting
 
 _GATHER_SECONDS = 300.0  # imports and a first look at simulators, on a busy machine
 _STORE_SECONDS = 60.0
@@ -84,23 +84,15 @@ class Greeting:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the leader tells the others; ``fabric`` is "processes" or "network"."""
+    """What the leader tells the others, each by the word that it greeted with."""
 
     words: dict[str, str]
-    leader: Process
-    folder: str
-    proof: str
-    seconds: float
-    offset_seconds: float
-    checkpoint: str | None
-    parts: dict[str, int] | None
-    fabric: str
-    secret: str
+    meeting: Meeting
 
     @classmethod
     def loads(cls, text: bytes) -> Plan:
         plain = json.loads(text)
-        return cls(**{**plain, "leader": Process(**plain["leader"])})
+        return cls(plain["words"], Meeting.restored(plain["meeting"]))
 
 
 class Crew:
@@ -160,9 +152,9 @@ class Crew:
             time.sleep(_LOOK_SECONDS if silent else 0)
         return self.offer.descriptor >= 0 and all(g.shares for g in self.greetings.values())
 
-    def tell(self, plan: Plan) -> None:
+    def tell(self, meeting: Meeting) -> None:
         words = {str(rank): greeting.word for rank, greeting in self.greetings.items()}
-        self.store.set("plan", json.dumps(dataclasses.asdict(dataclasses.replace(plan, words=words))))
+        self.store.set("plan", json.dumps(dataclasses.asdict(Plan(words, meeting))))
 
     def dismiss(self, code: int, deadline_seconds: float = 5.0) -> None:
         """The others may go, with this exit code; returns once they have heard it."""
@@ -180,7 +172,7 @@ class Crew:
 
     # -- the others
 
-    def follow(self) -> Plan:
+    def follow(self) -> Meeting:
         """Greet the leader, whichever epoch it is in, and wait for its plan. Raises Refusal."""
         word = secrets.token_hex(8)
         until = time.monotonic() + _GATHER_SECONDS
@@ -193,7 +185,7 @@ class Crew:
                 if self.store.check(["plan"]):
                     plan = Plan.loads(self.store.get("plan"))
                     if plan.words.get(str(self.around.rank)) == word:
-                        return plan
+                        return plan.meeting
                 if self.store.check(["refused"]):
                     raise Refusal("rank 0 refused to start; it says why")
             if time.monotonic() > until:
@@ -235,22 +227,10 @@ class Crew:
         self._root.set("current", str(self.epoch))
         self.store.set("refused", "1")
 
-    def arena(self) -> Arena:
-        """The lent memory, from its beginning on; every member takes its regions from one of its own."""
-        arena = None if self.offer is None else borrow(self.offer)
-        if arena is None:
-            raise RuntimeError("the memory that was lent a moment ago cannot be opened any more")
-        return arena
-
     def address(self) -> str:
         """Under which the other hosts reach this one."""
-        if given := os.environ.get("MURMURATE_ADDRESS"):
-            return given
-        mine = _route(self.around.address)
         others = [g.address for g in self.greetings.values() if g.process.host != this_host()]
-        if mine.startswith("127.") and others:  # the leader's own name leads to itself
-            return _route(others[0])
-        return mine
+        return own_address(self.around.address, others)
 
     def close(self) -> None:
         if self._arena is not None:
@@ -278,6 +258,16 @@ def _connect(around: Surroundings) -> TCPStore:
             f"the store at {around.address}:{around.port} does not answer ({str(error).splitlines()[0]}). "
             "MASTER_ADDR and MASTER_PORT must lead to the first host from every host."
         ) from error
+
+
+def own_address(leader: str, others: Sequence[str] = ()) -> str:
+    """This host's address on the way to the leader's; MURMURATE_ADDRESS says otherwise."""
+    if given := os.environ.get("MURMURATE_ADDRESS"):
+        return given
+    mine = _route(leader)
+    if mine.startswith("127.") and others:  # the leader's own name leads to itself
+        return _route(others[0])
+    return mine
 
 
 def _route(address: str) -> str:

@@ -89,7 +89,10 @@ def live(run: Run, rank: int, post: Callable[[], Post]) -> tuple[int, str | None
         return FAILED, f"replica {rank}: {failure}"
     except Exception as error:
         traceback.print_exc()
-        return FAILED, f"replica {rank} stopped with {type(error).__name__}: {error} (see logs/ in the run folder)"
+        return (
+            FAILED,
+            f"replica {rank} stopped with {type(error).__name__}: {error} (see logs/ in the run folder)",
+        )
     return FINISHED, None
 
 

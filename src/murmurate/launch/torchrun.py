@@ -23,11 +23,11 @@ from murmurate.coordinator import Coordinator, SecondInterrupt, signals
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Capability
 from murmurate.folder import write_roles
-from murmurate.launch._crew import Crew, Greeting, Plan, Surroundings, crew
+from murmurate.launch._crew import Crew, Greeting, Surroundings, crew
 from murmurate.launch._ground import Process
-from murmurate.launch._meeting import Ground
+from murmurate.launch._meeting import Ground, Meeting, check_folder, prove
 from murmurate.launch.role import FINISHED, REFUSED, leave_unless_stopping, live, settle_arithmetic
-from murmurate.train import FINAL_REQUEST, Post, Restored, Run
+from murmurate.train import FINAL_REQUEST, Run
 
 __all__ = ["CAPABILITIES", "check", "crew", "dictated_replicas", "follow", "offered", "start"]
 
@@ -82,28 +82,29 @@ def start(
     us = crew()
     shares = us.gather()
     started_at = time.monotonic()
-    proof = _prove(folder)
-    plan = Plan(
-        words={},
+    meeting = Meeting(
+        run_id=us.around.run_id,
+        epoch=us.epoch,
+        members=run.members,
         leader=us.process,
+        offer=us.offer if shares else None,
+        secret=secrets.token_hex(32),
         folder=str(folder.resolve()),
-        proof=proof,
-        seconds=started_at,
+        proof=prove(folder),
+        started_at=started_at,
         offset_seconds=offset_seconds,
         checkpoint=None if checkpoint is None else str(checkpoint.resolve()),
         parts=None if parts is None else {str(rank): source for rank, source in parts.items()},
-        fabric="processes" if shares else "network",
-        secret=secrets.token_hex(32),
     )
     mine = [0, *range(run.replicas, run.members)]
-    ground = Ground(us, plan, run.members, mine)
+    ground = Ground(meeting, us.store, mine, leads=True, address=us.address())
     coordinator = Coordinator(run, folder, ground.board, started_at, offset_seconds)
     if manifest is not None:
         coordinator.restore(manifest)
         coordinator.event("resumed", f"resumed at {manifest['env_steps']:,} env steps")
     coordinator.event("launcher", _promise(us.around))
-    us.tell(plan)
-    roles = [_Own(run, rank, ground, plan) for rank in mine]
+    us.tell(meeting)
+    roles = [_Own(run, rank, ground) for rank in mine]
     code = 1
     try:
         with signals(coordinator), coordinator.console:
@@ -133,7 +134,6 @@ class _Own:
     run: Run
     rank: int
     ground: Ground
-    plan: Plan
 
     def __post_init__(self) -> None:
         self.outcome: tuple[int, str | None] | None = None
@@ -141,22 +141,7 @@ class _Own:
 
     def _live(self) -> None:
         settle_arithmetic(self.run.placement.threads)
-        self.outcome = live(self.run, self.rank, lambda: _post(self.ground, self.plan, self.rank))
-
-
-def _post(ground: Ground, plan: Plan, rank: int) -> Post:
-    restored = None
-    if plan.checkpoint is not None and plan.parts is not None:
-        restored = Restored.read(Path(plan.checkpoint), rank, plan.parts[str(rank)])
-    return Post(
-        rank,
-        ground.door(rank),
-        ground.board,
-        Path(plan.folder),
-        ground.started_at,
-        plan.offset_seconds,
-        restored,
-    )
+        self.outcome = live(self.run, self.rank, lambda: self.ground.post(self.rank))
 
 
 def _watch(roles: list[_Own], us: Crew, ground: Ground, coordinator: Coordinator) -> None:
@@ -237,14 +222,6 @@ def _whereabouts(us: Crew, mine: list[int]) -> tuple[dict[int, int | None], int]
     return dict(sorted(pids.items())), us.around.size
 
 
-def _prove(folder: Path) -> str:
-    """Leave a word in the run folder that the other ranks must be able to read."""
-    word = secrets.token_hex(8)
-    (folder / "logs").mkdir(exist_ok=True)
-    (folder / "logs" / "torchrun").write_text(word)
-    return word
-
-
 # -- all other ranks --------------------------------------------------------------------------------------
 
 
@@ -254,13 +231,12 @@ def follow(read: Callable[[Path], Run]) -> int:
     Raises Refusal if the leader refused, or its folder cannot be seen from here.
     """
     us = crew()
-    plan = us.follow()
-    folder = Path(plan.folder)
+    meeting = us.follow()
     rank = us.around.rank
     try:
-        _check_folder(folder, plan)
-        run = read(folder)
-        ground = Ground(us, plan, run.members, [rank])
+        check_folder(meeting)
+        run = read(Path(meeting.folder))
+        ground = Ground(meeting, us.store, [rank], leads=False, address=us.address())
     except Refusal as refusal:
         us.say(f"{REFUSED} {refusal}")
         raise
@@ -268,8 +244,8 @@ def follow(read: Callable[[Path], Run]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: leave_unless_stopping(ground.board))
     settle_arithmetic(run.placement.threads)
     over = threading.Event()
-    threading.Thread(target=_leave_with, args=(plan.leader, ground, over), daemon=True).start()
-    code, words = live(run, rank, lambda: _post(ground, plan, rank))
+    threading.Thread(target=_leave_with, args=(meeting.leader, ground, over), daemon=True).start()
+    code, words = live(run, rank, lambda: ground.post(rank))
     over.set()
     if code != FINISHED:
         us.say(f"{code} {words}")
@@ -277,23 +253,11 @@ def follow(read: Callable[[Path], Run]) -> int:
             raise Refusal(str(words))
         raise RunFailed(str(words))
     ground.flush()
-    answer = us.dismissed(plan.leader, _STOP_DEADLINE_SECONDS)
+    answer = us.dismissed(meeting.leader, _STOP_DEADLINE_SECONDS)
     ground.close()
     if answer is None:
         raise RunFailed("rank 0 is gone before it could save the last checkpoint; the one before is kept")
     return answer
-
-
-def _check_folder(folder: Path, plan: Plan) -> None:
-    try:
-        seen = (folder / "logs" / "torchrun").read_text()
-    except OSError:
-        seen = ""
-    if seen != plan.proof:
-        raise Refusal(
-            f"rank 0 keeps the run in {folder}, which is not the same folder on this host. "
-            "All hosts write their part of a checkpoint there: give --out a folder that they share."
-        )
 
 
 def _leave_with(leader: Process, ground: Ground, over: threading.Event) -> None:
