@@ -1,8 +1,8 @@
 """Launchers: they start roles and hand each a fabric. They know no strategy by name.
 
-A launcher is a module with ``CAPABILITIES`` (what its fabric can offer at best) and ``start``. One that adopts
-ranks which somebody else started also has ``check``, ``offered``, ``dictated_replicas``, ``crew`` and
-``follow`` (see ``torchrun``).
+A launcher is a module with ``CAPABILITIES`` (what its fabric can offer at best) and ``start``; where it can
+know before the start that it cannot run, also ``check``. One that adopts ranks which somebody else started
+has ``offered``, ``dictated_replicas``, ``crew`` and ``follow`` besides (see ``torchrun``).
 """
 
 from __future__ import annotations

@@ -104,15 +104,20 @@ def settle_arithmetic(threads: int) -> None:
     torch.set_flush_denormal(True)
 
 
+def keep_log(folder: Path, rank: int) -> None:
+    """From now on this process speaks into its log in the run folder."""
+    log = os.open(folder / "logs" / f"replica-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    faulthandler.enable()
+
+
 def _settle(folder: Path, rank: int, threads: int, board: Board) -> None:
     """Make this process a good member: own log, no terminal signals, and gone with the launcher."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     signal.signal(signal.SIGTERM, lambda *_: leave_unless_stopping(board))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})  # see local.start
-    log = os.open(folder / "logs" / f"replica-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    faulthandler.enable()
+    keep_log(folder, rank)
     settle_arithmetic(threads)
     launcher = multiprocessing.parent_process()
     if launcher is not None:
