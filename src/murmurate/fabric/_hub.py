@@ -11,10 +11,9 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch.distributed as dist
 
 from murmurate.fabric._handshake import Passport, answer
 from murmurate.fabric._link import Link
@@ -23,6 +22,9 @@ from murmurate.fabric._seal import Card
 from murmurate.fabric._wire import Closed, Frame, Kind, Refused
 from murmurate.fabric.board import Board
 from murmurate.fabric.interface import FabricError, Traffic
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 log = logging.getLogger("murmurate.fabric.network")
 
@@ -49,7 +51,7 @@ class Hub:
         self,
         passport: Passport,
         size: int,
-        store: dist.Store,
+        store: Store,
         address: str,
         board: Board | None,
         deadline_seconds: float,
@@ -88,7 +90,7 @@ class Hub:
         me = self.passport
         port = self._listener.getsockname()[1]
         card = Card(self.rank, address, port, me.identity.public, me.identity.incarnation)
-        self._store.set(self._key(self.rank), card.sign(me.run, me.epoch, me.secret))
+        self._store.set(self._key(self.rank), card.sign(me.run, me.epoch, me.secret).decode())
         end = time.monotonic() + self.deadline_seconds
         others = [rank for rank in range(self.size) if rank != self.rank]
         cards = {rank: self._await_card(rank, end) for rank in others}

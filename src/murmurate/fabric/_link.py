@@ -114,11 +114,15 @@ class Link:
         self._unsent += 1
         self._work.notify()
 
-    def tell(self, key: tuple[str, ...], value: Any) -> None:
-        """Let the peer know the newest ``value`` of ``key``; older ones may never be sent."""
+    def tell(self, key: tuple[str, ...], value: Any, soon: bool = True) -> None:
+        """Let the peer know the newest ``value`` of ``key``; older ones may never be sent.
+
+        soon: now; else with whatever is sent next, a sign of life at the latest.
+        """
         self._state[key] = value
         self._changed[key] = None
-        self._work.notify()
+        if soon:
+            self._work.notify()
 
     def nudge(self) -> None:
         """There may be a vector for this peer now."""
@@ -205,7 +209,7 @@ class Link:
             if frame is None:
                 if self._work.wait(self._beat_seconds) or self._half_open or self._pipe is not pipe:
                     return
-                frame = Frame(Kind.CONTROL)
+                frame = self._next() or Frame(Kind.CONTROL)
         try:
             pipe.send(frame)
         except OSError:
@@ -304,9 +308,9 @@ class Link:
         self._home.deliver(self, frame)  # may refuse: then it was not received
         if frame.kind in NUMBERED:
             self.received = frame.number
-            self.tell(("received",), self.received)
-        if frame.kind is Kind.FINISHED:
-            self.finished = True
+            # what is kept for us is bounded by other means, so only the very last has to be told at once
+            self.finished |= frame.kind is Kind.FINISHED
+            self.tell(("received",), self.received, soon=self.finished)
         self._home.notify()
 
     def _acknowledge(self, number: int) -> None:

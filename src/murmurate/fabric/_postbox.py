@@ -32,6 +32,7 @@ class _Inbox:
 
     waiting: int = 0
     taken: int = 0
+    told: int = 0
     life: int = 0  # which life of the sender they are counted for
 
 
@@ -95,7 +96,9 @@ class Postbox:
                 self.stream(letter.sender, tag).taken = inbox.taken
             else:
                 key = ("taken", self._identity.hex(), tag)
-                self._hub.links[letter.sender].tell(key, inbox.taken)
+                soon = inbox.taken - inbox.told >= max(self.capacity // 4, 1)
+                self._hub.links[letter.sender].tell(key, inbox.taken, soon)
+                inbox.told = inbox.taken if soon else inbox.told
         return letter
 
     def has(self, tag: str) -> bool:
@@ -128,5 +131,5 @@ class Postbox:
                 stream.sent = stream.taken = 0
         for (sender, _), inbox in self._inboxes.items():
             if sender == peer:
-                inbox.waiting = inbox.taken = 0
+                inbox.waiting = inbox.taken = inbox.told = 0
                 inbox.life += 1

@@ -36,6 +36,8 @@ from murmurate.fabric.board import Board
 from murmurate.fabric.interface import Capability, FabricError, FabricFactory, Letter, Traffic
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
     from murmurate.fabric._hub import Hub
 
 __all__ = ["Died", "NetworkChannel", "NetworkFabric", "run_members"]
@@ -63,7 +65,7 @@ class NetworkFabric:
 
     rank: int
     size: int
-    store: dist.Store = dataclasses.field(repr=False)
+    store: Store = dataclasses.field(repr=False)
     _: dataclasses.KW_ONLY
     run_id: str
     epoch: int = 0
@@ -220,7 +222,7 @@ class NetworkChannel:
 
     def _vectors(self, parts: Any) -> list[Tensor]:
         whole = torch.from_numpy(parts).view(self._rounds.dtype)
-        return [v.view(self._shape) for v in whole.split(self._count)]
+        return [v.view(self._shape) for v in whole.view(-1, self._count)]
 
     # -- mail ---------------------------------------------------------------------------------------
 
@@ -342,6 +344,6 @@ def _member(
     rank: int,
     deadline_seconds: float,
 ) -> NetworkFabric:
-    store = dist.FileStore(file, board.size)
-    settings = {"board": board, "deadline_seconds": deadline_seconds} | options
+    store = dist.FileStore(file, board.size)  # type: ignore[attr-defined]
+    settings: dict[str, Any] = {"board": board, "deadline_seconds": deadline_seconds} | options
     return NetworkFabric(rank, board.size, store, run_id=run_id, secret=secret, **settings)
