@@ -92,6 +92,35 @@ def test_ranks_share_memory_and_rank_0_serves_the_centre(strategy: str, tmp_path
         assert checkpoint.parts(tmp_path / "run/checkpoints/last") == [0, 1, 2]
 
 
+_APART = """
+import os, sys
+from murmurate.launch import _crew, _ground, _meeting
+name = f"host {os.environ['RANK']}"
+for module in (_crew, _ground, _meeting):
+    module.this_host = lambda: name
+from murmurate.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["all-reduce", "gala", "parameter-server"])
+def test_ranks_that_share_no_memory_talk_over_the_network(strategy: str, tmp_path: Path) -> None:
+    (tmp_path / "apart.py").write_text(_APART)
+    fields = ("--strategy", strategy, "--updates", 30)
+    given = ("--standalone", "--nproc-per-node", 2, tmp_path / "apart.py", "train", "cartpole-gala")
+    where = ("--out", tmp_path / "apart", "--launcher", "torchrun")
+    with Ranks(tmp_path / "apart", *given, *where, *_SHORT, *fields) as command:
+        assert command.wait() == 0, command.said()
+        assert command.summary()["updates"] >= 30
+        assert command.summary()["bytes_exchanged"] > 0
+        assert command.summary()["disagreement_final"] < 0.5
+        command.leaves_nothing()
+    if strategy == "all-reduce":
+        alone(tmp_path / "alone", *fields)
+        assert same(tmp_path / "apart", tmp_path / "alone")
+
+
 # -- deaths -----------------------------------------------------------------------------------------------
 
 

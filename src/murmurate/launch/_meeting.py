@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from murmurate.errors import Refusal
 from murmurate.fabric.arena import Arena
 from murmurate.fabric.board import Board
 from murmurate.fabric.interface import FabricFactory
+from murmurate.fabric.network import NetworkFabric
 from murmurate.fabric.processes import ProcessFabric
 from murmurate.fabric.store_board import StoreBoard
 from murmurate.launch._ground import Offer, Process, borrow, this_host
@@ -29,6 +31,7 @@ class Meeting:
     """What the leader tells all members about one epoch of a run.
 
     offer: of its host's memory, which all members share; None if they do not, and talk over the network.
+    secret: of this epoch's links, in hexadecimal; empty where MURMURATE_SECRET, set on every host, is it.
     started_at, elapsed_seconds: what the leader's clock said when the run began, and how long ago that was.
     checkpoint, parts: what to go on from (rank -> which replica's part).
     """
@@ -73,7 +76,7 @@ class Ground:
         self.meeting = meeting
         self._store, self._address = store, address
         self._arenas: list[Arena] = []
-        self._doors: list[Any] = []
+        self._doors: list[NetworkFabric] = []
         same = meeting.leader.host == this_host()  # one clock for all processes of a host
         self.started_at = meeting.started_at if same else time.monotonic() - meeting.elapsed_seconds
         self.board: Board
@@ -127,7 +130,20 @@ class Ground:
             arena = self._arena(meeting.offer)
             open_board(arena, meeting.members)  # a member's own regions begin after the board's
             return ProcessFabric(arena, self.board, rank)
-        raise NotImplementedError
+        # of its own: a wait of one member on a shared connection would hold up another's word
+        store = PrefixStore("fabric", self._store).clone()  # type: ignore[attr-defined]
+        door = NetworkFabric(
+            rank,
+            meeting.members,
+            store,
+            run_id=meeting.run_id,
+            epoch=meeting.epoch,
+            secret=bytes.fromhex(meeting.secret) or os.environ["MURMURATE_SECRET"].encode(),
+            address=self._address,
+            board=self.board,
+        )
+        self._doors.append(door)
+        return door
 
     def _arena(self, offer: Offer) -> Arena:
         """The lent memory from its beginning on: each member takes its regions from one of its own."""
@@ -136,6 +152,11 @@ class Ground:
             raise RuntimeError("the memory that was lent a moment ago cannot be opened any more")
         self._arenas.append(arena)
         return arena
+
+
+def fresh_secret() -> str:
+    """A key for the links of one epoch; none where the user keeps one out of the store."""
+    return "" if os.environ.get("MURMURATE_SECRET") else secrets.token_hex(32)
 
 
 def prove(folder: Path) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import secrets
 import shutil
 import socket
 import tempfile
@@ -31,7 +30,7 @@ from murmurate.fabric.arena import Arena
 from murmurate.fabric.interface import Capability
 from murmurate.folder import write_roles
 from murmurate.launch._ground import Process, lend
-from murmurate.launch._meeting import Ground, Meeting, prove
+from murmurate.launch._meeting import Ground, Meeting, fresh_secret, prove
 from murmurate.launch._seat import STORE_SECONDS, Seat, Sitting
 from murmurate.launch.role import FINISHED, REFUSED
 from murmurate.train import Run
@@ -191,7 +190,7 @@ class _Flock:
             members=self.run.members,
             leader=Process.this(),
             offer=self.offer if shares else None,
-            secret=secrets.token_hex(32),
+            secret=fresh_secret(),
             folder=str(self.folder.resolve()),
             proof=self.proof,
             started_at=self.started_at,
@@ -367,8 +366,9 @@ def _connect(ray: Any, address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise Refusal(
-            f"there is no Ray cluster at {address} ({_first_line(error)}). Start one with: ray start --head; "
-            "or unset RAY_ADDRESS for one of this host alone."
+            f"no Ray cluster at {address} lets this process in ({_first_line(error)}). Start one with: "
+            "ray start --head; give both the same RAY_AUTH_TOKEN where Ray asks for one; or unset "
+            "RAY_ADDRESS for a Ray of this host alone."
         ) from error
 
 

@@ -9,7 +9,6 @@ dies, and starts them again where ``--max-restarts`` allows: the run then goes o
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import sys
 import threading
@@ -25,7 +24,7 @@ from murmurate.fabric.interface import Capability
 from murmurate.folder import write_roles
 from murmurate.launch._crew import Crew, Greeting, Surroundings, crew
 from murmurate.launch._ground import Process
-from murmurate.launch._meeting import Ground, Meeting, check_folder, prove
+from murmurate.launch._meeting import Ground, Meeting, check_folder, fresh_secret, prove
 from murmurate.launch.role import FINISHED, REFUSED, leave_unless_stopping, live, settle_arithmetic
 from murmurate.train import FINAL_REQUEST, Run
 
@@ -88,7 +87,7 @@ def start(
         members=run.members,
         leader=us.process,
         offer=us.offer if shares else None,
-        secret=secrets.token_hex(32),
+        secret=fresh_secret(),
         folder=str(folder.resolve()),
         proof=prove(folder),
         started_at=started_at,
