@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from murmurate.launch.role import open_board
 from murmurate.train import Post, Restored
 
 _PROOF = "meeting"
+_LINGER_SECONDS = 5.0  # everybody has saved, or the run has failed
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,12 @@ class Ground:
             self.board.exchange()
 
     def close(self) -> None:
-        for door in self._doors:
-            door.close()
+        # together: each answers the others until they have closed too
+        closing = [threading.Thread(target=door.close, args=(_LINGER_SECONDS,)) for door in self._doors]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
         if isinstance(self.board, StoreBoard):
             self.board.close()
         for arena in self._arenas:
