@@ -16,7 +16,7 @@ import murmurate.agents
 import murmurate.fabric
 from murmurate.bench import benches
 from murmurate.errors import unknown
-from murmurate.launch import launchers
+from murmurate.launch import launcher, launchers
 from murmurate.recipes import algorithms, recipe_names
 from murmurate.strategies import strategies
 
@@ -119,7 +119,14 @@ def _fabrics() -> list[dict[str, Any]]:
 
 
 def _launchers() -> list[dict[str, Any]]:
-    return [{"name": name, "summary": _first_line("launch", name)} for name in launchers()]
+    return [
+        {
+            "name": name,
+            "summary": _first_line("launch", name),
+            "offers": sorted(offer.value for offer in launcher(name).CAPABILITIES),
+        }
+        for name in launchers()
+    ]
 
 
 def _benches() -> list[dict[str, Any]]:

@@ -270,6 +270,8 @@ def wait_for_newer(door):
 
 def share_and_write(door):
     fabric = channel(door)
+    if Capability.SHARED_MEMORY not in fabric.capabilities:
+        return None  # that it says so is tested with the other capabilities
     memory = fabric.shared("params", vector(door.rank))
     at_first = memory.clone()
     fabric.mean_(torch.zeros(N))  # all have looked
@@ -420,7 +422,10 @@ class TestEveryFabric:
         assert waited == (True, False, (False, True), True, True)
 
     def test_shared_memory_starts_with_the_lowest_and_is_seen_by_all(self, members):
-        for at_first, memory, again, other in members(3, share_and_write):
+        results = members(3, share_and_write)
+        if results == [None] * 3:
+            pytest.skip("this fabric offers no shared memory")
+        for at_first, memory, again, other in results:
             assert torch.equal(at_first, vector(0))
             expected = vector(0)
             expected[:3] = torch.tensor([100.0, 101.0, 102.0])

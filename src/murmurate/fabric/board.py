@@ -207,6 +207,10 @@ class Board:
         alive = self._rows[_ALIVE] == 1
         return bool(alive.any() and (self._rows[_SAVED][alive] >= request).all())
 
+    def has_saved(self, rank: int, request: int) -> bool:
+        """Whether ``rank`` has written its part of checkpoint ``request``."""
+        return bool(self._rows[_SAVED, rank] >= request)
+
     def finished_all(self, first: int | None = None) -> bool:
         """Whether all living members have finished, or the living among the ``first`` so many."""
         alive = self._rows[_ALIVE, :first] == 1

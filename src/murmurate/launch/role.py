@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,10 @@ def replica(
     """
     board = open_board(arena, run.members)
     _settle(folder, rank, run.placement.threads, board)
-    try:
+
+    def post() -> Post:
         fabric = ProcessFabric(arena, board, rank, joins=joins, by_agreement=run.strategy.synchronous)
-        post = Post(
+        return Post(
             rank,
             fabric,
             board,
@@ -71,25 +73,10 @@ def replica(
             admission=fabric,
             joins=joins,
         )
-        member(run, post).go()
-        code = FINISHED
-    except NotLetIn:
-        code = TOO_LATE
-    except Refusal as refusal:
-        line.send(str(refusal))
-        code = REFUSED
-    except RunFailed as failure:
-        line.send(str(failure))
-        code = FAILED
-    except (NotFinite, FabricError) as failure:
-        traceback.print_exc()
-        line.send(f"replica {rank}: {failure}")
-        code = FAILED
-    except Exception as error:
-        traceback.print_exc()
-        log = folder / "logs" / f"replica-{rank}.log"
-        line.send(f"replica {rank} stopped with {type(error).__name__}: {error} (see {log})")
-        code = FAILED
+
+    code, words = live(run, rank, post)
+    if words is not None:
+        line.send(words)
     line.close()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -97,25 +84,57 @@ def replica(
     os._exit(code)
 
 
-def _settle(folder: Path, rank: int, threads: int, board: Board) -> None:
-    """Make this process a good member: own log, no terminal signals, and gone with the launcher."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
-    signal.signal(signal.SIGTERM, lambda *_: _leave_unless_stopping(board))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})  # see local.start
-    log = os.open(folder / "logs" / f"replica-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    faulthandler.enable()
+def live(run: Run, rank: int, post: Callable[[], Post]) -> tuple[int, str | None]:
+    """A member's part of ``run`` to its end: (FINISHED or TOO_LATE, None), or FAILED or REFUSED and why."""
+    try:
+        member(run, post()).go()
+    except NotLetIn:
+        return TOO_LATE, None
+    except Refusal as refusal:
+        return REFUSED, str(refusal)
+    except RunFailed as failure:
+        return FAILED, str(failure)
+    except (NotFinite, FabricError) as failure:
+        traceback.print_exc()
+        return FAILED, f"replica {rank}: {failure}"
+    except Exception as error:
+        traceback.print_exc()
+        return (
+            FAILED,
+            f"replica {rank} stopped with {type(error).__name__}: {error} (see logs/ in the run folder)",
+        )
+    return FINISHED, None
+
+
+def settle_arithmetic(threads: int) -> None:
+    """What every thread that learns does first: the same sums everywhere, and no denormals."""
     torch.set_num_threads(threads)
     # Second moments of weights behind dead ReLUs decay into denormals, on which a CPU is a hundred times
     # slower: after an hour of Pong an eighth of them had (docs/decisions/0007).
     torch.set_flush_denormal(True)
+
+
+def keep_log(folder: Path, rank: int) -> None:
+    """From now on this process speaks into its log in the run folder."""
+    log = os.open(folder / "logs" / f"replica-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    faulthandler.enable()
+
+
+def _settle(folder: Path, rank: int, threads: int, board: Board) -> None:
+    """Make this process a good member: own log, no terminal signals, and gone with the launcher."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    signal.signal(signal.SIGTERM, lambda *_: leave_unless_stopping(board))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})  # see local.start
+    keep_log(folder, rank)
+    settle_arithmetic(threads)
     launcher = multiprocessing.parent_process()
     if launcher is not None:
         threading.Thread(target=_leave_with, args=(launcher.sentinel,), daemon=True).start()
 
 
-def _leave_unless_stopping(board: Board) -> None:
+def leave_unless_stopping(board: Board) -> None:
     """SIGTERM to all processes of the run (a scheduler does that) saves and stops; to this one, ends it."""
 
     def decide() -> None:
