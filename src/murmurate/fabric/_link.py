@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from murmurate.fabric._handshake import Meeting, Passport, dial, listens
 from murmurate.fabric._seal import Card
-from murmurate.fabric._wire import NUMBERED, Closed, Frame, Kind, Pipe, Refused
+from murmurate.fabric._wire import NUMBERED, Closed, Frame, Kind, Pipe, Refused, Silence
 
 log = logging.getLogger("murmurate.fabric.network")
 
@@ -267,6 +267,7 @@ class Link:
 
     def _read(self, pipe: Pipe) -> None:
         home = self._home
+        silent_seconds = 0.0
         try:
             while True:
                 frame = pipe.receive(lambda frame, length: home.room(self, frame, length))
@@ -278,6 +279,8 @@ class Link:
             with home.lock:
                 if self._pipe is pipe and not home.closed:
                     home.refuse(refusal.cause, str(refusal), self.peer)
+        except Silence:
+            silent_seconds = home.passport.silence_seconds
         except (Closed, OSError, ValueError):
             pass
         finally:
@@ -285,7 +288,7 @@ class Link:
             with home.lock:
                 if self._pipe is pipe:
                     self._pipe = None
-                    self._lost_at = time.monotonic()
+                    self._lost_at = time.monotonic() - silent_seconds
                     if not home.closed and not self.finished:
                         log.info("the connection to rank %d is lost", self.peer)
                     self._work.notify()

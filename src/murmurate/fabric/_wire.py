@@ -48,6 +48,10 @@ class Closed(Exception):
     """The other side ended the connection between two frames, or kept silent for too long."""
 
 
+class Silence(Closed):
+    """Not a byte came for as long as a connection may be silent."""
+
+
 @dataclass
 class Frame:
     """number: in the stream of numbered frames, 0 for others. version: of a register, a round's number.
@@ -199,7 +203,7 @@ def read_whole(line: socket.socket, buffers: list[memoryview], first: bool = Fal
         try:
             count = line.recvmsg_into(buffers, 0, socket.MSG_WAITALL)[0]
         except (BlockingIOError, TimeoutError):
-            raise Closed("it was silent for too long") from None
+            raise Silence("it was silent for too long") from None
         if count == 0:
             if begun:
                 raise Refused("truncated", "a message that ends in its middle")
