@@ -1,4 +1,4 @@
-"""Members of a network fabric as threads of the test's own process, and a cable between two that can be cut."""
+"""Members of a network fabric in the test's own process, and a cable between two that can be cut."""
 
 from __future__ import annotations
 

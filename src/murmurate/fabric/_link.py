@@ -8,6 +8,7 @@ changed is sent, and all of it on a new connection, so none of it can be missed 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -22,6 +23,7 @@ log = logging.getLogger("murmurate.fabric.network")
 
 _BEATS_A_SILENCE = 6  # so many signs of life in the time after which a silent connection is given up
 _DIAL_SECONDS = 2.0
+_STATE_ITEMS = 500  # in one frame, so that it stays small
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 1.0
 _GRACE_SECONDS = 1.0  # how long a lost connection may take to come back before its peer counts as silent
 
@@ -219,9 +221,10 @@ class Link:
     def _next(self) -> Frame | None:
         """State first, as it is small; then numbered frames and vectors in turn."""
         if self._changed:
-            items = [[*key, self._state[key]] for key in self._changed]
-            self._changed.clear()
-            return Frame(Kind.CONTROL, meta={"state": items})
+            keys = list(itertools.islice(self._changed, _STATE_ITEMS))
+            for key in keys:
+                del self._changed[key]
+            return Frame(Kind.CONTROL, meta={"state": [[*key, self._state[key]] for key in keys]})
         frame = self._home.due(self) if self._register_next else None
         if frame is not None or self._unsent:
             self._register_next = False
