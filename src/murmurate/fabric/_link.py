@@ -298,6 +298,7 @@ class Link:
                     home.notify()
 
     def _arrived(self, frame: Frame) -> None:
+        self._home.notify()  # first, so that who waits goes on before our answer is sent
         if frame.kind is Kind.CONTROL:
             for key, value in _state_of(frame):
                 if key == ("received",):
@@ -317,7 +318,6 @@ class Link:
             # what is kept for us is bounded by other means, so only the very last has to be told at once
             self.finished |= frame.kind is Kind.FINISHED
             self.tell(("received",), self.received, soon=self.finished)
-        self._home.notify()
 
     def _acknowledge(self, number: int) -> None:
         while self._unacknowledged and self._unacknowledged[0].number <= number:
