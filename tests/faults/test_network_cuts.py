@@ -191,5 +191,7 @@ def test_the_survivors_of_a_kill_agree_bit_for_bit(victims, board):
     assert counts[0] == size
     assert counts[-1] == len(survivors)
     assert counts == sorted(counts, reverse=True)
-    assert counts[19] == size, "all had brought their part"
+    assert counts[18] == size, "its result had reached all"
+    if 0 not in victims:  # rank 0 had the result of round 19 to tell, and may have died over it
+        assert counts[19] == size, "all had brought their part"
     assert counts[21] <= size - 1
