@@ -27,7 +27,7 @@ from murmurate.fabric.interface import Fabric, FabricFactory
 from murmurate.fabric.network import NetworkFabric
 
 NAME = "transport"
-SUMMARY = "publish-to-read time of register and mail, in shared memory and over TCP, at 1, 10 and 100 MB"
+SUMMARY = "time and bandwidth of register and mail, in shared memory and over TCP, at 1, 10 and 100 MB"
 
 _LINKS: dict[str, dict[str, Any]] = {
     "tcp_plain": {"encrypt": False},
@@ -36,31 +36,33 @@ _LINKS: dict[str, dict[str, Any]] = {
 }
 _CIPHERS = {"tcp_aes_256_gcm": "aes-256-gcm", "tcp_chacha20_poly1305": "chacha20-poly1305"}
 _PATIENCE_SECONDS = 60.0
+_STREAM_MEGABYTES = 200  # sent in a row, for the bandwidth
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """sizes: in MB (10**6 bytes), with as many turns each."""
+    """sizes: in MB (10**6 bytes), with as many turns each, and as many streams."""
 
-    sizes: tuple[tuple[int, int], ...] = ((1, 60), (10, 30), (100, 9))
+    sizes: tuple[tuple[int, int, int], ...] = ((1, 60, 7), (10, 30, 7), (100, 9, 5))
 
 
 def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
-    """Seconds from before ``publish`` or ``send`` to after the reader has the vector; medians and ratios."""
+    """Seconds from before ``publish`` or ``send`` to after the reader has the vector, and the bandwidth of
+    many letters in a row; medians and ratios of rates."""
     if missing("cryptography", "network"):
         raise MissingExtra("cryptography", "network", "The bench 'transport'")
-    plan = plan or (Plan(((1, 300), (10, 150), (100, 41))) if full else Plan())
+    plan = plan or (Plan(((1, 300, 25), (10, 150, 25), (100, 41, 15))) if full else Plan())
     result: dict[str, Any] = {}
-    for megabytes, turns in plan.sizes:
-        log(f"{megabytes} MB, {turns} turns")
+    for megabytes, turns, streams in plan.sizes:
+        log(f"{megabytes} MB, {turns} turns, {streams} streams")
         with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
-            sent, read = _roles.together(2, work, folder, secrets.token_bytes(32), megabytes, turns)
+            sent, read = _roles.together(2, work, folder, secrets.token_bytes(32), megabytes, turns, streams)
         result[f"{megabytes}_MB"] = figures(sent, read, megabytes * 10**6)
     return {"sizes": result, "worst": worst(result), "plan": dataclasses.asdict(plan)}
 
 
 def work(
-    fabric: FabricFactory, folder: str, secret: bytes, megabytes: int, turns: int
+    fabric: FabricFactory, folder: str, secret: bytes, megabytes: int, turns: int, streams: int
 ) -> dict[str, list[float]]:
     """One member: when each vector left (rank 0) or was read (rank 1), by way; and what limits them."""
     store = os.path.join(folder, "gloo")
@@ -73,21 +75,33 @@ def work(
         ways[f"{name}_mail"] = Mail(door.channel("m", x), x, spins=name == "shared_memory")
     limits = _limits(x)
     times: dict[str, list[float]] = defaultdict(list)
-    act: Callable[[Way], float] = (lambda way: way.send()) if fabric.rank == 0 else (lambda way: way.read())
     for turn in range(-3, turns):
         for name in ways if turn % 2 else reversed(ways):
             dist.barrier()
-            moment = act(ways[name])
+            moment = ways[name].send() if fabric.rank == 0 else ways[name].read()
             if turn >= 0:
                 times[name].append(moment)
         for name, limit in limits.items():
             dist.barrier()
             if fabric.rank == 0 and turn >= 0:
                 times[name].append(limit())
+    row = {name: way for name, way in ways.items() if not isinstance(way, Register)}
+    for turn in range(-1, streams):
+        for name in row if turn % 2 else reversed(row):
+            dist.barrier()
+            each = [
+                row[name].send() if fabric.rank == 0 else row[name].read() for _ in range(_row(megabytes))
+            ]
+            if turn >= 0:  # from the first one's start to the last one's end
+                times[f"{name}_stream"].append(each[0] if fabric.rank == 0 else each[-1])
     dist.barrier()
     for door in links.values():
         door.close()
     return dict(times)
+
+
+def _row(megabytes: int) -> int:
+    return max(_STREAM_MEGABYTES // megabytes, 2)
 
 
 def _link(rank: int, name: str, folder: str, secret: bytes) -> NetworkFabric:
@@ -196,11 +210,9 @@ def figures(sent: dict[str, list[float]], read: dict[str, list[float]], size: in
         name: [b - a for a, b in zip(sent[name], read[name], strict=True)] if name in read else sent[name]
         for name in sent
     }
+    rates = {name: _bytes(name, size) / median(of) / 1e9 for name, of in seconds.items()}
     ways = {
-        name: {
-            "milliseconds": spread([1e3 * s for s in of]),
-            "gigabytes_per_second": size / median(of) / 1e9,
-        }
+        name: {"milliseconds": spread([1e3 * s for s in of]), "gigabytes_per_second": rates[name]}
         for name, of in seconds.items()
     }
     pairs = {f"shared_memory_{kind}_over_memcpy": (f"shared_memory_{kind}", "memcpy") for kind in _KINDS}
@@ -209,11 +221,20 @@ def figures(sent: dict[str, list[float]], read: dict[str, list[float]], size: in
         for kind in _KINDS:
             pairs[f"{name}_{kind}_over_cipher"] = f"{name}_{kind}", f"cipher_{name}"
             pairs[f"{name}_{kind}_over_plain"] = f"{name}_{kind}", f"tcp_plain_{kind}"
+    pairs["tcp_plain_stream_over_gloo"] = "tcp_plain_mail_stream", "gloo_stream"
+    for name in _CIPHERS:
+        pairs[f"{name}_stream_over_plain"] = f"{name}_mail_stream", "tcp_plain_mail_stream"
     ratios = {
         label: median([b / a for a, b in zip(seconds[one], seconds[other], strict=True)])
         for label, (one, other) in pairs.items()
     }
+    for name in _CIPHERS:
+        ratios[f"{name}_stream_over_cipher"] = rates[f"{name}_mail_stream"] / rates[f"cipher_{name}"]
     return {"ratios": ratios, "ways": ways}
+
+
+def _bytes(way: str, size: int) -> int:
+    return size * _row(size // 10**6) if way.endswith("_stream") else size
 
 
 _KINDS = ("register", "mail")

@@ -8,6 +8,7 @@ changed is sent, and all of it on a new connection, so none of it can be missed 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -16,12 +17,13 @@ from typing import Any, Protocol
 
 from murmurate.fabric._handshake import Meeting, Passport, dial, listens
 from murmurate.fabric._seal import Card
-from murmurate.fabric._wire import NUMBERED, Closed, Frame, Kind, Pipe, Refused
+from murmurate.fabric._wire import NUMBERED, Closed, Frame, Kind, Pipe, Refused, Silence
 
 log = logging.getLogger("murmurate.fabric.network")
 
 _BEATS_A_SILENCE = 6  # so many signs of life in the time after which a silent connection is given up
 _DIAL_SECONDS = 2.0
+_STATE_ITEMS = 500  # in one frame, so that it stays small
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 1.0
 _GRACE_SECONDS = 1.0  # how long a lost connection may take to come back before its peer counts as silent
 
@@ -219,9 +221,10 @@ class Link:
     def _next(self) -> Frame | None:
         """State first, as it is small; then numbered frames and vectors in turn."""
         if self._changed:
-            items = [[*key, self._state[key]] for key in self._changed]
-            self._changed.clear()
-            return Frame(Kind.CONTROL, meta={"state": items})
+            keys = list(itertools.islice(self._changed, _STATE_ITEMS))
+            for key in keys:
+                del self._changed[key]
+            return Frame(Kind.CONTROL, meta={"state": [[*key, self._state[key]] for key in keys]})
         frame = self._home.due(self) if self._register_next else None
         if frame is not None or self._unsent:
             self._register_next = False
@@ -267,6 +270,7 @@ class Link:
 
     def _read(self, pipe: Pipe) -> None:
         home = self._home
+        silent_seconds = 0.0
         try:
             while True:
                 frame = pipe.receive(lambda frame, length: home.room(self, frame, length))
@@ -278,6 +282,8 @@ class Link:
             with home.lock:
                 if self._pipe is pipe and not home.closed:
                     home.refuse(refusal.cause, str(refusal), self.peer)
+        except Silence:
+            silent_seconds = home.passport.silence_seconds
         except (Closed, OSError, ValueError):
             pass
         finally:
@@ -285,13 +291,14 @@ class Link:
             with home.lock:
                 if self._pipe is pipe:
                     self._pipe = None
-                    self._lost_at = time.monotonic()
+                    self._lost_at = time.monotonic() - silent_seconds
                     if not home.closed and not self.finished:
                         log.info("the connection to rank %d is lost", self.peer)
                     self._work.notify()
                     home.notify()
 
     def _arrived(self, frame: Frame) -> None:
+        self._home.notify()  # first, so that who waits goes on before our answer is sent
         if frame.kind is Kind.CONTROL:
             for key, value in _state_of(frame):
                 if key == ("received",):
@@ -311,7 +318,6 @@ class Link:
             # what is kept for us is bounded by other means, so only the very last has to be told at once
             self.finished |= frame.kind is Kind.FINISHED
             self.tell(("received",), self.received, soon=self.finished)
-        self._home.notify()
 
     def _acknowledge(self, number: int) -> None:
         while self._unacknowledged and self._unacknowledged[0].number <= number:

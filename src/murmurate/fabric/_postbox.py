@@ -96,7 +96,7 @@ class Postbox:
                 self.stream(letter.sender, tag).taken = inbox.taken
             else:
                 key = ("taken", self._identity.hex(), tag)
-                soon = inbox.taken - inbox.told >= max(self.capacity // 4, 1)
+                soon = inbox.taken - inbox.told >= min(self.capacity, 4) // 2
                 self._hub.links[letter.sender].tell(key, inbox.taken, soon)
                 inbox.told = inbox.taken if soon else inbox.told
         return letter

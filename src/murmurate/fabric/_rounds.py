@@ -241,13 +241,12 @@ class Rounds:
 
     # -- what comes ---------------------------------------------------------------------------------
 
-    def room(self, frame: Frame, length: int) -> Any:
+    def fits(self, frame: Frame, length: int) -> None:
         fits = length == self._bytes
         if frame.meta.get("act") == "result" and frame.meta.get("call") == "gather":
             fits = length == self._bytes * len(_ranks(frame.meta.get("who"), self._hub.size))
         if not fits:
             raise Refused("length", f"{length} bytes in a round of vectors of {self._bytes}")
-        return self._hub.pool.take(length)
 
     def deliver(self, sender: int, frame: Frame) -> None:
         act, turn, memory = frame.meta.get("act"), frame.version, self._memory

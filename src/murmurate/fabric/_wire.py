@@ -48,6 +48,10 @@ class Closed(Exception):
     """The other side ended the connection between two frames, or kept silent for too long."""
 
 
+class Silence(Closed):
+    """Not a byte came for as long as a connection may be silent."""
+
+
 @dataclass
 class Frame:
     """number: in the stream of numbered frames, 0 for others. version: of a register, a round's number.
@@ -110,27 +114,35 @@ class Pipe:
             len(meta),
             frame.length if length is None else length,
         )
-        self._piece(memoryview(head))
-        if meta:
-            self._piece(memoryview(meta))
-        if frame.length:
-            payload = memoryview(frame.payload).cast("B")
-            for start in range(0, len(payload), PIECE_BYTES):
-                self._piece(payload[start : start + PIECE_BYTES])
-
-    def _piece(self, piece: memoryview) -> None:
-        if self._sends.encrypt:
-            sealed = self._sealed[: len(piece) + TAG_BYTES]
-            self._sends.close_into(piece, sealed)
-            self._line.sendall(sealed)
+        # what comes before the vector goes with its first piece: one wake-up less at the other end
+        parts = self._sealed_copy(head) + (self._sealed_copy(meta) if meta else [])
+        if not frame.length:
+            self._write(parts)
             return
-        tag = self._sends.tag(piece)
-        sent = self._line.sendmsg([piece, tag])
-        if sent < len(piece):
-            self._line.sendall(piece[sent:])
-            sent = len(piece)
-        if sent < len(piece) + TAG_BYTES:
-            self._line.sendall(tag[sent - len(piece) :])
+        payload = memoryview(frame.payload).cast("B")
+        for start in range(0, len(payload), PIECE_BYTES):
+            self._write(parts + self._sealed_in_place(payload[start : start + PIECE_BYTES]))
+            parts = []
+
+    def _sealed_copy(self, words: bytes) -> list[Any]:
+        if not self._sends.encrypt:
+            return [words, self._sends.tag(words)]
+        sealed = bytearray(len(words) + TAG_BYTES)
+        self._sends.close_into(words, sealed)
+        return [sealed]
+
+    def _sealed_in_place(self, piece: memoryview) -> list[Any]:
+        """To be written before the next piece is sealed."""
+        if not self._sends.encrypt:
+            return [piece, self._sends.tag(piece)]
+        sealed = self._sealed[: len(piece) + TAG_BYTES]
+        self._sends.close_into(piece, sealed)
+        return [sealed]
+
+    def _write(self, parts: list[Any]) -> None:
+        left = [memoryview(part) for part in parts]
+        while left:
+            _drop(left, self._line.sendmsg(left))
 
     # -- in -----------------------------------------------------------------------------------------
 
@@ -199,13 +211,18 @@ def read_whole(line: socket.socket, buffers: list[memoryview], first: bool = Fal
         try:
             count = line.recvmsg_into(buffers, 0, socket.MSG_WAITALL)[0]
         except (BlockingIOError, TimeoutError):
-            raise Closed("it was silent for too long") from None
+            raise Silence("it was silent for too long") from None
         if count == 0:
             if begun:
                 raise Refused("truncated", "a message that ends in its middle")
             raise Closed("it was closed")
         begun = True
-        while buffers and count >= len(buffers[0]):
-            count -= len(buffers.pop(0))
-        if count:
-            buffers[0] = buffers[0][count:]
+        _drop(buffers, count)
+
+
+def _drop(buffers: list[memoryview], count: int) -> None:
+    """Forget the first ``count`` bytes of the buffers."""
+    while buffers and count >= len(buffers[0]):
+        count -= len(buffers.pop(0))
+    if count:
+        buffers[0] = buffers[0][count:]

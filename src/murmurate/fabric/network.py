@@ -255,15 +255,18 @@ class NetworkChannel:
     # -- what the links bring (with the lock held) --------------------------------------------------
 
     def room(self, frame: Frame, length: int) -> Any:
-        if frame.kind is Kind.ROUND:
-            return self._rounds.room(frame, length)
-        if length != self._codec.wire_bytes:
-            raise Refused("length", f"a vector of {length} bytes on '{self.name}', which has {self._form}")
+        self._fits(frame, length)
         return self._hub.pool.take(length)
 
+    def _fits(self, frame: Frame, length: int) -> None:
+        if frame.kind is Kind.ROUND:
+            self._rounds.fits(frame, length)
+        elif length != self._codec.wire_bytes:
+            raise Refused("length", f"a vector of {length} bytes on '{self.name}', which has {self._form}")
+
     def deliver(self, sender: int, frame: Frame) -> None:
-        if frame.payload is not None and frame.length != len(self.room(frame, frame.length)):
-            raise Refused("length", "a vector of the wrong length")
+        if frame.payload is not None:
+            self._fits(frame, frame.length)  # what came early has not been asked yet
         if frame.kind is Kind.REGISTER:
             self._shelf.deliver(sender, frame)
         elif frame.kind is Kind.MAIL:
