@@ -70,6 +70,7 @@ class Rounds:
         self.dtype, self._bytes = dtype, count * dtype.itemsize
         self._traffic, self._version = traffic, version
         self._memory = _Memory(set(range(hub.size)))
+        self._misfit = ""
 
     def meet(self, call: str, x: Tensor | None) -> Result:
         """Bring ``x`` [N] to the next round and wait for its result (without the lock)."""
@@ -86,13 +87,15 @@ class Rounds:
 
             def done() -> bool:
                 self._step(turn, part, state)
-                return self._has(turn) or turn in memory.failed
+                return self._has(turn) or turn in memory.failed or bool(self._misfit)
 
             if not hub.wait(done, hub.deadline_seconds):
                 self._give_up(turn)
                 hub.wait(done, _LATE_SECONDS)
-            if not self._has(turn):
-                raise FabricError(memory.failed.get(turn) or self._missing(turn, self._silent(turn)))
+            if self._misfit or not self._has(turn):
+                raise FabricError(
+                    self._misfit or memory.failed.get(turn) or self._missing(turn, self._silent(turn))
+                )
             if memory.last is None or hub.rank not in memory.last.who:
                 raise FabricError(self._left_out(hub.rank))
             for old in [r for r in memory.parts if r < turn]:
@@ -100,8 +103,8 @@ class Rounds:
             return memory.last
 
     def fail(self, words: str) -> None:
-        """The members do not fit together: the round that is waited for cannot end well."""
-        self._memory.failed[self._memory.round] = words
+        """The members do not fit together: no round can end well."""
+        self._misfit = words
         self._hub.notify()
 
     # -- a member's part (all with the lock held) ---------------------------------------------------
