@@ -80,6 +80,19 @@ def change(value: Any, arguments: Sequence[str], verb: str) -> Any:
     return value
 
 
+def divide(arguments: Sequence[str], value: Any) -> tuple[list[str], list[str]]:
+    """``arguments`` that are options of ``value``'s fields, with their words; and the rest."""
+    names = {option.name for option in options(value)}
+    mine: list[str] = []
+    rest: list[str] = []
+    into = rest
+    for word in arguments:
+        if word.startswith("--"):
+            into = mine if word[2:].partition("=")[0].replace("_", "-") in names else rest
+        into.append(word)
+    return mine, rest
+
+
 def show(value: Any) -> str:
     """A line an option: name, type, present value, and what it is about."""
     rows = [
