@@ -97,6 +97,7 @@ class Baton:
         self._failure: BaseException | None = None
         self._results: list[Any] = []
         self._contexts: list[greenlet | None] = [None] * size
+        self._chosen: int | None = None
 
     # -- what a running member calls ------------------------------------------------------------
 
@@ -170,13 +171,14 @@ class Baton:
         Those absent get none, and have None as result, until they are revived. Raises the first other error
         of a role, or the ``FabricError`` of a deadlock.
         """
-        self._failure, self._results = None, [None] * self._size
+        self._failure, self._results, self._chosen = None, [None] * self._size, None
         self._hub, self._grad_mode = getcurrent(), torch.is_grad_enabled()
         for rank in self._living:
             self._begin(rank, roles[rank])
         while self._unfinished:
             try:
-                self._enter(self._choose())
+                chosen, self._chosen = self._chosen, None
+                self._enter(self._choose() if chosen is None else chosen)
             except BaseException as error:  # Ctrl-C in here: all unwind, each in turn
                 self._failure = self._failure or error
         torch.set_grad_enabled(self._grad_mode)
@@ -218,6 +220,9 @@ class Baton:
         context = self._contexts[rank]
         if context is None:
             raise RuntimeError(f"rank {rank} was chosen and has no context")
+        if not context and getcurrent() is not self._hub:
+            # begun from in here it would stand on our stack, and the next on its
+            self._chosen, context = rank, self._hub
         context.switch()
 
     def _hand_over(self, rank: int) -> None:

@@ -192,9 +192,11 @@ def compute_model(name: str, numbers: Sequence[float]) -> Compute:
         raise ValueError(f"there is no model '{name}' of compute time: use {', '.join(counts)} or trace")
     if len(numbers) != counts[name]:
         raise ValueError(f"{name} takes {counts[name]} number(s), not {len(numbers)}")
-    if name in ("constant", "lognormal"):
-        return LogNormal(*numbers)
-    return Straggler(*numbers, sleeps=name == "sleeper")
+    if name == "constant":
+        return LogNormal(numbers[0])
+    if name == "lognormal":
+        return LogNormal(numbers[0], numbers[1])
+    return Straggler(numbers[0], numbers[1], sleeps=name == "sleeper")
 
 
 def _normal(u: NDArray[np.float64]) -> NDArray[np.float64]:

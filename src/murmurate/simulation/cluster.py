@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from murmurate.errors import Refusal
 from murmurate.fabric._times import Compute, Network, compute_model
@@ -22,6 +22,7 @@ _NETWORK = {
     "resend": "resend_seconds",
     "collective": "collective",
     "ports": "ports",
+    "trace": "trace_seconds",
 }
 
 
@@ -98,17 +99,14 @@ class Cluster:
 
     def network_model(self) -> Network:
         """Raises Refusal for a word nobody knows, and for a value that makes no sense."""
-        network = Network(loss=0.0)
+        fields: dict[str, Any] = {"loss": self.loss}
         try:
             for pair in filter(None, self.network.split(",")):
                 word, _, value = pair.partition("=")
-                if word == "trace":
-                    network = dataclasses.replace(network, trace_seconds=_trace(Path(value)))
-                elif word in _NETWORK:
-                    network = dataclasses.replace(network, **{_NETWORK[word]: _network_value(word, value)})
-                else:
-                    raise ValueError(f"there is no '{word}': use {', '.join(_NETWORK)} or trace")
-            return dataclasses.replace(network, loss=self.loss)
+                if word not in _NETWORK:
+                    raise ValueError(f"there is no '{word}': use {', '.join(_NETWORK)}")
+                fields[_NETWORK[word]] = _network_value(word, value)
+            return Network(**fields)
         except ValueError as error:
             raise Refusal(
                 f"--network {self.network}: {error}. For example --network latency=1e-4,bandwidth=1e9."
@@ -125,6 +123,8 @@ class Cluster:
 def _network_value(word: str, value: str) -> object:
     if word == "collective":
         return value
+    if word == "trace":
+        return _trace(Path(value))
     if word == "ports":
         if value not in ("yes", "no"):
             raise ValueError(f"ports is yes or no, not '{value}'")

@@ -11,6 +11,8 @@ from murmurate.fabric.simulated import Partition, SimulatedFabric
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.watch import Watch
 
+_PATIENCE_SECONDS = 0.1
+
 
 class Faults:
     """Sets the alarms. ``come`` has a rank begin (again), as soon as the strategy allows it."""
@@ -51,7 +53,7 @@ class Faults:
             running = self._watch.running
             if len(running) > 1:  # the last one is spared: without it there is no run
                 strike(int(running[self._generator.integers(len(running))]))
-            if running:
+            if not self._watch.all_finished():
                 self._again(mean_seconds, strike)
 
         self._fabric.at(seconds, act)
@@ -67,6 +69,9 @@ class Faults:
     def _enter(self, rank: int) -> None:
         if self._watch.running:
             self._come(rank)
+        elif not self._watch.all_finished():  # those that are to lend their state are not there yet
+            later = self._fabric.virtual_seconds + _PATIENCE_SECONDS
+            self._fabric.at(later, functools.partial(self._enter, rank))
 
     def _pause(self, rank: int) -> None:
         seconds = self._cluster.pause_seconds

@@ -114,13 +114,17 @@ class Centre:
         self.replicator.publish()
         shown = self.folds
         while not watch.all_finished():
-            bonds = self.replicator.bonds.values()
-            if not any([bond.strategy.serve(bond.replica, bond.channel) for bond in bonds]):
-                if self.folds != shown:
-                    self.replicator.publish()
+            if not self._serve() and self.folds != shown:
+                self.replicator.publish()  # nobody asks for anything: show what has become of it
                 shown = self.folds
         self.replicator.settle(FINAL_REQUEST, SETTLE_SECONDS)
         self.replicator.publish()
+
+    def _serve(self) -> bool:
+        """Each vector has its turn."""
+        with torch.no_grad():
+            bonds = self.replicator.bonds.values()
+            return any([bond.strategy.serve(bond.replica, bond.channel) for bond in bonds])
 
     @property
     def folds(self) -> int:

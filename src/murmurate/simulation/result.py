@@ -27,8 +27,8 @@ def summarize(
 ) -> dict[str, Any]:
     """Evaluate, then write and return ``summary.json``. Fields: ``docs/metrics.md``, docs/simulate.md."""
     learners = [*watch.former, *watch.learners.values()]
-    everybody = [*learners, *([centre] if centre is not None else [])]
-    bonds = [bond for one in everybody for bond in one.replicator.bonds.values()]
+    replicators = [one.replicator for one in learners] + ([centre.replicator] if centre else [])
+    bonds = [bond for replicator in replicators for bond in replicator.bonds.values()]
     last = [watch.learners[rank] for rank in sorted(watch.finished)]
     virtual = max(watch.finished.values(), default=watch.fabric.virtual_seconds)
     frames = watch.env_steps * spec_of(run.world).frames_per_step

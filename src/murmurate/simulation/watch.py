@@ -91,12 +91,12 @@ class Watch:
         self.finished[learner.rank] = self.fabric.virtual_seconds
 
     def all_finished(self) -> bool:
-        return self.running == []
+        return not any(r < self.run.replicas and r not in self.finished for r in self.fabric.living)
 
     @property
     def running(self) -> list[int]:
-        """Learners that live and have not finished."""
-        return [r for r in self.fabric.living if r < self.run.replicas and r not in self.finished]
+        """Learners that live, have begun, and have not finished."""
+        return [r for r in self.fabric.living if r in self.learners and r not in self.finished]
 
     def stop(self, why: str) -> None:
         if not self.stopped_because:
@@ -174,7 +174,7 @@ class Watch:
         return {r: [r] for r in living} if self.run.replicas <= ALONE_UP_TO else {0: living}
 
     def _joined(self, learners: list[Learner], line: int) -> dict[str, Any]:
-        """One record for all of ``learners``: sums of env steps and bytes, maxima of staleness, else means."""
+        """One record for all of them: sums of env steps and bytes, maxima of staleness, else means."""
         bonds = [b for one in learners for b in one.replicator.bonds.values()]
         several = len(learners) > 1
         now = max(self.fabric.virtual_seconds, 1e-12)
