@@ -133,8 +133,10 @@ class Baton:
         end = self.now + seconds
         while self._owed[rank] or self.now < end:  # more may come to be owed meanwhile: a pause
             end, self._owed[rank] = max(end, self.now) + self._owed[rank], 0.0
-            until = end
-            self._wait(rank, Wait((), lambda: self.now >= until, lambda: "its work", wake_at=lambda: until))
+            self._wait(rank, self._until(end))
+
+    def _until(self, end: float) -> Wait:
+        return Wait((), lambda: self.now >= end, lambda: "its work", wake_at=lambda: end)
 
     def wait(self, rank: int, wait: Wait) -> bool:
         """Give the baton away until ``wait.ready()``; False if its deadline passed first."""

@@ -28,7 +28,7 @@ class Compute(Protocol):
 
 @dataclass(frozen=True)
 class LogNormal:
-    """exp(log(median) + spread x N(0, 1)), drawn anew for each step. With spread 0 it is always the median."""
+    """exp(log(median) + spread x N(0, 1)), drawn for each step; with spread 0 always the median."""
 
     median_seconds: float
     spread: float = 0.0

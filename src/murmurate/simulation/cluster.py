@@ -77,14 +77,12 @@ class Cluster:
             and 0 < self.partition[2] < 1
         ):
             raise Refusal(
-                f"partition is {self.partition}; it is a start, an end and a share, as in --partition 2,5,0.5."
+                f"partition is {self.partition}; it is a start, an end and a share. Use --partition 2,5,0.5."
             )
         if self.late_join and not (
             len(self.late_join) == 2 and 0 < self.late_join[0] < 1 and self.late_join[1] > 0
         ):
-            raise Refusal(
-                f"late_join is {self.late_join}; it is a share and seconds, as in --late-join 0.1,3."
-            )
+            raise Refusal(f"late_join is {self.late_join}; it is a share and seconds. Use --late-join 0.1,3.")
 
     def compute_model(self) -> Compute:
         """Raises Refusal for a model nobody knows, and for a trace that cannot be read."""

@@ -124,7 +124,8 @@ class Centre:
         """Each vector has its turn."""
         with torch.no_grad():
             bonds = self.replicator.bonds.values()
-            return any([bond.strategy.serve(bond.replica, bond.channel) for bond in bonds])
+            served = [bond.strategy.serve(bond.replica, bond.channel) for bond in bonds]
+        return any(served)
 
     @property
     def folds(self) -> int:

@@ -75,7 +75,7 @@ def summarize(
 
 
 def shares(watch: Watch) -> dict[str, float]:
-    """Of the virtual time that learners lived: computing, waiting, exchanging, and the rest (asleep, paused)."""
+    """Of the virtual time that learners lived: computing, waiting, exchanging, the rest (asleep, paused)."""
     spent = {"computing": 0.0, "waiting": 0.0, "exchanging": 0.0}
     lived = 0.0
     now = watch.fabric.virtual_seconds

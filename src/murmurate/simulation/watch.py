@@ -110,17 +110,20 @@ class Watch:
             self.stop(f"{run.env_steps:,} env steps were made")
         elif run.minutes is not None and self.fabric.virtual_seconds > run.minutes * 60:
             self.stop(f"{run.minutes:g} virtual minutes have passed")
-        elif run.stop_at_return is not None and len(self.returns) == 100:
-            if statistics.fmean(self.returns) >= run.stop_at_return:
-                goal = run.stop_at_return
-                self.stop(f"the mean return of the last 100 training episodes reached {goal:g}")
+        elif (goal := run.stop_at_return) is not None and self._return_mean() >= goal:
+            self.stop(f"the mean return of the last 100 training episodes reached {goal:g}")
+
+    def _return_mean(self) -> float:
+        """Of the last 100 training episodes; before there are so many, nobody knows."""
+        return statistics.fmean(self.returns) if len(self.returns) == 100 else -math.inf
 
     # -- who comes back -----------------------------------------------------------------------------
 
     def admit_later(self, rank: int, enter: Callable[[Learner], None]) -> None:
         """Have ``enter`` called with a donor once all synchronous members are between two rounds."""
+        if not self._pending:  # else some may stand at the gate already
+            self._admit_at = 1 + max((self.learners[r].clock for r in self.running), default=0)
         self._pending[rank] = enter
-        self._admit_at = 1 + max((self.learners[r].clock for r in self.running), default=0)
 
     def admission_due(self, learner: Learner) -> bool:
         return learner.clock >= self._admit_at
@@ -129,7 +132,7 @@ class Watch:
         """The first that leaves the gate admits them; the others find nothing left to do."""
         self._admit_at = math.inf
         pending, self._pending = self._pending, {}
-        for enter in pending.values():
+        for enter in () if self.over(learner) else pending.values():  # nobody would meet them any more
             enter(learner)
 
     # -- records ------------------------------------------------------------------------------------
@@ -163,8 +166,8 @@ class Watch:
         real, virtual = time.monotonic() - self._started, self.fabric.virtual_seconds
         living = len(self.running)
         return (
-            f"[{real:.0f} s] {virtual:.3f} virtual s, {self.updates:,} updates, {self.env_steps:,} env steps, "
-            f"{living} running{mean}"
+            f"[{real:.0f} s] {virtual:.3f} virtual s, {self.updates:,} updates, "
+            f"{self.env_steps:,} env steps, {living} running{mean}"
         )
 
     def _line_of(self, rank: int) -> int:
