@@ -48,8 +48,8 @@ def run_of(name="gala", replicas=5, updates=20, seed=0, **changes):
     )
 
 
-def result(folder, run, cluster=Cluster()):  # noqa: B008: frozen
-    summary = simulate(run, cluster, folder, quiet=True).summary
+def result(folder, run, cluster=None):
+    summary = simulate(run, cluster or Cluster(), folder, quiet=True).summary
     assert summary["exit"] == "finished"
     return summary
 
@@ -93,9 +93,9 @@ def test_a_straggler_holds_up_those_who_meet_and_nobody_else(tmp_path):
     slow = Cluster(compute="straggler:0.01,4")
     gossip = result(tmp_path / "gala", run_of("gala", minutes=0.5 / 60, updates=None), slow)
     meeting = result(tmp_path / "mean", run_of("all-reduce", minutes=0.5 / 60, updates=None), slow)
-    # in half a virtual second: 4 x 50 + 12 updates, against 5 x 12 at the straggler's pace
+    # in half a virtual second: 4 x 50 + 12 updates, against 5 x 13 at the straggler's pace
     assert gossip["total_updates"] == pytest.approx(212, abs=8)
-    assert meeting["total_updates"] == pytest.approx(60, abs=5)
+    assert meeting["total_updates"] == pytest.approx(65, abs=5)
     assert gossip["share_waiting"] < 0.01
     assert meeting["share_waiting"] == pytest.approx(0.8 * 0.75, abs=0.05)
 
@@ -192,4 +192,4 @@ def test_what_makes_no_sense_is_refused_with_nothing_changed(tmp_path, cluster, 
 
 def test_a_wrong_option_names_the_nearest(capsys):
     words = ["simulate", "cartpole-gala", "--crash-every-second", "3"]
-    assert refused(capsys, words, "Did you mean --crash-every-seconds?") is None
+    assert "Did you mean --crash-every-seconds?" in refused(capsys, *words)

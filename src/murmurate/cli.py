@@ -167,7 +167,7 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
         print("The cluster (with what it is now):\n" + show(cluster))
         print("\nThe run:\n" + show(run))
         return 0
-    of_cluster, of_run = divide(rest, cluster)
+    of_cluster, of_run = divide(rest, cluster, run, verb)
     cluster = change(cluster, of_cluster, verb)
     ended = any(word.partition("=")[0] in ("--updates", "--minutes") for word in of_run)
     if ended:  # a thousand replicas make the recipe's env steps in no time; who names an end means that one

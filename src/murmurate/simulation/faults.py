@@ -53,7 +53,7 @@ class Faults:
             running = self._watch.running
             if len(running) > 1:  # the last one is spared: without it there is no run
                 strike(int(running[self._generator.integers(len(running))]))
-            if not self._watch.all_finished():
+            if not self._watch.all_left():
                 self._again(mean_seconds, strike)
 
         self._fabric.at(seconds, act)
@@ -61,7 +61,8 @@ class Faults:
     def _crash(self, rank: int) -> None:
         watch, back = self._watch, self._cluster.restart_after_seconds
         self._fabric.crash(rank)
-        watch.died[rank] = watch.learners[rank].ended_seconds = self._fabric.virtual_seconds
+        watch.learners[rank].end()
+        watch.died[rank] = self._fabric.virtual_seconds
         watch.event("died", f"replica {rank} died; {len(watch.running)} go on", member=rank)
         if back is not None:
             self._fabric.at(self._fabric.virtual_seconds + back, functools.partial(self._enter, rank))
@@ -69,7 +70,7 @@ class Faults:
     def _enter(self, rank: int) -> None:
         if self._watch.running:
             self._come(rank)
-        elif not self._watch.all_finished():  # those that are to lend their state are not there yet
+        elif not self._watch.finished:  # those that are to lend their state are not there yet
             later = self._fabric.virtual_seconds + _PATIENCE_SECONDS
             self._fabric.at(later, functools.partial(self._enter, rank))
 

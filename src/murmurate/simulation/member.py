@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -24,7 +25,20 @@ class Watch(Protocol):
     def over(self, learner: Learner) -> bool: ...
     def admission_due(self, learner: Learner) -> bool: ...
     def admit(self, learner: Learner) -> None: ...
-    def all_finished(self) -> bool: ...
+    def finish(self, learner: Learner) -> None: ...
+    def left(self, learner: Learner) -> None: ...
+    def all_left(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a life has cost so far, in virtual seconds and bytes."""
+
+    lived_seconds: float
+    computing_seconds: float
+    waiting_seconds: float
+    exchanging_seconds: float
+    bytes: int
 
 
 class Learner:
@@ -37,8 +51,8 @@ class Learner:
     def __init__(self, run: Run, door: Member, steps: Iterator[tuple[float, float]], life: int) -> None:
         self.run, self.door, self.rank, self.life = run, door, door.rank, life
         self.began_seconds = door.now
-        self.ended_seconds: float | None = None
         self.busy_seconds = 0.0
+        self._ended: Spent | None = None
         self.env_steps = 0
         self.outcome = Outcome()
         self._steps = steps
@@ -92,9 +106,25 @@ class Learner:
                     watch.admit(self)
                 if watch.over(self):
                     break
+        watch.finish(self)
         self.replicator.settle(FINAL_REQUEST, SETTLE_SECONDS)
         self.replicator.publish()
         self.source.close()
+        watch.left(self)
+
+    def spent(self) -> Spent:
+        """Until it had finished, or until now."""
+        return self._ended or Spent(
+            lived_seconds=self.door.now - self.began_seconds,
+            computing_seconds=self.busy_seconds,
+            waiting_seconds=self.replicator.waiting_seconds,
+            exchanging_seconds=self.door.exchanging_seconds,
+            bytes=self.replicator.bytes_exchanged,
+        )
+
+    def end(self) -> None:
+        """It has died, or finished learning: what it does from now on is not counted."""
+        self._ended = self.spent()
 
     def _round_ended(self) -> bool:
         if not self.synchronous:
@@ -113,7 +143,7 @@ class Centre:
         """Serve until every learner has finished."""
         self.replicator.publish()
         shown = self.folds
-        while not watch.all_finished():
+        while not watch.all_left():
             if not self._serve() and self.folds != shown:
                 self.replicator.publish()  # nobody asks for anything: show what has become of it
                 shown = self.folds

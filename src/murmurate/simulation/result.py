@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from murmurate import checkpoint
 from murmurate.collect.interface import spec_of
 from murmurate.folder import write_json
 from murmurate.simulation.cluster import Cluster
-from murmurate.simulation.member import Centre
+from murmurate.simulation.member import Centre, Spent
 from murmurate.simulation.watch import Watch, disagreement
 from murmurate.summary import play
 from murmurate.train import Run
@@ -27,8 +28,9 @@ def summarize(
 ) -> dict[str, Any]:
     """Evaluate, then write and return ``summary.json``. Fields: ``docs/metrics.md``, docs/simulate.md."""
     learners = [*watch.former, *watch.learners.values()]
-    replicators = [one.replicator for one in learners] + ([centre.replicator] if centre else [])
-    bonds = [bond for replicator in replicators for bond in replicator.bonds.values()]
+    spent = [learner.spent() for learner in learners]
+    bonds = [bond for one in learners for bond in one.replicator.bonds.values()]
+    centres = [centre.replicator.bytes_exchanged] if centre is not None else []
     last = [watch.learners[rank] for rank in sorted(watch.finished)]
     virtual = max(watch.finished.values(), default=watch.fabric.virtual_seconds)
     frames = watch.env_steps * spec_of(run.world).frames_per_step
@@ -48,8 +50,8 @@ def summarize(
         "env_steps_per_virtual_second": watch.env_steps / max(virtual, 1e-12),
         "updates_per_virtual_second": watch.updates / max(virtual, 1e-12),
         "total_updates": watch.updates,
-        **shares(watch),
-        "bytes_exchanged": sum(bond.channel.traffic.bytes for bond in bonds),
+        **shares(spent),
+        "bytes_exchanged": sum(one.bytes for one in spent) + sum(centres),
         "staleness_max": max((bond.staleness_max for bond in bonds), default=0),
         "disagreement_final": disagreement(last) if len(last) > 1 else None,
         "train_return_mean": statistics.fmean(watch.returns) if watch.returns else None,
@@ -74,15 +76,12 @@ def summarize(
     return facts
 
 
-def shares(watch: Watch) -> dict[str, float]:
+def shares(spent: Sequence[Spent]) -> dict[str, float]:
     """Of the virtual time that learners lived: computing, waiting, exchanging, the rest (asleep, paused)."""
-    spent = {"computing": 0.0, "waiting": 0.0, "exchanging": 0.0}
-    lived = 0.0
-    now = watch.fabric.virtual_seconds
-    for learner in [*watch.former, *watch.learners.values()]:
-        spent["computing"] += learner.busy_seconds
-        spent["waiting"] += learner.replicator.waiting_seconds
-        spent["exchanging"] += learner.door.exchanging_seconds
-        lived += (learner.ended_seconds if learner.ended_seconds is not None else now) - learner.began_seconds
-    found = {f"share_{name}": seconds / max(lived, 1e-12) for name, seconds in spent.items()}
+    lived = max(sum(one.lived_seconds for one in spent), 1e-12)
+    found = {
+        "share_computing": sum(one.computing_seconds for one in spent) / lived,
+        "share_waiting": sum(one.waiting_seconds for one in spent) / lived,
+        "share_exchanging": sum(one.exchanging_seconds for one in spent) / lived,
+    }
     return found | {"share_idle": max(0.0, 1.0 - sum(found.values()))}

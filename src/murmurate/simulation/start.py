@@ -110,18 +110,13 @@ class Simulation:
     def _learn(self, door: Member) -> None:
         learner = self._learner(door)
         self.watch.begin(learner)
-        self._go(learner)
+        learner.go(self.watch)
 
     def _learner(self, door: Member) -> Learner:
         life = self._lives[door.rank]
         seed = derive_seed(self.run.seed, f"compute, life {life}", door.rank)
         steps = self._times.steps(door.rank, np.random.default_rng(seed))
         return Learner(self.run, door, steps, life)
-
-    def _go(self, learner: Learner) -> None:
-        learner.go(self.watch)
-        learner.ended_seconds = learner.door.now
-        self.watch.finish(learner)
 
     def _serve(self, door: Member) -> None:
         self.centre = Centre(self.run, door)
@@ -143,7 +138,7 @@ class Simulation:
             learner = self._learner(door)
             learner.adopt(donor)
             self.watch.begin(learner)
-            self._go(learner)
+            learner.go(self.watch)
 
         self.fabric.revive(rank, role, like=donor.rank)
         self.watch.died.pop(rank, None)

@@ -45,6 +45,7 @@ class Watch:
         self.former: list[Learner] = []
         self.finished: dict[int, float] = {}  # rank -> virtual second
         self.died: dict[int, float] = {}
+        self._left: set[int] = set()
         self.env_steps, self.updates = 0, 0
         self.returns: deque[float] = deque(maxlen=100)
         self.events: list[dict[str, Any]] = []
@@ -88,10 +89,16 @@ class Watch:
         return learner.clock >= self._stop_at if learner.synchronous else bool(self.stopped_because)
 
     def finish(self, learner: Learner) -> None:
+        """It has learned all it will, and faults leave it alone from now on."""
+        learner.end()
         self.finished[learner.rank] = self.fabric.virtual_seconds
 
-    def all_finished(self) -> bool:
-        return not any(r < self.run.replicas and r not in self.finished for r in self.fabric.living)
+    def left(self, learner: Learner) -> None:
+        """It has also settled what was in flight."""
+        self._left.add(learner.rank)
+
+    def all_left(self) -> bool:
+        return not any(r < self.run.replicas and r not in self._left for r in self.fabric.living)
 
     @property
     def running(self) -> list[int]:
@@ -181,6 +188,7 @@ class Watch:
         bonds = [b for one in learners for b in one.replicator.bonds.values()]
         several = len(learners) > 1
         now = max(self.fabric.virtual_seconds, 1e-12)
+        spent = [one.spent() for one in learners]
         mine = self.env_steps if self.run.replicas > ALONE_UP_TO else learners[0].env_steps
         episodes, self._fresh[line] = self._fresh.get(line, []), []
         facts: dict[str, Any] = {
@@ -195,10 +203,10 @@ class Watch:
             "staleness_max": max(b.staleness_max for b in bonds),
             "heard": statistics.fmean(b.last.heard for b in bonds),
             "rounds": int(statistics.median(b.last.round for b in bonds)),
-            "waiting_seconds": statistics.fmean(one.replicator.waiting_seconds for one in learners),
-            "computing_seconds": statistics.fmean(one.busy_seconds for one in learners),
-            "exchanging_seconds": statistics.fmean(one.door.exchanging_seconds for one in learners),
-            "bytes_exchanged": sum(one.replicator.bytes_exchanged for one in learners),
+            "waiting_seconds": statistics.fmean(one.waiting_seconds for one in spent),
+            "computing_seconds": statistics.fmean(one.computing_seconds for one in spent),
+            "exchanging_seconds": statistics.fmean(one.exchanging_seconds for one in spent),
+            "bytes_exchanged": sum(one.bytes for one in spent),
         }
         return facts | ({"joined_replicas": len(learners)} if several else {})
 
