@@ -44,6 +44,8 @@ def summarize(
         "env_steps": watch.env_steps,
         "frames": frames,
         "updates": int(statistics.median(one.clock for one in last)) if last else 0,
+        "updates_least": min((one.clock for one in last), default=0),
+        "updates_greatest": max((one.clock for one in last), default=0),
         "wall_seconds": wall_seconds,
         "virtual_seconds": virtual,
         "env_steps_per_second": watch.env_steps / max(wall_seconds, 1e-9),
