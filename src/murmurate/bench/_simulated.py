@@ -24,7 +24,6 @@ from murmurate.strategies.interface import Strategy
 from murmurate.train import Run
 from murmurate.vector import Replica
 
-
 _LEFT_OUT = 5
 
 

@@ -33,7 +33,7 @@ class Plan:
     measured_updates: int = 60
     exchange_rounds: int = 100
     network: str = "latency=1e-4,bandwidth=1e9"
-    strategies: tuple[str, ...] = ("gala", "pull-gossip", "push-gossip", "dpsgd", "all-reduce")
+    strategies: tuple[str, ...] = ("gala", "pull-gossip", "dpsgd", "all-reduce")
 
 
 def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
