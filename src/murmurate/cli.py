@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options, rest = _parser().parse_known_args(
             _verb_first(sys.argv[1:] if arguments is None else arguments)
         )
-        if rest and options.verb not in ("train", "resume"):
+        if rest and options.verb not in ("train", "resume", "simulate"):
             raise Refusal(f"{options.verb} has no option {rest[0]}. See: murmurate {options.verb} --help")
         code: int = options.act(options, rest)
     except Refusal as refusal:
@@ -59,7 +59,7 @@ def _sentence(message: Warning | str, category: type[Warning], *_: object) -> st
 def _verb_first(arguments: Sequence[str]) -> list[str]:
     """``train --seed 1 pong-gala`` as ``train pong-gala --seed 1``: an option may stand before the name."""
     verb, *rest = arguments or ["--help"]
-    if verb not in ("train", "resume"):
+    if verb not in ("train", "resume", "simulate"):
         return [verb, *rest]
     place = 0
     while place < len(rest) and rest[place].startswith("-"):
@@ -84,6 +84,15 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--out", type=Path, help="run folder (default: runs/<recipe>-<time>)")
     train.add_argument("-h", "--help", action="store_true", dest="fields_help")
     train.set_defaults(act=_train)
+    simulate = verbs.add_parser(
+        "simulate", help="the same on a simulated cluster of any size", add_help=False, allow_abbrev=False
+    )
+    simulate.add_argument("recipe", nargs="?", help="as for train")
+    simulate.add_argument("--strategy", help="as for train")
+    simulate.add_argument("--out", type=Path, help="run folder (default: runs/<recipe>-simulated-<time>)")
+    simulate.add_argument("--json", action="store_true", help="the summary on the last line")
+    simulate.add_argument("-h", "--help", action="store_true", dest="fields_help")
+    simulate.set_defaults(act=_simulate)
     resume = verbs.add_parser(
         "resume", help="go on from a run folder; --env-steps and the like move its end", allow_abbrev=False
     )
@@ -116,16 +125,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _train(options: argparse.Namespace, rest: list[str]) -> int:
-    from murmurate.options import change, show
+def _run(options: argparse.Namespace) -> Any:
+    """The recipe's Run, with the strategy asked for."""
     from murmurate.recipes import recipe
     from murmurate.strategies import strategy
 
     if options.recipe is None:
-        raise Refusal("Say what to train, as in: murmurate train pong-gala. See: murmurate list recipes")
+        verb = options.verb
+        raise Refusal(f"Say what to {verb}, as in: murmurate {verb} pong-gala. See: murmurate list recipes")
     run = recipe(options.recipe)
     if options.strategy is not None and options.strategy != run.strategy.name:
         run = dataclasses.replace(run, strategy=strategy(options.strategy)())
+    return run
+
+
+def _train(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.options import change, show
+
+    run = _run(options)
     verb = f"murmurate train {options.recipe}"
     if options.fields_help:
         print(f"usage: {verb} [--strategy S] [--out DIR] [--FIELD VALUE ...]\n")
@@ -141,6 +158,40 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
     folder = options.out or Path("runs") / f"{run.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     finish = train(run, folder)
     return _told(finish, finish.folder or folder)
+
+
+def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.options import change, divide, show
+    from murmurate.simulation.cluster import Cluster
+    from murmurate.simulation.start import simulate
+
+    run, cluster = _run(options), Cluster()
+    verb = f"murmurate simulate {options.recipe}"
+    if options.fields_help:
+        print(f"usage: {verb} [--strategy S] [--out DIR] [--json] [--FIELD VALUE ...]\n")
+        print("The cluster (with what it is now):\n" + show(cluster))
+        print("\nThe run:\n" + show(run))
+        return 0
+    of_cluster, of_run = divide(rest, cluster, run, verb)
+    cluster = change(cluster, of_cluster, verb)
+    ended = any(word.partition("=")[0] in ("--updates", "--minutes") for word in of_run)
+    if ended:  # a thousand replicas make the recipe's env steps in no time; who names an end means that one
+        run = dataclasses.replace(run, env_steps=None)
+    run = change(run, of_run, verb)
+    folder = options.out or Path("runs") / f"{run.recipe}-simulated-{time.strftime('%Y%m%d-%H%M%S')}"
+    finish = simulate(run, cluster, folder, quiet=options.json)
+    if options.json:
+        print(json.dumps(finish.summary))
+        return int(finish.code)
+    summary = finish.summary
+    shares = ", ".join(
+        f"{summary[f'share_{what}']:.1%} {what}" for what in ("computing", "waiting", "exchanging", "idle")
+    )
+    print(
+        f"{summary['virtual_seconds']:.4g} virtual seconds: {shares}; "
+        f"{summary['updates_per_virtual_second']:,.0f} updates/s, {summary['bytes_exchanged']:,} bytes"
+    )
+    return _told(finish, folder)
 
 
 def _resume(options: argparse.Namespace, rest: list[str]) -> int:

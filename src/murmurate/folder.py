@@ -73,12 +73,13 @@ def unclaim(folder: Path, existed: bool) -> None:
         folder.mkdir(exist_ok=True)
 
 
-def write_run(folder: Path, run: Run) -> None:
-    """``run.json``: the whole resolved Run, versions and hardware."""
+def write_run(folder: Path, run: Run, **more: Any) -> None:
+    """``run.json``: the whole resolved Run, versions and hardware; and ``more``, as it is."""
     write_json(
         folder / "run.json",
         {
             **plain(run),
+            **more,
             "versions": versions(),
             "hardware": hardware(run),
             "command": ["murmurate", *sys.argv[1:]],

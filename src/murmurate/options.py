@@ -80,6 +80,26 @@ def change(value: Any, arguments: Sequence[str], verb: str) -> Any:
     return value
 
 
+def divide(arguments: Sequence[str], value: Any, other: Any, verb: str) -> tuple[list[str], list[str]]:
+    """``arguments`` that are options of ``value``'s fields, with their words; and those of ``other``'s.
+
+    Raises Refusal for a field that neither has, with the nearest name of both.
+    """
+    names = {option.name: option for option in options(value)}
+    others = {option.name: option for option in options(other)}
+    mine: list[str] = []
+    rest: list[str] = []
+    into = rest
+    for word in arguments:
+        if word.startswith("--"):
+            name = word[2:].partition("=")[0].replace("_", "-")
+            if name not in names and name not in others:
+                raise _nobody_knows(name, names | others, verb)
+            into = mine if name in names else rest
+        into.append(word)
+    return mine, rest
+
+
 def show(value: Any) -> str:
     """A line an option: name, type, present value, and what it is about."""
     rows = [

@@ -21,6 +21,8 @@ class Round:
     root: int | None
     given: dict[int, Tensor] = field(default_factory=dict)
     members: tuple[int, ...] = ()
+    complete_seconds: float = math.inf  # when the last came
+    end_seconds: float = math.inf  # when the network has carried it all
     mean: Tensor | None = None
     left: set[int] = field(default_factory=set)
 
@@ -52,11 +54,11 @@ class Meeting:
         if self._can_leave(rank, here) or kind == "broadcast":
             baton.touch(topic)
         wait = Wait(
-            topic=topic,
+            topics=(topic,),
             ready=lambda: self._can_leave(rank, here),
             words=lambda: f"{kind} #{number} of {self._expected(here)}, has {sorted(here.given)}",
             deadline_seconds=self._deadline,
-            wake_at=self._next_repair,
+            wake_at=lambda: here.end_seconds if here.members else self._next_repair(),
         )
         if not baton.wait(rank, wait):
             silent = [other for other in self._expected(here) if other not in here.given]
@@ -86,11 +88,24 @@ class Meeting:
             living = baton.living()
             if all(other in here.given for other in living) and not self._apart(set(living)):
                 here.members = tuple(living)
-        return bool(here.members)
+                self._begin(here)
+        return bool(here.members) and baton.now >= here.end_seconds
+
+    def _begin(self, here: Round) -> None:
+        """All have come: from now on the network works."""
+        links, size = self._world.links, next(iter(here.given.values())).nbytes
+        here.complete_seconds = here.end_seconds = self._world.baton.now
+        if links.network is not None:
+            here.end_seconds += links.network.collective_seconds(size, len(here.members), links.generator)
+            self._world.baton.touch((self._channel, "collective"))  # they know now when to wake
 
     def _apart(self, ranks: set[int]) -> bool:
         now, cuts = self._world.baton.now, self._world.links.partitions
-        return any(i in ranks and j in ranks and cut.holds(i, j, now) for cut in cuts for i, j in cut.pairs)
+        return any(cut.divides(ranks, now) for cut in cuts)
+
+    def on_return(self, rank: int, like: int) -> None:
+        """``rank`` takes part from the round on that ``like`` calls next."""
+        self._calls[rank] = self._calls[like]
 
     def _next_repair(self) -> float:
         now, cuts = self._world.baton.now, self._world.links.partitions

@@ -71,7 +71,7 @@ class Post:
     ) -> bool:
         baton, stream = self._world.baton, (sender, to, tag)
         room = Wait(
-            topic=(self._channel, "room", sender),
+            topics=((self._channel, "room", sender),),
             ready=lambda: len(self._outstanding[stream]) < self._capacity or to in baton.dead,
             words=lambda: f"room in the queue '{tag}' of rank {to}, full with {self._capacity} messages",
             deadline_seconds=self._deadline if deadline_seconds is None else deadline_seconds,
@@ -82,7 +82,7 @@ class Post:
         number = self._sent[stream]
         self._outstanding[stream].add(number)
         self._world.record(sender, "send", self._channel, to, number, detail=tag)
-        journeys = self._journeys(sender, to)
+        journeys = self._journeys(sender, to, x.nbytes)
         for arrival in journeys:
             packet = _Packet(arrival, next(self._tickets), sender, tag, number, x.detach().clone(), note)
             heapq.heappush(self._flying[to], packet)
@@ -110,7 +110,7 @@ class Post:
             return self._flying[receiver][0].arrival if self._flying[receiver] else math.inf
 
         wait = Wait(
-            topic=(self._channel, "mail", receiver),
+            topics=((self._channel, "mail", receiver),),
             ready=arrived,
             words=lambda: f"mail '{tag}'",
             deadline_seconds=deadline_seconds,
@@ -124,13 +124,24 @@ class Post:
             if stream[1] == rank:
                 for number in sorted(self._outstanding[stream]):
                     self._lose(stream, number)
+        self._flying[rank].clear()
+        for (receiver, _), letters in self._inbox.items():
+            if receiver == rank:
+                letters.clear()
+
+    def on_return(self, rank: int) -> None:
+        """The numbering of what is sent to ``rank`` goes on after what was lost."""
+        for stream, number in self._sent.items():
+            if stream[1] == rank:
+                self._taken[stream] = number
+                self._early[stream].clear()
 
     def _lose(self, stream: tuple[int, int, str], number: int) -> None:
         sender, to, tag = stream
         self._outstanding[stream].discard(number)
         self._world.record(sender, "lost", self._channel, to, number, detail=tag)
 
-    def _journeys(self, sender: int, to: int) -> list[float]:
+    def _journeys(self, sender: int, to: int, size_bytes: int) -> list[float]:
         """When the packet arrives: once, more often if doubled, never if lost for good."""
         faults, links = self._faults, self._world.links
         now = self._world.baton.now
@@ -141,7 +152,7 @@ class Post:
         elif leaves > now or self._happens(faults.loss):
             return []
         copies = 2 if self._happens(faults.duplication) else 1
-        arrivals = [leaves + links.delay(sender, to) for _ in range(copies)]
+        arrivals = [links.arrival(sender, to, leaves, size_bytes) for _ in range(copies)]
         late = faults.resend_seconds
         return [a + self._happens(faults.reordering) * links.generator.uniform(0, late) for a in arrivals]
 

@@ -11,30 +11,44 @@ from torch import Tensor
 
 from murmurate.fabric.interface import FabricError
 
+# when a version arrives: at each reader [n], or at all of them
+Arrivals = NDArray[np.float64] | float
+
 
 class Slot:
-    """Keeps the versions of one publisher that some of ``size`` readers may still have to see."""
+    """Keeps the versions of ``publisher`` that readers may still have to see. It sees its own at once."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, publisher: int) -> None:
+        self._publisher = publisher
         self._latest = 0
-        # version, copy of x, its write counter, when each reader gets it [size]
-        self._versions: list[tuple[int, Tensor, int, NDArray[np.float64]]] = []
+        # version, copy of x, its write counter, when each reader gets it
+        self._versions: list[tuple[int, Tensor, int, Arrivals]] = []
 
-    def put(self, x: Tensor, now: float, arrivals: NDArray[np.float64]) -> int:
+    def put(self, x: Tensor, now: float, arrivals: Arrivals) -> int:
         """Copy ``x`` as the next version, to be seen by reader ``j`` from ``arrivals[j]`` on."""
         with torch.inference_mode(False):  # else the copy has no write counter
             copy = torch.empty_like(x, requires_grad=False).copy_(x.detach())
         self._latest += 1
         self._versions.append((self._latest, copy, copy._version, arrivals))
-        # Done with is a version that every reader has replaced by the time it gets it.
-        times = np.maximum(np.stack([a for *_, a in self._versions]), now)
-        later = np.vstack([times[1:], np.full(self._size, math.inf)])
-        newer = np.minimum.accumulate(later[::-1])[::-1]
-        wanted: list[bool] = np.any(times < newer, axis=1).tolist()
-        wanted[-1] = True
-        self._versions = [v for v, keep in zip(self._versions, wanted, strict=True) if keep]
+        if len(self._versions) > 1:
+            self._let_go(now)
         return self._latest
+
+    def _let_go(self, now: float) -> None:
+        """Drop the versions that every reader has replaced, or will have when it gets them."""
+        kept: list[tuple[int, Tensor, int, Arrivals]] = []
+        newer: Arrivals = math.inf  # when each reader has something newer
+        for version in reversed(self._versions):
+            arrivals = version[3]
+            if isinstance(arrivals, float) and isinstance(newer, float):
+                here = max(arrivals, now)
+                wanted, newer = here < newer, min(newer, here)
+            else:
+                times = np.maximum(arrivals, now)
+                wanted, newer = bool(np.any(times < newer)), np.minimum(newer, times)
+            if wanted or not kept:
+                kept.append(version)
+        self._versions = kept[::-1]
 
     def newest(self, reader: int, now: float) -> tuple[int, Tensor | None]:
         """(version, vector) that ``reader`` sees; (0, None) before the first arrives.
@@ -42,11 +56,16 @@ class Slot:
         Raises ``FabricError`` if anybody has written into the vector: peeks are read-only.
         """
         for version, x, writes, arrivals in reversed(self._versions):
-            if arrivals[reader] <= now:
+            if reader == self._publisher or _at(arrivals, reader) <= now:
                 if x._version != writes:
                     raise FabricError(f"A peeked vector (version {version}) was written to: copy it first.")
                 return version, x
         return 0, None
 
     def next_arrival(self, reader: int, now: float) -> float:
-        return min((float(a[reader]) for *_, a in self._versions if a[reader] > now), default=math.inf)
+        times = [_at(arrivals, reader) for *_, arrivals in self._versions]
+        return min((time for time in times if time > now), default=math.inf)
+
+
+def _at(arrivals: Arrivals, reader: int) -> float:
+    return arrivals if isinstance(arrivals, float) else float(arrivals[reader])

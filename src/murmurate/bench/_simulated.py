@@ -1,0 +1,120 @@
+"""What the benches on simulated clusters share: a run in a folder of its own, and costs measured here."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from murmurate.bench import _roles
+from murmurate.errors import RunFailed
+from murmurate.fabric.interface import FabricFactory
+from murmurate.recipes import recipe
+from murmurate.record.reader import read_metrics
+from murmurate.simulation.cluster import Cluster
+from murmurate.simulation.start import simulate
+from murmurate.strategies import strategies
+from murmurate.strategies.interface import Strategy
+from murmurate.train import Run
+from murmurate.vector import Replica
+
+_LEFT_OUT = 5
+
+
+def synchronous(name: str) -> bool:
+    return strategies()[name].synchronous
+
+
+def small(strategy: Strategy, replicas: int, **changes: Any) -> Run:
+    """CartPole with a net and rollouts as small as can be: what is asked is time, not return."""
+    base = recipe("cartpole-gala")
+    agent = dataclasses.replace(base.agent, steps=1, hidden=8)
+    return learning(strategy, replicas, agent=agent, **changes)
+
+
+def learning(strategy: Strategy, replicas: int, **changes: Any) -> Run:
+    """CartPole as its recipes have it, one simulator a replica."""
+    base = dataclasses.replace(recipe("cartpole-gala"), simulators=1, env_steps=None, eval_episodes=1)
+    return dataclasses.replace(base, strategy=strategy, replicas=replicas, **changes)
+
+
+def simulated(run: Run, cluster: Cluster) -> tuple[dict[str, Any], list[tuple[float, float]]]:
+    """``summary.json``; and (virtual second, mean training return) over the run. Raises RunFailed."""
+    with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
+        where = Path(folder) / "run"
+        summary = simulate(run, cluster, where, quiet=True).summary
+        records = read_metrics(where / "metrics.jsonl")
+    if summary["exit"] != "finished":
+        raise RunFailed(f"{run.strategy.name} with {run.replicas} replicas: {summary['exit']}")
+    curve = {r["time_seconds"]: r["return_mean"] for r in records if r.get("return_mean") is not None}
+    return summary, sorted(curve.items())
+
+
+def step_seconds(run: Run, updates: int) -> list[float]:
+    """What each of so many updates of one learner takes on one core of this machine: batch and gradient.
+
+    Acting, stepping the simulators, learning and the optimizer; no exchange. The first few are left out.
+    """
+    torch.set_num_threads(1)
+    groups = run.open_simulators()
+    agent = run.learner(Replica, 0, groups[0].spec)
+    source = run.source(0, agent, groups)
+    ends = []
+    try:
+        for batch in itertools.islice(source, updates + _LEFT_OUT + 1):
+            agent.learn(batch)
+            ends.append(time.perf_counter())
+    finally:
+        source.close()
+    return [after - before for before, after in itertools.pairwise(ends[_LEFT_OUT:])]
+
+
+def parameters(run: Run) -> int:
+    """Length of the vector that this run's replicas exchange."""
+    groups = run.open_simulators()
+    agent = run.learner(Replica, 0, groups[0].spec)
+    for group in groups:
+        group.close()
+    return sum(len(replica) for replica in agent.replicas.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """What one message costs here: CPU seconds at each end, and wall seconds from end to end."""
+
+    handling_seconds: float
+    message_seconds: float
+
+
+def exchange_cost(count: int, rounds: int) -> Exchange:
+    """A vector of ``count`` float32 there and back between two processes, by mail in shared memory."""
+    answers = _roles.together(2, _ping, count, rounds)
+    return Exchange(
+        handling_seconds=statistics.median(cpu for cpu, _ in answers),
+        message_seconds=statistics.median(wall for _, wall in answers),
+    )
+
+
+def _ping(fabric: FabricFactory, count: int, rounds: int) -> tuple[float, float]:
+    """(CPU, wall) seconds of one message at this end, medians over ``rounds``."""
+    channel = fabric.channel("ping", torch.zeros(count))
+    x, other = torch.randn(count, generator=torch.Generator().manual_seed(0)), 1 - fabric.rank
+    cpu, wall = [], []
+    for number in range(rounds + 3):
+        start, work = time.perf_counter(), time.process_time()
+        if fabric.rank == 0:
+            channel.send(other, "ping", x)
+        if channel.wait("ping", 30.0) is None:
+            raise RunFailed(f"rank {other} did not answer within 30 s")
+        if fabric.rank == 1:
+            channel.send(other, "ping", x)
+        if number >= 3:
+            cpu.append((time.process_time() - work) / 2)
+            wall.append((time.perf_counter() - start) / 2)
+    return statistics.median(cpu), statistics.median(wall)

@@ -1,0 +1,158 @@
+"""HSA2C's tables on a simulated cluster with costs measured here (Mohamad et al., Fig. 5 and 6, eq. 57)."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from typing import Any
+
+from murmurate.bench import _commands, _simulated
+from murmurate.bench._result import Log
+from murmurate.bench.chaos_simulated import stretched
+from murmurate.recipes import recipe
+from murmurate.simulation.bounds import total_bounds
+from murmurate.simulation.cluster import Cluster
+from murmurate.strategies.dpsgd import DPSGD
+from murmurate.strategies.hogwild import Hogwild
+from murmurate.strategies.interface import Strategy
+
+NAME = "hsa2c-scaling"
+SUMMARY = "data points a second and time to a reference score of HSA2C, DA3C and PA3C, to 60 nodes, simulated"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The paper's nodes have 28 cores and unnamed links; ours have ``threads``, joined by ``network``.
+
+    steps: updates of each thread for a speed. learning_*: the same for times to a score; fewer nodes.
+    """
+
+    nodes: tuple[int, ...] = (1, 20, 30, 40, 60)
+    local_updates: tuple[int, ...] = (1, 5, 20)
+    threads: int = 2
+    steps: int = 40
+    learning_nodes: tuple[int, ...] = (8,)
+    learning_steps: int = 240
+    measured_updates: int = 100
+    exchange_rounds: int = 100
+    network: str = "latency=1e-4,bandwidth=1.25e9"
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Measured: seconds of a thread's step, of the core a message; data points a step; parameters."""
+
+    step_seconds: float
+    handling_seconds: float
+    points: int
+    parameters: int
+
+
+def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
+    """A thread is a learner with one simulator; its step is measured on Pong, where ale-py is installed.
+
+    The gradients are a CartPole learner's, and so are the scores; its messages are stretched to the size of
+    the measured learner's. The master joins as many updates as there are nodes, as in the paper, and takes
+    their mean (rho = 1/M); nodes wait for its answer (Algorithm 9, line 33).
+    """
+    plan = plan or (Plan(steps=100, learning_nodes=(8, 20), learning_steps=600) if full else Plan())
+    costs, world = _costs(plan, log)
+    speed: dict[str, dict[str, float]] = {}
+    for nodes in plan.nodes:
+        for name, (strategy, replicas) in _schemes(nodes, plan).items():
+            log(f"speed of {name} on {nodes} node(s)")
+            speed.setdefault(name, {})[f"{nodes}_nodes"] = points_per_second(strategy, replicas, costs, plan)
+    return {
+        "world_of_the_step": world,
+        "world_of_the_score": "cartpole",
+        **dataclasses.asdict(costs),
+        "data_points_per_second": speed,
+        "time_to_reference": {f"{n}_nodes": times(n, costs, plan, log) for n in plan.learning_nodes},
+        "equation_57": [bounded(n, costs, plan) for n in plan.nodes],
+        "plan": dataclasses.asdict(plan),
+    }
+
+
+def _costs(plan: Plan, log: Log) -> tuple[Costs, str]:
+    world = "pong" if _commands.missing("ale-py", "atari") is None else "cartpole"
+    real = dataclasses.replace(recipe(f"{world}-gala"), replicas=1, simulators=1)
+    log(f"a step of {real.recipe} with one simulator")
+    seconds = statistics.fmean(_simulated.step_seconds(real, plan.measured_updates))
+    count = _simulated.parameters(real)
+    log(f"a message of {count} parameters")
+    cost = _simulated.exchange_cost(count, plan.exchange_rounds)
+    return Costs(seconds, cost.handling_seconds, real.agent.steps, count), world
+
+
+def _schemes(nodes: int, plan: Plan) -> dict[str, tuple[Strategy, int]]:
+    """Name -> (strategy, replicas). DA3C is DPSGD with p = B = 1, PA3C with one node (section 8.2)."""
+    replicas = nodes * plan.threads
+    found: dict[str, tuple[Strategy, int]] = {
+        f"hsa2c_B{B}": (hsa2c(plan.threads, B, nodes), replicas) for B in plan.local_updates
+    }
+    found["da3c"] = hsa2c(1, 1, 1), replicas
+    if nodes == 1:
+        found["pa3c"] = Hogwild(), replicas
+    return found
+
+
+def hsa2c(threads: int, B: int, M: int) -> DPSGD:
+    return DPSGD(
+        threads=threads,
+        local_updates=B,
+        batch=M,
+        global_learning_rate=1 / M,
+        wait=True,
+        deadline_seconds=60.0,
+    )
+
+
+def _cluster(costs: Costs, plan: Plan, parameters: int) -> Cluster:
+    network = stretched(plan.network, parameters / costs.parameters, costs.handling_seconds)
+    return Cluster(compute=f"constant:{costs.step_seconds}", network=network)
+
+
+def points_per_second(strategy: Strategy, replicas: int, costs: Costs, plan: Plan) -> float:
+    """Fig. 5: what all actors together see."""
+    run = _simulated.small(strategy, replicas, updates=plan.steps)
+    summary, _ = _simulated.simulated(run, _cluster(costs, plan, _simulated.parameters(run)))
+    return float(summary["updates_per_virtual_second"]) * costs.points
+
+
+def times(nodes: int, costs: Costs, plan: Plan, log: Log) -> dict[str, Any]:
+    """Fig. 6: virtual seconds to the highest training return that B = 1 reaches in its time."""
+    minutes = plan.learning_steps * costs.step_seconds / 60
+    curves = {}
+    for name, (strategy, replicas) in _schemes(nodes, plan).items():
+        log(f"score of {name} on {nodes} node(s)")
+        run = _simulated.learning(strategy, replicas, minutes=minutes)
+        _, curves[name] = _simulated.simulated(run, _cluster(costs, plan, _simulated.parameters(run)))
+    reference = max(mean for _, mean in curves["hsa2c_B1"])
+    reached = {name: first_reaching(curve, reference) for name, curve in curves.items()}
+    return {"reference_return": reference, "seconds_to_reference": reached}
+
+
+def first_reaching(curve: list[tuple[float, float]], reference: float) -> float | None:
+    """The second at which ``curve`` first reaches it; None if never."""
+    return next((seconds for seconds, mean in curve if mean >= reference), None)
+
+
+def bounded(nodes: int, costs: Costs, plan: Plan) -> dict[str, Any]:
+    """The simulated time of T iterations beside eq. 57, with Tc from a single worker (p = B = 1, M = nw)."""
+    alone, together = (_iterations(n, costs, plan) for n in (1, nodes))
+    T, Tu = plan.steps, costs.step_seconds
+    Tc = alone / T - Tu
+    least, most = total_bounds(T, Tc, nodes, nodes, T * nodes * Tu)
+    return {
+        "nodes": nodes,
+        "least_seconds": least,
+        "simulated_seconds": together,
+        "most_seconds": most,
+        "update_no_longer_than_exchange": Tu <= Tc,
+    }
+
+
+def _iterations(nodes: int, costs: Costs, plan: Plan) -> float:
+    run = _simulated.small(hsa2c(1, 1, nodes), nodes, updates=plan.steps)
+    summary, _ = _simulated.simulated(run, _cluster(costs, plan, _simulated.parameters(run)))
+    return float(summary["virtual_seconds"])

@@ -1,0 +1,214 @@
+"""How long things take on a simulated cluster: a member's steps, and a network's messages.
+
+Every model is a frozen value and draws from the generator it is handed. All seconds are virtual.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+_DRAWN_AT_ONCE = 64
+
+
+class Compute(Protocol):
+    """How long a member's steps take: a batch made, a gradient, an update."""
+
+    def steps(self, rank: int, generator: np.random.Generator) -> Iterator[tuple[float, float]]:
+        """For each step of ``rank``, without end: (seconds busy, seconds asleep after it)."""
+        ...
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """exp(log(median) + spread x N(0, 1)), drawn for each step; with spread 0 always the median."""
+
+    median_seconds: float
+    spread: float = 0.0
+
+    def __post_init__(self) -> None:
+        _positive("a step's seconds", self.median_seconds)
+        _least("the spread", self.spread, 0.0)
+
+    def steps(self, rank: int, generator: np.random.Generator) -> Iterator[tuple[float, float]]:
+        if not self.spread:
+            yield from itertools.repeat((self.median_seconds, 0.0))
+        while True:
+            for z in generator.standard_normal(_DRAWN_AT_ONCE).tolist():
+                yield self.median_seconds * math.exp(self.spread * z), 0.0
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """All steps alike, but rank 0's take ``times`` as long; or, if it ``sleeps``, rank 0 sleeps for
+    ``times`` of its step times after each step."""
+
+    seconds: float
+    times: float
+    sleeps: bool = False
+
+    def __post_init__(self) -> None:
+        _positive("a step's seconds", self.seconds)
+        _least("how much slower the straggler is", self.times, 0.0 if self.sleeps else 1.0)
+
+    def steps(self, rank: int, generator: np.random.Generator) -> Iterator[tuple[float, float]]:
+        busy, asleep = self.seconds, 0.0
+        if rank == 0:
+            busy, asleep = (busy, busy * self.times) if self.sleeps else (busy * self.times, 0.0)
+        return itertools.repeat((busy, asleep))
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Measured seconds of successive steps; each member begins at a random one and goes round."""
+
+    seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.seconds:
+            raise ValueError("a trace has at least one step's seconds")
+        for seconds in self.seconds:
+            _positive("a step's seconds", seconds)
+
+    def steps(self, rank: int, generator: np.random.Generator) -> Iterator[tuple[float, float]]:
+        start = int(generator.integers(len(self.seconds)))
+        around = itertools.cycle(self.seconds[start:] + self.seconds[:start])
+        return ((seconds, 0.0) for seconds in around)
+
+
+@dataclass(frozen=True)
+class Network:
+    """What a message of some bytes takes from one member to another, and a collective among many.
+
+    A message takes (latency + bytes / bandwidth) x exp(spread x N(0, 1)), or the latency is drawn from
+    ``trace_seconds``. bandwidth: bytes a second, each way, of a member's port. ports: a port carries one
+    message of mail at a time each way, so that a centre's is what many senders queue for. loss: share of
+    messages that are lost; mail and collectives send again after ``resend_seconds``, a register's reader
+    waits for the next version. handling_seconds: work of the core for each message given or taken.
+
+    collective: ``ring`` is 2(n-1) steps of messages of 1/n of the bytes, side by side (Patarasuk and Yuan
+    2009); ``tree`` is 2 ceil(log2 n) steps of all of them; ``fastest`` is whichever takes less without
+    spread or loss. Each step takes as long as the slowest of its n messages.
+    """
+
+    latency_seconds: float = 0.0
+    bandwidth: float = math.inf
+    spread: float = 0.0
+    trace_seconds: tuple[float, ...] = ()
+    ports: bool = True
+    loss: float = 0.0
+    resend_seconds: float = 0.2
+    handling_seconds: float = 0.0
+    collective: Literal["ring", "tree", "fastest"] = "fastest"
+
+    def __post_init__(self) -> None:
+        for name in ("latency_seconds", "spread", "handling_seconds", "resend_seconds"):
+            _least(name, getattr(self, name), 0.0)
+        _positive("the bandwidth", self.bandwidth)
+        for seconds in self.trace_seconds:
+            _least("a measured latency", seconds, 0.0)
+        if not 0 <= self.loss < 1:
+            raise ValueError(f"a loss of {self.loss} is no share of the messages: give 0 to less than 1")
+        if self.collective not in ("ring", "tree", "fastest"):
+            raise ValueError(f"there is no collective '{self.collective}': use ring, tree or fastest")
+
+    @property
+    def constant(self) -> bool:
+        """Whether equal messages take equally long, and all arrive."""
+        return not (self.spread or self.loss or self.trace_seconds)
+
+    def transfer_seconds(self, size_bytes: float) -> float:
+        """How long the bytes keep a port busy."""
+        return size_bytes / self.bandwidth
+
+    def delays(self, count: int, size_bytes: float, generator: np.random.Generator) -> NDArray[np.float64]:
+        """[count]: what each of so many messages takes, lost or not."""
+        if not self.spread and not self.trace_seconds:
+            return np.full(count, self.latency_seconds + self.transfer_seconds(size_bytes))
+        return self._quantiles(generator.random(count), size_bytes)
+
+    def _quantiles(self, u: NDArray[np.float64], size_bytes: float) -> NDArray[np.float64]:
+        transfer = self.transfer_seconds(size_bytes)
+        latency: NDArray[np.float64] | float = self.latency_seconds
+        if self.trace_seconds:
+            latency = np.quantile(self.trace_seconds, u, method="inverted_cdf")
+        seconds = np.broadcast_to(latency + transfer, u.shape)
+        if not self.spread:
+            return np.array(seconds)
+        if self.trace_seconds:
+            return seconds * np.exp(self.spread * _normal(1 - u))  # an independent enough second draw
+        return seconds * np.exp(self.spread * _normal(u))
+
+    def collective_seconds(self, size_bytes: int, members: int, generator: np.random.Generator) -> float:
+        """From the last member's arrival to everybody's result; one draw for all of them."""
+        if members < 2:
+            return 0.0
+        steps, piece = self._shape(size_bytes, members)
+        if self.constant:
+            return steps * (self.latency_seconds + self.transfer_seconds(piece))
+        slowest = self._quantiles(generator.random(steps) ** (1 / members), piece)
+        if self.loss:
+            u = generator.random(steps) ** (1 / members)
+            again = np.floor(np.log1p(-np.minimum(u, 1 - 1e-16)) / math.log(self.loss))
+            slowest = slowest + again * self.resend_seconds
+        return float(slowest.sum())
+
+    def collective_bytes(self, size_bytes: int, members: int) -> float:
+        """What each member sends, and what each receives."""
+        steps, piece = self._shape(size_bytes, members)
+        return (
+            steps * piece if self._is_ring(size_bytes, members) else 2 * size_bytes * (members - 1) / members
+        )
+
+    def _shape(self, size_bytes: int, members: int) -> tuple[int, float]:
+        """(steps one after the other, bytes of each message)"""
+        if self._is_ring(size_bytes, members):
+            return 2 * (members - 1), size_bytes / members
+        return 2 * math.ceil(math.log2(members)), float(size_bytes)
+
+    def _is_ring(self, size_bytes: int, members: int) -> bool:
+        if self.collective != "fastest":
+            return self.collective == "ring"
+        latency = float(np.mean(self.trace_seconds)) if self.trace_seconds else self.latency_seconds
+        ring = 2 * (members - 1) * (latency + self.transfer_seconds(size_bytes / members))
+        tree = 2 * math.ceil(math.log2(max(members, 2))) * (latency + self.transfer_seconds(size_bytes))
+        return ring <= tree
+
+
+def compute_model(name: str, numbers: Sequence[float]) -> Compute:
+    """``constant`` (seconds), ``lognormal`` (median seconds, spread), ``straggler`` and ``sleeper`` (seconds,
+    times), ``trace`` (the seconds of each step). Raises ValueError for another name or too few numbers."""
+    if name == "trace":
+        return Trace(tuple(numbers))
+    counts = {"constant": 1, "lognormal": 2, "straggler": 2, "sleeper": 2}
+    if name not in counts:
+        raise ValueError(f"there is no model '{name}' of compute time: use {', '.join(counts)} or trace")
+    if len(numbers) != counts[name]:
+        raise ValueError(f"{name} takes {counts[name]} number(s), not {len(numbers)}")
+    if name == "constant":
+        return LogNormal(numbers[0])
+    if name == "lognormal":
+        return LogNormal(numbers[0], numbers[1])
+    return Straggler(numbers[0], numbers[1], sleeps=name == "sleeper")
+
+
+def _normal(u: NDArray[np.float64]) -> NDArray[np.float64]:
+    inverse = NormalDist().inv_cdf
+    return np.array([inverse(min(max(p, 1e-15), 1 - 1e-15)) for p in u.tolist()])
+
+
+def _positive(what: str, value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"{what} must be above 0, not {value:g}")
+
+
+def _least(what: str, value: float, least: float) -> None:
+    if not value >= least or math.isinf(value):
+        raise ValueError(f"{what} must be at least {least:g}, not {value:g}")

@@ -1,0 +1,162 @@
+"""``Cluster``: the one value that describes the machine that a simulated run pretends to have."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from murmurate.errors import Refusal
+from murmurate.fabric._times import Compute, Network, compute_model
+from murmurate.record.reader import read_metrics
+
+# words of --network, and the field of Network that each sets
+_NETWORK = {
+    "latency": "latency_seconds",
+    "bandwidth": "bandwidth",
+    "spread": "spread",
+    "handling": "handling_seconds",
+    "resend": "resend_seconds",
+    "collective": "collective",
+    "ports": "ports",
+    "trace": "trace_seconds",
+}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """All seconds are virtual; every replica has a processor of its own.
+
+    compute: what a step (batch, gradient, update) takes: ``constant:0.01``; ``lognormal:0.01,0.5`` (median,
+        spread of its logarithm); ``straggler:0.01,4`` (replica 0 takes 4 times as long); ``sleeper:0.01,3``
+        (replica 0 sleeps 3 of its step times after each step); ``trace:FILE`` (numbers, or a run folder).
+    network: ``latency=`` seconds, ``bandwidth=`` bytes a second of each port, ``spread=`` of a message's
+        logarithm, ``trace=FILE`` of measured latencies, ``handling=`` seconds of the core for each message,
+        ``resend=`` seconds after which what was lost is sent again, ``collective=`` ring, tree or fastest,
+        ``ports=no`` for ports that carry any number of messages at once.
+    loss: share of messages that are lost.
+    crash_every_seconds: mean time between crashes, each of a replica drawn from the living.
+    restart_after_seconds: how long a crashed replica stays away; none: for ever.
+    pause_every_seconds: mean time between pauses of a replica drawn from the living. pause_seconds: each.
+    cut_every_seconds: mean time between cuts of all links of one replica. cut_seconds: each.
+    partition: start, end, share: that share of the replicas hears nothing of the rest in between.
+    late_join: share, seconds: that share of the replicas comes only then.
+    lines: records to write over the run; with more than 16 replicas each joins all of them.
+    """
+
+    compute: str = "constant:0.01"
+    network: str = "latency=1e-4,bandwidth=1e9"
+    loss: float = 0.0
+    crash_every_seconds: float | None = None
+    restart_after_seconds: float | None = None
+    pause_every_seconds: float | None = None
+    pause_seconds: float = 10.0
+    cut_every_seconds: float | None = None
+    cut_seconds: float = 10.0
+    partition: tuple[float, ...] = ()
+    late_join: tuple[float, ...] = ()
+    lines: int = 100
+
+    def validate(self) -> None:
+        """Raise Refusal for values that make no sense."""
+        self.compute_model()
+        self.network_model()
+        for name in (
+            "crash_every_seconds", "restart_after_seconds", "pause_every_seconds", "pause_seconds",
+            "cut_every_seconds", "cut_seconds", "lines",
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise Refusal(f"{name} is {value}; it must be above 0. Use --{name.replace('_', '-')} 10.")
+        if self.partition and not (
+            len(self.partition) == 3
+            and 0 <= self.partition[0] < self.partition[1]
+            and 0 < self.partition[2] < 1
+        ):
+            raise Refusal(
+                f"partition is {self.partition}; it is a start, an end and a share. Use --partition 2,5,0.5."
+            )
+        if self.late_join and not (
+            len(self.late_join) == 2 and 0 < self.late_join[0] < 1 and self.late_join[1] > 0
+        ):
+            raise Refusal(f"late_join is {self.late_join}; it is a share and seconds. Use --late-join 0.1,3.")
+
+    def compute_model(self) -> Compute:
+        """Raises Refusal for a model nobody knows, and for a trace that cannot be read."""
+        name, _, rest = self.compute.partition(":")
+        try:
+            numbers = _trace(Path(rest)) if name == "trace" else tuple(map(float, rest.split(",")))
+            return compute_model(name, numbers)
+        except ValueError as error:
+            raise Refusal(
+                f"--compute {self.compute}: {error}. For example --compute constant:0.01."
+            ) from error
+
+    def network_model(self) -> Network:
+        """Raises Refusal for a word nobody knows, and for a value that makes no sense."""
+        fields: dict[str, Any] = {"loss": self.loss}
+        try:
+            for pair in filter(None, self.network.split(",")):
+                word, _, value = pair.partition("=")
+                if word not in _NETWORK:
+                    raise ValueError(f"there is no '{word}': use {', '.join(_NETWORK)}")
+                fields[_NETWORK[word]] = _network_value(word, value)
+            return Network(**fields)
+        except ValueError as error:
+            raise Refusal(
+                f"--network {self.network}: {error}. For example --network latency=1e-4,bandwidth=1e9."
+            ) from error
+
+    def late(self, replicas: int) -> list[int]:
+        """The ranks that come late: the last ones, never all."""
+        share = self.late_join[0] if self.late_join else 0.0
+        return (
+            list(range(replicas - min(math.ceil(share * replicas), replicas - 1), replicas)) if share else []
+        )
+
+
+def _network_value(word: str, value: str) -> object:
+    if word == "collective":
+        return value
+    if word == "trace":
+        return _trace(Path(value))
+    if word == "ports":
+        if value not in ("yes", "no"):
+            raise ValueError(f"ports is yes or no, not '{value}'")
+        return value == "yes"
+    return float(value)
+
+
+def _trace(path: Path) -> tuple[float, ...]:
+    """Seconds from a file of numbers (JSON list, or apart by spaces), or each step's of a run folder.
+
+    Of a run folder: between two records of a replica, the time not spent waiting over the updates made.
+    Raises ValueError.
+    """
+    try:
+        if path.is_dir():
+            return _steps_of(path)
+        text = path.read_text()
+        return tuple(float(x) for x in (json.loads(text) if text.lstrip().startswith("[") else text.split()))
+    except (OSError, TypeError) as error:
+        raise ValueError(f"{path} holds no numbers ({error})") from error
+
+
+def _steps_of(folder: Path) -> tuple[float, ...]:
+    before: dict[int, tuple[float, int]] = {}
+    seconds: dict[int, list[float]] = defaultdict(list)
+    for record in read_metrics(folder / "metrics.jsonl"):
+        if record.get("kind") == "event" or record.get("waiting_seconds") is None:
+            continue
+        rank, updates = int(record["replica"]), int(record["updates"])
+        busy = float(record["time_seconds"]) - float(record["waiting_seconds"])
+        if rank in before and updates > before[rank][1]:
+            seconds[rank].append((busy - before[rank][0]) / (updates - before[rank][1]))
+        before[rank] = busy, updates
+    found = tuple(s for _, of in sorted(seconds.items()) for s in of if s > 0)
+    if not found:
+        raise ValueError(f"{folder} has too few records to tell what a step takes")
+    return found

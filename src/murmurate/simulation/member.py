@@ -1,0 +1,162 @@
+"""What the members of a simulated run do: the learner's loop and the centre's, on virtual time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from murmurate.agents.interface import Agent
+from murmurate.collect.interface import spec_of
+from murmurate.fabric.interface import Capability, Fabric
+from murmurate.fabric.simulated import Member
+from murmurate.replicator import Replicator
+from murmurate.spec import Episode, Outcome, derive_seed
+from murmurate.train import FINAL_REQUEST, SETTLE_SECONDS, Run
+
+
+class Watch(Protocol):
+    """What a learner tells whoever watches the run from outside of it, and asks. Costs no virtual time."""
+
+    def stepped(self, learner: Learner, episodes: Sequence[Episode]) -> None: ...
+    def over(self, learner: Learner) -> bool: ...
+    def admission_due(self, learner: Learner) -> bool: ...
+    def admit(self, learner: Learner) -> None: ...
+    def finish(self, learner: Learner) -> None: ...
+    def left(self, learner: Learner) -> None: ...
+    def all_left(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a life has cost so far, in virtual seconds and bytes."""
+
+    lived_seconds: float
+    computing_seconds: float
+    waiting_seconds: float
+    exchanging_seconds: float
+    bytes: int
+
+
+class Learner:
+    """One replica: the loop of design section 3, with the seconds that each step takes.
+
+    ``life`` counts from 0 how often this rank has begun; later ones play other games. ``steps`` yields
+    (seconds busy, seconds asleep afterwards).
+    """
+
+    def __init__(self, run: Run, door: Member, steps: Iterator[tuple[float, float]], life: int) -> None:
+        self.run, self.door, self.rank, self.life = run, door, door.rank, life
+        self.began_seconds = door.now
+        self.busy_seconds = 0.0
+        self._ended: Spent | None = None
+        self.env_steps = 0
+        self.outcome = Outcome()
+        self._steps = steps
+        self.replicator = Replicator(run.strategy, door)
+        groups = run.open_simulators()
+        self.agent: Agent = run.learner(self.replicator.replicate, self.rank, groups[0].spec)
+        games = dataclasses.replace(run, seed=derive_seed(run.seed, "life", life)) if life else run
+        self.source = games.source(self.rank, self.agent, groups)
+        self.synchronous = run.strategy.synchronous and door.size > 1
+        self._gate: Fabric | None = None
+        if self.synchronous:
+            self._gate = door.channel("gate", torch.zeros(1))
+
+    @property
+    def clock(self) -> int:
+        return self.agent.clock
+
+    def adopt(self, donor: Learner) -> None:
+        """Take a living peer's parameters and moments, over the network; then be one of all.
+
+        Those that live on shared memory find all of it there, and only go on counting.
+        """
+        shares = Capability.SHARED_MEMORY in self.run.strategy.needs
+        for name, bond in self.replicator.bonds.items():
+            theirs = donor.replicator.bonds[name]
+            if not shares:
+                bond.replica.load(theirs.replica.state())
+                # draws stay one's own, or two members would draw the same peers for ever
+                mine = bond.strategy.state()
+                own = {key: mine[key] for key in ("draws",) if key in mine}
+                bond.strategy.load({**theirs.strategy.state(), **own})
+                bond.channel.traffic.bytes += bond.replica.params.nbytes
+        self.door.join()
+
+    def go(self, watch: Watch) -> None:
+        """Learn until the watch says that it is over."""
+        self.replicator.publish()
+        for batch in self.source:
+            busy, asleep = next(self._steps)
+            self.door.compute(busy)
+            self.busy_seconds += busy
+            self.outcome = self.agent.learn(batch)
+            batch.feedback(self.outcome.priorities)
+            self.env_steps += batch.env_steps
+            watch.stepped(self, batch.episodes)
+            if asleep:
+                self.door.compute(asleep)
+            if self._round_ended():
+                if self._gate is not None and watch.admission_due(self):
+                    self._gate.mean_(torch.zeros(1))  # all are between the same two rounds now
+                    watch.admit(self)
+                if watch.over(self):
+                    break
+        watch.finish(self)
+        self.replicator.settle(FINAL_REQUEST, SETTLE_SECONDS)
+        self.replicator.publish()
+        self.source.close()
+        watch.left(self)
+
+    def spent(self) -> Spent:
+        """Until it had finished, or until now."""
+        return self._ended or Spent(
+            lived_seconds=self.door.now - self.began_seconds,
+            computing_seconds=self.busy_seconds,
+            waiting_seconds=self.replicator.waiting_seconds,
+            exchanging_seconds=self.door.exchanging_seconds,
+            bytes=self.replicator.bytes_exchanged,
+        )
+
+    def end(self) -> None:
+        """It has died, or finished learning: what it does from now on is not counted."""
+        self._ended = self.spent()
+
+    def _round_ended(self) -> bool:
+        if not self.synchronous:
+            return True
+        return all(bond.last.staleness == 0 for bond in self.replicator.bonds.values())
+
+
+class Centre:
+    """The last member of a run whose strategy has a centre."""
+
+    def __init__(self, run: Run, door: Member) -> None:
+        self.replicator = Replicator(run.strategy, door)
+        self.agent: Agent = run.learner(self.replicator.replicate, door.rank, spec_of(run.world))
+
+    def go(self, watch: Watch) -> None:
+        """Serve until every learner has finished."""
+        self.replicator.publish()
+        shown = self.folds
+        while not watch.all_left():
+            if not self._serve() and self.folds != shown:
+                self.replicator.publish()  # nobody asks for anything: show what has become of it
+                shown = self.folds
+        self.replicator.settle(FINAL_REQUEST, SETTLE_SECONDS)
+        self.replicator.publish()
+
+    def _serve(self) -> bool:
+        """Each vector has its turn."""
+        with torch.no_grad():
+            bonds = self.replicator.bonds.values()
+            served = [bond.strategy.serve(bond.replica, bond.channel) for bond in bonds]
+        return any(served)
+
+    @property
+    def folds(self) -> int:
+        return sum(bond.replica.clock for bond in self.replicator.bonds.values())

@@ -1,0 +1,89 @@
+"""``summary.json`` of a simulated run: what every run has, and what only virtual time can tell."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from murmurate import checkpoint
+from murmurate.collect.interface import spec_of
+from murmurate.folder import write_json
+from murmurate.simulation.cluster import Cluster
+from murmurate.simulation.member import Centre, Spent
+from murmurate.simulation.watch import Watch, disagreement
+from murmurate.summary import play
+from murmurate.train import Run
+
+
+def summarize(
+    run: Run,
+    cluster: Cluster,
+    folder: Path,
+    watch: Watch,
+    centre: Centre | None,
+    wall_seconds: float,
+    reason: str,
+) -> dict[str, Any]:
+    """Evaluate, then write and return ``summary.json``. Fields: ``docs/metrics.md``, docs/simulate.md."""
+    learners = [*watch.former, *watch.learners.values()]
+    spent = [learner.spent() for learner in learners]
+    bonds = [bond for one in learners for bond in one.replicator.bonds.values()]
+    centres = [centre.replicator.bytes_exchanged] if centre is not None else []
+    last = [watch.learners[rank] for rank in sorted(watch.finished)]
+    virtual = max(watch.finished.values(), default=watch.fabric.virtual_seconds)
+    frames = watch.env_steps * spec_of(run.world).frames_per_step
+    facts: dict[str, Any] = {
+        "recipe": run.recipe,
+        "agent": run.agent.name,
+        "strategy": run.strategy.name,
+        "replicas": run.replicas,
+        "launcher": run.launcher,
+        "seed": run.seed,
+        "env_steps": watch.env_steps,
+        "frames": frames,
+        "updates": int(statistics.median(one.clock for one in last)) if last else 0,
+        "updates_least": min((one.clock for one in last), default=0),
+        "updates_greatest": max((one.clock for one in last), default=0),
+        "wall_seconds": wall_seconds,
+        "virtual_seconds": virtual,
+        "env_steps_per_second": watch.env_steps / max(wall_seconds, 1e-9),
+        "env_steps_per_virtual_second": watch.env_steps / max(virtual, 1e-12),
+        "updates_per_virtual_second": watch.updates / max(virtual, 1e-12),
+        "total_updates": watch.updates,
+        **shares(spent),
+        "bytes_exchanged": sum(one.bytes for one in spent) + sum(centres),
+        "staleness_max": max((bond.staleness_max for bond in bonds), default=0),
+        "disagreement_final": disagreement(last) if len(last) > 1 else None,
+        "train_return_mean": statistics.fmean(watch.returns) if watch.returns else None,
+        "dead_replicas": sorted(watch.died),
+        "faults": {k: watch.faults[k] for k in sorted(watch.faults) if k != "stopping"},
+        "events": watch.events,
+        "stopped_because": watch.stopped_because,
+        "resume_exact": False,
+        "exit": reason,
+        "eval_return_mean": None,
+        "eval_return_stderr": None,
+        "episodes": None,
+        "best_eval_return_mean": None,
+    }
+    where = folder / "checkpoints" / "last"
+    if reason == "finished" and checkpoint.damage(where) is None:
+        result = play(run, where, run.eval_episodes)
+        facts["eval_return_mean"] = facts["best_eval_return_mean"] = result.mean
+        facts["eval_return_stderr"] = None if result.stderr != result.stderr else result.stderr
+        facts["episodes"] = len(result.returns)
+    write_json(folder / "summary.json", facts)
+    return facts
+
+
+def shares(spent: Sequence[Spent]) -> dict[str, float]:
+    """Of the virtual time that learners lived: computing, waiting, exchanging, the rest (asleep, paused)."""
+    lived = max(sum(one.lived_seconds for one in spent), 1e-12)
+    found = {
+        "share_computing": sum(one.computing_seconds for one in spent) / lived,
+        "share_waiting": sum(one.waiting_seconds for one in spent) / lived,
+        "share_exchanging": sum(one.exchanging_seconds for one in spent) / lived,
+    }
+    return found | {"share_idle": max(0.0, 1.0 - sum(found.values()))}

@@ -1,0 +1,195 @@
+"""``murmurate simulate``: the same learners and strategies on a cluster that is not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from murmurate.cli import main
+from murmurate.errors import Refusal
+from murmurate.recipes import recipe
+from murmurate.record.reader import read_metrics
+from murmurate.record.report import report
+from murmurate.simulation.cluster import Cluster
+from murmurate.simulation.start import simulate
+from murmurate.strategies import strategies, strategy
+from short_runs import refused
+
+STEP = 0.01
+HOSTILE = Cluster(
+    compute="lognormal:0.01,0.3",
+    network="latency=1e-3,bandwidth=1e8,spread=0.3,handling=1e-5,resend=0.005",
+    loss=0.02,
+    crash_every_seconds=0.08,
+    restart_after_seconds=0.03,
+    pause_every_seconds=0.2,
+    pause_seconds=0.03,
+    cut_every_seconds=0.2,
+    cut_seconds=0.03,
+    partition=(0.05, 0.08, 0.5),
+    late_join=(0.2, 0.04),
+)
+
+
+def run_of(name="gala", replicas=5, updates=20, seed=0, **changes):
+    base = recipe("cartpole-gala")
+    return dataclasses.replace(
+        base,
+        strategy=strategy(name)(),
+        replicas=replicas,
+        simulators=1,
+        updates=updates,
+        env_steps=None,
+        seed=seed,
+        eval_episodes=1,
+        **changes,
+    )
+
+
+def result(folder, run, cluster=None):
+    summary = simulate(run, cluster or Cluster(), folder, quiet=True).summary
+    assert summary["exit"] == "finished"
+    return summary
+
+
+def timeless(summary):
+    return {k: v for k, v in summary.items() if k not in ("wall_seconds", "env_steps_per_second")}
+
+
+AGREEING = sorted(set(strategies()) - {"solo"})
+
+
+@pytest.mark.parametrize("name", AGREEING)
+def test_every_strategy_gets_through_every_fault_and_twice_the_same(tmp_path, name):
+    both = []
+    for attempt in "ab":
+        summary = result(tmp_path / attempt, run_of(name, seed=3), HOSTILE)
+        both.append((timeless(summary), (tmp_path / attempt / "metrics.jsonl").read_text()))
+    assert both[0] == both[1]
+    assert both[0][0]["updates"] >= 20
+    assert sum(both[0][0]["faults"].values()) > 0
+
+
+@pytest.mark.parametrize("name", AGREEING)
+def test_without_faults_a_step_takes_its_seconds_and_all_learn_together(tmp_path, name):
+    summary = result(tmp_path / "run", run_of(name, replicas=3))
+    assert summary["virtual_seconds"] == pytest.approx(20 * STEP, rel=0.12)
+    assert summary["faults"] == {}
+    assert summary["disagreement_final"] < 0.5
+    assert name == "hogwild" or summary["bytes_exchanged"] > 0
+    shares = [summary[f"share_{what}"] for what in ("computing", "waiting", "exchanging", "idle")]
+    assert sum(shares) == pytest.approx(1.0, abs=1e-6)
+    assert shares[0] > 0.85
+
+
+def test_another_seed_is_another_run(tmp_path):
+    one, other = (timeless(result(tmp_path / str(seed), run_of(seed=seed))) for seed in (0, 1))
+    assert one["train_return_mean"] != other["train_return_mean"]
+
+
+def test_a_straggler_holds_up_those_who_meet_and_nobody_else(tmp_path):
+    slow = Cluster(compute="straggler:0.01,4")
+    gossip = result(tmp_path / "gala", run_of("gala", minutes=0.5 / 60, updates=None), slow)
+    meeting = result(tmp_path / "mean", run_of("all-reduce", minutes=0.5 / 60, updates=None), slow)
+    # in half a virtual second: 4 x 50 + 12 updates, against 5 x 13 at the straggler's pace
+    assert gossip["total_updates"] == pytest.approx(212, abs=8)
+    assert meeting["total_updates"] == pytest.approx(65, abs=5)
+    assert gossip["share_waiting"] < 0.01
+    assert meeting["share_waiting"] == pytest.approx(0.8 * 0.75, abs=0.05)
+
+
+def test_a_sleeper_is_idle_and_does_not_compute(tmp_path):
+    summary = result(tmp_path / "run", run_of("gala"), Cluster(compute="sleeper:0.01,3"))
+    # one of five lives 4 times as long, 3/4 of it asleep
+    assert summary["share_idle"] == pytest.approx(3 / 8, abs=0.02)
+    assert summary["share_computing"] == pytest.approx(5 / 8, abs=0.02)
+
+
+def test_who_comes_back_has_the_state_of_a_living_peer(tmp_path):
+    cluster = Cluster(crash_every_seconds=0.1, restart_after_seconds=0.02)
+    summary = result(tmp_path / "run", run_of("gala", updates=60, seed=2), cluster)
+    assert summary["faults"]["joined"] >= 1
+    assert summary["updates"] == 60  # of one that began anew at 0 there would be more time to learn in
+    assert summary["virtual_seconds"] < 60 * STEP * 1.1
+    assert summary["disagreement_final"] < 0.1
+
+
+def test_a_crashed_one_that_stays_away_is_named(tmp_path):
+    summary = result(tmp_path / "run", run_of("gala", seed=1), Cluster(crash_every_seconds=0.08))
+    assert summary["dead_replicas"]
+    assert summary["faults"]["died"] == len(summary["dead_replicas"])
+    named = [e["member"] for e in summary["events"] if e["event"] == "died"]
+    assert sorted(named) == summary["dead_replicas"]
+
+
+def test_minutes_are_virtual_and_an_end_of_all_env_steps_holds(tmp_path):
+    timed = result(tmp_path / "timed", run_of("all-reduce", updates=None, minutes=0.1 / 60))
+    assert timed["virtual_seconds"] == pytest.approx(0.1, abs=0.03)
+    counted = run_of("local-sgd", updates=None)
+    counted = result(tmp_path / "counted", dataclasses.replace(counted, env_steps=800))
+    assert 800 <= counted["env_steps"] <= 800 + 5 * 8 * 10  # up to the end of a round of 10 updates
+
+
+def test_many_replicas_write_few_lines_and_few_write_their_own(tmp_path):
+    result(tmp_path / "many", run_of(replicas=20, updates=10), Cluster(lines=5))
+    lines = [r for r in read_metrics(tmp_path / "many" / "metrics.jsonl") if r.get("kind") != "event"]
+    assert 5 <= len(lines) <= 7
+    assert {r["replica"] for r in lines} == {0}
+    assert {r["joined_replicas"] for r in lines} == {20}
+    assert lines[-1]["env_steps"] == lines[-1]["total_env_steps"] == 20 * 10 * 8
+    result(tmp_path / "few", run_of(replicas=3, updates=10), Cluster(lines=5))
+    lines = [r for r in read_metrics(tmp_path / "few" / "metrics.jsonl") if r.get("kind") != "event"]
+    assert {r["replica"] for r in lines} == {0, 1, 2}
+    assert "joined_replicas" not in lines[0]
+
+
+def test_a_trace_of_numbers_and_of_a_run(tmp_path):
+    numbers = tmp_path / "numbers.txt"
+    numbers.write_text("0.02 0.02\n0.02")
+    summary = result(tmp_path / "run", run_of(), Cluster(compute=f"trace:{numbers}"))
+    assert summary["virtual_seconds"] == pytest.approx(0.4, rel=0.01)
+    again = result(tmp_path / "again", run_of(), Cluster(compute=f"trace:{tmp_path / 'run'}"))
+    assert again["virtual_seconds"] == pytest.approx(0.4, rel=0.01)
+
+
+def test_the_command_writes_a_folder_that_report_and_eval_read(tmp_path, capsys):
+    folder = tmp_path / "run"
+    words = ["simulate", "cartpole-gala", "--replicas", "3", "--simulators", "1", "--updates", "8", "--json"]
+    words += ["--eval-episodes", "1", "--compute", "constant:0.02", "--out", str(folder)]
+    assert main(words) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["virtual_seconds"] == pytest.approx(0.16, rel=0.01)
+    stored = json.loads((folder / "run.json").read_text())
+    assert stored["launcher"] == "simulated"
+    assert stored["simulated"]["compute"] == "constant:0.02"
+    assert report([folder], folder / "report.html").read_text().startswith("<!")
+    assert main(["eval", str(folder), "--episodes", "1", "--json"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words"),
+    [
+        (Cluster(compute="gamma:1"), "no model 'gamma'"),
+        (Cluster(compute="constant:much"), "constant:0.01"),
+        (Cluster(compute="trace:/nowhere"), "holds no numbers"),
+        (Cluster(network="speed=1"), "no 'speed'"),
+        (Cluster(network="bandwidth=0"), "above 0"),
+        (Cluster(network="ports=perhaps"), "yes or no"),
+        (Cluster(network="collective=star"), "ring, tree or fastest"),
+        (Cluster(loss=1.0), "no share"),
+        (Cluster(crash_every_seconds=0), "above 0"),
+        (Cluster(partition=(1.0, 0.5, 0.5)), "a start, an end and a share"),
+        (Cluster(late_join=(1.0, 1.0)), "a share and seconds"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_nothing_changed(tmp_path, cluster, words):
+    with pytest.raises(Refusal, match=words):
+        simulate(run_of(), cluster, tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_wrong_option_names_the_nearest(capsys):
+    words = ["simulate", "cartpole-gala", "--crash-every-second", "3"]
+    assert "Did you mean --crash-every-seconds?" in refused(capsys, *words)
