@@ -183,7 +183,7 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
     if options.json:
         print(json.dumps(finish.summary))
         return int(finish.code)
-    summary = finish.summary
+    summary = finish.summary or {}
     shares = ", ".join(
         f"{summary[f'share_{what}']:.1%} {what}" for what in ("computing", "waiting", "exchanging", "idle")
     )

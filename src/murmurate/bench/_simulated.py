@@ -48,7 +48,7 @@ def simulated(run: Run, cluster: Cluster) -> tuple[dict[str, Any], list[tuple[fl
     """``summary.json``; and (virtual second, mean training return) over the run. Raises RunFailed."""
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
         where = Path(folder) / "run"
-        summary = simulate(run, cluster, where, quiet=True).summary
+        summary = simulate(run, cluster, where, quiet=True).summary or {}
         records = read_metrics(where / "metrics.jsonl")
     if summary["exit"] != "finished":
         raise RunFailed(f"{run.strategy.name} with {run.replicas} replicas: {summary['exit']}")
