@@ -19,6 +19,8 @@ _STOP, _CHECKPOINT, _EPOCH, _HAND_OVER = range(4)
 _HEADER = 8
 _ALIVE, _ENV_STEPS, _CLOCK, _SAVED, _FINISHED, _LIFE, _BEAT, _PACE, _READY, _GAVE, _ENTERED = range(11)
 _ROWS = 11
+LAUNCHERS_ROWS = (_ALIVE, _LIFE)
+MEMBERS_ROWS = tuple(row for row in range(_ROWS) if row not in LAUNCHERS_ROWS)
 _BITS = 11
 _MASK = (1 << _BITS) - 1
 

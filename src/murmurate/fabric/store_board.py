@@ -16,7 +16,7 @@ from types import TracebackType
 import numpy as np
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from murmurate.fabric.board import Board
+from murmurate.fabric.board import LAUNCHERS_ROWS, MEMBERS_ROWS, Board
 from murmurate.fabric.interface import FabricError
 
 _TURN_SECONDS = 0.05
@@ -125,10 +125,10 @@ class StoreBoard(Board):
         if now - self._beat_at >= _BEAT_SECONDS:
             self._beat, self._beat_at = self._beat + 1, now
         for rank in self._mine:
-            column = np.append(self._rows[1:, rank], self._beat)
+            column = np.append(self._rows[MEMBERS_ROWS, rank], self._beat)
             self._show(_column(rank), column)
         if self._leads:
-            self._show(_HEADER_KEY, np.concatenate([self._header, self._rows[0]]))
+            self._show(_HEADER_KEY, np.concatenate([self._header, *self._rows[list(LAUNCHERS_ROWS)]]))
 
     def _show(self, key: str, cells: np.ndarray) -> None:
         content = cells.tobytes()
@@ -144,15 +144,15 @@ class StoreBoard(Board):
         if not self._leads:
             header = answers.pop()
             self._header[:] = header[: len(self._header)]
-            self._rows[0] = header[len(self._header) :]
+            self._rows[list(LAUNCHERS_ROWS)] = header[len(self._header) :].reshape(-1, self.size)
         now = time.monotonic()
         for rank, column in zip(self._theirs, answers, strict=True):
-            self._rows[1:, rank] = column[:-1]
+            self._rows[MEMBERS_ROWS, rank] = column[:-1]
             if int(column[-1]) != self._beats[rank][0]:
                 self._beats[rank] = int(column[-1]), now
 
 
-_COLUMN = 5  # four counters, and the beat
+_COLUMN = len(MEMBERS_ROWS) + 1  # and the beat of this copy
 _HEADER_KEY = "board/launcher"
 
 
