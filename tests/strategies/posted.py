@@ -73,4 +73,4 @@ class PostedCast:
     def draws(self, rank: int, *peers: int) -> None:
         """Script whom ``rank`` draws from now on."""
         rest = iter(peers)
-        self.bonds[rank].strategy.draw = lambda own, living: next(rest)
+        self.bonds[rank].strategy.draw = lambda own, living, turn: next(rest)

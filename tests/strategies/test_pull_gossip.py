@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from murmurate.strategies.pull_gossip import PullGossip
+from murmurate.strategies.push_gossip import PushGossip
 from strategies.posted import PostedCast
 
 
@@ -113,3 +114,16 @@ def test_outside_of_no_grad_too():
     assert torch.is_grad_enabled()
     bond.strategy.step(bond.replica, bond.channel)
     assert bond.replica.params.item() == 2.0
+
+
+@pytest.mark.parametrize("kind", [PullGossip, PushGossip])
+@pytest.mark.parametrize("with_self", [False, True])
+def test_draws_are_among_the_peers_of_a_graph_over_the_living(kind, with_self):
+    own = {3} if with_self else set()
+    ring = PostedCast(kind(topology="ring", with_self=with_self), [0.0] * 5).bonds[3].strategy
+    neighbour = {1, 2} if kind is PullGossip else {4, 0}  # 2 is dead in the second draw, 4 too
+    drawn = {ring.draw(3, [0, 1, 2, 3, 4]) for _ in range(50)} | {ring.draw(3, [0, 1, 3]) for _ in range(50)}
+    assert drawn == neighbour | own
+    turning = PostedCast(kind(topology="one-peer-exponential"), [0.0] * 8).bonds[0].strategy
+    hops = [turning.draw(0, range(8), turn) for turn in range(3)]
+    assert hops == ([7, 6, 4] if kind is PullGossip else [1, 2, 4])

@@ -12,6 +12,7 @@ from torch import Tensor
 from murmurate.fabric.interface import Capability, Fabric
 from murmurate.spec import derive_generator
 from murmurate.strategies.interface import Strategy, mean_of_published, require
+from murmurate.topology import Topology, topology
 from murmurate.vector import Exchange, Replica
 
 _TAG = "theta"
@@ -26,7 +27,9 @@ class PushGossip(Strategy):
         number beta mixes them in one after another by ascending rank,
         theta_i <- (1 - beta) theta_i + beta theta_j.
     stale: send and average before the update instead of after it (section 3.6).
-    with_self: draw the target from all p members; a draw of oneself sends nothing.
+    topology: among whom a member draws its target: ``complete`` is all, as in the paper; or its out-peers in
+        ``ring``, ``exponential``, ... over the living, of a time-varying graph those of its own round.
+    with_self: oneself may be drawn too; a draw of oneself sends nothing.
 
     Each peer counts once a reading (section 3.3), with its newest letter: what a slow member finds in its
     queue is not mixed in once more for every step that it missed. Nobody waits: what does not fit into a
@@ -37,6 +40,7 @@ class PushGossip(Strategy):
     period: int = 1
     stale: bool = False
     with_self: bool = False
+    topology: str = "complete"
     seed: int = 0
 
     name: ClassVar[str] = "push-gossip"
@@ -51,6 +55,7 @@ class PushGossip(Strategy):
 
     refused: int = field(default=0, init=False, repr=False, compare=False)
     _draws: torch.Generator = field(default_factory=torch.Generator, init=False, repr=False, compare=False)
+    _graph: Topology | None = field(default=None, init=False, repr=False, compare=False)
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
     _agreed_at: int = field(default=0, init=False, repr=False, compare=False)
 
@@ -60,6 +65,7 @@ class PushGossip(Strategy):
         require(self.period >= 1, f"period counts updates between sends and is at least 1, not {self.period}")
 
     def attach(self, replica: Replica, fabric: Fabric) -> None:
+        self._graph = topology(self.topology)
         self._draws = derive_generator(self.seed, "gossip", fabric.rank)
 
     def step(self, replica: Replica, fabric: Fabric) -> Exchange:
@@ -73,16 +79,19 @@ class PushGossip(Strategy):
         fabric.publish(replica.params)
         return Exchange(self._rounds, heard, replica.clock - self._agreed_at)
 
-    def draw(self, rank: int, living: Sequence[int]) -> int:
+    def draw(self, rank: int, living: Sequence[int], turn: int = 0) -> int:
         """Whom to send to, uniform over those that may be drawn; ``rank`` itself where there is nobody."""
-        candidates = [j for j in living if self.with_self or j != rank]
+        if self._graph is None:
+            raise RuntimeError("attach comes before step")
+        peers = self._graph.out_peers(living.index(rank), len(living), turn)
+        candidates = sorted([living[k] for k in peers] + [rank] * self.with_self)
         if not candidates:
             return rank
         return candidates[int(torch.randint(len(candidates), (), generator=self._draws))]
 
     def _gossip(self, replica: Replica, fabric: Fabric) -> int:
         """Send to one, average with what came; returns from how many."""
-        target = self.draw(fabric.rank, fabric.living())
+        target = self.draw(fabric.rank, fabric.living(), replica.clock // self.period)
         x = replica.params.detach()
         if target != fabric.rank:
             self.refused += not fabric.send(target, _TAG, x, deadline_seconds=0.0)
