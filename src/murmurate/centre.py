@@ -11,20 +11,19 @@ from murmurate.checkpoint import write_part
 from murmurate.collect.interface import spec_of
 from murmurate.fabric.interface import Fabric
 from murmurate.joining import Doorway, Pace
+from murmurate.post import (
+    FINAL,
+    FINAL_REQUEST,
+    SETTLE_SECONDS,
+    Post,
+    member_state,
+    staging,
+)
 from murmurate.probe import Probe
 from murmurate.record.recorder import Recorder
 from murmurate.record.watch import Watch
 from murmurate.replicator import Replicator
-from murmurate.train import (
-    FINAL,
-    FINAL_REQUEST,
-    SETTLE_SECONDS,
-    Learning,
-    Post,
-    Run,
-    member_state,
-    staging,
-)
+from murmurate.train import Learning, Run
 
 
 class Serving:

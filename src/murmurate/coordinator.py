@@ -19,11 +19,12 @@ from typing import Any
 from murmurate import checkpoint
 from murmurate.errors import RunFailed
 from murmurate.fabric.board import Board
+from murmurate.post import FINAL, staging
 from murmurate.record.console import Console
 from murmurate.record.reader import Tail
 from murmurate.record.recorder import Recorder
 from murmurate.record.tensorboard import TensorBoard
-from murmurate.train import FINAL, Run, staging
+from murmurate.train import Run
 
 _CHECKPOINT_DEADLINE_SECONDS = 60.0
 

@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from murmurate.agents.a2c import A2C
 from murmurate.agents.interface import Agent
-from murmurate.checkpoint import read_manifest, read_part, write_part
+from murmurate.checkpoint import write_part
 from murmurate.collect.interface import Simulators, World
 from murmurate.collect.rollouts import Rollouts, open_groups
 from murmurate.errors import Refusal
-from murmurate.fabric.board import Board
-from murmurate.fabric.interface import Fabric, FabricFactory
-from murmurate.joining import Admission, Doorway, Pace
+from murmurate.fabric.interface import Fabric
+from murmurate.joining import Doorway, Pace
+from murmurate.post import FINAL, FINAL_REQUEST, SETTLE_SECONDS, Post, Restored, member_state, staging
 from murmurate.probe import Probe
 from murmurate.record.recorder import Recorder
 from murmurate.record.watch import Watch
 from murmurate.replicator import Replicate, Replicator
 from murmurate.spec import Batch, EnvSpec, Outcome, Placement, derive_generator, derive_seed
 from murmurate.strategies.interface import Strategy
-from murmurate.vector import NotFinite
 
-FINAL = "final"
-FINAL_REQUEST = 1 << 40
 _FINISH_DEADLINE_SECONDS = 10.0
-SETTLE_SECONDS = 10.0  # for deltas in flight to arrive before a checkpoint
 
 
 @dataclass(frozen=True)
@@ -146,43 +140,6 @@ class Run:
 
     def open_simulators(self) -> list[Simulators]:
         return open_groups(self.world, self.simulators, training=True, double_buffer=self.double_buffer)
-
-
-@dataclass
-class Restored:
-    """What a replica goes on from. One that had died goes on from a living one's learning (``own`` is
-    False), with its own count of env steps and with games of its own."""
-
-    state: dict[str, Any]
-    env_steps: int
-    own: bool
-
-    @classmethod
-    def read(cls, checkpoint: Path, rank: int, source: int) -> Restored:
-        """Replica ``rank``, from the part of replica ``source``. Raises Refusal if it is unreadable."""
-        state = read_part(checkpoint, source)
-        counts = read_manifest(checkpoint).get("replica_env_steps")
-        count = state["env_steps"] if rank == source or counts is None else counts[rank]
-        return cls(state, int(count), rank == source)
-
-
-@dataclass
-class Post:
-    """Where one replica works: its fabric, the board, the run folder, and what to go on from.
-
-    admission: the fabric again, where members may be started again: ``joins`` says that this one was.
-    """
-
-    rank: int
-    fabric: FabricFactory
-    board: Board
-    folder: Path
-    started_at: float
-    offset_seconds: float = 0.0
-    restored: Restored | None = None
-    between: Callable[[], None] = lambda: None  # called between two steps
-    admission: Admission | None = None
-    joins: bool = False
 
 
 class Learning:
@@ -440,33 +397,3 @@ class Learning:
             "groups": [None] * len(mine["groups"]),
             "generator": generator.get_state(),
         }
-
-
-def member_state(replicator: Replicator, seconds: float) -> dict[str, Any]:
-    """What a checkpoint holds of a replica or a centre alike.
-
-    Raises NotFinite rather than let a good checkpoint be replaced by one that cannot learn.
-    """
-    for name, bond in replicator.bonds.items():
-        if not torch.isfinite(bond.replica.params.detach()).all():
-            raise NotFinite(
-                f"the parameters of replica '{name}' are not finite at its update {bond.replica.clock}. "
-                "A smaller learning rate usually helps."
-            )
-    consensus = {
-        name: {"params": dict(replicator.bonds[name].replica.named_views(vector))}
-        for name, vector in replicator.consensus().items()
-    }
-    return {
-        "replicas": replicator.state(),
-        "consensus": consensus,
-        "seconds": seconds,
-        "staleness_max": {name: bond.staleness_max for name, bond in replicator.bonds.items()},
-        "bytes_exchanged": replicator.bytes_exchanged,
-        "waiting_seconds": replicator.waiting_seconds,
-    }
-
-
-def staging(folder: Path, name: str) -> Path:
-    """Where the parts of a checkpoint gather before it is committed."""
-    return folder / "checkpoints" / f".staging-{name}"

@@ -22,7 +22,7 @@ from murmurate.fabric.processes import ProcessFabric
 from murmurate.fabric.store_board import StoreBoard
 from murmurate.launch._ground import Offer, Process, borrow, this_host
 from murmurate.launch.role import open_board
-from murmurate.train import Post, Restored
+from murmurate.post import Post, Restored
 
 _PROOF = "meeting"
 _LINGER_SECONDS = 5.0  # everybody has saved, or the run has failed

@@ -26,7 +26,8 @@ from murmurate.launch._crew import Crew, Greeting, Surroundings, crew
 from murmurate.launch._ground import Process
 from murmurate.launch._meeting import Ground, Meeting, check_folder, fresh_secret, prove
 from murmurate.launch.role import FINISHED, REFUSED, leave_unless_stopping, live, settle_arithmetic
-from murmurate.train import FINAL_REQUEST, Run
+from murmurate.post import FINAL_REQUEST
+from murmurate.train import Run
 
 __all__ = ["CAPABILITIES", "check", "crew", "dictated_replicas", "follow", "offered", "start"]
 
