@@ -42,7 +42,7 @@ class LocalSGD(Strategy):
     bounded_by: ClassVar[str] = "period"
     on_death: ClassVar[str] = "the mean is taken over the living, from the very round on"
     on_slow: ClassVar[str] = "waited for up to the fabric's deadline, then the run stops with its name"
-    on_join: ClassVar[str] = "takes part from the next checkpoint on, with a living peer's state"
+    on_join: ClassVar[str] = "takes part from the next common round on, with a living peer's state"
 
     _outer: torch.optim.Optimizer | None = field(default=None, init=False, repr=False, compare=False)
     _agreed: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
