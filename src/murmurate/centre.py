@@ -116,7 +116,7 @@ class Serving:
             write_part(staging(self.post.folder, str(asked)), self.post.rank, self._state())
             self.post.board.saved(self.post.rank, asked)
         else:
-            self.recorder.skipped(asked)
+            self.post.board.skipped(self.post.rank, asked)
 
     def _state(self) -> dict[str, object]:
         return member_state(self.replicator, self.recorder.seconds) | {

@@ -62,6 +62,7 @@ class Coordinator:
         self.seconds_before = offset_seconds
         self.stopped_because = ""
         self.slowest_save_seconds: float | None = None  # from asking for a checkpoint to the last part
+        self.skipped = 0  # checkpoints given up because a member's deltas were in flight
         self.is_admitting = False  # a replica is coming in: no checkpoint meanwhile
         self._pending = 0  # number of the checkpoint that replicas are writing; 0 if none
         self._asked_at = 0.0
@@ -169,7 +170,16 @@ class Coordinator:
             self._commit(name)
 
     def _give_up_if_late(self) -> None:
-        """A replica that hangs must not keep the others from being saved: forget this one, ask again."""
+        """One replica must not keep the others from being saved: forget this one, ask again."""
+        if self._pending and (late := self.board.skipped_by(self._pending)):
+            self.skipped += 1
+            shutil.rmtree(staging(self.folder, str(self._pending)), ignore_errors=True)
+            who = " and ".join(self.name(rank) for rank in late)
+            words = (
+                f"checkpoint {self._pending} is skipped: deltas on their way to {who} did not arrive in time"
+            )
+            self.event("checkpoint skipped", words, member=late[0])
+            self._pending = 0
         if self._pending and time.monotonic() - self._asked_at > _CHECKPOINT_DEADLINE_SECONDS:
             shutil.rmtree(staging(self.folder, str(self._pending)), ignore_errors=True)
             self.event("warning", f"checkpoint {self._pending} was given up: not every replica answered")

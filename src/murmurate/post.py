@@ -80,6 +80,7 @@ def member_state(replicator: Replicator, seconds: float) -> dict[str, Any]:
         "staleness_max": {name: bond.staleness_max for name, bond in replicator.bonds.items()},
         "bytes_exchanged": replicator.bytes_exchanged,
         "waiting_seconds": replicator.waiting_seconds,
+        "refused": replicator.refused,
     }
 
 

@@ -141,6 +141,11 @@ class Replicator:
         return sum(b.channel.traffic.bytes for b in self.bonds.values())
 
     @property
+    def refused(self) -> int:
+        """Deltas that were too old to be folded, or found no room: see the strategies."""
+        return sum(b.strategy.refused for b in self.bonds.values())
+
+    @property
     def waiting_seconds(self) -> float:
         return sum(b.channel.traffic.waiting_seconds for b in self.bonds.values())
 

@@ -187,6 +187,11 @@ def preflight(run: Run) -> None:
         offered -= {Capability.SHARED_MEMORY}
         where += " on a GPU"
     check_capabilities(run.strategy, offered, where)
+    if run.restarts and run.launcher != "local":
+        raise Refusal(
+            f"restarts is {run.restarts}, and the {run.launcher} launcher does not start replicas again by "
+            "that number (docs/launchers.md says what it does). Leave it out, or use --launcher local."
+        )
     if run.strategy.name == "solo" and run.replicas > 1:
         raise Refusal(
             f"solo trains one replica and {run.replicas} were asked for. "

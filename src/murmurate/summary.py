@@ -95,6 +95,7 @@ def summarize(
         / max(seconds - coordinator.seconds_before, 1e-9),
         "train_return_mean": _number(coordinator.return_mean()),
         "dead_replicas": coordinator.dead,
+        "checkpoints_skipped": coordinator.skipped,
         "events": coordinator.events,
         "stopped_because": coordinator.stopped_because,
         "exit": exit_reason,
@@ -108,7 +109,7 @@ def _from_checkpoint(run: Run, last: Path, best: Path, games: bool) -> dict[str,
     nothing = dict.fromkeys(
         (
             "eval_return_mean", "eval_return_stderr", "episodes", "staleness_max", "disagreement_final",
-            "bytes_exchanged", "best_eval_return_mean", "resume_exact",
+            "bytes_exchanged", "refused", "best_eval_return_mean", "resume_exact",
         )
     )  # fmt: skip
     if checkpoint.damage(last) is not None:
@@ -122,6 +123,7 @@ def _from_checkpoint(run: Run, last: Path, best: Path, games: bool) -> dict[str,
         "staleness_max": max(max(s["staleness_max"].values()) for s in states),
         "disagreement_final": disagreement(last, learners(run, last)),
         "bytes_exchanged": sum(s["bytes_exchanged"] for s in states),
+        "refused": sum(s.get("refused", 0) for s in states),
         "resume_exact": all(s["exact"] for s in states),
     }
 

@@ -39,7 +39,8 @@ class Run:
         time. Whichever comes first; at least one is given.
     stop_at_return: also end once the mean return of the last 100 training episodes reaches this.
     seed: everything random derives from it.
-    launcher: ``local`` (processes of this host) or ``inline`` (threads on a simulated fabric).
+    launcher: ``local`` (processes of this host), ``inline`` (one thread at a time, on a simulated fabric),
+        ``torchrun`` or ``ray``.
     double_buffer: act for one half of the simulators while the other half steps in native threads.
     checkpoint_every_env_steps: total over the replicas between checkpoints.
     probe_every_updates: own updates between looks at disagreement and gradient cosines; 0 never looks.
@@ -257,6 +258,7 @@ class Learning:
                 "rounds": bonds[0].last.round,
                 "waiting_seconds": self.replicator.waiting_seconds,
                 "bytes_exchanged": self.replicator.bytes_exchanged,
+                "refused": self.replicator.refused,
                 **self.probed,
                 **self.watch.fields(last=force),
             }
@@ -331,7 +333,7 @@ class Learning:
                 write_part(staging(self.post.folder, str(asked)), self.post.rank, self.state())
                 self.post.board.saved(self.post.rank, asked)
             else:
-                self.recorder.skipped(asked, self.post.rank)
+                self.post.board.skipped(self.post.rank, asked)
 
     def _finish(self, outcome: Outcome | None) -> None:
         if outcome is not None:

@@ -124,8 +124,11 @@ def live(kind, make_optimizer, updates, door):
 # -- declarations -----------------------------------------------------------------------------------
 
 
-def test_the_five_are_found_by_their_command_line_names():
-    assert {"solo", "all-reduce", "local-sgd", "hogwild", "gala"} <= set(KNOWN)
+def test_they_are_found_by_their_command_line_names():
+    assert {
+        "solo", "all-reduce", "local-sgd", "parameter-server", "elastic", "hogwild", "dpsgd", "pull-gossip",
+        "push-gossip", "gala", "push-sum",
+    } <= set(KNOWN)  # fmt: skip
     assert all(strategy(name) is kind for name, kind in KNOWN.items())
 
 
@@ -137,7 +140,10 @@ def test_an_unknown_name_is_refused_with_the_nearest():
 def test_it_says_what_it_is(kind):
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", kind.name)
     assert kind.summary
-    assert kind.on_death
+    for said in (kind.on_death, kind.on_slow, kind.on_join, kind.bounded_by):
+        assert said
+        assert not said.endswith(".")
+    assert kind.carries in ("state", "deltas", "nothing", "shared memory")
     assert kind.paper or kind.name == "solo"
     assert isinstance(kind.needs, frozenset)
     assert kind.needs <= ALL

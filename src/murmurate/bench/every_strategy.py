@@ -101,7 +101,7 @@ def _run(
     plan: Plan, world: str, name: str, replicas: int, seed: int, options: tuple[str, ...], log: Log
 ) -> RecordedRun:
     folder = Path(plan.where) / f"{world}-{name}-{replicas}-{seed}"
-    if not (folder / "summary.json").exists():
+    if not _is_done(folder):
         if folder.exists():
             folder.rename(folder.with_name(f"{folder.name}-cut-off-{folder.stat().st_mtime_ns}"))
         command = [
@@ -114,3 +114,11 @@ def _run(
         summary = json.loads((folder / "summary.json").read_text())
         log(f"{world}, {name}, {replicas} replica(s), seed {seed}: {summary['env_steps_per_second']:,.0f}/s")
     return open_run(folder)
+
+
+def _is_done(folder: Path) -> bool:
+    """Whether a run came to its own end; one that was interrupted is set aside and run anew."""
+    try:
+        return bool(json.loads((folder / "summary.json").read_text())["exit"] == "finished")
+    except FileNotFoundError:
+        return False

@@ -17,8 +17,10 @@ import numpy.typing as npt
 
 _STOP, _CHECKPOINT, _EPOCH, _HAND_OVER = range(4)
 _HEADER = 8
-_ALIVE, _ENV_STEPS, _CLOCK, _SAVED, _FINISHED, _LIFE, _BEAT, _PACE, _READY, _GAVE, _ENTERED = range(11)
-_ROWS = 11
+_ALIVE, _ENV_STEPS, _CLOCK, _SAVED, _FINISHED, _LIFE, _BEAT, _PACE, _READY, _GAVE, _ENTERED, _SKIPPED = range(
+    12
+)
+_ROWS = 12
 LAUNCHERS_ROWS = (_ALIVE, _LIFE)
 MEMBERS_ROWS = tuple(row for row in range(_ROWS) if row not in LAUNCHERS_ROWS)
 _BITS = 11
@@ -97,6 +99,10 @@ class Board:
 
     def saved(self, rank: int, request: int) -> None:
         self._rows[_SAVED, rank] = request
+
+    def skipped(self, rank: int, request: int) -> None:
+        """This member will write no part of checkpoint ``request``: deltas were in flight at its deadline."""
+        self._rows[_SKIPPED, rank] = request
 
     def finished(self, rank: int) -> None:
         """This replica's last step is done and its last vector published."""
@@ -212,6 +218,10 @@ class Board:
     def has_saved(self, rank: int, request: int) -> bool:
         """Whether ``rank`` has written its part of checkpoint ``request``."""
         return bool(self._rows[_SAVED, rank] >= request)
+
+    def skipped_by(self, request: int) -> Sequence[int]:
+        """The living that will write no part of checkpoint ``request``."""
+        return [int(i) for i in np.flatnonzero((self._rows[_ALIVE] == 1) & (self._rows[_SKIPPED] == request))]
 
     def finished_all(self, first: int | None = None) -> bool:
         """Whether all living members have finished, or the living among the ``first`` so many."""

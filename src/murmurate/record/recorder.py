@@ -78,11 +78,6 @@ class Recorder:
         """
         self._append(metrics)
 
-    def skipped(self, checkpoint: int, member: int | None = None) -> None:
-        """Deltas were still in flight at the deadline: this checkpoint would not have been consistent."""
-        message = f"checkpoint {checkpoint} is skipped: deltas in flight did not arrive in time"
-        self.event("checkpoint skipped", message, member=member)
-
     def event(self, event: str, message: str, **fields: Any) -> None:
         """Append an event line: a short name (``docs/metrics.md`` lists them) and a sentence for people."""
         self._append({"kind": "event", "event": event, "message": message, **fields})

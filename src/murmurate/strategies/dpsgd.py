@@ -78,7 +78,6 @@ class DPSGD(Strategy):
     on_slow: ClassVar[str] = "nobody waits for it"
     on_join: ClassVar[str] = "lives on its node's vector"
 
-    refused: int = field(default=0, init=False, repr=False, compare=False)
     _v: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
     _saved: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _params: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -49,6 +49,9 @@ class Strategy:
     on_death: ClassVar[str] = ""
     on_slow: ClassVar[str] = ""
     on_join: ClassVar[str] = ""
+
+    # deltas that this member refused or had refused (too old), or for which there was no room
+    refused: int = field(default=0, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled and copied by its hyper-parameters alone: what it remembers is one replica's."""

@@ -57,7 +57,6 @@ class ParameterServer(Strategy):
     on_slow: ClassVar[str] = "nobody waits for it; its gradient is old, and refused beyond delay_bound"
     on_join: ClassVar[str] = "takes a living peer's parameters; its first pull brings the centre's"
 
-    refused: int = field(default=0, init=False, repr=False, compare=False)
     _rank: int = field(default=0, init=False, repr=False, compare=False)
     _gradient: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
     _summed: int = field(default=0, init=False, repr=False, compare=False)  # gradients in it

@@ -53,7 +53,6 @@ class PushGossip(Strategy):
     on_slow: ClassVar[str] = "its queue fills, and is then passed over"
     on_join: ClassVar[str] = "it is drawn from then on"
 
-    refused: int = field(default=0, init=False, repr=False, compare=False)
     _draws: torch.Generator = field(default_factory=torch.Generator, init=False, repr=False, compare=False)
     _graph: Topology | None = field(default=None, init=False, repr=False, compare=False)
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
@@ -116,8 +115,11 @@ class PushGossip(Strategy):
         self._draws = derive_generator(self.seed, f"gossip from update {replica.clock}", fabric.rank)
 
     def state(self) -> dict[str, Any]:
-        return {"draws": self._draws.get_state(), "rounds": self._rounds, "agreed_at": self._agreed_at}
+        return {"draws": self._draws.get_state(), "rounds": self._rounds, "agreed_at": self._agreed_at} | {
+            "refused": self.refused
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         self._draws.set_state(state["draws"])
+        self.refused = int(state["refused"])
         self._rounds, self._agreed_at = int(state["rounds"]), int(state["agreed_at"])
