@@ -26,7 +26,7 @@ from typing import Any
 
 from murmurate import checkpoint
 from murmurate.bench import _commands
-from murmurate.bench._result import Log
+from murmurate.bench._result import Log, number
 from murmurate.errors import RunFailed
 from murmurate.folder import write_json
 from murmurate.recipes import recipe
@@ -201,11 +201,11 @@ def expected(field: Sequence[Job], per_second: Callable[[Job], float], log: Log)
     if first is not None:
         log(f"{first.label}: {speed:,.0f} env steps a second here")
     log(
-        f"expected: {cost['hours']:,.2f} hours for {cost['env_steps_left']:,} env steps left of "
+        f"expected: {number(cost['hours'])} hours for {cost['env_steps_left']:,} env steps left of "
         f"{cost['env_steps_planned']:,}, in {len(field)} runs kept in {field[0].plan.where}"
     )
     for label, of_row in by_row.items():
-        log(f"expected: {of_row:,.2f} hours for {label}")
+        log(f"expected: {number(of_row)} hours for {label}")
     return cost
 
 
@@ -274,7 +274,7 @@ def _reach(job: Job, end: int, run: Runner) -> Facts:
 def _told(job: Job, end: int, facts: Facts) -> str:
     if diverged(facts):
         return f"{job.label}, seed {job.seed}: diverged ({facts['exit']})"
-    return f"{job.label}, seed {job.seed}: {facts['eval_return_mean']:.1f} after {end:,} env steps"
+    return f"{job.label}, seed {job.seed}: evaluation {facts['eval_return_mean']:.1f} after {end:,} env steps"
 
 
 def _last_words(told: Path) -> str:
