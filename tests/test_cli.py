@@ -187,7 +187,9 @@ def test_a_launcher_that_cannot_carry_a_strategy_is_named_with_one_that_it_can(
             continue
         with pytest.raises(Refusal) as refusal:
             session.preflight(run)
-        assert f"{name} needs {missing[0]}, which the local launcher does not offer" in str(refusal.value)
+        assert f"{name} needs {' and '.join(missing)}, which the local launcher does not offer" in str(
+            refusal.value
+        )
         other = "gala" if Capability.REGISTER in offered else "all-reduce"
         assert f"Use --strategy {other}" in str(refusal.value)
         assert strategies()[other].needs <= offered, "the remedy must be one"

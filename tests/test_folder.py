@@ -48,13 +48,18 @@ def _unusual(strategy: Any) -> Any:
         value = getattr(strategy, field.name)
         if not field.init:
             continue
-        if field.name == "topology":
-            other[field.name] = "complete"
-        else:
-            other[field.name] = (
-                (not value) if isinstance(value, bool) else 0.5 if value is None else value + 3
-            )
+        other[field.name] = _another(value)
     return dataclasses.replace(strategy, **other)
+
+
+def _another(value: Any) -> Any:
+    if isinstance(value, str):
+        return {"ring": "complete", "complete": "ring", "exponential": "ring", "pull": "push"}[value]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, float):
+        return value / 2 + 0.1  # a weight stays one
+    return 0.5 if value is None else value + 3
 
 
 def test_run_json_names_versions_hardware_and_command(tmp_path: Path) -> None:
@@ -117,7 +122,11 @@ def test_an_unclaimed_folder_is_as_before(existed: bool, tmp_path: Path) -> None
 
 
 def test_roles_are_named_with_process_and_host(tmp_path: Path) -> None:
-    write_roles(tmp_path, {0: 11, 1: None})
+    write_roles(tmp_path, {0: 11, 1: None, 2: 12}, replicas=2)
     lines = [json.loads(line) for line in (tmp_path / "roles.jsonl").read_text().splitlines()]
     here = {"role": "replica", "host": socket.gethostname()}
-    assert lines == [{**here, "index": 0, "pid": 11}, {**here, "index": 1, "pid": os.getpid()}]
+    assert lines == [
+        {**here, "index": 0, "pid": 11},
+        {**here, "index": 1, "pid": os.getpid()},
+        {**here, "role": "center", "index": 0, "pid": 12},
+    ]

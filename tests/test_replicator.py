@@ -192,7 +192,7 @@ SLOPES = [(1.0, 0.0), (0.0, 2.0), (1.0, 1.0), (-1.0, 0.0)]
 def probed(synchronous, door):
     """Each at its own point with its own gradient; all show it before anybody compares."""
     replica = Replica("x", Point(*STARTS[door.rank]), sgd)
-    probe = Probe(replica, door, synchronous)
+    probe = Probe(replica, door, synchronous, replicas=door.size)
     replica.measure = True
     replica.exchange = lambda r: Exchange(0, 1, 1)
     replica.follow(torch.tensor(SLOPES[door.rank], dtype=torch.float64))

@@ -16,10 +16,11 @@ from murmurate.coordinator import Coordinator
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.board import Board
 from murmurate.fabric.simulated import SimulatedFabric
+from murmurate.post import FINAL, FINAL_REQUEST, Post, Restored, staging
 from murmurate.recipes import recipe
 from murmurate.spec import Placement
 from murmurate.strategies import strategies
-from murmurate.train import FINAL, FINAL_REQUEST, Learning, Post, Restored, Run, staging
+from murmurate.train import Learning, Run
 from murmurate.vector import NotFinite
 
 

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 from murmurate.agents.interface import Agent
 from murmurate.checkpoint import write_part
 from murmurate.collect.interface import spec_of
 from murmurate.fabric.interface import Fabric
-from murmurate.probe import Probe
-from murmurate.record.recorder import Recorder
-from murmurate.replicator import Replicator
-from murmurate.train import (
+from murmurate.joining import Doorway, Pace
+from murmurate.post import (
     FINAL,
     FINAL_REQUEST,
     SETTLE_SECONDS,
-    Learning,
     Post,
-    Run,
     member_state,
     staging,
 )
+from murmurate.probe import Probe
+from murmurate.record.recorder import Recorder
+from murmurate.record.watch import Watch
+from murmurate.replicator import Replicator
+from murmurate.train import Learning, Run
 
 
 class Serving:
@@ -37,7 +40,13 @@ class Serving:
         self.recorder = Recorder(
             post.folder / "metrics.jsonl", None, post.started_at, offset_seconds=post.offset_seconds
         )
+        self.watch = Watch(lambda: self.recorder.seconds, list(self.replicator.bonds.values()))
+        self._last_record = time.monotonic()
         self.answered = 0
+        self.pace = Pace()
+        self.doorway = (
+            None if post.admission is None else Doorway(post.admission, self.replicator, post.folder)
+        )
         if post.restored is not None:
             self.replicator.load(post.restored.state["replicas"])
             self.meeting.gather(torch.zeros(4, dtype=torch.float64))
@@ -53,8 +62,17 @@ class Serving:
             if not self._serve() and self._folds() != shown:
                 self.replicator.publish()  # nobody asks for anything: show what has become of it
                 shown = self._folds()
+            self.watch.lap("exchange")
             self._save(board.checkpoint_requested)
+            self._record()
             self.post.between()
+            board.beat(self.post.rank)
+            if (seconds := self.pace.tick()) is not None:
+                board.set_pace(self.post.rank, seconds)
+            if self.doorway is not None:
+                self.doorway.welcome()
+            self.watch.turn()
+        self._record(last=True)
         self.replicator.settle(FINAL_REQUEST, SETTLE_SECONDS)
         self.replicator.publish()
         board.finished(self.post.rank)
@@ -64,11 +82,30 @@ class Serving:
 
     def _serve(self) -> bool:
         bonds = self.replicator.bonds.values()
-        served = [bond.strategy.serve(bond.replica, bond.channel) for bond in bonds]  # each has its turn
+        with torch.no_grad():
+            # a list: each has its turn
+            served = [bond.strategy.serve(bond.replica, bond.channel) for bond in bonds]
         return any(served)
 
     def _folds(self) -> int:
         return sum(bond.replica.clock for bond in self.replicator.bonds.values())
+
+    def _record(self, last: bool = False) -> None:
+        """A line of ``kind`` "centre": it has no env steps, and is not counted among the replicas."""
+        now = time.monotonic()
+        if now - self._last_record < self.run.record_every_seconds and not last:
+            return
+        self._last_record = now
+        self.recorder.record(
+            {
+                "kind": "centre",
+                "member": self.post.rank,
+                "updates": self._folds(),
+                "waiting_seconds": self.replicator.waiting_seconds,
+                "bytes_exchanged": self.replicator.bytes_exchanged,
+                **self.watch.fields(last=last),
+            }
+        )
 
     def _save(self, asked: int) -> None:
         if asked <= self.answered:

@@ -148,11 +148,16 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
         print(f"usage: {verb} [--strategy S] [--out DIR] [--FIELD VALUE ...]\n")
         print("Fields (with what they are now):\n" + show(run))
         return 0
-    run = change(run, rest, verb)
+    base, run = run, change(run, rest, verb)
+    from murmurate.launch import dictated_replicas
     from murmurate.session import train
 
+    if (ranks := dictated_replicas(run.launcher)) is not None:
+        run = change(dataclasses.replace(base, replicas=ranks), rest, verb)
+
     folder = options.out or Path("runs") / f"{run.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return _told(train(run, folder), folder)
+    finish = train(run, folder)
+    return _told(finish, finish.folder or folder)
 
 
 def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
@@ -178,7 +183,7 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
     if options.json:
         print(json.dumps(finish.summary))
         return int(finish.code)
-    summary = finish.summary
+    summary = finish.summary or {}
     shares = ", ".join(
         f"{summary[f'share_{what}']:.1%} {what}" for what in ("computing", "waiting", "exchanging", "idle")
     )
@@ -199,6 +204,8 @@ def _resume(options: argparse.Namespace, rest: list[str]) -> int:
 
 def _told(finish: Any, folder: Path) -> int:
     summary = finish.summary
+    if summary is None:  # another rank has told it
+        return int(finish.code)
     if summary["exit"].startswith("failed"):
         print(f"murmurate: {summary['exit']}", file=sys.stderr)
     mean = summary.get("eval_return_mean")

@@ -19,11 +19,12 @@ from typing import Any
 from murmurate import checkpoint
 from murmurate.errors import RunFailed
 from murmurate.fabric.board import Board
+from murmurate.post import FINAL, staging
 from murmurate.record.console import Console
 from murmurate.record.reader import Tail
 from murmurate.record.recorder import Recorder
 from murmurate.record.tensorboard import TensorBoard
-from murmurate.train import FINAL, Run, staging
+from murmurate.train import Run
 
 _CHECKPOINT_DEADLINE_SECONDS = 60.0
 
@@ -60,6 +61,8 @@ class Coordinator:
         self.steps_before = 0
         self.seconds_before = offset_seconds
         self.stopped_because = ""
+        self.slowest_save_seconds: float | None = None  # from asking for a checkpoint to the last part
+        self.is_admitting = False  # a replica is coming in: no checkpoint meanwhile
         self._pending = 0  # number of the checkpoint that replicas are writing; 0 if none
         self._asked_at = 0.0
         self._next_at = self._after(board.total_env_steps())
@@ -74,7 +77,8 @@ class Coordinator:
         self._commit_if_ready()
         self._give_up_if_late()
         total = self.board.total_env_steps()
-        if not self._pending and total >= self._next_at and not self.board.stop_requested:
+        free = not (self._pending or self.is_admitting)
+        if free and total >= self._next_at and not self.board.stop_requested:
             self._next_at = self._after(total)
             self._pending, self._asked_at = self.board.request_checkpoint(), time.monotonic()
         if self.run.minutes is not None and self.recorder.seconds > self.run.minutes * 60:
@@ -99,12 +103,36 @@ class Coordinator:
     def died(self, rank: int, how: str) -> None:
         """A role ended that should not have: nobody waits for it from now on."""
         if rank in self.dead:
+            if self.board.is_alive(rank):  # it was about to come in again
+                self.board.bury(rank)
+                self.event("died", f"{self.name(rank)} did not come in ({how})", member=rank)
             return
         self.board.bury(rank)
         self.dead.append(rank)
         left = [other for other in self.board.living() if other < self.run.replicas]
-        who = f"replica {rank}" if rank < self.run.replicas else "the centre"
-        self.event("died", f"{who} died ({how}); {len(left)} go on", member=rank)
+        goes_on = f"{len(left)} go on" if rank < self.run.replicas else "the run stops"
+        words = f"{self.name(rank)} died ({how}); {goes_on}"
+        self.event("died", words, member=rank, epoch=self.board.epoch)
+        if rank >= self.run.replicas:
+            raise RunFailed(
+                f"the centre died ({how}), and with it what only it knew. The last checkpoint is kept; "
+                f"go on from it: murmurate resume {self.folder}"
+            )
+
+    def joined(self, rank: int, donor: int) -> None:
+        """A replica that had died is in the run again."""
+        self.board.joined(rank)
+        self.dead.remove(rank)
+        words = f"replica {rank} is back, with the state of replica {donor}"
+        self.event("joined", words, member=rank, epoch=self.board.epoch)
+
+    def name(self, rank: int) -> str:
+        return f"replica {rank}" if rank < self.run.replicas else "the centre"
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a checkpoint was asked for and is not complete."""
+        return bool(self._pending)
 
     def event(self, name: str, message: str, **fields: Any) -> None:
         self.recorder.event(name, message, env_steps=self.board.total_env_steps(), updates=0, **fields)
@@ -136,6 +164,7 @@ class Coordinator:
         if not self._pending or not self.board.saved_by_all(self._pending):
             return
         name, self._pending = str(self._pending), 0
+        self.slowest_save_seconds = max(self.slowest_save_seconds or 0.0, time.monotonic() - self._asked_at)
         if self._complete(name):
             self._commit(name)
 
@@ -153,7 +182,8 @@ class Coordinator:
             return False
         for rank in self.board.living():
             part = f"replica-{rank}.safetensors"
-            if not (here / part).exists():
+            # who joined after it was asked for has no part in it
+            if not (here / part).exists() and (staging(self.folder, FINAL) / part).exists():
                 shutil.copyfile(staging(self.folder, FINAL) / part, here / part)
         return True
 

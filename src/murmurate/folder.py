@@ -12,7 +12,7 @@ import socket
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -180,14 +180,19 @@ def hardware(run: Run | None = None) -> dict[str, Any]:
     }
 
 
-def write_roles(folder: Path, pids: dict[int, int | None], replicas: int) -> None:
-    """``roles.jsonl``: which process on which host is which role (None: a thread of the launcher)."""
+def write_roles(
+    folder: Path, pids: dict[int, int | None], replicas: int, hosts: Mapping[int, str] | None = None
+) -> None:
+    """``roles.jsonl``: which process on which host is which role (None: a thread of the launcher).
+
+    hosts: names by rank; the others are on this one.
+    """
     lines = [
         {
             "role": "replica" if rank < replicas else "center",
-            "index": rank,
+            "index": rank if rank < replicas else rank - replicas,
             "pid": pid or os.getpid(),
-            "host": socket.gethostname(),
+            "host": (hosts or {}).get(rank) or socket.gethostname(),
         }
         for rank, pid in pids.items()
     ]

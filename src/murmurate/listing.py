@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +16,11 @@ import murmurate.agents
 import murmurate.fabric
 from murmurate.bench import benches
 from murmurate.errors import unknown
-from murmurate.launch import launchers
+from murmurate.launch import launcher, launchers
 from murmurate.recipes import algorithms, recipe_names
 from murmurate.strategies import strategies
+
+_COLUMNS = 100
 
 
 def listing(what: str) -> list[dict[str, Any]]:
@@ -35,6 +38,9 @@ def show(what: str, rows: list[dict[str, Any]]) -> None:
         worlds = sorted({row["world"] for row in rows})
         console.print("  ".join(f"{world}-*" for world in worlds))
         return
+    if what == "strategies":
+        print("\n".join(_block(row) for row in rows), end="")
+        return
     table = rich.table.Table(box=None, pad_edge=False, header_style="bold")
     keys = list(rows[0])
     for key in keys:
@@ -42,6 +48,29 @@ def show(what: str, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         table.add_row(*(", ".join(v) if isinstance(v, list) else str(v) for v in row.values()))
     console.print(table)
+
+
+def _block(row: dict[str, Any]) -> str:
+    """One strategy: its name and step, and below them a line for each thing it declares."""
+    rounds = "synchronous" if row["synchronous"] else "asynchronous"
+    said = {
+        "": row["step"],
+        "rounds": rounds + (", with a centre" if row["centre"] else ""),
+        "needs": ", ".join(row["needs"]) or "nothing",
+        "messages carry": row["carries"],
+        "staleness bounded by": row["bounded_by"],
+        "a peer dies": row["on_death"],
+        "a peer is slow": row["on_slow"],
+        "a peer joins": row["on_join"],
+        "paper": row["paper"],
+    }
+    lines = [
+        textwrap.fill(value, _COLUMNS, initial_indent=f"  {key:<22}", subsequent_indent=" " * 24)
+        for key, value in said.items()
+        if value
+    ]
+    # the step stands beside the name
+    return f"{row['name']:<24}{lines[0].strip()}\n" + "\n".join(lines[1:]) + "\n"
 
 
 def _recipes() -> list[dict[str, Any]]:
@@ -58,8 +87,13 @@ def _strategies() -> list[dict[str, Any]]:
             "name": name,
             "step": kind.summary,
             "needs": sorted(need.value for need in kind.needs),
+            "carries": kind.carries,
             "synchronous": kind.synchronous,
-            "a peer dies": kind.on_death,
+            "centre": kind.centre,
+            "bounded_by": kind.bounded_by,
+            "on_death": kind.on_death,
+            "on_slow": kind.on_slow,
+            "on_join": kind.on_join,
             "paper": kind.paper,
         }
         for name, kind in strategies().items()
@@ -85,7 +119,14 @@ def _fabrics() -> list[dict[str, Any]]:
 
 
 def _launchers() -> list[dict[str, Any]]:
-    return [{"name": name, "summary": _first_line("launch", name)} for name in launchers()]
+    return [
+        {
+            "name": name,
+            "summary": _first_line("launch", name),
+            "offers": sorted(offer.value for offer in launcher(name).CAPABILITIES),
+        }
+        for name in launchers()
+    ]
 
 
 def _benches() -> list[dict[str, Any]]:

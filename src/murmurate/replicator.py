@@ -35,6 +35,13 @@ class Bond:
         self.staleness_max = max(self.staleness_max, self.last.staleness)
         return self.last
 
+    def joined(self, rank: int) -> None:
+        """``rank`` begins another life: if the end of the last one was not seen, tell of both."""
+        if rank in self._living:
+            self.strategy.on_member(MemberEvent("died", rank))
+        self.strategy.on_member(MemberEvent("joined", rank))
+        self._living = sorted({*self._living, rank}) if self._living else ()
+
     def _tell(self, living: Sequence[int]) -> None:
         before = set(self._living or living)
         for rank in sorted(before - set(living)):
@@ -109,6 +116,18 @@ class Replicator:
         with torch.no_grad():
             for bond in self.bonds.values():
                 bond.strategy.resumed(bond.replica, bond.channel)
+                bond.replica.reload()
+
+    def joined(self, rank: int) -> None:
+        """``rank`` was started again, and comes in with a living peer's state."""
+        for bond in self.bonds.values():
+            bond.joined(rank)
+
+    def entered(self) -> None:
+        """This member was started again, and has loaded a living peer's state."""
+        with torch.no_grad():
+            for bond in self.bonds.values():
+                bond.strategy.joined(bond.replica, bond.channel)
                 bond.replica.reload()
 
     def publish(self) -> None:

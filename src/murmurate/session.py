@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from murmurate.fabric.interface import Capability, FabricFactory
 from murmurate.fabric.simulated import Crashed, SimulatedFabric
 from murmurate.folder import claim, held, read_run, unclaim, write_run
 from murmurate.launch import launcher
+from murmurate.launch import offered as capabilities_of
 from murmurate.play import film, write_strip
 from murmurate.recipes import recipe
 from murmurate.record.reader import truncate_after
@@ -32,18 +33,63 @@ FINISHED, FAILED, REFUSED = 0, 1, 2
 
 @dataclasses.dataclass
 class Finish:
-    """How a run ended: the exit code of the command line, and ``summary.json``."""
+    """How a run ended: the exit code of the command line, and ``summary.json``.
+
+    summary: None where another process leads the run, and tells of it. folder: where that is not the one
+    that was asked for.
+    """
 
     code: int
-    summary: dict[str, Any]
+    summary: dict[str, Any] | None
+    folder: Path | None = None
 
 
 def train(run: Run, folder: Path) -> Finish:
     """Check everything that can be checked, then run. Raises Refusal with nothing changed."""
     preflight(run)
     run = resolved(run)
+    crew = _crew(run)
+    if crew is None:
+        return _begin(run, folder, None)
+    if not crew.leads:
+        return Finish(launcher(run.launcher).follow(_stored), None)
+    with _told(crew):
+        begun = crew.begun()  # by ranks that were ended and started again
+        if begun is None:
+            return _begin(run, folder, crew)
+        if any(checkpoint.damage(begun / "checkpoints" / name) is None for name in ("last", "previous")):
+            finish = resume(begun, lambda _: run)
+        else:
+            unclaim(begun, existed=True)
+            finish = _begin(run, begun, crew)
+        return dataclasses.replace(finish, folder=begun)
+
+
+def _crew(run: Run) -> Any:
+    """This process among ranks that somebody else started; None where the launcher starts the roles."""
+    make = getattr(launcher(run.launcher), "crew", None)
+    return None if make is None else make()
+
+
+@contextlib.contextmanager
+def _told(crew: Any) -> Iterator[None]:
+    """If the leader refuses, nobody waits for it."""
+    try:
+        yield
+    except Refusal:
+        crew.refuse()
+        raise
+
+
+def _stored(folder: Path) -> Run:
+    return read_run(folder, recipe)
+
+
+def _begin(run: Run, folder: Path, crew: Any) -> Finish:
     existed = folder.exists()
     claim(folder)
+    if crew is not None:
+        crew.claimed(folder)
     try:
         with held(folder):
             write_run(folder, run)
@@ -69,9 +115,13 @@ def resume(folder: Path, changes: Callable[[Run], Run] = lambda run: run) -> Fin
     stored = read_run(folder, recipe)
     run = changes(stored)
     preflight(run)
-    found = checkpoint.newest(folder / "checkpoints")
-    with held(folder):
-        return _go_on(run, stored, folder, found)
+    crew = _crew(run)
+    if crew is not None and not crew.leads:
+        return Finish(launcher(run.launcher).follow(_stored), None)
+    with contextlib.nullcontext() if crew is None else _told(crew):
+        found = checkpoint.newest(folder / "checkpoints")
+        with held(folder):
+            return _go_on(run, stored, folder, found)
 
 
 # what a resumed run may do otherwise; all else is what was learned so far
@@ -79,6 +129,7 @@ _MAY_CHANGE = frozenset(
     {
         "env_steps", "updates", "minutes", "stop_at_return", "launcher", "placement", "eval_episodes",
         "checkpoint_every_env_steps", "probe_every_updates", "record_every_seconds",
+        "restarts",
     }
 )  # fmt: skip
 
@@ -126,9 +177,12 @@ def _go_on(run: Run, stored: Run, folder: Path, found: Path) -> Finish:
 def preflight(run: Run) -> None:
     """Raise Refusal for whatever can be known to fail before anything is changed."""
     run.validate()
-    offered: frozenset[Capability] = launcher(run.launcher).CAPABILITIES
+    engine = launcher(run.launcher)
+    if hasattr(engine, "check"):
+        engine.check(run)
+    offered = capabilities_of(engine)
     devices = _devices(run)
-    where = f"the {run.launcher} launcher"
+    where = f"the {run.launcher} launcher" + " across hosts" * (offered != engine.CAPABILITIES)
     if devices != {"cpu"}:
         offered -= {Capability.SHARED_MEMORY}
         where += " on a GPU"

@@ -29,6 +29,8 @@ def load_agent(run: Run, folder: Path) -> Agent:
     agent = run.agent.build(spec_of(run.world), Replica, seed=run.seed, device=torch.device("cpu"))
     states = [checkpoint.read_part(folder, rank) for rank in learners(run, folder)]
     latest = max(states, key=lambda state: state["seconds"])  # who saved last saw most of the others
+    if (centre := run.replicas) in checkpoint.parts(folder):
+        latest = checkpoint.read_part(folder, centre)
     for name, replica in agent.replicas.items():
         with torch.no_grad():
             for key, values in replica.named_views():

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from murmurate.agents.a2c import A2C
 from murmurate.agents.interface import Agent
-from murmurate.checkpoint import read_manifest, read_part, write_part
+from murmurate.checkpoint import write_part
 from murmurate.collect.interface import Simulators, World
 from murmurate.collect.rollouts import Rollouts, open_groups
 from murmurate.errors import Refusal
-from murmurate.fabric.board import Board
-from murmurate.fabric.interface import Fabric, FabricFactory
+from murmurate.fabric.interface import Fabric
+from murmurate.joining import Doorway, Pace
+from murmurate.post import FINAL, FINAL_REQUEST, SETTLE_SECONDS, Post, Restored, member_state, staging
 from murmurate.probe import Probe
 from murmurate.record.recorder import Recorder
+from murmurate.record.watch import Watch
 from murmurate.replicator import Replicate, Replicator
 from murmurate.spec import Batch, EnvSpec, Outcome, Placement, derive_generator, derive_seed
 from murmurate.strategies.interface import Strategy
-from murmurate.vector import NotFinite
 
-FINAL = "final"
-FINAL_REQUEST = 1 << 40
 _FINISH_DEADLINE_SECONDS = 10.0
-SETTLE_SECONDS = 10.0  # for deltas in flight to arrive before a checkpoint
 
 
 @dataclass(frozen=True)
@@ -49,6 +45,8 @@ class Run:
     probe_every_updates: own updates between looks at disagreement and gradient cosines; 0 never looks.
     record_every_seconds: between two lines of a replica in ``metrics.jsonl``.
     eval_episodes: full games played by the final (and the best) parameters.
+    restarts: how often each replica that died is started again, with a living peer's state (launcher
+        ``local``). 0 goes on without it: what killed it, as too little memory does, may kill it again.
     """
 
     recipe: str
@@ -69,6 +67,7 @@ class Run:
     probe_every_updates: int = 200
     record_every_seconds: float = 1.0
     eval_episodes: int = 10
+    restarts: int = 0
 
     def validate(self) -> None:
         """Raise Refusal for values that make no sense."""
@@ -84,7 +83,13 @@ class Run:
                 raise Refusal(f"{name} is {value}; give a positive number, as in --{option} 100000.")
         if self.env_steps is None and self.updates is None and self.minutes is None:
             raise Refusal("the run has no end: give --env-steps, --updates or --minutes.")
-        least = {"checkpoint_every_env_steps": 1, "probe_every_updates": 0, "eval_episodes": 1, "seed": 0}
+        least = {
+            "checkpoint_every_env_steps": 1,
+            "probe_every_updates": 0,
+            "eval_episodes": 1,
+            "seed": 0,
+            "restarts": 0,
+        }
         for name, least_value in least.items():
             if getattr(self, name) < least_value:
                 raise Refusal(f"{name} is {getattr(self, name)}; it must be at least {least_value}.")
@@ -137,38 +142,6 @@ class Run:
         return open_groups(self.world, self.simulators, training=True, double_buffer=self.double_buffer)
 
 
-@dataclass
-class Restored:
-    """What a replica goes on from. One that had died goes on from a living one's learning (``own`` is
-    False), with its own count of env steps and with games of its own."""
-
-    state: dict[str, Any]
-    env_steps: int
-    own: bool
-
-    @classmethod
-    def read(cls, checkpoint: Path, rank: int, source: int) -> Restored:
-        """Replica ``rank``, from the part of replica ``source``. Raises Refusal if it is unreadable."""
-        state = read_part(checkpoint, source)
-        counts = read_manifest(checkpoint).get("replica_env_steps")
-        count = state["env_steps"] if rank == source or counts is None else counts[rank]
-        return cls(state, int(count), rank == source)
-
-
-@dataclass
-class Post:
-    """Where one replica works: its fabric, the board, the run folder, and what to go on from."""
-
-    rank: int
-    fabric: FabricFactory
-    board: Board
-    folder: Path
-    started_at: float
-    offset_seconds: float = 0.0
-    restored: Restored | None = None
-    between: Callable[[], None] = lambda: None  # called between two steps
-
-
 class Learning:
     """One replica's part of a run: the loop of design section 3, and what surrounds it."""
 
@@ -187,8 +160,15 @@ class Learning:
         self.recorder = Recorder(
             post.folder / "metrics.jsonl", post.rank, post.started_at, offset_seconds=post.offset_seconds
         )
+        bonds = list(self.replicator.bonds.values())
+        others = [self.meeting, *(probe.channel for probe in self.probes)]
+        self.watch = Watch(lambda: self.recorder.seconds, bonds, others)
         self.env_steps = 0
         self.answered = 0  # number of the newest checkpoint request already served
+        self.doorway = (
+            None if post.admission is None else Doorway(post.admission, self.replicator, post.folder)
+        )
+        self.pace = Pace()
         self.returns: deque[float] = deque(maxlen=100)
         self.unreported: list[list[float]] = []
         self.probed: dict[str, Any] = {}
@@ -200,15 +180,20 @@ class Learning:
             self.meeting.gather(torch.zeros(4, dtype=torch.float64))
             self.replicator.resumed()
             self.meeting.gather(torch.zeros(4, dtype=torch.float64))
+        if post.joins and self.doorway is not None:
+            self._join(self.doorway)
 
     def go(self) -> None:
         """Train until the run's end or a request to stop; leave a final checkpoint part."""
         self.replicator.publish()
         outcome: Outcome | None = None
-        if not self._over(self._consult()):
+        # a joiner stands where its peers have just consulted
+        if self.post.joins or not self._over(self._consult()):
             for batch in self.source:
+                self.watch.lap("collect")
                 outcome = self.learner.learn(batch)
                 batch.feedback(outcome.priorities)
+                self.watch.lap("learn")
                 self._count(batch)
                 self._probe()
                 self._record(outcome)
@@ -218,6 +203,7 @@ class Learning:
                     self._serve(wishes)
                     if self._over(wishes):
                         break
+                self.watch.turn()
         self._finish(outcome)
 
     # -- counting and recording ---------------------------------------------------------------------
@@ -228,6 +214,8 @@ class Learning:
             self.returns.append(episode.episode_return)
             self.unreported.append([episode.episode_return, episode.length])
         self.post.board.advance(self.post.rank, self.env_steps, self.learner.clock)
+        if (seconds := self.pace.tick()) is not None:
+            self.post.board.set_pace(self.post.rank, seconds)
 
     def _probe(self) -> None:
         every = self.run.probe_every_updates
@@ -270,6 +258,7 @@ class Learning:
                 "waiting_seconds": self.replicator.waiting_seconds,
                 "bytes_exchanged": self.replicator.bytes_exchanged,
                 **self.probed,
+                **self.watch.fields(last=force),
             }
         )
         self.unreported, self.probed = [], {}
@@ -288,16 +277,42 @@ class Learning:
         board = self.post.board
         stop, asked = board.stop_requested, board.checkpoint_requested
         if not self.synchronous:
+            if self.doorway is not None:
+                self.doorway.attend(self._gift)
             return stop, asked, board.total_env_steps()
-        mine = torch.tensor([float(stop), float(asked), float(self.env_steps), 0.0], dtype=torch.float64)
+        mine = torch.tensor([stop, asked, self.env_steps, board.hand_over], dtype=torch.float64)
         answers = self.meeting.gather(mine)
         absent = [rank for rank in range(board.size) if rank not in answers]
         total = sum(int(a[2]) for a in answers.values()) + sum(board.env_steps(r) for r in absent)
-        return (
+        wishes = (
             any(bool(a[0]) for a in answers.values()),
             min(int(a[1]) for a in answers.values()),
             total,
         )
+        hand_over = min(int(a[3]) for a in answers.values())
+        if self.doorway is not None and wishes[1] <= self.answered and not self._over(wishes):
+            self.doorway.admit_together(hand_over, self._meet, self._gift)
+        return wishes
+
+    def _meet(self) -> list[int]:
+        """A round of its own: who came."""
+        return sorted(self.meeting.gather(torch.zeros(4, dtype=torch.float64)))
+
+    def _gift(self) -> dict[str, Any]:
+        """What a joiner takes over (design, section 1): parameters, moments, clock, strategy."""
+        return {
+            "replicas": self.replicator.state(),
+            "learner": self.learner.state(),
+            "source": {"batches": self.learner.clock},
+            "answered": self.answered,
+        }
+
+    def _join(self, doorway: Doorway) -> None:
+        """Take a living peer's state and place. Raises NotLetIn if the run ends first."""
+        gift = doorway.take()
+        self._restore(Restored(gift, self.post.board.env_steps(self.post.rank), own=False))
+        self.answered = int(gift["answered"])
+        doorway.enter(gift)
 
     def _over(self, wishes: tuple[bool, int, int]) -> bool:
         stop, _, total = wishes
@@ -328,8 +343,7 @@ class Learning:
         deadline = time.monotonic() + _FINISH_DEADLINE_SECONDS
         # all last vectors should be on show before anybody takes the mean of them
         while not self.synchronous and not board.finished_all() and time.monotonic() < deadline:
-            self.meeting.living()  # on a simulated fabric this lets the others go on
-            time.sleep(0.002)
+            self.meeting.wait("finished", 0.002)  # no such mail comes: time passes, a simulated fabric's too
         write_part(staging(self.post.folder, FINAL), self.post.rank, self.state())
         board.saved(self.post.rank, FINAL_REQUEST)
         self.recorder.event("finished", f"replica {self.post.rank} has finished", member=self.post.rank)
@@ -383,33 +397,3 @@ class Learning:
             "groups": [None] * len(mine["groups"]),
             "generator": generator.get_state(),
         }
-
-
-def member_state(replicator: Replicator, seconds: float) -> dict[str, Any]:
-    """What a checkpoint holds of a replica or a centre alike.
-
-    Raises NotFinite rather than let a good checkpoint be replaced by one that cannot learn.
-    """
-    for name, bond in replicator.bonds.items():
-        if not torch.isfinite(bond.replica.params.detach()).all():
-            raise NotFinite(
-                f"the parameters of replica '{name}' are not finite at its update {bond.replica.clock}. "
-                "A smaller learning rate usually helps."
-            )
-    consensus = {
-        name: {"params": dict(replicator.bonds[name].replica.named_views(vector))}
-        for name, vector in replicator.consensus().items()
-    }
-    return {
-        "replicas": replicator.state(),
-        "consensus": consensus,
-        "seconds": seconds,
-        "staleness_max": {name: bond.staleness_max for name, bond in replicator.bonds.items()},
-        "bytes_exchanged": replicator.bytes_exchanged,
-        "waiting_seconds": replicator.waiting_seconds,
-    }
-
-
-def staging(folder: Path, name: str) -> Path:
-    """Where the parts of a checkpoint gather before it is committed."""
-    return folder / "checkpoints" / f".staging-{name}"

@@ -141,7 +141,7 @@ def silent_in_mean(door):
 def send_numbers(count, door):
     fabric = channel(door)
     accepted = [
-        fabric.send(0, tag, torch.full((N,), float(number)))
+        fabric.send(0, tag, torch.full((N,), float(number)), note=2.0**53 - number)
         for number in range(count)
         for tag in ("odd", "even")[number % 2 :]
     ]
@@ -153,8 +153,9 @@ def receive_numbers(count, door):
     for tag in ("even", "odd"):
         expected = count if tag == "even" else (count + 1) // 2
         for _ in range(expected * (door.size - 1)):
-            sender, x = fabric.wait(tag, 30.0)
+            sender, x, note = fabric.wait(tag, 30.0)
             assert bool((x == x[0]).all())
+            assert note == 2.0**53 - float(x[0])
             streams.setdefault((sender, tag), []).append(float(x[0]))
     return streams, fabric.receive("even"), fabric.wait("odd", 0.02), fabric.receive("unheard")
 
@@ -269,6 +270,8 @@ def wait_for_newer(door):
 
 def share_and_write(door):
     fabric = channel(door)
+    if Capability.SHARED_MEMORY not in fabric.capabilities:
+        return None  # that it says so is tested with the other capabilities
     memory = fabric.shared("params", vector(door.rank))
     at_first = memory.clone()
     fabric.mean_(torch.zeros(N))  # all have looked
@@ -382,7 +385,7 @@ class TestEveryFabric:
             assert streams[sender, "odd"] == [float(i) for i in range(0, count, 2)]
 
     def test_mail_is_a_copy(self, members):
-        _, (sender, x) = members(2, send_what_changes, receive_after_the_change)
+        _, (sender, x, _) = members(2, send_what_changes, receive_after_the_change)
         assert sender == 0
         assert torch.equal(x, vector(7))
 
@@ -419,7 +422,10 @@ class TestEveryFabric:
         assert waited == (True, False, (False, True), True, True)
 
     def test_shared_memory_starts_with_the_lowest_and_is_seen_by_all(self, members):
-        for at_first, memory, again, other in members(3, share_and_write):
+        results = members(3, share_and_write)
+        if results == [None] * 3:
+            pytest.skip("this fabric offers no shared memory")
+        for at_first, memory, again, other in results:
             assert torch.equal(at_first, vector(0))
             expected = vector(0)
             expected[:3] = torch.tensor([100.0, 101.0, 102.0])

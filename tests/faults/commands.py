@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,13 +35,15 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 class Command:
     """``python -m murmurate ...`` as it runs, and what it has written so far."""
 
+    program: Sequence[str] = ("murmurate",)
+
     def __init__(self, folder: Path, *arguments: object, environment: dict[str, str] | None = None) -> None:
         self.folder = folder
         # not under pytest's own folder: a socket's path has at most 107 characters
         self.temporary = Path(tempfile.mkdtemp(prefix="murmur"))
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed at exit
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "murmurate", *map(str, arguments)],
+            [sys.executable, "-m", *self.program, *map(str, arguments)],
             stdin=subprocess.DEVNULL,
             stdout=self._said,
             stderr=subprocess.STDOUT,
@@ -84,9 +86,10 @@ class Command:
         return int(self.process.wait(DEADLINE_SECONDS))
 
     def pids(self) -> dict[int, int]:
-        """Process id by replica, from ``roles.jsonl``."""
+        """Process id by rank, from ``roles.jsonl``; a centre comes after the replicas."""
         lines = until(lambda: self._lines("roles.jsonl"), "roles.jsonl")
-        return {role["index"]: role["pid"] for role in lines}
+        replicas = sum(role["role"] == "replica" for role in lines)
+        return {role["index"] + replicas * (role["role"] == "center"): role["pid"] for role in lines}
 
     def kill_group(self, number: signal.Signals) -> None:
         """What a terminal, or a scheduler, does: one signal to every process of the group."""

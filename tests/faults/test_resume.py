@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(1500)
 _UPDATES = 400
 # Told by a clock, by how far others happened to be, or honest about what a resume costs.
 _OF_THE_MOMENT = {
-    "time_seconds", "env_steps_per_second", "waiting_seconds", "total_env_steps", "bytes_exchanged",
+    "time_seconds", "env_steps_per_second", "waiting_seconds", "spans", "total_env_steps", "bytes_exchanged",
 }  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def test_sigterm_to_one_role_alone_ends_it_and_to_all_does_not() -> None:
         "from murmurate.launch import role\n"
         "role._HEARSAY_SECONDS = 0.2\n"
         "board = Board(2); board.open()\n"
-        "signal.signal(signal.SIGTERM, lambda *_: role._leave_unless_stopping(board))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: role.leave_unless_stopping(board))\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
         "if sys.argv[1] == 'all': board.request_stop()\n"
         "time.sleep(1); print('went on')\n"

@@ -45,11 +45,13 @@ def _meanwhile(act: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def _freeze_one_and_interrupt(folder: Path, wait_for_silence: bool = False) -> None:
+def _freeze_one_and_interrupt(folder: Path, wait_for_silence: bool = False, also: int | None = None) -> None:
     """``wait_for_silence``: until the others, in the middle of a round without it, record nothing more."""
     until(lambda: (folder / "checkpoints/last/state.json").exists(), "a checkpoint")
     roles = {r["index"]: r["pid"] for r in read_lines(folder / "roles.jsonl")}
     os.kill(roles[1], signal.SIGSTOP)
+    if also is not None:
+        os.kill(roles[also], signal.SIGSTOP)
     if wait_for_silence:
         metrics = folder / "metrics.jsonl"
         until(lambda: time.time() - metrics.stat().st_mtime > 1.0, "silence")
@@ -74,12 +76,24 @@ def test_a_replica_that_does_not_stop_is_killed_and_the_others_save(
     assert 1 not in checkpoint.parts(last)
 
 
-def test_replicas_that_wait_for_one_another_for_ever_are_a_failure(
+@pytest.mark.slow
+def test_one_that_holds_up_a_round_is_excluded_and_the_others_stop_and_save(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    _meanwhile(lambda: _freeze_one_and_interrupt(folder, wait_for_silence=True))
+    finish = train(_long("all-reduce"), folder)
+    assert (finish.code, finish.summary["exit"]) == (130, "interrupted")
+    told = [e["event"] for e in finish.summary["events"] if e.get("member") == 1]
+    assert told == ["silent", "excluded", "died"], "there is nothing left to come back for"
+    assert finish.summary["dead_replicas"] == [1]
+    assert checkpoint.parts(folder / "checkpoints" / "last") == [0]
+
+
+def test_when_nobody_stops_the_run_fails_and_the_last_checkpoint_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "_STOP_DEADLINE_SECONDS", 1.0)
     folder = tmp_path / "run"
-    _meanwhile(lambda: _freeze_one_and_interrupt(folder, wait_for_silence=True))
+    _meanwhile(lambda: _freeze_one_and_interrupt(folder, also=0))
     finish = train(_long("all-reduce"), folder)
     assert finish.code == 1
     assert "no replica stopped within 1 s, and all were killed" in finish.summary["exit"]

@@ -57,7 +57,7 @@ class Augmented:
         row[i] = weights[i]
         for j, version in versions.items():
             row[self.row_of[j, version]] = weights[j]
-        assert row.sum() == weights.sum()  # every peer with a weight was peeked, and nobody else
+        assert abs(row.sum() - weights.sum()) < 1e-12  # every peer with a weight was peeked, and nobody else
         self.z[i] = row @ self.z
         self.phi[:, i] = np.einsum("r,srn->sn", row, self.phi)
 
@@ -115,14 +115,19 @@ class Gossip:
             door.note("stepped", (exchange, replica.params.detach().numpy().copy()))
         return replica.params.detach().clone()
 
-    def run(self, seed: int) -> SimulatedFabric:
-        fabric = SimulatedFabric(self.size, seed=seed, latency=(0.0, self.latency))
+    def run(self, seed: int, **faults: object) -> SimulatedFabric:
+        fabric = SimulatedFabric(self.size, seed=seed, latency=(0.0, self.latency), **faults)
         fabric.run([functools.partial(self.member, seed)] * self.size)
         return fabric
 
 
-def replay(fabric: SimulatedFabric, name: str) -> Iterator[tuple[Augmented, int, object, dict[int, int]]]:
+def replay(
+    fabric: SimulatedFabric, name: str, recorded: bool = False
+) -> Iterator[tuple[Augmented, int, object, dict[int, int]]]:
     """The log's events laid on the augmented state.
+
+    An event's matrix is that of the topology or, with ``recorded`` (a death changes the graph, for each
+    member when it learns of it), uniform over whom the log says was averaged.
 
     Yields after each update (then the exchange is None) and each whole step: (state, member, (exchange,
     its real vector) or None, what it peeked).
@@ -143,7 +148,10 @@ def replay(fabric: SimulatedFabric, name: str) -> Iterator[tuple[Augmented, int,
         elif event.kind == "stepped":
             exchange, _ = event.detail
             if peeked[i]:
-                mixing = event_matrix(graph, fabric.size, i, exchange.round - 1)
-                state.average(i, mixing[i], peeked[i])
+                weights = event_matrix(graph, fabric.size, i, exchange.round - 1)[i]
+                if recorded:
+                    weights = np.zeros(fabric.size)
+                    weights[[i, *peeked[i]]] = 1 / (1 + len(peeked[i]))
+                state.average(i, weights, peeked[i])
             yield state, i, event.detail, peeked[i]
             peeked[i] = {}

@@ -213,3 +213,84 @@ def test_one_event_on_a_ring_of_four_stretches_the_disagreement():
     stretch = apart(found) / apart(starts)
     assert stretch == pytest.approx(joint_contraction([event]), abs=1e-12)
     assert stretch == pytest.approx(1.077, abs=5e-4)
+
+
+# -- Proposition 1 under every topology, with faults, and how tight it is -----------------------------
+
+SIZES = {4: 8, 5: 6, 6: 6}  # members: updates
+
+
+@pytest.mark.parametrize("name", topologies())
+def test_proposition_1_holds_for_every_topology_with_members_late_and_dying(name):
+    """The recorded matrices give every vector, and the bound from their products holds at every event."""
+    closest, died = 0.0, 0
+    for size, updates in SIZES.items():
+        for seed in range(4):
+            case = Gossip(topology=name, size=size, updates=updates, latency=[2e-5, 2e-4][seed % 2])
+            crashes = {seed % size: 5 * size + seed} if seed >= 2 else {}
+            fabric = case.run(seed, crashes=crashes)
+            died += sum(e.kind == "crash" for e in fabric.log)
+            for state, i, stepped, _ in replay(fabric, name, recorded=bool(crashes)):
+                if stepped is not None:
+                    np.testing.assert_allclose(state.members[i], stepped[1], rtol=0, atol=1e-10)
+                apart_now, bound = apart(state.members), state.bound()
+                assert apart_now <= bound * (1 + 1e-9) + 1e-12, f"{size} members, schedule {seed}"
+                closest = max(closest, apart_now / max(bound, 1e-9))
+    assert died >= 3
+    assert closest > 0.5
+
+
+def turned(direction, matrix, rounds):
+    """[rounds, n]: gradients of norm 1 whose remains all point the same way, however long ago they were.
+
+    ``direction`` lies in the plane that ``matrix`` (normal) shrinks least; a round turns that plane, so
+    each gradient is the one before, turned once.
+    """
+    path = [direction]
+    for _ in range(rounds - 1):
+        following = matrix @ path[-1]
+        path.append(following / np.linalg.norm(following))
+    return np.stack(path)
+
+
+def pushed_apart(gradients, name, alpha, door):
+    """Synchronous rounds from equal starts: member i follows ``gradients[round, i]``."""
+    replicator = Replicator(GALA(topology=name), door)
+    replica = replicator.replicate("x", Point(0.0), lambda p: torch.optim.SGD(p, lr=alpha))
+    bond = replicator.bonds["x"]
+    bond.channel = InStep(bond.channel, door.channel("barrier", torch.zeros(1)))
+    path = []
+    for gradient in gradients[:, door.rank]:
+        replica.follow(torch.tensor([gradient], dtype=torch.float64))
+        bond.channel.meet()
+        path.append(replica.params.item())
+    return path
+
+
+@pytest.mark.parametrize(("name", "size"), [("ring", 4), ("ring", 7), ("undirected-ring", 8)])
+def test_on_the_synchronous_ring_proposition_1_is_tight_within_ten_percent(name, size):
+    """With gradients along the top singular vector (on the directed ring, in its turning plane).
+
+    The bound is both the one from the products of the rounds' matrices and the closed form, sigma_2^m.
+    """
+    rounds, alpha = 24, 0.1
+    matrix = mixing_matrix(topology(name), size)
+    rate = second_singular_value(matrix)
+    _, _, v = np.linalg.svd(matrix - matrix.mean(axis=0))
+    gradients = turned(v[0], matrix, rounds)
+    role = functools.partial(pushed_apart, gradients, name, alpha)
+    found = np.stack(SimulatedFabric(size, seed=0).run([role] * size), axis=1)
+    for k, x in enumerate(found, start=1):
+        products = [np.linalg.matrix_power(matrix, m) for m in range(1, k + 1)]
+        norms = [np.linalg.norm(p - p.mean(axis=0), 2) for p in products]
+        np.testing.assert_allclose(norms, rate ** np.arange(1, k + 1), rtol=0, atol=1e-12)
+        bound = alpha * sum(norms)  # each gradient has norm 1
+        assert 0.9 * bound <= apart(x) <= bound * (1 + 1e-9)
+    assert apart(found[-1]) > 0.9 * alpha * rate / (1 - rate) * (1 - rate**rounds)
+
+
+def test_off_that_vector_the_bound_is_not_met():
+    """So that being tight says something: members that are pushed alike do not part at all."""
+    role = functools.partial(pushed_apart, np.ones((6, 4)), "ring", 0.1)
+    found = np.stack(SimulatedFabric(4, seed=0).run([role] * 4), axis=1)
+    assert apart(found[-1]) < 1e-12

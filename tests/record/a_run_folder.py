@@ -100,7 +100,23 @@ def _metrics(t: int, i: int, replicas: int, seconds: int, rate: float, generator
         "gradient_cosine": cosines,
         "bytes_exchanged": int(t * 6.8e6),
         "learning_rate": 7e-4,
+        "staleness_counts": {"0": 300, "1": 60, "5": 40},
+        "spans": spans(t, i),
     }
+
+
+def spans(t: float, member: int) -> list[list]:
+    """A burst of ten turns of 10 ms before ``t``: of each, member i waits i ms, and exchanges for one."""
+    found: list[list] = []
+    for turn in range(10):
+        start = t - 0.2 + 0.01 * turn
+        wait = 0.001 * member
+        found.append(["collect", start, 0.005 - wait])
+        found.append(["learn", start + 0.005 - wait, 0.004])
+        if wait:
+            found.append(["wait", start + 0.009 - wait, wait])
+        found.append(["exchange", start + 0.009, 0.001])
+    return found
 
 
 def write_records(folder: Path, records: list[dict], *, replicas: int, strategy: dict) -> None:

@@ -194,13 +194,71 @@ def test_several_runs_share_a_table_and_the_plots(tmp_path: Path) -> None:
     page = page_of(tmp_path / "a", tmp_path / "b")
     assert [run["recipe"] for run in data_of(page)] == ["pong-gala", "pong-a2c"]
     words = words_of(page)
-    assert "pong-gala, gala, 4 replicas 19.12 ± 0.25 18.25 600,000 0:05:00 2,000 0.0021 2 finished" in words
-    assert "pong-a2c, all-reduce, 4 replicas 19.12 ± 0.25 18.25 600,000 0:05:00 2,000 0.0021 none" in words
-    drawn = ElementTree.tostring(svgs_of(page)["return by env steps"], encoding="unicode")
-    # Four thin lines and a mean of each run; the cross of the dead one is drawn besides.
-    for colour in ("var(--run0)", "var(--run1)"):
-        assert drawn.count(colour) >= 5
-    assert "var(--accent)" not in drawn
+    first = "pong-gala, gala 4 replicas 19.12 ± 0.25 18.25 600,000 2,400,000 300 0:05:00 2,000"
+    assert first in words
+    assert "0 max 9 0.0021 7.11 GB 1.09 MB 1 of 4" in words  # the dead one exchanged until half time
+    assert "0 max 9 0.0021 8.16 GB 1.09 MB none" in words
+
+
+def test_strategies_keep_their_colours_in_all_plots(tmp_path: Path) -> None:
+    for name, strategy in (("a", "gala"), ("b", "all-reduce")):
+        for seed in (0, 1):
+            folder = tmp_path / f"{name}{seed}"
+            write_run(folder, seconds=300, strategy={"name": strategy}, dead=None, seed=seed)
+    page = page_of(*(tmp_path / name for name in ("a0", "b0", "a1", "b1")))
+    drawn = {name: ElementTree.tostring(svg, encoding="unicode") for name, svg in svgs_of(page).items()}
+    for name in ("return by env steps", "return by time", "return by bytes", "speed", "disagreement"):
+        assert drawn[name].count("var(--run0)") == drawn[name].count("var(--run1)") == 2  # a line and a band
+        assert "var(--run2)" not in drawn[name]
+    assert "var(--run0)" in drawn["staleness of gala"]
+    assert "var(--run1)" in drawn["staleness of all-reduce"]
+    assert "var(--run1)" not in drawn["staleness of gala"]
+    assert {f"timeline of {s}, seed {k}" for s in ("gala", "all-reduce") for k in (0, 1)} <= set(drawn)
+    for name in ("return by time", "return by env steps", "return by bytes", "shares of time"):
+        assert "var(--accent)" not in drawn[name]
+    assert "15.0% waiting, 10.0% exchanging" in words_of(page)
+    colours = {
+        c for svg in re.findall(r"<svg.*?</svg>", page, re.S) for c in re.findall(r"#[0-9a-f]{6}\b", svg)
+    }
+    assert colours <= {"#000000", "#ffffff"}
+
+
+def test_a_timeline_and_a_histogram_of_one_run(gala: tuple[Path, str]) -> None:
+    _, page = gala
+    drawn = svgs_of(page)
+    texts = [t.text for t in drawn["timeline"].iter("text")]
+    assert {"replica 0", "replica 1", "replica 3"} <= set(texts)
+    assert any(text and text.startswith("milliseconds after 7") for text in texts)
+    kinds = ElementTree.tostring(drawn["timeline"], encoding="unicode")
+    assert all(f"var(--{kind})" in kinds for kind in ("collect", "learn", "exchange", "wait"))
+    bars = [t.text for t in drawn["staleness histogram"].iter("text")]
+    assert [text for text in bars if text and text.isdigit()] == ["0", "1", "2", "3", "4", "5"]
+
+
+def test_virtual_seconds_are_the_axis_of_a_simulated_run(tmp_path: Path) -> None:
+    records = [
+        {
+            "time_seconds": t,
+            "virtual_seconds": 1000 * t,
+            "replica": i,
+            "env_steps": int(t * 50),
+            "updates": int(t * 5),
+            "return_mean": 1.0 + t,
+            "env_steps_per_second": 50.0,
+        }
+        for t in (1.0, 2.0, 3.0)
+        for i in (0, 1)
+    ]
+    write_records(tmp_path / "run", records, replicas=2, strategy={"name": "gala", "topology": "ring"})
+    write_records(tmp_path / "other", records, replicas=2, strategy={"name": "hogwild"})
+    (tmp_path / "run" / "summary.json").write_text('{"virtual_seconds": 3000.0, "wall_seconds": 3.0}')
+    one = page_of(tmp_path / "run")
+    assert "virtual time (minutes)" in [t.text for t in svgs_of(one)["return by wall time"].iter("text")]
+    assert "virtual time 3,000 seconds" in words_of(one)
+    both = page_of(tmp_path / "run", tmp_path / "other")
+    assert "virtual time (minutes)" in [t.text for t in svgs_of(both)["return by time"].iter("text")]
+    assert "3,000 0:50:00 0.1" in words_of(both)  # 300 env steps in 3000 virtual seconds
+    assert "virtual ones, of the simulated cluster" in words_of(both)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def simulated(run: Run, cluster: Cluster) -> tuple[dict[str, Any], list[Record]]
     """``summary.json``, and the records without events. Raises RunFailed."""
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
         where = Path(folder) / "run"
-        summary = simulate(run, cluster, where, quiet=True).summary
+        summary = simulate(run, cluster, where, quiet=True).summary or {}
         records = read_metrics(where / "metrics.jsonl")
     if summary["exit"] != "finished":
         raise RunFailed(f"{run.strategy.name} with {run.replicas} replicas: {summary['exit']}")

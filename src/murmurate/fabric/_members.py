@@ -21,6 +21,8 @@ from murmurate.fabric.arena import Arena
 from murmurate.fabric.board import Board
 from murmurate.fabric.interface import FabricFactory
 
+_LINGER_SECONDS = 60.0  # at most; whoever started the members ends them once all have given their results
+
 MakeFabric = Callable[[Arena, Board, int, float], FabricFactory]
 
 
@@ -44,7 +46,7 @@ def run(
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before the fork server's torch makes its pools
     context = multiprocessing.get_context("forkserver")
     # an optimizer's first step imports the latter: a second for each process, if not done before the fork
-    context.set_forkserver_preload(["murmurate.fabric.processes", "torch._dynamo"])
+    context.set_forkserver_preload(["murmurate.fabric.processes", "murmurate.fabric._hub", "torch._dynamo"])
     arena = Arena.create()
     board = _open_board(arena, size)
     board.open()
@@ -107,9 +109,11 @@ def _live(rank: int, size: int, role: bytes, arena: Arena, line: Connection, dea
     torch.set_num_threads(1)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     outcome: tuple[BaseException | None, Any]
+    door: Any = None
     try:
         function, make_fabric = pickle.loads(role)
-        outcome = None, function(make_fabric(arena, _open_board(arena, size), rank, deadline_seconds))
+        door = make_fabric(arena, _open_board(arena, size), rank, deadline_seconds)
+        outcome = None, function(door)
     except BaseException as error:
         outcome = error, None
     try:
@@ -120,6 +124,8 @@ def _live(rank: int, size: int, role: bytes, arena: Arena, line: Connection, dea
         message = pickle.dumps((RuntimeError(words), None))
     line.send_bytes(message)
     line.close()
+    if outcome[0] is None and hasattr(door, "close"):
+        door.close(_LINGER_SECONDS)  # others may still read what this one published
 
 
 def _leave_with_parent() -> None:

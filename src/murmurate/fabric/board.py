@@ -2,19 +2,49 @@
 
 Every cell has one writer (a replica its own column, the launcher the rest), so nothing needs a lock
 that a dead process could hold. It works on any int64 buffer: shared memory, or a plain array.
+
+A rank that is started again has another *life*: a number that the launcher raises while no process of that
+rank exists. Every change of membership raises the *epoch*.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-_STOP, _CHECKPOINT = 0, 1
+_STOP, _CHECKPOINT, _EPOCH, _HAND_OVER = range(4)
 _HEADER = 8
-_ALIVE, _ENV_STEPS, _CLOCK, _SAVED, _FINISHED = range(5)
-_ROWS = 5
+_ALIVE, _ENV_STEPS, _CLOCK, _SAVED, _FINISHED, _LIFE, _BEAT, _PACE, _READY, _GAVE, _ENTERED = range(11)
+_ROWS = 11
+LAUNCHERS_ROWS = (_ALIVE, _LIFE)
+MEMBERS_ROWS = tuple(row for row in range(_ROWS) if row not in LAUNCHERS_ROWS)
+_BITS = 11
+_MASK = (1 << _BITS) - 1
+
+
+class HandOver(NamedTuple):
+    """Request ``number``: ``donor`` gives its state to ``joiner``, which is in its life ``life``.
+
+    It travels as one whole number below 2**53, so that whoever reads it reads all of it, and a float64 holds
+    it; later requests are larger numbers.
+    """
+
+    number: int
+    life: int
+    joiner: int
+    donor: int
+
+    def packed(self) -> int:
+        return ((self.number << _BITS | self.life) << _BITS | self.joiner) << _BITS | self.donor
+
+    @classmethod
+    def unpack(cls, code: int) -> HandOver:
+        rest, donor = code >> _BITS, code & _MASK
+        rest, joiner = rest >> _BITS, rest & _MASK
+        return cls(rest >> _BITS, rest & _MASK, joiner, donor)
 
 
 class Board:
@@ -43,6 +73,27 @@ class Board:
         """This replica has made ``env_steps`` and ``clock`` updates in all."""
         self._rows[_ENV_STEPS, rank] = env_steps
         self._rows[_CLOCK, rank] = clock
+        self.beat(rank)
+
+    def beat(self, rank: int) -> None:
+        """A sign of life: whoever waits for others gives it too, whoever is stopped or stuck does not."""
+        self._rows[_BEAT, rank] += 1
+
+    def set_pace(self, rank: int, seconds: float) -> None:
+        """A high quantile of how long this member's rounds take."""
+        self._rows[_PACE, rank] = int(seconds * 1e6)
+
+    def ready(self, rank: int) -> None:
+        """This joiner is built, and waits for a peer's state."""
+        self._rows[_READY, rank] = self._rows[_LIFE, rank]
+
+    def gave(self, rank: int, number: int) -> None:
+        """This member has written what hand-over ``number`` asked for."""
+        self._rows[_GAVE, rank] = number
+
+    def enter(self, rank: int) -> None:
+        """This joiner has taken a peer's state, and shows it."""
+        self._rows[_ENTERED, rank] = self._rows[_LIFE, rank]
 
     def saved(self, rank: int, request: int) -> None:
         self._rows[_SAVED, rank] = request
@@ -54,7 +105,32 @@ class Board:
     # -- the launcher writes the rest
 
     def bury(self, rank: int) -> None:
+        """Its process has ended: nobody waits for it."""
         self._rows[_ALIVE, rank] = 0
+        self._header[_EPOCH] += 1
+
+    def begin_life(self, rank: int) -> int:
+        """Before a process of a dead rank is started again; the number of its new life."""
+        if self._rows[_ALIVE, rank]:
+            raise ValueError(f"rank {rank} is alive: it must be buried before it begins another life")
+        self._rows[_LIFE, rank] += 1
+        self._rows[[_BEAT, _PACE, _FINISHED], rank] = 0
+        return int(self._rows[_LIFE, rank])
+
+    def revive(self, rank: int) -> None:
+        """Its new process is ready; members let it in when they learn of it."""
+        self._rows[_ALIVE, rank] = 1
+        self._header[_EPOCH] += 1
+
+    def joined(self, rank: int) -> None:
+        """It has entered: from now on members that do not meet in rounds look for it."""
+        self._header[_EPOCH] += 1
+
+    def ask_hand_over(self, joiner: int, donor: int) -> HandOver:
+        number = HandOver.unpack(self.hand_over).number + 1
+        asked = HandOver(number, self.life(joiner), joiner, donor)
+        self._header[_HAND_OVER] = asked.packed()
+        return asked
 
     def request_stop(self) -> None:
         self._header[_STOP] = 1
@@ -70,6 +146,44 @@ class Board:
 
     def living(self) -> Sequence[int]:
         return [int(i) for i in np.flatnonzero(self._rows[_ALIVE])]
+
+    def life(self, rank: int) -> int:
+        return int(self._rows[_LIFE, rank])
+
+    def lives(self) -> npt.NDArray[np.int64]:
+        """[size]: a copy."""
+        copied: npt.NDArray[np.int64] = self._rows[_LIFE].copy()
+        return copied
+
+    def alive_in(self, lives: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """[size]: who is alive, and in the life that ``lives`` says."""
+        found: npt.NDArray[np.bool_] = (self._rows[_ALIVE] == 1) & (self._rows[_LIFE] == lives)
+        return found
+
+    def is_ready(self, rank: int) -> bool:
+        return bool(self._rows[_READY, rank] == self._rows[_LIFE, rank])
+
+    def has_entered(self, rank: int) -> bool:
+        return bool(self._rows[_ENTERED, rank] == self._rows[_LIFE, rank])
+
+    def beats(self, rank: int) -> int:
+        return int(self._rows[_BEAT, rank])
+
+    def pace(self, rank: int) -> float:
+        """Seconds; 0 before it is known."""
+        return float(self._rows[_PACE, rank]) * 1e-6
+
+    @property
+    def epoch(self) -> int:
+        return int(self._header[_EPOCH])
+
+    @property
+    def hand_over(self) -> int:
+        """The newest ``HandOver`` asked for, packed; 0 before the first."""
+        return int(self._header[_HAND_OVER])
+
+    def has_given(self, rank: int, number: int) -> bool:
+        return bool(self._rows[_GAVE, rank] == number)
 
     @property
     def stop_requested(self) -> bool:
@@ -94,6 +208,10 @@ class Board:
         """Whether every living replica has written its part of checkpoint ``request``."""
         alive = self._rows[_ALIVE] == 1
         return bool(alive.any() and (self._rows[_SAVED][alive] >= request).all())
+
+    def has_saved(self, rank: int, request: int) -> bool:
+        """Whether ``rank`` has written its part of checkpoint ``request``."""
+        return bool(self._rows[_SAVED, rank] >= request)
 
     def finished_all(self, first: int | None = None) -> bool:
         """Whether all living members have finished, or the living among the ``first`` so many."""

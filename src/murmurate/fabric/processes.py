@@ -7,9 +7,12 @@ one copy, a peek none.
 *Collective*: two sets of slots used in turn. A member writes its slot, raises its round counter and
 waits for the others'; as nobody can be two rounds ahead, the slots being read are never overwritten.
 Everyone reduces for itself, in rank order, so all get the same bits, and a death is settled without a
-vote: whoever is dead and has not raised its counter is out of the round, for everybody alike.
+vote: whoever is dead and has not raised its counter is out of the round, for everybody alike. For that a
+member is called dead only after its process has ended (docs/decisions/0010), and one that is started again
+takes part only from the round on at which all others let it in (``admit``).
 
-*Mail*: a ring of slots for each ordered pair, one writer and one reader each.
+*Mail*: a ring of slots for each ordered pair, one writer and one reader each. Each letter names the lives of
+both; if either has been started again since, it is refused and counted.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from murmurate.fabric._members import Died, run
 from murmurate.fabric.arena import Arena
 from murmurate.fabric.board import Board
 from murmurate.fabric.interface import Capability, FabricError, FabricFactory, Letter, Traffic
+from murmurate.fabric.roster import Roster
 
 __all__ = ["Died", "ProcessChannel", "ProcessFabric", "run_members"]
 
@@ -37,38 +41,86 @@ _ALL = frozenset(Capability)
 
 
 class ProcessFabric:
-    """One member's door: makes channels over the arena (see ``FabricFactory``)."""
+    """One member's door: makes channels over the arena (see ``FabricFactory``).
 
-    def __init__(self, arena: Arena, board: Board, rank: int, deadline_seconds: float = 60.0) -> None:
+    joins: this process takes the place of one that died. Until ``enter`` its collectives are its own
+    affair, as if it were alone: nobody counts with it yet.
+    by_agreement: members have common rounds, and let joiners in at one of them (see ``Roster``).
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        board: Board,
+        rank: int,
+        deadline_seconds: float = 60.0,
+        joins: bool = False,
+        by_agreement: bool = False,
+    ) -> None:
         self._arena = arena
         self._board = board
         self.rank = rank
         self.size = board.size
         self.deadline_seconds = deadline_seconds
+        self.roster = Roster(board, rank, not joins, by_agreement)
+        self._channels: dict[str, ProcessChannel] = {}
 
     @property
     def capabilities(self) -> frozenset[Capability]:
         return _ALL
 
     def living(self) -> Sequence[int]:
-        return self._board.living()
+        return self.roster.living()
 
     def channel(self, name: str, like: Tensor) -> ProcessChannel:
-        return ProcessChannel(self._arena, self._board, self.rank, name, like, self.deadline_seconds)
+        made = ProcessChannel(self._arena, self.roster, name, like, self.deadline_seconds)
+        self._channels[name] = made
+        return made
+
+    # -- members that are started again
+
+    def admit(self, rank: int, life: int) -> None:
+        """Count with ``rank``, which begins ``life``, from the next round of every channel on.
+
+        Members whose strategy has common rounds call it at the same one.
+        """
+        self.roster.admit(rank, life)
+        for channel in self._channels.values():
+            channel.expect(rank)
+
+    def place(self, partners: Sequence[int]) -> dict[str, Any]:
+        """Where this member stands, for one that enters here: rounds by channel, and who takes part.
+
+        With common rounds ``partners`` came to the last one: who lives now may look different elsewhere.
+        """
+        return {
+            "rounds": {name: channel.round for name, channel in self._channels.items()},
+            "partners": list(partners),
+            "lives": self.roster.lives.tolist(),
+        }
+
+    def enter(self, place: dict[str, Any]) -> None:
+        """Take part from where ``place`` says, with those that take part there."""
+        self.roster.lives[:] = place["lives"]
+        self.roster.lives[self.rank] = self._board.life(self.rank)
+        self.roster.inside = True
+        for name, channel in self._channels.items():
+            channel.enter(int(place["rounds"][name]), [*place["partners"], self.rank])
 
 
 class ProcessChannel:
     """One channel (see ``Fabric``): all four protocols for vectors shaped like ``like`` [N]."""
 
     def __init__(
-        self, arena: Arena, board: Board, rank: int, name: str, like: Tensor, deadline_seconds: float
+        self, arena: Arena, roster: Roster, name: str, like: Tensor, deadline_seconds: float
     ) -> None:
-        self.rank = rank
-        self.size = board.size
+        rank = self.rank = roster.rank
+        self.size = roster.board.size
         self.name = name
         self.traffic = Traffic()
+        self.refused = 0  # letters of or to a life that is over
         self.deadline_seconds = deadline_seconds
-        self._arena, self._board = arena, board
+        self._arena, self._roster = arena, roster
         self._bytes = like.numel() * like.element_size()
         self._device = like.device
         n, shape = self.size, (like.numel(),)
@@ -78,12 +130,14 @@ class ProcessChannel:
         self._buffers = arena.tensors(f"{name}.register", (n, n + 2, *shape), like.dtype)
         # collective
         self._rounds = arena.counters(f"{name}.rounds", (n,))
-        self._round = int(self._rounds[rank])
+        self.round = int(self._rounds[rank])
+        self._partners = np.ones(n, dtype=np.bool_)  # who is waited for
         self._slots = arena.tensors(f"{name}.collective", (2, n, *shape), like.dtype)
         # mail: sent[from, to], taken[from, to]
         self._sent = arena.counters(f"{name}.sent", (n, n))
         self._taken = arena.counters(f"{name}.taken", (n, n))
         self._tags = arena.tensors(f"{name}.tags", (n, n, _MAIL_SLOTS, _TAG_BYTES), torch.uint8)
+        self._stamps = arena.counters(f"{name}.stamps", (n, n, _MAIL_SLOTS))
         self._notes = arena.tensors(f"{name}.notes", (n, n, _MAIL_SLOTS), torch.float64)
         self._letters = arena.tensors(f"{name}.mail", (n, n, _MAIL_SLOTS, *shape), like.dtype)
         self._inbox: dict[str, deque[Letter]] = {}
@@ -91,6 +145,8 @@ class ProcessChannel:
         self._pinned: set[int] = set()
         self._memory: dict[str, Tensor] = {}
         self._barrier = threading.Lock()
+        if not roster.inside:
+            self._pins[:, rank] = 0  # what the former life was reading
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -98,7 +154,17 @@ class ProcessChannel:
         return _ALL if self._device.type == "cpu" else _ALL - {Capability.SHARED_MEMORY}
 
     def living(self) -> Sequence[int]:
-        return self._board.living()
+        return self._roster.living()
+
+    def expect(self, rank: int) -> None:
+        """See ``ProcessFabric.admit``."""
+        self._partners[rank] = True
+
+    def enter(self, round: int, partners: Sequence[int]) -> None:
+        """See ``ProcessFabric.enter``."""
+        self.round = round
+        self._partners[:] = False
+        self._partners[list(partners)] = True
 
     # -- register -----------------------------------------------------------------------------------
 
@@ -133,7 +199,7 @@ class ProcessChannel:
     def wait_newer(self, peers: Sequence[int], seen: Sequence[int], deadline_seconds: float) -> bool:
         def spoken() -> bool:
             return all(
-                self.version(p) > v or not self._board.is_alive(p) or self._board.has_finished(p)
+                self.version(p) > v or not self._roster.is_alive(p) or self._roster.board.has_finished(p)
                 for p, v in zip(peers, seen, strict=True)
             )
 
@@ -142,7 +208,7 @@ class ProcessChannel:
     # -- collective ---------------------------------------------------------------------------------
 
     def mean_(self, x: Tensor) -> int:
-        if self.size == 1:
+        if self._is_alone:
             return 1
         slots, present = self._meet(x)
         self.traffic.bytes += self._bytes * len(present)
@@ -155,7 +221,7 @@ class ProcessChannel:
         return len(present)
 
     def broadcast_(self, x: Tensor, root: int) -> None:
-        if self.size == 1:
+        if self._is_alone:
             return
         slots, present = self._meet(x if self.rank == root else None)
         if root not in present:
@@ -164,16 +230,20 @@ class ProcessChannel:
         x.copy_(slots[root])
 
     def gather(self, x: Tensor) -> dict[int, Tensor]:
-        if self.size == 1:
+        if self._is_alone:
             return {self.rank: x.detach().clone()}
         slots, present = self._meet(x)
         self.traffic.bytes += self._bytes * len(present)
         return {rank: slots[rank].to(x.device, copy=True) for rank in present}
 
+    @property
+    def _is_alone(self) -> bool:
+        return self.size == 1 or not self._roster.inside
+
     def _meet(self, x: Tensor | None) -> tuple[Tensor, list[int]]:
         """Bring ``x`` to this round and wait for the rest: (slots of the round [n, N], who came)."""
-        self._round += 1
-        turn = self._round
+        self.round += 1
+        turn = self.round
         slots = self._slots[turn & 1]
         if x is not None:
             self._store(slots[self.rank], x)
@@ -182,16 +252,18 @@ class ProcessChannel:
 
         def settled() -> bool:
             # looked at in this order: who is dead can no longer raise its counter
-            dead = [not self._board.is_alive(rank) for rank in range(self.size)]
-            return all(self._rounds[rank] >= turn or dead[rank] for rank in range(self.size))
+            awaited = self._partners & self._roster.alive()
+            return bool((self._rounds[awaited] >= turn).all())
 
         if not self._wait(settled, self.deadline_seconds):
-            silent = [r for r in self._board.living() if self._rounds[r] < turn]
+            silent = [r for r in self.living() if self._partners[r] and self._rounds[r] < turn]
             raise FabricError(
                 f"rank {self.rank} waited {self.deadline_seconds:g} s for rank(s) {silent} in round {turn} "
                 f"of channel '{self.name}'. They live but do not answer: look at their logs."
             )
-        return slots, [rank for rank in range(self.size) if self._rounds[rank] >= turn]
+        # who did not come has died, and is out until it is let in again
+        self._partners &= self._rounds >= turn
+        return slots, [int(rank) for rank in np.flatnonzero(self._partners)]
 
     # -- mail ---------------------------------------------------------------------------------------
 
@@ -204,15 +276,17 @@ class ProcessChannel:
         number = int(self._sent[self.rank, to])
 
         def room() -> bool:
-            return number - int(self._taken[self.rank, to]) < _MAIL_SLOTS or not self._board.is_alive(to)
+            return number - int(self._taken[self.rank, to]) < _MAIL_SLOTS or not self._roster.is_alive(to)
 
         patience = self.deadline_seconds if deadline_seconds is None else deadline_seconds
-        if not self._wait(room, patience) or not self._board.is_alive(to):
+        stamp = self._stamp(self.rank, to)
+        if not self._wait(room, patience) or not self._roster.is_alive(to):
             return False
         place = number % _MAIL_SLOTS
         padded = np.frombuffer(name.ljust(_TAG_BYTES, b"\0"), dtype=np.uint8)
         self._tags[self.rank, to, place] = torch.from_numpy(padded.copy())
         self._notes[self.rank, to, place] = note
+        self._stamps[self.rank, to, place] = stamp
         self._store(self._letters[self.rank, to, place], x)
         self._fence()
         self._sent[self.rank, to] = number + 1
@@ -236,6 +310,11 @@ class ProcessChannel:
             number = int(self._taken[sender, self.rank])
             while number < self._sent[sender, self.rank]:
                 place = number % _MAIL_SLOTS
+                if self._stamps[sender, self.rank, place] != self._stamp(sender, self.rank):
+                    number += 1
+                    self._taken[sender, self.rank] = number
+                    self.refused += 1
+                    continue
                 tag = bytes(self._tags[sender, self.rank, place].numpy()).rstrip(b"\0").decode()
                 letter = self._letters[sender, self.rank, place].to(self._device, copy=True)
                 note = float(self._notes[sender, self.rank, place])
@@ -243,6 +322,11 @@ class ProcessChannel:
                 number += 1
                 self._taken[sender, self.rank] = number
                 self._inbox.setdefault(tag, deque()).append(Letter(sender, letter, note))
+
+    def _stamp(self, sender: int, to: int) -> int:
+        """The lives of both ends of a letter."""
+        board = self._roster.board
+        return board.life(sender) << 32 | board.life(to)
 
     # -- shared memory ------------------------------------------------------------------------------
 
@@ -257,11 +341,11 @@ class ProcessChannel:
         tensor = self._arena.tensors(f"{self.name}.{key}", tuple(like.shape), like.dtype)
 
         def settled() -> bool:
-            return bool(ready[0]) or self._board.living()[0] == self.rank
+            return bool(ready[0]) or self.living()[0] == self.rank
 
         if not self._wait(settled, self.deadline_seconds):
             raise FabricError(
-                f"rank {self._board.living()[0]} did not fill '{key}' of channel '{self.name}' within "
+                f"rank {self.living()[0]} did not fill '{key}' of channel '{self.name}' within "
                 f"{self.deadline_seconds:g} s. It lives but does not answer: look at its log."
             )
         if not ready[0]:  # once filled it stays: a later lowest rank must not write over it
@@ -310,6 +394,7 @@ class ProcessChannel:
         pause = 20e-6
         try:
             while not condition():
+                self._roster.board.beat(self.rank)
                 if time.monotonic() - start > deadline_seconds:
                     return False
                 time.sleep(pause)

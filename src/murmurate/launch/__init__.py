@@ -1,4 +1,9 @@
-"""Launchers: they start roles and hand each a fabric. They know no strategy by name."""
+"""Launchers: they start roles and hand each a fabric. They know no strategy by name.
+
+A launcher is a module with ``CAPABILITIES`` (what its fabric can offer at best) and ``start``; where it can
+know before the start that it cannot run, also ``check``. One that adopts ranks which somebody else started
+has ``offered``, ``dictated_replicas``, ``crew`` and ``follow`` besides (see ``torchrun``).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import pkgutil
 from types import ModuleType
 
 from murmurate.errors import unknown
+from murmurate.fabric.interface import Capability
 
 
 def launchers() -> list[str]:
@@ -20,3 +26,16 @@ def launcher(name: str) -> ModuleType:
     if name not in launchers():
         raise unknown("launcher", name, launchers())
     return importlib.import_module(f"{__name__}.{name}")
+
+
+def offered(module: ModuleType) -> frozenset[Capability]:
+    """What the launcher's fabric can do here and now. Raises Refusal where it cannot run at all."""
+    here = getattr(module, "offered", None)
+    found: frozenset[Capability] = module.CAPABILITIES if here is None else here()
+    return found
+
+
+def dictated_replicas(name: str) -> int | None:
+    """How many replicas the launcher's surroundings call for; None where that is the user's choice."""
+    dictated = getattr(launcher(name), "dictated_replicas", None)
+    return None if dictated is None else dictated()

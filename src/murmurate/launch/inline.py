@@ -24,8 +24,9 @@ from murmurate.fabric.board import Board
 from murmurate.fabric.interface import Capability, FabricError, FabricFactory
 from murmurate.fabric.simulated import SimulatedFabric
 from murmurate.folder import write_roles
+from murmurate.post import Post, Restored
 from murmurate.spec import derive_seed
-from murmurate.train import Post, Restored, Run
+from murmurate.train import Run
 from murmurate.vector import NotFinite
 
 CAPABILITIES = frozenset(Capability)

@@ -7,10 +7,9 @@ import os
 import signal
 import tempfile
 import time
-from dataclasses import dataclass
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerContext
 from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
@@ -19,23 +18,14 @@ from murmurate.coordinator import Coordinator, SecondInterrupt, signals
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.arena import Arena
 from murmurate.fabric.interface import Capability
-from murmurate.folder import write_roles
-from murmurate.launch.role import FAILED, FINISHED, REFUSED, open_board, replica
+from murmurate.launch.arbiter import Arbiter
+from murmurate.launch.crew import Crew, Role
+from murmurate.launch.role import FAILED, FINISHED, REFUSED, TOO_LATE, open_board
 from murmurate.train import Run
 
 CAPABILITIES = frozenset(Capability)
 _POLL_SECONDS = 0.1
 _STOP_DEADLINE_SECONDS = 75.0  # longer than the fabric's, which can name a culprit
-
-
-@dataclass
-class Role:
-    """A replica's process, and the line over which it says why it could not go on."""
-
-    rank: int
-    process: ForkServerProcess
-    line: Connection
-    ended: bool = False
 
 
 def start(
@@ -62,22 +52,21 @@ def start(
     if manifest is not None:
         coordinator.restore(manifest)
         coordinator.event("resumed", f"resumed at {manifest['env_steps']:,} env steps")
-    roles: list[Role] = []
+    crew = Crew(context, run, arena, folder, started_at, offset_seconds)
     try:
         with signals(coordinator), coordinator.console:
-            for rank in range(run.members):
-                part = None if checkpoint is None or parts is None else (checkpoint, parts[rank])
-                roles.append(_start_role(context, run, rank, arena, folder, started_at, offset_seconds, part))
-            write_roles(folder, {role.rank: role.process.pid for role in roles}, run.replicas)
-            _watch(roles, coordinator)
+            crew.start(
+                [
+                    None if checkpoint is None or parts is None else (checkpoint, parts[rank])
+                    for rank in range(run.members)
+                ]
+            )
+            _watch(crew, coordinator)
             _settle_end(coordinator)
     except (RunFailed, SecondInterrupt) as failure:
         coordinator.failure = failure
     finally:
-        for role in roles:
-            if role.process.is_alive():
-                role.process.kill()
-            role.process.join()
+        crew.kill()
         coordinator.close()
         arena.close()
     return coordinator
@@ -105,42 +94,22 @@ def _context() -> ForkServerContext:
     return context
 
 
-def _start_role(
-    context: ForkServerContext,
-    run: Run,
-    rank: int,
-    arena: Arena,
-    folder: Path,
-    started_at: float,
-    offset_seconds: float,
-    part: tuple[Path, int] | None,
-) -> Role:
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(
-        target=replica,
-        args=(run, rank, arena, theirs, folder, started_at, offset_seconds, part),
-        name=f"murmurate-replica-{rank}",
-        daemon=True,
-    )
-    process.start()
-    theirs.close()
-    return Role(rank, process, ours)
-
-
-def _watch(roles: list[Role], coordinator: Coordinator) -> None:
-    """Until every role has ended: take in deaths as they happen, and let the coordinator work."""
+def _watch(crew: Crew, coordinator: Coordinator) -> None:
+    """Until every role has ended: take in deaths as they happen, and let arbiter and coordinator work."""
     stopping_since: float | None = None
-    while any(not role.ended for role in roles):
-        wait([role.process.sentinel for role in roles if not role.ended], timeout=_POLL_SECONDS)
-        for role in roles:
+    arbiter = Arbiter(crew, coordinator)
+    while any(not role.ended for role in crew.roles):
+        wait([role.process.sentinel for role in crew.roles if not role.ended], timeout=_POLL_SECONDS)
+        for role in list(crew.roles):
             if not role.ended and not role.process.is_alive():
-                _take_end(role, coordinator)
+                _take_end(role, coordinator, arbiter)
         coordinator.poll()
+        arbiter.poll()
         if coordinator.is_due:
             stopping_since = stopping_since or time.monotonic()
             if time.monotonic() - stopping_since > _STOP_DEADLINE_SECONDS:
                 stopping_since = None
-                _kill_silent(roles, coordinator)
+                _kill_silent(crew.roles, coordinator)
 
 
 def _kill_silent(roles: list[Role], coordinator: Coordinator) -> None:
@@ -161,27 +130,19 @@ def _kill_silent(roles: list[Role], coordinator: Coordinator) -> None:
         role.process.kill()
 
 
-def _take_end(role: Role, coordinator: Coordinator) -> None:
+def _take_end(role: Role, coordinator: Coordinator, arbiter: Arbiter) -> None:
     role.ended = True
     role.process.join()
     code = role.process.exitcode
-    said = _last_words(role.line)
     if code == FINISHED:
         return
+    said = role.last_words()
     if code == REFUSED:
         raise Refusal(said or f"replica {role.rank} refused to start")
     if code == FAILED:
         raise RunFailed(said or f"replica {role.rank} failed")
-    how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-    coordinator.died(role.rank, how)
-
-
-def _last_words(line: Connection) -> str | None:
-    """What the role sent before it ended; a pipe that was merely closed also polls as readable."""
-    try:
-        return str(line.recv()) if line.poll() else None
-    except EOFError:
-        return None
+    coordinator.died(role.rank, "too late to come in" if code == TOO_LATE else role.how())
+    arbiter.died(role)
 
 
 def _settle_end(coordinator: Coordinator) -> None:

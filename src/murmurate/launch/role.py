@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,12 @@ from murmurate.fabric.arena import Arena
 from murmurate.fabric.board import Board
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.processes import ProcessFabric
-from murmurate.train import Post, Restored, Run
+from murmurate.joining import NotLetIn
+from murmurate.post import Post, Restored
+from murmurate.train import Run
 from murmurate.vector import NotFinite
 
-FINISHED, FAILED, REFUSED = 0, 3, 4
+FINISHED, FAILED, REFUSED, TOO_LATE = 0, 3, 4, 5
 _HEARSAY_SECONDS = 2.0  # for the launcher, which was told at the same time, to say what it makes of it
 
 
@@ -49,37 +52,32 @@ def replica(
     started_at: float,
     offset_seconds: float,
     part: tuple[Path, int] | None,
+    joins: bool = False,
 ) -> None:
-    """Process entry point. Says over ``line`` why, if it cannot go on, and exits with a code of its own."""
+    """Process entry point. Says over ``line`` why, if it cannot go on, and exits with a code of its own.
+
+    joins: in place of one that died; it comes in with a living peer's state.
+    """
     board = open_board(arena, run.members)
     _settle(folder, rank, run.placement.threads, board)
-    try:
-        post = Post(
+
+    def post() -> Post:
+        fabric = ProcessFabric(arena, board, rank, joins=joins, by_agreement=run.strategy.synchronous)
+        return Post(
             rank,
-            ProcessFabric(arena, board, rank),
+            fabric,
             board,
             folder,
             started_at,
             offset_seconds,
             None if part is None else Restored.read(part[0], rank, part[1]),
+            admission=fabric,
+            joins=joins,
         )
-        member(run, post).go()
-        code = FINISHED
-    except Refusal as refusal:
-        line.send(str(refusal))
-        code = REFUSED
-    except RunFailed as failure:
-        line.send(str(failure))
-        code = FAILED
-    except (NotFinite, FabricError) as failure:
-        traceback.print_exc()
-        line.send(f"replica {rank}: {failure}")
-        code = FAILED
-    except Exception as error:
-        traceback.print_exc()
-        log = folder / "logs" / f"replica-{rank}.log"
-        line.send(f"replica {rank} stopped with {type(error).__name__}: {error} (see {log})")
-        code = FAILED
+
+    code, words = live(run, rank, post)
+    if words is not None:
+        line.send(words)
     line.close()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -87,25 +85,57 @@ def replica(
     os._exit(code)
 
 
-def _settle(folder: Path, rank: int, threads: int, board: Board) -> None:
-    """Make this process a good member: own log, no terminal signals, and gone with the launcher."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
-    signal.signal(signal.SIGTERM, lambda *_: _leave_unless_stopping(board))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})  # see local.start
-    log = os.open(folder / "logs" / f"replica-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    faulthandler.enable()
+def live(run: Run, rank: int, post: Callable[[], Post]) -> tuple[int, str | None]:
+    """A member's part of ``run`` to its end: (FINISHED or TOO_LATE, None), or FAILED or REFUSED and why."""
+    try:
+        member(run, post()).go()
+    except NotLetIn:
+        return TOO_LATE, None
+    except Refusal as refusal:
+        return REFUSED, str(refusal)
+    except RunFailed as failure:
+        return FAILED, str(failure)
+    except (NotFinite, FabricError) as failure:
+        traceback.print_exc()
+        return FAILED, f"replica {rank}: {failure}"
+    except Exception as error:
+        traceback.print_exc()
+        return (
+            FAILED,
+            f"replica {rank} stopped with {type(error).__name__}: {error} (see logs/ in the run folder)",
+        )
+    return FINISHED, None
+
+
+def settle_arithmetic(threads: int) -> None:
+    """What every thread that learns does first: the same sums everywhere, and no denormals."""
     torch.set_num_threads(threads)
     # Second moments of weights behind dead ReLUs decay into denormals, on which a CPU is a hundred times
     # slower: after an hour of Pong an eighth of them had (docs/decisions/0007).
     torch.set_flush_denormal(True)
+
+
+def keep_log(folder: Path, rank: int) -> None:
+    """From now on this process speaks into its log in the run folder."""
+    log = os.open(folder / "logs" / f"replica-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    faulthandler.enable()
+
+
+def _settle(folder: Path, rank: int, threads: int, board: Board) -> None:
+    """Make this process a good member: own log, no terminal signals, and gone with the launcher."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    signal.signal(signal.SIGTERM, lambda *_: leave_unless_stopping(board))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})  # see local.start
+    keep_log(folder, rank)
+    settle_arithmetic(threads)
     launcher = multiprocessing.parent_process()
     if launcher is not None:
         threading.Thread(target=_leave_with, args=(launcher.sentinel,), daemon=True).start()
 
 
-def _leave_unless_stopping(board: Board) -> None:
+def leave_unless_stopping(board: Board) -> None:
     """SIGTERM to all processes of the run (a scheduler does that) saves and stops; to this one, ends it."""
 
     def decide() -> None:

@@ -22,6 +22,7 @@ class ReplicaProgress:
     latest: dict[str, Any] = field(default_factory=dict)
     dead: bool = False
     finished: bool = False
+    silent: bool = False  # the launcher gets no sign of life
 
     def number(self, key: str) -> float | None:
         """The newest value of ``key``, or None if there is none or it was not finite."""
@@ -37,7 +38,7 @@ class ReplicaProgress:
         if not self.latest:
             return "starting"
         silent = now_seconds - float(self.latest["time_seconds"])
-        return f"silent {silent:.0f}s" if silent > silent_after_seconds else "running"
+        return f"silent {silent:.0f}s" if self.silent or silent > silent_after_seconds else "running"
 
 
 class Progress:
@@ -69,6 +70,8 @@ class Progress:
 
     def _event(self, record: Mapping[str, Any]) -> bool:
         name, member = record.get("event"), record.get("member", record.get("replica"))
+        if name in ("silent", "woke", "died") and isinstance(member, int) and member < len(self.replicas):
+            self.replicas[member].silent = name == "silent"
         if name in ("died", "finished", "joined") and isinstance(member, int) and member < len(self.replicas):
             replica = self.replicas[member]
             if name == "died" and replica.dead:

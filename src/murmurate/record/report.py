@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ import jinja2
 
 import murmurate
 from murmurate.errors import Refusal
-from murmurate.record import sections
+from murmurate.record import comparison, sections
 from murmurate.record.console import clock
-from murmurate.record.figures import RUN_COLOURS
+from murmurate.record.figures import number
+from murmurate.record.groups import env_steps_per_second, grouped, seconds
 from murmurate.record.runs import RecordedRun, open_run
 
 _FACTS = (
@@ -91,6 +92,7 @@ def _one(run: RecordedRun) -> dict[str, Any]:
         sections.returns([run]),
         sections.speed([run]),
         sections.staleness([run]),
+        sections.timelines([("", run)]),
         sections.disagreement(run),
         sections.gradients(run),
         sections.learning(run),
@@ -122,36 +124,22 @@ def _machine(run: RecordedRun) -> str:
 
 
 def _several(runs: Sequence[RecordedRun]) -> dict[str, Any]:
-    heads: list[tuple[str, Callable[[RecordedRun], str]]] = [
-        ("run", lambda run: run.label),
-        (
-            "eval return",
-            lambda run: _with_error(run.fact("eval_return_mean"), run.fact("eval_return_stderr")),
-        ),
-        ("train return", lambda run: number(run.fact("train_return_mean"))),
-        ("env steps", lambda run: number(run.fact("env_steps"))),
-        ("wall time", lambda run: clock(run.fact("wall_seconds"))),
-        ("env steps/s", lambda run: number(run.fact("env_steps_per_second"))),
-        ("disagreement", lambda run: number(run.fact("disagreement_final"))),
-        ("dead", lambda run: _dead(run)),
-        ("state", lambda run: _state(run)[0]),
-    ]
-    rows = [
-        {"colour": f"run{index % RUN_COLOURS}", "cells": [show(run) for _, show in heads]}
-        for index, run in enumerate(runs)
-    ]
+    shown = grouped(runs)
+    strategies = f"{len(shown)} strategies" if len(shown) > 1 else shown[0].label
+    unfinished = [f"{run.folder.name}: {_state(run)[0]}" for run in runs if run.fact("exit") != "finished"]
     return {
-        "title": f"{len(runs)} runs",
-        "subtitle": ", ".join(dict.fromkeys(run.recipe for run in runs)),
-        "state": "",
-        "state_bad": False,
+        "title": f"{strategies}, {len(runs)} runs" if len(runs) > len(shown) else f"{len(runs)} runs",
+        "subtitle": ", ".join(dict.fromkeys(run.recipe for run in runs)) + _machine(runs[0]),
+        "state": "; ".join(unfinished),
+        "state_bad": bool(unfinished),
         "facts": [],
-        "comparison": {"heads": [head for head, _ in heads], "rows": rows},
+        "comparison": comparison.table(shown),
         "sections": [
-            sections.returns(runs),
-            sections.speed(runs),
-            sections.staleness(runs),
-            sections.disagreements(runs),
+            comparison.returns(shown),
+            comparison.times(shown),
+            comparison.staleness(shown),
+            comparison.disagreement(shown),
+            comparison.timeline(shown),
             sections.events(runs),
             sections.repeat(runs),
         ],
@@ -162,12 +150,13 @@ def _headline(run: RecordedRun) -> list[dict[str, str]]:
     def fact(name: str, value: str, small: str = "") -> dict[str, str]:
         return {"name": name, "value": value, "small": small}
 
-    frames = run.fact("frames")
+    frames, wall = run.fact("frames"), run.fact("wall_seconds")
     facts = [
         fact("training return", number(run.fact("train_return_mean")), "last 100 episodes"),
         fact("env steps", number(run.fact("env_steps")), f"{number(frames)} frames" if frames else ""),
-        fact("wall time", clock(run.fact("wall_seconds")), "h:mm:ss"),
-        fact("speed", number(run.fact("env_steps_per_second")), "env steps/s"),
+        *([fact("virtual time", number(seconds(run)), "seconds")] if run.virtual else []),
+        *([fact("wall time", clock(wall), "h:mm:ss")] if wall is not None else []),
+        fact("speed", number(env_steps_per_second(run)), "env steps/s"),
         fact("replicas", str(run.replicas), f"dead: {_dead(run)}" if run.deaths else ""),
     ]
     evaluated = run.fact("eval_return_mean")
@@ -198,7 +187,7 @@ def _data(run: RecordedRun) -> dict[str, Any]:
         "replicas": run.replicas,
         **{key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in facts.items()},
         "gradient_cosine": None
-        if cosines is None
+        if cosines is None or run.replicas > sections.DRAWN_COSINES
         else [[None if math.isnan(v) else v for v in row] for row in cosines.tolist()],
         "command": run.command[0],
     }
@@ -216,10 +205,6 @@ def _dead(run: RecordedRun) -> str:
     return ", ".join(map(str, run.fact("dead_replicas") or ())) or "none"
 
 
-def _with_error(value: Any, error: Any) -> str:
-    return number(value) if error is None or value is None else f"{number(value)} ± {number(error)}"
-
-
 def _fields(fields: dict[str, Any]) -> str:
     return ", ".join(f"{key.replace('_', ' ')} {_plain(value)}" for key, value in fields.items())
 
@@ -232,13 +217,3 @@ def _plain(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return number(value) if isinstance(value, float) else str(value)
-
-
-def number(value: float | int | None) -> str:
-    """A number for people: 1,234,567, 18.40, 0.00213, or a dash where there is none."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    size = abs(value)
-    if size >= 1000 or value == int(value):
-        return f"{value:,.0f}".replace("-", "−")
-    return (f"{value:.2f}" if size >= 10 else f"{value:.3g}").replace("-", "−")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ from murmurate.errors import Refusal
 from murmurate.record.reader import Record, read_metrics
 
 Array = NDArray[np.float64]
-Axis = Literal["total_env_steps", "time_seconds"]
+Axis = Literal["total_env_steps", "time_seconds", "total_bytes"]
 GRID_POINTS = 400
 
 
@@ -26,21 +27,30 @@ class Series:
 
     time_seconds: Array
     total_env_steps: Array
+    total_bytes: Array
     value: Array
 
     def x(self, axis: Axis) -> Array:
-        return self.time_seconds if axis == "time_seconds" else self.total_env_steps
+        if axis == "time_seconds":
+            return self.time_seconds
+        return self.total_env_steps if axis == "total_env_steps" else self.total_bytes
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """``run`` is run.json, ``summary`` is summary.json (empty while the run goes on or was killed)."""
+    """``run`` is run.json, ``summary`` is summary.json (empty while the run goes on or was killed).
+
+    ``centre`` are the centre's own lines, where the strategy has one. ``virtual``: the times of all lines are
+    seconds of the simulated cluster, not of the machine that simulated it.
+    """
 
     folder: Path
     run: dict[str, Any]
     summary: dict[str, Any]
     records: list[Record] = field(repr=False)
     events: list[Record] = field(repr=False)
+    centre: list[Record] = field(default_factory=list, repr=False)
+    virtual: bool = False
 
     @property
     def recipe(self) -> str:
@@ -123,18 +133,29 @@ class RecordedRun:
             if known:
                 times = np.array([float(r["time_seconds"]) for r in known])
                 value = np.array([float(r[key]) for r in known])
-                found[replica] = Series(times, self.total_env_steps(times), value)
+                found[replica] = Series(times, self.total_env_steps(times), self.total_bytes(times), value)
         return found
 
     def total_env_steps(self, times: Array) -> Array:
         """Env steps of all replicas together at each of ``times`` [K], linear between records."""
-        return sum((self.at(times, replica, "env_steps") for replica in self.histories), np.zeros(len(times)))
+        return np.interp(times, *self._all_env_steps)
+
+    def total_bytes(self, times: Array) -> Array:
+        """Bytes exchanged by all members together, the centre included, at each of ``times`` [K]."""
+        return np.interp(times, *self._all_bytes)
+
+    @cached_property
+    def _all_env_steps(self) -> tuple[Array, Array]:
+        return summed([path(history, "env_steps") for history in self.histories.values()])
+
+    @cached_property
+    def _all_bytes(self) -> tuple[Array, Array]:
+        members = [*self.histories.values(), self.centre]
+        return summed([path(history, "bytes_exchanged") for history in members])
 
     def at(self, times: Array, replica: int, key: str) -> Array:
         """A cumulative count of one replica at ``times`` [K]: 0 at the start, linear between records."""
-        known = [r for r in self.histories.get(replica, ()) if isinstance(r.get(key), (int, float))]
-        seconds = [0.0, *(float(r["time_seconds"]) for r in known)]
-        return np.interp(times, seconds, [0.0, *(float(r[key]) for r in known)])
+        return np.interp(times, *path(self.histories.get(replica, ()), key))
 
     def mean(self, key: str, axis: Axis) -> tuple[Array, Array] | None:
         """(x [G], mean of ``key`` over the replicas [G]); None if nobody recorded it.
@@ -168,10 +189,10 @@ class RecordedRun:
             return sum(int(r["env_steps"]) for r in latest)
         if key == "updates":
             return int(np.median([r["updates"] for r in latest]))
-        if key == "wall_seconds":
+        if key == ("virtual_seconds" if self.virtual else "wall_seconds"):
             return last
         if key == "env_steps_per_second":
-            return self.fact("env_steps") / self.fact("wall_seconds") if self.fact("wall_seconds") else None
+            return self.fact("env_steps") / last if last else None
         if key == "train_return_mean":
             ends = [s.value[-1] for i, s in self.series("return_mean").items() if i not in self.deaths]
             return float(np.mean(ends)) if ends else None
@@ -188,6 +209,32 @@ class RecordedRun:
 
 
 _STALENESS = ("staleness", "staleness_max")
+
+
+def path(history: Sequence[Record], key: str) -> tuple[Array, Array]:
+    """(times, values) of a cumulative count over one member's records, from 0 at time 0 on."""
+    known = [r for r in history if isinstance(r.get(key), (int, float))]
+    times = np.array([0.0, *(float(r["time_seconds"]) for r in known)])
+    return times, np.array([0.0, *(float(r[key]) for r in known)])
+
+
+def summed(paths: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """The sum of piecewise linear ``paths``, each level after its last point, as one of that kind.
+
+    Once over all corners, instead of an interpolation for each pair of members.
+    """
+    corners = np.concatenate([times for times, _ in paths])
+    turns, jumps = [], []
+    for times, values in paths:
+        passed, gained = np.diff(times), np.diff(values)
+        slopes = np.divide(gained, passed, out=np.zeros_like(gained), where=passed > 0)
+        turns.append(np.diff(slopes, prepend=0.0, append=0.0))
+        jumps.append(np.concatenate([[0.0], np.where(passed > 0, 0.0, gained)]))
+    order = np.argsort(corners, kind="stable")
+    corners = corners[order]
+    slope = np.cumsum(np.concatenate(turns)[order])
+    climbed = np.concatenate([[0.0], np.cumsum(slope[:-1] * np.diff(corners))])
+    return corners, climbed + np.cumsum(np.concatenate(jumps)[order])
 
 
 def open_run(folder: Path | str) -> RecordedRun:
@@ -211,13 +258,33 @@ def open_run(folder: Path | str) -> RecordedRun:
     summary = _object(summary_file) if summary_file.is_file() else {}
     lines = read_metrics(metrics_file)
     events = [line for line in lines if line.get("kind") == "event"]
+    virtual = to_virtual(lines)
     records = [line for line in lines if line.get("kind") != "event" and line["replica"] is not None]
+    centre = sorted((r for r in lines if r.get("kind") == "centre"), key=lambda r: r["time_seconds"])
     if not records:
         raise Refusal(
             f"{folder} holds no records yet; wait until the run has learned for some seconds, "
             f"or go on with it: murmurate resume {folder}"
         )
-    return RecordedRun(folder, run, summary, records, sorted(events, key=lambda e: e["time_seconds"]))
+    events.sort(key=lambda e: e["time_seconds"])
+    return RecordedRun(folder, run, summary, records, events, centre, virtual)
+
+
+def to_virtual(lines: Sequence[Record]) -> bool:
+    """If any line has ``virtual_seconds``, make that the time of all lines; whether it was so.
+
+    Lines without it (the launcher's) are placed between those with it, by their wall time.
+    """
+    known = sorted((r["time_seconds"], r["virtual_seconds"]) for r in lines if "virtual_seconds" in r)
+    if not known:
+        return False
+    wall, virtual = np.array(known, dtype=np.float64).T
+    virtual = np.maximum.accumulate(virtual)
+    for line in lines:
+        given = line.get("virtual_seconds")
+        between = np.interp(line["time_seconds"], wall, virtual)
+        line["time_seconds"] = float(between if given is None else given)
+    return True
 
 
 def _object(path: Path) -> dict[str, Any]:

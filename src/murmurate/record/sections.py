@@ -13,19 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmurate.errors import Refusal
-from murmurate.record import figures
+from murmurate.record import drawings, figures
 from murmurate.record.console import clock
 from murmurate.record.epsilon_ball import Ball, epsilon_ball
+from murmurate.record.groups import staleness_counts
 from murmurate.record.runs import RecordedRun
+from murmurate.record.strips import alike, window
 from murmurate.topology import topology
 
 STRIP_FRAMES = 8
 SHOWN_EVENTS = 200
+_ROUTINE = frozenset({"checkpoint", "finished", "started"})
+DRAWN_COSINES = 32
 
 
 @dataclass(frozen=True)
 class Key:
-    """A line of a legend: a CSS variable's name, and "", "thin" or "dashed"."""
+    """A line of a legend: a CSS variable's name, and how it is drawn: "" (a line), "thin", "dashed",
+    "dotted", "dashdot", "block" or "bar"."""
 
     label: str
     colour: str
@@ -46,12 +51,20 @@ class Section:
     text: str = ""
     legend: Sequence[Key] = ()
     figures: Sequence[str] = ()
-    square: bool = False
+    layout: str = ""  # "square", "three", "four" (a row), "wide", "speed" (a third and two), "strips"
     image: str = ""
     table: Table | None = None
     details: Sequence[tuple[str, str]] = field(default=())
     code: Sequence[str] = ()
     note: str = ""
+
+
+KIND_KEYS = [
+    Key("collecting", "collect", "block"),
+    Key("learning", "learn", "block"),
+    Key("exchanging", "exchange", "block"),
+    Key("waiting for others", "wait", "bar"),
+]
 
 
 def returns(runs: Sequence[RecordedRun]) -> Section:
@@ -99,12 +112,49 @@ def staleness(runs: Sequence[RecordedRun]) -> Section:
     if not runs:
         return Section(title, "One replica has nobody whose news could be old.")
     drawn = []
+    if counts := staleness_counts(runs[0]):
+        heading = "share of updates, all replicas"
+        drawn.append(
+            figures.svg(drawings.histogram(counts, max(counts), None, heading), name="staleness histogram")
+        )
     for key, label in (("staleness", "staleness (own updates)"), ("heard", "replicas in the last agreement")):
         if all(run.has(key) for run in runs):
             draw = figures.over(runs, key, "total_env_steps", label, from_zero=True)
             drawn.append(figures.svg(draw, name=key))
     return Section(
         title, "Own updates since a replica last agreed with the peers it listens to.", _legend(runs), drawn
+    )
+
+
+def timelines(runs: Sequence[tuple[str, RecordedRun]], note: str = "") -> Section:
+    """A picture a run, under its name: who computed, waited and exchanged when."""
+    title = "Who did what when"
+    known = [(name, run.virtual, found) for name, run in runs if (found := window(run)) is not None]
+    cut = alike([found for *_, found in known])
+    width = 11.0 if len(runs) == 1 else 14.2
+    drawn = [
+        figures.svg(
+            drawings.strips(found, name, virtual=virtual),
+            width,
+            0.85 + 0.3 * len(found.members),
+            name=f"timeline of {name}" if name else "timeline",
+        )
+        for (name, virtual, _), found in zip(known, cut, strict=True)
+    ]
+    if not drawn:
+        return Section(
+            title, "No spans of time were recorded; the first are, about a second after the start."
+        )
+    if any(found.left_out for found in cut):
+        note = f"{note} Of many members a dozen are shown, evenly chosen.".strip()
+    return Section(
+        title,
+        "A stretch of a burst in which spans were recorded, near the middle of the run. Blank: recording, "
+        "saving, agreeing on when to stop.",
+        KIND_KEYS,
+        drawn,
+        layout="strips",
+        note=note,
     )
 
 
@@ -137,16 +187,6 @@ def disagreement(run: RecordedRun) -> Section:
     return Section(title, text, legend or _legend([run]), drawn, note=note)
 
 
-def disagreements(runs: Sequence[RecordedRun]) -> Section:
-    """The relative disagreement of several runs."""
-    runs = [run for run in runs if run.replicas > 1 and run.has("disagreement")]
-    if not runs:
-        return Section("Disagreement", "None of these runs has several replicas that recorded disagreement.")
-    draw = figures.over(runs, "disagreement", "total_env_steps", "disagreement relative to ‖mean‖")
-    text = "Distance of the replicas from their mean, relative to its length."
-    return Section("Disagreement", text, _legend(runs), [figures.svg(draw, name="disagreement")])
-
-
 def mean_cosines(run: RecordedRun) -> NDArray[np.float64] | None:
     """[n, n] mean over the run of the cosine between gradients of two replicas; nan where never known.
 
@@ -175,6 +215,12 @@ def gradients(run: RecordedRun) -> Section:
     cosines = mean_cosines(run)
     if cosines is None:
         return Section(title, "The run recorded no cosines between gradients of two replicas.")
+    if run.replicas > DRAWN_COSINES:
+        apart = ~np.eye(run.replicas, dtype=bool)
+        mean = np.nanmean(cosines[apart])
+        return Section(
+            title, f"{run.replicas} replicas are too many to draw; mean over all pairs {mean:.3f}."
+        )
     peers = _peers(run)
     apart = ~np.eye(run.replicas, dtype=bool)
     note = f"Mean over all pairs {np.nanmean(cosines[apart]):.3f}"
@@ -186,7 +232,7 @@ def gradients(run: RecordedRun) -> Section:
         "Cosine of the angle between two replicas' gradients, averaged over the run "
         "(Assran et al. 2019, Fig. 2b). The row hears those marked as its peers.",
         figures=[figures.svg(figures.heat_map(cosines, peers), 4.2, 3.9, "cosines between gradients")],
-        square=True,
+        layout="square",
         note=note + ".",
     )
 
@@ -214,10 +260,13 @@ def events(runs: Sequence[RecordedRun]) -> Section:
     rows: list[list[str]] = []
     for run in runs:
         for event in run.events:
+            if several and event.get("event") in _ROUTINE:
+                continue
             cells = [clock(event["time_seconds"]), str(event.get("event", "")), str(event.get("message", ""))]
-            rows.append([run.label, *cells] if several else cells)
+            rows.append([f"{run.label} ({run.folder.name})", *cells] if several else cells)
     if not rows:
-        return Section(title, "Nothing was recorded besides the metrics.")
+        nothing = "Nothing happened besides checkpoints and ends." if several else ""
+        return Section(title, nothing or "Nothing was recorded besides the metrics.")
     heads = ["time", "event", "what happened"]
     left_out = len(rows) - SHOWN_EVENTS
     note = f"{left_out} events between these are in metrics.jsonl." if left_out > 0 else ""
@@ -267,7 +316,8 @@ def repeat(runs: Sequence[RecordedRun]) -> Section:
     note = (
         "" if all(known for _, known in commands) else "Put together from run.json, which holds no command."
     )
-    return Section("To repeat it", code=[command for command, _ in commands], note=note)
+    code = ["\n".join(command for command, _ in commands)]
+    return Section("To repeat it", code=code, note=note)
 
 
 def _legend(runs: Sequence[RecordedRun]) -> list[Key]:

@@ -13,9 +13,10 @@ from murmurate.agents.interface import Agent
 from murmurate.collect.interface import spec_of
 from murmurate.fabric.interface import Capability, Fabric
 from murmurate.fabric.simulated import Member
+from murmurate.post import FINAL_REQUEST, SETTLE_SECONDS
 from murmurate.replicator import Replicator
 from murmurate.spec import Episode, Outcome, derive_seed
-from murmurate.train import FINAL_REQUEST, SETTLE_SECONDS, Run
+from murmurate.train import Run
 
 
 class Watch(Protocol):

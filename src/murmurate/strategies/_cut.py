@@ -15,37 +15,38 @@ from torch import Tensor
 from murmurate.fabric.interface import Fabric, Letter
 
 _PATIENCE_SECONDS = 0.02
+# what taking in a letter counts as, so that even an endless stream of them reaches the deadline
+_HANDLING_SECONDS = 1e-4
 
 
 class Cut:
-    """All mail under ``tag`` goes through here. Notes of deltas are 0 or more; a marker k has note -k."""
+    """All mail under ``tag`` goes through here.
+
+    A delta's note is 0 or more; that of marker k is -k, k >= 1. Deltas after a marker are kept until
+    ``drain``, so senders bound how many they have without an answer.
+    """
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
-        self._held: list[Letter] = []
+        self._held: list[tuple[int, Letter]] = []  # each with the number of the marker it came after
         self._marks: dict[int, int] = {}
-        self._saved = 0
+        self._ahead = 1  # the first cut that does not lie behind us
 
     def receive(self, fabric: Fabric, wait_seconds: float = 0.0) -> Letter | None:
         """The next delta from this side of the cut, or None."""
-        for index, letter in enumerate(self._held):
-            if not self._is_ahead(letter.sender):
-                return self._held.pop(index)
-        while True:
-            found = fabric.wait(self.tag, wait_seconds) if wait_seconds else fabric.receive(self.tag)
-            if found is None:
-                return None
-            if found.note < 0:
-                self._marks[found.sender] = int(-found.note)
-            elif self._is_ahead(found.sender):
-                self._held.append(found)
-            else:
-                return found
+        letter, came = self._next(fabric, wait_seconds)
+        while letter is None and came:
+            letter, came = self._next(fabric, 0.0)
+        return letter
 
-    def announce(self, fabric: Fabric, number: int, to: Iterable[int], like: Tensor) -> None:
-        """Tell them that what comes from here from now on belongs after checkpoint ``number``."""
-        for peer in to:
-            fabric.send(peer, self.tag, torch.zeros_like(like), note=-float(number))
+    def announce(self, fabric: Fabric, number: int, to: Iterable[int], like: Tensor) -> bool:
+        """Tell them that what comes from here from now on belongs after checkpoint ``number``.
+
+        False if that did not reach everybody: then the checkpoint cannot be whole.
+        """
+        marker = torch.zeros_like(like)
+        reached = [fabric.send(peer, self.tag, marker, note=-float(number)) for peer in to]
+        return all(reached)
 
     def drain(
         self,
@@ -59,18 +60,45 @@ class Cut:
 
         Either way the cut lies behind us afterwards, and what was held is delivered.
         """
-        silent = 0.0
-        awaited = set(senders)
-        while any(self._marks.get(j, 0) < number for j in awaited & set(fabric.living())):
-            letter = self.receive(fabric, _PATIENCE_SECONDS)
+        self._ahead = max(self._ahead, number)  # cuts that we were never asked for are no longer waited at
+        while (letter := self._due()) is not None:
+            absorb(letter)
+        spent, awaited = 0.0, set(senders)
+        while spent <= deadline_seconds and self._silent(fabric, awaited, number):
+            before = fabric.traffic.waiting_seconds
+            letter, came = self._next(fabric, _PATIENCE_SECONDS)
             if letter is not None:
                 absorb(letter)
-                continue
-            silent += _PATIENCE_SECONDS
-            if silent > deadline_seconds:
-                break
-        self._saved = number
-        return silent <= deadline_seconds
+            waited = fabric.traffic.waiting_seconds - before + _HANDLING_SECONDS
+            spent += waited if came else _PATIENCE_SECONDS
+        whole = not self._silent(fabric, awaited, number)
+        self._ahead = max(self._ahead, number + 1)
+        return whole
 
-    def _is_ahead(self, sender: int) -> bool:
-        return self._marks.get(sender, 0) > self._saved
+    def _silent(self, fabric: Fabric, awaited: set[int], number: int) -> bool:
+        return any(self._marks.get(j, 0) < number for j in awaited & set(fabric.living()))
+
+    def _next(self, fabric: Fabric, wait_seconds: float) -> tuple[Letter | None, bool]:
+        """(a delta from this side of the cut if that is what is next, whether anything came)."""
+        letter = self._due()
+        if letter is not None:
+            return letter, True
+        found = fabric.wait(self.tag, wait_seconds) if wait_seconds else fabric.receive(self.tag)
+        if found is None:
+            return None, False
+        mark = self._marks.get(found.sender, 0)
+        if found.note < 0:
+            self._marks[found.sender] = max(mark, int(-found.note))
+        elif mark < self._ahead:
+            return found, True
+        else:
+            self._held.append((mark, found))
+        return None, True
+
+    def _due(self) -> Letter | None:
+        """The first that was held back and no longer has to be."""
+        for index, (mark, letter) in enumerate(self._held):
+            if mark < self._ahead:
+                del self._held[index]
+                return letter
+        return None

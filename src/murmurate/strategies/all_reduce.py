@@ -22,7 +22,11 @@ class AllReduce(Strategy):
     paper: ClassVar[str] = "TF-Replicator; A2C; Jin, Algorithm 2"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVE})
     synchronous: ClassVar[bool] = True
+    carries: ClassVar[str] = "deltas"
+    bounded_by: ClassVar[str] = "the round: 0"
     on_death: ClassVar[str] = "the mean is taken over the living, from the very round on"
+    on_slow: ClassVar[str] = "waited for up to the fabric's deadline, then the run stops with its name"
+    on_join: ClassVar[str] = "takes part from the next common round on, with a living peer's state"
 
     def step(self, replica: Replica, fabric: Fabric) -> Exchange:
         heard = fabric.mean_(replica.grad)

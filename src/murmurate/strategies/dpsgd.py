@@ -8,13 +8,20 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Fabric, FabricError, Letter
+from murmurate.fabric.interface import Capability, Fabric, Letter
+from murmurate.strategies._answer import answer, demand_centre
 from murmurate.strategies._cut import Cut
 from murmurate.strategies.interface import Strategy, centre_of, replicas_of, require, shown_by_centre
 from murmurate.vector import Exchange, Replica
 
 _PUSH, _REPLY = "update", "parameters"
-_IDLE_SECONDS = 0.02
+_IDLE_SECONDS = 0.002
+_LOST = "v"
+
+# What the threads of a node know together: their updates at the last push; 1 + the rank whose push is
+# without an answer, or 0; the version of v in the base; the version that the oldest update since the last
+# push was made from; how often v has come.
+_PUSHED_AT, _AWAITED, _VERSION, _OLDEST, _PULLS = range(5)
 
 
 def scaled_rate(rate: float, p: int, B: int, M: int, reference: tuple[int, int, int] = (1, 1, 1)) -> float:
@@ -30,16 +37,21 @@ def scaled_rate(rate: float, p: int, B: int, M: int, reference: tuple[int, int, 
 class DPSGD(Strategy):
     """Update a node's shared vector u without a lock; every B updates push u - v; the master folds M.
 
+    The lowest living thread of a node speaks with the master for it. Each push is answered at once with v as
+    it then is (Algorithm 2, line 3, waits for no fold), and a node has one push under way at most.
+
     threads: p, replicas that make a node: ranks 0..p-1, p..2p-1, ... share memory. 0: all are one node.
     local_updates: B, updates of each replica between two pushes of its node (B~ = pB of the node).
     batch: M, pushed vectors that the master joins in one update of v.
-    global_learning_rate, global_momentum: rho of Algorithm 1, line 4, and momentum on that step.
-    scale_rates: scale eta (the optimizer's rate) and rho by Corollary 1, taking the given ones as right for
-        p = B = M = 1.
+    global_learning_rate, global_momentum: rho of Algorithm 1, line 4, and momentum on that step. A gradient
+        moves v by rho times the optimizer's own rate eta.
+    scale_rates: scale eta and rho by Corollary 1, taking the given ones as right for p = B = M = 1.
     wait: for the master's answer, as a line 3 that follows line 10 would; False learns on until it comes.
-        What was learned meanwhile is kept: u <- v' + (u - u at the push). With ``wait`` and p = 1 that is
-        u <- v'. (Differs: Algorithm 9, line 34, writes v' over what other threads did in between.)
-    delay_bound: D; the master refuses an update of a v more than D of its own updates old. 0: none.
+        What was learned meanwhile is kept: u <- v' + (u - u at the push). If nothing was, that is u <- v'.
+        (Differs: Algorithm 9, line 34, writes v' over what other threads did in between.)
+    delay_bound: D; the master refuses an update of a v more than D of its own updates old, and the node goes
+        on from the fresh v. 0: none is refused.
+    deadline_seconds: how long a push or a wait may take. The outcome is to go on, and to push or pull later.
     """
 
     threads: int = 2
@@ -59,9 +71,10 @@ class DPSGD(Strategy):
         {Capability.MAIL, Capability.REGISTER, Capability.SHARED_MEMORY}
     )
     centre: ClassVar[bool] = True
+    counts_all: ClassVar[bool] = True
     carries: ClassVar[str] = "deltas"
     bounded_by: ClassVar[str] = "delay_bound: older updates are refused"
-    on_death: ClassVar[str] = "its node goes on, led by another; without its master the run stops"
+    on_death: ClassVar[str] = "its node goes on, led by the next; without its master the run stops"
     on_slow: ClassVar[str] = "nobody waits for it"
     on_join: ClassVar[str] = "lives on its node's vector"
 
@@ -77,7 +90,7 @@ class DPSGD(Strategy):
     _pushes: Cut = field(default_factory=lambda: Cut(_PUSH), init=False, repr=False, compare=False)
     _unfolded: list[Letter] = field(default_factory=list, init=False, repr=False, compare=False)
     _master: torch.optim.SGD | None = field(default=None, init=False, repr=False, compare=False)
-    _version: int = field(default=0, init=False, repr=False, compare=False)
+    _rank: int = field(default=0, init=False, repr=False, compare=False)
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
     _pulled_at: int = field(default=0, init=False, repr=False, compare=False)
 
@@ -91,7 +104,7 @@ class DPSGD(Strategy):
 
     def attach(self, replica: Replica, fabric: Fabric) -> None:
         replicas = replicas_of(fabric)
-        p = self.threads or len(replicas)
+        p = min(self.threads or len(replicas), len(replicas))
         nodes = [list(replicas[k : k + p]) for k in range(0, len(replicas), p)]
         mine = next((k for k, node in enumerate(nodes) if fabric.rank in node), None)
 
@@ -101,75 +114,84 @@ class DPSGD(Strategy):
             return like if mine is None else found[mine]
 
         params = self._params = shared("params", replica.params.detach())
-        self._base = shared("base", replica.params.detach())
-        # pushed_at, awaited, version of v in the base, how often it changed
-        self._marks = shared("marks", torch.zeros(4, dtype=torch.int64))
+        self._base = shared("base", replica.params.detach().clone())
+        self._marks = shared("marks", torch.zeros(5, dtype=torch.int64))
+        # one cell a replica, so that no count is lost to a race
         self._clocks = fabric.shared("clocks", torch.zeros(fabric.size, dtype=torch.int64))
         rho = self.global_learning_rate
         if self.scale_rates:
             rho = scaled_rate(rho, p, self.local_updates, self.batch)
             replica.scale_rates(scaled_rate(1.0, p, self.local_updates, self.batch))
-        # optimizer moments are shared in a node, as in Hogwild; the master gets its own back
-        replica.rebind(params, shared)
-        self._nodes = nodes
+        # optimizer moments are shared in a node, as in Hogwild
+        replica.rebind(params, shared if p > 1 else None)
+        self._rank, self._nodes = fabric.rank, nodes
         if mine is None:
             self._v = replica.params
             self._master = torch.optim.SGD([replica.params], lr=rho, momentum=self.global_momentum)
         else:
-            self._node = nodes[mine]
+            self._node = node = nodes[mine]
+            # schedules follow all updates; those of other nodes are taken to be as many as here
+            replica.steps_taken = lambda: self._done() * len(replicas) // len(node)
 
     def step(self, replica: Replica, fabric: Fabric) -> Exchange:
+        demand_centre(fabric, _LOST)
         replica.update()  # Algorithm 2, line 8
-        self._clocks[fabric.rank] = replica.clock
+        self._clocks[fabric.rank] += 1  # our own cell; not the replica's clock, which may come from a peer
         living = set(self._node) & set(fabric.living())
         if fabric.rank == min(living):
             self._lead(replica, fabric, len(living))
-        heard = len(living)
-        changes = int(self._marks[3])
-        if changes > self._rounds:
+        pulled = int(self._marks[_PULLS]) > self._rounds
+        if pulled:
             self._rounds += 1  # one at a time: a round is counted when it is seen
             self._pulled_at = replica.clock
-            heard += 1
-        return Exchange(self._rounds, heard, replica.clock - self._pulled_at)
+        return Exchange(self._rounds, len(living) + pulled, replica.clock - self._pulled_at)
 
     def _lead(self, replica: Replica, fabric: Fabric, p: int) -> None:
-        """The lowest living rank of a node speaks with the master for it."""
-        pushed_at, awaited = int(self._marks[0]), int(self._marks[1])
-        if awaited:
-            awaited = self._pull(replica, fabric, 0.0)
-        done = int(self._clocks[self._node].sum())
-        if not awaited and done - pushed_at >= self.local_updates * p:
-            self._push(replica, fabric, done)
-            if self.wait:
-                self._pull(replica, fabric, self.deadline_seconds)
+        if int(self._marks[_AWAITED]) == fabric.rank + 1:
+            self._pull(fabric.receive(_REPLY), replica)
+        elif self._marks[_AWAITED]:
+            self._marks[_AWAITED] = 0  # it goes to the leader before us, who is dead
+        due = self._done() - int(self._marks[_PUSHED_AT]) >= self.local_updates * p
+        if due and not self._marks[_AWAITED]:
+            self._push(replica, fabric)
+            if self._marks[_AWAITED] and self.wait:
+                self._pull(answer(fabric, _REPLY, self.deadline_seconds, _LOST), replica)
 
-    def _push(self, replica: Replica, fabric: Fabric, done: int) -> None:
-        """Push u - v (line 10). Other threads write on, so v advances by just what was pushed."""
-        centre = centre_of(fabric)
-        update = replica.params.detach() - self._base
-        sent = fabric.send(
-            centre, _PUSH, update, note=int(self._marks[2]), deadline_seconds=self.deadline_seconds
-        )
-        if sent:
+    def _done(self) -> int:
+        """Updates of all threads of this node so far."""
+        return int(self._clocks[self._node].sum())
+
+    def _push(self, replica: Replica, fabric: Fabric) -> None:
+        """Push u - v (line 10). Other threads write on, so the base advances by just what was pushed.
+
+        Of a leader killed in between, the next one pushes the same again: at most one push of its node.
+        """
+        done, update = self._done(), replica.params.detach() - self._base
+        centre, oldest, patience = centre_of(fabric), int(self._marks[_OLDEST]), self.deadline_seconds
+        if fabric.send(centre, _PUSH, update, oldest, deadline_seconds=patience):
             self._base.add_(update)
-            self._marks[0], self._marks[1] = done, 1
-        elif centre not in fabric.living():
-            raise FabricError("the master died, and with it v. Go on from the last checkpoint.")
-
-    def _pull(self, replica: Replica, fabric: Fabric, deadline_seconds: float) -> int:
-        """u <- v' + (u - u at the push) (line 3); returns whether the answer is still awaited."""
-        letter = fabric.wait(_REPLY, deadline_seconds) if deadline_seconds else fabric.receive(_REPLY)
-        if letter is None:
-            return 1
-        if self.wait and len(self._node) == 1:
-            replica.params.copy_(letter.x)
+            self._marks[_PUSHED_AT], self._marks[_OLDEST] = done, self._marks[_VERSION]
+            self._marks[_AWAITED] = fabric.rank + 1
         else:
-            replica.params.add_(letter.x - self._base)
+            demand_centre(fabric, _LOST)
+
+    def _pull(self, letter: Letter | None, replica: Replica) -> None:
+        """u <- v' + (u - u at the push) (line 3)."""
+        if letter is None:
+            return
+        u, version, refused = replica.params.detach(), abs(int(letter.note)), letter.note < 0
+        # what else was learned since a refused push is of the same old v
+        fresh = refused or (len(self._node) == 1 and self._done() == int(self._marks[_PUSHED_AT]))
+        if fresh:
+            u.copy_(letter.x)
+            self._marks[_OLDEST] = version
+        else:
+            u.add_(letter.x - self._base)
         self._base.copy_(letter.x)
-        self.refused += letter.note < 0
-        self._marks[1], self._marks[2] = 0, abs(int(letter.note))
-        self._marks[3] += 1
-        return 0
+        self._marks[_VERSION] = version
+        self._marks[_PULLS] += 1
+        self._marks[_AWAITED] = 0
+        self.refused += refused
 
     # -- the master ---------------------------------------------------------------------------------
 
@@ -182,13 +204,18 @@ class DPSGD(Strategy):
         return True
 
     def _fold(self, letter: Letter, replica: Replica, fabric: Fabric) -> None:
-        if self.delay_bound and replica.clock - letter.note > self.delay_bound:
+        """The version answered counts updates of v; a minus says that what was pushed is refused."""
+        refused = 0 < self.delay_bound < replica.clock - letter.note
+        if refused:
             self.refused += 1
-            fabric.send(letter.sender, _REPLY, replica.params, note=-max(replica.clock, 1))
-            return
-        self._unfolded.append(letter)
-        if len(self._unfolded) < self.batch:
-            return
+        else:
+            self._unfolded.append(letter)
+        if len(self._unfolded) == self.batch:
+            self._step_master(replica)
+        version = -replica.clock if refused else replica.clock
+        fabric.send(letter.sender, _REPLY, replica.params.detach(), note=version)
+
+    def _step_master(self, replica: Replica) -> None:
         if self._master is None:
             raise RuntimeError("attach comes before serve")
         replica.grad.zero_()
@@ -196,9 +223,6 @@ class DPSGD(Strategy):
             replica.grad.sub_(one.x)
         self._master.step()
         replica.tick()
-        for one in self._unfolded:
-            if one.sender >= 0:  # restored ones had their answer on resume
-                fabric.send(one.sender, _REPLY, replica.params, note=replica.clock)
         self._unfolded.clear()
 
     def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
@@ -208,20 +232,23 @@ class DPSGD(Strategy):
 
     def settle(self, replica: Replica, fabric: Fabric, number: int, deadline_seconds: float) -> bool:
         """What nodes pushed before the cut is with the master, folded or not; answers are given anew."""
-        if fabric.rank == centre_of(fabric):
-            leaders = [min(alive) for node in self._nodes if (alive := set(node) & set(fabric.living()))]
-            return self._pushes.drain(
-                fabric, number, leaders, lambda one: self._fold(one, replica, fabric), deadline_seconds
-            )
-        if fabric.rank == self._leader(fabric):
-            self._pushes.announce(fabric, number, [centre_of(fabric)], replica.params)
-        return True
+        if fabric.rank != centre_of(fabric):
+            # each thread, as each may have to lead
+            return self._pushes.announce(fabric, number, [centre_of(fabric)], self._params)
+        return self._pushes.drain(
+            fabric,
+            number,
+            replicas_of(fabric),
+            lambda one: self._fold(one, replica, fabric),
+            deadline_seconds,
+        )
 
-    def _leader(self, fabric: Fabric) -> int:
-        return min(set(self._node) & set(fabric.living()))
+    def _leader(self, node: list[int], fabric: Fabric) -> int | None:
+        return min(set(node) & set(fabric.living()), default=None)
 
     def state(self) -> dict[str, Any]:
         kept = {
+            "rank": self._rank,
             "params": self._params.clone(),  # of the same moment as the base, though others write on
             "base": self._base.clone(),
             "marks": self._marks.clone(),
@@ -239,7 +266,8 @@ class DPSGD(Strategy):
         torch.maximum(self._clocks, state["clocks"], out=self._clocks)
         self._rounds, self._pulled_at = int(state["rounds"]), int(state["pulled_at"])
         self.refused = int(state["refused"])
-        self._unfolded = [Letter(-1, x) for _, x in sorted(state["unfolded"].items())]
+        unfolded = state.get("unfolded", {})
+        self._unfolded = [Letter(-1, unfolded[key]) for key in sorted(unfolded, key=int)]
         if self._master is not None and "momentum" in state:
             self._master.state[self._v]["momentum_buffer"] = state["momentum"].clone()
 
@@ -247,10 +275,19 @@ class DPSGD(Strategy):
         """Each node goes on from its leader's u and base; the master answers all of them once."""
         if fabric.rank == centre_of(fabric):
             for node in self._nodes:
-                fabric.send(min(node), _REPLY, replica.params, note=replica.clock)
-        elif fabric.rank == self._leader(fabric):
-            self._params.copy_(self._saved["params"])
-            self._base.copy_(self._saved["base"])
-            self._marks.copy_(self._saved["marks"])
-            self._marks[1] = 1
+                leader = self._leader(node, fabric)
+                if leader is not None:
+                    fabric.send(leader, _REPLY, replica.params.detach(), note=replica.clock)
+        elif fabric.rank == self._leader(self._node, fabric):
+            self._restore(fabric)
         self._saved = {}
+
+    def _restore(self, fabric: Fabric) -> None:
+        saved = self._saved
+        own = int(saved["rank"]) in self._node
+        self._params.copy_(saved["params"])
+        # another node pushes what it learned itself
+        self._base.copy_(saved["base"] if own else saved["params"])
+        self._marks.copy_(saved["marks"])
+        self._marks[_PUSHED_AT] = min(int(self._marks[_PUSHED_AT]), self._done()) if own else self._done()
+        self._marks[_AWAITED] = fabric.rank + 1

@@ -8,13 +8,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability, Fabric, FabricError, Letter
+from murmurate.strategies._answer import answer, demand_centre
 from murmurate.strategies._cut import Cut
 from murmurate.strategies.interface import Strategy, centre_of, replicas_of, require, shown_by_centre
 from murmurate.vector import Exchange, Replica
 
 _PUSH, _REPLY = "theta", "centre"
-_IDLE_SECONDS = 0.02
+_IDLE_SECONDS = 0.002
+_LOST = "what all had in common"
 
 
 def moving_rate(given: float | None, replicas: int) -> float:
@@ -27,9 +30,9 @@ class Elastic(Strategy):
     """Every ``period`` (tau) move towards the centre and the centre towards us, by the same; update.
 
     The client sends theta_i; the centre answers with theta~ as it was and moves by
-    beta (theta_i - theta~); the client moves back by the same. (Differs: Algorithm 4 takes two
-    messages there, and a centre that moved in between; here what one gains the other loses to the bit
-    of the rounding.)
+    beta (theta_i - theta~); the client moves back by the same, so what one gains the other loses. (Differs:
+    Algorithm 4 takes two messages, between which the centre may move.) The gradient of the update that
+    follows is of theta_i before the move, as in Zhang's Algorithm 1. (Differs: Jin's takes it after.)
 
     moving_rate: beta; None is 0.8 / p with p replicas.
     wait: for the answer, as printed; False goes on, and moves when it is there.
@@ -50,7 +53,7 @@ class Elastic(Strategy):
     bounded_by: ClassVar[str] = "period, plus the answer's delay"
     on_death: ClassVar[str] = "the others go on; without its centre the run stops and can be resumed"
     on_slow: ClassVar[str] = "nobody waits for it"
-    on_join: ClassVar[str] = "begins at the centre"
+    on_join: ClassVar[str] = "takes a living peer's parameters; its next move is towards the centre"
 
     _sent: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
     _pushes: Cut = field(default_factory=lambda: Cut(_PUSH), init=False, repr=False, compare=False)
@@ -69,32 +72,38 @@ class Elastic(Strategy):
         self._sent = replica.params.detach().clone()
 
     def step(self, replica: Replica, fabric: Fabric) -> Exchange:
-        heard = 1
+        demand_centre(fabric, _LOST)
         due = replica.clock > 0 and replica.clock % self.period == 0
         if due and not self._awaited:
             self._push(replica, fabric)
-        if self._awaited:
-            heard += self._move(replica, fabric, self.deadline_seconds if due and self.wait else 0.0)
+        patience = self.deadline_seconds if due and self.wait else 0.0
+        moved = self._awaited and self._move(replica, fabric, patience)
         replica.update()
-        return Exchange(self._rounds, heard, replica.clock - self._moved_at)
+        # the update that follows a move belongs to it
+        return Exchange(self._rounds, 1 + moved, replica.clock - 1 - self._moved_at)
 
     def _push(self, replica: Replica, fabric: Fabric) -> None:
-        centre = centre_of(fabric)
-        self._sent.copy_(replica.params)
-        self._awaited = fabric.send(centre, _PUSH, self._sent, deadline_seconds=self.deadline_seconds)
-        if not self._awaited and centre not in fabric.living():
-            raise FabricError("the centre died. Go on from the last checkpoint.")
+        self._sent.copy_(replica.params.detach())
+        centre, patience = centre_of(fabric), self.deadline_seconds
+        self._awaited = fabric.send(centre, _PUSH, self._sent, deadline_seconds=patience)
+        if not self._awaited:
+            demand_centre(fabric, _LOST)
 
-    def _move(self, replica: Replica, fabric: Fabric, deadline_seconds: float) -> int:
+    def _move(self, replica: Replica, fabric: Fabric, deadline_seconds: float) -> bool:
         """theta_i <- theta_i - beta (theta_i - theta~), if the answer is there."""
-        letter = fabric.wait(_REPLY, deadline_seconds)
+        if deadline_seconds:
+            letter = answer(fabric, _REPLY, deadline_seconds, _LOST)
+        else:
+            letter = fabric.receive(_REPLY)
         if letter is None:
-            return 0
+            return False
         self._awaited = False
-        replica.params.sub_(self._sent.sub_(letter.x), alpha=self._beta)
+        replica.params.detach().sub_(self._sent.sub_(letter.x), alpha=self._beta)
         self._rounds += 1
         self._moved_at = replica.clock
-        return 1
+        return True
+
+    # -- the centre ---------------------------------------------------------------------------------
 
     def serve(self, replica: Replica, fabric: Fabric) -> bool:
         """theta~ <- theta~ + beta (theta_i - theta~)"""
@@ -104,27 +113,35 @@ class Elastic(Strategy):
         return letter is not None
 
     def _pull(self, letter: Letter, replica: Replica, fabric: Fabric) -> None:
-        fabric.send(letter.sender, _REPLY, replica.params)
-        replica.params.add_(letter.x.sub_(replica.params), alpha=self._beta)
-        replica.tick()
+        centre = replica.params.detach()
+        if fabric.send(letter.sender, _REPLY, centre):  # towards the dead nobody moves
+            centre.add_(letter.x.sub_(centre), alpha=self._beta)
+            replica.tick()
 
     def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
         return shown_by_centre(replica, fabric)
 
+    # -- state --------------------------------------------------------------------------------------
+
     def settle(self, replica: Replica, fabric: Fabric, number: int, deadline_seconds: float) -> bool:
         """No move is half made across the cut: a client takes its answer first."""
-        if fabric.rank == centre_of(fabric):
-            return self._pushes.drain(
-                fabric,
-                number,
-                replicas_of(fabric),
-                lambda one: self._pull(one, replica, fabric),
-                deadline_seconds,
-            )
-        if self._awaited and not self._move(replica, fabric, deadline_seconds):
-            return False
-        self._pushes.announce(fabric, number, [centre_of(fabric)], replica.params)
-        return True
+        if fabric.rank != centre_of(fabric):
+            whole = not self._awaited or self._answered(replica, fabric, deadline_seconds)
+            told = self._pushes.announce(fabric, number, [centre_of(fabric)], self._sent)
+            return whole and told
+        return self._pushes.drain(
+            fabric,
+            number,
+            replicas_of(fabric),
+            lambda one: self._pull(one, replica, fabric),
+            deadline_seconds,
+        )
+
+    def _answered(self, replica: Replica, fabric: Fabric, deadline_seconds: float) -> bool:
+        try:
+            return self._move(replica, fabric, deadline_seconds)
+        except FabricError:
+            return False  # the next step says so
 
     def state(self) -> dict[str, Any]:
         return {"rounds": self._rounds, "moved_at": self._moved_at}
@@ -138,7 +155,10 @@ class Elastic(Strategy):
 class SynchronousElastic(Strategy):
     """Elastic averaging in common rounds: every member keeps its own copy of the centre.
 
-    theta~ <- theta~ + beta sum_i (theta_i - theta~); theta_i <- theta_i - beta (theta_i - theta~).
+    theta~ <- theta~ + beta sum_i (theta_i - theta~);
+    theta_i <- theta_i - beta (theta_i - theta~) - eta grad f_i(theta_i), with theta of before on the right.
+
+    moving_rate: beta; None is 0.8 / p with p replicas. Refused above 1 / p, where the centre would overshoot.
     """
 
     moving_rate: float | None = None
@@ -153,7 +173,7 @@ class SynchronousElastic(Strategy):
     bounded_by: ClassVar[str] = "period"
     on_death: ClassVar[str] = "the centre is pulled by the living, from the very round on"
     on_slow: ClassVar[str] = "waited for up to the fabric's deadline, then the run stops with its name"
-    on_join: ClassVar[str] = "takes part from the next checkpoint on"
+    on_join: ClassVar[str] = "takes part from the next common round on, with a living peer's state"
 
     _centre: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
     _beta: float = field(default=0.0, init=False, repr=False, compare=False)
@@ -165,6 +185,11 @@ class SynchronousElastic(Strategy):
 
     def attach(self, replica: Replica, fabric: Fabric) -> None:
         self._beta = moving_rate(self.moving_rate, fabric.size)
+        if self._beta * fabric.size > 1 + 1e-9:
+            raise Refusal(
+                f"moving_rate {self._beta:g} with {fabric.size} replicas takes the centre beyond the mean: "
+                f"use at most {1 / fabric.size:g}, or leave it out for {moving_rate(None, fabric.size):g}."
+            )
         self._centre = replica.params.detach().clone()
 
     def step(self, replica: Replica, fabric: Fabric) -> Exchange:
@@ -174,8 +199,9 @@ class SynchronousElastic(Strategy):
             heard = fabric.mean_(mean)
             before = self._centre.clone()
             self._centre.lerp_(mean, heard * self._beta)
-            replica.params.lerp_(before, self._beta)
+            replica.params.detach().lerp_(before, self._beta)
         replica.update()
+        # the update that follows a move belongs to it
         rounds, since = divmod(max(replica.clock - 1, 0), self.period)
         return Exchange(rounds, heard, since)
 

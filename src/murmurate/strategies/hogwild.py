@@ -31,7 +31,11 @@ class Hogwild(Strategy):
     paper: ClassVar[str] = "A3C; Mohamad et al., Algorithm 5 (PA3C)"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.SHARED_MEMORY})
     counts_all: ClassVar[bool] = True
+    carries: ClassVar[str] = "nothing"
+    bounded_by: ClassVar[str] = "nothing: what peers write during one's own update"
     on_death: ClassVar[str] = "the others go on; a half-written update is noise like any other"
+    on_slow: ClassVar[str] = "nobody waits for it"
+    on_join: ClassVar[str] = "lives on the shared vector at once"
 
     _clocks: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
     _last_seen: int = field(default=0, init=False, repr=False, compare=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -48,6 +50,11 @@ class Strategy:
     on_slow: ClassVar[str] = ""
     on_join: ClassVar[str] = ""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled and copied by its hyper-parameters alone: what it remembers is one replica's."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+        return functools.partial(type(self), **fields), ()
+
     def attach(self, replica: Replica, fabric: Fabric) -> None:
         """Called once before the first step, on every member, in the same order."""
 
@@ -78,6 +85,12 @@ class Strategy:
 
     def resumed(self, replica: Replica, fabric: Fabric) -> None:
         """All members have loaded, and none has stepped yet."""
+
+    def joined(self, replica: Replica, fabric: Fabric) -> None:
+        """This member came in late, has loaded a living peer's state, and has not stepped yet.
+
+        What was the peer's alone (deltas that it has yet to send, random draws) is put right here.
+        """
 
     def on_member(self, event: MemberEvent) -> None:
         """Told of a death or a join, between two steps."""

@@ -38,7 +38,11 @@ class LocalSGD(Strategy):
     paper: ClassVar[str] = "SPO; Zhang, Algorithm 5"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVE})
     synchronous: ClassVar[bool] = True
+    carries: ClassVar[str] = "state"
+    bounded_by: ClassVar[str] = "period"
     on_death: ClassVar[str] = "the mean is taken over the living, from the very round on"
+    on_slow: ClassVar[str] = "waited for up to the fabric's deadline, then the run stops with its name"
+    on_join: ClassVar[str] = "takes part from the next common round on, with a living peer's state"
 
     _outer: torch.optim.Optimizer | None = field(default=None, init=False, repr=False, compare=False)
     _agreed: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)

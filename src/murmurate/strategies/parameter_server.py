@@ -12,13 +12,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Fabric, FabricError, Letter
+from murmurate.fabric.interface import Capability, Fabric, Letter
+from murmurate.strategies._answer import answer, demand_centre
 from murmurate.strategies._cut import Cut
 from murmurate.strategies.interface import Strategy, centre_of, replicas_of, require, shown_by_centre
 from murmurate.vector import Exchange, Replica
 
 _PUSH, _REPLY = "gradient", "parameters"
-_IDLE_SECONDS = 0.02
+_IDLE_SECONDS = 0.002
+_LOST = "the optimizer"
 
 
 @dataclass
@@ -27,11 +29,12 @@ class ParameterServer(Strategy):
 
     The centre updates with the user's optimizer; clipping and schedules act there, on what was pushed.
     In between a client takes plain SGD steps at the optimizer's learning rate, which the pull overwrites.
+    A client has one push under way at most: while its answer is out, gradients gather for the next.
 
     local_steps: False leaves the parameters alone between pulls.
     wait: pull right after the push, as printed; False goes on learning until the answer is there.
     delay_bound: D; the centre refuses a gradient of parameters more than D folds old, and counts it in
-        ``refused``. 0: none is refused.
+        ``refused``; the client goes on from the fresh parameters. 0: none is refused.
     deadline_seconds: how long a push or a pull may take. Its outcome is to go on with the own parameters;
         the answer is taken when it comes.
     """
@@ -52,13 +55,16 @@ class ParameterServer(Strategy):
     bounded_by: ClassVar[str] = "delay_bound: older gradients are refused"
     on_death: ClassVar[str] = "the others go on; without its centre the run stops and can be resumed"
     on_slow: ClassVar[str] = "nobody waits for it; its gradient is old, and refused beyond delay_bound"
-    on_join: ClassVar[str] = "pulls the centre's parameters before its first step"
+    on_join: ClassVar[str] = "takes a living peer's parameters; its first pull brings the centre's"
 
     refused: int = field(default=0, init=False, repr=False, compare=False)
+    _rank: int = field(default=0, init=False, repr=False, compare=False)
     _gradient: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
+    _summed: int = field(default=0, init=False, repr=False, compare=False)  # gradients in it
+    _oldest: int = field(default=0, init=False, repr=False, compare=False)  # version of its first one
     _pushes: Cut = field(default_factory=lambda: Cut(_PUSH), init=False, repr=False, compare=False)
     _version: int = field(default=0, init=False, repr=False, compare=False)  # folds in what was pulled last
-    _awaited: int = field(default=0, init=False, repr=False, compare=False)  # pushes without an answer
+    _awaited: bool = field(default=False, init=False, repr=False, compare=False)
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
     _pulled_at: int = field(default=0, init=False, repr=False, compare=False)
 
@@ -69,54 +75,56 @@ class ParameterServer(Strategy):
         require(self.delay_bound >= 0, f"delay_bound counts folds and is at least 0, not {self.delay_bound}")
 
     def attach(self, replica: Replica, fabric: Fabric) -> None:
+        self._rank = fabric.rank
         self._gradient = torch.zeros_like(replica.grad)
+        # all updates so far: a fold stands for as many as gradients were summed in it
         if fabric.rank == centre_of(fabric):
-            # a fold stands for as many updates as gradients were summed in it
             replica.steps_taken = lambda: replica.clock * self.period
+        else:
+            replica.steps_taken = lambda: self._version * self.period + replica.clock - self._pulled_at
 
     def step(self, replica: Replica, fabric: Fabric) -> Exchange:
+        demand_centre(fabric, _LOST)
+        if self._summed == 0:
+            self._oldest = self._version
         self._gradient.add_(replica.grad)
+        self._summed += 1
         if self.local_steps:
             replica.step_plainly()
         else:
             replica.tick()
-        if replica.clock % self.period == 0:
+        pulled = self._awaited and self._pull(fabric.receive(_REPLY), replica)
+        if replica.clock % self.period == 0 and self._summed and not self._awaited:
             self._push(fabric)
-        heard = 1 + self._pull(replica, fabric)
-        return Exchange(self._rounds, heard, replica.clock - self._pulled_at)
+            if self._awaited and self.wait:
+                pulled |= self._pull(answer(fabric, _REPLY, self.deadline_seconds, _LOST), replica)
+        self._rounds += pulled
+        return Exchange(self._rounds, 1 + pulled, replica.clock - self._pulled_at)
 
     def _push(self, fabric: Fabric) -> None:
-        centre = centre_of(fabric)
-        sent = fabric.send(
-            centre, _PUSH, self._gradient, note=self._version, deadline_seconds=self.deadline_seconds
-        )
-        if sent:
-            self._gradient.zero_()
-            self._awaited += 1
-        elif centre not in fabric.living():
-            raise FabricError("the centre died, and with it the optimizer. Go on from the last checkpoint.")
+        centre, patience = centre_of(fabric), self.deadline_seconds
+        self._awaited = fabric.send(centre, _PUSH, self._gradient, self._oldest, deadline_seconds=patience)
+        if self._awaited:
+            self._empty()
+        else:
+            demand_centre(fabric, _LOST)
 
-    def _pull(self, replica: Replica, fabric: Fabric) -> int:
-        """Take the newest answer, and with ``wait`` the one to the newest push."""
-        newest = None
-        while self._awaited:
-            due = self.wait and self._gradient_is_out(replica)
-            letter = fabric.wait(_REPLY, self.deadline_seconds) if due else fabric.receive(_REPLY)
-            if letter is None:
-                break
-            self._awaited -= 1
-            newest = letter
-        if newest is None:
-            return 0
-        replica.params.copy_(newest.x)
-        self._version = abs(int(newest.note))
-        self.refused += newest.note < 0
-        self._pulled_at = replica.clock
-        self._rounds += 1
-        return 1
+    def _pull(self, letter: Letter | None, replica: Replica) -> bool:
+        if letter is None:
+            return False
+        self._awaited = False
+        replica.params.detach().copy_(letter.x)
+        self._version, self._pulled_at = abs(int(letter.note)), replica.clock
+        if letter.note < 0:
+            self.refused += 1
+            self._empty()  # what was gathered meanwhile is of the same old parameters
+        return True
 
-    def _gradient_is_out(self, replica: Replica) -> bool:
-        return replica.clock % self.period == 0
+    def _empty(self) -> None:
+        self._gradient.zero_()
+        self._summed = 0
+
+    # -- the centre ---------------------------------------------------------------------------------
 
     def serve(self, replica: Replica, fabric: Fabric) -> bool:
         """Fold one gradient into the centre's parameters, and answer with them."""
@@ -126,34 +134,39 @@ class ParameterServer(Strategy):
         return letter is not None
 
     def _fold(self, letter: Letter, replica: Replica, fabric: Fabric) -> None:
-        accepted = not self.delay_bound or replica.clock - letter.note <= self.delay_bound
-        if accepted:
+        """The version answered is the number of folds; a minus says that this one was refused."""
+        refused = 0 < self.delay_bound < replica.clock - letter.note
+        if refused:
+            self.refused += 1
+        else:
             replica.grad.copy_(letter.x)
             replica.update()
-        else:
-            self.refused += 1
-        folds = max(replica.clock, 1)
-        fabric.send(letter.sender, _REPLY, replica.params, note=folds if accepted else -folds)
+        version = -replica.clock if refused else replica.clock
+        fabric.send(letter.sender, _REPLY, replica.params.detach(), note=version)
 
     def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
         return shown_by_centre(replica, fabric)
 
+    # -- state --------------------------------------------------------------------------------------
+
     def settle(self, replica: Replica, fabric: Fabric, number: int, deadline_seconds: float) -> bool:
         """Gradients pushed before the cut are folded; an answer in flight is replaced by the next."""
-        if fabric.rank == centre_of(fabric):
-            return self._pushes.drain(
-                fabric,
-                number,
-                replicas_of(fabric),
-                lambda one: self._fold(one, replica, fabric),
-                deadline_seconds,
-            )
-        self._pushes.announce(fabric, number, [centre_of(fabric)], replica.params)
-        return True
+        if fabric.rank != centre_of(fabric):
+            return self._pushes.announce(fabric, number, [centre_of(fabric)], replica.params.detach())
+        return self._pushes.drain(
+            fabric,
+            number,
+            replicas_of(fabric),
+            lambda one: self._fold(one, replica, fabric),
+            deadline_seconds,
+        )
 
     def state(self) -> dict[str, Any]:
         return {
+            "rank": self._rank,
             "gradient": self._gradient.clone(),
+            "summed": self._summed,
+            "oldest": self._oldest,
             "version": self._version,
             "rounds": self._rounds,
             "pulled_at": self._pulled_at,
@@ -161,7 +174,10 @@ class ParameterServer(Strategy):
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        self._gradient.copy_(state["gradient"])
         self._version, self._rounds = int(state["version"]), int(state["rounds"])
         self._pulled_at, self.refused = int(state["pulled_at"]), int(state["refused"])
-        self._awaited = 0
+        self._awaited = False
+        self._empty()
+        if int(state["rank"]) == self._rank:  # a peer pushes its gradient itself
+            self._gradient.copy_(state["gradient"])
+            self._summed, self._oldest = int(state["summed"]), int(state["oldest"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from murmurate.fabric.interface import Capability, Fabric
 from murmurate.spec import derive_generator
 from murmurate.strategies.interface import Strategy, mean_of_published, require
+from murmurate.topology import Topology, topology
 from murmurate.vector import Exchange, Replica
 
 
@@ -20,8 +22,9 @@ class PullGossip(Strategy):
 
     mixing: beta of eq. 3.5: theta_i <- (1 - beta) theta_i + beta theta_j.
     stale: mix with the vectors from before the update (eq. 3.61) instead of after it (eq. 3.66).
-    with_self: draw j from all p members, oneself included (a draw of oneself mixes nothing), as the
-        analysis does; otherwise from the other p - 1.
+    topology: among whose vectors a member draws: ``complete`` is all, as in the paper; or its in-peers in
+        ``ring``, ``exponential``, ... over the living, of a time-varying graph those of its own round.
+    with_self: oneself may be drawn too (a draw of oneself mixes nothing), as the analysis has it.
     seed: of the draws; each member has a stream of its own.
 
     Nobody waits: a peer that has published nothing yet is not mixed with.
@@ -31,6 +34,7 @@ class PullGossip(Strategy):
     period: int = 1
     stale: bool = False
     with_self: bool = False
+    topology: str = "complete"
     seed: int = 0
 
     name: ClassVar[str] = "pull-gossip"
@@ -44,6 +48,7 @@ class PullGossip(Strategy):
     on_join: ClassVar[str] = "it is drawn from then on"
 
     _draws: torch.Generator = field(default_factory=torch.Generator, init=False, repr=False, compare=False)
+    _graph: Topology | None = field(default=None, init=False, repr=False, compare=False)
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
     _agreed_at: int = field(default=0, init=False, repr=False, compare=False)
 
@@ -52,6 +57,7 @@ class PullGossip(Strategy):
         require(self.period >= 1, f"period counts updates between mixes and is at least 1, not {self.period}")
 
     def attach(self, replica: Replica, fabric: Fabric) -> None:
+        self._graph = topology(self.topology)
         self._draws = derive_generator(self.seed, "gossip", fabric.rank)
 
     def step(self, replica: Replica, fabric: Fabric) -> Exchange:
@@ -65,15 +71,22 @@ class PullGossip(Strategy):
         fabric.publish(replica.params)
         return Exchange(self._rounds, heard, replica.clock - self._agreed_at)
 
+    def draw(self, rank: int, living: Sequence[int], turn: int = 0) -> int:
+        """j of eq. 3.5, uniform over those that may be drawn; ``rank`` itself where there is nobody else."""
+        if self._graph is None:
+            raise RuntimeError("attach comes before step")
+        peers = self._graph.in_peers(living.index(rank), len(living), turn)
+        candidates = sorted([living[k] for k in peers] + [rank] * self.with_self)
+        if not candidates:
+            return rank
+        return candidates[int(torch.randint(len(candidates), (), generator=self._draws))]
+
     def _mix(self, replica: Replica, fabric: Fabric) -> int:
         """theta_i <- (1 - beta) theta_i + beta theta_j; returns whether there was a theta_j."""
-        candidates = [j for j in fabric.living() if self.with_self or j != fabric.rank]
-        peer = fabric.rank
-        if candidates:
-            peer = candidates[int(torch.randint(len(candidates), (), generator=self._draws))]
+        peer = self.draw(fabric.rank, fabric.living(), replica.clock // self.period)
         heard = peer != fabric.rank and fabric.version(peer) > 0
         if heard:
-            replica.params.lerp_(fabric.peek(peer)[0], self.mixing)
+            replica.params.detach().lerp_(fabric.peek(peer)[0], self.mixing)
         if heard or peer == fabric.rank:  # who drew itself agrees with itself
             self._rounds += 1
             self._agreed_at = replica.clock + self.stale
@@ -81,6 +94,14 @@ class PullGossip(Strategy):
 
     def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
         return mean_of_published(replica, fabric)
+
+    def resumed(self, replica: Replica, fabric: Fabric) -> None:
+        """Nothing was in flight: the register starts anew, and whoever steps first should find us there."""
+        fabric.publish(replica.params)
+
+    def joined(self, replica: Replica, fabric: Fabric) -> None:
+        """Draws of one's own, and not the peer's once more."""
+        self._draws = derive_generator(self.seed, f"gossip from update {replica.clock}", fabric.rank)
 
     def state(self) -> dict[str, Any]:
         return {"draws": self._draws.get_state(), "rounds": self._rounds, "agreed_at": self._agreed_at}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -11,9 +12,11 @@ from torch import Tensor
 from murmurate.fabric.interface import Capability, Fabric
 from murmurate.spec import derive_generator
 from murmurate.strategies.interface import Strategy, mean_of_published, require
+from murmurate.topology import Topology, topology
 from murmurate.vector import Exchange, Replica
 
 _TAG = "theta"
+_READ_OF_EACH = 64  # letters of one peer in one reading: so a fast peer cannot hold us here
 
 
 @dataclass
@@ -21,17 +24,23 @@ class PushGossip(Strategy):
     """Update; every ``period`` (tau) updates send to one random peer, and average what came.
 
     mixing: None averages the own vector and the k received ones, 1/(1 + k) each, as Algorithm 6 does; a
-        number beta mixes them in one after another, theta_i <- (1 - beta) theta_i + beta theta_j.
+        number beta mixes them in one after another by ascending rank,
+        theta_i <- (1 - beta) theta_i + beta theta_j.
     stale: send and average before the update instead of after it (section 3.6).
-    with_self: draw the target from all p members; a draw of oneself sends nothing.
+    topology: among whom a member draws its target: ``complete`` is all, as in the paper; or its out-peers in
+        ``ring``, ``exponential``, ... over the living, of a time-varying graph those of its own round.
+    with_self: oneself may be drawn too; a draw of oneself sends nothing.
 
-    Nobody waits: what does not fit into a peer's queue is not sent, and counted in ``refused``.
+    Each peer counts once a reading (section 3.3), with its newest letter: what a slow member finds in its
+    queue is not mixed in once more for every step that it missed. Nobody waits: what does not fit into a
+    peer's queue is not sent, and counted in ``refused``.
     """
 
     mixing: float | None = None
     period: int = 1
     stale: bool = False
     with_self: bool = False
+    topology: str = "complete"
     seed: int = 0
 
     name: ClassVar[str] = "push-gossip"
@@ -39,13 +48,14 @@ class PushGossip(Strategy):
     paper: ClassVar[str] = "Jin, Algorithm 6 and section 3.6"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.MAIL, Capability.REGISTER})
     carries: ClassVar[str] = "state"
-    bounded_by: ClassVar[str] = "the length of the queue"
+    bounded_by: ClassVar[str] = "the reader's own steps: older letters of a peer give way to its newest"
     on_death: ClassVar[str] = "targets are drawn from the living"
     on_slow: ClassVar[str] = "its queue fills, and is then passed over"
     on_join: ClassVar[str] = "it is drawn from then on"
 
     refused: int = field(default=0, init=False, repr=False, compare=False)
     _draws: torch.Generator = field(default_factory=torch.Generator, init=False, repr=False, compare=False)
+    _graph: Topology | None = field(default=None, init=False, repr=False, compare=False)
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
     _agreed_at: int = field(default=0, init=False, repr=False, compare=False)
 
@@ -55,6 +65,7 @@ class PushGossip(Strategy):
         require(self.period >= 1, f"period counts updates between sends and is at least 1, not {self.period}")
 
     def attach(self, replica: Replica, fabric: Fabric) -> None:
+        self._graph = topology(self.topology)
         self._draws = derive_generator(self.seed, "gossip", fabric.rank)
 
     def step(self, replica: Replica, fabric: Fabric) -> Exchange:
@@ -68,31 +79,41 @@ class PushGossip(Strategy):
         fabric.publish(replica.params)
         return Exchange(self._rounds, heard, replica.clock - self._agreed_at)
 
+    def draw(self, rank: int, living: Sequence[int], turn: int = 0) -> int:
+        """Whom to send to, uniform over those that may be drawn; ``rank`` itself where there is nobody."""
+        if self._graph is None:
+            raise RuntimeError("attach comes before step")
+        peers = self._graph.out_peers(living.index(rank), len(living), turn)
+        candidates = sorted([living[k] for k in peers] + [rank] * self.with_self)
+        if not candidates:
+            return rank
+        return candidates[int(torch.randint(len(candidates), (), generator=self._draws))]
+
     def _gossip(self, replica: Replica, fabric: Fabric) -> int:
-        """Send to one, average with all that came; returns from how many."""
-        candidates = [j for j in fabric.living() if self.with_self or j != fabric.rank]
-        target = fabric.rank
-        if candidates:
-            target = candidates[int(torch.randint(len(candidates), (), generator=self._draws))]
+        """Send to one, average with what came; returns from how many."""
+        target = self.draw(fabric.rank, fabric.living(), replica.clock // self.period)
+        x = replica.params.detach()
         if target != fabric.rank:
-            self.refused += not fabric.send(target, _TAG, replica.params, deadline_seconds=0.0)
-        heard: set[int] = set()
-        count = 0
-        # what comes while this is read waits for the next time, so that a fast peer cannot hold us here
-        for _ in range(4 * fabric.size):
+            self.refused += not fabric.send(target, _TAG, x, deadline_seconds=0.0)
+        newest: dict[int, Tensor] = {}
+        for _ in range(_READ_OF_EACH * fabric.size):
             letter = fabric.receive(_TAG)
             if letter is None:
                 break
-            count += 1
-            heard.add(letter.sender)
-            replica.params.lerp_(letter.x, 1 / (1 + count) if self.mixing is None else self.mixing)
-        if count or fabric.size == 1 or target == fabric.rank:
+            newest[letter.sender] = letter.x
+        for count, sender in enumerate(sorted(newest), start=1):
+            x.lerp_(newest[sender], 1 / (1 + count) if self.mixing is None else self.mixing)
+        if newest or target == fabric.rank:  # who drew itself agrees with itself
             self._rounds += 1
             self._agreed_at = replica.clock + self.stale
-        return len(heard)
+        return len(newest)
 
     def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
         return mean_of_published(replica, fabric)
+
+    def joined(self, replica: Replica, fabric: Fabric) -> None:
+        """Draws of one's own, and not the peer's once more."""
+        self._draws = derive_generator(self.seed, f"gossip from update {replica.clock}", fabric.rank)
 
     def state(self) -> dict[str, Any]:
         return {"draws": self._draws.get_state(), "rounds": self._rounds, "agreed_at": self._agreed_at}

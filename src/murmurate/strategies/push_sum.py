@@ -10,11 +10,12 @@ from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Fabric, Letter
 from murmurate.strategies._cut import Cut
-from murmurate.strategies.interface import Strategy, mean_of_published, require
+from murmurate.strategies.interface import MemberEvent, Strategy, mean_of_published, require
 from murmurate.topology import Topology, topology
 from murmurate.vector import Exchange, Replica
 
 _TAG = "mass"
+_WORTH_SENDING = 0.1  # of an equal share: a message costs the same whatever weight it carries
 
 
 @dataclass
@@ -23,26 +24,28 @@ class PushSum(Strategy):
 
     Whatever the graph and the delays, the sums of x and of w over replicas and messages in flight stay
     what they are, so no replica counts for more than another: what unweighted gossip gets wrong. An update
-    moves x by the optimizer's whole step, as in stochastic gradient push (Differs: SGP averages in
-    rounds; here nobody waits). A share that a peer's queue does not take stays here.
+    moves x by the optimizer's whole step, as in stochastic gradient push. Differs: SGP averages in rounds,
+    here nobody waits, so three things keep weights away from 0, where a step of the optimizer, which
+    moves z by 1 / w of itself, would be a leap. A peer that has published nothing since our last share gets
+    none: a member that stands still does not drain the others. A share leaves no less than
+    ``least_weight`` here. And what a peer's queue does not take stays here.
 
-    topology: whom to send to, over the living; time-varying graphs turn with the own updates.
-    least_weight: a share that would leave a weight below this stays here until something came. A step of
-        the optimizer moves z by 1 / w of itself, and without common rounds nothing else bounds w from below.
+    topology: whom to send to, over the living; time-varying graphs turn with the own sends.
+    least_weight: an equal share for each out-peer and one for us, but never less than this for us.
     """
 
     topology: str = "exponential"
     period: int = 1
-    least_weight: float = 0.25
+    least_weight: float = 0.5
 
     name: ClassVar[str] = "push-sum"
     summary: ClassVar[str] = "update; send shares of sum and weight; live on their quotient"
     paper: ClassVar[str] = "Kempe et al. 2003; Assran et al. 2019 (SGP)"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.MAIL, Capability.REGISTER})
     carries: ClassVar[str] = "deltas"
-    bounded_by: ClassVar[str] = "the length of the queue"
+    bounded_by: ClassVar[str] = "the receiver's own steps: one share of each sender in each"
     on_death: ClassVar[str] = "its sum and weight are gone, and nothing else"
-    on_slow: ClassVar[str] = "its queue fills, and its share stays with the sender"
+    on_slow: ClassVar[str] = "it gets no second share before it has taken a step"
     on_join: ClassVar[str] = "begins with a living peer's vector and weight 1"
 
     _sum: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
@@ -50,6 +53,7 @@ class PushSum(Strategy):
     _weight: float = field(default=1.0, init=False, repr=False, compare=False)
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
     _agreed_at: int = field(default=0, init=False, repr=False, compare=False)
+    _shown: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     _graph: Topology | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -62,11 +66,13 @@ class PushSum(Strategy):
         self._sum = replica.params.detach().clone()
 
     def step(self, replica: Replica, fabric: Fabric) -> Exchange:
+        z = replica.params.detach()
         replica.update()
-        # x <- x + (z' - x / w): the optimizer's step, on the sum
-        self._sum.mul_(1 - 1 / self._weight).add_(replica.params)
+        # x <- x + (z' - x / w): the optimizer's step, on the sum; with w = 1 it is z' to the bit
+        self._sum.mul_(1 - 1 / self._weight).add_(z)
+        alone = len(fabric.living()) == 1
         if replica.clock % self.period == 0:
-            self._send(replica.clock // self.period, fabric)
+            self._send(replica.clock // self.period - 1, fabric)
         heard: set[int] = set()
         for _ in range(4 * fabric.size):
             letter = self._mail.receive(fabric)
@@ -74,29 +80,36 @@ class PushSum(Strategy):
                 break
             self._take(letter)
             heard.add(letter.sender)
-        if heard or fabric.size == 1:
+        if heard or alone:
             self._rounds += 1
             self._agreed_at = replica.clock
-        torch.div(self._sum, self._weight, out=replica.params.data)
-        fabric.publish(replica.params)
+        torch.div(self._sum, self._weight, out=z)
+        fabric.publish(z)
         return Exchange(self._rounds, 1 + len(heard), replica.clock - self._agreed_at)
 
     def _send(self, turn: int, fabric: Fabric) -> None:
-        """An equal share of (x, w) for each out-peer and one for us."""
-        if self._graph is None:
-            raise RuntimeError("attach comes before step")
-        living = fabric.living()
-        position, size = living.index(fabric.rank), len(living)
-        peers = [living[k] for k in self._graph.out_peers(position, size, turn)]
-        share = 1 / (1 + len(peers))
-        if self._weight * share < self.least_weight * (1 - 1e-9):
+        """A share of (x, w) for each out-peer that has stepped since the last one."""
+        shown = {peer: fabric.version(peer) for peer in self._out_peers(turn, fabric)}
+        peers = [peer for peer, version in shown.items() if version > self._shown.get(peer, -1)]
+        if not peers:
             return
-        part = self._sum * share if peers else self._sum
-        weight = self._weight * share
+        equal = 1 / (1 + len(peers))
+        share = min(equal, (1 - self.least_weight / self._weight) / len(peers))
+        if share < _WORTH_SENDING * equal:
+            return
+        part, weight = self._sum * share, self._weight * share
         for peer in peers:
             if fabric.send(peer, _TAG, part, note=weight, deadline_seconds=0.0):
                 self._sum.sub_(part)
                 self._weight -= weight
+                self._shown[peer] = shown[peer]
+
+    def _out_peers(self, turn: int, fabric: Fabric) -> list[int]:
+        if self._graph is None:
+            raise RuntimeError("attach comes before step")
+        living = fabric.living()
+        position = living.index(fabric.rank)
+        return [living[k] for k in self._graph.out_peers(position, len(living), turn)]
 
     def _take(self, letter: Letter) -> None:
         self._sum.add_(letter.x)
@@ -109,10 +122,19 @@ class PushSum(Strategy):
     def settle(self, replica: Replica, fabric: Fabric, number: int, deadline_seconds: float) -> bool:
         """Nothing is in flight: the sums over what the replicas save are the sums over all there is."""
         peers = [j for j in fabric.living() if j != fabric.rank]
-        self._mail.announce(fabric, number, peers, self._sum)
+        told = self._mail.announce(fabric, number, peers, self._sum)
         drained = self._mail.drain(fabric, number, peers, self._take, deadline_seconds)
-        torch.div(self._sum, self._weight, out=replica.params.data)
-        return drained
+        torch.div(self._sum, self._weight, out=replica.params.detach())
+        replica.reload()
+        return told and drained
+
+    def joined(self, replica: Replica, fabric: Fabric) -> None:
+        """A part of the sum anew: the peer goes on with its own."""
+        self._sum.copy_(replica.params.detach())
+        self._weight = 1.0
+
+    def on_member(self, event: MemberEvent) -> None:
+        self._shown.pop(event.rank, None)  # who joins in its place publishes from version 1 again
 
     def state(self) -> dict[str, Any]:
         return {

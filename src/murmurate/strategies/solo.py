@@ -17,7 +17,11 @@ class Solo(Strategy):
 
     name: ClassVar[str] = "solo"
     summary: ClassVar[str] = "update; talk to nobody"
+    carries: ClassVar[str] = "nothing"
+    bounded_by: ClassVar[str] = "having no peer: 0"
     on_death: ClassVar[str] = "the run ends"
+    on_slow: ClassVar[str] = "there is nobody to wait for"
+    on_join: ClassVar[str] = "refused: one replica trains"
 
     def attach(self, replica: Replica, fabric: Fabric) -> None:
         if fabric.size > 1:

@@ -48,7 +48,7 @@ class SynchronousGossip(Strategy):
     bounded_by: ClassVar[str] = "the round: 0"
     on_death: ClassVar[str] = "who drew it mixes nothing in that round"
     on_slow: ClassVar[str] = "waited for up to the deadline, then the run stops with its name"
-    on_join: ClassVar[str] = "takes part from the next checkpoint on"
+    on_join: ClassVar[str] = "takes part from the next common round on, with a living peer's state"
 
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
     _early: list[Letter] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -85,15 +85,24 @@ class SynchronousGossip(Strategy):
         self._rounds += 1
         pairs = [(i, j) for i, j in enumerate(self.drawn(fabric.size, self._rounds)) if i != j]
         arrows = pairs if self.direction == "push" else [(j, i) for i, j in pairs]
+        x = replica.params.detach()
         for sender, to in arrows:
             if sender == fabric.rank:
-                fabric.send(to, _TAG, replica.params, note=self._rounds)
+                self._send(to, x, fabric)
         senders = sorted(sender for sender, to in arrows if to == fabric.rank)
         letters = self._await(senders, fabric)
         for count, letter in enumerate(letters, start=1):
             weight = self.mixing if self.direction == "pull" else 1 / (1 + count)
-            replica.params.lerp_(letter.x, weight)
+            x.lerp_(letter.x, weight)
         return len(letters)
+
+    def _send(self, to: int, x: Tensor, fabric: Fabric) -> None:
+        sent = fabric.send(to, _TAG, x, note=self._rounds, deadline_seconds=self.deadline_seconds)
+        if not sent and to in fabric.living():
+            raise FabricError(
+                f"rank {fabric.rank} could not send to rank {to} in gossip round {self._rounds}: its queue "
+                f"stayed full for {self.deadline_seconds:g} s. It lives but does not read: look at its log."
+            )
 
     def _await(self, senders: Sequence[int], fabric: Fabric) -> list[Letter]:
         """This round's letters in the order of their senders; the dead are not waited for."""

@@ -1,0 +1,203 @@
+"""Real runs under faults: replicas are killed and stopped while they learn, and the end is compared."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from murmurate.bench._result import Log
+from murmurate.errors import RunFailed
+from murmurate.record.reader import read_metrics
+
+NAME = "chaos"
+SUMMARY = "eight replicas, one killed or stopped every 20 s, against the same run left in peace"
+
+_OVERTIME_SECONDS = 180.0
+_POLL_SECONDS = 0.2
+_LEAVING_SECONDS = 20.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A run of ``minutes`` with and one without faults, a strategy.
+
+    Every ``every_seconds`` one replica, drawn with ``seed``, is sent SIGKILL or SIGSTOP in turn; after
+    ``stopped_seconds`` a SIGCONT follows the latter. (The processes fabric has no link to cut.)
+    """
+
+    minutes: float = 1.0
+    every_seconds: float = 20.0
+    stopped_seconds: float = 10.0
+    replicas: int = 8
+    simulators: int = 4
+    seed: int = 0
+    strategies: tuple[str, ...] = ("gala", "dpsgd", "all-reduce", "parameter-server")
+
+
+def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
+    """Whether all ended by themselves, what they reached, how long nobody learned, what was left behind."""
+    plan = plan or (Plan(minutes=3.0) if full else Plan())
+    rows: dict[str, Any] = {}
+    for name in plan.strategies:
+        with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
+            log(f"{name}, in peace")
+            peace = Trial(name, plan, Path(folder) / "peace").run(lambda trial: None)
+            log(f"{name}, under faults")
+            injector = Injector(plan)
+            faults = Trial(name, plan, Path(folder) / "faults").run(injector.act)
+        rows[name] = {
+            "faults": injector.done,
+            "under_faults": faults,
+            "in_peace": peace,
+            "return_ratio": faults["eval_return_mean"] / max(peace["eval_return_mean"], 1e-9),
+            "throughput_ratio": faults["env_steps"] / max(peace["env_steps"], 1),
+        }
+        log(f"{name}: return {rows[name]['return_ratio']:.3f} of that in peace")
+    return {"fabric": "processes", "strategies": rows, "plan": dataclasses.asdict(plan)}
+
+
+class Trial:
+    """One ``murmurate train`` in a session of its own."""
+
+    def __init__(self, strategy: str, plan: Plan, folder: Path) -> None:
+        self.plan, self.folder = plan, folder
+        self.replicas = plan.replicas
+        self._temporary = folder.parent / f"{folder.name}-tmp"
+        self._temporary.mkdir()
+        options: dict[str, Any] = {
+            "--strategy": strategy,
+            "--replicas": plan.replicas,
+            "--simulators": plan.simulators,
+            "--minutes": plan.minutes,
+            "--env-steps": 10**9,
+            "--stop-at-return": "none",
+            "--restarts": 1000,
+            "--out": folder,
+        }
+        words = [str(word) for pair in options.items() for word in pair]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "murmurate", "train", "cartpole-gala", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(self._temporary)},
+        )
+
+    def run(self, act: Callable[[Trial], None]) -> dict[str, Any]:
+        """To its end, with ``act`` called every now and then. Raises RunFailed if it does not end."""
+        deadline = time.monotonic() + 60 * self.plan.minutes + _OVERTIME_SECONDS
+        try:
+            while self.process.poll() is None:
+                if time.monotonic() > deadline:
+                    raise RunFailed(f"{self.folder.name} hangs: it did not end {_OVERTIME_SECONDS:g} s late")
+                act(self)
+                time.sleep(_POLL_SECONDS)
+            return self._outcome()
+        finally:
+            for process in self._members():
+                process.kill()
+            self.process.wait()
+
+    def pids(self) -> dict[int, int]:
+        """Process id by replica; empty before they are started."""
+        try:
+            lines = (self.folder / "roles.jsonl").read_text().splitlines()
+            roles = [json.loads(line) for line in lines]
+        except (OSError, ValueError):
+            return {}
+        return {role["index"]: role["pid"] for role in roles if role["role"] == "replica"}
+
+    def seconds(self) -> float:
+        """Of learning: since the first record of every replica."""
+        first: dict[int, float] = {}
+        for record in self._records():
+            first.setdefault(record["replica"], record["time_seconds"])
+        if len(first) < self.replicas:
+            return 0.0
+        return float(self._records()[-1]["time_seconds"] - max(first.values()))
+
+    def _records(self) -> list[dict[str, Any]]:
+        path = self.folder / "metrics.jsonl"
+        return [r for r in read_metrics(path) if "kind" not in r] if path.exists() else []
+
+    def _outcome(self) -> dict[str, Any]:
+        if self.process.returncode != 0:
+            said = self.process.stderr.read().decode()[-500:] if self.process.stderr else ""
+            raise RunFailed(f"{self.folder.name} ended with exit code {self.process.returncode}: {said}")
+        summary = json.loads((self.folder / "summary.json").read_text())
+        deadline = time.monotonic() + _LEAVING_SECONDS  # the fork server leaves after the launcher
+        while self._members() and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        told = [event["event"] for event in summary["events"]]
+        times = [record["time_seconds"] for record in self._records()]
+        kept = (
+            "exit", "env_steps", "updates", "eval_return_mean", "train_return_mean", "best_eval_return_mean",
+            "disagreement_final", "dead_replicas",
+        )  # fmt: skip
+        return {
+            **{key: summary[key] for key in kept},
+            "events": {name: told.count(name) for name in sorted(set(told))},
+            "longest_time_without_a_record_seconds": max(
+                (after - before for before, after in itertools.pairwise(times)), default=0.0
+            ),
+            "left_processes": len(self._members()),
+            "left_files": len([path for path in self._temporary.rglob("*") if path.is_file()]),
+        }
+
+    def _members(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                alive = process.status() != psutil.STATUS_ZOMBIE
+                if alive and os.getsid(process.pid) == self.process.pid:
+                    found.append(process)
+        return found
+
+
+class Injector:
+    """One fault after another, as the plan says; ``done`` tells them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.done: list[dict[str, Any]] = []
+        self._draws = random.Random(plan.seed)
+        self._next_at: float | None = None
+        self._to_wake: tuple[float, int] | None = None
+
+    def act(self, trial: Trial) -> None:
+        now = time.monotonic()
+        if self._next_at is None:
+            if trial.seconds() > 0:
+                self._next_at = now + self.plan.every_seconds
+            return
+        if self._to_wake is not None and now >= self._to_wake[0]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._to_wake[1], signal.SIGCONT)
+            self._to_wake = None
+        if now < self._next_at:
+            return
+        self._next_at += self.plan.every_seconds
+        rank, pid = self._draws.choice(sorted(trial.pids().items()))
+        number = (signal.SIGKILL, signal.SIGSTOP)[len(self.done) % 2]
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return  # it was on its way back
+        if number is signal.SIGSTOP:
+            self._to_wake = now + self.plan.stopped_seconds, pid
+        self.done.append({"fault": number.name, "replica": rank})

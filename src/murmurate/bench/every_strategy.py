@@ -1,0 +1,116 @@
+"""One table: the same A2C under every strategy with 1 to 8 replicas; CartPole for return, Pong for speed.
+
+Every run keeps its folder, and one that has its ``summary.json`` is not run again: cut off, the same command
+goes on where it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from murmurate.bench._result import Log, spread
+from murmurate.errors import RunFailed
+from murmurate.record import groups
+from murmurate.record.runs import RecordedRun, open_run
+from murmurate.strategies import strategies
+
+NAME = "every-strategy"
+SUMMARY = "return, speed, waiting, staleness and bytes of every strategy; --full: 1 to 8 replicas, an hour"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is run; where: the folder that keeps the runs. Solo is run with one replica alone."""
+
+    replicas: tuple[int, ...] = (2,)
+    seeds: int = 1
+    cartpole_env_steps: int = 50_000
+    pong_seconds: float = 10.0
+    where: str = "runs/every-strategy"
+
+
+FULL = Plan(replicas=(1, 2, 4, 8), seeds=3, cartpole_env_steps=200_000, pong_seconds=30.0)
+
+
+def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
+    """For each strategy and number of replicas what ``rows`` holds; a spread is over the seeds.
+
+    Replicas share this machine's cores: with more of them than cores the speed is that of the machine, and
+    the waiting includes waiting for a core.
+    """
+    plan = plan or (FULL if full else Plan())
+    rows: list[dict[str, Any]] = []
+    for name, replicas in pairs(plan):
+        cartpole = [_cartpole(plan, name, replicas, seed, log) for seed in range(plan.seeds)]
+        rows.append(_row(name, replicas, cartpole, _pong(plan, name, replicas, log)))
+    return {"rows": rows, "plan": dataclasses.asdict(plan)}
+
+
+def pairs(plan: Plan) -> Iterator[tuple[str, int]]:
+    for name in strategies():
+        yield from ((name, replicas) for replicas in plan.replicas if name != "solo" or replicas == 1)
+
+
+def _row(name: str, replicas: int, cartpole: list[RecordedRun], pong: RecordedRun | None) -> dict[str, Any]:
+    def over(fact: str) -> dict[str, Any] | None:
+        values = [run.fact(fact) for run in cartpole]
+        return None if any(value is None for value in values) else spread(values)
+
+    row: dict[str, Any] = {"strategy": name, "replicas": replicas}
+    if cartpole:
+        waits = [share for run in cartpole if (share := groups.waiting_share(run)) is not None]
+        row |= {
+            "cartpole_eval_return": over("eval_return_mean"),
+            "cartpole_waiting_share": statistics.fmean(waits) if waits else None,
+            "cartpole_staleness_max": over("staleness_max"),
+            "cartpole_disagreement_final": over("disagreement_final"),
+            "cartpole_bytes": over("bytes_exchanged"),
+        }
+    if pong is not None:
+        row |= {
+            "pong_env_steps_per_second": groups.env_steps_per_second(pong),
+            "pong_waiting_share": groups.waiting_share(pong),
+            "pong_staleness_max": pong.fact("staleness_max"),
+            "pong_bytes_per_update": groups.bytes_per_update(pong),
+        }
+    return row
+
+
+def _cartpole(plan: Plan, name: str, replicas: int, seed: int, log: Log) -> RecordedRun:
+    steps = ("--env-steps", str(plan.cartpole_env_steps), "--seed", str(seed))
+    # the last figures alone count here
+    often = ("--checkpoint-every-env-steps", "1000000000", "--record-every-seconds", "0.5")
+    return _run(plan, "cartpole", name, replicas, seed, (*steps, *often), log)
+
+
+def _pong(plan: Plan, name: str, replicas: int, log: Log) -> RecordedRun | None:
+    if plan.pong_seconds <= 0:
+        return None
+    ends = ("--env-steps", "none", "--minutes", str(plan.pong_seconds / 60), "--eval-episodes", "1")
+    return _run(plan, "pong", name, replicas, 0, ends, log)
+
+
+def _run(
+    plan: Plan, world: str, name: str, replicas: int, seed: int, options: tuple[str, ...], log: Log
+) -> RecordedRun:
+    folder = Path(plan.where) / f"{world}-{name}-{replicas}-{seed}"
+    if not (folder / "summary.json").exists():
+        if folder.exists():
+            folder.rename(folder.with_name(f"{folder.name}-cut-off-{folder.stat().st_mtime_ns}"))
+        command = [
+            sys.executable, "-m", "murmurate", "train", f"{world}-a2c", "--strategy", name,
+            "--replicas", str(replicas), *options, "--out", str(folder),
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RunFailed(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()}")
+        summary = json.loads((folder / "summary.json").read_text())
+        log(f"{world}, {name}, {replicas} replica(s), seed {seed}: {summary['env_steps_per_second']:,.0f}/s")
+    return open_run(folder)

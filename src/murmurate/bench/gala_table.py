@@ -1,0 +1,126 @@
+"""Assran et al. 2019, Table 1: A2C and GALA-A2C on six Atari games, beside the paper's figures.
+
+Weeks of this machine; cut off at any time, the same command goes on where it was (see ``_gala``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from murmurate.bench import _gala
+from murmurate.bench._gala import Facts, Job, Plan
+from murmurate.bench._result import Log
+
+NAME = "gala-table"
+SUMMARY = "GALA's Table 1, A2C and GALA-A2C on six games, resumable; --full: 10 seeds to 40 million env steps"
+
+QUICK = Plan(
+    games=("pong",),
+    seeds=1,
+    env_steps=(1_000, 2_000),
+    learners=2,
+    simulators=(8,),
+    eval_episodes=1,
+    where="runs/gala-quick",
+)
+FULL = Plan()
+
+SOURCE = (
+    "the paper's: Assran et al., Gossip-based Actor-Learner Architectures, NeurIPS 2019, Table 1 "
+    "(mean and standard error of 10 games of the best of its training seeds); not measured here"
+)
+# (method, env steps): mean and standard error, games in the order of _gala.SIX_GAMES
+PAPER: dict[tuple[str, int], tuple[tuple[float, float], ...]] = {
+    ("A2C", 25_000_000): (
+        (8755, 811), (419, 3), (21, 0), (16805, 172), (1850, 5), (2846, 22),
+    ),
+    ("A2C", 40_000_000): (
+        (9829, 1355), (495, 57), (21, 0), (19928, 99), (1894, 6), (3021, 36),
+    ),
+    ("GALA-A2C", 25_000_000): (
+        (9500, 1020), (690, 72), (21, 0), (18810, 37), (1874, 4), (2726, 189),
+    ),
+    ("GALA-A2C", 40_000_000): (
+        (10188, 1316), (690, 72), (21, 0), (20150, 28), (1892, 6), (3074, 69),
+    ),
+}  # fmt: skip
+
+
+def measure(
+    full: bool,
+    log: Log,
+    plan: Plan | None = None,
+    *,
+    run: _gala.Runner = _gala.spawn,
+    per_second: Callable[[Job], float] = _gala.measured_speed,
+) -> dict[str, Any]:
+    """The rows of Table 1, and first the hours that they will take.
+
+    ``ours_mean`` and ``ours_stderr`` are over the evaluation games (up to 30 no-ops, argmax) of one final
+    policy: that of the seed whose last 100 training episodes returned most. The paper does not say by what
+    it selects; games that select must not also be the score. The final policy of several learners is the
+    mean of their parameters.
+    """
+    plan = plan or (FULL if full else QUICK)
+    field = _gala.jobs(plan)
+    cost = _gala.expected(field, per_second, log)
+    facts = _gala.all_facts(field, run, log)
+    return {
+        **({"scaled_down": _SCALED_DOWN} if plan.env_steps[-1] < FULL.env_steps[-1] else {}),
+        "expected": cost,
+        "paper_source": SOURCE,
+        "rows": rows(plan, facts),
+        "plan": dataclasses.asdict(plan),
+    }
+
+
+_SCALED_DOWN = "a rehearsal with too few env steps to learn: its scores say nothing of the paper's"
+
+
+def rows(plan: Plan, facts: Mapping[Job, Mapping[int, Facts]]) -> list[dict[str, Any]]:
+    found = []
+    for simulators in plan.simulators:
+        for method in _gala.METHODS:
+            for end in plan.env_steps:
+                for game in plan.games:
+                    runs = [
+                        facts[job][end]
+                        for job in sorted(facts, key=lambda job: job.seed)
+                        if (job.game, job.method, job.simulators) == (game, method, simulators)
+                    ]
+                    setup = {"game": game, "method": method, "env_steps": end, "simulators": simulators}
+                    found.append({**setup, **ours(runs), **papers(method, end, game)})
+    return found
+
+
+def ours(runs: Sequence[Facts]) -> dict[str, Any]:
+    """The score of the best of ``runs`` (one a seed), and what else there is to know of them."""
+    sane = [run for run in runs if not _gala.diverged(run)]
+    best = max(sane, key=_training_return, default=None)
+    return {
+        "ours_mean": None if best is None else best["eval_return_mean"],
+        "ours_stderr": None if best is None else best["eval_return_stderr"],
+        "ours_seed": None if best is None else best["seed"],
+        "seeds": len(runs),
+        "diverged": len(runs) - len(sane),
+        "eval_return_by_seed": {str(run["seed"]): run["eval_return_mean"] for run in sane},
+        "train_return_by_seed": {str(run["seed"]): run["train_return_mean"] for run in sane},
+        "lost_replicas": sum(len(run["dead_replicas"]) for run in runs),
+        "wall_hours": sum(run["wall_seconds"] for run in runs) / 3600,
+    }
+
+
+def _training_return(run: Facts) -> float:
+    value = run["train_return_mean"]  # None where no episode has ended
+    return float("-inf") if value is None else float(value)
+
+
+def papers(method: str, env_steps: int, game: str) -> dict[str, Any]:
+    """What the paper prints for the nearest number of env steps; nulls for a game it has not."""
+    if game not in _gala.SIX_GAMES:
+        return {"paper_mean": None, "paper_stderr": None, "paper_env_steps": None}
+    steps = min((s for m, s in PAPER if m == method), key=lambda s: abs(s - env_steps))
+    mean, stderr = PAPER[method, steps][_gala.SIX_GAMES.index(game)]
+    return {"paper_mean": mean, "paper_stderr": stderr, "paper_env_steps": steps}

@@ -1,0 +1,246 @@
+"""How long a vector takes from one process to another, by every way there is, beside what limits it.
+
+Shared memory beside a copy in memory; TCP links beside gloo's send and receive; the encrypted link
+beside its cipher. All take turns in the same two processes, and ratios are of neighbours in time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from murmurate.bench import _roles
+from murmurate.bench._commands import missing
+from murmurate.bench._result import Log, median, spread
+from murmurate.errors import MissingExtra
+from murmurate.fabric.interface import Fabric, FabricFactory
+from murmurate.fabric.network import NetworkFabric
+
+NAME = "transport"
+SUMMARY = "time and bandwidth of register and mail, in shared memory and over TCP, at 1, 10 and 100 MB"
+
+_LINKS: dict[str, dict[str, Any]] = {
+    "tcp_plain": {"encrypt": False},
+    "tcp_aes_256_gcm": {"cipher": "aes-256-gcm"},
+    "tcp_chacha20_poly1305": {"cipher": "chacha20-poly1305"},
+}
+_CIPHERS = {"tcp_aes_256_gcm": "aes-256-gcm", "tcp_chacha20_poly1305": "chacha20-poly1305"}
+_PATIENCE_SECONDS = 60.0
+_STREAM_MEGABYTES = 200  # sent in a row, for the bandwidth
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """sizes: in MB (10**6 bytes), with as many turns each, and as many streams."""
+
+    sizes: tuple[tuple[int, int, int], ...] = ((1, 60, 7), (10, 30, 7), (100, 9, 5))
+
+
+def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
+    """Seconds from before ``publish`` or ``send`` to after the reader has the vector, and the bandwidth of
+    many letters in a row; medians and ratios of rates."""
+    if missing("cryptography", "network"):
+        raise MissingExtra("cryptography", "network", "The bench 'transport'")
+    plan = plan or (Plan(((1, 300, 25), (10, 150, 25), (100, 41, 15))) if full else Plan())
+    result: dict[str, Any] = {}
+    for megabytes, turns, streams in plan.sizes:
+        log(f"{megabytes} MB, {turns} turns, {streams} streams")
+        with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
+            sent, read = _roles.together(2, work, folder, secrets.token_bytes(32), megabytes, turns, streams)
+        result[f"{megabytes}_MB"] = figures(sent, read, megabytes * 10**6)
+    return {"sizes": result, "worst": worst(result), "plan": dataclasses.asdict(plan)}
+
+
+def work(
+    fabric: FabricFactory, folder: str, secret: bytes, megabytes: int, turns: int, streams: int
+) -> dict[str, list[float]]:
+    """One member: when each vector left (rank 0) or was read (rank 1), by way; and what limits them."""
+    store = os.path.join(folder, "gloo")
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=fabric.rank, world_size=2)
+    x = torch.randn(megabytes * 250_000, generator=torch.Generator().manual_seed(0))
+    links = {name: _link(fabric.rank, name, folder, secret) for name in _LINKS}
+    ways: dict[str, Way] = {"gloo": Gloo(x)}
+    for name, door in [("shared_memory", fabric), *links.items()]:
+        ways[f"{name}_register"] = Register(door.channel("r", x), x, spins=name == "shared_memory")
+        ways[f"{name}_mail"] = Mail(door.channel("m", x), x, spins=name == "shared_memory")
+    limits = _limits(x)
+    times: dict[str, list[float]] = defaultdict(list)
+    for turn in range(-3, turns):
+        for name in ways if turn % 2 else reversed(ways):
+            dist.barrier()
+            moment = ways[name].send() if fabric.rank == 0 else ways[name].read()
+            if turn >= 0:
+                times[name].append(moment)
+        for name, limit in limits.items():
+            dist.barrier()
+            if fabric.rank == 0 and turn >= 0:
+                times[name].append(limit())
+    row = {name: way for name, way in ways.items() if not isinstance(way, Register)}
+    for turn in range(-1, streams):
+        for name in row if turn % 2 else reversed(row):
+            dist.barrier()
+            each = [
+                row[name].send() if fabric.rank == 0 else row[name].read() for _ in range(_row(megabytes))
+            ]
+            if turn >= 0:  # from the first one's start to the last one's end
+                times[f"{name}_stream"].append(each[0] if fabric.rank == 0 else each[-1])
+    dist.barrier()
+    for door in links.values():
+        door.close()
+    return dict(times)
+
+
+def _row(megabytes: int) -> int:
+    return max(_STREAM_MEGABYTES // megabytes, 2)
+
+
+def _link(rank: int, name: str, folder: str, secret: bytes) -> NetworkFabric:
+    store = dist.FileStore(os.path.join(folder, name), 2)  # type: ignore[attr-defined]
+    return NetworkFabric(rank, 2, store, run_id=name, secret=secret, **_LINKS[name])
+
+
+class Way:
+    """One way from rank 0 to rank 1. ``send`` returns when it began, ``read`` when it had the vector."""
+
+    def send(self) -> float:
+        raise NotImplementedError
+
+    def read(self) -> float:
+        raise NotImplementedError
+
+
+class Gloo(Way):
+    """torch.distributed's blocking send and receive."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._x, self._room = x, torch.zeros_like(x)
+
+    def send(self) -> float:
+        start = time.monotonic()
+        dist.send(self._x, 1)
+        return start
+
+    def read(self) -> float:
+        dist.recv(self._room, 0)
+        return time.monotonic()
+
+
+class Register(Way):
+    """spins: ask without a pause, where a waiting reader would sleep for longer than the copy takes."""
+
+    def __init__(self, fabric: Fabric, x: Tensor, spins: bool) -> None:
+        self._fabric, self._x, self._spins = fabric, x, spins
+        self._seen = 0
+
+    def send(self) -> float:
+        start = time.monotonic()
+        self._fabric.publish(self._x)
+        return start
+
+    def read(self) -> float:
+        if self._spins:
+            while self._fabric.version(0) <= self._seen:
+                pass
+        elif not self._fabric.wait_newer([0], [self._seen], _PATIENCE_SECONDS):
+            raise RuntimeError("a published vector did not come")
+        self._seen = self._fabric.peek(0)[1]
+        return time.monotonic()
+
+
+class Mail(Way):
+    """A letter that is thrown away once it has been read."""
+
+    def __init__(self, fabric: Fabric, x: Tensor, spins: bool) -> None:
+        self._fabric, self._x, self._spins = fabric, x, spins
+
+    def send(self) -> float:
+        start = time.monotonic()
+        self._fabric.send(1, "x", self._x)
+        return start
+
+    def read(self) -> float:
+        letter = None
+        while letter is None:
+            letter = self._fabric.receive("x") if self._spins else self._fabric.wait("x", _PATIENCE_SECONDS)
+        return time.monotonic()
+
+
+def _limits(x: Tensor) -> dict[str, Callable[[], float]]:
+    """Seconds of a copy in memory, and of sealing (one thread, pieces as on a link)."""
+    from murmurate.fabric._seal import TAG_BYTES, Seal
+    from murmurate.fabric._wire import PIECE_BYTES
+
+    there = torch.zeros_like(x)
+    whole = memoryview(bytearray(x.numpy().tobytes()))
+    out = memoryview(bytearray(PIECE_BYTES + TAG_BYTES))
+
+    def copy() -> float:
+        start = time.monotonic()
+        there.copy_(x)
+        return time.monotonic() - start
+
+    def sealing(cipher: str) -> Callable[[], float]:
+        seal = Seal(secrets.token_bytes(32), cipher=cipher)
+
+        def run() -> float:
+            start = time.monotonic()
+            for place in range(0, len(whole), PIECE_BYTES):
+                piece = whole[place : place + PIECE_BYTES]
+                seal.close_into(piece, out[: len(piece) + TAG_BYTES])
+            return time.monotonic() - start
+
+        return run
+
+    return {"memcpy": copy} | {f"cipher_{name}": sealing(cipher) for name, cipher in _CIPHERS.items()}
+
+
+def figures(sent: dict[str, list[float]], read: dict[str, list[float]], size: int) -> dict[str, Any]:
+    """Milliseconds and GB/s of each way; ratios of rates (1 is as fast), turn by turn."""
+    seconds = {
+        name: [b - a for a, b in zip(sent[name], read[name], strict=True)] if name in read else sent[name]
+        for name in sent
+    }
+    rates = {name: _bytes(name, size) / median(of) / 1e9 for name, of in seconds.items()}
+    ways = {
+        name: {"milliseconds": spread([1e3 * s for s in of]), "gigabytes_per_second": rates[name]}
+        for name, of in seconds.items()
+    }
+    pairs = {f"shared_memory_{kind}_over_memcpy": (f"shared_memory_{kind}", "memcpy") for kind in _KINDS}
+    pairs |= {f"tcp_plain_{kind}_over_gloo": (f"tcp_plain_{kind}", "gloo") for kind in _KINDS}
+    for name in _CIPHERS:
+        for kind in _KINDS:
+            pairs[f"{name}_{kind}_over_cipher"] = f"{name}_{kind}", f"cipher_{name}"
+            pairs[f"{name}_{kind}_over_plain"] = f"{name}_{kind}", f"tcp_plain_{kind}"
+    pairs["tcp_plain_stream_over_gloo"] = "tcp_plain_mail_stream", "gloo_stream"
+    for name in _CIPHERS:
+        pairs[f"{name}_stream_over_plain"] = f"{name}_mail_stream", "tcp_plain_mail_stream"
+    ratios = {
+        label: median([b / a for a, b in zip(seconds[one], seconds[other], strict=True)])
+        for label, (one, other) in pairs.items()
+    }
+    for name in _CIPHERS:
+        ratios[f"{name}_stream_over_cipher"] = rates[f"{name}_mail_stream"] / rates[f"cipher_{name}"]
+    return {"ratios": ratios, "ways": ways}
+
+
+def _bytes(way: str, size: int) -> int:
+    return size * _row(size // 10**6) if way.endswith("_stream") else size
+
+
+_KINDS = ("register", "mail")
+
+
+def worst(sizes: dict[str, Any]) -> dict[str, float]:
+    """Of each ratio, the least over the sizes."""
+    labels = next(iter(sizes.values()))["ratios"]
+    return {label: min(of["ratios"][label] for of in sizes.values()) for label in labels}

@@ -1,0 +1,140 @@
+"""What keeps strangers out: keys of members, keys of connections, and sealed pieces of a stream.
+
+A connection's keys come from an X25519 exchange in which both sides use a fresh key and the key that they
+published at the rendezvous (the three products of Noise's KK pattern), with the run's secret as the salt of
+HKDF-SHA256 and the whole exchange as its context. So only members that know the secret get keys, and nobody
+who learns them later can read what was sent. Pieces are sealed with an AEAD under a counter: what is
+changed, left out, repeated or moved does not open.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+TAG_BYTES = 16
+CIPHERS: dict[str, Any] = {"aes-256-gcm": AESGCM, "chacha20-poly1305": ChaCha20Poly1305}
+
+__all__ = ["CIPHERS", "TAG_BYTES", "Card", "Identity", "InvalidTag", "Seal", "connection_keys"]
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a member tells at the rendezvous: where it listens, and its public key [32 bytes]."""
+
+    rank: int
+    address: str
+    port: int
+    key: bytes
+    incarnation: bytes
+
+    def sign(self, run: bytes, epoch: int, secret: bytes) -> bytes:
+        body = self._body()
+        return json.dumps({**body, "proof": self._proof(run, epoch, secret)}).encode()
+
+    @staticmethod
+    def read(text: bytes, run: bytes, epoch: int, secret: bytes) -> Card:
+        """Raises ValueError if it was not made with the run's secret, or is no card at all."""
+        try:
+            body = json.loads(text)
+            key, incarnation = bytes.fromhex(body["key"]), bytes.fromhex(body["incarnation"])
+            card = Card(int(body["rank"]), str(body["address"]), int(body["port"]), key, incarnation)
+            proof = str(body["proof"])
+        except (KeyError, TypeError, ValueError) as problem:
+            raise ValueError(f"it is no card ({problem!r})") from None
+        if len(key) != 32 or len(incarnation) != 16:
+            raise ValueError("its key has the wrong length")
+        if not hmac.compare_digest(proof, card._proof(run, epoch, secret)):
+            raise ValueError("it was not made with this run's secret")
+        return card
+
+    def _body(self) -> dict[str, Any]:
+        return {
+            "rank": self.rank,
+            "address": self.address,
+            "port": self.port,
+            "key": self.key.hex(),
+            "incarnation": self.incarnation.hex(),
+        }
+
+    def _proof(self, run: bytes, epoch: int, secret: bytes) -> str:
+        words = json.dumps([run.hex(), epoch, self._body()], sort_keys=True).encode()
+        return hmac.new(secret, words, hashlib.sha256).hexdigest()
+
+
+@dataclass
+class Identity:
+    """A member's own key pair, made anew in each process."""
+
+    private: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate, repr=False)
+    incarnation: bytes = field(default_factory=lambda: os.urandom(16))
+
+    @property
+    def public(self) -> bytes:
+        return self.private.public_key().public_bytes_raw()
+
+
+def connection_keys(
+    mine: X25519PrivateKey,
+    fresh: X25519PrivateKey,
+    their_key: bytes,
+    their_fresh: bytes,
+    context: bytes,
+    secret: bytes,
+    dials: bool,
+) -> tuple[bytes, bytes]:
+    """(key to send with, key to receive with), 32 bytes each; ``context`` is what both sides have said.
+
+    Raises ValueError for a public key of small order.
+    """
+    theirs = X25519PublicKey.from_public_bytes(their_key)
+    theirs_fresh = X25519PublicKey.from_public_bytes(their_fresh)
+    products = [fresh.exchange(theirs_fresh), fresh.exchange(theirs), mine.exchange(theirs_fresh)]
+    if not dials:  # both sides must join them in one order: fresh-fresh, dialler's fresh, listener's fresh
+        products[1], products[2] = products[2], products[1]
+    info = b"murmurate link 1" + hashlib.sha256(context).digest()
+    both = HKDF(hashes.SHA256(), 64, salt=secret, info=info).derive(b"".join(products))
+    return (both[:32], both[32:]) if dials else (both[32:], both[:32])
+
+
+class Seal:
+    """One direction of one connection: seals or opens pieces in their order.
+
+    encrypt: seal by ``cipher``; False leaves the pieces readable and adds only a tag (AES-GMAC), without
+    which they are not taken.
+    """
+
+    def __init__(self, key: bytes, encrypt: bool = True, cipher: str = "aes-256-gcm") -> None:
+        self.encrypt = encrypt
+        self._aead = CIPHERS[cipher if encrypt else "aes-256-gcm"](key)
+        self._count = 0
+
+    def _nonce(self) -> bytes:
+        self._count += 1
+        return self._count.to_bytes(12, "little")
+
+    def tag(self, piece: Any) -> bytes:
+        """[16] over a piece that stays readable."""
+        return self._aead.encrypt(self._nonce(), b"", piece)  # type: ignore[no-any-return]
+
+    def check(self, piece: Any, tag: Any) -> None:
+        """Raises InvalidTag if the piece is not what was sent here."""
+        self._aead.decrypt(self._nonce(), tag, piece)
+
+    def close_into(self, piece: Any, out: Any) -> None:
+        """``out`` has room for the piece and 16 bytes more."""
+        self._aead.encrypt_into(self._nonce(), piece, None, out)
+
+    def open_into(self, sealed: Any, out: Any) -> None:
+        """Raises InvalidTag; ``out`` then holds nothing to be used."""
+        self._aead.decrypt_into(self._nonce(), sealed, None, out)

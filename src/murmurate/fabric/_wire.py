@@ -1,0 +1,228 @@
+"""Frames on a connection: a head, a little JSON and a vector, cut into sealed pieces.
+
+Nothing of a frame is believed before its piece has opened, and no memory is taken before somebody has
+agreed to the length that its head names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from murmurate.fabric._seal import TAG_BYTES, InvalidTag, Seal
+
+PIECE_BYTES = 1 << 20  # large enough that Python's part is small, small enough to stay in a core's cache
+META_LIMIT_BYTES = 1 << 18
+_MAGIC = b"mu"
+_HEAD = struct.Struct("<2sBB8sQ8sQQdIQ")
+
+
+class Kind(enum.IntEnum):
+    """What a frame carries."""
+
+    CONTROL = 1  # newest values of small things: acknowledgements, wishes, signs of life
+    REGISTER = 2  # a version of a published vector
+    MAIL = 3
+    ROUND = 4  # a part of a collective, or its result
+    FINISHED = 5  # the sender will take no further part, but answers still
+
+
+NUMBERED = frozenset({Kind.MAIL, Kind.ROUND, Kind.FINISHED})
+
+
+class Refused(Exception):
+    """A message or a connection that is not taken; ``cause`` is what it is counted under."""
+
+    def __init__(self, cause: str, words: str) -> None:
+        super().__init__(words)
+        self.cause = cause
+
+
+class Closed(Exception):
+    """The other side ended the connection between two frames, or kept silent for too long."""
+
+
+class Silence(Closed):
+    """Not a byte came for as long as a connection may be silent."""
+
+
+@dataclass
+class Frame:
+    """number: in the stream of numbered frames, 0 for others. version: of a register, a round's number.
+
+    payload: anything with a buffer of ``length`` bytes.
+    """
+
+    kind: Kind
+    channel: bytes = b"\0" * 8
+    number: int = 0
+    version: int = 0
+    note: float = 0.0
+    meta: dict[str, Any] = field(default_factory=dict)
+    payload: Any = None
+
+    @property
+    def length(self) -> int:
+        return 0 if self.payload is None else memoryview(self.payload).nbytes
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which run and which epoch of it a connection belongs to; written into every head."""
+
+    run: bytes
+    epoch: int
+
+
+class Pipe:
+    """One connection after its handshake. One thread sends, one receives."""
+
+    def __init__(self, line: socket.socket, place: Place, sends: Seal, receives: Seal) -> None:
+        self._line, self._place = line, place
+        self._sends, self._receives = sends, receives
+        self._sealed = memoryview(bytearray(PIECE_BYTES + TAG_BYTES))
+        self._unopened = memoryview(bytearray(PIECE_BYTES + TAG_BYTES))
+
+    def close(self) -> None:
+        """Wakes whoever sends or receives; they see an OSError or Closed."""
+        with contextlib.suppress(OSError):
+            self._line.shutdown(socket.SHUT_RDWR)
+        self._line.close()
+
+    # -- out ----------------------------------------------------------------------------------------
+
+    def send(self, frame: Frame, place: Place | None = None, length: int | None = None) -> None:
+        """``place`` and ``length`` other than the true ones are for tests. Raises OSError."""
+        meta = json.dumps(frame.meta, separators=(",", ":")).encode() if frame.meta else b""
+        where = place or self._place
+        head = _HEAD.pack(
+            _MAGIC,
+            frame.kind,
+            0,
+            where.run,
+            where.epoch,
+            frame.channel,
+            frame.number,
+            frame.version,
+            frame.note,
+            len(meta),
+            frame.length if length is None else length,
+        )
+        # what comes before the vector goes with its first piece: one wake-up less at the other end
+        parts = self._sealed_copy(head) + (self._sealed_copy(meta) if meta else [])
+        if not frame.length:
+            self._write(parts)
+            return
+        payload = memoryview(frame.payload).cast("B")
+        for start in range(0, len(payload), PIECE_BYTES):
+            self._write(parts + self._sealed_in_place(payload[start : start + PIECE_BYTES]))
+            parts = []
+
+    def _sealed_copy(self, words: bytes) -> list[Any]:
+        if not self._sends.encrypt:
+            return [words, self._sends.tag(words)]
+        sealed = bytearray(len(words) + TAG_BYTES)
+        self._sends.close_into(words, sealed)
+        return [sealed]
+
+    def _sealed_in_place(self, piece: memoryview) -> list[Any]:
+        """To be written before the next piece is sealed."""
+        if not self._sends.encrypt:
+            return [piece, self._sends.tag(piece)]
+        sealed = self._sealed[: len(piece) + TAG_BYTES]
+        self._sends.close_into(piece, sealed)
+        return [sealed]
+
+    def _write(self, parts: list[Any]) -> None:
+        left = [memoryview(part) for part in parts]
+        while left:
+            _drop(left, self._line.sendmsg(left))
+
+    # -- in -----------------------------------------------------------------------------------------
+
+    def receive(self, room: Callable[[Frame, int], Any]) -> Frame:
+        """The next frame.
+
+        room: (frame without payload, length) -> a writable buffer of that length; raises Refused.
+        Raises Closed, Refused or OSError; the connection is of no use afterwards.
+        """
+        head = bytearray(_HEAD.size)
+        self._take(memoryview(head), first=True)
+        magic, kind, _, run, epoch, channel, number, version, note, meta_length, length = _HEAD.unpack(head)
+        if run != self._place.run:
+            raise Refused("run", "a message of another run")
+        if epoch != self._place.epoch:
+            raise Refused("epoch", f"a message of epoch {epoch} in epoch {self._place.epoch}")
+        if magic != _MAGIC or kind not in Kind._value2member_map_:
+            raise Refused("kind", f"a message of an unknown kind ({kind})")
+        if meta_length > META_LIMIT_BYTES:
+            raise Refused("length", f"a message whose JSON has {meta_length} bytes")
+        frame = Frame(Kind(kind), channel, number, version, note)
+        if meta_length:
+            meta = bytearray(meta_length)
+            self._take(memoryview(meta))
+            frame.meta = _parsed(meta)
+        if length:
+            frame.payload = room(frame, length)
+            payload = memoryview(frame.payload).cast("B")
+            for start in range(0, length, PIECE_BYTES):
+                self._take(payload[start : start + PIECE_BYTES])
+        elif frame.kind is Kind.MAIL or frame.kind is Kind.REGISTER:
+            raise Refused("length", "a vector without numbers")
+        return frame
+
+    def _take(self, piece: memoryview, first: bool = False) -> None:
+        """Fill ``piece`` with what its sealed form opens to."""
+        length = len(piece)
+        try:
+            if self._receives.encrypt:
+                sealed = self._unopened[: length + TAG_BYTES]
+                read_whole(self._line, [sealed], first)
+                self._receives.open_into(sealed, piece)
+            else:
+                tag = bytearray(TAG_BYTES)
+                read_whole(self._line, [piece, memoryview(tag)], first)
+                self._receives.check(piece, tag)
+        except InvalidTag:
+            raise Refused("checksum", "a message that is not as it was sent") from None
+
+
+def _parsed(meta: bytearray) -> dict[str, Any]:
+    try:
+        value = json.loads(meta)
+    except (ValueError, RecursionError):
+        raise Refused("meta", "a message whose JSON cannot be read") from None
+    if not isinstance(value, dict):
+        raise Refused("meta", "a message whose JSON is no object")
+    return value
+
+
+def read_whole(line: socket.socket, buffers: list[memoryview], first: bool = False) -> None:
+    """Fill the buffers; one system call, as a rule. Raises Closed at an end before the ``first`` byte,
+    or at a silence; Refused at an end in the middle."""
+    begun = not first
+    while buffers:
+        try:
+            count = line.recvmsg_into(buffers, 0, socket.MSG_WAITALL)[0]
+        except (BlockingIOError, TimeoutError):
+            raise Silence("it was silent for too long") from None
+        if count == 0:
+            if begun:
+                raise Refused("truncated", "a message that ends in its middle")
+            raise Closed("it was closed")
+        begun = True
+        _drop(buffers, count)
+
+
+def _drop(buffers: list[memoryview], count: int) -> None:
+    """Forget the first ``count`` bytes of the buffers."""
+    while buffers and count >= len(buffers[0]):
+        count -= len(buffers.pop(0))
+    if count:
+        buffers[0] = buffers[0][count:]

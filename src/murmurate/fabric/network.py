@@ -1,0 +1,352 @@
+"""The fabric across hosts: an authenticated and encrypted TCP link between each two members.
+
+*Register*: a link is an edge. A reader has one version asked for at a time, so it gets the newest whenever
+the link is free, and a publisher sends nothing to those who do not read (``_shelf``).
+
+*Mail*: numbered, acknowledged and sent again over a new connection; what ``send`` accepted arrives
+once, however often the link is cut, as long as both processes live (``_link``, ``_postbox``).
+
+*Collective*: through the lowest living member (``_rounds``). Shared memory is not offered.
+
+What is not from a member of this run and epoch, or not as it was sent, is refused, counted in
+``NetworkFabric.refused`` by cause, and named in the log ``murmurate.fabric.network``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from murmurate.errors import MissingExtra
+from murmurate.fabric._compress import Compression, codec
+from murmurate.fabric._members import Died, run
+from murmurate.fabric._wire import Frame, Kind, Refused
+from murmurate.fabric.arena import Arena
+from murmurate.fabric.board import Board
+from murmurate.fabric.interface import Capability, FabricError, FabricFactory, Letter, Traffic
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from murmurate.fabric._hub import Hub
+
+__all__ = ["Died", "NetworkChannel", "NetworkFabric", "run_members"]
+
+_OFFERED = frozenset({Capability.COLLECTIVE, Capability.MAIL, Capability.REGISTER})
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkFabric:
+    """One member's door (see ``FabricFactory``); it has met all others when it is made.
+
+    store: where members leave their addresses and public keys for one another; nothing else goes there.
+    run_id, epoch: what is not of this run and this epoch of it is refused.
+    secret: known to the members alone. Without it, whoever can write to the store can be a member.
+    address: where this member listens and is reached; the default is seen by this host only.
+    encrypt: False leaves what is sent readable; it is authenticated all the same.
+    board: of the launcher on this host, if there is one: whom it buries is dead at once.
+    deadline_seconds: for the rendezvous, collectives, and sends into a full queue.
+    compression: of register and mail.
+    cipher: "aes-256-gcm", or "chacha20-poly1305" for processors without instructions for AES.
+    silence_seconds: a connection without a sign of life for so long is given up and made anew.
+
+    Raises MissingExtra without the package cryptography, FabricError if somebody does not come.
+    """
+
+    rank: int
+    size: int
+    store: Store = dataclasses.field(repr=False)
+    _: dataclasses.KW_ONLY
+    run_id: str
+    epoch: int = 0
+    secret: bytes | None = dataclasses.field(default=None, repr=False)
+    address: str = "127.0.0.1"
+    encrypt: bool = True
+    board: Board | None = dataclasses.field(default=None, repr=False)
+    deadline_seconds: float = 60.0
+    compression: Compression = "none"
+    cipher: str = "aes-256-gcm"
+    silence_seconds: float = 4.0
+    hub: Hub = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ValueError(f"There is no rank {self.rank} among {self.size}: use 0..{self.size - 1}.")
+        if importlib.util.find_spec("cryptography") is None:
+            raise MissingExtra("cryptography", "network", "The fabric between hosts")
+        from murmurate.fabric._handshake import Passport
+        from murmurate.fabric._hub import Hub, short
+        from murmurate.fabric._seal import CIPHERS, Identity
+
+        if self.cipher not in CIPHERS:
+            raise ValueError(f"cipher is one of {', '.join(CIPHERS)}, not '{self.cipher}'")
+        codec(self.compression, 1, torch.float32)
+        passport = Passport(
+            self.rank,
+            short(self.run_id, size_bytes=16),
+            self.epoch,
+            self.secret or b"",
+            Identity(),
+            self.encrypt,
+            self.cipher,
+            self.silence_seconds,
+        )
+        hub = Hub(passport, self.size, self.store, self.address, self.board, self.deadline_seconds)
+        object.__setattr__(self, "hub", hub)
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return _OFFERED
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """How many messages and connections were refused, by cause."""
+        return dict(self.hub.refused)
+
+    def living(self) -> Sequence[int]:
+        return self.hub.living()
+
+    def channel(self, name: str, like: Tensor) -> NetworkChannel:
+        return NetworkChannel(self.hub, name, like, self.compression)
+
+    def close(self, linger_seconds: float | None = None) -> None:
+        """Take no further part, but answer the others until all have closed too or ``linger_seconds`` are
+        over (by default the deadline); then end all threads and connections."""
+        self.hub.close(self.deadline_seconds if linger_seconds is None else linger_seconds)
+
+
+class NetworkChannel:
+    """One channel (see ``Fabric``) for vectors shaped like ``like`` [N]; all but shared memory."""
+
+    def __init__(self, hub: Hub, name: str, like: Tensor, compression: Compression) -> None:
+        from murmurate.fabric._hub import short
+        from murmurate.fabric._postbox import Postbox
+        from murmurate.fabric._rounds import Rounds
+        from murmurate.fabric._shelf import Shelf
+
+        self.rank, self.size, self.name = hub.rank, hub.size, name
+        self.traffic = Traffic()
+        self._hub, self._shape, self._device = hub, like.shape, like.device
+        self._count = like.numel()
+        self._identity = short(name)
+        self._codec = codec(compression, self._count, like.dtype)
+        self._shelf = Shelf(hub, name, self._identity, self._codec, self.traffic)
+        self._postbox = Postbox(hub, self._identity, self._codec, self.traffic, like.device)
+        self._rounds = Rounds(
+            hub,
+            name,
+            self._identity,
+            self._count,
+            like.dtype,
+            self.traffic,
+            lambda: self._shelf.published,
+        )
+        self._form = f"{self._count} of {like.dtype}, compression {compression}"
+        self._differs = ""
+        with hub.lock:
+            hub.join_channel(self._identity, self)
+            for link in hub.links.values():
+                link.tell(("form", self._identity.hex()), self._form)
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return _OFFERED
+
+    def living(self) -> Sequence[int]:
+        return self._hub.living()
+
+    # -- register -----------------------------------------------------------------------------------
+
+    def publish(self, x: Tensor) -> int:
+        self._check(x)
+        return self._shelf.publish(x)
+
+    def version(self, peer: int) -> int:
+        with self._hub.lock:
+            return self._shelf.version(self._among(peer))
+
+    def peek(self, peer: int) -> tuple[Tensor, int]:
+        self._check()
+        with self._hub.lock:
+            x, version = self._shelf.peek(self._among(peer))
+        return self._shaped(x), version
+
+    def wait_newer(self, peers: Sequence[int], seen: Sequence[int], deadline_seconds: float) -> bool:
+        with self._hub.lock, self._hub.timed(self.traffic):
+            return self._shelf.wait_newer([self._among(p) for p in peers], seen, deadline_seconds)
+
+    # -- collective ---------------------------------------------------------------------------------
+
+    def mean_(self, x: Tensor) -> int:
+        self._check(x)
+        if self.size == 1:
+            return 1
+        result = self._meet("mean", x)
+        x.detach().copy_(self._vectors(result.parts)[0])
+        return len(result.who)
+
+    def broadcast_(self, x: Tensor, root: int) -> None:
+        self._check(x)
+        if self.size == 1:
+            return
+        result = self._meet(f"broadcast {self._among(root)}", x if self.rank == root else None)
+        if root not in result.who:
+            raise FabricError(f"rank {root} died before it could broadcast on channel '{self.name}'")
+        x.detach().copy_(self._vectors(result.parts)[0])
+
+    def gather(self, x: Tensor) -> dict[int, Tensor]:
+        self._check(x)
+        if self.size == 1:
+            return {self.rank: x.detach().clone()}
+        result = self._meet("gather", x)
+        vectors = self._vectors(result.parts)
+        return {rank: v.to(x.device, copy=True) for rank, v in zip(result.who, vectors, strict=True)}
+
+    def _meet(self, call: str, x: Tensor | None) -> Any:
+        with self._hub.timed(self.traffic):
+            result = self._rounds.meet(call, x)
+        with self._hub.lock:
+            for rank, version in result.versions.items():
+                self._shelf.promise(rank, version)
+        return result
+
+    def _vectors(self, parts: Any) -> list[Tensor]:
+        whole = torch.from_numpy(parts).view(self._rounds.dtype)
+        return [v.view(self._shape) for v in whole.view(-1, self._count)]
+
+    # -- mail ---------------------------------------------------------------------------------------
+
+    def send(
+        self, to: int, tag: str, x: Tensor, note: float = 0.0, deadline_seconds: float | None = None
+    ) -> bool:
+        self._check(x)
+        patience = self._hub.deadline_seconds if deadline_seconds is None else deadline_seconds
+        with self._hub.timed(self.traffic):
+            return self._postbox.send(self._among(to), tag, x, note, patience)
+
+    def receive(self, tag: str) -> Letter | None:
+        with self._hub.lock:
+            letter = self._postbox.receive(tag)
+        return letter and letter._replace(x=letter.x.view(self._shape))
+
+    def wait(self, tag: str, deadline_seconds: float) -> Letter | None:
+        with self._hub.lock, self._hub.timed(self.traffic):
+            self._hub.wait(lambda: self._postbox.has(tag), deadline_seconds)
+        return self.receive(tag)
+
+    # -- shared memory ------------------------------------------------------------------------------
+
+    def shared(self, key: str, like: Tensor) -> Tensor:
+        raise FabricError(
+            f"'{key}' cannot be shared: members of a network fabric may sit on different hosts. Use a "
+            "strategy that needs no shared memory (gala, say), or --launcher local."
+        )
+
+    # -- what the links bring (with the lock held) --------------------------------------------------
+
+    def room(self, frame: Frame, length: int) -> Any:
+        self._fits(frame, length)
+        return self._hub.pool.take(length)
+
+    def _fits(self, frame: Frame, length: int) -> None:
+        if frame.kind is Kind.ROUND:
+            self._rounds.fits(frame, length)
+        elif length != self._codec.wire_bytes:
+            raise Refused("length", f"a vector of {length} bytes on '{self.name}', which has {self._form}")
+
+    def deliver(self, sender: int, frame: Frame) -> None:
+        if frame.payload is not None:
+            self._fits(frame, frame.length)  # what came early has not been asked yet
+        if frame.kind is Kind.REGISTER:
+            self._shelf.deliver(sender, frame)
+        elif frame.kind is Kind.MAIL:
+            self._postbox.deliver(sender, frame)
+        else:
+            self._rounds.deliver(sender, frame)
+
+    def told(self, sender: int, what: str, rest: tuple[str, ...], value: Any) -> None:
+        try:
+            if what == "taken":
+                self._postbox.told(sender, rest[0], value)
+            elif what in ("want", "nothing"):
+                self._shelf.told(sender, what, value)
+            elif what == "form" and value != self._form:
+                self._differs = (
+                    f"channel '{self.name}' is for {self._form} at rank {self.rank} and for {value} at rank "
+                    f"{sender}: give all members the same model and settings."
+                )
+                self._rounds.fail(self._differs)
+        except (TypeError, ValueError, IndexError):
+            raise Refused("meta", f"a control message about '{what}' that cannot be read") from None
+
+    def due(self, peer: int) -> Frame | None:
+        return self._shelf.due(peer)
+
+    def returned(self, peer: int) -> None:
+        self._shelf.returned(peer)
+        self._postbox.returned(peer)
+        self._rounds.returned(peer)
+        self._hub.links[peer].tell(("form", self._identity.hex()), self._form)
+
+    # -- underneath ---------------------------------------------------------------------------------
+
+    def _shaped(self, x: Tensor) -> Tensor:
+        x = x.view(self._shape)
+        return x if self._device.type == "cpu" else x.to(self._device)
+
+    def _among(self, rank: int) -> int:
+        if not 0 <= rank < self.size:
+            raise ValueError(f"There is no rank {rank} among {self.size}: use 0..{self.size - 1}.")
+        return rank
+
+    def _check(self, x: Tensor | None = None) -> None:
+        if self._differs:
+            raise FabricError(self._differs)
+        if x is not None and x.numel() != self._count:
+            raise ValueError(f"Channel '{self.name}' is for {list(self._shape)}, this is {list(x.shape)}.")
+
+
+def run_members(
+    size: int,
+    functions: Sequence[Callable[[FabricFactory], Any]],
+    deadline_seconds: float = 60.0,
+    **options: Any,
+) -> list[Any]:
+    """Run one function a member, each in a process of its own, with links over loopback.
+
+    As ``murmurate.fabric.processes.run_members``; ``options`` are further ones of ``NetworkFabric``.
+    """
+    with tempfile.TemporaryDirectory(prefix="murmurate-") as folder:
+        start = functools.partial(
+            _member,
+            os.path.join(folder, "rendezvous"),
+            secrets.token_hex(8),
+            secrets.token_bytes(32),
+            options,
+        )
+        return run(size, functions, start, deadline_seconds)
+
+
+def _member(
+    file: str,
+    run_id: str,
+    secret: bytes,
+    options: dict[str, Any],
+    arena: Arena,
+    board: Board,
+    rank: int,
+    deadline_seconds: float,
+) -> NetworkFabric:
+    store = dist.FileStore(file, board.size)  # type: ignore[attr-defined]
+    settings: dict[str, Any] = {"board": board, "deadline_seconds": deadline_seconds} | options
+    return NetworkFabric(rank, board.size, store, run_id=run_id, secret=secret, **settings)

@@ -1,0 +1,123 @@
+"""What each replica learns from: its share of every batch of its worker, or batches of its own.
+
+TF-Replicator, section 3.2: input pipelines PER_WORKER, split by an ``input_split_fn``, and PER_REPLICA.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.utils import _pytree as pytree
+
+Source = Iterable[Any] | Callable[[int], Iterable[Any]]
+# (batch, number of shares, which share) -> that share
+Split = Callable[[Any, int, int], Any]
+AnyLeft = Callable[[bool], bool]
+
+
+class CannotSplit(ValueError):
+    """A batch has fewer rows than there are replicas to share it."""
+
+
+def split_along(dimension: int) -> Split:
+    """Shares along one dimension of every tensor or array in a batch; 1 is for time-major sequences.
+
+    Numbers, and tensors without that dimension, go to everybody. Shares are equal: rows that do not go
+    round are left out (the last rows), so that the mean over replicas is the mean over rows.
+    """
+
+    def split(batch: Any, shares: int, index: int) -> Any:
+        def one(leaf: Any) -> Any:
+            if len(getattr(leaf, "shape", ())) <= dimension:
+                return leaf
+            rows = leaf.shape[dimension] // shares
+            if rows == 0:
+                raise CannotSplit(f"{leaf.shape[dimension]} rows do not make {shares} shares")
+            return leaf[(slice(None),) * dimension + (slice(index * rows, (index + 1) * rows),)]
+
+        return pytree.tree_map(one, batch)
+
+    return split
+
+
+split_leading = split_along(0)
+
+
+def left_out(batch: Any, shares: int, dimension: int = 0) -> int:
+    """Rows of ``batch`` that equal shares leave out."""
+    rows = [x.shape[dimension] for x in pytree.tree_leaves(batch) if len(getattr(x, "shape", ())) > dimension]
+    return rows[0] % shares if rows else 0
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a replica sits: its worker, its place among the replicas of the worker, and how many of each."""
+
+    rank: int
+    replicas: int
+    worker: int
+    workers: int
+
+    @property
+    def per_worker(self) -> int:
+        return self.replicas // self.workers
+
+    @property
+    def place(self) -> int:
+        return self.rank % self.per_worker
+
+
+def inputs(
+    source: Source,
+    seat: Seat,
+    *,
+    per: Literal["worker", "replica"],
+    split: Split,
+    all_have: AnyLeft,
+) -> Iterator[Any]:
+    """The batches of one replica (see ``OwnLoop.inputs``).
+
+    all_have: whether all replicas have a next batch, given whether this one has. Where members meet it is a
+    collective, and all end together; elsewhere each ends on its own.
+    """
+    if per not in ("worker", "replica"):
+        raise ValueError(f"inputs are split per 'worker' or per 'replica', not per '{per}'")
+    turns, mine = (seat.workers, seat.worker) if per == "worker" else (seat.replicas, seat.rank)
+    if callable(source):
+        own: Iterator[Any] = iter(source(mine))
+    else:
+        own = _in_turn(iter(source), turns, mine)
+    if per == "worker" and seat.per_worker > 1:
+        own = _shares(own, split, seat.per_worker, seat.place)
+    if not callable(source):
+        yield from own  # all read the same source, so all know where its last whole round is
+        return
+    nothing = object()
+    while True:
+        batch = next(own, nothing)
+        if not all_have(batch is not nothing):
+            return
+        yield batch
+
+
+def _in_turn(source: Iterator[Any], turns: int, mine: int) -> Iterator[Any]:
+    """Every ``turns``-th batch, from ``mine``; an incomplete last round is left out for everybody."""
+    while len(batches := list(itertools.islice(source, turns))) == turns:
+        yield batches[mine]
+
+
+def _shares(source: Iterator[Any], split: Split, shares: int, index: int) -> Iterator[Any]:
+    for batch in source:
+        try:
+            yield split(batch, shares, index)
+        except CannotSplit:
+            continue  # a last batch of a few rows
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Every tensor of ``batch`` on ``device``."""
+    return pytree.tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, batch)

@@ -1,0 +1,21 @@
+"""``<world>-hsa2c``: A2C under DPSGD (Mohamad et al., Algorithms 8 and 9).
+
+k-step returns are ``agent.steps``, the local mini-batch m is ``simulators``, p is ``strategy.threads``, B
+``strategy.local_updates`` and M ``strategy.batch``.
+"""
+
+from __future__ import annotations
+
+from murmurate.recipes.a2c import settings
+from murmurate.strategies.dpsgd import DPSGD
+from murmurate.train import Run
+
+ALGORITHM = "hsa2c"
+
+
+def hsa2c(name: str) -> Run:
+    """Two nodes of two learners each, lock-free inside a node; a master adds up what the nodes moved."""
+    return Run(recipe=f"{name}-{ALGORITHM}", strategy=DPSGD(), replicas=4, **settings(name))
+
+
+recipe = hsa2c

@@ -1,0 +1,221 @@
+"""Runs of a comparison, put together by how they agree: several seeds of one set-up are one group."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from murmurate.record.runs import Axis, RecordedRun
+
+Array = NDArray[np.float64]
+POINTS = 300
+# What may differ between runs of one group: which random numbers, where, and what was asked to be kept.
+_FREE = frozenset(
+    {"seed", "command", "versions", "hardware", "eval_episodes", "checkpoint_every_env_steps", "agent.name"}
+)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Over [G] points of an axis: the mean of a group's runs, and its lowest and highest run."""
+
+    x: Array
+    mean: Array
+    low: Array
+    high: Array
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but their seed. ``index`` chooses colour and dashes, alike in all plots."""
+
+    label: str
+    index: int
+    runs: tuple[RecordedRun, ...]
+
+    def curve(self, key: str, axis: Axis) -> Curve | None:
+        """``key`` along ``axis`` where all runs have it (the runs' means over replicas); None if none has."""
+        found = [one for run in self.runs if (one := run.mean(key, axis)) is not None]
+        if not found:
+            return None
+        # from where every replica has a value: one that comes in later would make the mean jump
+        start = max(s.x(axis)[0] for run in self.runs for s in run.series(key).values())
+        end = min(x[-1] for x, _ in found)
+        if end <= start:
+            (x, y), *_ = found
+            return Curve(x, y, y, y)
+        first = max(start, end / 1e4)
+        grid = np.geomspace(first, end, POINTS) if axis == "total_bytes" else np.linspace(start, end, POINTS)
+        rows = np.stack([np.interp(grid, x, y) for x, y in found])
+        return Curve(grid, rows.mean(0), rows.min(0), rows.max(0))
+
+    @cached_property
+    def staleness_counts(self) -> Counter[int]:
+        """How many updates were how stale, over all runs and replicas."""
+        counts: Counter[int] = Counter()
+        for run in self.runs:
+            counts += staleness_counts(run)
+        return counts
+
+    def each(self, of: Callable[[RecordedRun], float | None]) -> list[float]:
+        """``of`` each run, without those where it is not known."""
+        return [value for run in self.runs if (value := of(run)) is not None and math.isfinite(value)]
+
+    def mean(self, of: Callable[[RecordedRun], float | None]) -> float | None:
+        known = self.each(of)
+        return statistics.fmean(known) if known else None
+
+
+def grouped(runs: Sequence[RecordedRun]) -> list[Group]:
+    """The groups, in the order in which their first runs were given.
+
+    A label is the strategy's name, and of what else differs between the groups just that.
+    """
+    found: dict[str, list[RecordedRun]] = {}
+    for run in runs:
+        found.setdefault(json.dumps(_settings(run), sort_keys=True), []).append(run)
+    settings = [json.loads(key) for key in found]
+    labels = [_label(mine, settings) for mine in settings]
+    for number, members in enumerate(found.values()):
+        if labels.count(labels[number]) > 1:  # one of them was written without what the others have
+            labels[number] += f" ({members[0].folder.name})"
+    return [
+        Group(label, index, tuple(members))
+        for index, (label, members) in enumerate(zip(labels, found.values(), strict=True))
+    ]
+
+
+def _settings(run: RecordedRun) -> dict[str, Any]:
+    """All that is fixed in a group, flat: "recipe", "replicas", "strategy.name", "strategy.period", ..."""
+    flat: dict[str, Any] = {"recipe": run.recipe, "replicas": run.replicas}
+    for key, value in {**run.run, "strategy": run.strategy}.items():
+        parts = value.items() if isinstance(value, dict) else [("", value)]
+        for name, part in parts:
+            flat[f"{key}.{name}" if name else key] = part
+    return {k: v for k, v in flat.items() if k not in _FREE and k.split(".")[0] not in _FREE}
+
+
+def _label(mine: dict[str, Any], all_settings: Sequence[dict[str, Any]]) -> str:
+    name = str(mine.get("strategy.name", "unknown strategy"))
+    words = [name]
+    for key, value in sorted(mine.items(), key=lambda item: (item[0] != "recipe", item[0] != "replicas")):
+        own = key.startswith("strategy.")
+        rivals = [o for o in all_settings if not own or o.get("strategy.name") == name]
+        if key == "strategy.name" or all(other.get(key, value) == value for other in rivals):
+            continue
+        if key == "recipe":
+            words.insert(0, str(value))
+        elif key == "replicas":
+            words.append(f"{value} replica{'s' if value != 1 else ''}")
+        else:
+            words.append(f"{key.rsplit('.', 1)[-1].replace('_', ' ')} {value}")
+    return ", ".join(words)
+
+
+# -- numbers of one run -------------------------------------------------------------------------------
+
+
+def staleness_counts(run: RecordedRun) -> Counter[int]:
+    counts: Counter[int] = Counter()
+    for record in run.records:
+        given = record.get("staleness_counts")
+        if isinstance(given, dict):
+            counts.update({int(value): int(count) for value, count in given.items()})
+    return counts
+
+
+def median(counts: Counter[int]) -> float | None:
+    """The (lower) median of what was counted."""
+    half, so_far = counts.total() / 2, 0
+    for value, count in sorted(counts.items()):
+        so_far += count
+        if so_far >= half > 0:
+            return float(value)
+    return None
+
+
+def waiting_share(run: RecordedRun) -> float | None:
+    """Share of the replicas' time, between their first and last lines, that they waited for others."""
+    waited = passed = 0.0
+    for series in run.series("waiting_seconds").values():
+        waited += float(series.value[-1] - series.value[0])
+        passed += float(series.time_seconds[-1] - series.time_seconds[0])
+    return waited / passed if passed > 0 else None
+
+
+def seconds(run: RecordedRun) -> float | None:
+    """How long the run took: virtual seconds if it was simulated, else wall time."""
+    value = run.fact("virtual_seconds" if run.virtual else "wall_seconds")
+    return None if value is None else float(value)
+
+
+def env_steps_per_second(run: RecordedRun) -> float | None:
+    if not run.virtual:
+        value = run.fact("env_steps_per_second")
+        return None if value is None else float(value)
+    passed = seconds(run)
+    return float(run.fact("env_steps")) / passed if passed else None
+
+
+def bytes_exchanged(run: RecordedRun) -> float | None:
+    if run.fact("bytes_exchanged") is not None:
+        return float(run.fact("bytes_exchanged"))
+    last = max(run.last_heard(replica) for replica in run.histories)
+    return float(run.total_bytes(np.array([last]))[0]) if run.has("bytes_exchanged") else None
+
+
+def exchanges(run: RecordedRun) -> bool:
+    """Whether any bytes went between members after their first lines (before, all agree on the start)."""
+    paths = run.series("bytes_exchanged").values()
+    return any(bool(series.value[-1] > series.value[0]) for series in paths)
+
+
+def bytes_per_update(run: RecordedRun) -> float | None:
+    """Bytes of all members over updates of all replicas."""
+    total = sum(int(history[-1].get("updates", 0)) for history in run.histories.values())
+    exchanged = bytes_exchanged(run)
+    return exchanged / total if exchanged is not None and total else None
+
+
+# -- the reference return ------------------------------------------------------------------------------
+
+
+def reference_return(groups: Sequence[Group]) -> tuple[float, str] | None:
+    """A return to be reached, and where it is from; None if no episode has ended.
+
+    The runs' own ``stop_at_return``, if they name one; else what half of the strategies reached, rounded
+    down to two digits.
+    """
+    asked = [run.run.get("stop_at_return") for group in groups for run in group.runs]
+    known = [float(value) for value in asked if value is not None]
+    if known:
+        return max(known), "the return at which the runs were to stop"
+    tops = [float(curve.mean.max()) for g in groups if (curve := g.curve("return_mean", "total_env_steps"))]
+    if not tops:
+        return None
+    reached = sorted(tops)[(len(tops) - 1) // 2]
+    step = 10.0 ** (math.floor(math.log10(abs(reached))) - 1) if reached else 1.0
+    return math.floor(reached / step) * step, "reached by at least half of the strategies"
+
+
+def reaches(run: RecordedRun, value: float, axis: Axis) -> float | None:
+    """Where on ``axis`` the run's mean return is first at least ``value``; None if it never is."""
+    found = run.mean("return_mean", axis)
+    if found is None:
+        return None
+    x, y = found
+    at = np.flatnonzero(y >= value)
+    if not len(at):
+        return None
+    after = int(at[0])
+    before = max(after - 1, 0)  # y rises from below the value to it, so it may be read the other way round
+    return float(np.interp(value, y[[before, after]], x[[before, after]]))

@@ -1,0 +1,66 @@
+"""What the straggler and chaos benches do to their members, and how their figures are made."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from murmurate.bench import chaos, straggler
+
+
+def test_blocked_is_over_the_quick_ones_and_cpu_time_over_all_members() -> None:
+    def answer(blocked: float, updates: float, cpu: float) -> dict[str, float]:
+        return {"blocked_seconds": blocked, "wall_seconds": 10.0, "cpu_seconds": cpu, "updates": updates}
+
+    found = straggler.figures([answer(6, 100, 4), answer(8, 100, 2), answer(0, 50, 1), answer(9, 0, 3)], 3)
+    assert found["blocked_share"] == pytest.approx(0.7)
+    assert found["updates_per_cpu_second"] == pytest.approx(25.0)
+    assert found["updates_of_the_quick_per_second"] == pytest.approx(10.0)
+    assert found["updates_of_the_slow_per_second"] == pytest.approx(5.0)
+
+
+@pytest.mark.slow
+def test_all_wait_for_a_straggler_in_rounds_and_nobody_does_under_gala() -> None:
+    plan = straggler.Plan(seconds=0.5, replicas=2, width=64, strategies=("gala", "all-reduce"))
+    rows = straggler.measure(False, lambda line: None, plan)["strategies"]
+    assert rows["gala"]["blocked_share"]["median"] < 0.2
+    assert rows["all-reduce"]["blocked_share"]["median"] > 0.3
+    assert all(row["updates_per_cpu_second"]["median"] > 0 for row in rows.values())
+
+
+@pytest.fixture
+def sleeper() -> Iterator[psutil.Process]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    yield psutil.Process(process.pid)
+    process.kill()
+    process.wait()
+
+
+def test_faults_come_in_turn_and_a_stopped_one_is_woken(
+    sleeper: psutil.Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    sent: list[tuple[int, signal.Signals]] = []
+    monkeypatch.setattr(chaos.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(chaos.os, "kill", lambda pid, number: sent.append((pid, number)))
+    begun = [0.0]
+    trial: Any = SimpleNamespace(seconds=lambda: begun[0], pids=lambda: {0: sleeper.pid})
+    injector = chaos.Injector(chaos.Plan(every_seconds=20.0, stopped_seconds=10.0))
+    for _ in range(300):
+        begun[0] = max(0.0, now[0] - 130.0)  # nobody learns before that
+        injector.act(trial)
+        now[0] += 0.2
+    assert [number for _, number in sent] == [signal.SIGKILL]
+    for _ in range(400):
+        injector.act(trial)
+        now[0] += 0.2
+    kinds = [number for _, number in sent]
+    assert kinds[:4] == [signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGKILL]
+    assert [fault["fault"] for fault in injector.done[:3]] == ["SIGKILL", "SIGSTOP", "SIGKILL"]

@@ -1,0 +1,406 @@
+"""GALA's table and sweep: what they plan, what is left of it, how they go on, and what counts as success."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from murmurate.bench import _gala, gala_sweep, gala_table
+from murmurate.bench._gala import Job, Plan
+from murmurate.bench._result import teller
+from murmurate.checkpoint import commit, write_part
+from murmurate.errors import Refusal, RunFailed
+from murmurate.record.reader import read_metrics
+
+SILENT = teller(True)
+
+
+def plan(where: Path, **fields: Any) -> Plan:
+    small: dict[str, Any] = {
+        "games": ("cartpole",),
+        "seeds": 2,
+        "env_steps": (1_000, 4_000),
+        "learners": 2,
+        "simulators": (16, 32),
+        "eval_episodes": 2,
+    }
+    return Plan(**{**small, **fields}, where=str(where / "runs"))
+
+
+def option(words: Sequence[str], name: str) -> str:
+    return words[list(words).index(name) + 1]
+
+
+class Trainer:
+    """In place of ``murmurate train`` and ``resume``: notes its commands and leaves what they would."""
+
+    def __init__(self, returns: dict[str, float] | None = None) -> None:
+        self.commands: list[list[str]] = []
+        self.returns = returns or {}  # by a part of the folder's name
+        self.diverges: str | None = None
+        self.stops_after: int | None = None  # commands until one is cut off, with its checkpoint saved
+        self.asked = 0
+
+    def __call__(self, words: Sequence[str], told: Path) -> int:
+        self.commands.append(list(words))
+        folder = Path(words[1] if words[0] == "resume" else option(words, "--out"))
+        end = int(option(words, "--env-steps"))
+        if words[0] == "train":
+            assert not folder.exists()
+        cut = self.stops_after is not None and len(self.commands) > self.stops_after
+        save(folder, end // 2 if cut else end)
+        if cut:
+            (folder / "summary.json").write_text(json.dumps({"exit": "interrupted", "env_steps": end // 2}))
+            told.write_text("somebody pressed Ctrl-C")
+            return 130
+        value = next((v for part, v in self.returns.items() if part in folder.name), 10.0)
+        failed = self.diverges is not None and self.diverges in folder.name
+        facts = {
+            "exit": "failed: replica 0: the gradient of replica 'a2c' is not finite at its update 7, though"
+            if failed
+            else "finished",
+            "env_steps": end // 3 if failed else end,
+            "seed": int(folder.name.rsplit("-", 1)[1]),
+            "eval_return_mean": value + 1,
+            "eval_return_stderr": 0.5,
+            "train_return_mean": value,
+            "dead_replicas": [],
+            "wall_seconds": 1800.0,
+        }
+        (folder / "summary.json").write_text(json.dumps(facts))
+        return 1 if failed else 0
+
+    def speed(self, job: Job) -> float:
+        self.asked += 1
+        return 100.0
+
+
+def save(folder: Path, env_steps: int) -> None:
+    staging = folder / "checkpoints" / ".staging"
+    write_part(staging, 0, {"env_steps": env_steps})
+    commit(folder / "checkpoints", staging, {"env_steps": env_steps, "seconds": 1.0, "replicas": 1})
+
+
+# -- planning ------------------------------------------------------------------------------------------
+
+
+def test_the_full_plans_are_the_papers() -> None:
+    pytest.importorskip("ale_py")
+    table, sweep = _gala.jobs(gala_table.FULL), _gala.jobs(gala_sweep.FULL)
+    assert len(sweep) == 600  # section 5
+    assert len(table) == 6 * 10 * 2
+    assert {job.folder for job in table} < {job.folder for job in sweep}
+    assert len({job.folder for job in sweep}) == len(sweep)
+    # the authors' command: 4 learners with 16 simulators each and 0.0014
+    words = table[1].settings()
+    assert [option(words, f"--{name}") for name in ("strategy", "replicas", "simulators")] == [
+        "gala",
+        "4",
+        "16",
+    ]
+    assert float(option(words, "--agent.learning-rate")) == pytest.approx(0.0014)
+    assert {job.seed for job in table[:12]} == {0}
+    methods = {
+        job.method: dict(zip(job.settings()[::2], job.settings()[1::2], strict=True)) for job in table[:2]
+    }
+    assert {k for k in methods["A2C"] if methods["A2C"][k] != methods["GALA-A2C"][k]} == {"--strategy"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"games": ()},
+        {"seeds": 0},
+        {"env_steps": ()},
+        {"env_steps": (0,)},
+        {"env_steps": (2_000, 1_000)},
+        {"env_steps": (1_000, 1_000)},
+        {"simulators": (15,)},
+        {"simulators": (0,)},
+    ],
+)
+def test_a_plan_without_sense_is_no_plan(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        plan(tmp_path, **wrong)
+
+
+def test_what_cannot_be_run_is_refused_before_anything_is(tmp_path: Path) -> None:
+    trainer = Trainer()
+    with pytest.raises(Refusal, match="cartpole"):
+        gala_table.measure(False, SILENT, plan(tmp_path, games=("cartpol",)), run=trainer)
+    with pytest.raises(Refusal, match="Add 16"):
+        gala_sweep.measure(False, SILENT, plan(tmp_path, simulators=(32,)), run=trainer)
+    assert trainer.commands == []
+    assert not (tmp_path / "runs").exists()
+
+
+# -- hours ---------------------------------------------------------------------------------------------
+
+
+def test_hours_are_for_what_is_left_and_said_before_the_first_run(tmp_path: Path) -> None:
+    small = plan(tmp_path)
+    field = _gala.jobs(small)
+    over, half, cut_off, *_ = field
+    trainer = Trainer()
+    _gala.carry_out(over, trainer, SILENT)
+    save(half.folder, 3_000)
+    cut_off.folder.mkdir()  # killed before it saved anything: it counts whole
+    cost = _gala.expected(field, trainer.speed, SILENT)
+    assert cost["env_steps_planned"] == 8 * 4_000
+    assert cost["env_steps_left"] == 1_000 + 6 * 4_000
+    assert cost["hours"] == pytest.approx(25_000 / 100 / 3600)
+    assert cost["hours_by_row"] == pytest.approx(
+        {
+            "cartpole, A2C, 16 simulators": 4_000 / 100 / 3600,
+            "cartpole, GALA-A2C, 16 simulators": 5_000 / 100 / 3600,
+            "cartpole, A2C, 32 simulators": 8_000 / 100 / 3600,
+            "cartpole, GALA-A2C, 32 simulators": 8_000 / 100 / 3600,
+        }
+    )
+    assert cost["measured_on"] == half.label
+    said: list[str] = []
+    gala_sweep.measure(False, said.append, small, run=trainer, per_second=trainer.speed)
+    hours = [i for i, line in enumerate(said) if line.startswith("expected: ")]
+    runs = [i for i, line in enumerate(said) if ", seed " in line]
+    assert len(hours) == 1 + 4
+    assert "0.07 hours for 25,000 env steps left of 32,000" in said[hours[0]]
+    assert max(hours) < min(runs)
+
+
+def test_nothing_is_measured_where_nothing_is_left(tmp_path: Path) -> None:
+    small, trainer = plan(tmp_path), Trainer()
+    gala_table.measure(False, SILENT, small, run=trainer, per_second=trainer.speed)
+    commands = len(trainer.commands)
+    again = gala_table.measure(False, SILENT, small, run=trainer, per_second=trainer.speed)
+    assert again["expected"]["hours"] == again["expected"]["env_steps_left"] == 0
+    assert again["expected"]["env_steps_per_second"] is None
+    assert (trainer.asked, len(trainer.commands)) == (1, commands)
+
+
+# -- going on ------------------------------------------------------------------------------------------
+
+
+def test_one_run_goes_through_all_its_ends(tmp_path: Path) -> None:
+    (job, *_), trainer = _gala.jobs(plan(tmp_path)), Trainer()
+    facts = _gala.carry_out(job, trainer, SILENT)
+    assert {end: f["env_steps"] for end, f in facts.items()} == {1_000: 1_000, 4_000: 4_000}
+    assert [words[0] for words in trainer.commands] == ["train", "resume"]
+    assert trainer.commands[1] == ["resume", str(job.folder), "--env-steps", "4000"]
+    assert _gala.carry_out(job, trainer, SILENT) == facts
+    assert len(trainer.commands) == 2
+
+
+@pytest.mark.parametrize("stops_after", [0, 1, 2])
+def test_a_cut_off_bench_says_how_to_go_on_and_does(tmp_path: Path, stops_after: int) -> None:
+    small, trainer = plan(tmp_path, seeds=1, simulators=(16,)), Trainer()
+    trainer.stops_after = stops_after
+    with pytest.raises(RunFailed, match=r"(?s)ended with 130.*goes on from there.*Ctrl-C"):
+        gala_table.measure(False, SILENT, small, run=trainer, per_second=trainer.speed)
+    trainer.stops_after = None
+    gala_table.measure(False, SILENT, small, run=trainer, per_second=trainer.speed)
+    # two runs of two ends, and one command more; each run begins once
+    assert len(trainer.commands) == 4 + 1
+    assert [words[0] for words in trainer.commands].count("train") == 2
+    assert trainer.commands[stops_after + 1][0] == "resume"
+    assert not list((tmp_path / "runs").glob("*cut-off*"))
+
+
+def test_a_run_killed_before_it_saved_begins_anew_and_its_rest_is_set_aside(tmp_path: Path) -> None:
+    (job, *_), trainer = _gala.jobs(plan(tmp_path)), Trainer()
+    job.folder.mkdir(parents=True)
+    (job.folder / "run.json").write_text("{}")
+    _gala.carry_out(job, trainer, SILENT)
+    assert trainer.commands[0][0] == "train"
+    (aside,) = (tmp_path / "runs").glob("*-cut-off-*")
+    assert (aside / "run.json").exists()
+
+
+def test_a_run_that_failed_of_something_else_is_no_result(tmp_path: Path) -> None:
+    (job, *_) = _gala.jobs(plan(tmp_path))
+
+    def full_disk(words: Sequence[str], told: Path) -> int:
+        save(job.folder, 300)
+        failed = {"exit": "failed: the disk is full", "env_steps": 300}
+        (job.folder / "summary.json").write_text(json.dumps(failed))
+        return 1
+
+    with pytest.raises(RunFailed, match="ended with 1 before 1,000"):
+        _gala.carry_out(job, full_disk, SILENT)
+    assert job.kept(1_000) is None
+    assert job.env_steps_left() == 3_700
+
+
+@pytest.mark.parametrize(
+    ("told", "is_divergence"),
+    [
+        ("failed: replica 1: the loss of replica 'a2c' is nan at its update 3. A smaller", True),
+        ("failed: replica 1: the loss of replica 'a2c' is -inf at its update 3. A smaller", True),
+        ("failed: the parameters of replica 'a2c' are not finite at its update 9.", True),
+        ("failed: all replicas died; the last checkpoint is kept.", False),
+        ("finished", False),
+        ("interrupted", False),
+    ],
+)
+def test_only_numbers_that_are_not_finite_are_divergence(told: str, is_divergence: bool) -> None:
+    assert _gala.diverged({"exit": told}) is is_divergence
+
+
+def test_a_diverged_run_is_over_and_never_tried_again(tmp_path: Path) -> None:
+    (job, *_), trainer = _gala.jobs(plan(tmp_path)), Trainer()
+    trainer.diverges = job.folder.name
+    facts = _gala.carry_out(job, trainer, SILENT)
+    assert len(trainer.commands) == 1
+    assert all(_gala.diverged(f) for f in facts.values())
+    assert job.env_steps_left() == 0
+    assert _gala.carry_out(job, trainer, SILENT) == facts
+    assert len(trainer.commands) == 1
+
+
+# -- the table -----------------------------------------------------------------------------------------
+
+
+def test_the_seed_that_trained_best_is_scored_by_games_that_did_not_choose_it(tmp_path: Path) -> None:
+    small = plan(tmp_path, seeds=3, simulators=(16,), env_steps=(4_000,))
+    trainer = Trainer({"gala-2x8-to-4000-seed-1": 70.0, "all-reduce-2x8-to-4000-seed-2": 60.0})
+    trainer.diverges = "all-reduce-2x8-to-4000-seed-2"
+    result = gala_table.measure(False, SILENT, small, run=trainer, per_second=trainer.speed)
+    a2c, gala = result["rows"]
+    assert (gala["ours_seed"], gala["ours_mean"], gala["ours_stderr"]) == (1, 71.0, 0.5)
+    assert (a2c["ours_seed"], a2c["ours_mean"], a2c["diverged"], a2c["seeds"]) == (0, 11.0, 1, 3)
+    assert list(a2c["eval_return_by_seed"]) == ["0", "1"]
+    assert gala["wall_hours"] == pytest.approx(1.5)
+    assert a2c["paper_mean"] is None
+    assert "scaled_down" in result
+    json.dumps(result)
+
+
+def test_a_row_of_which_every_seed_diverged_has_no_score_and_one_without_episodes_has() -> None:
+    diverged = {
+        "exit": "failed: the parameters of replica 'a2c' are not finite", "seed": 0, "dead_replicas": [],
+        "wall_seconds": 1.0, "eval_return_mean": 9.0, "train_return_mean": 9.0, "eval_return_stderr": 0.1,
+    }  # fmt: skip
+    assert gala_table.ours([diverged])["ours_mean"] is None
+    young = {**diverged, "exit": "finished", "seed": 1, "train_return_mean": None, "eval_return_mean": 2.0}
+    found = gala_table.ours([diverged, young])
+    assert (found["ours_mean"], found["ours_seed"], found["diverged"]) == (2.0, 1, 1)
+
+
+def test_the_papers_figures_are_table_1s() -> None:
+    assert gala_table.papers("GALA-A2C", 40_000_000, "beam-rider") == {
+        "paper_mean": 10188, "paper_stderr": 1316, "paper_env_steps": 40_000_000,
+    }  # fmt: skip
+    assert gala_table.papers("A2C", 25_000_000, "qbert")["paper_mean"] == 16805
+    assert gala_table.papers("A2C", 2_000, "space-invaders")["paper_env_steps"] == 25_000_000
+    assert {method for method, _ in gala_table.PAPER} == set(_gala.METHODS)
+    assert {steps for _, steps in gala_table.PAPER} == set(gala_table.FULL.env_steps)
+    assert all(len(row) == len(_gala.SIX_GAMES) for row in gala_table.PAPER.values())
+
+
+# -- the sweep -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scores", "nominal", "share"),
+    [
+        ([10.1, 10.0, 30.0, -5.0], 20.0, 0.5),  # better than half, not half
+        ([None, 30.0], 20.0, 0.5),  # no score is no success, and still a run
+        ([None, None], 20.0, 0.0),
+        ([30.0], None, None),
+        ([], 20.0, None),
+    ],
+)
+def test_a_run_succeeds_above_half_the_nominal_score(
+    scores: list[float | None], nominal: float | None, share: float | None
+) -> None:
+    assert gala_sweep.success_share(scores, nominal) == share
+
+
+@pytest.mark.parametrize(
+    ("scores", "nominal"),
+    [
+        ([1.0, 100.0, 20.0], 20.0),
+        ([None, 20.0, 40.0], 30.0),
+        ([None, None], None),
+        ([], None),
+        ([-21.0, -20.0], None),  # half of it would be met by what is worse
+        ([0.0], None),
+    ],
+)
+def test_the_nominal_score_is_a_median_that_can_be_halved(
+    scores: list[float | None], nominal: float | None
+) -> None:
+    assert gala_sweep.nominal_score(scores) == nominal
+
+
+def test_shares_are_by_simulators_and_compared_as_the_paper_does(tmp_path: Path) -> None:
+    small = plan(tmp_path, env_steps=(4_000,))
+    trainer = Trainer({"all-reduce-2x16-to-4000-seed-0": 5.0, "all-reduce-2x16-to-4000-seed-1": 5.1})
+    trainer.diverges = "gala-2x8-to-4000-seed-0"
+    result = gala_sweep.measure(False, SILENT, small, run=trainer, per_second=trainer.speed)
+    few, many = result["rows"]
+    assert (few["ours_nominal_score"], few["ours_share_a2c"], few["ours_share_gala"]) == (10.0, 1.0, 0.5)
+    assert few["scores_gala"] == [None, 10.0]
+    assert (many["ours_share_a2c"], many["ours_share_gala"]) == (0.5, 1.0)
+    assert [row["gala_at_least_a2c"] for row in result["rows"]] == [False, True]
+    assert (result["gala_at_least_a2c"], result["compared"]) == (1, 2)
+    assert few["paper_gala_at_least_a2c"] is None
+    json.dumps(result)
+
+
+# -- for real ------------------------------------------------------------------------------------------
+
+_BENCH = """
+import json, signal, sys
+from murmurate.bench import _gala
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's child is born deaf to it
+(job, *_) = _gala.jobs(_gala.Plan(**json.loads(sys.argv[1])))
+_gala.carry_out(job, _gala.spawn, print)
+"""
+
+
+def test_a_real_run_cut_off_by_ctrl_c_is_saved_and_gone_on_with(tmp_path: Path) -> None:
+    end = 150_000
+    small = plan(tmp_path, env_steps=(end,), learners=1, simulators=(16,), seeds=1, eval_episodes=1)
+    given = {"games": ["cartpole"], "seeds": 1, "env_steps": [end], "learners": 1, "simulators": [16],
+             "eval_episodes": 1, "where": small.where}  # fmt: skip
+    job = next(j for j in _gala.jobs(small) if j.method == "GALA-A2C")
+    code = _BENCH.replace("(job, *_)", "(_, job)")
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, json.dumps(given)], env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    try:
+        metrics, deadline = job.folder / "metrics.jsonl", time.monotonic() + 120
+        while not (metrics.exists() and any(r.get("env_steps") for r in read_metrics(metrics))):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) != 0
+    finally:
+        process.kill()
+        process.wait()
+    assert json.loads((job.folder / "summary.json").read_text())["exit"] == "interrupted"
+    left = job.env_steps_left()
+    assert 0 < left < end
+    commands: list[list[str]] = []
+
+    def run(words: Sequence[str], told: Path) -> int:
+        commands.append(list(words))
+        return _gala.spawn(words, told)
+
+    facts = _gala.carry_out(job, run, SILENT)[end]
+    assert [words[0] for words in commands] == ["resume"]
+    assert facts["env_steps"] >= end
+    (resumed,) = [r for r in read_metrics(metrics) if r.get("event") == "resumed"]
+    assert resumed["env_steps"] == end - left
+    assert job.env_steps_left() == 0
+    assert gala_table.ours([facts])["ours_mean"] == facts["eval_return_mean"] > 0

@@ -1,0 +1,245 @@
+"""Members of the processes fabric that die and are started again, by hand: no processes, no luck."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from murmurate.fabric.arena import Arena
+from murmurate.fabric.board import Board, HandOver
+from murmurate.fabric.processes import ProcessChannel, ProcessFabric
+
+N = 5
+
+
+class Host:
+    """An arena and a board, and doors to them as processes would have them."""
+
+    def __init__(self, size: int) -> None:
+        self._arena = Arena.create()
+        self.size = size
+        self.board = self._board(self._arena)
+        self.board.open()
+
+    def _board(self, arena: Arena) -> Board:
+        return Board(self.size, arena.counters("board", (Board.cells_needed(self.size),)))
+
+    def door(
+        self, rank: int, joins: bool = False, by_agreement: bool = False
+    ) -> tuple[ProcessFabric, ProcessChannel]:
+        arena = Arena(os.dup(self._arena.descriptor))
+        fabric = ProcessFabric(arena, self._board(arena), rank, 20.0, joins, by_agreement)
+        channel = fabric.channel("model", torch.zeros(N))
+        arena.close()
+        return fabric, channel
+
+    def close(self) -> None:
+        self._arena.close()
+
+
+@pytest.fixture
+def host() -> Iterator[Callable[[int], Host]]:
+    made: list[Host] = []
+
+    def make(size: int) -> Host:
+        made.append(Host(size))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def all_together(*acts: Callable[[], object]) -> list[object]:
+    """Each in a thread of its own; their results."""
+    results: dict[int, object] = {}
+    threads = [
+        threading.Thread(target=lambda i=i, act=act: results.__setitem__(i, act()), daemon=True)
+        for i, act in enumerate(acts)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(results) == len(acts), "somebody hangs"
+    return [results[i] for i in range(len(acts))]
+
+
+def full(value: float) -> torch.Tensor:
+    return torch.full((N,), value)
+
+
+def rebirth(host: Host, rank: int, by_agreement: bool = False) -> tuple[ProcessFabric, ProcessChannel]:
+    host.board.bury(rank)
+    host.board.begin_life(rank)
+    made = host.door(rank, joins=True, by_agreement=by_agreement)
+    made[0].roster.board.ready(rank)
+    host.board.revive(rank)
+    return made
+
+
+@pytest.mark.parametrize(
+    "asked", [HandOver(1, 0, 0, 0), HandOver(7, 3, 2, 1), HandOver(2**20 - 1, 2047, 2047, 2046)]
+)
+def test_a_hand_over_travels_as_one_number_that_a_float64_holds(asked: HandOver) -> None:
+    assert HandOver.unpack(int(float(asked.packed()))) == asked
+    assert HandOver(asked.number + 1, 0, 0, 0).packed() > asked.packed()
+
+
+def test_a_life_begins_only_after_the_last_one_has_ended() -> None:
+    board = Board(2)
+    board.open()
+    with pytest.raises(ValueError, match="buried"):
+        board.begin_life(1)
+    epochs = [board.epoch]
+    board.bury(1)
+    epochs.append(board.epoch)
+    assert board.begin_life(1) == 1
+    assert not board.is_ready(1)
+    assert not board.has_entered(1)
+    board.revive(1)
+    epochs.append(board.epoch)
+    assert epochs == sorted(set(epochs)), "every change raises the epoch"
+
+
+def test_before_it_enters_a_joiner_is_dead_to_the_others_and_alone_with_itself(
+    host: Callable[[int], Host],
+) -> None:
+    here = host(2)
+    fabric, channel = here.door(0)
+    joiner, its_channel = rebirth(here, 1)
+    assert list(fabric.living()) == [0]
+    assert not channel.send(1, "x", full(1.0), deadline_seconds=0.0)
+    assert channel.mean_(full(1.0)) == 1, "nobody waits for it"
+    x = full(3.0)
+    assert its_channel.mean_(x) == 1
+    assert torch.equal(x, full(3.0))
+    assert list(its_channel.gather(x)) == [1]
+    assert list(joiner.living()) == [0, 1], "itself, and whom it knows to live"
+
+
+def test_who_has_entered_is_spoken_with_at_once_and_told_between_two_steps(
+    host: Callable[[int], Host],
+) -> None:
+    here = host(2)
+    fabric, channel = here.door(0)
+    joiner, its_channel = rebirth(here, 1)
+    joiner.enter(fabric.place([0]))
+    its_channel.publish(full(2.0))
+    joiner.roster.board.enter(1)
+    assert channel.send(1, "x", full(1.0), deadline_seconds=0.0)
+    assert list(fabric.living()) == [0], "a strategy's step sees one set of members"
+    assert fabric.roster.newcomers() == [1]
+    fabric.admit(1, here.board.life(1))
+    assert fabric.roster.newcomers() == []
+    assert list(fabric.living()) == [0, 1]
+    assert torch.equal(channel.peek(1)[0], full(2.0))
+
+
+def test_letters_of_and_to_a_life_that_is_over_are_refused_and_counted(host: Callable[[int], Host]) -> None:
+    here = host(2)
+    _, one = here.door(0)
+    _, other = here.door(1)
+    other.send(0, "x", full(1.0))
+    one.send(1, "x", full(2.0))
+    joiner, its_channel = rebirth(here, 1)
+    joiner.enter({"rounds": {"model": 0}, "partners": [0], "lives": [0, 0]})
+    joiner.roster.board.enter(1)
+    assert one.receive("x") is None
+    assert its_channel.receive("x") is None
+    assert (one.refused, its_channel.refused) == (1, 1)
+    # and the rings go on where they were
+    for number in range(20):
+        assert its_channel.send(0, "x", full(float(number)), note=number, deadline_seconds=0.0)
+        letter = one.receive("x")
+        assert letter is not None
+        assert (letter.sender, letter.note) == (1, number)
+
+
+def test_letters_of_the_dead_arrive_while_nobody_has_taken_their_place(host: Callable[[int], Host]) -> None:
+    here = host(2)
+    _, one = here.door(0)
+    _, other = here.door(1)
+    other.send(0, "x", full(1.0))
+    here.board.bury(1)
+    letter = one.receive("x")
+    assert letter is not None, "a delta that was sent counts"
+
+
+def test_versions_go_on_and_what_a_former_life_was_reading_is_let_go(host: Callable[[int], Host]) -> None:
+    here = host(2)
+    _, one = here.door(0)
+    _, other = here.door(1)
+    one.publish(full(1.0))
+    other.peek(0)
+    for number in range(3):
+        other.publish(full(float(number)))
+    _, its_channel = rebirth(here, 1)
+    assert int(one._pins[0, 1]) == 0
+    assert its_channel.publish(full(9.0)) == 4
+    assert one.version(1) == 4
+    assert torch.equal(one.peek(1)[0], full(9.0))
+
+
+@pytest.mark.parametrize("raised", [False, True], ids=["before its round", "after its round"])
+def test_a_joiner_takes_part_from_one_round_on_for_everybody(
+    host: Callable[[int], Host], raised: bool
+) -> None:
+    """Rank 2 dies before or after it came to a round; a slow member that looks only when 2 has been started
+    again still counts as the quick one did; then all three meet."""
+    here = host(3)
+    doors = [here.door(rank, by_agreement=True) for rank in range(3)]
+    quick, slow, victim = (channel for _, channel in doors)
+    all_together(
+        *(
+            lambda c=c, v=v: c.mean_(full(v))
+            for c, v in zip((quick, slow, victim), (0.0, 3.0, 6.0), strict=True)
+        )
+    )
+    if raised:  # its last deed
+        victim._slots[0, 2] = full(6.0)
+        victim._rounds[2] = 2
+
+    x, y = full(0.0), full(3.0)
+
+    def come_late() -> int:
+        joiner.append(rebirth(here, 2, by_agreement=True))
+        return slow.mean_(y)
+
+    joiner: list[tuple[ProcessFabric, ProcessChannel]] = []
+    counts = all_together(lambda: quick.mean_(x), come_late)
+    assert counts == ([3, 3] if raised else [2, 2])
+    assert torch.equal(x, y)
+    assert torch.equal(x, full(3.0 if raised else 1.5))
+
+    partners = [sorted(found) for found in all_together(lambda: quick.gather(x), lambda: slow.gather(y))]
+    assert partners == [[0, 1], [0, 1]]
+    fabric, its_channel = joiner[0]
+    place = doors[0][0].place(partners[0])
+    for door, _ in doors[:2]:
+        door.admit(2, here.board.life(2))
+        assert list(door.living()) == [0, 1, 2]
+    z = full(9.0)
+
+    def enter() -> int:
+        time.sleep(0.05)  # the others are waiting for it by now
+        fabric.enter(place)
+        return its_channel.mean_(z)
+
+    assert all_together(lambda: quick.mean_(x), lambda: slow.mean_(y), enter) == [3, 3, 3]
+    assert torch.equal(x, y)
+    assert torch.equal(x, z)
+
+
+def test_a_joiner_that_dies_at_the_door_is_not_waited_for(host: Callable[[int], Host]) -> None:
+    here = host(2)
+    fabric, channel = here.door(0, by_agreement=True)
+    rebirth(here, 1, by_agreement=True)
+    fabric.admit(1, here.board.life(1))
+    here.board.bury(1)
+    assert channel.mean_(full(1.0)) == 1

@@ -1,0 +1,190 @@
+"""The network fabric in peace: every store and cipher, traffic that follows reading, buffers, the end."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fabric.networked import N, at_once, channels, fill, members, until
+from murmurate.fabric._pool import Pool, as_tensor
+from murmurate.fabric._shelf import UNREAD_LIMIT
+from murmurate.fabric.interface import FabricError
+from murmurate.fabric.network import NetworkFabric
+
+
+def exercise(fabrics):
+    """One of everything between two members."""
+    here, there = channels(fabrics)
+    here.publish(fill(1))
+    assert there.wait_newer([0], [0], 10.0)
+    assert torch.equal(there.peek(0)[0], fill(1))
+    assert here.send(1, "x", fill(2), note=2.0**53)
+    letter = there.wait("x", 10.0)
+    assert (letter.sender, letter.note) == (0, 2.0**53)
+    assert torch.equal(letter.x, fill(2))
+    x, y = fill(3), fill(4)
+    assert at_once(lambda: here.mean_(x), lambda: there.mean_(y)) == [2, 2]
+    assert torch.equal(x, y)
+    assert torch.equal(x, fill(3.5))
+
+
+@pytest.mark.parametrize("kind", ["tcp", "prefix", "file"])
+def test_any_store_will_do(kind, tmp_path):
+    if kind == "tcp":
+        first = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        stores = {0: first, 1: dist.TCPStore("127.0.0.1", first.port, is_master=False)}
+    else:
+        stores = {rank: dist.FileStore(str(tmp_path / "store"), 2) for rank in range(2)}
+    if kind == "prefix":
+        stores = {rank: dist.PrefixStore("a", dist.PrefixStore("b", store)) for rank, store in stores.items()}
+    with members(2, stores) as fabrics:
+        exercise(fabrics)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"encrypt": False}, {"cipher": "chacha20-poly1305"}, {"secret": None}, {"address": "::1"}, {"epoch": 9}],
+    ids=str,
+)
+def test_any_setting_will_do(options):
+    try:
+        with members(2, **options) as fabrics:
+            exercise(fabrics)
+            assert all(not fabric.refused for fabric in fabrics)
+    except OSError:
+        if options != {"address": "::1"}:
+            raise
+        pytest.skip("this host has no IPv6")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [({"cipher": "rot13"}, "aes-256-gcm"), ({"compression": "zip"}, "bfloat16")]
+)
+def test_an_unknown_setting_is_an_error_with_the_known_ones(options, words):
+    with pytest.raises(ValueError, match=words):
+        NetworkFabric(0, 1, dist.HashStore(), run_id="r", **options)
+
+
+@pytest.mark.parametrize(("rank", "size"), [(-1, 2), (2, 2), (0, 0)])
+def test_a_rank_outside_is_an_error(rank, size):
+    with pytest.raises(ValueError, match="There is no rank"):
+        NetworkFabric(rank, size, dist.HashStore(), run_id="r")
+
+
+def test_large_vectors_arrive_whole_at_any_place_in_their_pieces():
+    count = (1 << 19) + 3  # more than two pieces, and a little
+    like = torch.arange(count, dtype=torch.float32)
+    with members(2) as fabrics:
+        here, there = channels(fabrics, like=like)
+        here.publish(like)
+        assert here.send(1, "x", like.flip(0))
+        assert there.wait_newer([0], [0], 10.0)
+        assert torch.equal(there.peek(0)[0], like)
+        assert torch.equal(there.wait("x", 10.0).x, like.flip(0))
+
+
+def test_a_publisher_sends_nothing_to_who_never_reads():
+    with members(2) as fabrics:
+        here, there = channels(fabrics)
+        for number in range(50):
+            here.publish(fill(number))
+        at_once(lambda: here.mean_(fill(0)), lambda: there.mean_(fill(0)))
+        mean = 2 * 4 * N  # one part each way and its result
+        assert here.traffic.bytes <= mean
+        assert there.traffic.bytes <= mean
+
+
+def test_a_publisher_stops_for_who_reads_no_more_and_goes_on_when_it_does():
+    with members(2) as fabrics:
+        here, there = channels(fabrics)
+        here.publish(fill(0))
+        assert there.wait_newer([0], [0], 10.0)
+        held = there._shelf._subscriptions[0]
+        for number in range(1, 100):
+            here.publish(fill(number))
+            assert until(lambda number=number: held.version == number + 1 or not held.asked)
+        assert held.version <= 1 + UNREAD_LIMIT
+        assert here.traffic.bytes <= (1 + UNREAD_LIMIT) * 4 * N
+        assert there.version(0) == 100, "one question, and the newest is there"
+        assert torch.equal(there.peek(0)[0], fill(99))
+
+
+def test_peeked_vectors_and_letters_stay_while_they_are_held():
+    """Buffers are used again, but never one that somebody holds, or a view of."""
+    with members(2) as fabrics:
+        here, there = channels(fabrics)
+        kept = []
+        for number in range(1, 40):
+            here.publish(fill(number))
+            assert there.wait_newer([0], [number - 1], 10.0)
+            assert here.send(1, "x", fill(-number))
+            kept.append((number, there.peek(0)[0][1:3], there.wait("x", 10.0).x.view(N, 1)))
+        for number, peeked, letter in kept:
+            assert torch.equal(peeked, fill(number)[1:3])
+            assert torch.equal(letter, fill(-number).view(N, 1))
+
+
+def test_a_buffer_comes_back_when_the_last_view_is_gone():
+    pool = Pool(keep=1)
+    x = as_tensor(pool.take(40), torch.float32)
+    place, view = x.data_ptr(), x[3:5]
+    del x
+    gc.collect()
+    assert as_tensor(pool.take(40), torch.float32).data_ptr() != place
+    del view
+    gc.collect()
+    assert as_tensor(pool.take(40), torch.float32).data_ptr() == place
+
+
+def test_messages_for_a_channel_that_is_made_later_wait_for_it():
+    with members(2) as fabrics:
+        here = fabrics[0].channel("late", torch.zeros(N))
+        assert here.send(1, "x", fill(1))
+        here.publish(fill(2))
+        assert until(lambda: fabrics[1].hub._early)
+        there = fabrics[1].channel("late", torch.zeros(N))
+        assert torch.equal(there.wait("x", 10.0).x, fill(1))
+        assert until(lambda: there.version(0) == 1)
+
+
+def test_members_with_different_models_are_told_so():
+    with members(2) as fabrics:
+        here = fabrics[0].channel("model", torch.zeros(N))
+        there = fabrics[1].channel("model", torch.zeros(N + 1))
+
+        def complaint(fabric, count):
+            with pytest.raises(FabricError, match="give all members the same model"):
+                fabric.mean_(torch.zeros(count))
+
+        at_once(lambda: complaint(here, N), lambda: complaint(there, N + 1))
+
+
+def test_a_name_can_be_used_once():
+    with members(2) as fabrics:
+        fabrics[0].channel("model", torch.zeros(N))
+        with pytest.raises(FabricError, match="exists already"):
+            fabrics[0].channel("model", torch.zeros(N))
+
+
+def test_what_was_sent_before_the_close_still_arrives_and_nothing_is_left_behind():
+    before = set(threading.enumerate())
+    with members(2) as fabrics:
+        here, there = channels(fabrics)
+        for number in range(30):
+            assert here.send(1, "x", fill(number))
+        here.publish(fill(7))
+        closing = threading.Thread(target=fabrics[0].close)
+        closing.start()
+        assert until(lambda: fabrics[1].hub.links[0].finished)
+        assert [float(there.wait("x", 10.0).x[0]) for _ in range(30)] == [float(n) for n in range(30)]
+        assert there.version(0) == 1, "who closes answers until the others close too"
+        assert there.mean_(fill(2)) == 1, "who has finished is not waited for"
+        assert not there.send(0, "x", fill(0))
+        fabrics[1].close()
+        closing.join(20)
+        assert not closing.is_alive()
+    assert until(lambda: not [t for t in set(threading.enumerate()) - before if t.is_alive()])

@@ -1,0 +1,197 @@
+"""Links that are cut and come back, members that die or start anew: nothing is lost, nobody hangs."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fabric.networked import RUN, SECRET, N, at_once, cabled, channels, fill, members, until
+from murmurate.fabric.interface import FabricError
+from murmurate.fabric.network import Died, NetworkFabric, run_members
+
+LETTERS = 300
+
+
+def test_mail_arrives_once_each_in_order_though_connections_keep_ending():
+    generator = random.Random(0)
+    with cabled() as (fabrics, cable):
+        here, there = channels(fabrics)
+
+        def send(fabric, to):
+            return all(fabric.send(to, "x", fill(number), note=number) for number in range(LETTERS))
+
+        def read(fabric, breaks):
+            letters = []
+            for number in range(LETTERS):
+                if breaks and generator.random() < 0.05:
+                    cable.snap()
+                letter = fabric.wait("x", 20.0)
+                assert letter is not None, f"letter {number} did not come"
+                letters.append((letter.sender, letter.note, float(letter.x[0])))
+            return letters, fabric.receive("x")
+
+        sent, sent_too, there_got, here_got = at_once(
+            lambda: send(here, 1),
+            lambda: send(there, 0),
+            lambda: read(there, True),
+            lambda: read(here, False),
+        )
+        assert sent
+        assert sent_too
+        assert there_got == ([(0, float(n), float(n)) for n in range(LETTERS)], None)
+        assert here_got == ([(1, float(n), float(n)) for n in range(LETTERS)], None)
+        assert fabrics[0].hub.links[1].connections > 3
+
+
+def test_after_a_cut_the_newest_vector_and_all_letters_are_there():
+    with cabled() as (fabrics, cable):
+        here, there = channels(fabrics)
+        here.publish(fill(1))
+        assert there.wait_newer([0], [0], 10.0)
+        cable.cut()
+        assert until(lambda: list(fabrics[0].living()) == [0])
+        assert until(lambda: list(fabrics[1].living()) == [1])
+        # as long as it is away: sends are kept, reads give what there was, waiting for the silent is no use
+        assert all(here.send(1, "x", fill(number)) for number in range(20))
+        assert here.publish(fill(2)) == 2
+        assert here.publish(fill(3)) == 3
+        assert there.peek(0)[1] == 1
+        assert there.wait_newer([0], [1], 30.0)
+        cable.mend()
+        assert until(lambda: list(fabrics[0].living()) == list(fabrics[1].living()) == [0, 1])
+        letters = [there.wait("x", 10.0) for _ in range(20)]
+        assert [float(letter.x[0]) for letter in letters] == [float(number) for number in range(20)]
+        assert until(lambda: there.version(0) == 3)
+        assert torch.equal(there.peek(0)[0], fill(3))
+
+
+def test_a_full_queue_to_a_peer_behind_a_cut_gives_up_at_the_deadline():
+    with cabled() as (fabrics, cable):
+        here, there = channels(fabrics)
+        cable.cut()
+        accepted = 0
+        while here.send(1, "x", fill(accepted), deadline_seconds=0.0):
+            accepted += 1
+            assert accepted < 1000
+        assert not here.send(1, "x", fill(-1), deadline_seconds=0.05)
+        cable.mend()
+        got = [float(there.wait("x", 20.0).x[0]) for _ in range(accepted)]
+        assert got == [float(number) for number in range(accepted)]
+        assert until(lambda: here.send(1, "x", fill(7), deadline_seconds=0.0))
+
+
+def test_a_mean_waits_out_a_cut_and_is_the_same_on_both_sides():
+    with cabled() as (fabrics, cable):
+        here, there = channels(fabrics)
+
+        def rounds(fabric, value, disturb):
+            results = []
+            for turn in range(6):
+                if turn == 3 and disturb:
+                    cable.cut()
+                    assert until(lambda: list(fabrics[0].living()) == [0])
+                    cable.mend()
+                x = fill(value * (turn + 1))
+                results.append((fabric.mean_(x), float(x[0])))
+            return results
+
+        one, other = at_once(lambda: rounds(here, 1.0, True), lambda: rounds(there, 2.0, False))
+        assert one == other == [(2, 1.5 * (turn + 1)) for turn in range(6)]
+
+
+def test_a_cut_longer_than_the_deadline_leaves_one_side_only():
+    with cabled(deadline_seconds=4.0) as (fabrics, cable):
+        here, there = channels(fabrics)
+        cable.cut()
+
+        def mean(fabric):
+            try:
+                return fabric.mean_(fill(fabric.rank))
+            except FabricError as error:
+                return str(error)
+
+        one, other = at_once(lambda: mean(here), lambda: mean(there))
+        assert one == 1  # half of the members, with the lowest rank among them
+        assert "[0]" in other
+        cable.mend()
+        assert until(lambda: list(fabrics[1].living()) == [0, 1])
+        again, late = at_once(lambda: mean(here), lambda: mean(there))
+        assert again == 1
+        assert "left out" in late
+
+
+def test_a_member_that_starts_anew_is_heard_again():
+    store = dist.HashStore()
+    with members(2, {0: store, 1: store}) as fabrics:
+        here, there = channels(fabrics)
+        for number in range(4):
+            there.publish(fill(number))
+            there.send(0, "x", fill(number))
+        assert here.wait_newer([1], [0], 10.0)
+        assert here.wait("x", 10.0) is not None
+        assert until(lambda: here.version(1) == 4)
+        fabrics[1].hub._shut()  # as if its process had ended
+        assert until(lambda: list(fabrics[0].living()) == [0])
+        assert not here.send(1, "x", fill(0))
+        fabrics[1] = NetworkFabric(
+            1, 2, store, run_id=RUN, secret=SECRET, deadline_seconds=10.0, silence_seconds=1.0
+        )
+        (again,) = channels(fabrics[1:])
+        assert until(lambda: list(fabrics[0].living()) == [0, 1])
+        again.publish(fill(50))
+        assert here.wait_newer([1], [4], 10.0), "versions must go on where the former life's ended"
+        assert torch.equal(here.peek(1)[0], fill(50))
+        assert again.send(0, "y", fill(51))
+        assert torch.equal(here.wait("y", 10.0).x, fill(51))
+        assert here.send(1, "y", fill(52))
+        assert torch.equal(again.wait("y", 10.0).x, fill(52))
+        with pytest.raises(FabricError, match="left out"):
+            at_once(lambda: here.mean_(fill(0)), lambda: again.mean_(fill(0)))
+
+
+# -- processes that are killed --------------------------------------------------------------------
+
+ROUNDS = 60
+
+
+def mean_until_killed(victims, door):
+    """Bits and count of each round; a victim kills itself somewhere within a round or between two."""
+    fabric = door.channel("model", torch.zeros(N))
+    generator = torch.Generator().manual_seed(door.rank)
+    results = []
+    for turn in range(ROUNDS):
+        if victims.get(door.rank) == turn:
+            os.kill(os.getpid(), signal.SIGKILL)
+        x = torch.randn(N, generator=generator)
+        count = fabric.mean_(x)
+        results.append((count, x.numpy().tobytes()))
+    return results, list(fabric.living())
+
+
+@pytest.mark.parametrize("board", [True, False], ids=["board", "no board"])
+@pytest.mark.parametrize("victims", [{0: 20}, {2: 20}, {0: 20, 1: 21}], ids=str)
+def test_the_survivors_of_a_kill_agree_bit_for_bit(victims, board):
+    size = 4
+    options = {} if board else {"board": None}
+    results = run_members(size, [functools.partial(mean_until_killed, victims)] * size, **options)
+    survivors = [rank for rank in range(size) if rank not in victims]
+    for rank in victims:
+        assert results[rank] == Died(rank, -signal.SIGKILL)
+    first, living = results[survivors[0]]
+    assert living == survivors
+    for rank in survivors[1:]:
+        assert results[rank] == (first, living)
+    counts = [count for count, _ in first]
+    assert counts[0] == size
+    assert counts[-1] == len(survivors)
+    assert counts == sorted(counts, reverse=True)
+    assert counts[18] == size, "its result had reached all"
+    if 0 not in victims:  # rank 0 had the result of round 19 to tell, and may have died over it
+        assert counts[19] == size, "all had brought their part"
+    assert counts[21] <= size - 1

@@ -1,0 +1,388 @@
+"""What a member of the network fabric does not take, sent to it through real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import resource
+import socket
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fabric.networked import RUN, SECRET, N, at_once, channels, fill, members, until
+from murmurate.errors import MissingExtra
+from murmurate.fabric._handshake import Hello, Passport, dial
+from murmurate.fabric._hub import short
+from murmurate.fabric._seal import Card, Identity, Seal
+from murmurate.fabric._wire import META_LIMIT_BYTES, Closed, Frame, Kind, Pipe, Place, Refused
+from murmurate.fabric.interface import FabricError
+from murmurate.fabric.network import NetworkFabric
+
+CHANNEL = short("model")
+ENCRYPTED = [True, False]
+
+
+def passport(rank, identity=None, run=RUN, epoch=0, secret=SECRET, encrypt=True):
+    named = short(run, size_bytes=16)
+    return Passport(rank, named, epoch, secret, identity or Identity(), encrypt, "aes-256-gcm", 1.0)
+
+
+class Rogue:
+    """Rank 1, with all keys of the run and bad manners. It dials, as the higher rank does."""
+
+    def __init__(self, store, encrypt):
+        self.me = passport(1, encrypt=encrypt)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        port = self._listener.getsockname()[1]
+        card = Card(1, "127.0.0.1", port, self.me.identity.public, self.me.identity.incarnation)
+        run, epoch = self.me.run, self.me.epoch
+        store.set(f"murmurate/{run.hex()}/{epoch}/1", card.sign(run, epoch, SECRET).decode())
+        key = f"murmurate/{run.hex()}/{epoch}/0"
+        store.wait([key])
+        self.victim = Card.read(store.get(key), run, epoch, SECRET)
+        self.numbered = 0
+        self.connect()
+
+    def connect(self):
+        def dialled():
+            with contextlib.suppress(Closed, OSError, Refused):
+                self.pipe = dial(self.me, self.victim, 0, 2.0).pipe
+                return True
+            return False
+
+        assert until(dialled)
+        threading.Thread(target=self._swallow, args=(self.pipe,), daemon=True).start()
+
+    def _swallow(self, pipe):
+        """Read what comes, as otherwise the other side would fill its buffers."""
+        with contextlib.suppress(Closed, OSError, Refused, ValueError):
+            while True:
+                pipe.receive(lambda frame, length: bytearray(length))
+
+    def letter(self, value):
+        self.numbered += 1
+        x = memoryview(fill(value).numpy()).cast("B")
+        return Frame(Kind.MAIL, CHANNEL, number=self.numbered, meta={"tag": "x"}, payload=x)
+
+    def recorded(self, frame):
+        """The bytes that would be sent for ``frame``, pieces as they are on the line."""
+        ours, theirs = socket.socketpair()
+        Pipe(ours, self.me.place, self.pipe._sends, self.pipe._receives).send(frame)
+        ours.close()
+        data = bytearray()
+        while chunk := theirs.recv(1 << 16):
+            data += chunk
+        theirs.close()
+        return data
+
+    def close(self):
+        self.pipe.close()
+        self._listener.close()
+
+
+@pytest.fixture(params=ENCRYPTED, ids=["encrypted", "plain"])
+def scene(request):
+    """(a member, its channel, a rogue that is connected to it)."""
+    store = dist.HashStore()
+    fabric, rogue = at_once(
+        lambda: NetworkFabric(
+            0,
+            2,
+            store,
+            run_id=RUN,
+            secret=SECRET,
+            encrypt=request.param,
+            deadline_seconds=20.0,
+            silence_seconds=1.0,
+        ),
+        lambda: Rogue(store, request.param),
+    )
+    channel = fabric.channel("model", torch.zeros(N))
+    yield fabric, channel, rogue
+    rogue.close()
+    fabric.close(0.0)
+
+
+def refuses(scene, caplog, cause, act):
+    """``act`` is counted under ``cause`` and logged; then an honest letter still arrives."""
+    fabric, channel, rogue = scene
+    with caplog.at_level(logging.WARNING, "murmurate.fabric.network"):
+        with contextlib.suppress(OSError):  # it may hang up before all has been sent
+            act()
+        assert until(lambda: _logged(caplog, cause)), fabric.refused
+    assert fabric.refused == {cause: 1}
+    rogue.connect()
+    rogue.numbered = fabric.hub.links[1].received
+    rogue.pipe.send(rogue.letter(7))
+    letter = channel.wait("x", 20.0)
+    assert letter is not None
+    assert torch.equal(letter.x, fill(7))
+    assert channel.receive("x") is None
+    assert fabric.refused == {cause: 1}
+
+
+def _logged(caplog, cause):
+    return any(f"refused [{cause}, no. 1]" in record.message for record in list(caplog.records))
+
+
+class TestOfAMember:
+    """Wrong messages on a connection whose keys are right."""
+
+    def test_a_message_of_another_run(self, scene, caplog):
+        rogue = scene[2]
+        other = Place(short("another run"), 0)
+        refuses(scene, caplog, "run", lambda: rogue.pipe.send(rogue.letter(1), place=other))
+
+    def test_a_message_of_an_old_epoch(self, scene, caplog):
+        rogue = scene[2]
+        old = Place(rogue.me.run[:8], 7)
+        refuses(scene, caplog, "epoch", lambda: rogue.pipe.send(rogue.letter(1), place=old))
+
+    @pytest.mark.parametrize("place", ["head", "meta", "vector", "last"])
+    def test_a_bit_that_was_flipped(self, scene, caplog, place):
+        rogue = scene[2]
+        data = rogue.recorded(rogue.letter(1))
+        at = {"head": 20, "meta": 64 + 16 + 3, "vector": len(data) - 20, "last": len(data) - 1}[place]
+        data[at] ^= 0x10
+        refuses(scene, caplog, "checksum", lambda: rogue.pipe._line.sendall(data))
+
+    @pytest.mark.parametrize("kept", [1, 70, 90, -1])
+    def test_a_message_that_ends_in_its_middle(self, scene, caplog, kept):
+        rogue = scene[2]
+
+        def act():
+            rogue.pipe._line.sendall(rogue.recorded(rogue.letter(1))[:kept])
+            rogue.pipe.close()
+
+        refuses(scene, caplog, "truncated", act)
+
+    @pytest.mark.parametrize("length", [10 * 2**30, 2**63, 4 * N - 4, 4 * N + 4, 0])
+    @pytest.mark.parametrize("kind", [Kind.MAIL, Kind.REGISTER])
+    def test_a_length_that_is_not_the_channels(self, scene, caplog, length, kind):
+        rogue, before = scene[2], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        letter = rogue.letter(1)
+        letter.kind = kind
+        refuses(scene, caplog, "length", lambda: rogue.pipe.send(letter, length=length))
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
+
+    def test_ten_gigabytes_for_a_channel_that_nobody_has_made(self, scene, caplog):
+        rogue, before = scene[2], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        letter = rogue.letter(1)
+        letter.channel = short("unmade")
+        refuses(scene, caplog, "length", lambda: rogue.pipe.send(letter, length=10 * 2**30))
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+    def test_json_that_is_too_long(self, scene, caplog):
+        rogue = scene[2]
+        letter = rogue.letter(1)
+        letter.meta = {"tag": "x" * META_LIMIT_BYTES}
+        refuses(scene, caplog, "length", lambda: rogue.pipe.send(letter))
+
+    @pytest.mark.parametrize("meta", [{}, {"tag": 5}, {"tag": ["x"]}], ids=str)
+    def test_a_letter_without_a_tag(self, scene, caplog, meta):
+        rogue = scene[2]
+        letter = rogue.letter(1)
+        letter.meta = meta
+        refuses(scene, caplog, "meta", lambda: rogue.pipe.send(letter))
+
+    @pytest.mark.parametrize(
+        "state",
+        [
+            5,
+            [[]],
+            [[1]],
+            [["want", CHANNEL.hex(), "much"]],
+            [["want", "xyz", 1]],
+            [["taken", CHANNEL.hex(), 3]],
+        ],
+        ids=str,
+    )
+    def test_state_that_makes_no_sense(self, scene, caplog, state):
+        rogue = scene[2]
+        refuses(scene, caplog, "meta", lambda: rogue.pipe.send(Frame(Kind.CONTROL, meta={"state": state})))
+
+    @pytest.mark.parametrize(
+        "meta",
+        [
+            {},
+            {"act": "dance"},
+            {"act": "result", "who": "all"},
+            {"act": "result", "who": [0, 9]},
+            {"act": "result", "who": [0, 1], "published": [1]},
+        ],
+        ids=str,
+    )
+    def test_a_round_that_makes_no_sense(self, scene, caplog, meta):
+        rogue = scene[2]
+        frame = rogue.letter(1)
+        frame.kind, frame.meta = Kind.ROUND, meta
+        refuses(scene, caplog, "meta", lambda: rogue.pipe.send(frame))
+
+    @pytest.mark.parametrize(("number", "cause"), [(5, "number"), (0, "duplicate")])
+    def test_a_number_out_of_turn(self, scene, caplog, number, cause):
+        rogue = scene[2]
+        letter = rogue.letter(1)
+        letter.number = number
+        refuses(scene, caplog, cause, lambda: rogue.pipe.send(letter))
+
+    def test_more_letters_than_the_queue_holds(self, scene):
+        fabric, channel, rogue = scene
+        with contextlib.suppress(OSError):
+            for number in range(1000):
+                rogue.pipe.send(rogue.letter(number))
+        assert until(lambda: fabric.refused.get("queue"))
+        waiting = 0
+        while channel.receive("x") is not None:
+            waiting += 1
+        assert waiting == 64
+
+
+class TestOfAStranger:
+    """Connections of those who cannot prove that they belong to the run."""
+
+    def talk(self, fabric, say):
+        port = fabric.hub._listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as line, contextlib.suppress(OSError):
+            say(line)
+            line.shutdown(socket.SHUT_WR)
+            while line.recv(1 << 16):
+                pass
+
+    def hello(self, **changes):
+        fields = {
+            "setting": 1,
+            "run": short(RUN, size_bytes=16),
+            "epoch": 0,
+            "rank": 1,
+            "incarnation": b"\0" * 16,
+            "fresh": os.urandom(32),
+            "received": 0,
+        }
+        return Hello(**{**fields, **changes}).pack()
+
+    @pytest.mark.parametrize(
+        ("cause", "words"),
+        [
+            ("handshake", os.urandom(4096)),
+            ("handshake", b"GET / HTTP/1.1\r\n\r\n"),
+            ("handshake", b"\0" * 50),
+            ("run", {"run": b"\1" * 16}),
+            ("epoch", {"epoch": 2**63}),
+            ("epoch", {"epoch": 1}),
+            ("handshake", {"setting": 0}),
+            ("key", {}),
+        ],
+        ids=str,
+    )
+    def test_is_refused_and_counted(self, cause, words, caplog):
+        with members(2) as fabrics, caplog.at_level(logging.WARNING, "murmurate.fabric.network"):
+            said = words if isinstance(words, bytes) else self.hello(**words)
+            self.talk(fabrics[0], lambda line: line.sendall(said))
+            assert until(lambda: _logged(caplog, cause)), fabrics[0].refused
+            assert fabrics[0].refused == {cause: 1}
+            self.still_works(fabrics)
+
+    def still_works(self, fabrics):
+        here, there = channels(fabrics)
+        assert here.send(1, "x", fill(3))
+        assert torch.equal(there.wait("x", 20.0).x, fill(3))
+
+    @pytest.mark.parametrize("rank", [0, 1, 7, 2**32 - 1])
+    def test_with_a_wrong_key_of_its_own(self, rank):
+        """It knows the run, the ranks, the member's public key and the incarnation it imitates."""
+        with members(2) as fabrics:
+            hub = fabrics[0].hub
+            imitated = hub.links[1].card
+            identity = Identity(incarnation=imitated.incarnation)
+            card = Card(
+                0,
+                "127.0.0.1",
+                hub._listener.getsockname()[1],
+                hub.passport.identity.public,
+                hub.passport.identity.incarnation,
+            )
+            with pytest.raises((Refused, Closed, OSError)):
+                dial(passport(rank, identity), card, 0, 5.0)
+            if rank == 1:
+                assert until(lambda: fabrics[0].refused == {"key": 1}), fabrics[0].refused
+            self.still_works(fabrics)
+            assert hub.links[1].connections == 1, "the true member's connection must not suffer"
+
+    def test_with_the_right_key_and_a_wrong_secret(self):
+        with members(2) as fabrics:
+            hub, mine = fabrics[0].hub, fabrics[1].hub.passport
+            thief = passport(1, mine.identity, secret=b"guessed")
+            card = fabrics[1].hub.links[0].card
+            with pytest.raises((Refused, Closed, OSError)):
+                dial(thief, card, 0, 5.0)
+            assert until(lambda: fabrics[0].refused == {"key": 1})
+            assert hub.links[1].connections == 1
+            self.still_works(fabrics)
+
+    def test_in_great_numbers_cannot_keep_members_apart(self):
+        with members(2) as fabrics:
+            port = fabrics[0].hub._listener.getsockname()[1]
+            lines = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
+            assert until(lambda: fabrics[0].refused.get("crowd", 0) >= 30)
+            assert threading.active_count() < 60
+            self.still_works(fabrics)
+            for line in lines:
+                line.close()
+
+
+def test_a_member_without_the_secret_is_refused_at_the_rendezvous(caplog):
+    store = dist.HashStore()
+
+    def start(rank, secret):
+        with pytest.raises(FabricError) as caught:
+            NetworkFabric(rank, 2, store, run_id=RUN, secret=secret, deadline_seconds=0.5)
+        return str(caught.value)
+
+    with caplog.at_level(logging.WARNING, "murmurate.fabric.network"):
+        one, other = at_once(lambda: start(0, SECRET), lambda: start(1, b"another"))
+    assert "rank 1" in one
+    assert "secret" in one
+    assert "rank 0" in other
+    assert any("refused [key" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b"\xff", json.dumps({"rank": 0, "key": 5}).encode()])
+def test_a_card_that_is_none_is_refused(text):
+    with pytest.raises(ValueError, match="it is no card"):
+        Card.read(text, b"r" * 16, 0, SECRET)
+
+
+def test_who_does_not_come_is_named():
+    with pytest.raises(FabricError, match=r"rank 0 waited 0\.2 s for rank 1 at the rendezvous"):
+        NetworkFabric(0, 2, dist.HashStore(), run_id=RUN, deadline_seconds=0.2)
+
+
+def test_the_missing_package_is_named_with_its_extra(monkeypatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "cryptography" else find(name, *rest)
+    )
+    with pytest.raises(MissingExtra, match=r"pip install 'murmurate\[network\]'"):
+        NetworkFabric(0, 1, dist.HashStore(), run_id=RUN)
+
+
+@pytest.mark.parametrize("encrypt", ENCRYPTED)
+def test_only_the_encrypted_line_hides_what_is_sent(encrypt):
+    ours, theirs = socket.socketpair()
+    place = Place(b"r" * 8, 0)
+    key = os.urandom(32)
+    pipe = Pipe(ours, place, Seal(key, encrypt), Seal(key, encrypt))
+    words = b"attack at dawn! " * 4
+    pipe.send(Frame(Kind.MAIL, CHANNEL, meta={"tag": "x"}, payload=words))
+    ours.close()
+    seen = bytearray()
+    while chunk := theirs.recv(1 << 16):
+        seen += chunk
+    assert (words in seen) is not encrypt

@@ -1,0 +1,303 @@
+"""Silence, exclusion and hand-overs as the launcher decides them, with a clock that is turned by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from murmurate.fabric.board import Board, HandOver
+from murmurate.joining import Pace
+from murmurate.launch.arbiter import CAP_SECONDS, FLOOR_SECONDS, REJOINS, Arbiter, patience
+from murmurate.launch.crew import Role
+from murmurate.recipes import recipe
+from murmurate.strategies import strategies
+
+PACE = 0.1
+
+
+class Process:
+    exitcode = -9
+
+    def __init__(self) -> None:
+        self.killed = False
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+class Scene:
+    """Three replicas that live as the test says, and what the arbiter makes of it."""
+
+    def __init__(self, strategy: str = "all-reduce", replicas: int = 3, **fields: Any) -> None:
+        self.now = 1000.0
+        self.events: list[tuple[str, int]] = []
+        self.joined: list[tuple[int, int]] = []
+        run = dataclasses.replace(
+            recipe("cartpole-gala"), strategy=strategies()[strategy](), replicas=replicas, **fields
+        )
+        self.board = Board(run.members)
+        self.board.open()
+        self.coordinator: Any = SimpleNamespace(
+            board=self.board,
+            run=run,
+            is_due=False,
+            is_saving=False,
+            is_admitting=False,
+            slowest_save_seconds=None,
+            name=lambda rank: f"member {rank}",
+            event=lambda name, message, member, **more: self.events.append((name, member)),
+            joined=lambda rank, donor: self.joined.append((rank, donor)),
+        )
+        self.roles = [self._role(rank) for rank in range(run.members)]
+        crew: Any = SimpleNamespace(roles=self.roles, start_again=self._start_again)
+        self.arbiter = Arbiter(crew, self.coordinator, lambda: self.now)
+        self.silent: set[int] = set()
+        for rank in range(run.members):
+            self.board.set_pace(rank, PACE)
+
+    def _role(self, rank: int, joins: bool = False) -> Role:
+        process: Any = Process()
+        return Role(rank, process, SimpleNamespace(), joins)  # type: ignore[arg-type]
+
+    def _start_again(self, rank: int) -> None:
+        self.roles[rank] = self._role(rank, joins=True)
+
+    def live(self, seconds: float, step: float = 0.1) -> None:
+        for _ in range(round(seconds / step)):
+            self.now += step
+            for role in self.roles:
+                if role.rank not in self.silent and not role.ended:
+                    self.board.beat(role.rank)
+            self.arbiter.poll()
+
+    def die(self, rank: int) -> None:
+        self.roles[rank].ended = True
+        self.board.bury(rank)
+        self.arbiter.died(self.roles[rank])
+
+    def told(self, rank: int) -> list[str]:
+        return [name for name, member in self.events if member == rank]
+
+
+@pytest.mark.parametrize(
+    ("pace", "seconds"),
+    [
+        (0.0, CAP_SECONDS),
+        (1e-3, FLOOR_SECONDS),
+        (0.25, FLOOR_SECONDS),
+        (0.5, 10.0),
+        (1.0, 20.0),
+        (60.0, 45.0),
+    ],
+)
+def test_the_deadline_follows_the_rounds_between_a_floor_and_a_cap(pace: float, seconds: float) -> None:
+    assert patience(pace) == seconds
+
+
+def test_the_cap_lies_below_the_deadline_at_which_the_fabric_ends_the_run() -> None:
+    assert CAP_SECONDS < 60.0
+
+
+def test_the_pace_is_a_high_quantile_that_one_pause_does_not_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("murmurate.joining.time.monotonic", lambda: now[0])
+    pace, told = Pace(), []
+    for number in range(200):
+        now[0] += 10.0 if number == 150 else 0.2 if number % 10 == 0 else 0.1
+        told.append(pace.tick())
+    known = [seconds for seconds in told if seconds is not None]
+    assert known[-1] == pytest.approx(0.2)
+    assert max(known) < 1.0
+
+
+def test_a_silent_one_in_a_synchronous_round_is_told_then_excluded_then_started_again() -> None:
+    scene = Scene()
+    scene.live(1.0)
+    scene.silent = {1}
+    scene.live(FLOOR_SECONDS / 2 + 0.3)
+    assert scene.told(1) == ["silent"]
+    scene.live(FLOOR_SECONDS / 2)
+    assert scene.told(1) == ["silent", "excluded"]
+    assert scene.roles[1].process.killed  # type: ignore[attr-defined]
+    assert scene.told(0) == scene.told(2) == []
+    scene.die(1)
+    assert scene.told(1) == ["silent", "excluded", "restarted"]
+    assert scene.roles[1].joins
+    assert scene.board.life(1) == 1
+
+
+def test_a_slow_one_is_given_the_time_that_its_rounds_take() -> None:
+    scene = Scene()
+    scene.board.set_pace(2, 1.0)
+    scene.live(1.0)
+    scene.silent = {1}
+    scene.live(4 * FLOOR_SECONDS - 0.5)
+    assert scene.told(1) == ["silent"]
+    scene.live(1.0)
+    assert scene.told(1) == ["silent", "excluded"]
+
+
+def test_under_an_asynchronous_strategy_a_silent_one_is_told_and_left_alone() -> None:
+    scene = Scene("gala")
+    scene.live(1.0)
+    scene.silent = {1}
+    scene.live(300.0)
+    assert scene.told(1) == ["silent"]
+    scene.silent = set()
+    scene.live(0.2)
+    assert scene.told(1) == ["silent", "woke"]
+    assert not scene.roles[1].process.killed  # type: ignore[attr-defined]
+
+
+def test_nobody_is_blamed_for_a_pause_of_everybody() -> None:
+    scene = Scene()
+    scene.live(1.0)
+    scene.now += 3600.0  # Ctrl-Z, and fg after lunch
+    scene.arbiter.poll()
+    scene.live(1.0)
+    assert scene.events == []
+
+
+def test_who_is_being_built_or_has_finished_is_not_silent() -> None:
+    scene = Scene()
+    scene.silent = {0, 1}
+    scene.board.beat(0)
+    scene.board.finished(0)
+    scene.live(300.0)  # rank 1 has not beaten once
+    assert scene.told(0) == scene.told(1) == []
+
+
+def test_while_a_checkpoint_is_written_a_slow_disk_is_no_silence() -> None:
+    scene = Scene()
+    scene.live(1.0)
+    scene.coordinator.is_saving = True
+    scene.silent = {1}
+    scene.live(CAP_SECONDS - 1.0)
+    assert "excluded" not in scene.told(1)
+    scene.live(2.0)
+    assert "excluded" in scene.told(1)
+
+    scene = Scene()
+    scene.live(1.0)
+    scene.coordinator.is_saving, scene.coordinator.slowest_save_seconds = True, 1.0
+    scene.silent = {1}
+    scene.live(FLOOR_SECONDS + 4.5)
+    assert "excluded" in scene.told(1)
+
+
+@pytest.mark.parametrize(("restarts", "lives"), [(0, 0), (2, 2)])
+def test_the_dead_are_started_again_as_often_as_asked(restarts: int, lives: int) -> None:
+    scene = Scene("gala", restarts=restarts)
+    scene.live(0.5)
+    for _ in range(5):
+        scene.die(1)
+    assert scene.board.life(1) == lives
+
+
+def test_the_excluded_come_back_a_few_times_unasked() -> None:
+    scene = Scene()
+    for _ in range(REJOINS + 2):
+        scene.roles[1].ended_by_us = "excluded"
+        scene.die(1)
+    assert scene.board.life(1) == REJOINS
+
+
+@pytest.mark.parametrize("end", ["due", "finished"])
+def test_nobody_is_started_again_when_the_run_is_over_and_joiners_are_sent_away(end: str) -> None:
+    scene = Scene("gala", restarts=9)
+    scene.live(0.5)
+    scene.die(1)
+    assert scene.board.life(1) == 1
+    if end == "due":
+        scene.coordinator.is_due = True
+    else:
+        scene.board.finished(0)
+        scene.board.finished(2)
+    scene.live(0.1)
+    assert scene.roles[1].process.killed  # type: ignore[attr-defined]
+    scene.die(1)
+    assert scene.board.life(1) == 1
+
+
+def test_a_hand_over_waits_for_a_joiner_that_is_ready_and_for_a_checkpoint_to_be_whole() -> None:
+    scene = Scene("gala", restarts=1)
+    scene.die(1)
+    scene.live(0.2)
+    assert scene.board.hand_over == 0
+    scene.board.ready(1)
+    scene.coordinator.is_saving = True
+    scene.live(0.2)
+    assert scene.board.hand_over == 0
+    scene.coordinator.is_saving = False
+    scene.live(0.1)
+    asked = HandOver.unpack(scene.board.hand_over)
+    assert asked == HandOver(1, 1, 1, 0)
+    assert scene.board.is_alive(1)
+    assert scene.coordinator.is_admitting
+    scene.board.gave(0, 1)
+    scene.board.enter(1)
+    scene.live(0.1)
+    assert scene.joined == [(1, 0)]
+    assert not scene.coordinator.is_admitting
+
+
+@pytest.mark.parametrize("how", ["dies", "is silent"])
+def test_another_donor_is_asked_when_the_first_cannot(how: str) -> None:
+    scene = Scene("gala", restarts=1)
+    scene.live(0.5)
+    scene.die(2)
+    scene.board.ready(2)
+    scene.live(0.1)
+    assert HandOver.unpack(scene.board.hand_over).donor == 0
+    if how == "dies":
+        scene.arbiter.run = dataclasses.replace(scene.arbiter.run, restarts=0)
+        scene.die(0)
+    else:
+        scene.silent = {0}
+    scene.live(FLOOR_SECONDS)
+    assert HandOver.unpack(scene.board.hand_over) == HandOver(2, 1, 2, 1)
+
+
+def test_in_rounds_a_death_during_a_hand_over_sends_the_joiner_back_to_begin_again() -> None:
+    scene = Scene("all-reduce", replicas=4, restarts=1)
+    scene.live(0.5)
+    scene.die(3)
+    scene.board.ready(3)
+    scene.live(0.1)
+    scene.arbiter.run = dataclasses.replace(scene.arbiter.run, restarts=0)
+    scene.die(0)
+    scene.live(0.1)
+    assert scene.roles[3].process.killed  # type: ignore[attr-defined]
+    scene.die(3)
+    assert scene.board.life(3) == 2, "it was not its fault, and costs it no restart"
+    scene.board.ready(3)
+    scene.live(0.1)
+    assert HandOver.unpack(scene.board.hand_over) == HandOver(2, 2, 3, 1)
+
+
+def test_a_joiner_that_falls_silent_at_the_door_begins_again_so_that_runs_are_saved() -> None:
+    scene = Scene("gala", restarts=1)
+    scene.live(0.5)
+    scene.die(1)
+    scene.board.ready(1)
+    scene.live(0.2)
+    assert scene.coordinator.is_admitting
+    scene.silent = {1}
+    scene.live(CAP_SECONDS)
+    assert scene.roles[1].process.killed  # type: ignore[attr-defined]
+    scene.die(1)
+    assert not scene.coordinator.is_admitting
+    assert scene.board.life(1) == 2
+
+
+def test_the_last_living_one_has_nobody_to_be_started_again_from() -> None:
+    scene = Scene("gala", replicas=2, restarts=5)
+    scene.live(0.5)
+    scene.die(0)
+    scene.die(1)
+    assert [scene.board.life(rank) for rank in range(2)] == [1, 0]
+    scene.live(0.1)
+    assert scene.roles[0].process.killed  # type: ignore[attr-defined]

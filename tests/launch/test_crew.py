@@ -1,0 +1,172 @@
+"""How ranks find one another: epochs under one store, and the memory of one host."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore
+
+from murmurate.errors import Refusal
+from murmurate.fabric.arena import Arena
+from murmurate.launch import _crew
+from murmurate.launch._crew import Crew, Surroundings
+from murmurate.launch._ground import Offer, Process, borrow, lend, this_host
+from murmurate.launch._meeting import Ground, Meeting, check_folder, prove
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="memory is lent through /proc")
+
+
+@pytest.fixture
+def server() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def around(server: TCPStore, rank: int, size: int = 2) -> Surroundings:
+    return Surroundings(rank, size, 1, "127.0.0.1", server.port, 0, "test", agent_store=True)
+
+
+def meeting(crew: Crew, folder: str) -> Meeting:
+    return Meeting("test", crew.epoch, 2, crew.process, crew.offer, "", folder, "", 0.0, parts={"0": 0})
+
+
+def in_thread(act: Callable[[], Any]) -> Callable[[], Any]:
+    """Begin ``act``; calling the result waits for its value, or raises its error."""
+    found: list[Any] = []
+
+    def go() -> None:
+        try:
+            found.append(act())
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=go, daemon=True)
+    thread.start()
+
+    def value() -> Any:
+        thread.join(60)
+        assert found, "it is still waiting"
+        if isinstance(found[0], Exception):
+            raise found[0]
+        return found[0]
+
+    return value
+
+
+def test_the_leaders_plan_reaches_the_others_and_its_word_ends_them(server: TCPStore) -> None:
+    one = Crew(around(server, 1))
+    plan = in_thread(one.follow)
+    leader = Crew(around(server, 0))
+    assert leader.gather(), "one process surely shares memory with itself"
+    leader.tell(meeting(leader, "/runs/first"))
+    assert plan().folder == "/runs/first"
+    assert plan().leader == leader.process
+    for rank, crew in ((0, leader), (1, one)):
+        ground = Ground(plan(), crew.store, [rank], leads=crew.leads, address="127.0.0.1")
+        ground.board.advance(rank, 10, 1)
+    assert ground.board.total_env_steps() == 20
+    code = in_thread(lambda: one.dismissed(leader.process, 30.0))
+    leader.dismiss(143)
+    assert code() == 143
+
+
+def test_a_plan_of_an_earlier_start_is_not_taken(server: TCPStore) -> None:
+    for number in ("first", "second"):
+        one = Crew(around(server, 1))  # before the leader: all that it finds is old
+        plan = in_thread(one.follow)
+        leader = Crew(around(server, 0))
+        leader.gather()
+        leader.tell(meeting(leader, number))
+        assert plan().folder == number
+        leader.close()
+    assert leader.epoch == one.epoch == 2
+
+
+def test_a_refusal_of_the_leader_is_one_for_all(server: TCPStore) -> None:
+    plan = in_thread(Crew(around(server, 1)).follow)
+    leader = Crew(around(server, 0))
+    leader.store.set("offer", '{"host": "", "pid": 1, "descriptor": -1, "mark": 1}')
+    leader.refuse()
+    with pytest.raises(Refusal, match="rank 0 refused"):
+        plan()
+
+
+def test_those_who_do_not_come_are_named(server: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_crew, "_GATHER_SECONDS", 0.1)
+    with pytest.raises(Refusal, match=r"ranks \[1, 2\] did not come"):
+        Crew(around(server, 0, size=3)).gather()
+    with pytest.raises(Refusal, match="rank 0 did not call"):
+        Crew(Surroundings(1, 2, 1, "127.0.0.1", server.port, 0, "other", True)).follow()
+
+
+def test_the_folder_outlives_an_epoch(server: TCPStore, tmp_path: Path) -> None:
+    first = Crew(around(server, 0))
+    assert first.begun() is None
+    first.claimed(tmp_path)
+    assert Crew(around(server, 0)).begun() == tmp_path.resolve()
+
+
+def test_no_store_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_crew, "_STORE_SECONDS", 0.5)
+    with pytest.raises(Refusal, match="MASTER_ADDR and MASTER_PORT"):
+        Crew(Surroundings(1, 2, 1, "127.0.0.1", 1, 0, "none", True))
+
+
+def test_a_run_folder_that_is_another_one_here_is_refused(server: TCPStore, tmp_path: Path) -> None:
+    leader = Crew(around(server, 0))
+    right = dataclasses.replace(meeting(leader, str(tmp_path)), proof=prove(tmp_path))
+    check_folder(right)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for folder in (elsewhere, tmp_path / "nowhere"):
+        with pytest.raises(Refusal, match="give --out a folder that they share"):
+            check_folder(dataclasses.replace(right, folder=str(folder)))
+
+
+# -- memory -----------------------------------------------------------------------------------------------
+
+
+def test_another_process_borrows_the_same_memory() -> None:
+    arena = Arena.create()
+    offer = lend(arena)
+    arena.counters("cells", (1,))[0] = 41
+    program = (
+        "from murmurate.launch._ground import Offer, borrow\n"
+        f"cells = borrow({offer!r}).counters('cells', (1,))\n"
+        "cells[0] += 1\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    assert borrow(offer).counters("cells", (1,))[0] == 42
+    arena.close()
+
+
+def test_what_is_not_the_lent_memory_is_not_taken(tmp_path: Path) -> None:
+    arena = Arena.create()
+    offer = lend(arena)
+    with (tmp_path / "file").open("w") as file:
+        not_memory = Offer(offer.host, offer.pid, file.fileno(), offer.mark)
+        assert borrow(not_memory) is None
+    assert borrow(Offer("another host", offer.pid, offer.descriptor, offer.mark)) is None
+    assert borrow(Offer(offer.host, offer.pid, offer.descriptor, offer.mark + 1)) is None
+    assert borrow(Offer(offer.host, offer.pid, -1, offer.mark)) is None
+    arena.close()
+    assert borrow(offer) is None
+
+
+def test_a_process_that_ended_is_gone_even_before_it_is_reaped() -> None:
+    mine = Process.this()
+    assert mine.is_gone() is False
+    assert Process("another host", mine.pid, mine.created).is_gone() is None
+    assert Process(this_host(), mine.pid, mine.created - 5).is_gone() is True, "a later one of that number"
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and a zombie
+    assert Process(this_host(), child.pid, 0.0).is_gone() is True
+    child.wait()
+    assert Process(this_host(), child.pid, 0.0).is_gone() is True

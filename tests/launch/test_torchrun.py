@@ -1,0 +1,241 @@
+"""The torchrun launcher: real ranks of torch elastic on this host, and what happens when one dies."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from faults.commands import Command
+from launch.test_inline import params
+from murmurate import checkpoint
+from murmurate.cli import main
+from murmurate.errors import Refusal
+from murmurate.launch import dictated_replicas, torchrun
+
+pytestmark = pytest.mark.timeout(900)
+_ENGINE = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+_SHORT = ("--simulators", 4, "--eval-episodes", 1, "--stop-at-return", "none", "--seed", 3)
+
+
+class Ranks(Command):
+    """``torchrun -m murmurate ...``: its ranks have sessions of their own, but share its TMPDIR."""
+
+    program = ("torch.distributed.run",)
+
+    def members(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                ours = process.environ().get("TMPDIR") == str(self.temporary)
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def left(self) -> list[str]:
+        """Without torch elastic's own log folder, which it leaves to its user."""
+        return [path for path in super().left() if "torchelastic_" not in path]
+
+
+def ranks(folder: Path, *fields: object, size: int = 2, restarts: int = 0, verb: str = "train") -> Ranks:
+    engine = ("--standalone", "--nproc-per-node", size, "--max-restarts", restarts, "-m", "murmurate")
+    what = ("train", "cartpole-gala", "--out", folder) if verb == "train" else (verb, folder)
+    return Ranks(folder, *engine, *what, "--launcher", "torchrun", *fields)
+
+
+def alone(folder: Path, *fields: object) -> None:
+    """The same run by the local launcher."""
+    given = [str(field) for field in (*_SHORT, *fields)]
+    assert main(["train", "cartpole-gala", "--replicas", "2", "--out", str(folder), *given]) == 0
+
+
+def same(one: Path, other: Path) -> bool:
+    pairs = list(zip(params(one), params(other), strict=True))
+    return len(pairs) == 2 and all(torch.equal(x, y) for x, y in pairs)
+
+
+# -- the same Run, the same numbers -----------------------------------------------------------------------
+
+
+def test_all_reduce_gives_the_same_bits_as_the_local_launcher(tmp_path: Path) -> None:
+    fields = ("--strategy", "all-reduce", "--updates", 30)
+    with ranks(tmp_path / "ranks", *_SHORT, *fields) as command:
+        assert command.wait() == 0, command.said()
+        summary, said = command.summary(), command.said()
+        pids = command.pids()
+        command.leaves_nothing()
+    alone(tmp_path / "alone", *fields)
+    assert same(tmp_path / "ranks", tmp_path / "alone")
+    assert (summary["launcher"], summary["replicas"], summary["exit"]) == ("torchrun", 2, "finished")
+    assert len(set(pids.values())) == 2
+    assert said.count("All of it is in") == 1, "only rank 0 speaks"
+    assert "A death ends the run" in said, "said at the start"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["parameter-server", "hogwild"])
+def test_ranks_share_memory_and_rank_0_serves_the_centre(strategy: str, tmp_path: Path) -> None:
+    with ranks(tmp_path / "run", *_SHORT, "--strategy", strategy, "--updates", 40) as command:
+        assert command.wait() == 0, command.said()
+        assert command.summary()["updates"] >= 40
+        assert command.summary()["disagreement_final"] < 0.5
+        pids = command.pids()
+    if strategy == "parameter-server":
+        assert pids[2] == pids[0] != pids[1]
+        assert checkpoint.parts(tmp_path / "run/checkpoints/last") == [0, 1, 2]
+
+
+_APART = """
+import os, sys
+from murmurate.launch import _crew, _ground, _meeting
+name = f"host {os.environ['RANK']}"
+for module in (_crew, _ground, _meeting):
+    module.this_host = lambda: name
+from murmurate.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["all-reduce", "gala", "parameter-server"])
+def test_ranks_that_share_no_memory_talk_over_the_network(strategy: str, tmp_path: Path) -> None:
+    (tmp_path / "apart.py").write_text(_APART)
+    fields = ("--strategy", strategy, "--updates", 30)
+    given = ("--standalone", "--nproc-per-node", 2, tmp_path / "apart.py", "train", "cartpole-gala")
+    where = ("--out", tmp_path / "apart", "--launcher", "torchrun")
+    with Ranks(tmp_path / "apart", *given, *where, *_SHORT, *fields) as command:
+        assert command.wait() == 0, command.said()
+        assert command.summary()["updates"] >= 30
+        assert command.summary()["bytes_exchanged"] > 0
+        assert command.summary()["disagreement_final"] < 0.5
+        command.leaves_nothing()
+    if strategy == "all-reduce":
+        alone(tmp_path / "alone", *fields)
+        assert same(tmp_path / "apart", tmp_path / "alone")
+
+
+# -- deaths -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_after_a_death_all_go_on_from_the_last_checkpoint_as_if_nothing_had_been(
+    victim: int, tmp_path: Path
+) -> None:
+    fields = ("--strategy", "all-reduce", "--updates", 1_500, "--checkpoint-every-env-steps", 4_000)
+    folder = tmp_path / "ranks"
+    with ranks(folder, *_SHORT, *fields, restarts=1) as command:
+        command.until_checkpoint()
+        first = command.pids()
+        os.kill(first[victim], signal.SIGKILL)
+        assert command.wait() == 0, command.said()
+        assert set(first.values()).isdisjoint(command.pids().values()), "all were started again"
+        assert "at most 1 time(s)" in command.said()
+        (resumed,) = command.events("resumed")
+        (at,) = re.findall(r"resumed at ([\d,]+) env steps", resumed["message"])
+        assert 0 < int(at.replace(",", "")) < command.summary()["env_steps"]
+        command.leaves_nothing()
+    alone(tmp_path / "alone", *fields)
+    assert same(folder, tmp_path / "alone")
+
+
+@pytest.mark.slow
+def test_without_restarts_a_death_is_a_failure_that_keeps_the_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    often = ("--env-steps", 10**9, "--checkpoint-every-env-steps", 2_000)
+    with ranks(folder, *_SHORT, "--strategy", "all-reduce", *often) as command:
+        command.until_checkpoint()
+        os.kill(command.pids()[1], signal.SIGKILL)
+        assert command.wait() == 1
+        assert "replica 1 died" in command.said()
+        assert command.summary()["exit"].startswith("failed: replica 1 died")
+        command.leaves_nothing()
+    last = checkpoint.newest(folder / "checkpoints")
+    assert checkpoint.parts(last) == [0, 1], "never a checkpoint without the dead one"
+    end = checkpoint.read_manifest(last)["env_steps"] + 2_000
+    with ranks(folder, "--env-steps", end, verb="resume") as command:
+        assert command.wait() == 0, command.said()
+        assert command.summary()["env_steps"] >= end
+
+
+@pytest.mark.slow
+def test_a_folder_of_another_run_is_refused_at_every_attempt(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    alone(folder, "--updates", 2)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with ranks(folder, *_SHORT, "--updates", 3, restarts=1) as command:
+        assert command.wait() == 1
+        assert "already holds a run" in command.said()
+        assert "(exitcode: 2)" in command.said(), "torch elastic tells each rank's own code"
+        command.leaves_nothing()
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_of_torchrun_saves_all_ranks(number: signal.Signals, tmp_path: Path) -> None:
+    with ranks(tmp_path / "run", *_SHORT, "--env-steps", 10**9) as command:
+        command.learning(2)
+        command.process.send_signal(number)
+        command.wait()
+        assert command.summary()["exit"] == "interrupted", command.said()
+        assert command.summary()["dead_replicas"] == []
+        command.leaves_nothing()
+    last = tmp_path / "run/checkpoints/last"
+    assert checkpoint.damage(last) is None
+    assert checkpoint.parts(last) == [0, 1]
+
+
+@pytest.mark.slow
+def test_ranks_do_not_outlive_torchrun(tmp_path: Path) -> None:
+    with ranks(tmp_path / "run", *_SHORT, "--env-steps", 10**9) as command:
+        command.learning(2)
+        command.process.kill()
+        command.leaves_nothing()
+
+
+# -- before anything is changed ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "fields", "words"),
+    [
+        ({"RANK": None}, (), "RANK is not set. Run: torchrun --nproc-per-node 2 -m murmurate"),
+        ({"WORLD_SIZE": "two"}, (), "make no sense"),
+        ({}, ("--replicas", "3"), "started 2 rank(s) and the run has 3 replicas"),
+        ({"LOCAL_WORLD_SIZE": "1"}, ("--strategy", "hogwild"), "the torchrun launcher across hosts"),
+    ],
+)
+def test_refusals_name_cause_and_remedy(
+    environment: dict[str, Any],
+    fields: tuple[str, ...],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in {**_ENGINE, **environment}.items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    folder = tmp_path / "run"
+    given = ["train", "cartpole-gala", "--launcher", "torchrun", "--out", str(folder), *fields]
+    assert main(given) == 2
+    assert words in capsys.readouterr().err
+    assert not folder.exists()
+
+
+def test_there_are_as_many_replicas_as_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "7")
+    assert dictated_replicas("torchrun") == 7
+    assert dictated_replicas("local") is None
+    monkeypatch.delenv("WORLD_SIZE")
+    assert dictated_replicas("torchrun") is None
+    with pytest.raises(Refusal, match="WORLD_SIZE is not set"):
+        torchrun.offered()

@@ -1,0 +1,342 @@
+"""Runs of strategies with a centre: the learners, the centre's loop, and a ledger of what was exchanged.
+
+Everything is a function at module level, so a member can be a thread, a process or a simulated one. The last
+rank keeps the centre. Learners tell it by mail that they are done; it settles, shows itself and says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from laws.problems import OPTIMIZERS, Point, Problem, Result
+from murmurate.fabric.interface import FabricError
+from murmurate.fabric.simulated import Faults, SimulatedFabric
+from murmurate.replicator import Replicator
+from murmurate.strategies.interface import Strategy
+
+LAST = 1 << 40  # the number of the cut at the end
+PATIENCE_SECONDS = 30.0
+
+
+class Watched:
+    """A channel that notes the mail that goes through it; of what is sent also whether it could be."""
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+        self.sent: list[tuple[int, str, Tensor, float, bool]] = []
+        self.received: list[tuple[int, str, Tensor, float]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._channel, name)
+
+    def send(self, to, tag, x, note=0.0, deadline_seconds=None) -> bool:
+        copy = x.detach().clone()
+        sent = self._channel.send(to, tag, x, note, deadline_seconds)
+        self.sent.append((to, tag, copy, note, sent))
+        return sent
+
+    def receive(self, tag):
+        return self._note(tag, self._channel.receive(tag))
+
+    def wait(self, tag, deadline_seconds):
+        return self._note(tag, self._channel.wait(tag, deadline_seconds))
+
+    def _note(self, tag, letter):
+        if letter is not None:
+            self.received.append((letter.sender, tag, letter.x.clone(), letter.note))
+        return letter
+
+
+def folded(found: Served, size: int) -> list[Tensor]:
+    """For each learner the sum of what the centre took in from it, and did not refuse."""
+    sums = [torch.zeros_like(found.params) for _ in range(size - 1)]
+    answers = [[note >= 0 for to, _, _, note, _ in found.watched.sent if to == r] for r in range(size - 1)]
+    for sender, _, x, note in found.watched.received:
+        if note >= 0 and (not answers[sender] or answers[sender].pop(0)):
+            sums[sender] += x
+    return sums
+
+
+@dataclass
+class Served:
+    """What became of the centre."""
+
+    params: Tensor
+    state: dict[str, Any]
+    strategy: dict[str, Any]
+    watched: Any
+    cuts: dict[int, Any] = field(default_factory=dict)  # replicator.state() at each cut it settled
+    settled: bool = True
+
+
+def is_centre(door: Any) -> bool:
+    return bool(door.rank == door.size - 1)
+
+
+def serve_until(
+    replicator: Replicator, door: Any, cut: tuple[int, int, float] = (0, 0, 0.0)
+) -> tuple[bool, dict[int, Any]]:
+    """Serve until all living learners have said they are done; settle; show itself; say so.
+
+    ``cut``: (number, turns, deadline_seconds): after so many turns, or when learners have ended sooner,
+    settle that checkpoint too.
+    """
+    ends = door.channel("ends", torch.zeros(1))
+    left, turn, kept, (number, turns, patience) = set(range(door.size - 1)), 0, {}, cut
+    while (going := bool(left & set(door.living()))) or number > 0:
+        if number and (turn == turns or not going):
+            if replicator.settle(number, patience):
+                kept[number] = replicator.state()
+            number = 0
+        turn += 1
+        with torch.no_grad():
+            for bond in replicator.bonds.values():
+                bond.strategy.serve(bond.replica, bond.channel)
+        while (letter := ends.receive("done")) is not None:
+            left.discard(letter.sender)
+    settled = replicator.settle(LAST, PATIENCE_SECONDS)
+    replicator.publish()
+    for rank in range(door.size - 1):
+        ends.send(rank, "shown", torch.zeros(1))
+    return settled, kept
+
+
+def finish(replicator: Replicator, door: Any) -> bool:
+    """A learner's end: its last pushes are out, and the centre has shown what has become of them."""
+    centre, ends = door.size - 1, door.channel("ends", torch.zeros(1))
+    settled = replicator.settle(LAST, PATIENCE_SECONDS)
+    replicator.publish()
+    ends.send(centre, "done", torch.zeros(1))
+    while ends.wait("shown", 0.05) is None:
+        if centre not in door.living():
+            raise FabricError(f"rank {centre} died before it had shown the end")
+    return settled
+
+
+def solve(problem: Problem, strategy: Strategy, updates: int, door: Any) -> Result | Served:
+    """``problem``'s net under ``strategy``: a learner's path, or what the centre came to."""
+    replicator = Replicator(strategy, door)
+    replica = replicator.replicate(
+        "model", problem.net(door.rank), OPTIMIZERS[problem.optimizer], **problem.options()
+    )
+    bond = replicator.bonds["model"]
+    if is_centre(door):
+        return keep(replicator, door)
+    result = problem._run(replica, updates, (door.rank,))
+    finish(replicator, door)
+    result.strategy = bond.strategy.state()
+    result.consensus = bond.strategy.consensus(replica, bond.channel)  # type: ignore[attr-defined]
+    return result
+
+
+def keep(replicator: Replicator, door: Any, cut: tuple[int, int, float] = (0, 0, 0.0)) -> Served:
+    """The centre's whole life."""
+    (bond,) = replicator.bonds.values()
+    bond.channel = Watched(bond.channel)
+    settled, cuts = serve_until(replicator, door, cut)
+    params, state = bond.replica.params.detach().clone(), bond.replica.state()
+    return Served(params, state, bond.strategy.state(), bond.channel, cuts, settled)
+
+
+# -- exact sums: gradients of whole numbers, rates of powers of two ------------------------------------
+
+ETA = 0.125
+START = (3.0, -2.0, 0.5)
+
+
+def gradient_of(rank: int) -> Tensor:
+    return torch.tensor([1.0 + rank, -2.0 * rank, 5.0], dtype=torch.float64)
+
+
+def plain(parameters):
+    return torch.optim.SGD(parameters, lr=ETA)
+
+
+@dataclass
+class Learned:
+    """What became of a learner whose gradients are all the same."""
+
+    params: Tensor
+    steps: int
+    exchanges: list[Any]
+    strategy: dict[str, Any]
+    cut: Any = None  # replicator.state() where it settled the checkpoint, None if it missed it
+    settled: bool = True
+
+
+@dataclass(frozen=True)
+class Exact:
+    """A run whose every sum is exact, so that what is lost or counted twice shows to the bit.
+
+    saves: at which own step each learner settles checkpoint 1 (0: never). turns: at which turn the centre
+        does (-1: never).
+    """
+
+    strategy: Strategy
+    steps: int = 8
+    saves: tuple[int, ...] = ()
+    turns: int = 0
+    patience_seconds: float = PATIENCE_SECONDS
+    haste_seconds: float = 1e-4
+    restored: tuple[Any, ...] = ()
+
+    def member(self, seed: int, door: Any) -> Learned | Served:
+        replicator = Replicator(self.strategy, door)
+        replica = replicator.replicate("x", Point(*START), plain)
+        if self.restored:
+            replicator.load(self.restored[door.rank])
+            barrier = door.channel("barrier", torch.zeros(1))
+            barrier.gather(torch.zeros(1))
+            replicator.resumed()
+            barrier.gather(torch.zeros(1))
+        if is_centre(door):
+            cut = (1 if self.saves and self.turns >= 0 else 0, self.turns, self.patience_seconds)
+            return keep(replicator, door, cut)
+        pace, exchanges, saved = np.random.default_rng([seed, door.rank]), [], None
+        for step in range(1, self.steps + door.rank + 1):
+            door.compute(pace.uniform(0, self.haste_seconds))
+            exchanges.append(replica.follow(gradient_of(door.rank)))
+            if self.saves and step == self.saves[door.rank] and replicator.settle(1, self.patience_seconds):
+                saved = replicator.state()
+        settled = finish(replicator, door)
+        (bond,) = replicator.bonds.values()
+        params = replica.params.detach().clone()
+        return Learned(params, replica.clock, exchanges, bond.strategy.state(), saved, settled)
+
+    def run(self, seed: int, learners: int, **faults: Any) -> list[Any]:
+        fabric = SimulatedFabric(learners + 1, seed=seed, **faults)
+        return fabric.run([functools.partial(self.member, seed)] * (learners + 1))
+
+
+def troubled(seed: int, learners: int, crash: bool = False) -> dict[str, Any]:
+    """Delays, and mail that is lost, doubled and overtaken and mended; perhaps the death of a learner."""
+    draw = np.random.default_rng([77, seed])
+    faults = Faults(loss=0.2, duplication=0.2, reordering=0.2, resend_seconds=1e-3)
+    crashes = {int(draw.integers(learners)): int(draw.integers(12, 45))} if crash else {}
+    return {"latency": (0.0, 3e-4), "mail_faults": faults, "crashes": crashes}
+
+
+def check_exchanges(exchanges: list[Any], size: int) -> None:
+    rounds = 0
+    for exchange in exchanges:
+        assert all(type(value) is int for value in exchange)
+        assert 0 <= exchange.round - rounds <= 1
+        assert 1 <= exchange.heard <= size
+        assert exchange.staleness >= 0
+        rounds = exchange.round
+
+
+# -- the centre's death --------------------------------------------------------------------------------
+
+
+def until_told(strategy: Strategy, door: Any) -> tuple[float, str]:
+    """(virtual seconds, what the error said) of a learner that goes on until it hears of the death."""
+    replicator = Replicator(strategy, door)
+    replica = replicator.replicate("x", Point(*START), plain)
+    if is_centre(door):
+        keep(replicator, door)
+        raise RuntimeError("it was to die")
+    try:
+        for _ in range(100_000):
+            door.compute(1e-4)
+            replica.follow(gradient_of(door.rank))
+    except FabricError as error:
+        return door._fabric.virtual_seconds, str(error)
+    raise RuntimeError("it went on for ever")
+
+
+def check_death_is_told(strategy: Strategy, learners: int, seeds: range) -> None:
+    """Every learner gets an error that names the centre, within a fraction of its deadline."""
+    for seed in seeds:
+        call = int(np.random.default_rng([5, seed]).integers(14, 60))
+        fabric = SimulatedFabric(
+            learners + 1, seed=seed, crashes={learners: call}, latency=(0.0, 3e-4), mail_deadline_seconds=10.0
+        )
+        *told, dead = fabric.run([functools.partial(until_told, strategy)] * (learners + 1))
+        assert isinstance(dead, BaseException)
+        (died,) = (e.time_seconds for e in fabric.log if e.kind == "crash")
+        for seconds, message in told:
+            assert re.match(rf"rank {learners}, which kept the centre, died", message)
+            assert seconds - died < 0.5
+
+
+# -- the theory's ball ---------------------------------------------------------------------------------
+
+CURVATURES = torch.tensor([1.0, 0.6, 0.3], dtype=torch.float64).repeat_interleave(40)
+GOAL = torch.linspace(-1.0, 1.0, len(CURVATURES), dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class LeastSquares:
+    """f(x) = (x - goal)' H (x - goal) / 2 with noise of variance sigma^2 on each entry of its gradient."""
+
+    strategy: Strategy
+    eta: float = 0.05
+    sigma: float = 1.0
+    steps: int = 1000
+    every: int = 5  # own updates between two looks at the own parameters
+
+    def member(self, seed: int, door: Any) -> list[Tensor] | Served:
+        replicator = Replicator(self.strategy, door)
+        start = torch.zeros_like(GOAL)
+        replica = replicator.replicate("x", Point(*start.tolist()), lambda p: torch.optim.SGD(p, lr=self.eta))
+        if is_centre(door):
+            return keep(replicator, door)
+        noise = torch.Generator().manual_seed(1000 * seed + door.rank)
+        looks = []
+        for step in range(self.steps):
+            xi = torch.randn(len(GOAL), generator=noise, dtype=torch.float64)
+            replica.follow(CURVATURES * (replica.params.detach() - GOAL) + self.sigma * xi)
+            if (step + 1) % self.every == 0 and step > self.steps // 3:
+                looks.append(replica.params.detach() - GOAL)
+        finish(replicator, door)
+        return looks
+
+    def run(self, learners: int, seed: int = 0) -> tuple[list[Tensor], Served]:
+        """(one look after the other [k, N] of each learner's distance to the goal, the centre)."""
+        fabric = SimulatedFabric(learners + 1, seed=seed, keep_log=False)
+        *looks, centre = fabric.run([functools.partial(self.member, seed)] * (learners + 1))
+        return [torch.stack(one) for one in looks], centre
+
+
+def delayed_ball(pull: float, noise: float, delay: int) -> float:
+    """The stationary E x^2 of x_{k+1} = x_k - pull x_{k-delay} + noise xi, from its Lyapunov equation."""
+    companion = np.diag(np.ones(delay), -1)
+    companion[0, 0] += 1.0
+    companion[0, delay] -= pull
+    return stationary([companion], [noise**2 * unit(delay + 1, 0)])
+
+
+def stationary(moves: list[np.ndarray], noises: list[np.ndarray], which: int = 0) -> float:
+    """E z_which^2 where each move z <- A z + (noise of covariance Q) is drawn alike: S = mean(A S A' + Q)."""
+    n = len(moves[0])
+    step = sum(np.kron(a, a) for a in moves) / len(moves)
+    source = sum(noises) / len(noises)
+    covariance = np.linalg.solve(np.eye(n * n) - step, source.flatten()).reshape(n, n)
+    assert np.linalg.eigvals(step).__abs__().max() < 1
+    return float(covariance[which, which])
+
+
+def unit(n: int, i: int) -> np.ndarray:
+    square = np.zeros((n, n))
+    square[i, i] = 1.0
+    return square
+
+
+Ball = Callable[[float], float]  # curvature -> the stationary variance of one entry
+
+
+def over_curvatures(ball: Ball) -> float:
+    """The mean over all entries."""
+    values, counts = np.unique(CURVATURES.numpy(), return_counts=True)
+    return float(sum(c * ball(float(h)) for h, c in zip(values, counts, strict=True)) / counts.sum())

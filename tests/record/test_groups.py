@@ -1,0 +1,183 @@
+"""Groups of runs: what makes one, and their numbers against ones made by hand or by a slow way."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from a_run_folder import write_records, write_run
+
+from murmurate.record import comparison, groups
+from murmurate.record.drawings import classes, size
+from murmurate.record.groups import grouped
+from murmurate.record.runs import open_run, summed, to_virtual
+
+
+def line(t: float, replica: int, **fields) -> dict:
+    return {
+        "time_seconds": t,
+        "replica": replica,
+        "env_steps": int(100 * t),
+        "updates": int(10 * t),
+        **fields,
+    }
+
+
+def a_run(folder: Path, records: list[dict], strategy: dict, *, replicas: int = 2, **of_run) -> Path:
+    write_records(folder, records, replicas=replicas, strategy=strategy)
+    run = json.loads((folder / "run.json").read_text()) | of_run
+    (folder / "run.json").write_text(json.dumps(run))
+    return folder
+
+
+def test_seeds_make_a_group_and_labels_name_just_what_differs(tmp_path: Path) -> None:
+    records = [line(1.0, 0)]
+    made = [
+        ({"name": "gala", "topology": "ring"}, {"seed": 1, "replicas": 2, "hardware": {"cpu": "a"}}),
+        ({"name": "local-sgd", "period": 5}, {"seed": 1, "replicas": 2}),
+        ({"name": "gala", "topology": "ring"}, {"seed": 2, "replicas": 2, "hardware": {"cpu": "b"}}),
+        ({"name": "local-sgd", "period": 10}, {"seed": 1, "replicas": 2}),
+        ({"name": "gala", "topology": "ring"}, {"seed": 1, "replicas": 4}),
+    ]
+    runs = [
+        open_run(a_run(tmp_path / str(i), records, strategy, **more))
+        for i, (strategy, more) in enumerate(made)
+    ]
+    found = grouped(runs)
+    assert [(g.label, [r.folder.name for r in g.runs]) for g in found] == [
+        ("gala, 2 replicas", ["0", "2"]),
+        ("local-sgd, 2 replicas, period 5", ["1"]),
+        ("local-sgd, 2 replicas, period 10", ["3"]),
+        ("gala, 4 replicas", ["4"]),
+    ]
+    assert [g.index for g in found] == [0, 1, 2, 3]
+    assert [g.label for g in grouped([runs[0], runs[2]])] == ["gala"]
+    other = open_run(a_run(tmp_path / "r", records, made[0][0], recipe="pong-gala"))
+    assert [g.label for g in grouped([runs[0], other])] == ["cartpole-gala, gala", "pong-gala, gala"]
+
+
+def test_curve_is_the_mean_over_runs_where_all_have_records(tmp_path: Path) -> None:
+    first = [line(t, i, return_mean=10.0 * t) for t in (1.0, 5.0) for i in (0, 1)]
+    second = [line(t, i, return_mean=4.0 * t) for t in (2.0, 4.0) for i in (0, 1)]
+    strategy = {"name": "gala"}
+    (group,) = grouped(
+        [open_run(a_run(tmp_path / n, r, strategy, seed=n)) for n, r in (("a", first), ("b", second))]
+    )
+    curve = group.curve("return_mean", "time_seconds")
+    assert (curve.x[0], curve.x[-1]) == (2.0, 4.0)
+    np.testing.assert_allclose(curve.mean, 7 * curve.x)
+    np.testing.assert_allclose(curve.low, 4 * curve.x)
+    np.testing.assert_allclose(curve.high, 10 * curve.x)
+    assert group.curve("loss", "time_seconds") is None
+
+
+def test_sum_of_broken_lines_against_interpolating_each() -> None:
+    generator = np.random.default_rng(11)
+    paths = []
+    for _ in range(7):
+        times = np.concatenate([[0.0], np.sort(generator.uniform(0, 10, 12))])
+        times[5] = times[4]  # two records of one moment: a jump
+        paths.append((times, np.concatenate([[0.0], np.cumsum(generator.uniform(0, 5, 12))])))
+    corners, values = summed(paths)
+    at = generator.uniform(0, 12, 500)
+    expected = sum(np.interp(at, *one) for one in paths)
+    np.testing.assert_allclose(np.interp(at, corners, values), expected, rtol=1e-9)
+
+
+def test_bytes_are_those_of_all_members_the_centre_too(tmp_path: Path) -> None:
+    records = [line(t, i, bytes_exchanged=int(100 * t)) for t in (10.0, 20.0) for i in (0, 1)]
+    records += [
+        {"time_seconds": 20.0, "kind": "centre", "replica": None, "member": 2, "bytes_exchanged": 3000}
+    ]
+    run = open_run(a_run(tmp_path / "run", records, {"name": "elastic"}))
+    np.testing.assert_allclose(run.total_bytes(np.array([0.0, 10.0, 20.0])), [0, 2000 + 1500, 4000 + 3000])
+    assert groups.bytes_exchanged(run) == 7000
+    assert groups.bytes_per_update(run) == 7000 / 400
+    assert groups.exchanges(run)
+    assert len(run.records) == 4  # the centre is no replica
+
+
+def test_waiting_counts_between_first_and_last_line(tmp_path: Path) -> None:
+    records = [line(10, 0, waiting_seconds=5.0), line(20, 0, waiting_seconds=7.0)]
+    records += [line(10, 1, waiting_seconds=1.0), line(30, 1, waiting_seconds=5.0)]
+    run = open_run(a_run(tmp_path / "run", records, {"name": "all-reduce"}))
+    assert groups.waiting_share(run) == pytest.approx((2 + 4) / (10 + 20))
+    (alone,) = grouped([open_run(a_run(tmp_path / "one", [line(10, 0)], {"name": "all-reduce"}))])
+    assert groups.waiting_share(alone.runs[0]) is None
+
+
+def test_median_of_counts_is_that_of_the_values() -> None:
+    generator = np.random.default_rng(2)
+    for size_ in (1, 2, 9, 10, 101):
+        values = generator.integers(0, 20, size_)
+        expected = sorted(values)[(size_ - 1) // 2]
+        assert groups.median(Counter(values.tolist())) == expected
+    assert groups.median(Counter()) is None
+
+
+def test_reference_return_and_when_it_was_reached(tmp_path: Path) -> None:
+    def rising(top: float) -> list[dict]:
+        return [line(t, 0, return_mean=top * t / 10) for t in (1.0, 10.0)]
+
+    runs = [
+        open_run(a_run(tmp_path / name, rising(top), {"name": name}, replicas=1))
+        for name, top in (("a", 30.0), ("b", 487.0), ("c", 500.0))
+    ]
+    found = grouped(runs)
+    value, why = groups.reference_return(found)
+    assert (value, why) == (480.0, "reached by at least half of the strategies")
+    assert groups.reaches(runs[0], value, "time_seconds") is None
+    assert groups.reaches(runs[2], value, "time_seconds") == pytest.approx(9.6, rel=1e-9)
+    assert groups.reaches(runs[2], value, "total_env_steps") == pytest.approx(960, rel=1e-9)
+    asked = open_run(a_run(tmp_path / "d", rising(9.0), {"name": "d"}, stop_at_return=400.0))
+    assert groups.reference_return(grouped([*runs, asked]))[0] == 400.0
+    cells = [row["cells"][5] for row in comparison.table(found)["rows"]]
+    assert cells[0] == ("not reached", "")
+    assert cells[2] == ("960", "9.6 s")
+    negative = [line(1.0, 0, return_mean=-20.7)]
+    low = open_run(a_run(tmp_path / "e", negative, {"name": "e"}, replicas=1))
+    assert groups.reference_return(grouped([low]))[0] == -21.0
+
+
+def test_the_table_of_a_group_by_hand(tmp_path: Path) -> None:
+    for seed, mean in ((0, 19.0), (1, 21.0)):
+        folder = tmp_path / str(seed)
+        write_run(folder, seconds=300, seed=seed, dead=None)
+        summary = json.loads((folder / "summary.json").read_text())
+        (folder / "summary.json").write_text(json.dumps(summary | {"eval_return_mean": mean}))
+    (row,) = comparison.table(grouped([open_run(tmp_path / n) for n in "01"]))["rows"]
+    cells = row["cells"]
+    assert cells[0] == ("gala", "4 replicas, 2 runs")
+    assert cells[1] == ("20 ± 1", "18.25")  # stdev(19, 21) / sqrt(2)
+    assert cells[2] == ("600,000", "2,400,000")
+    assert cells[7] == ("0", "max 9")
+    assert cells[9] == ("8.16 GB", "1.09 MB")  # 4 x 300 x 6.8e6, over 4 x 1875 updates
+    assert cells[10] == ("none", "")
+
+
+def test_virtual_time_replaces_wall_time_and_places_what_has_none() -> None:
+    lines = [line(1.0, 0, virtual_seconds=100.0), line(3.0, 0, virtual_seconds=300.0), {"time_seconds": 2.0}]
+    assert to_virtual(lines)
+    assert [one["time_seconds"] for one in lines] == [100.0, 300.0, 200.0]
+    assert not to_virtual([line(1.0, 0)])
+
+
+def test_classes_cover_all_values_once_and_grow() -> None:
+    for largest in (0, 1, 5, 47, 48, 100, 5000):
+        edges = classes(largest)
+        assert edges[0] == 0
+        assert edges[-1] > largest
+        widths = np.diff(edges)
+        assert (widths > 0).all()
+        assert (np.diff(widths) >= 0).all()
+        assert len(edges) < 50
+    assert [size(v) for v in (0, 512, 20_000, 3.25e6, 8.16e9)] == [
+        "0 B",
+        "512 B",
+        "20 kB",
+        "3.25 MB",
+        "8.16 GB",
+    ]

@@ -1,0 +1,60 @@
+"""Members of own loops, for the tests of this folder."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import nn
+
+from murmurate.fabric.processes import run_members as in_processes
+from murmurate.fabric.simulated import SimulatedFabric
+from murmurate.fabric.threads import ThreadsFabric
+from murmurate.own_loop import OwnLoop
+from murmurate.strategies.all_reduce import AllReduce
+from murmurate.strategies.solo import Solo
+
+
+def simulated(size, member):
+    return SimulatedFabric(size, seed=size, collective_deadline_seconds=60.0).run([member] * size)
+
+
+def threads(size, member):
+    return ThreadsFabric(size).run([member] * size)
+
+
+def processes(size, member):
+    return in_processes(size, [member] * size)
+
+
+def loops(size, script, fabric=simulated, strategy=None, **options):
+    """What ``script(loop)`` gives on each of ``size`` members."""
+    strategy = AllReduce() if strategy is None else strategy
+    return fabric(size, functools.partial(live, script, strategy, options))
+
+
+def alone(script, **options):
+    return loops(1, script, threads, Solo(), **options)[0]
+
+
+def live(script, strategy, options, door):
+    result = None
+    with OwnLoop(strategy, door, **options) as loop:
+        result = script(loop)
+    return result
+
+
+def draw(seed, *shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def tanh_net(dtype=torch.float64, seed=0):
+    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).to(dtype)
+    with torch.no_grad():
+        for k, parameter in enumerate(net.parameters()):
+            parameter.copy_(0.5 * draw(100 * seed + k, *parameter.shape))
+    return net
+
+
+def pairs(count, rows=12, dtype=torch.float64):
+    return [(draw(1000 + k, rows, 4).to(dtype), draw(2000 + k, rows, 3).to(dtype)) for k in range(count)]

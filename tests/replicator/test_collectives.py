@@ -1,0 +1,427 @@
+"""Collectives against an oracle that has all members' tensors in one place, their gradients too."""
+
+from __future__ import annotations
+
+import functools
+from collections import namedtuple
+
+import pytest
+import torch
+
+from murmurate.errors import Refusal
+from murmurate.fabric.interface import FabricError
+from murmurate.fabric.simulated import Crashed, SimulatedFabric
+from murmurate.fabric.threads import ThreadsFabric
+from murmurate.own_loop import OwnLoop
+from murmurate.script import run
+from murmurate.strategies import strategies
+from murmurate.strategies.all_reduce import AllReduce
+from murmurate.strategies.hogwild import Hogwild
+from murmurate.strategies.local_sgd import LocalSGD
+from replicator.steps import draw, live, loops, processes, simulated, threads
+
+Pair = namedtuple("Pair", "left right")
+KNOWN = strategies()
+ALONE_PACED = [name for name, kind in KNOWN.items() if kind.needs and not kind.synchronous]
+MEETING = [name for name, kind in KNOWN.items() if kind.synchronous]
+
+
+def handed_in(rank):
+    """A nested structure with a scalar, a matrix, whole numbers and booleans."""
+    return {
+        "a": draw(rank, 2, 3),
+        "b": [Pair(draw(50 + rank), torch.tensor([rank, 7 - rank])), (draw(90 + rank, 4) > 0,)],
+        "c": draw(rank + 7, 5).bfloat16(),
+    }
+
+
+def second_smallest(stacked):
+    return stacked.sort(0).values[min(1, len(stacked) - 1)]
+
+
+def square(x):
+    return {"square": x * x, "row": torch.stack([x, 2 * x])}
+
+
+def all_of_them(loop):
+    x = handed_in(loop.rank)
+    smooth = {"a": x["a"], "c": x["c"]}
+    items = [draw(300 + k) for k in range(5)]
+    return {
+        "mean": loop.mean(smooth),
+        "sum": loop.sum({"a": x["a"], "n": x["b"][0].right}),
+        "min": loop.reduce(x, "min"),
+        "max": loop.reduce(x["a"], "max"),
+        "product": loop.reduce(x["a"], "product"),
+        "second": loop.reduce(x["a"], second_smallest),
+        "gather": loop.gather(x),
+        "joined": loop.gather(draw(40 + loop.rank, 1 + loop.rank, 2), join=True),
+        "broadcast": loop.broadcast(x, root=loop.size - 1),
+        "mapped": loop.map_gather(square, items),
+        "map-reduced": loop.map_reduce(square, items, "sum"),
+        "number": loop.sum(loop.rank + 1),
+    }
+
+
+def expected(size):
+    xs = [handed_in(rank) for rank in range(size)]
+    a = torch.stack([x["a"] for x in xs])
+    c = torch.stack([x["c"] for x in xs])
+    left = torch.stack([x["b"][0].left for x in xs])
+    right = torch.stack([x["b"][0].right for x in xs])
+    truth = torch.stack([x["b"][1][0] for x in xs])
+    items = torch.stack([draw(300 + k) for k in range(5)])
+    mapped = {"square": items**2, "row": torch.stack([items, 2 * items], 1)}
+    return {
+        "mean": {"a": a.mean(0), "c": c.mean(0)},
+        "sum": {"a": a.sum(0), "n": right.sum(0)},
+        "min": {
+            "a": a.amin(0),
+            "b": [Pair(left.amin(0), right.amin(0)), (truth.all(0),)],
+            "c": c.amin(0),
+        },
+        "max": a.amax(0),
+        "product": a.prod(0),
+        "second": second_smallest(a),
+        "gather": {"a": a, "b": [Pair(left, right), (truth,)], "c": c},
+        "joined": torch.cat([draw(40 + r, 1 + r, 2) for r in range(size)]),
+        "broadcast": xs[-1],
+        "mapped": mapped,
+        "map-reduced": {k: v.sum(0) for k, v in mapped.items()},
+        "number": torch.tensor(size * (size + 1) // 2),
+    }
+
+
+def close(found, right):
+    torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12, check_dtype=True)
+
+
+def check_all(found):
+    for one in found:
+        close(one, expected(len(found)))
+        assert isinstance(one["gather"]["b"][0], Pair)
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=0, atol=0)  # the same bits on all
+
+
+@pytest.mark.parametrize("fabric", [simulated, threads])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_each_is_its_oracle_on_stacked_tensors(size, fabric):
+    check_all(loops(size, all_of_them, fabric))
+
+
+def test_each_is_its_oracle_on_real_processes():
+    check_all(loops(3, all_of_them, processes))
+
+
+def lengths(loop):
+    return [loop.gather(draw(loop.rank, n).float()) for n in (1, 500, 1100, 270_000)]
+
+
+@pytest.mark.parametrize("fabric", [simulated, processes])
+def test_messages_of_any_length_arrive_to_the_bit(fabric):
+    """Below a short message, across its end, and over several long ones."""
+    for found in loops(2, lengths, fabric):
+        for x, n in zip(found, (1, 500, 1100, 270_000), strict=True):
+            assert torch.equal(x, torch.stack([draw(r, n).float() for r in range(2)]))
+
+
+# -- gradients --------------------------------------------------------------------------------------
+
+WEIGHTS = [1.0, -2.0, 0.5, 3.0]
+
+
+def own_input(rank):
+    return draw(rank, 2, 3)
+
+
+def loss_of(rank, mean, total, low, high, parts, root, second):
+    """Uses everything, not linearly, with a weight of each member's own."""
+    cubes = (parts * draw(60 + rank, 1, 2, 3)).pow(3).sum()
+    mixed = (mean * total.sin()).sum() + (low * high).sum() + root.pow(2).sum() + second.exp().sum()
+    return WEIGHTS[rank] * (mixed + cubes)
+
+
+def gradient(loop):
+    x = own_input(loop.rank).requires_grad_()
+    y = x.tanh()
+    loss = loss_of(
+        loop.rank,
+        loop.mean(y),
+        loop.sum([y])[0],
+        loop.reduce(y, "min"),
+        loop.reduce(y, "max"),
+        loop.gather(y),
+        loop.broadcast(y, root=loop.size // 2),
+        loop.reduce(y, second_smallest),
+    )
+    loss.backward()
+    return x.grad
+
+
+def whole_gradient(size):
+    xs = [own_input(rank).requires_grad_() for rank in range(size)]
+    ys = torch.stack([x.tanh() for x in xs])
+    common = ys.mean(0), ys.sum(0), ys.min(0).values, ys.max(0).values, ys, ys[size // 2], second_smallest(ys)
+    sum(loss_of(rank, *common) for rank in range(size)).backward()
+    return [x.grad for x in xs]
+
+
+@pytest.mark.parametrize("fabric", [simulated, threads])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_gradients_are_those_of_the_whole(size, fabric):
+    for found, right in zip(loops(size, gradient, fabric), whole_gradient(size), strict=True):
+        close(found, right)
+
+
+def test_gradients_are_those_of_the_whole_on_real_processes():
+    for found, right in zip(loops(2, gradient, processes), whole_gradient(2), strict=True):
+        close(found, right)
+
+
+def gradient_of_gradient(loop):
+    x = own_input(loop.rank).requires_grad_()
+    loss = WEIGHTS[loop.rank] * (loop.mean(x.pow(3)) * loop.sum(x) + loop.gather(x).pow(2).sum(0)).sum()
+    (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+    slope.pow(2).sum().backward()
+    return x.grad
+
+
+def test_second_derivatives_go_through_too():
+    """A gradient penalty: sum_i |d(sum of losses)/dx_i|^2."""
+    size = 3
+    x = torch.stack([own_input(rank) for rank in range(size)]).requires_grad_()
+    loss = sum(w * (x.pow(3).mean(0) * x.sum(0) + x.pow(2).sum(0)).sum() for w in WEIGHTS[:size])
+    (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+    slope.pow(2).sum().backward()
+    close(torch.stack(loops(size, gradient_of_gradient)), x.grad)
+
+
+def test_the_gradient_of_a_tie_goes_to_the_lowest_rank():
+    def script(loop):
+        x = torch.tensor([1.0, float(loop.rank)]).requires_grad_()
+        (loop.reduce(x, "min").sum() + 10 * loop.reduce(x, "max").sum()).backward()
+        return x.grad.tolist()
+
+    assert loops(3, script) == [[33.0, 3.0], [0.0, 0.0], [0.0, 30.0]]
+
+
+def test_a_member_whose_input_is_constant_helps_the_others_gradients():
+    def script(loop):
+        x = torch.tensor(2.0, requires_grad=loop.rank == 0)
+        (loop.sum(x) * (1 + loop.rank)).backward()
+        return None if x.grad is None else x.grad.item()
+
+    assert loops(3, script) == [6.0, None, None]
+
+
+def test_what_nobody_wants_a_gradient_of_has_none():
+    def script(loop):
+        with torch.no_grad():
+            inside = loop.mean(torch.ones(2, requires_grad=True))
+        return inside.requires_grad, loop.mean(torch.ones(2)).requires_grad
+
+    assert loops(2, script) == [(False, False)] * 2
+
+
+def norm(x, mean, eps=1e-5):
+    """TF-Replicator's listing of batch normalisation, with its slip mended: sqrt(E x^2 - (E x)^2 + eps)."""
+    centre, square = mean((x.mean(0), x.pow(2).mean(0)))
+    return (x - centre) / (square - centre.pow(2) + eps).sqrt()
+
+
+def normalised(loop):
+    rows = draw(5, 12, 3)
+    share = 12 // loop.size
+    x = rows[loop.rank * share : (loop.rank + 1) * share].clone().requires_grad_()
+    y = norm(x, loop.mean)
+    (y * draw(6, 12, 3)[loop.rank * share : (loop.rank + 1) * share]).sum().backward()
+    return y.detach(), x.grad
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_batch_normalisation_over_replicas_is_that_of_the_whole_batch(size):
+    x = draw(5, 12, 3).requires_grad_()
+    y = torch.nn.functional.batch_norm(x, None, None, training=True)
+    (y * draw(6, 12, 3)).sum().backward()
+    found = loops(size, normalised)
+    close(torch.cat([one for one, _ in found]), y.detach())
+    torch.testing.assert_close(torch.cat([g for _, g in found]), x.grad, rtol=1e-10, atol=1e-12)
+
+
+# -- groups -----------------------------------------------------------------------------------------
+
+
+def grouped(loop):
+    x = draw(loop.rank, 3).requires_grad_()
+    inner, outer = loop.within, loop.across
+    y = inner.mean(x) * outer.sum(x.exp())
+    (y.sum() * WEIGHTS[loop.rank]).backward()
+    names = (loop.worker, inner.rank, outer.rank, inner.size, outer.size)
+    return (
+        y.detach(),
+        x.grad,
+        inner.broadcast(x.detach(), root=1),
+        outer.gather(torch.tensor(loop.rank)),
+        names,
+    )
+
+
+def test_groups_within_and_across_workers():
+    """Ranks 0, 1 are worker 0 and ranks 2, 3 worker 1; across are 0, 2 and 1, 3."""
+    xs = torch.stack([draw(rank, 3) for rank in range(4)]).requires_grad_()
+    within = [xs[:2].mean(0), xs[:2].mean(0), xs[2:].mean(0), xs[2:].mean(0)]
+    across = [xs[[r % 2, 2 + r % 2]].exp().sum(0) for r in range(4)]
+    ys = [a * b for a, b in zip(within, across, strict=True)]
+    sum(w * y.sum() for w, y in zip(WEIGHTS, ys, strict=True)).backward()
+    found = loops(4, grouped, workers=2)
+    for rank, (y, slope, root, ranks, names) in enumerate(found):
+        close(y, ys[rank].detach())
+        close(slope, xs.grad[rank])
+        close(root, draw(1 if rank < 2 else 3, 3))
+        assert ranks.tolist() == [rank % 2, 2 + rank % 2]
+        assert names == (rank // 2, rank % 2, rank // 2, 2, 2)
+
+
+def test_workers_divide_the_replicas():
+    with pytest.raises(Refusal, match="3 replicas cannot be dealt evenly to 2 workers"):
+        loops(3, grouped, workers=2)
+
+
+# -- what goes wrong --------------------------------------------------------------------------------
+
+
+def test_other_calls_are_an_error_that_says_which():
+    def script(loop):
+        return loop.mean(torch.ones(2)) if loop.rank else loop.sum(torch.ones(2))
+
+    with pytest.raises(FabricError, match=r"calls (mean|sum) \(number 1\) of float32\[2\] where rank"):
+        loops(2, script)
+
+
+def test_other_shapes_are_an_error():
+    with pytest.raises(FabricError, match="Make the same collective calls"):
+        loops(2, lambda loop: loop.mean(torch.ones(2 + loop.rank)))
+
+
+def test_who_does_not_come_is_named_at_the_deadline():
+    def script(loop):
+        return (
+            loop.mean(torch.ones(2)) if loop.rank else loop.fabric.channel("x", torch.ones(1)).wait("x", 30.0)
+        )
+
+    fabric = SimulatedFabric(2, seed=0, collective_deadline_seconds=5.0)
+    with pytest.raises(FabricError, match=r"ranks \[0\] did not come"):
+        fabric.run([functools.partial(live, script, AllReduce(), {})] * 2)
+    with pytest.raises(FabricError, match=r"ranks \[0\] did not come"):
+        ThreadsFabric(2, collective_deadline_seconds=0.2).run(
+            [
+                functools.partial(
+                    live, lambda r: r.rank == 0 or r.mean(1.0), AllReduce(), {"collectives": True}
+                )
+            ]
+            * 2
+        )
+
+
+@pytest.mark.parametrize("call", range(2, 24))
+def test_a_mean_is_over_the_living_whenever_one_dies(call):
+    """Rank 1 dies at its k-th fabric call; the others agree to the bit, in forward and backward."""
+
+    def script(loop):
+        seen = []
+        for step in range(6):
+            x = draw(10 * step + loop.rank, 1500).requires_grad_()
+            y = loop.mean(x)
+            y.pow(2).sum().backward()
+            seen.append((y.detach(), loop.map_gather(torch.sqrt, [torch.tensor(float(k)) for k in range(7)])))
+        return seen
+
+    fabric = SimulatedFabric(3, seed=call, crashes={1: call}, collective_deadline_seconds=60.0)
+    one, dead, two = fabric.run([functools.partial(live, script, AllReduce(), {})] * 3)
+    assert isinstance(dead, Crashed)
+    roots = torch.arange(7.0).sqrt()
+    for step, ((y, mapped), (z, _)) in enumerate(zip(one, two, strict=True)):
+        assert torch.equal(y, z)
+        close(mapped, roots)  # what the dead was to do was done by the others
+        given = torch.stack([draw(10 * step + rank, 1500) for rank in range(3)])
+        assert torch.allclose(y, given.mean(0)) or torch.allclose(y, given[[0, 2]].mean(0))
+    assert torch.allclose(one[-1][0], torch.stack([draw(50, 1500), draw(52, 1500)]).mean(0))
+
+
+def test_what_cannot_be_handed_in():
+    def script(loop, x, act):
+        getattr(loop, act)(x)
+
+    with pytest.raises(TypeError, match="not str"):
+        loops(1, functools.partial(script, x={"a": "text"}, act="sum"))
+    with pytest.raises(TypeError, match="floating-point"):
+        loops(1, functools.partial(script, x=torch.tensor(3), act="mean"))
+    with pytest.raises(ValueError, match="'median' is no reduction"):
+        loops(1, lambda loop: loop.reduce(torch.ones(2), "median"))
+    with pytest.raises(ValueError, match="no member 2 in a group of 1"):
+        loops(1, lambda loop: loop.broadcast(torch.ones(2), root=2))
+    with pytest.raises(ValueError, match="at least one item"):
+        loops(1, lambda loop: loop.map_gather(torch.sqrt, []))
+
+
+# -- strategies that cannot -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALONE_PACED)
+def test_those_whose_members_do_not_meet_refuse_at_once(name):
+    kind = KNOWN[name]
+    assert "hogwild" in ALONE_PACED
+    assert "gala" in ALONE_PACED
+    size = 2 + kind.centre
+    remedy = rf"{name} cannot give .*Use all-reduce or local-sgd"
+    with pytest.raises(Refusal, match=remedy):  # in the process that starts, before there is any other
+        run(print, replicas=2, strategy=name, collectives=True)
+    with pytest.raises(Refusal, match=remedy):
+        loops(size, print, strategy=kind(), collectives=True)
+    for ask in (
+        lambda loop: loop.mean(torch.ones(2)),
+        lambda loop: loop.map_gather(torch.sqrt, [torch.ones(1)]),
+        lambda loop: loop.within,
+        lambda loop: loop.across,
+    ):
+        with pytest.raises(Refusal, match=remedy):
+            loops(size, ask, strategy=kind())
+
+
+def test_a_mean_inside_a_hogwild_step_never_hangs_on_processes():
+    with pytest.raises(Refusal, match="hogwild cannot give a collective"):
+        loops(2, mean_of_one, processes, Hogwild())
+
+
+def mean_of_one(loop):
+    return loop.mean(torch.ones(1))
+
+
+@pytest.mark.parametrize("name", MEETING)
+def test_those_that_meet_give_collectives(name):
+    found = loops(3, lambda loop: loop.sum(loop.rank).item(), strategy=KNOWN[name](), collectives=True)
+    assert found == [3, 3, 3]
+
+
+def test_local_sgd_meets_at_every_step_for_a_collective():
+    def script(loop):
+        net = torch.nn.Linear(1, 1, bias=False)
+        optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1))
+        seen = []
+        for _ in range(5):
+            optimizer.zero_grad()
+            (net(torch.ones(1, 1)).sum() * (1 + loop.rank)).backward()
+            optimizer.step()
+            seen.append(loop.mean(net.weight.detach()).item())
+        return seen
+
+    one, two = loops(2, script, strategy=LocalSGD(period=3))
+    assert one == two
+
+
+def test_a_door_of_ones_own_is_enough():
+    def member(door):
+        return OwnLoop(AllReduce(), door).mean(float(door.rank)).item()
+
+    assert ThreadsFabric(3).run([member] * 3) == [1.0, 1.0, 1.0]

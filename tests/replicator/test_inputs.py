@@ -1,0 +1,87 @@
+"""Who gets which batch, and when inputs end."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from murmurate.inputs import Seat, inputs, split_along, split_leading
+from murmurate.strategies.gala import GALA
+from murmurate.strategies.solo import Solo
+from replicator.steps import loops, processes, threads
+
+
+def rows(*numbers):
+    return {"x": torch.tensor(numbers), "name": "kept", "scale": 2.0}
+
+
+def taken(source, replicas, workers=1, per="worker", split=split_leading):
+    """For each replica the batches it gets; a function as source is dealt without anybody's asking."""
+    seats = [Seat(rank, replicas, rank // (replicas // workers), workers) for rank in range(replicas)]
+    return [list(inputs(source, seat, per=per, split=split, all_have=bool)) for seat in seats]
+
+
+def numbers(batches):
+    return [batch["x"].tolist() for batch in batches]
+
+
+def test_a_workers_batch_is_split_in_equal_shares_and_the_rest_left_out():
+    found = taken([rows(0, 1, 2, 3, 4, 5, 6), rows(7, 8, 9), rows(1, 2)], replicas=3)
+    assert [numbers(f) for f in found] == [[[0, 1], [7]], [[2, 3], [8]], [[4, 5], [9]]]
+    assert found[1][0]["name"] == "kept"
+
+
+def test_time_major_batches_are_split_along_their_second_dimension():
+    batch = (torch.arange(12).view(3, 4), torch.tensor(5))
+    one, two = taken([batch], replicas=2, split=split_along(1))
+    assert torch.equal(one[0][0], torch.tensor([[0, 1], [4, 5], [8, 9]]))
+    assert torch.equal(two[0][0], torch.tensor([[2, 3], [6, 7], [10, 11]]))
+    assert one[0][1] == two[0][1] == 5
+
+
+def test_a_split_of_ones_own():
+    def every_other(batch, shares, index):
+        return batch[index::shares]
+
+    assert taken([[0, 1, 2, 3, 4]], replicas=2, split=every_other) == [[[0, 2, 4]], [[1, 3]]]
+
+
+def test_workers_take_whole_batches_in_turn_up_to_the_last_whole_round():
+    source = [rows(2 * k, 2 * k + 1) for k in range(5)]
+    found = taken(source, replicas=4, workers=2)
+    assert [numbers(f) for f in found] == [[[0], [4]], [[1], [5]], [[2], [6]], [[3], [7]]]
+
+
+def test_replicas_take_whole_batches_in_turn():
+    found = taken([rows(k) for k in range(8)], replicas=3, per="replica")
+    assert [numbers(f) for f in found] == [[[0], [3]], [[1], [4]], [[2], [5]]]
+
+
+def test_a_source_for_each_worker_or_replica():
+    def source(index):
+        return [rows(10 * index, 10 * index + 1), rows(10 * index + 2, 10 * index + 3)]
+
+    assert [numbers(f) for f in taken(source, 4, 2)] == [[[0], [2]], [[1], [3]], [[10], [12]], [[11], [13]]]
+    assert [numbers(f) for f in taken(source, 2, 2, "replica")] == [[[0, 1], [2, 3]], [[10, 11], [12, 13]]]
+
+
+def test_inputs_are_per_worker_or_per_replica():
+    with pytest.raises(ValueError, match="per 'worker' or per 'replica', not per 'host'"):
+        taken([], 1, per="host")
+
+
+def uneven(loop):
+    def source(rank):
+        return (torch.tensor([rank, k]) for k in range(3 + 2 * rank))
+
+    return [batch.tolist() for batch in loop.inputs(source, per="replica")]
+
+
+@pytest.mark.parametrize("fabric", [threads, processes])
+def test_replicas_that_meet_end_together_when_the_first_has_no_more(fabric):
+    assert loops(3, uneven, fabric) == [[[r, 0], [r, 1], [r, 2]] for r in range(3)]
+
+
+def test_others_end_each_on_its_own():
+    assert [len(found) for found in loops(3, uneven, strategy=GALA())] == [3, 5, 7]
+    assert [len(found) for found in loops(1, uneven, strategy=Solo())] == [3]

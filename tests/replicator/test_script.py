@@ -1,0 +1,221 @@
+"""``murmurate.run``: processes of a script, what they print, return and fail with; and the examples."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import murmurate
+from murmurate.errors import Refusal, RunFailed
+from murmurate.fabric.processes import Died
+from murmurate.script import run
+from murmurate.strategies.gala import GALA
+from replicator.steps import alone, loops
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def who(loop):
+    print("hello from", loop.rank)
+    return loop.rank, loop.size, [str(d) for d in (loop.device(), loop.device(1))], torch.ones(2)
+
+
+@pytest.mark.parametrize("launcher", ["local", "inline"])
+def test_each_replica_runs_and_its_result_comes_back_by_rank(launcher):
+    found = murmurate.run(who, replicas=2, strategy=GALA(), launcher=launcher, devices=[("cpu", "meta")])
+    assert [one[:3] for one in found] == [(r, 2, ["cpu", "meta"]) for r in range(2)]
+    assert torch.equal(found[1][3], torch.ones(2))
+
+
+def environment():
+    here = [str(Path(__file__).parents[1]), str(EXAMPLES), *sys.path]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(here), "OMP_NUM_THREADS": "1"}
+
+
+def one_breaks(loop):
+    optimizer = loop.wrap_optimizer(torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1))
+    for step in range(10**9):  # without end, for whoever is not stopped
+        if loop.rank == 1 and step == 3:
+            raise LookupError("no such image")
+        optimizer.step()
+
+
+@pytest.mark.parametrize("launcher", ["local", "inline"])
+@pytest.mark.parametrize("strategy", ["all-reduce", "gala"])
+def test_who_raises_ends_all_and_its_traceback_is_told(launcher, strategy):
+    with pytest.raises(RunFailed, match=r"(?s)replica 1 failed: no such image.*in one_breaks.*LookupError"):
+        run(one_breaks, replicas=2, strategy=strategy, launcher=launcher)
+
+
+def one_refuses(loop):
+    loop.mean(torch.ones(1))
+
+
+def test_a_refusal_in_a_member_is_a_refusal():
+    with pytest.raises(Refusal, match=r"hogwild cannot give a collective.*Use all-reduce"):
+        run(one_refuses, replicas=2, strategy="hogwild")
+
+
+def one_is_killed(loop):
+    net = torch.nn.Linear(2, 1)
+    optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1))
+    for step in range(30):
+        if loop.rank == 0 and step == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.step()
+        while loop.rank and step == 5 and 0 in loop.fabric.living():
+            time.sleep(0.001)
+    return loop.is_main, optimizer.last.round
+
+
+def test_the_others_go_on_without_one_that_is_killed():
+    dead, *others = run(one_is_killed, replicas=3)
+    assert dead == Died(0, -signal.SIGKILL)
+    assert others == [(True, 30), (False, 30)]  # rank 1 prints and saves now
+
+
+def all_are_killed(loop):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_if_all_are_killed_the_run_failed():
+    with pytest.raises(RunFailed, match=r"all replicas ended without a result \(exit codes -9\)"):
+        run(all_are_killed, replicas=1)
+
+
+def ends_early(loop):
+    optimizer = loop.wrap_optimizer(torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1))
+    for _ in range(5 if loop.rank else 15):
+        optimizer.step()
+    return loop.is_main, optimizer.last.heard
+
+
+def test_who_ends_early_holds_nobody_up():
+    """A loop without ``inputs``: rank 0 goes on alone, and stays the one that saves."""
+    (main, heard), (other, _) = run(ends_early, replicas=2, deadline_seconds=20.0)
+    assert (main, heard, other) == (True, 1, False)
+
+
+def returns_a_function(loop):
+    return lambda: loop
+
+
+def test_what_is_refused_before_anything_starts():
+    with pytest.raises(Refusal, match="at module level, or use launcher='inline'"):
+        run(lambda loop: None, replicas=2)
+    with pytest.raises(Refusal, match="'all-reduce'"):
+        run(who, strategy="all-redcue")
+    with pytest.raises(Refusal, match="solo trains one replica and 2 were asked for"):
+        run(who, replicas=2, strategy="solo")
+    with pytest.raises(Refusal, match="use at least 1"):
+        run(who, replicas=0)
+    with pytest.raises(Refusal, match="no launcher 'slurm' for scripts: use local or inline"):
+        run(who, launcher="slurm")
+
+
+def test_a_result_that_cannot_travel_is_an_error_that_says_so():
+    with pytest.raises(RunFailed, match="replica 0 returned what cannot be sent back"):
+        run(returns_a_function)
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_says_what_is_missing(tmp_path):
+    script = tmp_path / "unguarded.py"
+    script.write_text("import murmurate\n\ndef main(loop):\n    pass\n\nmurmurate.run(main, replicas=1)\n")
+    ended = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, env=environment(), check=False
+    )
+    assert ended.returncode != 0
+    assert "if __name__ == '__main__':" in ended.stderr
+
+
+COMMAND = """
+import functools, sys
+import murmurate
+assert "torch" not in sys.modules, "the command line would wait for it"
+import gan_replicated, replicator.test_script as t
+for output in ("main", "all"):
+    print(output, flush=True)
+    murmurate.run(t.who, replicas=2, output=output, devices=[("cpu", "meta")])
+murmurate.run(functools.partial(gan_replicated.main, steps=3), replicas=2)
+"""
+
+
+def test_as_a_command_it_prints_once_or_marked_by_rank_and_an_example_runs():
+    ended = subprocess.run(
+        [sys.executable, "-c", COMMAND], capture_output=True, text=True, env=environment(), check=True
+    )
+    main, one, both, *marked, example = ended.stdout.splitlines()
+    assert (main, one, both) == ("main", "hello from 0", "all")
+    assert sorted(marked) == ["[0] hello from 0", "[1] hello from 1"]
+    assert re.fullmatch(r"losses .*, radius [\d.]+", example)
+
+
+def test_the_package_has_what_it_says_and_no_more():
+    with pytest.raises(AttributeError, match="no attribute 'walk'"):
+        _ = murmurate.walk
+
+
+# -- the examples -----------------------------------------------------------------------------------
+
+
+def example(name):
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def added(name):
+    before, after = (EXAMPLES / f"{name}{end}.py" for end in ("", "_replicated"))
+    lines = difflib.unified_diff(
+        before.read_text().splitlines(), after.read_text().splitlines(), n=0, lineterm=""
+    )
+    return [line for line in lines if line.startswith("+") and not line.startswith("+++")]
+
+
+def test_five_lines_replicate_the_resnet():
+    assert 1 <= len(added("resnet")) <= 5
+    assert len(added("gan")) == 6  # a second optimizer to wrap
+
+
+def test_the_documentation_shows_the_lines_of_the_examples():
+    shown = [
+        line
+        for line in (EXAMPLES.parent / "docs" / "replicator.md").read_text().splitlines()
+        if line.startswith("+")
+    ]
+    assert [line for line in shown if line in added("resnet")] == added("resnet")
+    assert len(shown) == 7
+    assert set(shown) <= {*added("resnet"), *added("gan")}
+
+
+@pytest.mark.parametrize("name", ["resnet", "gan"])
+def test_the_replicated_example_alone_is_the_plain_one_to_the_bit(name):
+    expected = example(name).main(steps=3)
+    found = alone(lambda loop: example(f"{name}_replicated").main(loop, steps=3))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_the_replicated_gan_is_the_plain_one_on_the_joined_batch():
+    """Its batches are of a size that divides, its losses are means, and it has no batch statistics."""
+    expected = example("gan").main(steps=3)
+    for found in loops(3, lambda loop: example("gan_replicated").main(loop, steps=3)):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_replicated_resnets_agree_whatever_the_strategy():
+    one, two = loops(2, lambda loop: example("resnet_replicated").main(loop, steps=2))
+    torch.testing.assert_close(one, two, rtol=0, atol=0)
+    for found in loops(2, lambda loop: example("resnet_replicated").main(loop, steps=2), strategy=GALA()):
+        assert all(bool(p.isfinite().all()) for p in found)

@@ -1,0 +1,418 @@
+"""A wrapped optimizer against the plain script: alone to the bit, replicated as one on the joined batch."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from murmurate.errors import Refusal
+from murmurate.strategies.all_reduce import AllReduce
+from murmurate.strategies.hogwild import Hogwild
+from murmurate.strategies.local_sgd import LocalSGD
+from murmurate.strategies.parameter_server import ParameterServer
+from murmurate.vector import Exchange
+from replicator.steps import alone, draw, loops, pairs, processes, simulated, tanh_net
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "dampened": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.5),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, centered=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.02, amsgrad=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.02, weight_decay=0.1),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.02),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.02),
+    "adadelta": lambda p: torch.optim.Adadelta(p, lr=0.5),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=0.02),
+    "radam": lambda p: torch.optim.RAdam(p, lr=0.02),
+    "asgd": lambda p: torch.optim.ASGD(p, lr=0.02),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
+}
+STEPS = 8
+
+
+def two_groups(net):
+    """The head first, at a rate of its own; the rest with weight decay."""
+    return [
+        {"params": list(net[2].parameters()), "lr": 0.03},
+        {"params": net[0].parameters(), "weight_decay": 0.02},
+    ]
+
+
+def script(optimizer, wrap, batches, groups=False, scheduled=False, net=None):
+    """The same loop, plain or wrapped: all parameters after every step."""
+    net = tanh_net() if net is None else net
+    made = OPTIMIZERS[optimizer](two_groups(net) if groups else net.parameters())
+    made = wrap(made, net)
+    scheduler = torch.optim.lr_scheduler.StepLR(made, step_size=3, gamma=0.5) if scheduled else None
+    path = []
+    for x, y in batches:
+        made.zero_grad()
+        F.mse_loss(net(x), y).backward()
+        made.step()
+        if scheduler is not None:
+            scheduler.step()
+        path.append([p.detach().clone() for p in net.parameters()])
+    return path
+
+
+def plain(optimizer, module):
+    return optimizer
+
+
+def same_bits(one, other):
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_alone_it_is_the_plain_script_to_the_bit(optimizer, dtype):
+    batches = pairs(STEPS, dtype=dtype)
+    expected = script(optimizer, plain, batches, net=tanh_net(dtype))
+    found = alone(
+        lambda loop: script(optimizer, loop.wrap_optimizer, loop.inputs(batches), net=tanh_net(dtype))
+    )
+    same_bits(found, expected)
+
+
+@pytest.mark.parametrize("optimizer", ["nesterov", "adamw"])
+def test_alone_with_groups_and_a_scheduler_too(optimizer):
+    batches = pairs(STEPS)
+    expected = script(optimizer, plain, batches, groups=True, scheduled=True)
+    found = alone(lambda loop: script(optimizer, loop.wrap_optimizer, batches, groups=True, scheduled=True))
+    same_bits(found, expected)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_all_reduced_it_is_one_process_on_the_joined_batch(optimizer, size):
+    batches = pairs(STEPS)
+    expected = script(optimizer, plain, batches, groups=True, scheduled=True)
+    found = loops(
+        size, lambda r: script(optimizer, r.wrap_optimizer, r.inputs(batches), groups=True, scheduled=True)
+    )
+    for one in found:
+        same_bits(one, found[0])
+        torch.testing.assert_close(one, expected, rtol=1e-12, atol=1e-12)
+
+
+def on_processes(loop):
+    return script("adam", loop.wrap_optimizer, loop.inputs(pairs(STEPS)))
+
+
+def test_all_reduced_on_real_processes():
+    expected = script("adam", plain, pairs(STEPS))
+    for one in loops(2, on_processes, processes):
+        torch.testing.assert_close(one, expected, rtol=1e-12, atol=1e-12)
+
+
+# -- as scripts are ---------------------------------------------------------------------------------
+
+
+def clear_by_module(net, optimizer):
+    net.zero_grad()
+
+
+def clear_in_place(net, optimizer):
+    optimizer.zero_grad(set_to_none=False)
+
+
+def clear_by_hand(net, optimizer):
+    for parameter in net.parameters():
+        parameter.grad = None
+
+
+@pytest.mark.parametrize("clear", [clear_by_module, clear_in_place, clear_by_hand])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_gradients_may_be_cleared_in_any_way_and_accumulated(clear, accumulate):
+    def run(wrap):
+        net = tanh_net()
+        optimizer = wrap(torch.optim.Adam(net.parameters(), lr=0.02), net)
+        for number, (x, y) in enumerate(pairs(6)):
+            if number % accumulate == 0:
+                clear(net, optimizer)
+            F.mse_loss(net(x), y).backward()
+            if (number + 1) % accumulate == 0:
+                optimizer.step()
+        return [p.detach() for p in net.parameters()]
+
+    same_bits(alone(lambda loop: run(loop.wrap_optimizer)), run(plain))
+
+
+def test_a_closure_is_called_and_its_loss_returned():
+    def script(loop):
+        net = tanh_net()
+        optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1))
+        x, y = pairs(1)[0]
+
+        def closure():
+            optimizer.zero_grad()
+            loss = F.mse_loss(net(x), y)
+            loss.backward()
+            return loss
+
+        return [optimizer.step(closure).item() for _ in range(3)], optimizer.last
+
+    losses, last = alone(script)
+    assert losses[2] < losses[1] < losses[0]
+    assert last == Exchange(3, 1, 0)
+
+
+def test_after_zero_grad_the_views_are_in_place_and_zero():
+    def script(loop):
+        net = tanh_net()
+        optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net)
+        x, y = pairs(1)[0]
+        F.mse_loss(net(x), y).backward()
+        optimizer.zero_grad()
+        optimizer.replica.check()
+        return optimizer.replica.grad, [n for n, _ in optimizer.replica.named_views()]
+
+    grad, names = alone(script)
+    assert not grad.any()
+    assert names == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+def test_a_module_moved_after_wrapping_is_an_error_with_the_remedy():
+    def script(loop):
+        net = tanh_net()
+        optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net)
+        net.float()
+        F.mse_loss(net(torch.ones(2, 4)), torch.ones(2, 3)).backward()
+        optimizer.step()
+
+    with pytest.raises(RuntimeError, match=r"came loose.*before replicate"):
+        alone(script)
+
+
+def convolutions(seed):
+    torch.manual_seed(seed)
+    body = [nn.Conv2d(3, 5, 3, bias=False), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, 7, 3, stride=2)]
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(7 * 4 * 4, 3))
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_convolutional_net_in_float32_alone_is_plain_to_the_bit(channels_last):
+    def run(wrap):
+        net = convolutions(0)
+        if channels_last:
+            net = net.to(memory_format=torch.channels_last)
+        optimizer = wrap(torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9), net)
+        for k in range(4):
+            optimizer.zero_grad()
+            F.cross_entropy(net(draw(k, 6, 3, 12, 12).float()), torch.arange(6) % 3).backward()
+            optimizer.step()
+        return net.state_dict()
+
+    same_bits(alone(lambda loop: run(loop.wrap_optimizer)), run(plain))
+
+
+# -- several losses and optimizers ------------------------------------------------------------------
+
+
+def adversaries(wrap, batches):
+    """Generator and discriminator; the generator's loss leaves gradients in the discriminator, too."""
+    generator, judge = tanh_net(seed=1), nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+    with torch.no_grad():
+        for k, parameter in enumerate(judge.parameters()):
+            parameter.copy_(draw(70 + k, *parameter.shape))
+    d_optimizer = wrap(torch.optim.Adam(judge.parameters(), lr=0.01, betas=(0.0, 0.9)), judge)
+    g_optimizer = wrap(torch.optim.RMSprop(generator.parameters(), lr=0.01), generator)
+    for noise, real in batches:
+        for _ in range(2):
+            d_optimizer.zero_grad()
+            fake = generator(noise).detach()
+            (F.softplus(-judge(real)).mean() + F.softplus(judge(fake)).mean()).backward()
+            d_optimizer.step()
+        g_optimizer.zero_grad()
+        F.softplus(-judge(generator(noise))).mean().backward()
+        g_optimizer.step()
+    return [p.detach().clone() for p in [*generator.parameters(), *judge.parameters()]]
+
+
+def test_two_losses_and_two_optimizers_alone_and_replicated():
+    expected = adversaries(plain, pairs(5))
+    same_bits(alone(lambda loop: adversaries(loop.wrap_optimizer, pairs(5))), expected)
+    for found in loops(3, lambda loop: adversaries(loop.wrap_optimizer, loop.inputs(pairs(5)))):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+# -- clipping, moments, state -----------------------------------------------------------------------
+
+
+def test_clipping_acts_on_the_averaged_gradient():
+    def clipped():
+        net = tanh_net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+        for x, y in pairs(4):
+            optimizer.zero_grad()
+            F.mse_loss(net(x), y).backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 0.05)
+            optimizer.step()
+        return [p.detach() for p in net.parameters()]
+
+    def script(loop):
+        net = tanh_net()
+        optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.5), net, clip=0.05)
+        for x, y in loop.inputs(pairs(4)):
+            optimizer.zero_grad()
+            F.mse_loss(net(x), y).backward()
+            optimizer.step()
+        return [p.detach() for p in net.parameters()]
+
+    for found in loops(3, script):
+        torch.testing.assert_close(found, clipped(), rtol=1e-12, atol=1e-12)
+
+
+def test_under_hogwild_parameters_and_moments_are_one_storage():
+    def script(loop):
+        net = tanh_net(seed=loop.rank)
+        optimizer = loop.wrap_optimizer(OPTIMIZERS["adamw"](two_groups(net)), net)
+        moments = [m["exp_avg"].data_ptr() for m in optimizer.state.values()]
+        return optimizer.replica.params.data_ptr(), moments
+
+    one, two = loops(2, script, strategy=Hogwild())
+    assert one == two
+    assert len(one[1]) == 2
+
+
+@pytest.mark.parametrize("optimizer", ["nesterov", "adam", "adamw", "rmsprop", "nadam"])
+def test_state_travels_between_plain_and_wrapped(optimizer):
+    """Four steps plain and four wrapped, and the other way, are eight plain."""
+    batches = pairs(8)
+    expected = script(optimizer, plain, batches, groups=True)[-1]
+
+    def half(wrap, net, before, data):
+        made = wrap(OPTIMIZERS[optimizer](two_groups(net)), net)
+        if before is not None:
+            made.load_state_dict(before)
+        for x, y in data:
+            made.zero_grad()
+            F.mse_loss(net(x), y).backward()
+            made.step()
+        return copy.deepcopy(made.state_dict())
+
+    def there(loop):
+        net = tanh_net()
+        before = half(plain, net, None, batches[:4])
+        after = half(loop.wrap_optimizer, net, before, batches[4:])
+        return [p.detach() for p in net.parameters()], after
+
+    def back(wrap):
+        net = tanh_net()
+        before = half(wrap, net, None, batches[:4])
+        fresh = tanh_net()
+        fresh.load_state_dict(net.state_dict())
+        half(plain, fresh, before, batches[4:])
+        return [p.detach() for p in fresh.parameters()]
+
+    found, after = alone(there)
+    same_bits(found, expected)
+    # loading costs torch itself some bits of NAdam's product of momenta
+    same_bits(alone(lambda loop: back(loop.wrap_optimizer)), back(plain))
+    assert set(after["state"]) == {0, 1, 2, 3}
+    with pytest.raises(ValueError, match="another model"):
+        alone(lambda r: r.wrap_optimizer(torch.optim.Adam(tanh_net().parameters())).load_state_dict(after))
+
+
+# -- refused ----------------------------------------------------------------------------------------
+
+
+def stepped(net):
+    optimizer = torch.optim.Adam(net.parameters())
+    F.mse_loss(net(torch.ones(1, 4, dtype=torch.float64)), torch.ones(1, 3, dtype=torch.float64)).backward()
+    optimizer.step()
+    return optimizer
+
+
+def mixed(net):
+    return torch.optim.SGD([net[0].weight, nn.Parameter(torch.ones(2))], lr=0.1)
+
+
+def frozen(net):
+    net[0].weight.requires_grad_(False)
+    return torch.optim.SGD(net.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (stepped, "has stepped already. Wrap it first"),
+        (lambda net: torch.optim.LBFGS(net.parameters()), "shape_aware=True"),
+        (lambda net: torch.optim.Adafactor(net.parameters()), "shape_aware=True"),
+        (mixed, "more than one dtype"),
+        (frozen, "require no gradient"),
+    ],
+)
+def test_what_cannot_be_wrapped_is_refused_and_stays_as_it_was(make, words):
+    net = tanh_net()
+    optimizer = make(net)
+    before = [id(p) for g in optimizer.param_groups for p in g["params"]]
+    with pytest.raises(Refusal, match=words):
+        alone(lambda loop: loop.wrap_optimizer(optimizer))
+    assert [id(p) for g in optimizer.param_groups for p in g["params"]] == before
+
+
+def test_no_group_is_added_to_a_wrapped_optimizer():
+    def script(loop):
+        optimizer = loop.wrap_optimizer(torch.optim.SGD(tanh_net().parameters(), lr=0.1))
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+
+    with pytest.raises(Refusal, match="add the group before wrapping"):
+        alone(script)
+
+
+def test_all_are_wrapped_before_the_first_step():
+    def script(loop):
+        net = tanh_net()
+        optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1))
+        optimizer.step()
+        loop.wrap_optimizer(torch.optim.SGD(tanh_net().parameters(), lr=0.1))
+
+    with pytest.raises(Refusal, match="comes after the first step"):
+        loops(2, script)
+
+
+def scheduled(loop, how):
+    net = tanh_net()
+    factor = (lambda clock: 0.5 ** (clock // 2)) if how == "schedule" else None
+    optimizer = loop.wrap_optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net, schedule=factor)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2) if how == "torch" else None
+    for x, y in loop.inputs(pairs(6)):
+        optimizer.zero_grad()
+        F.mse_loss(net(x), y).backward()
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+    loop.finish(30.0)
+    return loop.agreed()
+
+
+def test_where_the_centre_steps_a_scheduler_must_be_a_schedule():
+    with pytest.raises(Refusal, match="Give wrap_optimizer a schedule"):
+        loops(3, lambda loop: scheduled(loop, "torch"), strategy=ParameterServer())
+    found = loops(2, lambda loop: scheduled(loop, "schedule"), strategy=ParameterServer())
+    net = tanh_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+    for x, y in pairs(6):
+        optimizer.zero_grad()
+        F.mse_loss(net(x), y).backward()
+        optimizer.step()
+        scheduler.step()
+    # one client that waits for each pull is the plain script
+    torch.testing.assert_close(found[0], dict(net.state_dict()), rtol=1e-12, atol=1e-12)
+
+
+def sgd_alone(loop):
+    return script("sgd", loop.wrap_optimizer, loop.inputs(pairs(4)))
+
+
+def test_local_sgd_with_a_period_of_one_is_all_reduce_for_plain_sgd():
+    one = loops(2, sgd_alone, simulated, LocalSGD(period=1))
+    two = loops(2, sgd_alone, simulated, AllReduce())
+    torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)

@@ -1,0 +1,102 @@
+"""Push-sum by hand: tables of a sum and a weight for each member."""
+
+from __future__ import annotations
+
+import pytest
+
+from murmurate.strategies.push_sum import PushSum
+from strategies.posted import PostedCast
+
+
+def has(cast, rank):
+    """(x, w) of one member."""
+    strategy = cast.bonds[rank].strategy
+    return strategy._sum.item(), strategy._weight
+
+
+def test_two_by_hand():
+    cast = PostedCast(PushSum(topology="ring"), [0.0, 0.0])
+    # each: its number z = x / w, round, heard, staleness
+    assert cast.step(0, 4.0) == (4.0, 0, 1, 1)  # x = 4, w = 1; sends half
+    assert has(cast, 0) == (2.0, 0.5)
+    assert cast.step(1, 8.0) == (pytest.approx(6 / 1), 1, 2, 0)  # keeps (4, 1/2), takes (2, 1/2)
+    assert has(cast, 1) == (6.0, 1.0)
+    # 1/2 is the least weight: 0 sends nothing, steps by 1/w of itself, takes (4, 1/2)
+    assert cast.step(0, 1.0) == (7.0, 1, 2, 0)
+    assert has(cast, 0) == (7.0, 1.0)
+    assert sum(has(cast, r)[0] for r in (0, 1)) == 4.0 + 8.0 + 1.0  # all steps, none twice
+
+
+def test_an_update_moves_the_sum_by_the_whole_step():
+    cast = PostedCast(PushSum(topology="ring"), [0.0, 0.0])
+    cast.step(0, 4.0)
+    cast.script.on_the_way.add((1, 0))
+    assert cast.step(0, 1.0)[0] == 6.0  # x = 3, w = 1/2: twice the step
+    assert has(cast, 0) == (3.0, 0.5)
+
+
+def test_a_share_for_each_out_peer_and_one_for_us():
+    cast = PostedCast(PushSum(topology="complete", least_weight=0.1), [0.0] * 4)
+    cast.step(0, 8.0)
+    assert has(cast, 0) == (2.0, 0.25)
+    assert cast.script.sent == [(0, peer, 0.25) for peer in (1, 2, 3)]
+
+
+def test_however_many_peers_a_share_leaves_the_least_weight_and_is_sent():
+    cast = PostedCast(PushSum(topology="complete", least_weight=0.5), [0.0] * 6)
+    cast.step(0, 8.0)
+    assert has(cast, 0) == (pytest.approx(4.0), pytest.approx(0.5))
+    assert [note for *_, note in cast.script.sent] == [pytest.approx(0.1)] * 5
+
+
+def test_a_peer_that_stands_still_gets_one_share_and_no_second():
+    cast = PostedCast(PushSum(topology="ring", least_weight=0.01), [0.0, 0.0])
+    for _ in range(6):
+        cast.step(0, 1.0)
+    assert len(cast.script.sent) == 1
+    assert has(cast, 0)[1] == 0.5
+    cast.step(1, 0.0)
+    cast.step(0, 0.0)
+    assert [to for _, to, _ in cast.script.sent] == [1, 0, 1]
+
+
+def test_what_a_full_queue_does_not_take_stays():
+    cast = PostedCast(PushSum(topology="ring", least_weight=0.01), [0.0, 0.0], capacity=1)
+    cast.step(0, 4.0)
+    cast.script.published[1].append(cast.replicas[1].params.detach().clone())  # steps, but does not read
+    assert cast.step(0, 1.0)[0] == 6.0
+    assert has(cast, 0) == (3.0, 0.5)
+
+
+def test_nothing_is_sent_to_the_dead_and_the_last_one_agrees_with_itself():
+    cast = PostedCast(PushSum(topology="ring"), [0.0, 0.0])
+    cast.script.dead.add(1)
+    assert cast.step(0, 4.0) == (4.0, 1, 1, 0)
+    assert has(cast, 0) == (4.0, 1.0)
+
+
+def test_a_turning_graph_turns_with_the_own_sends():
+    cast = PostedCast(PushSum(topology="one-peer-exponential", period=2, least_weight=0.01), [0.0] * 4)
+    for _ in range(6):
+        cast.step(0, 1.0)
+        for rank in (1, 2, 3):  # so that nobody stands still
+            cast.script.published[rank].append(cast.replicas[rank].params.detach().clone())
+    assert [(to, note) for _, to, note in cast.script.sent] == [(1, 0.5), (2, 0.25), (1, 0.125)]
+
+
+def test_it_goes_on_from_its_state():
+    cast = PostedCast(PushSum(topology="ring"), [0.0, 0.0])
+    cast.step(0, 4.0)
+    kept, vector = cast.bonds[0].strategy.state(), cast.replicas[0].state()
+    again = PostedCast(PushSum(topology="ring"), [0.0, 0.0])
+    again.bonds[0].strategy.load(kept)
+    again.replicas[0].load(vector)
+    assert has(again, 0) == (2.0, 0.5)
+    assert again.step(0, 1.0) == (6.0, 0, 1, 2)
+    assert has(cast, 0) == (2.0, 0.5)  # what was kept shares no memory with what goes on
+
+
+@pytest.mark.parametrize("wrong", [{"period": 0}, {"least_weight": 0.0}, {"least_weight": 1.0}])
+def test_what_makes_no_sense_is_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        PushSum(**wrong)
