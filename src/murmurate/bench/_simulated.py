@@ -7,6 +7,7 @@ import itertools
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from murmurate.bench import _roles
 from murmurate.errors import RunFailed
 from murmurate.fabric.interface import FabricFactory
 from murmurate.recipes import recipe
-from murmurate.record.reader import read_metrics
+from murmurate.record.reader import Record, read_metrics
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
 from murmurate.strategies import strategies
@@ -44,16 +45,36 @@ def learning(strategy: Strategy, replicas: int, **changes: Any) -> Run:
     return dataclasses.replace(base, strategy=strategy, replicas=replicas, **changes)
 
 
-def simulated(run: Run, cluster: Cluster) -> tuple[dict[str, Any], list[tuple[float, float]]]:
-    """``summary.json``; and (virtual second, mean training return) over the run. Raises RunFailed."""
+def simulated(run: Run, cluster: Cluster) -> tuple[dict[str, Any], list[Record]]:
+    """``summary.json``, and the records without events. Raises RunFailed."""
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
         where = Path(folder) / "run"
         summary = simulate(run, cluster, where, quiet=True).summary or {}
         records = read_metrics(where / "metrics.jsonl")
     if summary["exit"] != "finished":
         raise RunFailed(f"{run.strategy.name} with {run.replicas} replicas: {summary['exit']}")
-    curve = {r["time_seconds"]: r["return_mean"] for r in records if r.get("return_mean") is not None}
-    return summary, sorted(curve.items())
+    return summary, [record for record in records if record.get("kind") != "event"]
+
+
+def curve(records: Sequence[Record]) -> list[tuple[float, float]]:
+    """(virtual second, mean training return) over a run."""
+    return sorted(
+        {r["time_seconds"]: r["return_mean"] for r in records if r["return_mean"] is not None}.items()
+    )
+
+
+def updates_per_second(records: Sequence[Record], env_steps_an_update: int) -> float:
+    """Of all replicas, between a fifth and four fifths of their work.
+
+    Not over the whole run: at its end some wait to no avail for those that have finished.
+    """
+    points = sorted({r["time_seconds"]: r["total_env_steps"] for r in records}.items())
+    whole = points[-1][1]
+    first = next(point for point in points if point[1] >= whole / 5)
+    last = next(point for point in points if point[1] >= 4 * whole / 5)
+    if last[0] <= first[0]:
+        raise RunFailed("the run is too short to tell a speed: give more steps")
+    return float((last[1] - first[1]) / (last[0] - first[0]) / env_steps_an_update)
 
 
 def step_seconds(run: Run, updates: int) -> list[float]:

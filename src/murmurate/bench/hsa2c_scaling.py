@@ -115,8 +115,8 @@ def _cluster(costs: Costs, plan: Plan, parameters: int) -> Cluster:
 def points_per_second(strategy: Strategy, replicas: int, costs: Costs, plan: Plan) -> float:
     """Fig. 5: what all actors together see."""
     run = _simulated.small(strategy, replicas, updates=plan.steps)
-    summary, _ = _simulated.simulated(run, _cluster(costs, plan, _simulated.parameters(run)))
-    return float(summary["updates_per_virtual_second"]) * costs.points
+    _, records = _simulated.simulated(run, _cluster(costs, plan, _simulated.parameters(run)))
+    return _simulated.updates_per_second(records, run.agent.steps) * costs.points
 
 
 def times(nodes: int, costs: Costs, plan: Plan, log: Log) -> dict[str, Any]:
@@ -126,7 +126,8 @@ def times(nodes: int, costs: Costs, plan: Plan, log: Log) -> dict[str, Any]:
     for name, (strategy, replicas) in _schemes(nodes, plan).items():
         log(f"score of {name} on {nodes} node(s)")
         run = _simulated.learning(strategy, replicas, minutes=minutes)
-        _, curves[name] = _simulated.simulated(run, _cluster(costs, plan, _simulated.parameters(run)))
+        _, records = _simulated.simulated(run, _cluster(costs, plan, _simulated.parameters(run)))
+        curves[name] = _simulated.curve(records)
     reference = max(mean for _, mean in curves["hsa2c_B1"])
     reached = {name: first_reaching(curve, reference) for name, curve in curves.items()}
     return {"reference_return": reference, "seconds_to_reference": reached}

@@ -13,6 +13,7 @@ from murmurate.agents.interface import Agent
 from murmurate.collect.interface import spec_of
 from murmurate.fabric.interface import Capability, Fabric
 from murmurate.fabric.simulated import Member
+from murmurate.joining import adopted
 from murmurate.post import FINAL_REQUEST, SETTLE_SECONDS
 from murmurate.replicator import Replicator
 from murmurate.spec import Episode, Outcome, derive_seed
@@ -71,22 +72,18 @@ class Learner:
     def clock(self) -> int:
         return self.agent.clock
 
-    def adopt(self, donor: Learner) -> None:
-        """Take a living peer's parameters and moments, over the network; then be one of all.
+    def adopt(self, donor: Learner, clock: int) -> None:
+        """Take a living peer's learning, as ``murmurate.joining`` does; then be one of all.
 
-        Those that live on shared memory find all of it there, and only go on counting.
+        ``clock``: this rank's own count of updates, which goes on where all share one memory.
         """
-        shares = Capability.SHARED_MEMORY in self.run.strategy.needs
-        for name, bond in self.replicator.bonds.items():
-            theirs = donor.replicator.bonds[name]
-            if not shares:
-                bond.replica.load(theirs.replica.state())
-                # draws stay one's own, or two members would draw the same peers for ever
-                mine = bond.strategy.state()
-                own = {key: mine[key] for key in ("draws",) if key in mine}
-                bond.strategy.load({**theirs.strategy.state(), **own})
-                bond.channel.traffic.bytes += bond.replica.params.nbytes
+        self.replicator.load(adopted(self.replicator, donor.replicator.state(), clock))
+        self.agent.load(donor.agent.state())
         self.door.join()
+        self.replicator.entered()
+        if Capability.SHARED_MEMORY not in self.run.strategy.needs:
+            for bond in self.replicator.bonds.values():
+                bond.channel.traffic.bytes += bond.replica.params.nbytes
 
     def go(self, watch: Watch) -> None:
         """Learn until the watch says that it is over."""

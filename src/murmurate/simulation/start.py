@@ -137,11 +137,14 @@ class Simulation:
 
         def role(door: Member) -> None:
             learner = self._learner(door)
-            learner.adopt(donor)
+            learner.adopt(donor, self.watch.clock_of(rank))
             self.watch.begin(learner)
             learner.go(self.watch)
 
         self.fabric.revive(rank, role, like=donor.rank)
+        for other in self.watch.running:
+            if other != rank:
+                self.watch.learners[other].replicator.joined(rank)
         self.watch.died.pop(rank, None)
         self.watch.event("joined", f"replica {rank} joins with the state of {donor.rank}", member=rank)
 
