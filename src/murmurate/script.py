@@ -130,7 +130,7 @@ def run(
 
 
 def _inline(plan: Plan) -> list[Any]:
-    fabric = SimulatedFabric(plan.members, plan.seed, keep_log=False)
+    fabric = SimulatedFabric(plan.members, plan.seed, keep_log=False, contexts="threads")
 
     def live(door: FabricFactory) -> Any:
         try:

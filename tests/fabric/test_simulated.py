@@ -56,13 +56,16 @@ def wander(steps, seed):
 def test_a_seed_fixes_everything_and_another_seed_changes_it():
     faults = Faults(loss=0.3, duplication=0.3, reordering=0.3)
 
-    def run(seed):
-        fabric = SimulatedFabric(4, seed, latency=(0.0, 0.3), mail_faults=faults, crashes={3: 20})
+    def run(seed, contexts="greenlets"):
+        fabric = SimulatedFabric(
+            4, seed, latency=(0.0, 0.3), mail_faults=faults, crashes={3: 20}, contexts=contexts
+        )
         results = fabric.run([wander(25, seed=5)] * 4)
         return repr(results[:3]), fabric.log, fabric.virtual_seconds
 
     runs = [run(seed) for seed in range(20)]
     assert runs == [run(seed) for seed in range(20)]
+    assert runs == [run(seed, "threads") for seed in range(20)]
     assert len({results for results, *_ in runs}) == 20
 
 
@@ -716,3 +719,30 @@ def test_room_in_the_queue_lets_a_blocked_sender_go_on():
     assert sent == [True] * 5
     assert numbers == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert fabric.virtual_seconds == pytest.approx(1.0, rel=0.01)
+
+
+class MeanInBackward(torch.autograd.Function):
+    """Its gradient is the members' mean."""
+
+    @staticmethod
+    def forward(ctx, x, fabric):
+        ctx.fabric = fabric
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        mean = grad.clone()
+        ctx.fabric.mean_(mean)
+        return mean, None
+
+
+def mean_in_backward(member):
+    x = fill(1.0).requires_grad_()
+    (MeanInBackward.apply(x, door_to(member)) * (1 + member.rank)).sum().backward()
+    return x.grad.tolist()
+
+
+def test_collectives_inside_a_backward_pass_want_threads_and_say_so():
+    assert SimulatedFabric(3, seed=0, contexts="threads").run([mean_in_backward] * 3) == [[2.0] * N] * 3
+    with pytest.raises(FabricError, match="contexts='threads'"):
+        SimulatedFabric(3, seed=0).run([mean_in_backward] * 3)

@@ -16,7 +16,9 @@ from murmurate.strategies.solo import Solo
 
 
 def simulated(size, member):
-    return SimulatedFabric(size, seed=size, collective_deadline_seconds=60.0).run([member] * size)
+    return SimulatedFabric(size, seed=size, collective_deadline_seconds=60.0, contexts="threads").run(
+        [member] * size
+    )
 
 
 def threads(size, member):

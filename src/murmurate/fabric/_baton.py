@@ -4,7 +4,7 @@ A member runs only while it holds the baton, and gives it back only inside a fab
 generator picks who is next. So a schedule is a function of its seed, down to the bit. Time is virtual:
 it moves on by ``call_seconds`` a fabric call, and jumps to the next alarm when nobody can run.
 
-Contexts are greenlets of one thread, not threads (docs/decisions/0013).
+Contexts are greenlets of one thread, or threads (docs/decisions/0013).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from greenlet import getcurrent, greenlet
 
+from murmurate.fabric._contexts import Context, Kind, context, hub
 from murmurate.fabric.interface import FabricError
 
 
@@ -76,6 +76,7 @@ class Baton:
         on_crash: Callable[[int], None],
         absent: Collection[int] = (),
         own_clocks: bool = False,
+        contexts: Kind = "greenlets",
     ) -> None:
         self.now = 0.0
         self.dead: set[int] = set(absent)
@@ -96,8 +97,10 @@ class Baton:
         self._unfinished: dict[int, None] = {}
         self._failure: BaseException | None = None
         self._results: list[Any] = []
-        self._contexts: list[greenlet | None] = [None] * size
+        self._kind: Kind = contexts
+        self._contexts: list[Context | None] = [None] * size
         self._chosen: int | None = None
+        self._hub: Any = None
 
     # -- what a running member calls ------------------------------------------------------------
 
@@ -174,13 +177,13 @@ class Baton:
         of a role, or the ``FabricError`` of a deadlock.
         """
         self._failure, self._results, self._chosen = None, [None] * self._size, None
-        self._hub, self._grad_mode = getcurrent(), torch.is_grad_enabled()
+        self._hub, self._grad_mode = hub(self._kind), torch.is_grad_enabled()
         for rank in self._living:
             self._begin(rank, roles[rank])
         while self._unfinished:
             try:
                 chosen, self._chosen = self._chosen, None
-                self._enter(self._choose() if chosen is None else chosen)
+                self._enter(self._choose() if chosen is None else chosen, self._hub)
             except BaseException as error:  # Ctrl-C in here: all unwind, each in turn
                 self._failure = self._failure or error
         torch.set_grad_enabled(self._grad_mode)
@@ -202,7 +205,7 @@ class Baton:
         self._begin(rank, role)
 
     def _begin(self, rank: int, role: Callable[[], Any]) -> None:
-        self._contexts[rank] = greenlet(functools.partial(self._live, rank, role), self._hub)
+        self._contexts[rank] = context(self._kind, functools.partial(self._live, rank, role), self._hub)
         self._unfinished[rank] = None
         self._runnable.append(rank)
 
@@ -218,21 +221,28 @@ class Baton:
         del self._unfinished[rank]
         self._contexts[rank] = None
 
-    def _enter(self, rank: int) -> None:
-        context = self._contexts[rank]
-        if context is None:
+    def _enter(self, rank: int, giver: Context) -> None:
+        chosen = self._contexts[rank]
+        if chosen is None:
             raise RuntimeError(f"rank {rank} was chosen and has no context")
-        if not context and getcurrent() is not self._hub:
+        if not chosen.has_begun() and giver is not self._hub:
             # begun from in here it would stand on our stack, and the next on its
-            self._chosen, context = rank, self._hub
-        context.switch()
+            self._chosen, chosen = rank, self._hub
+        chosen.take_over(giver)
 
     def _hand_over(self, rank: int) -> None:
         chosen = self._choose()
-        if chosen != rank:
+        own = self._contexts[rank]
+        if chosen != rank and own is not None:
+            if self._kind == "greenlets" and torch._C._current_graph_task_id() != -1:
+                raise FabricError(
+                    "a collective was called inside a backward pass, where members that share a thread "
+                    "cannot take turns: its engine would wait for itself. Make the fabric with "
+                    "contexts='threads'."
+                )
             # torch keeps this a thread, and all contexts are of one
             grad_mode = torch.is_grad_enabled()
-            self._enter(chosen)
+            self._enter(chosen, own)
             torch.set_grad_enabled(grad_mode)
         self._check(rank)
 

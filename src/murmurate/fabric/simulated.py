@@ -18,6 +18,7 @@ from torch import Tensor
 
 from murmurate.fabric._baton import Baton, Crashed, Stopped
 from murmurate.fabric._channel import Channel, Shared
+from murmurate.fabric._contexts import Kind
 from murmurate.fabric._meeting import Meeting
 from murmurate.fabric._post import Faults, Post
 from murmurate.fabric._slot import Slot
@@ -48,7 +49,8 @@ class SimulatedFabric:
     All seconds are virtual. ``crashes`` ends a rank instead of its k-th fabric call (from 1 up),
     ``crash_seconds`` at a time; ``absent`` ranks are dead until ``revive``. ``call_seconds`` is what every
     fabric call adds to everybody's clock, or with ``own_clocks`` to the caller's (see ``Baton``), so that
-    polling makes time pass. ``keep_log=False`` saves memory in long runs.
+    polling makes time pass. ``keep_log=False`` saves memory in long runs. ``contexts`` are greenlets, or
+    threads (of which one runs at a time) where collectives are called inside a backward pass.
 
     Without a ``network`` the ``latency`` is all that messages take; collectives take no time then. Shared
     memory never does. Partitions hold collectives up. The network's loss is that of the register and of
@@ -72,6 +74,7 @@ class SimulatedFabric:
     network: Network | None = field(default=None, kw_only=True)
     absent: Collection[int] = field(default=(), kw_only=True)
     own_clocks: bool = field(default=False, kw_only=True)
+    contexts: Kind = field(default="greenlets", kw_only=True)
 
     def __post_init__(self) -> None:
         cut = {rank for partition in self.partitions for rank in partition.ranks}
@@ -90,6 +93,7 @@ class SimulatedFabric:
             self._on_crash,
             self.absent,
             self.own_clocks,
+            self.contexts,
         )
         around = Links(self.size, links, self.latency, list(self.partitions), self.network)
         self._world = World(self.size, self._baton, around, [] if self.keep_log else None)
