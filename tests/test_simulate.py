@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import psutil
 import pytest
 
 from murmurate.cli import main
@@ -143,6 +144,15 @@ def test_many_replicas_write_few_lines_and_few_write_their_own(tmp_path):
     lines = [r for r in read_metrics(tmp_path / "few" / "metrics.jsonl") if r.get("kind") != "event"]
     assert {r["replica"] for r in lines} == {0, 1, 2}
     assert "joined_replicas" not in lines[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gala", "all-reduce"])
+def test_a_thousand_replicas_in_one_thread(tmp_path, name):
+    summary = result(tmp_path / "run", run_of(name, replicas=1000, updates=3))
+    assert summary["total_updates"] == 3000
+    assert summary["disagreement_final"] < 0.5
+    assert psutil.Process().num_threads() < 20
 
 
 def test_a_trace_of_numbers_and_of_a_run(tmp_path):
