@@ -25,7 +25,9 @@ class AllReduce(Strategy):
     carries: ClassVar[str] = "deltas"
     bounded_by: ClassVar[str] = "the round: 0"
     on_death: ClassVar[str] = "the mean is taken over the living, from the very round on"
-    on_slow: ClassVar[str] = "waited for up to the fabric's deadline, then the run stops with its name"
+    on_slow: ClassVar[str] = (
+        "waited for up to a deadline; then it is replaced (launcher local) or the run stops"
+    )
     on_join: ClassVar[str] = "takes part from the next common round on, with a living peer's state"
 
     def step(self, replica: Replica, fabric: Fabric) -> Exchange:

@@ -172,7 +172,9 @@ class SynchronousElastic(Strategy):
     carries: ClassVar[str] = "state"
     bounded_by: ClassVar[str] = "period"
     on_death: ClassVar[str] = "the centre is pulled by the living, from the very round on"
-    on_slow: ClassVar[str] = "waited for up to the fabric's deadline, then the run stops with its name"
+    on_slow: ClassVar[str] = (
+        "waited for up to a deadline; then it is replaced (launcher local) or the run stops"
+    )
     on_join: ClassVar[str] = "takes part from the next common round on, with a living peer's state"
 
     _centre: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)

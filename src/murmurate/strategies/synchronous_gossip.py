@@ -47,7 +47,9 @@ class SynchronousGossip(Strategy):
     carries: ClassVar[str] = "state"
     bounded_by: ClassVar[str] = "the round: 0"
     on_death: ClassVar[str] = "who drew it mixes nothing in that round"
-    on_slow: ClassVar[str] = "waited for up to the deadline, then the run stops with its name"
+    on_slow: ClassVar[str] = (
+        "waited for up to a deadline; then it is replaced (launcher local) or the run stops"
+    )
     on_join: ClassVar[str] = "takes part from the next common round on, with a living peer's state"
 
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
