@@ -64,7 +64,8 @@ def member_state(replicator: Replicator, seconds: float) -> dict[str, Any]:
     Raises NotFinite rather than let a good checkpoint be replaced by one that cannot learn.
     """
     for name, bond in replicator.bonds.items():
-        if not torch.isfinite(bond.replica.params.detach()).all():
+        # a copy: isfinite reads twice, and on a vector that others write at this moment it finds x != x
+        if not torch.isfinite(bond.replica.params.detach().clone()).all():
             raise NotFinite(
                 f"the parameters of replica '{name}' are not finite at its update {bond.replica.clock}. "
                 "A smaller learning rate usually helps."

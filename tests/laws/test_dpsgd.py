@@ -48,12 +48,12 @@ from strategies.desk import Company
 
 UPDATES = 8
 SHARED = [name for name in OPTIMIZERS if name != "dampened"]
-PLAIN = DPSGD(threads=1, local_updates=1, wait=True)
+PLAIN = DPSGD(global_learning_rate=1.0, threads=1, local_updates=1, wait=True)
 KINDS = [
-    DPSGD(threads=1, local_updates=2, wait=True),
-    DPSGD(threads=2, local_updates=1),
-    DPSGD(threads=3, local_updates=2, batch=3, wait=True),
-    DPSGD(threads=2, local_updates=1, delay_bound=1),
+    DPSGD(global_learning_rate=1.0, threads=1, local_updates=2, wait=True),
+    DPSGD(global_learning_rate=1.0, threads=2, local_updates=1),
+    DPSGD(global_learning_rate=1.0, threads=3, local_updates=2, batch=3, wait=True),
+    DPSGD(global_learning_rate=1.0, threads=2, local_updates=1, delay_bound=1),
 ]
 NAMES = ["p 1", "p 2", "p 3, M 3", "bounded"]
 
@@ -208,7 +208,7 @@ def noted(problem, strategy, door):
 def test_one_node_is_hogwild_to_the_bit(optimizer, wait):
     """u, the moments and the count of steps are those of one replica on all gradients in their order."""
     problem = Problem(optimizer=optimizer, clip=0.3, scheduled=True, grouped=True, float32=True)
-    strategy = DPSGD(threads=0, local_updates=1, wait=wait)
+    strategy = DPSGD(global_learning_rate=1.0, threads=0, local_updates=1, wait=wait)
     rounds = 0
     for seed in range(4):
         fabric = SimulatedFabric(4, seed=seed)
@@ -231,7 +231,7 @@ def test_one_node_is_hogwild_to_the_bit(optimizer, wait):
 
 def test_moments_are_one_within_a_node_and_apart_between_nodes():
     def member(door):
-        replicator = Replicator(DPSGD(threads=2), door)
+        replicator = Replicator(DPSGD(global_learning_rate=1.0, threads=2), door)
         return replicator.replicate("x", Point(*START), OPTIMIZERS["rmsprop"])
 
     replicas = SimulatedFabric(5, seed=0).run([member] * 5)
@@ -302,11 +302,15 @@ class TestUnderFaults:
         assert bool(led_on) == (strategy.threads > 1)
 
     def test_the_masters_death_is_told_to_every_thread(self):
-        for strategy in (PLAIN, DPSGD(threads=2, local_updates=3), DPSGD(threads=0, local_updates=500)):
+        for strategy in (
+            PLAIN,
+            DPSGD(global_learning_rate=1.0, threads=2, local_updates=3),
+            DPSGD(global_learning_rate=1.0, threads=0, local_updates=500),
+        ):
             check_death_is_told(strategy, 3, range(12))
 
     def test_fewer_nodes_than_m_hold_nobody_up(self):
-        strategy = DPSGD(threads=1, local_updates=1, batch=5, wait=True)
+        strategy = DPSGD(global_learning_rate=1.0, threads=1, local_updates=1, batch=5, wait=True)
         one, two, centre = Exact(strategy, steps=10).run(0, 2)
         assert one.exchanges[-1].round == 10
         assert two.exchanges[-1].round == 11
@@ -337,7 +341,10 @@ class TestCheckpoint:
                 assert torch.equal(held, start + made + after), seed
 
     def test_a_learner_that_does_not_come_skips_it_and_the_run_goes_on(self):
-        strategy, start = DPSGD(threads=1, local_updates=1, wait=True), torch.tensor(START).double()
+        strategy, start = (
+            DPSGD(global_learning_rate=1.0, threads=1, local_updates=1, wait=True),
+            torch.tensor(START).double(),
+        )
         for seed in range(20):
             case = Exact(strategy, saves=(2, 0, 4), turns=4, patience_seconds=2e-3)
             found = case.run(seed, 3, **troubled(seed, 3))
@@ -369,7 +376,7 @@ class TestLeastSquares:
         [
             DPSGD(threads=1, local_updates=5, wait=True, global_learning_rate=0.5),
             DPSGD(threads=2, local_updates=2, batch=2, global_learning_rate=0.5),
-            DPSGD(threads=0, local_updates=3),
+            DPSGD(global_learning_rate=1.0, threads=0, local_updates=3),
             DPSGD(threads=1, local_updates=4, global_learning_rate=0.2, global_momentum=0.5),
         ],
         ids=["p 1", "p 2, M 2", "one node", "momentum"],
@@ -405,7 +412,7 @@ class TestLeastSquares:
         """p = 3, B = 9, M = 2 at one start of rates: noise falls with eta and rho, and still it arrives."""
         sizes = []
         for scale in (True, False):
-            strategy = DPSGD(threads=3, local_updates=9, batch=2, scale_rates=scale)
+            strategy = DPSGD(global_learning_rate=1.0, threads=3, local_updates=9, batch=2, scale_rates=scale)
             looks, _ = LeastSquares(strategy, eta=0.2, steps=500).run(6)
             sizes.append(float(torch.cat(looks).square().mean()))
         assert sizes[0] < 0.7 * sizes[1]
@@ -416,7 +423,7 @@ class TestLeastSquares:
 
 def race(deadly, door):
     """60 updates each, on two nodes of two; if ``deadly`` rank 0, which leads, is killed after 20."""
-    replicator = Replicator(DPSGD(threads=2, local_updates=3), door)
+    replicator = Replicator(DPSGD(global_learning_rate=1.0, threads=2, local_updates=3), door)
     replica = replicator.replicate("x", Point(*START), plain)
     bond = replicator.bonds["x"]
     if is_centre(door):

@@ -35,18 +35,20 @@ def test_corollary_1_scales_eta_and_rho_by_threads_of_a_node_and_not_by_nodes():
         company = Company(strategy, learners)
         assert company.bonds[0].replica.optimizer.param_groups[0]["lr"] == 0.5
         assert company.centre.strategy._master.param_groups[0]["lr"] == 1.5
-    plain = Company(DPSGD(threads=2, local_updates=4, batch=2), 4)
+    plain = Company(DPSGD(global_learning_rate=1.0, threads=2, local_updates=4, batch=2), 4)
     assert plain.bonds[0].replica.optimizer.param_groups[0]["lr"] == 1.0
 
 
 def test_corollary_1_takes_the_threads_that_there_are():
-    company = Company(DPSGD(threads=8, local_updates=8, scale_rates=True), 2)
+    company = Company(DPSGD(global_learning_rate=1.0, threads=8, local_updates=8, scale_rates=True), 2)
     assert company.bonds[0].replica.optimizer.param_groups[0]["lr"] == pytest.approx(16**-0.25)
 
 
 def test_corollary_1_scales_the_start_of_a_schedule():
     company = Company(
-        DPSGD(threads=1, local_updates=16, scale_rates=True), 1, schedule=lambda k: 1.0 if k == 0 else 0.5
+        DPSGD(global_learning_rate=1.0, threads=1, local_updates=16, scale_rates=True),
+        1,
+        schedule=lambda k: 1.0 if k == 0 else 0.5,
     )
     assert company.step(0, 1.0)[0] == -0.5
     assert company.step(0, 1.0)[0] == -0.75
@@ -66,13 +68,15 @@ def test_two_nodes_of_one_thread_by_hand():
 
 
 def test_the_master_has_momentum():
-    company = Company(DPSGD(local_updates=1, global_momentum=0.5, **ALONE), 1, start=0.0)
+    company = Company(
+        DPSGD(global_learning_rate=1.0, local_updates=1, global_momentum=0.5, **ALONE), 1, start=0.0
+    )
     assert [company.step(0, g)[0] for g in (1.0, 0.0, 2.0)] == [-1.0, -1.5, -3.75]
 
 
 def test_the_master_joins_m_and_answers_at_once_with_what_it_has():
     """M = 2 of one node: nobody waits for a fold, be M more than the nodes or one of them dead."""
-    company = Company(DPSGD(local_updates=1, batch=2, **ALONE), 1, start=0.0)
+    company = Company(DPSGD(global_learning_rate=1.0, local_updates=1, batch=2, **ALONE), 1, start=0.0)
     assert company.step(0, 1.0) == (0.0, 1, 2, 0)  # not folded yet: v is still 0
     assert company.centre.strategy.state()["unfolded"]["0"].tolist() == [-1.0]
     assert company.step(0, 2.0) == (-3.0, 2, 2, 0)
@@ -82,7 +86,7 @@ def test_the_master_joins_m_and_answers_at_once_with_what_it_has():
 
 def test_a_node_of_two_threads_by_hand():
     """One vector u; 2 B updates between pushes, whoever makes them; only the leader speaks."""
-    company = Company(DPSGD(threads=2, local_updates=2), 2, start=0.0, served=False)
+    company = Company(DPSGD(global_learning_rate=1.0, threads=2, local_updates=2), 2, start=0.0, served=False)
     assert company.step(0, 1.0) == (-1.0, 0, 2, 1)
     assert company.step(1, 1.0) == (-2.0, 0, 2, 1)
     assert company.step(1, 1.0) == (-3.0, 0, 2, 2)
@@ -102,7 +106,12 @@ def test_a_node_of_two_threads_by_hand():
 
 
 def test_a_late_answer_keeps_what_was_learned_meanwhile_though_asked_to_wait():
-    company = Company(DPSGD(local_updates=1, deadline_seconds=0.1, **ALONE), 1, start=0.0, served=False)
+    company = Company(
+        DPSGD(global_learning_rate=1.0, local_updates=1, deadline_seconds=0.1, **ALONE),
+        1,
+        start=0.0,
+        served=False,
+    )
     assert company.step(0, 1.0) == (-1.0, 0, 1, 1)
     company.serve()
     assert company.step(0, 2.0) == (-3.0, 1, 2, 0)
@@ -113,7 +122,9 @@ def test_a_late_answer_keeps_what_was_learned_meanwhile_though_asked_to_wait():
 
 class TestLeading:
     def test_when_the_leader_dies_the_next_pushes_and_nothing_twice(self):
-        company = Company(DPSGD(threads=2, local_updates=1), 2, start=0.0, served=False)
+        company = Company(
+            DPSGD(global_learning_rate=1.0, threads=2, local_updates=1), 2, start=0.0, served=False
+        )
         company.step(0, 1.0)
         company.step(1, 1.0)
         company.step(0, 1.0)  # pushes -3; the answer will go to it
@@ -126,7 +137,7 @@ class TestLeading:
         assert pushes == [(0, [-3.0]), (1, [-4.0]), (1, [0.0])]
 
     def test_who_does_not_lead_never_sends(self):
-        company = Company(DPSGD(threads=0, local_updates=1), 3, served=False)
+        company = Company(DPSGD(global_learning_rate=1.0, threads=0, local_updates=1), 3, served=False)
         for rank in (1, 2, 1, 2):
             company.step(rank, 1.0)
         assert company.desk.sent == []
@@ -134,7 +145,9 @@ class TestLeading:
 
 class TestDelayBound:
     def three(self, bound, **how):
-        company = Company(DPSGD(local_updates=1, delay_bound=bound, **how), 2, start=0.0)
+        company = Company(
+            DPSGD(global_learning_rate=1.0, local_updates=1, delay_bound=bound, **how), 2, start=0.0
+        )
         for _ in range(3):
             company.step(0, 1.0)
         return company
@@ -163,7 +176,12 @@ class TestDelayBound:
         assert company.value(1) == company.value() == -3.0
 
     def test_a_push_is_as_old_as_its_oldest_update(self):
-        company = Company(DPSGD(threads=1, local_updates=1, wait=False), 1, start=0.0, served=False)
+        company = Company(
+            DPSGD(global_learning_rate=1.0, threads=1, local_updates=1, wait=False),
+            1,
+            start=0.0,
+            served=False,
+        )
         company.step(0, 1.0)
         company.step(0, 1.0)  # of version 0, after the push
         company.serve()
@@ -172,7 +190,7 @@ class TestDelayBound:
 
 
 def test_the_death_of_the_master_is_told_to_every_thread():
-    company = Company(DPSGD(threads=2), 2)
+    company = Company(DPSGD(global_learning_rate=1.0, threads=2), 2)
     company.desk.dead.add(2)
     for rank in (0, 1):
         with pytest.raises(FabricError, match="rank 2, which kept the centre, died, and with it v"):
@@ -180,14 +198,16 @@ def test_the_death_of_the_master_is_told_to_every_thread():
 
 
 def test_the_schedule_counts_the_updates_of_all_as_far_as_the_node_can_tell():
-    company = Company(DPSGD(threads=2, local_updates=9), 4, schedule=lambda k: 2.0**-k)
+    company = Company(
+        DPSGD(global_learning_rate=1.0, threads=2, local_updates=9), 4, schedule=lambda k: 2.0**-k
+    )
     assert company.step(0, 1.0)[0] == -1.0
     assert company.step(1, 1.0)[0] == -1.25  # one here stands for two of four
     assert company.step(0, 1.0)[0] == -1.3125
 
 
 def test_vectors_restored_unfolded_are_joined_in_their_order():
-    company = Company(DPSGD(local_updates=1, batch=20, **ALONE), 1)
+    company = Company(DPSGD(global_learning_rate=1.0, local_updates=1, batch=20, **ALONE), 1)
     for k in range(12):
         company.step(0, float(k))
     state = company.centre.strategy.state()

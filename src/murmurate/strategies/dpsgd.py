@@ -43,8 +43,9 @@ class DPSGD(Strategy):
     threads: p, replicas that make a node: ranks 0..p-1, p..2p-1, ... share memory. 0: all are one node.
     local_updates: B, updates of each replica between two pushes of its node (B~ = pB of the node).
     batch: M, pushed vectors that the master joins in one update of v.
-    global_learning_rate, global_momentum: rho of Algorithm 1, line 4, and momentum on that step. A gradient
-        moves v by rho times the optimizer's own rate eta.
+    global_learning_rate: rho of Algorithm 1, line 4; a gradient moves v by rho times the optimizer's own rate
+        eta. None is 1 over the number of nodes: what they moved since the same v then counts as its mean.
+    global_momentum: on that step.
     scale_rates: scale eta and rho by Corollary 1, taking the given ones as right for p = B = M = 1.
     wait: for the master's answer, as a line 3 that follows line 10 would; False learns on until it comes.
         What was learned meanwhile is kept: u <- v' + (u - u at the push). If nothing was, that is u <- v'.
@@ -57,7 +58,7 @@ class DPSGD(Strategy):
     threads: int = 2
     local_updates: int = 10
     batch: int = 1
-    global_learning_rate: float = 1.0
+    global_learning_rate: float | None = None
     global_momentum: float = 0.0
     scale_rates: bool = False
     wait: bool = False
@@ -97,7 +98,8 @@ class DPSGD(Strategy):
         for what, least in (("threads", 0), ("local_updates", 1), ("batch", 1), ("delay_bound", 0)):
             value = getattr(self, what)
             require(value >= least, f"{what} is at least {least}, not {value}")
-        require(self.global_learning_rate > 0, "global_learning_rate is above 0")
+        right = self.global_learning_rate is None or self.global_learning_rate > 0
+        require(right, "global_learning_rate is above 0")
 
     # -- the node -----------------------------------------------------------------------------------
 
@@ -117,7 +119,8 @@ class DPSGD(Strategy):
         self._marks = shared("marks", torch.zeros(5, dtype=torch.int64))
         # one cell a replica, so that no count is lost to a race
         self._clocks = fabric.shared("clocks", torch.zeros(fabric.size, dtype=torch.int64))
-        rho = self.global_learning_rate
+        # moves of all nodes since the same v then count as their mean
+        rho = 1 / len(nodes) if self.global_learning_rate is None else self.global_learning_rate
         if self.scale_rates:
             rho = scaled_rate(rho, p, self.local_updates, self.batch)
             replica.scale_rates(scaled_rate(1.0, p, self.local_updates, self.batch))
@@ -152,6 +155,8 @@ class DPSGD(Strategy):
             self._marks[_AWAITED] = 0  # it goes to the leader before us, who is dead
         due = self._done() - int(self._marks[_PUSHED_AT]) >= self.local_updates * p
         if due and not self._marks[_AWAITED]:
+            while fabric.receive(_REPLY) is not None:
+                pass  # to a push before another led, or before this life: v has long moved on
             self._push(replica, fabric)
             if self._marks[_AWAITED] and self.wait:
                 self._pull(answer(fabric, _REPLY, self.deadline_seconds, _LOST), replica)
@@ -244,6 +249,13 @@ class DPSGD(Strategy):
 
     def _leader(self, node: list[int], fabric: Fabric) -> int | None:
         return min(set(node) & set(fabric.living()), default=None)
+
+    def joined(self, replica: Replica, fabric: Fabric) -> None:
+        """The reply that the former life awaited will not come; rounds are those of the own node."""
+        if int(self._marks[_AWAITED]) == fabric.rank + 1:
+            self._marks[_AWAITED] = 0
+        self._rounds = int(self._marks[_PULLS])
+        self._saved = {}
 
     def state(self) -> dict[str, Any]:
         kept = {
