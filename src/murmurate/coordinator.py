@@ -64,6 +64,7 @@ class Coordinator:
         self.slowest_save_seconds: float | None = None  # from asking for a checkpoint to the last part
         self.skipped = 0  # checkpoints given up because a member's deltas were in flight
         self.is_admitting = False  # a replica is coming in: no checkpoint meanwhile
+        self._cleared = 0  # number of the newest checkpoint whose forerunners are cleared away
         self._pending = 0  # number of the checkpoint that replicas are writing; 0 if none
         self._asked_at = 0.0
         self._next_at = self._after(board.total_env_steps())
@@ -168,12 +169,17 @@ class Coordinator:
         self.slowest_save_seconds = max(self.slowest_save_seconds or 0.0, time.monotonic() - self._asked_at)
         if self._complete(name):
             self._commit(name)
+        for number in range(self._cleared + 1, int(name)):  # given up; nobody writes these any more
+            shutil.rmtree(staging(self.folder, str(number)), ignore_errors=True)
+        self._cleared = int(name)
 
     def _give_up_if_late(self) -> None:
-        """One replica must not keep the others from being saved: forget this one, ask again."""
+        """One replica must not keep the others from being saved: forget this one, ask again.
+
+        What is there of it stays until a later one is whole: another replica may be writing its part.
+        """
         if self._pending and (late := self.board.skipped_by(self._pending)):
             self.skipped += 1
-            shutil.rmtree(staging(self.folder, str(self._pending)), ignore_errors=True)
             who = " and ".join(self.name(rank) for rank in late)
             words = (
                 f"checkpoint {self._pending} is skipped: deltas on their way to {who} did not arrive in time"
@@ -181,7 +187,6 @@ class Coordinator:
             self.event("checkpoint skipped", words, member=late[0])
             self._pending = 0
         if self._pending and time.monotonic() - self._asked_at > _CHECKPOINT_DEADLINE_SECONDS:
-            shutil.rmtree(staging(self.folder, str(self._pending)), ignore_errors=True)
             self.event("warning", f"checkpoint {self._pending} was given up: not every replica answered")
             self._pending = 0
 

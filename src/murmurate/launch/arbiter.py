@@ -74,6 +74,13 @@ class Arbiter:
         else:
             self._let_in()
 
+    def only_the_silent_are_left(self) -> bool:
+        """Whether some replica has come to its own end, and all that have not give no sign of life."""
+        replicas = [role for role in self.crew.roles if role.rank < self.run.replicas]
+        left = [role for role in replicas if not (role.ended or self.board.has_finished(role.rank))]
+        somebody_finished = any(self.board.has_finished(role.rank) for role in replicas)
+        return bool(left) and somebody_finished and all(self._watches[role.rank].silent for role in left)
+
     # -- signs of life ------------------------------------------------------------------------------
 
     def _listen(self, role: Role, watch: Watch, now: float) -> None:
@@ -92,7 +99,7 @@ class Arbiter:
             goes_on = "the others wait for it" if self._holds_up() else "the others go on"
             message = f"{who} gives no sign of life since {silent_seconds:.1f} s; {goes_on}"
             self.coordinator.event("silent", message, member=role.rank)
-        allowed = self._allowed(role.rank, saving=self.coordinator.is_saving)
+        allowed = self._allowed(role.rank, saving=self.coordinator.is_saving or self.coordinator.is_admitting)
         if silent_seconds > allowed and self._holds_up() and not role.ended_by_us:
             message = f"{who} was silent for {silent_seconds:.1f} s in a synchronous round and is excluded"
             self.coordinator.event("excluded", message, member=role.rank, deadline_seconds=allowed)

@@ -105,7 +105,7 @@ def _watch(crew: Crew, coordinator: Coordinator) -> None:
                 _take_end(role, coordinator, arbiter)
         coordinator.poll()
         arbiter.poll()
-        if coordinator.is_due:
+        if coordinator.is_due or arbiter.only_the_silent_are_left():
             stopping_since = stopping_since or time.monotonic()
             if time.monotonic() - stopping_since > _STOP_DEADLINE_SECONDS:
                 stopping_since = None
@@ -124,7 +124,9 @@ def _kill_silent(roles: list[Role], coordinator: Coordinator) -> None:
             f"no replica stopped within {_STOP_DEADLINE_SECONDS:g} s, and all were killed. "
             "The last checkpoint is kept. See logs/ in the run folder."
         )
-    for role in unfinished or late:
+    # the centre ends after the replicas: it waits for whom it was not told of, as we do
+    replicas = [role for role in unfinished if role.rank < coordinator.run.replicas]
+    for role in replicas or unfinished or late:
         message = f"replica {role.rank} did not stop within {_STOP_DEADLINE_SECONDS:g} s and is killed"
         coordinator.event("killed", message, member=role.rank)
         role.process.kill()
@@ -137,6 +139,11 @@ def _take_end(role: Role, coordinator: Coordinator, arbiter: Arbiter) -> None:
     if code == FINISHED:
         return
     said = role.last_words()
+    if role.joins and not coordinator.board.has_entered(role.rank):
+        # whatever keeps it from coming in is no reason to end those who learn
+        coordinator.died(role.rank, said or ("too late to come in" if code == TOO_LATE else role.how()))
+        arbiter.died(role)
+        return
     if code == REFUSED:
         raise Refusal(said or f"replica {role.rank} refused to start")
     if code == FAILED:

@@ -292,7 +292,9 @@ class _Flock:
                 f"no replica stopped within {_STOP_DEADLINE_SECONDS:g} s, and all were killed. "
                 "The last checkpoint is kept. See logs/ in the run folder."
             )
-        for rank in [rank for rank in late if not board.has_finished(rank)] or late:
+        unfinished = [rank for rank in late if not board.has_finished(rank)]
+        # the centre ends after the replicas: it waits for whom it was not told of, as we do
+        for rank in [rank for rank in unfinished if rank < self.run.replicas] or unfinished or late:
             message = f"replica {rank} did not stop within {_STOP_DEADLINE_SECONDS:g} s and is killed"
             self.coordinator.event("killed", message, member=rank)
             self.ray.kill(self.seats[rank])
