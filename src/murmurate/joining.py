@@ -129,7 +129,7 @@ def adopted(replicator: Replicator, theirs: dict[str, Any], clock: int) -> dict[
     What lies in memory that all share has gone on since the peer wrote, and is kept as it is; there the
     clock, too, goes on from this rank's own count ``clock``, which others add up.
     """
-    if Capability.SHARED_MEMORY not in replicator.strategy.needs:
+    if Capability.SHARED_MEMORY not in replicator.strategy.needed():
         return theirs
     return {name: _but_shared(bond, theirs[name], clock) for name, bond in replicator.bonds.items()}
 

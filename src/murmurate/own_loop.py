@@ -19,13 +19,12 @@ from murmurate.lockstep import Lockstep
 from murmurate.meeting import check_meeting, meets
 from murmurate.replicator import Replicator
 from murmurate.spec import derive_generator, derive_seed
-from murmurate.strategies.interface import Strategy
+from murmurate.strategies.interface import LAST_CUT, Strategy
 from murmurate.vector import Exchange, MakeOptimizer, Replica
 from murmurate.wire import Wire
 from murmurate.wrapping import Holder, WrappedOptimizer, hold, maker, refuse_what_cannot_be_flat, watch_rates
 
 _SETTLE_SECONDS = 10.0
-_FINAL_REQUEST = 1 << 30
 _LOOK_SECONDS = 0.1
 
 
@@ -336,7 +335,7 @@ class OwnLoop(Replicator):
         """
         if not self._finished and not self.is_centre:
             self._finished = True
-            self.settle(_FINAL_REQUEST, _SETTLE_SECONDS)
+            self.settle(LAST_CUT, _SETTLE_SECONDS)
             self.publish()
             if self._ends is not None:
                 self._ends.publish(torch.ones(1))
@@ -381,7 +380,7 @@ class OwnLoop(Replicator):
             if not any(served) and folds != shown:
                 self.publish()  # nobody asks for anything: show what has become of it
                 shown = folds
-        self.settle(_FINAL_REQUEST, _SETTLE_SECONDS)
+        self.settle(LAST_CUT, _SETTLE_SECONDS)
         self.publish()
         self._ends.publish(torch.ones(1))
 

@@ -14,10 +14,11 @@ from murmurate.fabric.board import Board
 from murmurate.fabric.interface import FabricFactory
 from murmurate.joining import Admission
 from murmurate.replicator import Replicator
+from murmurate.strategies.interface import LAST_CUT
 from murmurate.vector import NotFinite
 
 FINAL = "final"
-FINAL_REQUEST = 1 << 40
+FINAL_REQUEST = LAST_CUT
 SETTLE_SECONDS = 10.0  # for deltas in flight to arrive before a checkpoint
 
 

@@ -142,8 +142,9 @@ class Replicator:
 
     @property
     def refused(self) -> int:
-        """Deltas that were too old to be folded, or found no room: see the strategies."""
-        return sum(b.strategy.refused for b in self.bonds.values())
+        """Deltas that were too old to be folded, or found no room (see the strategies), and letters of or to
+        lives that are over."""
+        return sum(b.strategy.refused + b.channel.traffic.refused for b in self.bonds.values())
 
     @property
     def waiting_seconds(self) -> float:
@@ -152,7 +153,7 @@ class Replicator:
 
 def check_capabilities(strategy: Strategy, offered: frozenset[Capability], where: str) -> None:
     """Raise Refusal, naming a strategy that would work, if something the strategy needs is missing."""
-    missing = sorted(c.value for c in strategy.needs - offered)
+    missing = sorted(c.value for c in strategy.needed() - offered)
     if missing:
         remedy = next((name for need, name in _REMEDIES if need in offered), "solo --replicas 1")
         raise Refusal(

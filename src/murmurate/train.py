@@ -338,7 +338,13 @@ class Learning:
     def _finish(self, outcome: Outcome | None) -> None:
         if outcome is not None:
             self._record(outcome, force=True)
-        self.replicator.settle(FINAL_REQUEST, SETTLE_SECONDS)
+        if not self.replicator.settle(FINAL_REQUEST, SETTLE_SECONDS):
+            self.recorder.event(
+                "unsettled",
+                f"replica {self.post.rank}: some deltas in flight at the end were not taken in "
+                f"within {SETTLE_SECONDS:g} s",
+                member=self.post.rank,
+            )
         self.replicator.publish()
         board = self.post.board
         board.finished(self.post.rank)

@@ -174,6 +174,25 @@ def receive_after_the_change(door):
     return fabric.wait("x", 30.0)
 
 
+def send_many(count, door):
+    fabric = channel(door)
+    for number in range(count):
+        assert fabric.send(1, "kept", torch.full((N,), float(number)))
+    fabric.mean_(torch.zeros(N))
+
+
+def keep_all_letters(count, door):
+    """Keeps them all, writes into each, and says what each holds once the last has come."""
+    fabric = channel(door)
+    kept = []
+    while len(kept) < count:
+        letter = fabric.wait("kept", 30.0)
+        letter.x.add_(1000.0)
+        kept.append(letter.x)
+    fabric.mean_(torch.zeros(N))
+    return [x.unique().tolist() for x in kept]
+
+
 def flood(door):
     """Send until refused, then publish how many were taken, whereupon rank 1 begins to read."""
     fabric = channel(door)
@@ -388,6 +407,11 @@ class TestEveryFabric:
         _, (sender, x, _) = members(2, send_what_changes, receive_after_the_change)
         assert sender == 0
         assert torch.equal(x, vector(7))
+
+    def test_letters_are_the_receivers_to_keep_and_stop_no_sender(self, members):
+        count = 40
+        _, kept = members(2, functools.partial(send_many, count), functools.partial(keep_all_letters, count))
+        assert kept == [[1000.0 + number] for number in range(count)]
 
     def test_mail_is_bounded_and_what_was_taken_arrives(self, members):
         taken, (told, numbers) = members(2, flood, read_after_the_flood, deadline_seconds=_SILENCE)

@@ -24,6 +24,7 @@ from murmurate.fabric.interface import Capability
 from murmurate.fabric.simulated import SimulatedFabric
 from murmurate.replicator import Replicator
 from murmurate.strategies import strategies, strategy
+from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.interface import Strategy
 
 UPDATES = 6
@@ -204,6 +205,17 @@ def test_it_learns_on_every_fabric(kind, fabric, size):
             assert torch.equal(one["consensus"], found[0]["consensus"])
     if size == 1 and not stands_apart(kind):
         assert torch.equal(found[0]["consensus"], found[0]["params"])
+
+
+def test_dpsgd_with_nodes_of_one_runs_between_hosts():
+    """Nothing is shared then, so the network carries it."""
+    kind = functools.partial(DPSGD, threads=1, local_updates=2)
+    kind.centre, kind.name = True, DPSGD.name
+    *found, centre = fabrics()["network"](4, members(kind, 3, UPDATES))
+    assert centre["folds"] >= 3
+    for one in found:
+        assert one["clock"] == UPDATES
+        torch.testing.assert_close(one["consensus"], centre["params"], rtol=0, atol=0)
 
 
 def stands_apart(kind):

@@ -152,7 +152,7 @@ def test_letters_of_and_to_a_life_that_is_over_are_refused_and_counted(host: Cal
     joiner.roster.board.enter(1)
     assert one.receive("x") is None
     assert its_channel.receive("x") is None
-    assert (one.refused, its_channel.refused) == (1, 1)
+    assert (one.traffic.refused, its_channel.traffic.refused) == (1, 1)
     # and the rings go on where they were
     for number in range(20):
         assert its_channel.send(0, "x", full(float(number)), note=number, deadline_seconds=0.0)
@@ -243,3 +243,46 @@ def test_a_joiner_that_dies_at_the_door_is_not_waited_for(host: Callable[[int], 
     fabric.admit(1, here.board.life(1))
     here.board.bury(1)
     assert channel.mean_(full(1.0)) == 1
+
+
+@pytest.mark.parametrize("who", ["sender", "receiver"])
+def test_letters_in_the_hands_of_the_living_stay_and_those_of_the_dead_stop_nobody(
+    host: Callable[[int], Host], who: str
+) -> None:
+    here = host(2)
+    (_, zero), (_, one) = here.door(0), here.door(1)
+    kept: list[torch.Tensor] = []
+
+    def exchange(first: int, count: int) -> None:
+        for number in range(first, first + count):
+            assert zero.send(1, "x", full(float(number)), deadline_seconds=0.0)
+            letter = one.receive("x")
+            assert letter is not None
+            kept.append(letter.x)
+
+    exchange(0, 6)
+    if who == "sender":
+        zero = rebirth(here, 0)[1]
+    else:
+        fabric, one = rebirth(here, 1)
+        fabric.enter({"rounds": {"model": 0}, "partners": [0], "lives": [0, 0]})
+        fabric.roster.board.enter(1)
+        held_by_the_dead = kept[:4]  # lent, and nobody will ever give them back
+        kept = []
+    exchange(6, 20)
+    assert [x.unique().tolist() for x in kept] == [[float(number)] for number in range(26 - len(kept), 26)]
+    if who == "receiver":
+        del held_by_the_dead  # until here its memory was in use
+
+
+def test_a_letter_that_is_forgotten_gives_its_slot_back(host: Callable[[int], Host]) -> None:
+    here = host(2)
+    (_, zero), (_, one) = here.door(0), here.door(1)
+    places = set()
+    for _ in range(50):
+        assert zero.send(1, "x", full(1.0))
+        letter = one.receive("x")
+        assert letter is not None
+        places.add(letter.x.data_ptr())
+        del letter
+    assert len(places) == 1

@@ -49,6 +49,9 @@ class Door:
     def living(self) -> list[int]:
         return [rank for rank in range(self.size) if rank not in self.desk.dead]
 
+    def has_lost(self, rank: int) -> bool:
+        return rank in self.desk.dead
+
     def send(self, to, tag, x, note=0.0, deadline_seconds=None) -> bool:
         if to in self.desk.dead:
             return False

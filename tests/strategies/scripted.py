@@ -52,6 +52,9 @@ class Door:
     def living(self) -> list[int]:
         return [rank for rank in range(self.size) if rank not in self.script.dead]
 
+    def has_lost(self, rank: int) -> bool:
+        return rank in self.script.dead
+
     def publish(self, x: Tensor) -> int:
         self.script.order.append((self.rank, "publish"))
         self.script.published[self.rank].append(x.detach().clone())

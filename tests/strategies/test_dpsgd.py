@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from murmurate.fabric.interface import FabricError
+from murmurate.fabric.interface import Capability, FabricError
 from murmurate.strategies.dpsgd import DPSGD, scaled_rate
 from strategies.desk import Company
 
@@ -193,7 +193,9 @@ def test_the_death_of_the_master_is_told_to_every_thread():
     company = Company(DPSGD(global_learning_rate=1.0, threads=2), 2)
     company.desk.dead.add(2)
     for rank in (0, 1):
-        with pytest.raises(FabricError, match="rank 2, which kept the centre, died, and with it v"):
+        with pytest.raises(
+            FabricError, match="rank 2, which kept the centre, is dead or out of reach, and with it v"
+        ):
             company.step(rank, 1.0)
 
 
@@ -222,3 +224,25 @@ def test_vectors_restored_unfolded_are_joined_in_their_order():
 def test_what_makes_no_sense_is_an_error(what, value):
     with pytest.raises(ValueError, match=what):
         DPSGD(**{what: value})
+
+
+def test_nodes_of_one_share_nothing_and_larger_ones_do():
+    assert Capability.SHARED_MEMORY not in DPSGD(threads=1).needed()
+    assert Capability.SHARED_MEMORY in DPSGD(threads=2).needed() & DPSGD(threads=0).needed() & DPSGD.needs
+
+
+def test_a_node_of_one_that_is_started_again_pushes_nothing_of_its_peer():
+    company = Company(DPSGD(global_learning_rate=1.0, local_updates=2, **ALONE), 2, start=0.0)
+    for _ in range(3):
+        company.step(0, 1.0)  # pushed -2, and is one update further
+    donor, joiner = company.bonds[0], company.bonds[1]
+    company.step(1, 50.0)  # of a life that ends here
+    joiner.replica.load(donor.replica.state())
+    joiner.strategy.load(donor.strategy.state())
+    joiner.strategy.joined(joiner.replica, joiner.channel)
+    joiner.replica.reload()
+    assert company.value(1) == company.value(0) == -3.0
+    company.step(1, 10.0)
+    company.step(1, 10.0)
+    pushes = [(who, x) for who, _, tag, x, _ in company.desk.sent if tag == "update"]
+    assert pushes == [(0, [-2.0]), (1, [-20.0])]

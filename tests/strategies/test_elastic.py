@@ -81,7 +81,7 @@ def test_the_centre_does_not_move_towards_the_dead():
 def test_the_death_of_the_centre_is_told():
     company = Company(Elastic(period=5), 2)
     company.desk.dead.add(2)
-    with pytest.raises(FabricError, match=r"rank 2, which kept the centre, died"):
+    with pytest.raises(FabricError, match=r"rank 2, which kept the centre, is dead or out of reach"):
         company.step(0, 1.0)
     assert not company.settle(0, 1)  # no error at a checkpoint: there is just none
     waiting = Company(Elastic(period=1), 1, served=False)

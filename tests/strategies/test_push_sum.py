@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from murmurate.strategies.interface import LAST_CUT, MemberEvent
 from murmurate.strategies.push_sum import PushSum
 from strategies.posted import PostedCast
 
@@ -100,3 +101,25 @@ def test_it_goes_on_from_its_state():
 def test_what_makes_no_sense_is_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         PushSum(**wrong)
+
+
+def test_who_has_ended_is_sent_nothing_more_and_no_mass_is_lost():
+    cast = PostedCast(PushSum(topology="ring", least_weight=0.01), [0.0, 0.0])
+    cast.step(0, 4.0)
+    cast.step(1, 8.0)
+    ended, going = cast.bonds[1], cast.bonds[0]
+    settling = ended.replica, ended.channel, LAST_CUT, 0.0
+    ended.strategy.settle(*settling)  # nobody answers yet
+    cast.step(0, 1.0)  # finds the marker after its own share
+    sent = len(cast.script.sent)
+    ended.strategy.settle(*settling)  # what a last cut waits for: the shares of those who did not know
+    held = has(cast, 0)
+    for _ in range(5):
+        assert cast.step(0, 1.0)[3] == 0  # alone now, it agrees with itself
+    assert len(cast.script.sent) == sent + 1  # the second marker
+    assert has(cast, 0)[1] == held[1]
+    assert sum(has(cast, rank)[1] for rank in (0, 1)) == pytest.approx(2.0)
+    going.strategy.on_member(MemberEvent("joined", 1))
+    cast.script.published[1].append(ended.replica.params.detach().clone())
+    cast.step(0, 1.0)
+    assert len(cast.script.sent) == sent + 2  # its next life is sent shares again

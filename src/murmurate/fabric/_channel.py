@@ -73,6 +73,9 @@ class Channel:
         self._baton.turn(self._rank)
         return self._baton.living()
 
+    def has_lost(self, rank: int) -> bool:
+        return rank not in self.living()
+
     # -- Collective -------------------------------------------------------------------------------
 
     def mean_(self, x: Tensor) -> int:

@@ -313,6 +313,11 @@ class Hub:
         """Silent for half of the deadline of a collective."""
         return rank != self.rank and self.links[rank].silent_seconds > self.deadline_seconds / 2
 
+    def has_lost(self, rank: int) -> bool:
+        """Dead, or silent for as long as the deadline."""
+        silent = rank != self.rank and self.links[rank].silent_seconds > self.deadline_seconds
+        return silent or self.dead(rank)
+
     def living(self) -> Sequence[int]:
         with self.lock:
             buried = {r for r in range(self.size) if self._board is not None and not self._board.is_alive(r)}

@@ -26,10 +26,12 @@ class Capability(enum.Enum):
 
 @dataclass
 class Traffic:
-    """What went through a channel at this member: bytes copied in and out, seconds spent waiting."""
+    """What went through a channel at this member: bytes copied in and out, seconds spent waiting, and
+    letters of or to a life that is over, which were not taken."""
 
     bytes: int = 0
     waiting_seconds: float = 0.0
+    refused: int = 0
 
 
 class Letter(NamedTuple):
@@ -144,13 +146,19 @@ class Fabric(Members, Collective, Mail, Register, SharedMemory, Protocol):
     """One channel of a fabric: what one replica's strategy talks through.
 
     ``capabilities`` says which of the four protocols really work here; the verbs of the others raise
-    ``FabricError``. The start of a run compares it with ``Strategy.needs``, so a strategy never has to.
+    ``FabricError``. The start of a run compares it with ``Strategy.needed``, so a strategy never has to.
     """
 
     @property
     def capabilities(self) -> frozenset[Capability]: ...
     @property
     def traffic(self) -> Traffic: ...
+    def has_lost(self, rank: int) -> bool:
+        """Whether there is no hope of ``rank``: dead, or out of reach for longer than any deadline.
+
+        A member behind a cut link is not among the living, but what was sent to it will still arrive.
+        """
+        ...
 
 
 class FabricFactory(Protocol):

@@ -165,6 +165,9 @@ class NetworkChannel:
     def living(self) -> Sequence[int]:
         return self._hub.living()
 
+    def has_lost(self, rank: int) -> bool:
+        return self._hub.has_lost(self._among(rank))
+
     # -- register -----------------------------------------------------------------------------------
 
     def publish(self, x: Tensor) -> int:

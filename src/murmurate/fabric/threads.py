@@ -178,6 +178,9 @@ class Channel:
     def living(self) -> Sequence[int]:
         return self._fabric.living()
 
+    def has_lost(self, rank: int) -> bool:
+        return rank not in self.living()
+
     # -- Collective -------------------------------------------------------------------------------
 
     def mean_(self, x: Tensor) -> int:

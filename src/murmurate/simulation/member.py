@@ -81,7 +81,7 @@ class Learner:
         self.agent.load(donor.agent.state())
         self.door.join()
         self.replicator.entered()
-        if Capability.SHARED_MEMORY not in self.run.strategy.needs:
+        if Capability.SHARED_MEMORY not in self.run.strategy.needed():
             for bond in self.replicator.bonds.values():
                 bond.channel.traffic.bytes += bond.replica.params.nbytes
 

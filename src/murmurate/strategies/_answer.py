@@ -9,13 +9,19 @@ _GLANCE_SECONDS = 0.05  # how late the news of a death may be
 
 
 def demand_centre(fabric: Fabric, lost: str) -> None:
-    """Raise FabricError, naming the rank and what was ``lost`` with it, if the centre is dead."""
+    """Raise FabricError, naming the rank and what was ``lost`` with it, if there is no hope of the centre."""
     centre = centre_of(fabric)
-    if centre not in fabric.living():
+    if fabric.has_lost(centre):
         raise FabricError(
-            f"rank {centre}, which kept the centre, died, and with it {lost}. "
+            f"rank {centre}, which kept the centre, is dead or out of reach, and with it {lost}. "
             "Go on from the last checkpoint: murmurate resume."
         )
+
+
+def clear(fabric: Fabric, tag: str) -> None:
+    """Throw away answers that nobody waits for any more: to pushes of a former life or leader."""
+    while fabric.receive(tag) is not None:
+        pass
 
 
 def answer(fabric: Fabric, tag: str, deadline_seconds: float, lost: str) -> Letter | None:

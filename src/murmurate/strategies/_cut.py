@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric.interface import Fabric, Letter
+from murmurate.strategies.interface import LAST_CUT
 
 _PATIENCE_SECONDS = 0.02
 # what taking in a letter counts as, so that even an endless stream of them reaches the deadline
@@ -39,13 +40,22 @@ class Cut:
             letter, came = self._next(fabric, 0.0)
         return letter
 
+    def has_ended(self, rank: int) -> bool:
+        """It has announced its last cut: it takes in what was sent before it knew of ours, and no more."""
+        return self._marks.get(rank, 0) >= LAST_CUT
+
+    def forget(self, rank: int) -> None:
+        """``rank`` begins another life, which has announced nothing yet."""
+        self._marks.pop(rank, None)
+
     def announce(self, fabric: Fabric, number: int, to: Iterable[int], like: Tensor) -> bool:
         """Tell them that what comes from here from now on belongs after checkpoint ``number``.
 
         False if that did not reach everybody: then the checkpoint cannot be whole.
         """
         marker = torch.zeros_like(like)
-        reached = [fabric.send(peer, self.tag, marker, note=-float(number)) for peer in to]
+        awaiting = [peer for peer in to if not self.has_ended(peer) or number >= LAST_CUT]
+        reached = [fabric.send(peer, self.tag, marker, note=-float(number)) for peer in awaiting]
         return all(reached)
 
     def drain(

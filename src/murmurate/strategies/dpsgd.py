@@ -9,9 +9,16 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Fabric, Letter
-from murmurate.strategies._answer import answer, demand_centre
+from murmurate.strategies._answer import answer, clear, demand_centre
 from murmurate.strategies._cut import Cut
-from murmurate.strategies.interface import Strategy, centre_of, replicas_of, require, shown_by_centre
+from murmurate.strategies.interface import (
+    MemberEvent,
+    Strategy,
+    centre_of,
+    replicas_of,
+    require,
+    shown_by_centre,
+)
 from murmurate.vector import Exchange, Replica
 
 _PUSH, _REPLY = "update", "parameters"
@@ -77,7 +84,7 @@ class DPSGD(Strategy):
     bounded_by: ClassVar[str] = "delay_bound: older updates are refused"
     on_death: ClassVar[str] = "its node goes on, led by the next; without its master the run stops"
     on_slow: ClassVar[str] = "nobody waits for it"
-    on_join: ClassVar[str] = "lives on its node's vector"
+    on_join: ClassVar[str] = "lives on its node's vector; a node of one takes a living peer's"
 
     _v: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
     _saved: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -101,6 +108,10 @@ class DPSGD(Strategy):
         right = self.global_learning_rate is None or self.global_learning_rate > 0
         require(right, "global_learning_rate is above 0")
 
+    def needed(self) -> frozenset[Capability]:
+        """Nodes of one thread have nothing to share: they may sit on different hosts."""
+        return self.needs - {Capability.SHARED_MEMORY} if self.threads == 1 else self.needs
+
     # -- the node -----------------------------------------------------------------------------------
 
     def attach(self, replica: Replica, fabric: Fabric) -> None:
@@ -111,6 +122,8 @@ class DPSGD(Strategy):
 
         def shared(key: str, like: Tensor) -> Tensor:
             """Every member asks for every node's, in the same order; its own is what it gets."""
+            if p == 1:
+                return like
             found = [fabric.shared(f"node {k}: {key}", like) for k in range(len(nodes))]
             return like if mine is None else found[mine]
 
@@ -118,7 +131,8 @@ class DPSGD(Strategy):
         self._base = shared("base", replica.params.detach().clone())
         self._marks = shared("marks", torch.zeros(5, dtype=torch.int64))
         # one cell a replica, so that no count is lost to a race
-        self._clocks = fabric.shared("clocks", torch.zeros(fabric.size, dtype=torch.int64))
+        clocks = torch.zeros(fabric.size, dtype=torch.int64)
+        self._clocks = clocks if p == 1 else fabric.shared("clocks", clocks)
         # moves of all nodes since the same v then count as their mean
         rho = 1 / len(nodes) if self.global_learning_rate is None else self.global_learning_rate
         if self.scale_rates:
@@ -155,8 +169,7 @@ class DPSGD(Strategy):
             self._marks[_AWAITED] = 0  # it goes to the leader before us, who is dead
         due = self._done() - int(self._marks[_PUSHED_AT]) >= self.local_updates * p
         if due and not self._marks[_AWAITED]:
-            while fabric.receive(_REPLY) is not None:
-                pass  # to a push before another led, or before this life: v has long moved on
+            clear(fabric, _REPLY)
             self._push(replica, fabric)
             if self._marks[_AWAITED] and self.wait:
                 self._pull(answer(fabric, _REPLY, self.deadline_seconds, _LOST), replica)
@@ -232,6 +245,10 @@ class DPSGD(Strategy):
     def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
         return shown_by_centre(replica, fabric)
 
+    def on_member(self, event: MemberEvent) -> None:
+        if event.kind == "joined":
+            self._pushes.forget(event.rank)
+
     # -- state --------------------------------------------------------------------------------------
 
     def settle(self, replica: Replica, fabric: Fabric, number: int, deadline_seconds: float) -> bool:
@@ -252,6 +269,8 @@ class DPSGD(Strategy):
 
     def joined(self, replica: Replica, fabric: Fabric) -> None:
         """The reply that the former life awaited will not come; rounds are those of the own node."""
+        if len(self._node) == 1:
+            self._restore(fabric)
         if int(self._marks[_AWAITED]) == fabric.rank + 1:
             self._marks[_AWAITED] = 0
         self._rounds = int(self._marks[_PULLS])

@@ -10,9 +10,16 @@ from torch import Tensor
 
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability, Fabric, FabricError, Letter
-from murmurate.strategies._answer import answer, demand_centre
+from murmurate.strategies._answer import answer, clear, demand_centre
 from murmurate.strategies._cut import Cut
-from murmurate.strategies.interface import Strategy, centre_of, replicas_of, require, shown_by_centre
+from murmurate.strategies.interface import (
+    MemberEvent,
+    Strategy,
+    centre_of,
+    replicas_of,
+    require,
+    shown_by_centre,
+)
 from murmurate.vector import Exchange, Replica
 
 _PUSH, _REPLY = "theta", "centre"
@@ -84,6 +91,7 @@ class Elastic(Strategy):
 
     def _push(self, replica: Replica, fabric: Fabric) -> None:
         self._sent.copy_(replica.params.detach())
+        clear(fabric, _REPLY)
         centre, patience = centre_of(fabric), self.deadline_seconds
         self._awaited = fabric.send(centre, _PUSH, self._sent, deadline_seconds=patience)
         if not self._awaited:
@@ -120,6 +128,10 @@ class Elastic(Strategy):
 
     def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
         return shown_by_centre(replica, fabric)
+
+    def on_member(self, event: MemberEvent) -> None:
+        if event.kind == "joined":
+            self._pushes.forget(event.rank)
 
     # -- state --------------------------------------------------------------------------------------
 

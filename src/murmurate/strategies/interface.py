@@ -14,6 +14,8 @@ from torch import Tensor
 from murmurate.fabric.interface import Capability, Fabric
 from murmurate.vector import Exchange, Replica
 
+LAST_CUT = 1 << 40  # the number of the ``settle`` after which a member sends no more
+
 
 @dataclass(frozen=True)
 class MemberEvent:
@@ -53,6 +55,10 @@ class Strategy:
     # deltas that this member refused or had refused (too old), or for which there was no room
     refused: int = field(default=0, init=False, repr=False, compare=False)
 
+    def needed(self) -> frozenset[Capability]:
+        """What this one needs of a fabric: ``needs``, or less with some hyper-parameters."""
+        return self.needs
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled and copied by its hyper-parameters alone: what it remembers is one replica's."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
@@ -76,6 +82,7 @@ class Strategy:
     def settle(self, replica: Replica, fabric: Fabric, number: int, deadline_seconds: float) -> bool:
         """Before checkpoint ``number``: take in the deltas that would otherwise be in flight across it.
 
+        ``LAST_CUT`` is the number of the last, after which this member takes no further part.
         False if that was not done by the deadline; then the checkpoint is skipped.
         """
         return True
@@ -131,6 +138,7 @@ def shown_by_centre(replica: Replica, fabric: Fabric) -> Tensor:
 
 
 __all__ = [
+    "LAST_CUT",
     "Exchange",
     "MemberEvent",
     "Strategy",

@@ -13,9 +13,16 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Fabric, Letter
-from murmurate.strategies._answer import answer, demand_centre
+from murmurate.strategies._answer import answer, clear, demand_centre
 from murmurate.strategies._cut import Cut
-from murmurate.strategies.interface import Strategy, centre_of, replicas_of, require, shown_by_centre
+from murmurate.strategies.interface import (
+    MemberEvent,
+    Strategy,
+    centre_of,
+    replicas_of,
+    require,
+    shown_by_centre,
+)
 from murmurate.vector import Exchange, Replica
 
 _PUSH, _REPLY = "gradient", "parameters"
@@ -101,6 +108,7 @@ class ParameterServer(Strategy):
         return Exchange(self._rounds, 1 + pulled, replica.clock - self._pulled_at)
 
     def _push(self, fabric: Fabric) -> None:
+        clear(fabric, _REPLY)
         centre, patience = centre_of(fabric), self.deadline_seconds
         self._awaited = fabric.send(centre, _PUSH, self._gradient, self._oldest, deadline_seconds=patience)
         if self._awaited:
@@ -145,6 +153,10 @@ class ParameterServer(Strategy):
 
     def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
         return shown_by_centre(replica, fabric)
+
+    def on_member(self, event: MemberEvent) -> None:
+        if event.kind == "joined":
+            self._pushes.forget(event.rank)
 
     # -- state --------------------------------------------------------------------------------------
 

@@ -28,7 +28,8 @@ class PushSum(Strategy):
     here nobody waits, so three things keep weights away from 0, where a step of the optimizer, which
     moves z by 1 / w of itself, would be a leap. A peer that has published nothing since our last share gets
     none: a member that stands still does not drain the others. A share leaves no less than
-    ``least_weight`` here. And what a peer's queue does not take stays here.
+    ``least_weight`` here. And what a peer's queue does not take stays here, as does what is for one that has
+    ended.
 
     topology: whom to send to, over the living; time-varying graphs turn with the own sends.
     least_weight: an equal share for each out-peer and one for us, but never less than this for us.
@@ -70,7 +71,7 @@ class PushSum(Strategy):
         replica.update()
         # x <- x + (z' - x / w): the optimizer's step, on the sum; with w = 1 it is z' to the bit
         self._sum.mul_(1 - 1 / self._weight).add_(z)
-        alone = len(fabric.living()) == 1
+        alone = len(self._partners(fabric)) == 1
         if replica.clock % self.period == 0:
             self._send(replica.clock // self.period - 1, fabric)
         heard: set[int] = set()
@@ -107,9 +108,13 @@ class PushSum(Strategy):
     def _out_peers(self, turn: int, fabric: Fabric) -> list[int]:
         if self._graph is None:
             raise RuntimeError("attach comes before step")
-        living = fabric.living()
-        position = living.index(fabric.rank)
-        return [living[k] for k in self._graph.out_peers(position, len(living), turn)]
+        partners = self._partners(fabric)
+        position = partners.index(fabric.rank)
+        return [partners[k] for k in self._graph.out_peers(position, len(partners), turn)]
+
+    def _partners(self, fabric: Fabric) -> list[int]:
+        """The living but those who take no further part: what is sent to them nobody would take."""
+        return [rank for rank in fabric.living() if rank == fabric.rank or not self._mail.has_ended(rank)]
 
     def _take(self, letter: Letter) -> None:
         self._sum.add_(letter.x)
@@ -135,6 +140,8 @@ class PushSum(Strategy):
 
     def on_member(self, event: MemberEvent) -> None:
         self._shown.pop(event.rank, None)  # who joins in its place publishes from version 1 again
+        if event.kind == "joined":
+            self._mail.forget(event.rank)
 
     def state(self) -> dict[str, Any]:
         return {
