@@ -6,6 +6,7 @@ members the same bits, and a broadcast the root's.
 
 from __future__ import annotations
 
+import threading
 from typing import Literal, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from murmurate.fabric._pool import Bytes, Pool, as_tensor
 
 Compression = Literal["none", "bfloat16", "int8"]
 BLOCK = 1024  # numbers that share one scale
+_COPIED_BYTES = 1 << 20  # at a time, while somebody sends behind
 
 
 class Codec(Protocol):
@@ -27,9 +29,66 @@ class Codec(Protocol):
         """``x``: [N], on any device; a copy."""
         ...
 
+    def begin(self, x: Tensor, pool: Pool) -> Filling:
+        """As ``encode``, but the copy may be made later (``Filling.finish``)."""
+        ...
+
     def decode(self, wire: Bytes) -> Tensor:
         """[N] on the CPU; over the same memory where nothing has to be computed."""
         ...
+
+
+class Filling:
+    """A vector on its way into its wire: it may be sent straight from where it comes from, and copied
+    afterwards, or be sent behind the copy. All is in the wire, and ``x`` may change, after ``finish``."""
+
+    def __init__(self, wire: Bytes, source: Tensor | None = None) -> None:
+        self.wire = wire
+        self._source = None if source is None else source.view(torch.uint8)
+        self._copy = as_tensor(wire, torch.uint8)
+        self._done = 0 if source is not None else wire.nbytes
+        self._more = threading.Condition()
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Those bytes, from where they are now."""
+        whole = self._copy if self._source is None else self._source
+        return whole[start:stop].numpy().data
+
+    def upto(self, stop: int) -> None:
+        """Have the first ``stop`` bytes in the wire."""
+        if self._source is not None and stop > self._done:
+            self._copy[self._done : stop].copy_(self._source[self._done : stop])
+            with self._more:
+                self._done = stop
+                self._more.notify_all()
+
+    def finish(self) -> None:
+        try:
+            for stop in range(self._done + _COPIED_BYTES, self.wire.nbytes, _COPIED_BYTES):
+                self.upto(stop)
+        finally:  # whatever interrupts us: others wait for this copy, and it has been promised
+            self.upto(self.wire.nbytes)
+            self._source = None
+
+    def wait(self, stop: int) -> None:
+        """Until another thread has brought ``upto`` there."""
+        if self._done < stop:
+            with self._more:
+                self._more.wait_for(lambda: self._done >= stop)
+
+
+class Behind:
+    """Reads a wire no further than it has been filled."""
+
+    def __init__(self, filling: Filling) -> None:
+        self._filling = filling
+
+    def read(self, start: int, stop: int) -> memoryview:
+        self._filling.wait(stop)
+        return self._filling.wire[start:stop].data
+
+    def upto(self, stop: int) -> None:
+        """Not ours to do."""
 
 
 class Plain:
@@ -45,6 +104,11 @@ class Plain:
         wire = pool.take(self.wire_bytes)
         as_tensor(wire, self._dtype).copy_(x.detach().reshape(-1))
         return wire
+
+    def begin(self, x: Tensor, pool: Pool) -> Filling:
+        if x.device.type != "cpu":
+            return Filling(self.encode(x, pool))
+        return Filling(pool.take(self.wire_bytes), x.detach().reshape(-1).to(self._dtype))
 
     def decode(self, wire: Bytes) -> Tensor:
         return as_tensor(wire, self._dtype)
@@ -63,6 +127,9 @@ class Half:
         wire = pool.take(self.wire_bytes)
         as_tensor(wire, torch.bfloat16).copy_(x.detach().reshape(-1))
         return wire
+
+    def begin(self, x: Tensor, pool: Pool) -> Filling:
+        return Filling(self.encode(x, pool))
 
     def decode(self, wire: Bytes) -> Tensor:
         return as_tensor(wire, torch.bfloat16).to(self._dtype)
@@ -96,6 +163,9 @@ class Byte:
         numbers.copy_(rounded.view(-1)[: self._count])
         return wire
 
+    def begin(self, x: Tensor, pool: Pool) -> Filling:
+        return Filling(self.encode(x, pool))
+
     def decode(self, wire: Bytes) -> Tensor:
         scales, numbers = self._parts(wire)
         each = scales.to(self._dtype).repeat_interleave(BLOCK)[: self._count]
@@ -125,6 +195,11 @@ class Feedback:
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self.residual: Tensor | None = None
+
+    def begin(self, x: Tensor, pool: Pool) -> Filling:
+        if self._codec.exact:
+            return self._codec.begin(x, pool)
+        return Filling(self.encode(x, pool))
 
     def encode(self, x: Tensor, pool: Pool) -> Bytes:
         if self._codec.exact:

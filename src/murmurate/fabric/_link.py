@@ -15,14 +15,16 @@ import time
 from collections import deque
 from typing import Any, Protocol
 
+from murmurate.fabric._compress import Filling
 from murmurate.fabric._handshake import Meeting, Passport, dial, listens
 from murmurate.fabric._seal import Card
-from murmurate.fabric._wire import NUMBERED, Closed, Frame, Kind, Pipe, Refused, Silence
+from murmurate.fabric._wire import NUMBERED, Closed, Frame, Kind, Pipe, Refused, Sending, Silence
 
 log = logging.getLogger("murmurate.fabric.network")
 
 _BEATS_A_SILENCE = 6  # so many signs of life in the time after which a silent connection is given up
 _DIAL_SECONDS = 2.0
+_AT_ONCE_BYTES = 2 << 20
 _STATE_ITEMS = 500  # in one frame, so that it stays small
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 1.0
 _GRACE_SECONDS = 1.0  # how long a lost connection may take to come back before its peer counts as silent
@@ -60,7 +62,12 @@ class Home(Protocol):
 
 
 class Link:
-    """One end. ``post`` and ``tell`` never wait; two threads do the sending and receiving."""
+    """One end. ``post`` and ``tell`` never wait; two threads do the sending and receiving.
+
+    Where the line is free, whoever has something small to send may ``claim`` it and do so himself: nobody
+    has to be woken. What the line does not take, the sending thread goes on with. Something large is sent by
+    that thread right behind the copy that is made of it.
+    """
 
     def __init__(self, home: Home, card: Card) -> None:
         self.card = card
@@ -82,6 +89,10 @@ class Link:
         self._state: dict[tuple[str, ...], Any] = {}
         self._changed: dict[tuple[str, ...], None] = {}
         self._register_next = False
+        self._claimed = False  # a thread other than the keeper is sending
+        self._writing = False  # the keeper is
+        self._nudged = False
+        self._rest: tuple[Pipe, Sending] | None = None  # what such a thread has begun
         self._keeper = threading.Thread(target=self._keep, name=f"link-{self.peer}", daemon=True)
         self._readers: list[threading.Thread] = []
 
@@ -116,6 +127,45 @@ class Link:
         self._unsent += 1
         self._work.notify()
 
+    def claim(self, frame: Frame) -> Pipe | None:
+        """``post``, if the line is free, and takes all at once: it is then the caller's, until it has called
+        ``send_claimed``. Of more than that the line would stand still while the rest is copied."""
+        if (
+            frame.length > _AT_ONCE_BYTES
+            or self._claimed
+            or self._writing
+            or self._unsent
+            or self._changed
+            or self._rest
+            or self._half_open
+        ):
+            return None
+        if self._pipe is not None:
+            self._claimed = True
+            if frame.kind in NUMBERED:
+                self._posted += 1
+                frame.number = self._posted
+                self._unacknowledged.append(frame)
+        return self._pipe
+
+    def send_claimed(self, pipe: Pipe, frame: Frame, filling: Filling) -> None:
+        """Send ``frame`` with what ``filling`` brings, as far as the line takes it; without the lock."""
+        rest = None
+        try:
+            sending = pipe.sending(frame, filling)
+            rest = None if sending.go(wait=False) else (pipe, sending)
+        except OSError:
+            with self._home.lock:
+                self._half_open = self._half_open or self._pipe is pipe
+        finally:
+            filling.finish()
+            with self._home.lock:
+                self._claimed = False
+                # of a connection that is lost there is no rest: the next begins with all that has not arrived
+                self._rest = rest if self._pipe is pipe else None
+                if self._rest or self._unsent or self._changed or self._nudged or self._pipe is not pipe:
+                    self._work.notify()
+
     def tell(self, key: tuple[str, ...], value: Any, soon: bool = True) -> None:
         """Let the peer know the newest ``value`` of ``key``; older ones may never be sent.
 
@@ -128,6 +178,7 @@ class Link:
 
     def nudge(self) -> None:
         """There may be a vector for this peer now."""
+        self._nudged = True
         self._work.notify()
 
     # -- connections --------------------------------------------------------------------------------
@@ -143,6 +194,7 @@ class Link:
                 self._pipe = None
                 raise Refused("number", f"rank {self.peer} claims to have what was never sent")
             self._acknowledge(meeting.received)
+            self._rest = None
             self._unsent = len(self._unacknowledged)
             self._changed = dict.fromkeys(self._state)
             self.connections += 1
@@ -207,19 +259,33 @@ class Link:
             pipe = self._pipe
             if pipe is None:
                 return
-            frame = None if self._half_open else self._next()
-            if frame is None:
-                if self._work.wait(self._beat_seconds) or self._half_open or self._pipe is not pipe:
+            sending = None if self._half_open or self._claimed else self._next_sending(pipe)
+            if sending is None:
+                woken = self._work.wait(self._beat_seconds)
+                if woken or self._half_open or self._claimed or self._pipe is not pipe:
                     return
-                frame = self._next() or Frame(Kind.CONTROL)
+                sending = self._next_sending(pipe) or pipe.sending(Frame(Kind.CONTROL))
+            self._writing = True
         try:
-            pipe.send(frame)
+            sending.go()
         except OSError:
             with self._home.lock:  # the reader has the last word, as more may have come before the end
                 self._half_open = self._pipe is pipe
+        finally:
+            with self._home.lock:
+                self._writing = False
+
+    def _next_sending(self, pipe: Pipe) -> Sending | None:
+        """What somebody else has begun on this connection comes first."""
+        rest, self._rest = self._rest, None
+        if rest is not None and rest[0] is pipe:
+            return rest[1]
+        frame = self._next()
+        return None if frame is None else pipe.sending(frame)
 
     def _next(self) -> Frame | None:
         """State first, as it is small; then numbered frames and vectors in turn."""
+        self._nudged = False
         if self._changed:
             keys = list(itertools.islice(self._changed, _STATE_ITEMS))
             for key in keys:

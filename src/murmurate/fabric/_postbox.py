@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmurate.fabric._compress import Codec, Feedback
+from murmurate.fabric._compress import Behind, Codec, Feedback
 from murmurate.fabric._hub import Hub
 from murmurate.fabric._wire import Frame, Kind, Refused
 from murmurate.fabric.interface import Letter, Traffic
@@ -72,15 +72,23 @@ class Postbox:
 
             if not hub.wait(room, deadline_seconds) or hub.gone(to):
                 return False
-        wire = stream.feedback.encode(x, hub.pool)  # a copy of megabytes: nobody else has to wait for it
-        frame = Frame(Kind.MAIL, self._identity, note=note, meta={"tag": tag}, payload=wire)
+        filling = stream.feedback.begin(x, hub.pool)
+        frame = Frame(Kind.MAIL, self._identity, note=note, meta={"tag": tag}, payload=filling.wire)
+        frame.source = Behind(filling)
+        link = hub.links.get(to)
         with hub.lock:
-            self._traffic.bytes += wire.nbytes
+            self._traffic.bytes += frame.length
             stream.sent += 1
-            if to == hub.rank:
+            pipe = None if link is None else link.claim(frame)
+            if link is None:
+                filling.finish()
                 self.deliver(to, frame)
-            else:
-                hub.links[to].post(frame)
+            elif pipe is None:
+                link.post(frame)
+        if link is not None and pipe is not None:
+            link.send_claimed(pipe, frame, filling)
+        # a copy of megabytes: nobody else has to wait for it with us
+        filling.finish()
         return True
 
     def receive(self, tag: str) -> Letter | None:

@@ -13,9 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from murmurate.fabric._compress import Codec
+from murmurate.fabric._compress import Behind, Codec, Filling
 from murmurate.fabric._hub import Hub
-from murmurate.fabric._pool import Bytes
 from murmurate.fabric._wire import Frame, Kind
 from murmurate.fabric.interface import FabricError, Traffic
 
@@ -43,7 +42,7 @@ class Shelf:
     def __init__(self, hub: Hub, name: str, identity: bytes, codec: Codec, traffic: Traffic) -> None:
         self._hub, self._name, self._identity, self._codec = hub, name, identity, codec
         self._traffic = traffic
-        self._newest: tuple[int, Bytes] | None = None
+        self._newest: tuple[int, Filling] | None = None
         self._wanting: dict[int, int] = {}  # by peer: the version it has
         self._subscriptions = {rank: _Subscription() for rank in hub.links}
 
@@ -54,21 +53,33 @@ class Shelf:
         return self._newest[0] if self._newest else 0
 
     def publish(self, x: Tensor) -> int:
-        wire = self._codec.encode(x, self._hub.pool)
+        filling = self._codec.begin(x, self._hub.pool)
         with self._hub.lock:
             version = self.published + 1
-            self._newest = version, wire
+            frame = Frame(Kind.REGISTER, self._identity, version=version, payload=filling.wire)
+            links = self._hub.links
+            self._newest = version, filling
+            # the first who waits, and whose line is free, gets it from this very thread
+            first = next(((links[p], pipe) for p in self._wanting if (pipe := links[p].claim(frame))), None)
+            if first is not None:
+                del self._wanting[first[0].peer]
+                self._traffic.bytes += frame.length
             for peer in self._wanting:
-                self._hub.links[peer].nudge()
+                links[peer].nudge()
+        if first is not None:
+            first[0].send_claimed(first[1], frame, filling)
+        filling.finish()
         return version
 
     def due(self, peer: int) -> Frame | None:
         if self._newest is None or peer not in self._wanting or self._newest[0] <= self._wanting[peer]:
             return None
         del self._wanting[peer]
-        version, wire = self._newest
-        self._traffic.bytes += wire.nbytes
-        return Frame(Kind.REGISTER, self._identity, version=version, payload=wire)
+        version, filling = self._newest
+        self._traffic.bytes += filling.wire.nbytes
+        frame = Frame(Kind.REGISTER, self._identity, version=version, payload=filling.wire)
+        frame.source = Behind(filling)
+        return frame
 
     # -- reading (all with the lock held) -----------------------------------------------------------
 
@@ -80,8 +91,8 @@ class Shelf:
 
     def peek(self, peer: int) -> tuple[Tensor, int]:
         if peer == self._hub.rank and self._newest is not None:
-            version, wire = self._newest
-            return self._codec.decode(wire), version
+            version, filling = self._newest
+            return self._codec.decode(filling.wire), version
         if peer != self._hub.rank:
             self._look(peer)
             held = self._subscriptions[peer]

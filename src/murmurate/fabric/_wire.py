@@ -11,14 +11,15 @@ import enum
 import json
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from murmurate.fabric._seal import TAG_BYTES, InvalidTag, Seal
 
 PIECE_BYTES = 1 << 20  # large enough that Python's part is small, small enough to stay in a core's cache
 META_LIMIT_BYTES = 1 << 18
+_READ_BYTES = 1 << 18  # at a time: the kernel's pages come back to the sender while they are in the cache
 _MAGIC = b"mu"
 _HEAD = struct.Struct("<2sBB8sQ8sQQdIQ")
 
@@ -52,6 +53,13 @@ class Silence(Closed):
     """Not a byte came for as long as a connection may be silent."""
 
 
+class Source(Protocol):
+    """Where a payload is read before it has been copied (see ``_compress.Filling``)."""
+
+    def read(self, start: int, stop: int) -> memoryview: ...
+    def upto(self, stop: int) -> None: ...
+
+
 @dataclass
 class Frame:
     """number: in the stream of numbered frames, 0 for others. version: of a register, a round's number.
@@ -66,6 +74,7 @@ class Frame:
     note: float = 0.0
     meta: dict[str, Any] = field(default_factory=dict)
     payload: Any = None
+    source: Source | None = field(default=None, compare=False, repr=False)  # of a payload not all there yet
 
     @property
     def length(self) -> int:
@@ -78,6 +87,32 @@ class Place:
 
     run: bytes
     epoch: int
+
+
+class Sending:
+    """A frame on its way. It may stop where the line is full, and go on in another thread."""
+
+    def __init__(self, line: socket.socket, pieces: Iterator[list[Any]]) -> None:
+        self._line, self._pieces = line, pieces
+        self._left: list[memoryview] = []
+
+    def go(self, wait: bool = True) -> bool:
+        """Write on. wait: for room on the line; else False when there is none. Raises OSError."""
+        flags = 0 if wait else socket.MSG_DONTWAIT
+        while True:
+            while self._left:
+                try:
+                    _drop(self._left, self._line.sendmsg(self._left, [], flags))
+                except BlockingIOError:
+                    if wait:
+                        raise
+                    # what they show may change before somebody goes on
+                    self._left = [memoryview(bytes(part)) for part in self._left]
+                    return False
+            parts = next(self._pieces, None)
+            if parts is None:
+                return True
+            self._left = [memoryview(part) for part in parts]
 
 
 class Pipe:
@@ -99,6 +134,20 @@ class Pipe:
 
     def send(self, frame: Frame, place: Place | None = None, length: int | None = None) -> None:
         """``place`` and ``length`` other than the true ones are for tests. Raises OSError."""
+        Sending(self._line, self._pieces(frame, frame.source, place, length)).go()
+
+    def sending(self, frame: Frame, source: Source | None = None) -> Sending:
+        """``source``: of the payload, instead of the frame's own."""
+        return Sending(self._line, self._pieces(frame, source or frame.source))
+
+    def _pieces(
+        self,
+        frame: Frame,
+        source: Source | None,
+        place: Place | None = None,
+        length: int | None = None,
+    ) -> Iterator[list[Any]]:
+        """What to write, piece after piece; each is to be written before the next is asked for."""
         meta = json.dumps(frame.meta, separators=(",", ":")).encode() if frame.meta else b""
         where = place or self._place
         head = _HEAD.pack(
@@ -117,12 +166,16 @@ class Pipe:
         # what comes before the vector goes with its first piece: one wake-up less at the other end
         parts = self._sealed_copy(head) + (self._sealed_copy(meta) if meta else [])
         if not frame.length:
-            self._write(parts)
+            yield parts
             return
         payload = memoryview(frame.payload).cast("B")
         for start in range(0, len(payload), PIECE_BYTES):
-            self._write(parts + self._sealed_in_place(payload[start : start + PIECE_BYTES]))
+            stop = min(start + PIECE_BYTES, len(payload))
+            piece = payload[start:stop] if source is None else source.read(start, stop)
+            yield parts + self._sealed_in_place(piece)
             parts = []
+            if source is not None:
+                source.upto(stop)
 
     def _sealed_copy(self, words: bytes) -> list[Any]:
         if not self._sends.encrypt:
@@ -138,11 +191,6 @@ class Pipe:
         sealed = self._sealed[: len(piece) + TAG_BYTES]
         self._sends.close_into(piece, sealed)
         return [sealed]
-
-    def _write(self, parts: list[Any]) -> None:
-        left = [memoryview(part) for part in parts]
-        while left:
-            _drop(left, self._line.sendmsg(left))
 
     # -- in -----------------------------------------------------------------------------------------
 
@@ -209,7 +257,10 @@ def read_whole(line: socket.socket, buffers: list[memoryview], first: bool = Fal
     begun = not first
     while buffers:
         try:
-            count = line.recvmsg_into(buffers, 0, socket.MSG_WAITALL)[0]
+            if len(buffers[0]) > _READ_BYTES:
+                count = line.recv_into(buffers[0][:_READ_BYTES], 0, socket.MSG_WAITALL)
+            else:
+                count = line.recvmsg_into(buffers, 0, socket.MSG_WAITALL)[0]
         except (BlockingIOError, TimeoutError):
             raise Silence("it was silent for too long") from None
         if count == 0:
