@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,135 @@ COLUMNS: dict[str, list[tuple[str, str]]] = {
     ],
 }
 
+Rows = list[tuple[str, dict[str, Any]]]
+
+
+def _strategies(result: dict[str, Any]) -> Rows:
+    return list(result["strategies"].items())
+
+
+def _learning(result: dict[str, Any]) -> Rows:
+    """By strategy what the result has by fact."""
+    facts = ("replicas", "seeds", "reached", "eval_return_mean", "env_steps", "wall_seconds")
+    given = {fact: result[fact] for fact in facts}
+    return [
+        (name, {fact: of[name] if isinstance(of, dict) else of for fact, of in given.items()})
+        for name in given["reached"]
+    ]
+
+
+def _faulted(result: dict[str, Any]) -> Rows:
+    return [(name, {**row, "count": len(row["faults"])}) for name, row in _strategies(result)]
+
+
+def _scaling(result: dict[str, Any]) -> Rows:
+    """By scheme: data points a second on so many nodes, and virtual seconds to the reference score."""
+    times = {n: of["seconds_to_reference"] for n, of in result["time_to_reference"].items()}
+    return [
+        (name, {"points": of, "seconds": {n: reached.get(name) for n, reached in times.items()}})
+        for name, of in result["data_points_per_second"].items()
+    ]
+
+
+# bench -> heading of the first column, the rows, and their columns as above; a table a result
+TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, str]]]] = {
+    "cartpole-learning": (
+        "strategy",
+        _learning,
+        [
+            ("replicas", "replicas"),
+            ("seeds", "seeds"),
+            ("of them reached 475", "reached"),
+            ("evaluation, median", "eval_return_mean.median"),
+            ("least", "eval_return_mean.least"),
+            ("env steps", "env_steps.median"),
+            ("seconds", "wall_seconds.median"),
+        ],
+    ),
+    "every-strategy": (
+        "strategy, replicas",
+        lambda result: [(f"{row['strategy']}, {row['replicas']}", row) for row in result["rows"]],
+        [
+            ("CartPole: evaluation, median", "cartpole_eval_return.median"),
+            ("least", "cartpole_eval_return.least"),
+            ("waiting", "cartpole_waiting_share"),
+            ("staleness, most", "cartpole_staleness_max.greatest"),
+            ("disagreement at the end, most", "cartpole_disagreement_final.greatest"),
+            ("Pong: env steps / s", "pong_env_steps_per_second"),
+            ("waiting", "pong_waiting_share"),
+            ("staleness, most", "pong_staleness_max"),
+            ("bytes / update", "pong_bytes_per_update"),
+        ],
+    ),
+    "straggler": (
+        "strategy",
+        _strategies,
+        [
+            ("blocked share of the quick", "blocked_share.median"),
+            ("updates / CPU s of all", "updates_per_cpu_second.median"),
+            ("updates / s of a quick one", "updates_of_the_quick_per_second.median"),
+            ("of the slow one", "updates_of_the_slow_per_second.median"),
+        ],
+    ),
+    "straggler-simulated": (
+        "strategy",
+        _strategies,
+        [
+            *((f"kept by the others, {n}", f"{n}_replicas.others_kept") for n in (4, 32, 128, 1000)),
+            ("staleness, most, 1000", "1000_replicas.staleness_max"),
+            ("CartPole return after the same time", "learning.train_return_mean"),
+            ("evaluation", "learning.eval_return_mean"),
+            ("updates of all", "learning.total_updates"),
+        ],
+    ),
+    "chaos": (
+        "strategy",
+        _faulted,
+        [
+            ("faults", "count"),
+            ("return over that in peace", "return_ratio"),
+            ("env steps over those in peace", "throughput_ratio"),
+            ("longest standstill, s", "under_faults.longest_time_without_a_record_seconds"),
+            ("processes left", "under_faults.left_processes"),
+            ("files left", "under_faults.left_files"),
+        ],
+    ),
+    "chaos-simulated": (
+        "strategy",
+        _strategies,
+        [
+            ("throughput kept", "kept"),
+            ("died", "faults.died"),
+            ("paused", "faults.paused"),
+            ("cut off", "faults.cut"),
+            ("staleness, most", "staleness_max"),
+            ("disagreement at the end", "disagreement_final"),
+        ],
+    ),
+    "hsa2c-scaling": (
+        "scheme",
+        _scaling,
+        [
+            *((f"points / s, {n} nodes", f"points.{n}_nodes") for n in (1, 20, 30, 40, 60)),
+            *((f"s to the score, {n} nodes", f"seconds.{n}_nodes") for n in (8, 20)),
+        ],
+    ),
+    "transport": (
+        "size",
+        lambda result: [(name.replace("_", " "), of["ratios"]) for name, of in result["sizes"].items()],
+        [
+            ("shared-memory register / memcpy", "shared_memory_register_over_memcpy"),
+            ("mail / memcpy", "shared_memory_mail_over_memcpy"),
+            ("TCP register / gloo", "tcp_plain_register_over_gloo"),
+            ("TCP mail / gloo", "tcp_plain_mail_over_gloo"),
+            ("TCP stream / gloo", "tcp_plain_stream_over_gloo"),
+            ("AES register / cipher", "tcp_aes_256_gcm_register_over_cipher"),
+            ("AES stream / cipher", "tcp_aes_256_gcm_stream_over_cipher"),
+            ("AES stream / unencrypted", "tcp_aes_256_gcm_stream_over_plain"),
+        ],
+    ),
+}
+
 
 def at(result: Any, path: str) -> Any:
     for key in path.split("."):
@@ -79,7 +208,7 @@ def cell(value: Any) -> str:
 
 
 def tables(results: Iterable[dict[str, Any]]) -> str:
-    """One table a bench, newest result first."""
+    """One table a bench, or one a result; the newest first."""
     by_bench: dict[str, list[dict[str, Any]]] = {}
     for result in sorted(results, key=lambda r: str(r["date"]), reverse=True):
         by_bench.setdefault(result["bench"], []).append(result)
@@ -95,7 +224,26 @@ def tables(results: Iterable[dict[str, Any]]) -> str:
             cores = [result["date"][:10], f"{machine['cores']} x {machine['cpu']}"]
             lines.append("| " + " | ".join([*cores, *(cell(at(result, path)) for _, path in columns)]) + " |")
         out.append(f"### {bench}\n\n" + "\n".join(lines) + "\n")
+    for bench, (first, rows, columns) in TABLES.items():
+        out.append(f"### {bench}\n")
+        out.extend(_table(result, first, rows(result), columns) for result in by_bench.get(bench, []))
+        if bench not in by_bench:
+            out.append("No result yet.\n")
     return "\n".join(out)
+
+
+def _table(result: dict[str, Any], first: str, rows: Rows, columns: list[tuple[str, str]]) -> str:
+    machine = result["hardware"]
+    lines = [
+        f"{result['date'][:10]}, {machine['cores']} x {machine['cpu']}: `{result['command']}`\n",
+        "| " + " | ".join([first, *(heading for heading, _ in columns)]) + " |",
+        "|" + "---|" * (1 + len(columns)),
+    ]
+    lines += [
+        "| " + " | ".join([label, *(cell(at(row, path)) for _, path in columns)]) + " |"
+        for label, row in rows
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def rewrite(page: str, fresh: str) -> str:

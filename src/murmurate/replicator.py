@@ -156,8 +156,10 @@ def check_capabilities(strategy: Strategy, offered: frozenset[Capability], where
     missing = sorted(c.value for c in strategy.needed() - offered)
     if missing:
         remedy = next((name for need, name in _REMEDIES if need in offered), "solo --replicas 1")
+        apart = Capability.SHARED_MEMORY not in offered
+        own = f" {strategy.remedy}." if apart and strategy.remedy else ""
         raise Refusal(
-            f"{strategy.name} needs {' and '.join(missing)}, which {where} does not offer. "
+            f"{strategy.name} needs {' and '.join(missing)}, which {where} does not offer.{own} "
             f"Use --strategy {remedy}, or --launcher local on one host."
         )
 

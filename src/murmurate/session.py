@@ -129,7 +129,7 @@ _MAY_CHANGE = frozenset(
     {
         "env_steps", "updates", "minutes", "stop_at_return", "launcher", "placement", "eval_episodes",
         "checkpoint_every_env_steps", "probe_every_updates", "record_every_seconds",
-        "restarts",
+        "restarts", "compression",
     }
 )  # fmt: skip
 
@@ -191,6 +191,11 @@ def preflight(run: Run) -> None:
         raise Refusal(
             f"restarts is {run.restarts}, and the {run.launcher} launcher does not start replicas again by "
             "that number (docs/launchers.md says what it does). Leave it out, or use --launcher local."
+        )
+    if run.compression != "none" and run.launcher not in ("torchrun", "ray"):
+        raise Refusal(
+            f"compression is {run.compression}, and the {run.launcher} launcher keeps all replicas on one "
+            "host, where vectors are not sent. Leave it out, or use --launcher torchrun."
         )
     if run.strategy.name == "solo" and run.replicas > 1:
         raise Refusal(

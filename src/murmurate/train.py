@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -48,6 +48,8 @@ class Run:
     eval_episodes: full games played by the final (and the best) parameters.
     restarts: how often each replica that died is started again, with a living peer's state (launcher
         ``local``). 0 goes on without it: what killed it, as too little memory does, may kill it again.
+    compression: of vectors that go between hosts (launchers ``torchrun`` and ``ray``) by register and mail:
+        ``bfloat16``, or ``int8`` with error feedback. Collectives, and members of one host, send all bits.
     """
 
     recipe: str
@@ -69,6 +71,7 @@ class Run:
     record_every_seconds: float = 1.0
     eval_episodes: int = 10
     restarts: int = 0
+    compression: Literal["none", "bfloat16", "int8"] = "none"
 
     def validate(self) -> None:
         """Raise Refusal for values that make no sense."""

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from faults.namespaces import ADDRESSES, Cabled, why_not
 
@@ -34,51 +35,54 @@ def _until(condition, seconds, what):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("cut_seconds", [5, 20])
-def test_gossip_and_deltas_over_a_bad_link_that_is_cut(cut_seconds, tmp_path):
+def _through_a_cut(script, sides, cut_seconds, tmp_path, learners):
+    """Run ``script`` a rank with the link cut for a while; what the ranks have written at the end.
+
+    sides: where each rank is. learners: the first so many tell of their progress.
+    """
     reason = why_not()
     if reason:
         pytest.skip(reason)
+    size = len(sides)
     cable = Cabled(delay_seconds=0.01, loss=0.01, seed=0)
     environment = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{_TESTS}"}
     replicas = []
     try:
-        for rank in range(SIZE):
-            side = rank // 2
-            words = [cable.names[side], ADDRESSES[side], str(rank), str(SIZE), str(tmp_path)]
-            command = [sys.executable, str(_TESTS / "faults" / "replica_in_namespace.py"), *words]
+        for rank, side in enumerate(sides):
+            words = [cable.names[side], ADDRESSES[side], str(rank), str(size), str(tmp_path)]
+            command = [sys.executable, str(_TESTS / "faults" / script), *words]
             with (tmp_path / f"{rank}.log").open("w") as log:
                 replicas.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
 
+        def told(rank):
+            return _progress(tmp_path, rank)
+
         def all_at(steps):
             assert all(replica.poll() is None for replica in replicas), "a replica ended early"
-            return all((p := _progress(tmp_path, rank)) and p[0] >= steps for rank in range(SIZE))
+            return all((p := told(rank)) and p[0] >= steps for rank in range(learners))
+
+        def all_see(living):
+            return all((p := told(rank)) and p[1] == living(rank) for rank in range(learners))
 
         _until(lambda: all_at(30), 60, "the first steps")
         cable.whole = False
         began = time.monotonic()
-        sides = [[0, 1], [0, 1], [2, 3], [2, 3]]
-        _until(
-            lambda: all((p := _progress(tmp_path, r)) and p[1] == sides[r] for r in range(SIZE)),
-            cut_seconds,
-            "notice of the cut",
-        )
-        before = [_progress(tmp_path, rank)[0] for rank in range(SIZE)]
+        own_side = {rank: [r for r in range(size) if sides[r] == sides[rank]] for rank in range(size)}
+        _until(lambda: all_see(own_side.get), cut_seconds, "notice of the cut")
+        before = [told(rank) for rank in range(learners)]
         while time.monotonic() - began < cut_seconds:
             time.sleep(0.1)
-        _until(lambda: all_at(max(before) + 5), 10, "a step during the cut")
+        _until(lambda: all_at(max(p[0] for p in before) + 5), 10, "a step during the cut")
+        during = [told(rank) for rank in range(learners)]
         cable.whole = True
-        everybody = list(range(SIZE))
-        _until(
-            lambda: all((p := _progress(tmp_path, r)) and p[1] == everybody for r in range(SIZE)),
-            30,
-            "the return of the other side",
-        )
+        _until(lambda: all_see(lambda _: list(range(size))), 30, "the return of the other side")
+        time.sleep(1.0)
+        after = [told(rank) for rank in range(learners)]
         (tmp_path / "stop").touch()
         for replica in replicas:
             assert replica.wait(120) == 0
     except BaseException:
-        for rank in range(SIZE):
+        for rank in range(size):
             print((tmp_path / f"{rank}.log").read_text())
         raise
     finally:
@@ -87,7 +91,35 @@ def test_gossip_and_deltas_over_a_bad_link_that_is_cut(cut_seconds, tmp_path):
             replica.wait()
         cable.close()
     assert cable.lost > 0
-    _check([json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(SIZE)])
+    outcomes = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(size)]
+    return outcomes, (before, during, after)
+
+
+@pytest.mark.parametrize("cut_seconds", [5, 20])
+def test_gossip_and_deltas_over_a_bad_link_that_is_cut(cut_seconds, tmp_path):
+    sides = [0, 0, 1, 1]
+    outcomes, _ = _through_a_cut("replica_in_namespace.py", sides, cut_seconds, tmp_path, SIZE)
+    _check(outcomes)
+
+
+def test_dpsgd_over_a_bad_link_that_is_cut(tmp_path):
+    """Four nodes of one, two on each host, and the master on the first: the far side learns on alone."""
+    outcomes, told = _through_a_cut("dpsgd_in_namespace.py", [0, 0, 1, 1, 0], 20, tmp_path, 4)
+    *nodes, master = outcomes
+    before, during, after = ([p[2] for p in moment] for moment in told)
+    for near in (0, 1):
+        assert during[near] > before[near], "who can reach the master goes on with it"
+    for far in (2, 3):
+        assert during[far] <= before[far] + 1, "there was no answer to be had"
+        assert after[far] > during[far], "and there was again"
+    assert all(outcome["settled"] for outcome in outcomes)
+    # each update that was pushed counts once, and nothing else does
+    moved = sum(torch.tensor(node["pushed"], dtype=torch.float64) for node in nodes) / 4
+    torch.testing.assert_close(torch.tensor(master["v"], dtype=torch.float64), moved, rtol=1e-9, atol=1e-9)
+    assert master["clock"] == sum(node["pushes"] for node in nodes)
+    assert all(outcome["shown"] == master["v"] for outcome in outcomes)
+    assert all(not set(outcome["refused"]) - {"truncated", "handshake"} for outcome in outcomes)
+    assert abs(moved.item() - 1.5) < 0.5, "it is near the mean of the targets 0 to 3"
 
 
 def _check(outcomes):

@@ -105,10 +105,21 @@ sys.exit(main())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["all-reduce", "gala", "parameter-server"])
-def test_ranks_that_share_no_memory_talk_over_the_network(strategy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("all-reduce", ()),
+        ("gala", ()),
+        ("gala", ("--compression", "bfloat16")),
+        ("parameter-server", ("--compression", "int8")),
+        ("dpsgd", ("--strategy.threads", 1)),
+    ],
+)
+def test_ranks_that_share_no_memory_talk_over_the_network(
+    strategy: str, options: tuple[object, ...], tmp_path: Path
+) -> None:
     (tmp_path / "apart.py").write_text(_APART)
-    fields = ("--strategy", strategy, "--updates", 30)
+    fields = ("--strategy", strategy, *options, "--updates", 30)
     given = ("--standalone", "--nproc-per-node", 2, tmp_path / "apart.py", "train", "cartpole-gala")
     where = ("--out", tmp_path / "apart", "--launcher", "torchrun")
     with Ranks(tmp_path / "apart", *given, *where, *_SHORT, *fields) as command:
@@ -212,6 +223,7 @@ def test_ranks_do_not_outlive_torchrun(tmp_path: Path) -> None:
         ({"WORLD_SIZE": "two"}, (), "make no sense"),
         ({}, ("--replicas", "3"), "started 2 rank(s) and the run has 3 replicas"),
         ({"LOCAL_WORLD_SIZE": "1"}, ("--strategy", "hogwild"), "the torchrun launcher across hosts"),
+        ({"LOCAL_WORLD_SIZE": "1"}, ("--strategy", "dpsgd"), "--strategy.threads 1"),
     ],
 )
 def test_refusals_name_cause_and_remedy(

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from murmurate.fabric._hub import Hub
 
-__all__ = ["Died", "NetworkChannel", "NetworkFabric", "run_members"]
+__all__ = ["Compression", "Died", "NetworkChannel", "NetworkFabric", "run_members"]
 
 _OFFERED = frozenset({Capability.COLLECTIVE, Capability.MAIL, Capability.REGISTER})
 

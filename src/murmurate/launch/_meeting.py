@@ -17,7 +17,7 @@ from murmurate.errors import Refusal
 from murmurate.fabric.arena import Arena
 from murmurate.fabric.board import Board
 from murmurate.fabric.interface import FabricFactory
-from murmurate.fabric.network import NetworkFabric
+from murmurate.fabric.network import Compression, NetworkFabric
 from murmurate.fabric.processes import ProcessFabric
 from murmurate.fabric.store_board import StoreBoard
 from murmurate.launch._ground import Offer, Process, borrow, this_host
@@ -36,6 +36,7 @@ class Meeting:
     secret: of this epoch's links, in hexadecimal; empty where MURMURATE_SECRET, set on every host, is it.
     started_at, elapsed_seconds: what the leader's clock said when the run began, and how long ago that was.
     checkpoint, parts: what to go on from (rank -> which replica's part).
+    compression: of what goes over the network.
     """
 
     run_id: str
@@ -51,6 +52,7 @@ class Meeting:
     offset_seconds: float = 0.0
     checkpoint: str | None = None
     parts: dict[str, int] | None = None
+    compression: Compression = "none"
 
     @classmethod
     def restored(cls, plain: dict[str, Any]) -> Meeting:
@@ -147,6 +149,7 @@ class Ground:
             secret=bytes.fromhex(meeting.secret) or os.environ["MURMURATE_SECRET"].encode(),
             address=self._address,
             board=self.board,
+            compression=meeting.compression,
         )
         self._doors.append(door)
         return door

@@ -198,6 +198,7 @@ class _Flock:
             offset_seconds=self.offset_seconds,
             checkpoint=None if self.checkpoint is None else str(self.checkpoint.resolve()),
             parts=None if self.parts is None else {str(r): source for r, source in self.parts.items()},
+            compression=self.run.compression,
         )
         store = PrefixStore(f"epoch-{self.epoch}", self.store)
         self.ground = Ground(self.meeting, store, [], leads=True, address=self.address)

@@ -95,6 +95,7 @@ def start(
         offset_seconds=offset_seconds,
         checkpoint=None if checkpoint is None else str(checkpoint.resolve()),
         parts=None if parts is None else {str(rank): source for rank, source in parts.items()},
+        compression=run.compression,
     )
     mine = [0, *range(run.replicas, run.members)]
     ground = Ground(meeting, us.store, mine, leads=True, address=us.address())

@@ -78,6 +78,7 @@ class DPSGD(Strategy):
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.MAIL, Capability.REGISTER, Capability.SHARED_MEMORY}
     )
+    remedy: ClassVar[str] = "--strategy.threads 1 makes each replica a node of its own, which shares nothing"
     centre: ClassVar[bool] = True
     counts_all: ClassVar[bool] = True
     carries: ClassVar[str] = "deltas"

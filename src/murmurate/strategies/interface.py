@@ -44,6 +44,8 @@ class Strategy:
     counts_all: ClassVar[bool] = False
     # Whether one more member, the last rank, keeps a centre: it learns nothing and runs ``serve``.
     centre: ClassVar[bool] = False
+    # What one may do on a fabric without shared memory, for the error that one gets there.
+    remedy: ClassVar[str] = ""
     # What ``list strategies`` prints: whether lost messages are harmless (state) or missed (deltas), what
     # bounds how old they are, and what is done about a peer that dies, is slow, or joins.
     carries: ClassVar[str] = "nothing"

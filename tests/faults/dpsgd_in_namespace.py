@@ -1,0 +1,96 @@
+"""One member of DPSGD over a bad link, as a process of its own: nodes of one learner, and the master last.
+
+    python dpsgd_in_namespace.py NAMESPACE ADDRESS RANK SIZE FOLDER
+
+Learners run until FOLDER/stop exists, then settle; all write FOLDER/<rank>.json. What a learner has done so
+far is in FOLDER/<rank>.progress: [updates, the living, answers it had].
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from faults.namespaces import enter
+from murmurate.fabric.network import NetworkFabric
+from murmurate.replicator import Replicator
+from murmurate.strategies.dpsgd import DPSGD
+
+PARAMETERS = 2000
+_SETTLE_SECONDS = 60.0
+
+
+class Point(nn.Module):
+    """Least squares: the distance to a target, another one for each replica."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(PARAMETERS, dtype=torch.float64))
+
+
+def main(namespace, address, rank, size, folder):
+    torch.set_num_threads(1)
+    enter(namespace)
+    store = dist.FileStore(str(folder / "rendezvous"), size)
+    fabric = NetworkFabric(
+        rank, size, store, run_id="namespaces", secret=b"s", address=address, silence_seconds=2.0
+    )
+    replicator = Replicator(DPSGD(threads=1, local_updates=5), fabric)
+    module = Point()
+    replica = replicator.replicate("model", module, lambda given: torch.optim.SGD(given, lr=0.05))
+    bond = replicator.bonds["model"]
+    end = fabric.channel("end", torch.zeros(1))
+    work = serve if rank == size - 1 else learn
+    outcome = work(replicator, bond, module, end, folder)
+    replicator.publish()
+    end.gather(torch.zeros(1))  # now everybody can read what the master shows
+    shown = bond.strategy.consensus(replica, bond.channel)
+    outcome |= {"shown": shown.unique().tolist(), "refused": dict(fabric.refused), "clock": replica.clock}
+    (folder / f"{rank}.json").write_text(json.dumps(outcome))
+    fabric.close()
+
+
+def serve(replicator, bond, module, end, folder):
+    done = 0
+    while done < end.size - 1:
+        with torch.no_grad():
+            bond.strategy.serve(bond.replica, bond.channel)
+        done += end.receive("done") is not None
+    settled = replicator.settle(1, _SETTLE_SECONDS)
+    return {"settled": settled, "v": bond.replica.params.unique().tolist()}
+
+
+def learn(replicator, bond, module, end, folder):
+    rank, replica = end.rank, bond.replica
+    pushed, count = torch.zeros(PARAMETERS, dtype=torch.float64), 0
+    send = bond.channel.send
+
+    def counted(to, tag, x, note=0.0, deadline_seconds=None):
+        nonlocal count
+        sent = send(to, tag, x, note, deadline_seconds)
+        if sent and tag == "update" and note >= 0:
+            pushed.add_(x)
+            count += 1
+        return sent
+
+    bond.channel.send = counted
+    while not (folder / "stop").exists():
+        exchange = replica.descend((module.weight - rank).square().sum() / 2)
+        progress = json.dumps([replica.clock, list(bond.channel.living()), exchange.round])
+        (folder / f"{rank}.progress.new").write_text(progress)
+        (folder / f"{rank}.progress.new").rename(folder / f"{rank}.progress")
+        time.sleep(0.02)
+    settled = replicator.settle(1, _SETTLE_SECONDS)
+    end.send(end.size - 1, "done", torch.zeros(1))
+    return {"settled": settled, "pushed": pushed.unique().tolist(), "pushes": count}
+
+
+if __name__ == "__main__":
+    name, where, mine, total, place = sys.argv[1:]
+    main(name, where, int(mine), int(total), Path(place))
