@@ -151,6 +151,8 @@ class ProcessChannel:
         self._lendable = self._letters.view(torch.uint8).numpy()
         self._pool = Pool()
         self._inbox: dict[str, deque[Letter]] = {}
+        self._incoming, self._consumed = self._sent[:, rank], self._taken[:, rank]
+        self._words: dict[str, np.ndarray] = {}
         self._arrived: dict[int, Tensor] = {}
         self._pinned: set[int] = set()
         self._memory: dict[str, Tensor] = {}
@@ -283,9 +285,7 @@ class ProcessChannel:
     def send(
         self, to: int, tag: str, x: Tensor, note: float = 0.0, deadline_seconds: float | None = None
     ) -> bool:
-        name = tag.encode()
-        if len(name) >= _TAG_BYTES:
-            raise ValueError(f"a tag has at most {_TAG_BYTES - 1} bytes, '{tag}' has {len(name)}")
+        words = self._words_of(tag)
         here = self.rank, to
         number = int(self._sent[here])
         found: list[int] = []
@@ -299,7 +299,7 @@ class ProcessChannel:
         if not self._wait(room, patience) or not self._roster.is_alive(to):
             return False
         slot = found[0]
-        self._tags[*here, slot] = np.frombuffer(name.ljust(_TAG_BYTES, b"\0"), dtype=np.uint8)
+        self._tags[*here, slot] = words
         self._notes[*here, slot] = note
         self._stamps[*here, slot] = stamp
         self._order[*here, number % _MAIL_SLOTS] = slot
@@ -313,12 +313,23 @@ class ProcessChannel:
         here = self.rank, to
         taken = int(self._taken[here])
         self._fence()  # what a reader has taken it has marked as lent before
+        if number == taken and not self._lent[here].any():
+            return [0]
         if number - taken >= _MAIL_SLOTS:
             return []
         under_way = {int(self._order[*here, k % _MAIL_SLOTS]) for k in range(taken, number)}
         life = self._roster.board.life(to) & _LIFE_MASK
         held = (self._lent[here] != 0) & (self._stamps[here] & _LIFE_MASK == life)
         return [slot for slot in range(_MAIL_SLOTS) if slot not in under_way and not held[slot]]
+
+    def _words_of(self, tag: str) -> np.ndarray:
+        """[64] uint8: a tag as it lies beside its letter."""
+        if tag not in self._words:
+            name = tag.encode()
+            if len(name) >= _TAG_BYTES:
+                raise ValueError(f"a tag has at most {_TAG_BYTES - 1} bytes, '{tag}' has {len(name)}")
+            self._words[tag] = np.frombuffer(name.ljust(_TAG_BYTES, b"\0"), dtype=np.uint8)
+        return self._words[tag]
 
     def receive(self, tag: str) -> Letter | None:
         self._empty_letterbox()
@@ -334,7 +345,8 @@ class ProcessChannel:
         return self.receive(tag)
 
     def _empty_letterbox(self) -> None:
-        for sender in np.flatnonzero(self._sent[:, self.rank] != self._taken[:, self.rank]).tolist():
+        news = self._incoming != self._consumed
+        for sender in np.flatnonzero(news).tolist() if news.any() else ():
             here = sender, self.rank
             stamp = self._stamp(*here)
             number = int(self._taken[here])
