@@ -65,8 +65,8 @@ def test_draws_into_tensors_that_are_there(backend):
     tree.set(torch.arange(100), torch.ones(100))
     out = Draw(torch.full((64,), -1), torch.zeros(64))
     assert tree.sample(64, 0.4, out=out) is out
-    assert bool(((out.index >= 0) & (out.index < 100)).all())
-    assert out.weight.tolist() == [1.0] * 64
+    assert bool(((out.indices >= 0) & (out.indices < 100)).all())
+    assert out.weights.tolist() == [1.0] * 64
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -89,7 +89,7 @@ def test_a_tree_in_shared_memory_is_seen_by_who_comes_later():
     assert reader.minimum == writer.minimum
     writer.set(torch.tensor([17]), torch.tensor([1e6]))
     assert torch.equal(reader.priorities, writer.priorities)
-    assert (reader.sample(1000, 0.4).index == 17).double().mean() > 0.9
+    assert (reader.sample(1000, 0.4).indices == 17).double().mean() > 0.9
     os.close(descriptor)
 
 

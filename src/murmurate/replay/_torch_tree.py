@@ -63,7 +63,7 @@ class TorchTree:
         """All sums above ``index`` from their children, level by level."""
         below = self._leaves
         for level, (sums, lows) in enumerate(zip(self._sums, self._least, strict=True)):
-            index = torch.div(index, self.fan_out, rounding_mode="floor").unique()
+            index = torch.unique(torch.div(index, self.fan_out, rounding_mode="floor"))
             lines = below.view(-1, self.fan_out)[index]
             sums[index] = lines.to(sums.dtype).sum(1)
             low = _positive(lines) if level == 0 else self._least[level - 1].view(-1, self.fan_out)[index]
@@ -99,8 +99,8 @@ class TorchTree:
         weight = (self._leaves[index] / self.minimum) ** -beta
         if out is None:
             return Draw(index, weight)
-        out.index.copy_(index)
-        out.weight.copy_(weight)
+        out.indices.copy_(index)
+        out.weights.copy_(weight)
         return out
 
     def state(self) -> dict[str, Any]:

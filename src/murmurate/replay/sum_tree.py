@@ -24,10 +24,10 @@ NATIVE_FAN_OUT = 16
 
 
 class Draw(NamedTuple):
-    """index: [B] int64. weight: [B] float32, (p / least positive p) ** -beta, so 1 at most."""
+    """indices: [B] int64. weights: [B] float32, (p / least positive p) ** -beta, so 1 at most."""
 
-    index: Tensor
-    weight: Tensor
+    indices: Tensor
+    weights: Tensor
 
 
 class SumTree(Protocol):
@@ -103,7 +103,7 @@ def sum_tree(
     """
     if capacity < 1:
         raise ValueError(f"a tree has at least one leaf, not {capacity}")
-    if not 2 <= fan_out:
+    if not fan_out >= 2:
         raise ValueError(f"a node has at least two children, not {fan_out}")
     device = torch.device(device)
     reason = ""
@@ -117,9 +117,7 @@ def sum_tree(
         from murmurate.replay._torch_tree import TorchTree
 
         if memory is not None:
-            raise Refusal(
-                f"a sum tree in shared memory is the native one: {reason or 'backend is torch'}."
-            )
+            raise Refusal(f"a sum tree in shared memory is the native one: {reason or 'backend is torch'}.")
         return TorchTree(capacity, fan_out, seed, device)
     if reason:
         raise Refusal(f"the native sum tree was asked for, but {reason}. Use backend='auto'.")
