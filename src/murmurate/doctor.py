@@ -25,7 +25,8 @@ _OK, _NOTE, _BAD = "ok", "note", "bad"
 def findings() -> dict[str, Any]:
     """``{"checks": [{"name", "status", "found", "advice"}], "ok": bool, "hardware", "versions"}``."""
     looks: list[Callable[[], dict[str, str]]] = [
-        _cores, _threads, _memory, _shared_memory, _open_files, _gpu, _bfloat16, _kernels, _roms, _mujoco, _video,
+        _cores, _threads, _memory, _shared_memory, _open_files, _gpu, _bfloat16, _kernels, _roms, _mujoco,
+        _video,
     ]  # fmt: skip
     checks = [look() for look in looks]
     return {

@@ -33,8 +33,8 @@ class Draw(NamedTuple):
 class SumTree(Protocol):
     """Priorities p_0 .. p_{capacity - 1}, zero at first. A priority of zero is never drawn.
 
-    One process writes; any number may read what lies in shared memory meanwhile, and find every priority as it
-    was or as it is.
+    One process writes; any number may read what lies in shared memory meanwhile, and find every priority as
+    it was or as it is.
     """
 
     capacity: int
