@@ -10,6 +10,7 @@
 #include <initializer_list>
 #include <new>
 
+#include "gather.hpp"
 #include "kernels.hpp"
 
 namespace {
@@ -226,6 +227,38 @@ PyObject* leaves(PyObject*, PyObject* capsule) {
   return tree ? PyLong_FromSize_t(reinterpret_cast<std::size_t>(tree->raw[0])) : nullptr;
 }
 
+// gather(base, stride, bytes, index, count, out)
+PyObject* gather_rows(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  if (!expect(n, 6)) return nullptr;
+  const char* base = at<char>(args[0]);
+  const int64_t stride = PyLong_AsLongLong(args[1]), bytes = PyLong_AsLongLong(args[2]);
+  const int64_t* index = at<int64_t>(args[3]);
+  const int64_t count = PyLong_AsLongLong(args[4]);
+  char* out = at<char>(args[5]);
+  if (PyErr_Occurred()) return nullptr;
+  Py_BEGIN_ALLOW_THREADS
+  gather(base, stride, bytes, index, count, out);
+  Py_END_ALLOW_THREADS
+  Py_RETURN_NONE;
+}
+
+// split(base, stride, index, count, fields, number): fields are triples (offset, bytes, out) of int64
+PyObject* split_rows(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  if (!expect(n, 6)) return nullptr;
+  const char* base = at<char>(args[0]);
+  const int64_t stride = PyLong_AsLongLong(args[1]);
+  const int64_t* index = at<int64_t>(args[2]);
+  const int64_t count = PyLong_AsLongLong(args[3]);
+  const Field* fields = at<Field>(args[4]);
+  const int64_t number = PyLong_AsLongLong(args[5]);
+  if (PyErr_Occurred()) return nullptr;
+  static_assert(sizeof(Field) == 3 * sizeof(int64_t), "fields come as an array of int64");
+  Py_BEGIN_ALLOW_THREADS
+  split(base, stride, index, count, fields, number);
+  Py_END_ALLOW_THREADS
+  Py_RETURN_NONE;
+}
+
 // simd() -> the instruction set in use; use(name) -> takes another one, ValueError if it does not run here
 PyObject* simd(PyObject*, PyObject*) { return PyUnicode_FromString(kernels->name); }
 
@@ -245,6 +278,7 @@ PyMethodDef methods[] = {
     {"tree_bytes", FAST(tree_bytes), nullptr}, {"tree", FAST(make_tree), nullptr},
     {"set", FAST(set), nullptr},               {"update", FAST(update), nullptr},
     {"find", FAST(find), nullptr},             {"sample", FAST(sample), nullptr},
+    {"gather", FAST(gather_rows), nullptr},    {"split", FAST(split_rows), nullptr},
     {"total", total, METH_O, nullptr},         {"minimum", minimum, METH_O, nullptr},
     {"leaves", leaves, METH_O, nullptr},       {"simd", simd, METH_NOARGS, nullptr},
     {"use", use, METH_O, nullptr},             {nullptr, nullptr, 0, nullptr},
