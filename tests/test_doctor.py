@@ -10,7 +10,7 @@ from collections import namedtuple
 import psutil
 import pytest
 
-from murmurate import doctor
+from murmurate import doctor, native
 from murmurate.cli import main
 from murmurate.fabric.arena import Arena
 
@@ -39,6 +39,17 @@ def test_people_see_every_finding(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for check in doctor.findings()["checks"]:
         assert check["name"].split()[0] in text
+
+
+def test_it_says_which_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "kernels", object())
+    monkeypatch.setattr(native, "simd", "avx2")
+    assert _look("compiled kernels")["found"] == "avx2"
+    monkeypatch.setattr(native, "kernels", None)
+    monkeypatch.setattr(native, "simd", "not built: no module")
+    check = _look("compiled kernels")
+    assert check["status"] == "note"
+    assert "C++ compiler" in check["advice"]
 
 
 def test_few_open_files_are_bad_and_the_command_is_given() -> None:

@@ -13,6 +13,7 @@ import rich.console
 import rich.table
 import torch
 
+from murmurate import native
 from murmurate.errors import Refusal
 from murmurate.fabric.arena import Arena
 from murmurate.folder import hardware, versions
@@ -24,7 +25,8 @@ _OK, _NOTE, _BAD = "ok", "note", "bad"
 def findings() -> dict[str, Any]:
     """``{"checks": [{"name", "status", "found", "advice"}], "ok": bool, "hardware", "versions"}``."""
     looks: list[Callable[[], dict[str, str]]] = [
-        _cores, _threads, _memory, _shared_memory, _open_files, _gpu, _bfloat16, _roms, _mujoco, _video,
+        _cores, _threads, _memory, _shared_memory, _open_files, _gpu, _bfloat16, _kernels, _roms, _mujoco,
+        _video,
     ]  # fmt: skip
     checks = [look() for look in looks]
     return {
@@ -106,6 +108,17 @@ def _bfloat16() -> dict[str, str]:
     if native_bfloat16(torch.device("cpu")):
         return _check("bfloat16", _OK, "native", "image networks use it (--agent.precision)")
     return _check("bfloat16", _NOTE, "emulated", "stay with float32")
+
+
+def _kernels() -> dict[str, str]:
+    if native.kernels is not None:
+        return _check("compiled kernels", _OK, native.simd)
+    return _check(
+        "compiled kernels",
+        _NOTE,
+        native.simd,
+        "all works, replay slower; where there is a C++ compiler: pip install --force-reinstall --no-deps",
+    )
 
 
 def _roms() -> dict[str, str]:

@@ -1,0 +1,84 @@
+"""Q-learning on n-step transitions: targets, temporal-difference errors, and their loss."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from murmurate.losses.checks import check_rank, check_shape
+
+
+def q_target(
+    reward: Tensor, discount: Tensor, next_value: Tensor, next_selector: Tensor | None = None
+) -> Tensor:
+    """``R + d Q'(s', a*)`` with ``a* = argmax_a Q'(s', a)``, or of another net's values.
+
+    Source: Watkins 1989; with ``next_selector`` double Q-learning (van Hasselt et al. 2016, eq. 4). In SPO
+    the selector is the net that the replicas last agreed on (Zhang, section 5.2).
+
+    Args:
+        reward: R [B], the return of the n steps.
+        discount: d [B], gamma**n, and 0 where the episode was terminated.
+        next_value: Q'(s', .) [B, A] of the target net.
+        next_selector: [B, A], the values that choose the action; None takes ``next_value``.
+
+    Returns:
+        [B], without a gradient.
+
+    Raises:
+        ValueError: on a wrong rank or shape.
+    """
+    check_rank(1, reward=reward)
+    check_shape(reward.shape, "reward", discount=discount)
+    check_rank(2, next_value=next_value)
+    check_shape(reward.shape, "reward", **{"next_value[:, 0]": next_value[:, 0]})
+    if next_selector is not None:
+        check_shape(next_value.shape, "next_value", next_selector=next_selector)
+    choice = (next_value if next_selector is None else next_selector).argmax(1, keepdim=True)
+    return (reward + discount * next_value.gather(1, choice)[:, 0]).detach()
+
+
+def td_error(value: Tensor, action: Tensor, target: Tensor) -> Tensor:
+    """``y - Q(s, a)`` [B]; its magnitude is what a transition's priority is made of.
+
+    Args:
+        value: Q(s, .) [B, A].
+        action: a [B], int64.
+        target: y [B]; a constant here, no gradient flows into it.
+
+    Raises:
+        ValueError: on a wrong rank or shape.
+    """
+    check_rank(2, value=value)
+    check_rank(1, action=action, target=target)
+    check_shape(action.shape, "action", target=target, **{"value[:, 0]": value[:, 0]})
+    return target.detach() - value.gather(1, action[:, None])[:, 0]
+
+
+def q_loss(error: Tensor, weight: Tensor | None = None, *, delta: float | None = 1.0) -> Tensor:
+    """Weighted mean of the Huber loss of the errors (half the square where ``delta`` is None).
+
+    Source: Mnih et al. 2015 clip the error to [-1, 1], which is the gradient of Huber's loss with delta = 1;
+    the weights are the importance weights of Schaul et al. 2016, Algorithm 1, line 13.
+
+    Args:
+        error: [B].
+        weight: [B], constants; None is 1 for all.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ValueError: on a wrong rank or shape, or a delta that is not positive.
+    """
+    check_rank(1, error=error)
+    if delta is not None and not delta > 0:
+        raise ValueError(f"delta is where the loss turns linear, and above 0, not {delta}")
+    if delta is None:
+        each = 0.5 * error.square()
+    else:
+        each = F.huber_loss(error, error.new_zeros(error.shape), reduction="none", delta=delta)
+    if weight is None:
+        return each.mean()
+    check_shape(error.shape, "error", weight=weight)
+    return (weight.detach() * each).mean()

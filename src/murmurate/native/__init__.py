@@ -1,0 +1,38 @@
+"""The compiled kernels, where they were built; everything they do has a twin in torch.
+
+MURMURATE_NATIVE chooses by hand: ``off`` for the twins, or ``portable``, ``avx2``, ``avx512``.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+from murmurate.errors import Refusal
+
+_VARIABLE = "MURMURATE_NATIVE"
+
+
+def _load() -> tuple[ModuleType | None, str]:
+    """(the extension or None, which instruction set runs or why none does)."""
+    wish = os.environ.get(_VARIABLE, "")
+    if wish == "off":
+        return None, f"switched off by {_VARIABLE}"
+    try:
+        from murmurate.native import _kernels
+    except ImportError as reason:
+        if wish:
+            raise Refusal(
+                f"{_VARIABLE} is '{wish}', and the compiled kernels cannot be loaded ({reason}). Install "
+                "murmurate where there is a C++ compiler, or leave the variable out."
+            ) from None
+        return None, f"not built: {reason}"
+    if wish:
+        try:
+            _kernels.use(wish)
+        except ValueError as reason:
+            raise Refusal(f"{_VARIABLE}: {reason}. Leave it out for the best that does.") from None
+    return _kernels, str(_kernels.simd())
+
+
+kernels, simd = _load()

@@ -1,0 +1,56 @@
+// Rows of a store to outputs of their own. Memory is what this costs, so all of it is asked for ahead of time.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace murmurate {
+
+struct Field {
+  int64_t offset, bytes;  // in a row
+  char* out;              // [count, bytes]
+};
+
+constexpr int64_t kCacheLine = 64;
+constexpr int64_t kAhead = 8;  // rows
+
+inline void ask_for(const char* row, int64_t bytes) {
+#if defined(__GNUC__)
+  for (int64_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(row + at);
+#else
+  (void)row, (void)bytes;
+#endif
+}
+
+// out[i] <- bytes of base + index[i] * stride
+inline void gather(const char* base, int64_t stride, int64_t bytes, const int64_t* index, int64_t count, char* out) {
+  // rows of many pages need no help: the machine sees where they lead
+  const int64_t asked = bytes < 4096 ? bytes : 2 * kCacheLine;
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kAhead < count) ask_for(base + index[i + kAhead] * stride, asked);
+    std::memcpy(out + i * bytes, base + index[i] * stride, static_cast<std::size_t>(bytes));
+  }
+}
+
+// Sizes that are usual are known to the compiler, which then writes no calls for them.
+inline void copy_some(char* to, const char* from, int64_t bytes) {
+  switch (bytes) {
+    case 1: std::memcpy(to, from, 1); return;
+    case 4: std::memcpy(to, from, 4); return;
+    case 8: std::memcpy(to, from, 8); return;
+    case 16: std::memcpy(to, from, 16); return;
+    default: std::memcpy(to, from, static_cast<std::size_t>(bytes));
+  }
+}
+
+inline void split(const char* base, int64_t stride, const int64_t* index, int64_t count, const Field* fields,
+                  int64_t number) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kAhead < count) ask_for(base + index[i + kAhead] * stride, stride);
+    const char* row = base + index[i] * stride;
+    for (int64_t k = 0; k < number; ++k)
+      copy_some(fields[k].out + i * fields[k].bytes, row + fields[k].offset, fields[k].bytes);
+  }
+}
+
+}  // namespace murmurate

@@ -1,0 +1,299 @@
+// The Python side of the kernels: functions of integers, most of them addresses of tensors' memory, because
+// that is what a call is cheapest with. Whoever calls checks shapes and keeps the memory alive.
+#define Py_LIMITED_API 0x030B0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <initializer_list>
+#include <new>
+
+#include "gather.hpp"
+#include "kernels.hpp"
+
+namespace {
+
+using namespace murmurate;
+
+const Kernels* kernels = nullptr;
+const char* kTree = "murmurate.tree";
+constexpr std::size_t kAlign = 64;
+
+bool runs(const char* name) {
+#if defined(MURMURATE_X86)
+  __builtin_cpu_init();
+  if (!std::strcmp(name, "avx512"))
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("fma");
+  if (!std::strcmp(name, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+  return !std::strcmp(name, "portable");
+}
+
+const Kernels* named(const char* name) {
+#if defined(MURMURATE_X86)
+  if (!std::strcmp(name, "avx512")) return &kAvx512;
+  if (!std::strcmp(name, "avx2")) return &kAvx2;
+#endif
+  return std::strcmp(name, "portable") ? nullptr : &kPortable;
+}
+
+int64_t lines_for(int64_t numbers) { return (numbers + kLine - 1) / kLine; }
+
+// Fills `tree` with the places in memory that begins at `base`; returns how many bytes there are.
+int64_t lay_out(Tree& tree, int64_t capacity, bool minimum, char* base) {
+  std::memset(&tree, 0, sizeof tree);
+  tree.capacity = capacity;
+  tree.has_minimum = minimum;
+  int level = 0;
+  int64_t numbers = capacity;
+  for (;; ++level) {
+    tree.lines[level] = lines_for(numbers);
+    if (level > 0 && tree.lines[level] == 1) break;
+    numbers = tree.lines[level];
+  }
+  tree.top = level;
+  int64_t place = 0;
+  auto take = [&](int64_t lines) {
+    float* here = reinterpret_cast<float*>(base + place);
+    place += lines * kLine * static_cast<int64_t>(sizeof(float));
+    return here;
+  };
+  for (level = tree.top; level > 0; --level) {  // what every search reads lies together
+    tree.left[level] = take(tree.lines[level]);
+  }
+  for (level = tree.top; level >= 0; --level) {
+    tree.raw[level] = take(tree.lines[level]);
+    if (level > 0 && minimum) tree.least[level] = take(tree.lines[level]);
+  }
+  return place;
+}
+
+Tree* tree_of(PyObject* capsule) { return static_cast<Tree*>(PyCapsule_GetPointer(capsule, kTree)); }
+
+bool expect(Py_ssize_t given, Py_ssize_t wanted) {
+  if (given == wanted) return true;
+  PyErr_Format(PyExc_TypeError, "%zd arguments instead of %zd", given, wanted);
+  return false;
+}
+
+template <typename T>
+T* at(PyObject* address) {
+  return reinterpret_cast<T*>(PyLong_AsSize_t(address));
+}
+
+// tree_bytes(capacity, minimum) -> bytes of memory that tree() needs, 64-byte aligned and zero at first
+PyObject* tree_bytes(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  if (!expect(n, 2)) return nullptr;
+  Tree tree;
+  const int64_t capacity = PyLong_AsLongLong(args[0]);
+  if (PyErr_Occurred()) return nullptr;
+  return PyLong_FromLongLong(lay_out(tree, capacity, PyObject_IsTrue(args[1]), nullptr));
+}
+
+void forget(PyObject* capsule) { delete tree_of(capsule); }
+
+// tree(address, capacity, minimum, fresh) -> capsule; fresh: the memory is zero and is to be begun
+PyObject* make_tree(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  if (!expect(n, 4)) return nullptr;
+  char* base = at<char>(args[0]);
+  const int64_t capacity = PyLong_AsLongLong(args[1]);
+  if (PyErr_Occurred()) return nullptr;
+  if (reinterpret_cast<std::size_t>(base) % kAlign) {
+    PyErr_SetString(PyExc_ValueError, "the memory of a tree begins at a multiple of 64 bytes");
+    return nullptr;
+  }
+  Tree* tree = new (std::nothrow) Tree;
+  if (!tree) return PyErr_NoMemory();
+  lay_out(*tree, capacity, PyObject_IsTrue(args[2]), base);
+  if (PyObject_IsTrue(args[3]) && tree->has_minimum) {
+    for (int level = 1; level <= tree->top; ++level)
+      for (int64_t i = 0; i < tree->lines[level] * kLine; ++i)
+        tree->least[level][i] = std::numeric_limits<float>::infinity();
+  }
+  PyObject* capsule = PyCapsule_New(tree, kTree, forget);
+  if (!capsule) delete tree;
+  return capsule;
+}
+
+// The first i whose index or priority cannot be taken, or -1.
+int64_t first_wrong(const Tree& tree, const int64_t* index, const float* priority, int64_t count) {
+  bool wrong = false;
+  for (int64_t i = 0; i < count; ++i)
+    wrong |= index[i] < 0 || index[i] >= tree.capacity ||
+             !(priority[i] >= 0.0f && priority[i] <= std::numeric_limits<float>::max());
+  if (!wrong) return -1;
+  for (int64_t i = 0;; ++i)
+    if (index[i] < 0 || index[i] >= tree.capacity ||
+        !(priority[i] >= 0.0f && priority[i] <= std::numeric_limits<float>::max()))
+      return i;
+}
+
+// set(tree, index, priority, count) -> -1, or which of them was wrong: then nothing was set
+PyObject* set(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  if (!expect(n, 4)) return nullptr;
+  const Tree* tree = tree_of(args[0]);
+  if (!tree) return nullptr;
+  const int64_t* index = at<int64_t>(args[1]);
+  const float* priority = at<float>(args[2]);
+  const int64_t count = PyLong_AsLongLong(args[3]);
+  if (PyErr_Occurred()) return nullptr;
+  int64_t wrong;
+  Py_BEGIN_ALLOW_THREADS
+  wrong = first_wrong(*tree, index, priority, count);
+  if (wrong < 0) kernels->set(*tree, index, priority, count);
+  Py_END_ALLOW_THREADS
+  return PyLong_FromLongLong(wrong);
+}
+
+// update(tree, index, error, priority, count, alpha, epsilon): priority <- (|error| + epsilon) ** alpha, and set
+PyObject* update(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  if (!expect(n, 7)) return nullptr;
+  const Tree* tree = tree_of(args[0]);
+  if (!tree) return nullptr;
+  const int64_t* index = at<int64_t>(args[1]);
+  const float* error = at<float>(args[2]);
+  float* priority = at<float>(args[3]);
+  const int64_t count = PyLong_AsLongLong(args[4]);
+  const float alpha = static_cast<float>(PyFloat_AsDouble(args[5]));
+  const float epsilon = static_cast<float>(PyFloat_AsDouble(args[6]));
+  if (PyErr_Occurred()) return nullptr;
+  int64_t wrong;
+  Py_BEGIN_ALLOW_THREADS
+  kernels->power(error, count, alpha, epsilon, priority);
+  wrong = first_wrong(*tree, index, priority, count);
+  if (wrong < 0) kernels->set(*tree, index, priority, count);
+  Py_END_ALLOW_THREADS
+  return PyLong_FromLongLong(wrong);
+}
+
+// find(tree, mass, count, index) -> how many had to be searched slowly
+PyObject* find(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  if (!expect(n, 4)) return nullptr;
+  const Tree* tree = tree_of(args[0]);
+  if (!tree) return nullptr;
+  const double* mass = at<double>(args[1]);
+  const int64_t count = PyLong_AsLongLong(args[2]);
+  int64_t* index = at<int64_t>(args[3]);
+  if (PyErr_Occurred()) return nullptr;
+  int64_t slow;
+  Py_BEGIN_ALLOW_THREADS
+  slow = kernels->find(*tree, mass, count, index);
+  Py_END_ALLOW_THREADS
+  return PyLong_FromLongLong(slow);
+}
+
+// sample(tree, state, count, beta, index, weight, stratified): draws with chance p / total, and
+// weight <- (p / least p) ** -beta. state: two uint64, a key and a counter. -> 0, or -1 if all is zero
+PyObject* sample(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  if (!expect(n, 7)) return nullptr;
+  const Tree* tree = tree_of(args[0]);
+  if (!tree) return nullptr;
+  uint64_t* state = at<uint64_t>(args[1]);
+  const int64_t count = PyLong_AsLongLong(args[2]);
+  const float beta = static_cast<float>(PyFloat_AsDouble(args[3]));
+  int64_t* index = at<int64_t>(args[4]);
+  float* weight = at<float>(args[5]);
+  const bool stratified = PyObject_IsTrue(args[6]);
+  if (PyErr_Occurred()) return nullptr;
+  bool empty;
+  Py_BEGIN_ALLOW_THREADS
+  empty = !kernels->sample(*tree, state, count, beta, index, weight, stratified);
+  Py_END_ALLOW_THREADS
+  return PyLong_FromLong(empty ? -1 : 0);
+}
+
+// total(tree) -> the sum of all
+PyObject* total(PyObject*, PyObject* capsule) {
+  const Tree* tree = tree_of(capsule);
+  return tree ? PyFloat_FromDouble(tree->left[tree->top][0]) : nullptr;
+}
+
+// minimum(tree) -> the least positive priority, inf if there is none
+PyObject* minimum(PyObject*, PyObject* capsule) {
+  const Tree* tree = tree_of(capsule);
+  if (!tree) return nullptr;
+  float least = std::numeric_limits<float>::infinity();
+  for (int i = 0; i < kLine; ++i) least = std::fmin(least, tree->least[tree->top][i]);
+  return PyFloat_FromDouble(least);
+}
+
+// leaves(tree) -> address of the priorities
+PyObject* leaves(PyObject*, PyObject* capsule) {
+  const Tree* tree = tree_of(capsule);
+  return tree ? PyLong_FromSize_t(reinterpret_cast<std::size_t>(tree->raw[0])) : nullptr;
+}
+
+// gather(base, stride, bytes, index, count, out)
+PyObject* gather_rows(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  if (!expect(n, 6)) return nullptr;
+  const char* base = at<char>(args[0]);
+  const int64_t stride = PyLong_AsLongLong(args[1]), bytes = PyLong_AsLongLong(args[2]);
+  const int64_t* index = at<int64_t>(args[3]);
+  const int64_t count = PyLong_AsLongLong(args[4]);
+  char* out = at<char>(args[5]);
+  if (PyErr_Occurred()) return nullptr;
+  Py_BEGIN_ALLOW_THREADS
+  gather(base, stride, bytes, index, count, out);
+  Py_END_ALLOW_THREADS
+  Py_RETURN_NONE;
+}
+
+// split(base, stride, index, count, fields, number): fields are triples (offset, bytes, out) of int64
+PyObject* split_rows(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  if (!expect(n, 6)) return nullptr;
+  const char* base = at<char>(args[0]);
+  const int64_t stride = PyLong_AsLongLong(args[1]);
+  const int64_t* index = at<int64_t>(args[2]);
+  const int64_t count = PyLong_AsLongLong(args[3]);
+  const Field* fields = at<Field>(args[4]);
+  const int64_t number = PyLong_AsLongLong(args[5]);
+  if (PyErr_Occurred()) return nullptr;
+  static_assert(sizeof(Field) == 3 * sizeof(int64_t), "fields come as an array of int64");
+  Py_BEGIN_ALLOW_THREADS
+  split(base, stride, index, count, fields, number);
+  Py_END_ALLOW_THREADS
+  Py_RETURN_NONE;
+}
+
+// simd() -> the instruction set in use; use(name) -> takes another one, ValueError if it does not run here
+PyObject* simd(PyObject*, PyObject*) { return PyUnicode_FromString(kernels->name); }
+
+PyObject* use(PyObject*, PyObject* word) {
+  PyObject* text = PyUnicode_AsUTF8String(word);
+  if (!text) return nullptr;
+  const char* name = PyBytes_AsString(text);
+  const Kernels* wanted = name && runs(name) ? named(name) : nullptr;
+  if (wanted) kernels = wanted;
+  Py_DECREF(text);
+  if (!wanted) return PyErr_Format(PyExc_ValueError, "%R does not run on this machine", word);
+  Py_RETURN_NONE;
+}
+
+#define FAST(function) reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)), METH_FASTCALL
+PyMethodDef methods[] = {
+    {"tree_bytes", FAST(tree_bytes), nullptr}, {"tree", FAST(make_tree), nullptr},
+    {"set", FAST(set), nullptr},               {"update", FAST(update), nullptr},
+    {"find", FAST(find), nullptr},             {"sample", FAST(sample), nullptr},
+    {"gather", FAST(gather_rows), nullptr},    {"split", FAST(split_rows), nullptr},
+    {"total", total, METH_O, nullptr},         {"minimum", minimum, METH_O, nullptr},
+    {"leaves", leaves, METH_O, nullptr},       {"simd", simd, METH_NOARGS, nullptr},
+    {"use", use, METH_O, nullptr},             {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "_kernels", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__kernels() {
+  for (const char* name : {"avx512", "avx2", "portable"}) {
+    if (runs(name)) {
+      kernels = named(name);
+      break;
+    }
+  }
+  return PyModule_Create(&module);
+}

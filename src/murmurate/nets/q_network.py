@@ -1,0 +1,91 @@
+"""Action values over a torso, in one stream or two."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from murmurate.nets.conv import nature_2013, nature_2015
+from murmurate.nets.initialize import orthogonal_
+from murmurate.nets.mlp import MLP
+from murmurate.spec import EnvSpec
+
+
+class DuelingHead(nn.Module):
+    """``Q = V + A - mean A`` (Wang et al. 2016, eq. 9)."""
+
+    def __init__(self, in_features: int, actions: int) -> None:
+        super().__init__()
+        self.value = nn.Linear(in_features, 1)
+        self.advantage = nn.Linear(in_features, actions)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[B, F] to [B, A]."""
+        advantage: Tensor = self.advantage(features)
+        value: Tensor = self.value(features)
+        return value + advantage - advantage.mean(-1, keepdim=True)
+
+
+class QNetwork(nn.Module):
+    """Torso and head. What the head gives is float32; features are cast to its dtype."""
+
+    def __init__(self, torso: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.torso, self.head = torso, head
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """[B, ...] to Q(s, .) [B, A]."""
+        features = self.torso(observation)
+        values: Tensor = self.head(features.to(next(self.head.parameters()).dtype))
+        return values.float()
+
+
+def q_network(
+    spec: EnvSpec,
+    *,
+    generator: torch.Generator,
+    torso: str | None = None,
+    hidden: Sequence[int] = (128, 128),
+    dueling: bool = False,
+    channels_last: bool = True,
+) -> QNetwork:
+    """The net for a world, orthogonally initialised: gain sqrt(2) in the torso, 1 in the head.
+
+    Args:
+        spec: the world; its actions are discrete.
+        generator: all weights are drawn from it; the global one is not touched.
+        torso: "nature2013", "nature2015" or "mlp"; by default nature2013 for frames, mlp for vectors.
+        hidden: widths of the MLP's layers.
+        dueling: two streams, of the state's value and the actions' advantages.
+        channels_last: memory format of the convolutions.
+
+    Raises:
+        ValueError: for vectors of actions, a torso nobody knows, or one that cannot read what is observed.
+    """
+    if not spec.actions:
+        raise ValueError(
+            f"the actions of {spec.name} are vectors, and Q-learning chooses among a few: use a2c"
+        )
+    frames = len(spec.observation_shape) == 3
+    torso = torso or ("nature2013" if frames else "mlp")
+    if torso in ("nature2013", "nature2015") and not frames:
+        raise ValueError(f"{torso} reads frames [C, H, W], not {list(spec.observation_shape)}: use mlp")
+    with torch.random.fork_rng(devices=[]):  # layers draw from the global generator when they are made
+        trunk: nn.Module
+        if torso == "nature2013":
+            trunk = nature_2013(spec.observation_shape, channels_last=channels_last)
+        elif torso == "nature2015":
+            trunk = nature_2015(spec.observation_shape, channels_last=channels_last)
+        elif torso == "mlp":
+            trunk = MLP((math.prod(spec.observation_shape), *hidden))
+        else:
+            raise ValueError(f"there is no torso called '{torso}': use nature2013, nature2015 or mlp")
+        features = int(trunk.out_features)
+        head = DuelingHead(features, spec.actions) if dueling else nn.Linear(features, spec.actions)
+        net = QNetwork(trunk, head)
+    orthogonal_(net.torso, math.sqrt(2.0), generator)
+    orthogonal_(net.head, 1.0, generator)
+    return net

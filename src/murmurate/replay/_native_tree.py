@@ -1,0 +1,128 @@
+"""The compiled sum tree: see ``native/kernels.hpp`` for where its numbers lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from murmurate import native
+from murmurate.replay.sum_tree import NATIVE_FAN_OUT, Draw
+
+_LINE_BYTES = 64
+
+
+class NativeTree:
+    """See ``SumTree``. Calls release the interpreter's lock, so trees of one process work side by side."""
+
+    backend = "native"
+    fan_out = NATIVE_FAN_OUT
+
+    def __init__(self, capacity: int, seed: int = 0, memory: memoryview | None = None) -> None:
+        if native.kernels is None:
+            raise RuntimeError(f"there are no compiled kernels: {native.simd}")
+        self._kernels = native.kernels
+        self.capacity = capacity
+        needed = self.bytes_needed(capacity)
+        if memory is None:
+            room = np.zeros(needed + _LINE_BYTES, dtype=np.uint8)
+            start = -room.ctypes.data % _LINE_BYTES
+            self._memory = room[start : start + needed]
+        else:
+            self._memory = np.frombuffer(memory, dtype=np.uint8, count=needed)
+        # who comes to memory that others have begun finds infinities there, the least of nothing
+        fresh = not self._memory.any()
+        self._tree = self._kernels.tree(self._memory.ctypes.data, capacity, True, fresh)
+        place = self._kernels.leaves(self._tree) - self._memory.ctypes.data
+        leaves = self._memory[place : place + 4 * capacity]
+        self._priorities = torch.from_numpy(leaves).view(torch.float32)
+        # key and counter of the draws
+        self._stream = torch.tensor([seed, 0], dtype=torch.int64)
+        self._stream_address = self._stream.data_ptr()
+
+    @staticmethod
+    def bytes_needed(capacity: int) -> int:
+        if native.kernels is None:
+            raise RuntimeError(f"there are no compiled kernels: {native.simd}")
+        return int(native.kernels.tree_bytes(capacity, True))
+
+    @property
+    def priorities(self) -> Tensor:
+        return self._priorities
+
+    @property
+    def total(self) -> float:
+        return float(self._kernels.total(self._tree))
+
+    @property
+    def minimum(self) -> float:
+        return float(self._kernels.minimum(self._tree))
+
+    def set(self, index: Tensor, priority: Tensor) -> None:
+        index, priority = as_vector(index, torch.int64), as_vector(priority, torch.float32)
+        check_lengths(index, priority)
+        wrong = self._kernels.set(self._tree, index.data_ptr(), priority.data_ptr(), len(index))
+        if wrong >= 0:
+            raise wrong_priority(index, priority, wrong, self.capacity)
+
+    def update(self, index: Tensor, error: Tensor, alpha: float, epsilon: float) -> None:
+        index, error = as_vector(index, torch.int64), as_vector(error, torch.float32)
+        check_lengths(index, error)
+        room = torch.empty_like(error)
+        wrong = self._kernels.update(
+            self._tree, index.data_ptr(), error.data_ptr(), room.data_ptr(), len(index), alpha, epsilon
+        )
+        if wrong >= 0:
+            raise wrong_priority(index, room, wrong, self.capacity)
+
+    def find(self, mass: Tensor) -> Tensor:
+        mass = as_vector(mass, torch.float64)
+        if not self.total > 0:
+            raise nothing_to_draw()
+        index = torch.empty(len(mass), dtype=torch.int64)
+        self._kernels.find(self._tree, mass.data_ptr(), len(mass), index.data_ptr())
+        return index
+
+    def sample(self, count: int, beta: float, stratified: bool = False, out: Draw | None = None) -> Draw:
+        if out is None:
+            out = Draw(torch.empty(count, dtype=torch.int64), torch.empty(count))
+        index, weight = out
+        if self._kernels.sample(
+            self._tree, self._stream_address, count, beta, index.data_ptr(), weight.data_ptr(), stratified
+        ):
+            raise nothing_to_draw()
+        return out
+
+    def state(self) -> dict[str, Any]:
+        return {"priorities": self._priorities.clone(), "stream": self._stream.clone()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.set(torch.arange(self.capacity), state["priorities"])
+        self._stream.copy_(state["stream"])
+
+
+def as_vector(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B] of ``dtype``, contiguous and on the CPU. Raises TypeError for a dtype that says something else."""
+    if x.dtype is dtype and x.is_cpu and x.is_contiguous():
+        return x
+    if x.is_floating_point() != dtype.is_floating_point:
+        raise TypeError(f"expected a tensor of {dtype}, this is {x.dtype}")
+    return x.to("cpu", dtype).contiguous()
+
+
+def check_lengths(index: Tensor, values: Tensor) -> None:
+    if index.shape != values.shape:
+        raise ValueError(f"{list(index.shape)} indices and {list(values.shape)} values: give one for each")
+
+
+def wrong_priority(index: Tensor, priority: Tensor, at: int, capacity: int) -> ValueError:
+    i, p = int(index[at]), float(priority[at])
+    if not 0 <= i < capacity:
+        return ValueError(f"there is no index {i} in a tree of {capacity}")
+    return ValueError(f"the priority of index {i} is {p}: priorities are finite and not negative")
+
+
+def nothing_to_draw() -> ValueError:
+    return ValueError("there is nothing to draw: no priority is above zero. Put something in first.")

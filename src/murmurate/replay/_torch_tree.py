@@ -1,0 +1,139 @@
+"""The sum tree in plain torch: any fan-out, any device."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from murmurate.replay._native_tree import check_lengths, nothing_to_draw, wrong_priority
+from murmurate.replay.sum_tree import Draw
+
+
+class TorchTree:
+    """See ``SumTree``. Leaves are float32, sums float64 on whatever has them."""
+
+    backend = "torch"
+
+    def __init__(self, capacity: int, fan_out: int, seed: int, device: torch.device) -> None:
+        self.capacity, self.fan_out = capacity, fan_out
+        self._device = device
+        wide = torch.float32 if device.type == "mps" else torch.float64
+        sizes = [-(-capacity // fan_out) * fan_out]
+        while sizes[-1] > fan_out:
+            sizes.append(-(-sizes[-1] // fan_out // fan_out) * fan_out)
+        self._leaves = torch.zeros(sizes[0], device=device)
+        # from the leaves' parents up; the last one is one node
+        self._sums = [torch.zeros(size, dtype=wide, device=device) for size in sizes[1:]]
+        self._least = [torch.full((size,), math.inf, device=device) for size in sizes[1:]]
+        self._stream = torch.tensor([seed, 0], dtype=torch.int64)
+
+    @property
+    def priorities(self) -> Tensor:
+        return self._leaves[: self.capacity]
+
+    @property
+    def total(self) -> float:
+        return float((self._sums[-1] if self._sums else self._leaves.double()).sum())
+
+    @property
+    def minimum(self) -> float:
+        return float((self._least[-1] if self._least else _positive(self._leaves)).min())
+
+    def set(self, index: Tensor, priority: Tensor) -> None:
+        index, priority = index.to(self._device).view(-1), priority.to(self._device, torch.float32).view(-1)
+        check_lengths(index, priority)
+        right = (index >= 0) & (index < self.capacity) & (priority >= 0) & (priority < math.inf)
+        if not bool(right.all()):
+            raise wrong_priority(index, priority, int((~right).nonzero()[0]), self.capacity)
+        # writes to equal indices have no order of their own: only the last of each is kept
+        order = torch.arange(len(index), device=self._device)
+        last = torch.full((self.capacity,), -1, device=self._device)
+        last.scatter_reduce_(0, index, order, "amax")
+        kept = last[index] == order
+        self._leaves[index[kept]] = priority[kept]
+        self._refresh(index)
+
+    def update(self, index: Tensor, error: Tensor, alpha: float, epsilon: float) -> None:
+        self.set(index, (error.abs() + epsilon) ** alpha)
+
+    def _refresh(self, index: Tensor) -> None:
+        """All sums above ``index`` from their children, level by level."""
+        below = self._leaves
+        for level, (sums, lows) in enumerate(zip(self._sums, self._least, strict=True)):
+            index = torch.unique(torch.div(index, self.fan_out, rounding_mode="floor"))
+            lines = below.view(-1, self.fan_out)[index]
+            sums[index] = lines.to(sums.dtype).sum(1)
+            low = _positive(lines) if level == 0 else self._least[level - 1].view(-1, self.fan_out)[index]
+            lows[index] = low.amin(1)
+            below = sums
+
+    def find(self, mass: Tensor) -> Tensor:
+        if not self.total > 0:
+            raise nothing_to_draw()
+        rest = mass.to(self._device, torch.float64).view(-1)
+        node = torch.zeros(len(rest), dtype=torch.int64, device=self._device)
+        for level in [*reversed(self._sums), self._leaves]:
+            lines = level.view(-1, self.fan_out)[node].double()
+            upto = lines.cumsum(1)
+            # beyond all by rounding: the last that has anything
+            numbers = torch.arange(self.fan_out, device=self._device)
+            last = torch.where(lines > 0, numbers, -1).amax(1)
+            child = torch.minimum((upto <= rest[:, None]).sum(1), last)
+            before = upto.gather(1, child[:, None])[:, 0] - lines.gather(1, child[:, None])[:, 0]
+            rest = rest - before
+            node = node * self.fan_out + child
+        return node
+
+    def sample(self, count: int, beta: float, stratified: bool = False, out: Draw | None = None) -> Draw:
+        total = self.total
+        if not total > 0:
+            raise nothing_to_draw()
+        u = _uniform(int(self._stream[0]), int(self._stream[1]), count).to(self._device)
+        self._stream[1] += count
+        if stratified:
+            u = (u + torch.arange(count, dtype=torch.float64, device=self._device)) / count
+        index = self.find(u * total)
+        weight = (self._leaves[index] / self.minimum) ** -beta
+        if out is None:
+            return Draw(index, weight)
+        out.indices.copy_(index)
+        out.weights.copy_(weight)
+        return out
+
+    def state(self) -> dict[str, Any]:
+        return {"priorities": self.priorities.to("cpu", copy=True), "stream": self._stream.clone()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.set(torch.arange(self.capacity), state["priorities"])
+        self._stream.copy_(state["stream"])
+
+
+def _positive(x: Tensor) -> Tensor:
+    return torch.where(x > 0, x, math.inf)
+
+
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def _signed(x: int) -> int:
+    """The int64 with the bits of a uint64."""
+    x &= (1 << 64) - 1
+    return x - (1 << 64) if x >> 63 else x
+
+
+def _shifted(x: Tensor, by: int) -> Tensor:
+    """A shift that brings in zeros."""
+    return (x >> by) & ((1 << (64 - by)) - 1)
+
+
+def _uniform(key: int, first: int, count: int) -> Tensor:
+    """[count] float64 in [0, 1): numbers ``first`` and on of SplitMix64 (Steele et al. 2014)."""
+    z = torch.arange(count, dtype=torch.int64) + first
+    z = z * _signed(_GOLDEN) + _signed(key)
+    z = (z ^ _shifted(z, 30)) * _signed(_FIRST)
+    z = (z ^ _shifted(z, 27)) * _signed(_SECOND)
+    z = z ^ _shifted(z, 31)
+    return _shifted(z, 11).double() * 2.0**-53

@@ -1,0 +1,104 @@
+"""Transitions of stacked images: each image is kept once, and stacks are put together when they are drawn.
+
+A stream (one simulator's) is a ring of frames. A transition lies at its observation's newest frame; the
+window of frames around it holds s and s' as views, one copy for both. An episode begins with all frames of
+its first stack, so that no window crosses into another episode; those in between are never drawn.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from murmurate import native
+from murmurate.replay.memory import Take, array, private
+
+
+class Window(NamedTuple):
+    """frames: [B, stack + n, H, W] uint8. s is the first ``stack`` of them, s' the last."""
+
+    frames: Tensor
+    stack: int
+
+    @property
+    def observation(self) -> Tensor:
+        return self.frames[:, : self.stack]
+
+    @property
+    def next_observation(self) -> Tensor:
+        return self.frames[:, -self.stack :]
+
+
+class Frames:
+    """Rings of ``length`` frames, one for each of ``streams``; slots are numbered stream after stream.
+
+    stack: frames of an observation. steps: n, from s to s'. Behind each ring its first stack + n - 1 frames
+    lie once more, so that every window is in one piece.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        shape: tuple[int, ...],
+        *,
+        streams: int = 1,
+        stack: int = 4,
+        steps: int = 1,
+        take: Take = private,
+    ) -> None:
+        self.window = stack + steps
+        if length < 2 * self.window:
+            raise ValueError(
+                f"a ring of {length} frames is too short for windows of {self.window}: give it at least "
+                f"{2 * self.window}"
+            )
+        self.length, self.streams, self.stack, self.steps = length, streams, stack, steps
+        self.shape = shape
+        self.frame_bytes = int(np.prod(shape, dtype=np.int64))
+        self._pitch = length + self.window - 1  # frames of a ring and what lies there again
+        whole = array(take, "frames", (streams * self._pitch, *shape), np.uint8)
+        self._frames = torch.from_numpy(whole)
+        self._address = self._frames.data_ptr()
+
+    def append(self, stream: int, head: int, frame: Tensor) -> None:
+        """The frame [H, W] uint8 number ``head`` of that stream; it takes the place of number head -
+        length."""
+        at = head % self.length
+        start = stream * self._pitch
+        self._frames[start + at].copy_(frame)
+        if at < self.window - 1:
+            self._frames[start + self.length + at].copy_(frame)
+
+    def room(self, count: int, pinned: bool = False) -> Tensor:
+        """[count, stack + n, H, W] for ``read`` to write into."""
+        return torch.empty(count, self.window, *self.shape, dtype=torch.uint8, pin_memory=pinned)
+
+    def read(self, slots: Tensor, out: Tensor | None = None) -> Window:
+        """The windows of the transitions at ``slots`` [B] int64 (their observation's newest frames)."""
+        out = self.room(len(slots)) if out is None else out
+        stream = torch.div(slots, self.length, rounding_mode="floor")
+        oldest = (slots - stream * self.length - (self.stack - 1)) % self.length
+        first = stream * self._pitch + oldest
+        if native.kernels is None:
+            rows = first[:, None] + torch.arange(self.window)
+            torch.index_select(self._frames, 0, rows.view(-1), out=out.view(-1, *self.shape))
+        else:
+            native.kernels.gather(
+                self._address,
+                self.frame_bytes,
+                self.frame_bytes * self.window,
+                first.data_ptr(),
+                len(slots),
+                out.data_ptr(),
+            )
+        return Window(out, self.stack)
+
+    def save(self) -> Tensor:
+        """All there is, as it lies."""
+        return self._frames
+
+    def load(self, frames: Tensor) -> None:
+        self._frames.copy_(frames)

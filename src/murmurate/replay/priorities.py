@@ -1,0 +1,169 @@
+"""Which of the slots are drawn, and with what chance: in proportion to a priority, or all alike.
+
+Prioritized replay (Schaul et al. 2016): p = (|error| + epsilon) ** alpha, P(i) = p_i / sum p, and the weight
+of a draw is (N P(i)) ** -beta over the largest such weight, which is that of the least priority: (p_i / least
+p) ** -beta.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from murmurate.replay.sum_tree import Backend, Draw, sum_tree
+
+
+class Chances(Protocol):
+    """Chances over slots 0 .. capacity - 1; a slot that was never put in, or taken out, is not drawn."""
+
+    capacity: int
+
+    @property
+    def filled(self) -> int:
+        """How many slots can be drawn."""
+        ...
+
+    def put(self, slots: Tensor, error: Tensor | None = None) -> None:
+        """``slots`` [B] can be drawn from now on. error: [B], what their priority is made of; None: the
+        highest priority there has been, so that each is soon looked at once."""
+        ...
+
+    def take_out(self, slots: Tensor) -> None: ...
+    def update(self, slots: Tensor, error: Tensor) -> None: ...
+
+    def draw(self, count: int, beta: float, out: Draw | None = None) -> Draw:
+        """Raises ValueError if there are fewer than ``count`` slots to draw."""
+        ...
+
+    def state(self) -> dict[str, Any]: ...
+    def load(self, state: dict[str, Any]) -> None: ...
+
+
+class Prioritized:
+    """See ``Chances``.
+
+    alpha: 0 is uniform, 1 greedy. epsilon: added to each error, so that none is never drawn again.
+    stratified: one draw from each of ``count`` equal parts of the total, as in the paper's appendix.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        alpha: float = 0.6,
+        epsilon: float = 1e-6,
+        stratified: bool = False,
+        seed: int = 0,
+        backend: Backend = "auto",
+        memory: memoryview | None = None,
+    ) -> None:
+        if not 0 <= alpha <= 1:
+            raise ValueError(f"alpha lies between 0 and 1, not at {alpha}")
+        if not epsilon >= 0:
+            raise ValueError(f"epsilon is not negative, not {epsilon}")
+        self.capacity, self.alpha, self.epsilon, self.stratified = capacity, alpha, epsilon, stratified
+        self.tree = sum_tree(capacity, seed=seed, backend=backend, memory=memory)
+        self.highest = 1.0  # of all priorities so far
+        self._present = torch.zeros(capacity, dtype=torch.bool)
+        self._filled = 0
+
+    @property
+    def filled(self) -> int:
+        return self._filled
+
+    def put(self, slots: Tensor, error: Tensor | None = None) -> None:
+        if error is None:
+            self.tree.set(slots, torch.full((len(slots),), self.highest))
+        else:
+            self.update(slots, error)
+        if self._filled < self.capacity:
+            self._filled += len(torch.unique(slots[~self._present[slots]]))
+            self._present[slots] = True
+
+    def take_out(self, slots: Tensor) -> None:
+        self.tree.set(slots, torch.zeros(len(slots)))
+        self._filled -= len(torch.unique(slots[self._present[slots]]))
+        self._present[slots] = False
+
+    def update(self, slots: Tensor, error: Tensor) -> None:
+        self.tree.update(slots, error, self.alpha, self.epsilon)
+        if len(slots):
+            highest = (float(error.detach().abs().max()) + self.epsilon) ** self.alpha
+            self.highest = max(self.highest, highest)
+
+    def draw(self, count: int, beta: float, out: Draw | None = None) -> Draw:
+        refuse_too_many(count, self._filled)
+        return self.tree.sample(count, beta, self.stratified, out)
+
+    def state(self) -> dict[str, Any]:
+        return {"tree": self.tree.state(), "highest": self.highest, "present": self._present.clone()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.tree.load(state["tree"])
+        self.highest = float(state["highest"])
+        self._present.copy_(state["present"])
+        self._filled = int(self._present.sum())
+
+
+class Uniform:
+    """See ``Chances``: all alike; errors are not looked at, and weights are 1."""
+
+    def __init__(self, capacity: int, *, seed: int = 0) -> None:
+        self.capacity = capacity
+        self._generator = torch.Generator().manual_seed(seed)
+        self._slots = torch.zeros(capacity, dtype=torch.int64)  # the first ``filled`` of them can be drawn
+        self._places = torch.full((capacity,), -1)  # where each stands in it
+        self._filled = 0
+
+    @property
+    def filled(self) -> int:
+        return self._filled
+
+    def put(self, slots: Tensor, error: Tensor | None = None) -> None:
+        fresh = torch.unique(slots[self._places[slots] < 0])
+        end = self._filled + len(fresh)
+        self._slots[self._filled : end] = fresh
+        self._places[fresh] = torch.arange(self._filled, end)
+        self._filled = end
+
+    def take_out(self, slots: Tensor) -> None:
+        for slot in torch.unique(slots[self._places[slots] >= 0]).tolist():
+            self._filled -= 1
+            place, last = int(self._places[slot]), int(self._slots[self._filled])
+            self._slots[place], self._places[last] = last, place
+            self._places[slot] = -1
+
+    def update(self, slots: Tensor, error: Tensor) -> None:
+        """Nothing depends on it."""
+
+    def draw(self, count: int, beta: float, out: Draw | None = None) -> Draw:
+        refuse_too_many(count, self._filled)
+        found = self._slots[torch.randint(self._filled, (count,), generator=self._generator)]
+        if out is None:
+            return Draw(found, torch.ones(count))
+        out.indices.copy_(found)
+        out.weights.fill_(1.0)
+        return out
+
+    def state(self) -> dict[str, Any]:
+        return {"slots": self._slots[: self._filled].clone(), "generator": self._generator.get_state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._places.fill_(-1)
+        self._filled = 0
+        kept = state["slots"]
+        self._slots[: len(kept)] = kept
+        self._places[kept] = torch.arange(len(kept))
+        self._filled = len(kept)
+        self._generator.set_state(state["generator"])
+
+
+def refuse_too_many(count: int, filled: int) -> None:
+    if filled == 0:
+        raise ValueError("there is nothing to draw: the replay is empty. Put something in first.")
+    if count > filled:
+        raise ValueError(
+            f"a batch of {count} cannot be drawn from the {filled} that are there: wait for more"
+        )

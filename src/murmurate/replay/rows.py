@@ -1,0 +1,124 @@
+"""Transitions of small observations: one packed row each, so that drawing one misses the cache once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from murmurate import native
+from murmurate.replay.memory import Take, array, private
+
+_LINE_BYTES = 64
+
+
+class Column(NamedTuple):
+    """shape: of one transition's value. dtype: of its numbers."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class _Place(NamedTuple):
+    offset: int
+    bytes: int
+
+
+class Rows:
+    """[capacity] rows of named columns, in whatever memory ``take`` gives.
+
+    Rows are padded to whole cache lines, or to a half or a quarter of one where that is enough.
+    """
+
+    def __init__(self, capacity: int, columns: Mapping[str, Column], take: Take = private) -> None:
+        if capacity < 1:
+            raise ValueError(f"a store has room for at least one transition, not {capacity}")
+        self.capacity, self.columns = capacity, dict(columns)
+        self._places: dict[str, _Place] = {}
+        end = 0
+        # widest first: then each is aligned without a gap
+        for name, column in sorted(self.columns.items(), key=lambda item: -item[1].dtype.itemsize):
+            size = int(np.prod(column.shape, dtype=np.int64)) * column.dtype.itemsize
+            self._places[name] = _Place(end, size)
+            end += size
+        self.row_bytes = _padded(end)
+        self._bytes = array(take, "transitions", (capacity, self.row_bytes), np.uint8)
+        self._rows = torch.from_numpy(self._bytes)
+        self._address = self._rows.data_ptr()
+
+    def write(self, slots: Tensor, values: Mapping[str, Tensor]) -> None:
+        """Row slots[b] <- values[name][b] for each name; ``slots``: [B] int64.
+
+        Raises ValueError for values that are missing, or of another shape or kind; then nothing is written.
+        """
+        checked = {name: self._checked(name, values, len(slots)) for name in self.columns}
+        row = torch.zeros(len(slots), self.row_bytes, dtype=torch.uint8)
+        for name, value in checked.items():
+            place = self._places[name]
+            row[:, place.offset : place.offset + place.bytes] = value.view(len(slots), -1).view(torch.uint8)
+        self._rows[slots] = row
+
+    def _checked(self, name: str, values: Mapping[str, Tensor], count: int) -> Tensor:
+        column = self.columns[name]
+        if name not in values:
+            raise ValueError(f"a transition has no '{name}': give {', '.join(self.columns)}")
+        value = values[name]
+        shape = (count, *column.shape)
+        if tuple(value.shape) != shape or value.dtype != column.dtype:
+            raise ValueError(
+                f"'{name}' is {value.dtype} {list(value.shape)}, and this replay keeps {column.dtype} "
+                f"{list(shape)}"
+            )
+        return value.detach().cpu().contiguous()
+
+    def room(self, count: int, pinned: bool = False) -> dict[str, Tensor]:
+        """Tensors [count, ...] for ``read`` to write into."""
+        return {
+            name: torch.empty(count, *column.shape, dtype=column.dtype, pin_memory=pinned)
+            for name, column in self.columns.items()
+        }
+
+    def read(self, slots: Tensor, out: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """[B, ...] of each column at ``slots`` [B] int64."""
+        out = self.room(len(slots)) if out is None else out
+        if native.kernels is None:
+            rows = self._rows.index_select(0, slots)
+            for name, place in self._places.items():
+                column = self.columns[name]
+                part = rows[:, place.offset : place.offset + place.bytes].contiguous()
+                out[name].copy_(part.view(column.dtype).view(len(slots), *column.shape))
+            return out
+        fields = np.array(
+            [[place.offset, place.bytes, out[name].data_ptr()] for name, place in self._places.items()],
+            dtype=np.int64,
+        )
+        native.kernels.split(
+            self._address, self.row_bytes, slots.data_ptr(), len(slots), fields.ctypes.data, len(fields)
+        )
+        return out
+
+    def column(self, name: str) -> Tensor:
+        """[capacity, ...]: a view of one column, where it lies."""
+        column, place = self.columns[name], self._places[name]
+        part = self._rows[:, place.offset : place.offset + place.bytes]
+        return part.view(column.dtype).view(self.capacity, *column.shape)
+
+    def save(self, count: int) -> Tensor:
+        """[count, row_bytes] uint8: the first ``count`` rows, a view."""
+        return self._rows[:count]
+
+    def load(self, rows: Tensor) -> None:
+        self._rows[: len(rows)].copy_(rows)
+
+
+def _padded(size: int) -> int:
+    """The next multiple of a cache line; of a smaller power of two, if it fits into less than one."""
+    small = 8
+    while small < _LINE_BYTES:
+        if size <= small:
+            return small
+        small *= 2
+    return -(-size // _LINE_BYTES) * _LINE_BYTES

@@ -1,0 +1,133 @@
+"""A sum tree: draw an index with a chance proportional to its priority, and change priorities, in O(log N).
+
+Zhang, sections 3.2.2 and 4.2.3: a node has K children, and one node is one cache line. The compiled tree
+(``_native_tree``) keeps in each line the left sums of a binary tree over its 16 children, so that a search
+takes one gather a binary level and no scan (Differs: Algorithm 1 scans the K children). The torch tree
+(``_torch_tree``) has any fan-out and any device.
+
+Sums do not drift: parents are computed anew from their children, and never by adding differences, so the
+error of a sum is that of one chain of log2(N) additions, whatever happened before.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from murmurate import native
+from murmurate.errors import Refusal
+
+Backend = Literal["auto", "native", "torch"]
+NATIVE_FAN_OUT = 16
+
+
+class Draw(NamedTuple):
+    """indices: [B] int64. weights: [B] float32, (p / least positive p) ** -beta, so 1 at most."""
+
+    indices: Tensor
+    weights: Tensor
+
+
+class SumTree(Protocol):
+    """Priorities p_0 .. p_{capacity - 1}, zero at first. A priority of zero is never drawn.
+
+    One process writes; any number may read what lies in shared memory meanwhile, and find every priority as
+    it was or as it is.
+    """
+
+    capacity: int
+    fan_out: int
+    backend: str
+
+    @property
+    def priorities(self) -> Tensor:
+        """[capacity] float32, as they are now; read-only by contract."""
+        ...
+
+    @property
+    def total(self) -> float: ...
+
+    @property
+    def minimum(self) -> float:
+        """The least positive priority; inf if there is none."""
+        ...
+
+    def set(self, index: Tensor, priority: Tensor) -> None:
+        """p[index] <- priority, both [B]; the last of equal indices wins.
+
+        Raises ValueError, naming index and value, for a priority that is negative or not finite, or an index
+        that is not there; then nothing has changed.
+        """
+        ...
+
+    def update(self, index: Tensor, error: Tensor, alpha: float, epsilon: float) -> None:
+        """p[index] <- (|error| + epsilon) ** alpha (Schaul et al. 2016, proportional); raises as ``set``."""
+        ...
+
+    def find(self, mass: Tensor) -> Tensor:
+        """[B] int64: for each mass [B] float64 in [0, total) the least i with p_0 + .. + p_i > mass."""
+        ...
+
+    def sample(self, count: int, beta: float, stratified: bool = False, out: Draw | None = None) -> Draw:
+        """``count`` draws, each with chance p_i / total; stratified: one from each of as many equal parts.
+
+        out: to be written into, instead of new tensors. Raises ValueError if all priorities are zero.
+        """
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Priorities and the stream of random numbers (tensors and plain values)."""
+        ...
+
+    def load(self, state: dict[str, Any]) -> None: ...
+
+
+def sum_tree(
+    capacity: int,
+    *,
+    seed: int = 0,
+    fan_out: int = NATIVE_FAN_OUT,
+    backend: Backend = "auto",
+    device: torch.device | str = "cpu",
+    memory: memoryview | None = None,
+) -> SumTree:
+    """The fastest tree there is for these wishes.
+
+    seed: of the draws; the same one draws the same, whichever the backend (but where sums round otherwise).
+    memory: where the tree is to lie, of at least ``tree_bytes(capacity)`` zeros that others may share; the
+        native tree only.
+
+    Raises Refusal if ``backend`` is native and there is none, or it cannot do what is asked.
+    """
+    if capacity < 1:
+        raise ValueError(f"a tree has at least one leaf, not {capacity}")
+    if not fan_out >= 2:
+        raise ValueError(f"a node has at least two children, not {fan_out}")
+    device = torch.device(device)
+    reason = ""
+    if native.kernels is None:
+        reason = f"the compiled kernels do not run ({native.simd})"
+    elif fan_out != NATIVE_FAN_OUT:
+        reason = f"it has a fan-out of {NATIVE_FAN_OUT}, not {fan_out}"
+    elif device.type != "cpu":
+        reason = f"it lives in host memory, not on {device}"
+    if backend == "torch" or (backend == "auto" and reason):
+        from murmurate.replay._torch_tree import TorchTree
+
+        if memory is not None:
+            raise Refusal(f"a sum tree in shared memory is the native one: {reason or 'backend is torch'}.")
+        return TorchTree(capacity, fan_out, seed, device)
+    if reason:
+        raise Refusal(f"the native sum tree was asked for, but {reason}. Use backend='auto'.")
+    from murmurate.replay._native_tree import NativeTree
+
+    return NativeTree(capacity, seed, memory)
+
+
+def tree_bytes(capacity: int) -> int:
+    """How much memory the native tree of ``capacity`` leaves takes."""
+    from murmurate.replay._native_tree import NativeTree
+
+    return NativeTree.bytes_needed(capacity)

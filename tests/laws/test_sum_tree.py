@@ -1,0 +1,164 @@
+"""A sum tree of any fan-out is a cumulative sum, in every backend and instruction set."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from murmurate import native
+from murmurate.replay.sum_tree import NATIVE_FAN_OUT, sum_tree
+
+SETS = ("portable", "avx2", "avx512")
+
+
+def runs(simd):
+    if native.kernels is None:
+        return False
+    before = native.kernels.simd()
+    try:
+        native.kernels.use(simd)
+    except ValueError:
+        return False
+    native.kernels.use(before)
+    return True
+
+
+BACKENDS = ["torch", *(simd for simd in SETS if runs(simd))]
+
+
+def make(backend, capacity, fan_out=NATIVE_FAN_OUT, seed=0):
+    if backend == "torch":
+        return sum_tree(capacity, fan_out=fan_out, seed=seed, backend="torch")
+    native.kernels.use(backend)
+    return sum_tree(capacity, seed=seed, backend="native")
+
+
+@pytest.fixture(autouse=True)
+def best_again():
+    yield
+    if native.kernels is not None:
+        native.kernels.use(native.simd)
+
+
+class Oracle:
+    """Priorities in float64, and their cumulative sum."""
+
+    def __init__(self, capacity):
+        self.p = np.zeros(capacity)
+
+    def set(self, index, priority):
+        for i, p in zip(index.tolist(), priority.tolist(), strict=True):
+            self.p[i] = p
+
+    def check(self, tree, generator):
+        total = self.p.sum()
+        assert np.array_equal(tree.priorities.numpy(), self.p.astype(np.float32))
+        assert tree.total == pytest.approx(total, rel=1e-6)
+        positive = self.p[self.p > 0]
+        assert tree.minimum == (positive.min() if len(positive) else math.inf)
+        if total == 0:
+            with pytest.raises(ValueError, match="nothing to draw"):
+                tree.find(torch.zeros(1, dtype=torch.float64))
+            return
+        upto = self.p.cumsum()
+        mass = torch.rand(200, dtype=torch.float64, generator=generator) * tree.total
+        # the ends of intervals are where mistakes are made
+        mass = torch.cat([mass, torch.tensor([0.0, math.nextafter(tree.total, 0.0)], dtype=torch.float64)])
+        found = tree.find(mass).numpy()
+        assert (self.p[found] > 0).all(), "a priority of zero is never drawn"
+        before = upto[found] - self.p[found]
+        off = np.maximum(before - mass.numpy(), mass.numpy() - upto[found])
+        assert off.max() <= 1e-6 * total
+
+
+@st.composite
+def workloads(draw):
+    capacity = draw(st.integers(1, 5000))
+    seed = draw(st.integers(0, 2**31))
+    sizes = draw(st.lists(st.integers(1, 2 * capacity + 3), min_size=1, max_size=4))
+    spread = draw(st.sampled_from([0.0, 1.0, 8.0]))  # decades between priorities
+    zeros = draw(st.sampled_from([0.0, 0.5, 0.999]))
+    return capacity, seed, sizes, spread, zeros
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(max_examples=60, deadline=None)
+@given(work=workloads(), fan_out=st.integers(2, 64))
+def test_it_is_a_cumulative_sum(backend, work, fan_out):
+    capacity, seed, sizes, spread, zeros = work
+    generator = torch.Generator().manual_seed(seed)
+    tree, oracle = make(backend, capacity, fan_out), Oracle(capacity)
+    oracle.check(tree, generator)
+    for size in sizes:
+        index = torch.randint(capacity, (size,), generator=generator)
+        priority = 10 ** (-spread * torch.rand(size, generator=generator))
+        priority[torch.rand(size, generator=generator) < zeros] = 0.0
+        tree.set(index, priority)
+        oracle.set(index, priority)
+        oracle.check(tree, generator)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("stratified", [False, True])
+def test_it_draws_in_proportion(backend, stratified):
+    """Chi-square over 3000 leaves of 400 draws each on average; 5 standard deviations of it."""
+    capacity, draws = 3000, 1_200_000
+    tree = make(backend, capacity, seed=3)
+    generator = torch.Generator().manual_seed(1)
+    priority = (torch.rand(capacity, generator=generator) + 0.001) ** 0.6
+    priority[::7] = 0.0
+    tree.set(torch.arange(capacity), priority)
+    counts = torch.zeros(capacity, dtype=torch.int64)
+    for _ in range(12):
+        index, weight = tree.sample(draws // 12, 0.4, stratified=stratified)
+        counts += torch.bincount(index, minlength=capacity)
+        wanted = (priority[index] / priority[priority > 0].min()) ** -0.4
+        torch.testing.assert_close(weight, wanted, rtol=1e-5, atol=0)
+    kept = priority > 0
+    assert int(counts[~kept].sum()) == 0
+    expected = draws * priority[kept].double() / priority[kept].double().sum()
+    chi = float(((counts[kept] - expected) ** 2 / expected).sum())
+    freedom = int(kept.sum()) - 1
+    assert chi < freedom + 5 * math.sqrt(2 * freedom)
+    assert stratified or chi > freedom - 5 * math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sums_do_not_drift(backend):
+    """Priorities that decay by four decades: what was large once leaves no trace."""
+    capacity = 4096
+    tree = make(backend, capacity)
+    generator = torch.Generator().manual_seed(2)
+    for step in range(300):
+        index = torch.randint(capacity, (512,), generator=generator)
+        tree.set(index, torch.rand(512, generator=generator) * 10 ** (-4 * step / 300))
+    exact = float(tree.priorities.double().sum())
+    assert tree.total == pytest.approx(exact, rel=1e-6)
+
+
+def test_all_draw_the_same():
+    """One seed, one stream of random numbers: backends differ only where a sum is rounded otherwise."""
+    capacity = 2000
+    priority = torch.rand(capacity, generator=torch.Generator().manual_seed(4))
+    drawn = []
+    for backend in BACKENDS:
+        tree = make(backend, capacity, seed=-5)
+        tree.set(torch.arange(capacity), priority)
+        drawn.append(torch.cat([tree.sample(n, 0.5)[0] for n in (1, 63, 64, 65, 1500)]))
+    for other in drawn[1:]:
+        assert float((other != drawn[0]).double().mean()) < 1e-3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_it_goes_on_from_its_state(backend):
+    first, second = make(backend, 1000, seed=1), make(backend, 1000, seed=9)
+    first.set(torch.arange(1000), torch.rand(1000))
+    first.sample(10, 0.4)
+    second.load(first.state())
+    for one, other in zip(first.sample(500, 0.7), second.sample(500, 0.7), strict=True):
+        assert torch.equal(one, other)

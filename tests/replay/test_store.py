@@ -1,0 +1,156 @@
+"""Rows and frames by brute force: what is drawn is what was put in."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from murmurate import native
+from murmurate.errors import Refusal
+from murmurate.replay import memory
+from murmurate.replay.adder import Adder
+from murmurate.replay.frames import Frames
+from murmurate.replay.rows import Column, Rows
+
+
+@pytest.fixture(params=["native", "torch"])
+def kernels(request, monkeypatch):
+    if request.param == "torch":
+        monkeypatch.setattr(native, "kernels", None)
+    elif native.kernels is None:
+        pytest.skip(native.simd)
+    return request.param
+
+
+COLUMNS = {
+    "observation": Column((17,), torch.float32),
+    "action": Column((6,), torch.float32),
+    "reward": Column((), torch.float32),
+    "flag": Column((), torch.bool),
+    "count": Column((2,), torch.int64),
+    "image": Column((3, 5), torch.uint8),
+}
+
+
+def random_values(count, generator):
+    return {
+        "observation": torch.randn(count, 17, generator=generator),
+        "action": torch.randn(count, 6, generator=generator),
+        "reward": torch.randn(count, generator=generator),
+        "flag": torch.rand(count, generator=generator) < 0.5,
+        "count": torch.randint(-(2**60), 2**60, (count, 2), generator=generator),
+        "image": torch.randint(256, (count, 3, 5), generator=generator, dtype=torch.uint8),
+    }
+
+
+def test_rows_come_back_as_they_were(kernels, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    for take in (memory.private, memory.in_folder(tmp_path / "replay")):
+        store = Rows(500, COLUMNS, take)
+        assert store.row_bytes % 64 == 0
+        kept = random_values(500, generator)
+        store.write(torch.arange(500), kept)
+        slots = torch.randint(500, (200,), generator=generator)
+        changed = random_values(30, generator)
+        places = torch.randperm(500, generator=generator)[:30]
+        store.write(places, changed)
+        for name, value in changed.items():
+            kept[name][places] = value
+        found = store.read(slots)
+        again = store.read(slots, out=store.room(200))
+        for name in COLUMNS:
+            assert torch.equal(found[name], kept[name][slots])
+            assert torch.equal(again[name], found[name])
+            assert torch.equal(store.column(name), kept[name])
+
+
+def test_small_rows_take_no_whole_line(kernels):
+    store = Rows(10, {"action": Column((), torch.int64), "reward": Column((), torch.float32)})
+    assert store.row_bytes == 16
+    store.write(torch.tensor([3]), {"action": torch.tensor([7]), "reward": torch.tensor([0.5])})
+    assert store.read(torch.tensor([3]))["action"].item() == 7
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"observation": None}, "no 'observation'"),
+        ({"observation": torch.zeros(2, 16)}, r"'observation' is torch.float32 \[2, 16\]"),
+        ({"reward": torch.zeros(2, dtype=torch.float64)}, "'reward' is torch.float64"),
+        ({"count": torch.zeros(3, 2, dtype=torch.int64)}, r"\[3, 2\], and this replay keeps"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_is_written(wrong, words):
+    store = Rows(10, COLUMNS)
+    values = {**random_values(2, torch.Generator().manual_seed(1)), **wrong}
+    values = {name: value for name, value in values.items() if value is not None}
+    with pytest.raises(ValueError, match=words):
+        store.write(torch.arange(2), values)
+    assert not store.save(10).any()
+
+
+def test_too_large_is_refused_with_what_is_there():
+    with pytest.raises(Refusal, match=r"transitions need .* GiB"):
+        Rows(2**40, COLUMNS)
+
+
+@pytest.mark.parametrize(("stack", "steps"), [(4, 1), (4, 3), (1, 1), (2, 5)])
+def test_windows_are_stacks_of_the_stream_also_across_the_rings_end(kernels, stack, steps):
+    length, streams = 37, 3
+    store = Frames(length, (2, 3), streams=streams, stack=stack, steps=steps)
+    heads = [100, 41, 90]
+    for stream, head in enumerate(heads):
+        for number in range(head):
+            store.append(stream, number, torch.full((2, 3), (50 * stream + number) % 251, dtype=torch.uint8))
+    for stream, head in enumerate(heads):
+        numbers = range(head - length + stack - 1, head - steps)
+        slots = torch.tensor([stream * length + number % length for number in numbers])
+        window = store.read(slots)
+        for row, number in enumerate(numbers):
+            there = [(50 * stream + k) % 251 for k in range(number - stack + 1, number + steps + 1)]
+            assert window.frames[row, :, 0, 0].tolist() == there
+            assert window.observation[row, :, 1, 2].tolist() == there[:stack]
+            assert window.next_observation[row, :, 0, 1].tolist() == there[-stack:]
+    assert torch.equal(store.read(slots, out=store.room(len(slots))).frames, window.frames)
+
+
+def test_a_ring_shorter_than_its_windows_is_refused():
+    with pytest.raises(ValueError, match="at least 10"):
+        Frames(9, (2, 2))
+
+
+# -- n-step returns -------------------------------------------------------------------------------------
+
+
+def by_definition(rewards, start, steps, discount, ends, terminated):
+    """(return, discount of what follows, length) of the step ``start`` in one episode of ``ends`` steps."""
+    length = min(steps, ends - start)
+    total = sum(discount**k * rewards[start + k] for k in range(length))
+    closed = terminated and start + length == ends
+    return total, 0.0 if closed else discount**length, length
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("how", ["terminated", "truncated"])
+@pytest.mark.parametrize("ends", [1, 2, 5, 9])
+def test_returns_are_as_defined(steps, how, ends):
+    adder, discount = Adder(steps, 0.9), 0.9
+    rewards = [float(3 * k % 7 - 2) for k in range(ends)]
+    made = []
+    for t in range(ends):
+        last = t == ends - 1
+        made += adder.add(
+            torch.tensor(t), torch.tensor(10 + t), rewards[t], torch.tensor(t + 1),
+            last and how == "terminated", last and how == "truncated",
+        )  # fmt: skip
+    assert [int(t.observation) for t in made] == list(range(ends))
+    for transition in made:
+        start = int(transition.observation)
+        total, after, length = by_definition(rewards, start, steps, discount, ends, how == "terminated")
+        assert transition.reward == pytest.approx(total)
+        assert transition.discount == pytest.approx(after)
+        assert transition.length == length
+        assert int(transition.next_observation) == start + length
+        assert int(transition.action) == 10 + start
+    assert adder.add(torch.tensor(0), torch.tensor(0), 1.0, torch.tensor(1), False, False) == [] or steps == 1
+    adder.forget()

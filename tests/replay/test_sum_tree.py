@@ -1,0 +1,132 @@
+"""What a sum tree refuses, where it may lie, and which one is taken."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+
+import pytest
+import torch
+
+from murmurate import native
+from murmurate.errors import Refusal
+from murmurate.replay.sum_tree import Draw, sum_tree, tree_bytes
+
+BACKENDS = ["torch", "native"] if native.kernels is not None else ["torch"]
+needs_native = pytest.mark.skipif(native.kernels is None, reason=native.simd)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("index", "priority", "words"),
+    [
+        ([0, 3, 4], [1.0, -2.5, 1.0], "index 3 is -2.5"),
+        ([0, 1], [1.0, float("nan")], "index 1 is nan"),
+        ([2, 1], [float("inf"), 1.0], "index 2 is inf"),
+        ([0, 10], [1.0, 1.0], "no index 10 in a tree of 10"),
+        ([-1], [1.0], "no index -1"),
+        ([0, 1], [1.0], "give one for each"),
+    ],
+)
+def test_what_makes_no_sense_changes_nothing(backend, index, priority, words):
+    tree = sum_tree(10, backend=backend)
+    tree.set(torch.tensor([0, 5]), torch.tensor([0.5, 0.25]))
+    with pytest.raises(ValueError, match=words):
+        tree.set(torch.tensor(index), torch.tensor(priority))
+    assert tree.priorities.tolist() == [0.5, 0, 0, 0, 0, 0.25, 0, 0, 0, 0]
+    assert tree.total == 0.75
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_last_of_equal_indices_wins(backend):
+    tree = sum_tree(40, backend=backend)
+    tree.set(torch.tensor([7, 3, 7, 7, 3]), torch.tensor([1.0, 2.0, 3.0, 4.0, 0.0]))
+    assert tree.priorities.nonzero().tolist() == [[7]]
+    assert tree.total == 4.0
+    assert tree.minimum == 4.0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_error_becomes_a_priority(backend):
+    tree = sum_tree(8, backend=backend)
+    error = torch.tensor([-2.0, 0.0, 0.5, 1e-30, 3e4])
+    tree.update(torch.arange(5), error, 0.6, 1e-3)
+    torch.testing.assert_close(tree.priorities[:5], (error.abs() + 1e-3) ** 0.6, rtol=2e-6, atol=0)
+    tree.update(torch.arange(5), error, 0.6, 0.0)
+    assert tree.priorities[1] == 0.0
+    with pytest.raises(ValueError, match="index 1 is nan"):
+        tree.update(torch.arange(2), torch.tensor([1.0, float("nan")]), 0.6, 0.0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_draws_into_tensors_that_are_there(backend):
+    tree = sum_tree(100, backend=backend)
+    tree.set(torch.arange(100), torch.ones(100))
+    out = Draw(torch.full((64,), -1), torch.zeros(64))
+    assert tree.sample(64, 0.4, out=out) is out
+    assert bool(((out.indices >= 0) & (out.indices < 100)).all())
+    assert out.weights.tolist() == [1.0] * 64
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_indices_of_the_wrong_kind_are_refused(backend):
+    tree = sum_tree(10, backend=backend)
+    with pytest.raises((TypeError, IndexError, RuntimeError)):
+        tree.set(torch.tensor([0.5]), torch.tensor([1.0]))
+
+
+@needs_native
+def test_a_tree_in_shared_memory_is_seen_by_who_comes_later():
+    size = -(-tree_bytes(5000) // mmap.PAGESIZE) * mmap.PAGESIZE
+    descriptor = os.memfd_create("tree")
+    os.ftruncate(descriptor, size)
+    one, other = (memoryview(mmap.mmap(descriptor, size)) for _ in range(2))
+    writer = sum_tree(5000, memory=one)
+    writer.set(torch.arange(5000), torch.rand(5000))
+    reader = sum_tree(5000, memory=other)
+    assert reader.total == writer.total
+    assert reader.minimum == writer.minimum
+    writer.set(torch.tensor([17]), torch.tensor([1e6]))
+    assert torch.equal(reader.priorities, writer.priorities)
+    assert (reader.sample(1000, 0.4).indices == 17).double().mean() > 0.9
+    os.close(descriptor)
+
+
+@needs_native
+def test_trees_work_side_by_side_in_threads():
+    trees = [sum_tree(1 << 14, seed=k) for k in range(4)]
+
+    def work(tree):
+        for step in range(200):
+            tree.set(torch.randint(1 << 14, (256,)), torch.rand(256))
+            tree.sample(256, 0.4)
+            assert tree.total > 0, step
+
+    threads = [threading.Thread(target=work, args=(tree,)) for tree in trees]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for tree in trees:
+        assert tree.total == pytest.approx(float(tree.priorities.double().sum()), rel=1e-6)
+
+
+def test_the_fastest_that_can_do_it_is_taken():
+    assert sum_tree(10, fan_out=7).backend == "torch"
+    assert sum_tree(10).backend == ("torch" if native.kernels is None else "native")
+    with pytest.raises(Refusal, match="fan-out of 16, not 8" if native.kernels else "do not run"):
+        sum_tree(10, fan_out=8, backend="native")
+    with pytest.raises(Refusal, match="shared memory is the native one"):
+        sum_tree(10, backend="torch", memory=memoryview(bytearray(4096)))
+    for wrong in ({"capacity": 0}, {"capacity": 5, "fan_out": 1}):
+        with pytest.raises(ValueError, match="at least"):
+            sum_tree(**wrong)
+
+
+def test_a_wrong_choice_by_hand_is_told(monkeypatch):
+    monkeypatch.setenv("MURMURATE_NATIVE", "avx1024")
+    with pytest.raises(Refusal, match="MURMURATE_NATIVE"):
+        native._load()
+    monkeypatch.setenv("MURMURATE_NATIVE", "off")
+    assert native._load() == (None, "switched off by MURMURATE_NATIVE")
