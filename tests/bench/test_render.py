@@ -47,7 +47,7 @@ def test_tables_are_newest_first_and_say_what_was_not_measured(render: ModuleTyp
         "| 2026-03-04 | 2 x a chip | 21,346 | 1.75 | 15,000 | not measured |",
         "| 2026-01-02 | 2 x a chip | 21,346 | 1.5 | 15,000 | not measured |",
     ]
-    assert text.count("No result yet.") == len(render.COLUMNS) - 1
+    assert text.count("No result yet.") == len(render.COLUMNS) + len(render.TABLES) - 1
     render.main(tmp_path)
     assert page.read_text() == text
 
@@ -61,4 +61,16 @@ def test_the_committed_page_is_what_its_results_give(render: ModuleType) -> None
 def test_every_column_names_a_figure_of_a_real_bench(render: ModuleType) -> None:
     from murmurate.bench import benches
 
-    assert set(render.COLUMNS) <= set(benches())
+    assert set(render.COLUMNS) | set(render.TABLES) <= set(benches())
+
+
+def test_a_row_a_strategy(render: ModuleType) -> None:
+    shown = result("2026-05-06", 0.0) | {
+        "bench": "straggler",
+        "command": "murmurate bench straggler",
+        "strategies": {"gala": {"blocked_share": {"median": 0.0}}, "all-reduce": {}},
+    }
+    text = render.tables([shown])
+    assert "2026-05-06, 2 x a chip: `murmurate bench straggler`" in text
+    assert "| gala | 0 | not measured |" in text
+    assert "| all-reduce | not measured |" in text
