@@ -111,7 +111,8 @@ def _agents() -> list[dict[str, Any]]:
 
 
 def _fabrics() -> list[dict[str, Any]]:
-    names = [m.name for m in pkgutil.iter_modules(murmurate.fabric.__path__)]
+    modules = pkgutil.iter_modules(murmurate.fabric.__path__)
+    names = [m.name for m in modules if not m.name.startswith("_")]
     fabrics = [
         name for name in names if hasattr(importlib.import_module(f"murmurate.fabric.{name}"), "run_members")
     ]

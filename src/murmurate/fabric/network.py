@@ -30,15 +30,15 @@ from torch import Tensor
 from murmurate.errors import MissingExtra
 from murmurate.fabric._compress import Compression, codec
 from murmurate.fabric._members import Died, run
-from murmurate.fabric._wire import Frame, Kind, Refused
 from murmurate.fabric.arena import Arena
 from murmurate.fabric.board import Board
 from murmurate.fabric.interface import Capability, FabricError, FabricFactory, Letter, Traffic
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what needs the package cryptography is loaded once somebody asks for this fabric
     from torch._C._distributed_c10d import Store
 
     from murmurate.fabric._hub import Hub
+    from murmurate.fabric._wire import Frame
 
 __all__ = ["Compression", "Died", "NetworkChannel", "NetworkFabric", "run_members"]
 
@@ -262,12 +262,16 @@ class NetworkChannel:
         return self._hub.pool.take(length)
 
     def _fits(self, frame: Frame, length: int) -> None:
+        from murmurate.fabric._wire import Kind, Refused
+
         if frame.kind is Kind.ROUND:
             self._rounds.fits(frame, length)
         elif length != self._codec.wire_bytes:
             raise Refused("length", f"a vector of {length} bytes on '{self.name}', which has {self._form}")
 
     def deliver(self, sender: int, frame: Frame) -> None:
+        from murmurate.fabric._wire import Kind
+
         if frame.payload is not None:
             self._fits(frame, frame.length)  # what came early has not been asked yet
         if frame.kind is Kind.REGISTER:
@@ -278,6 +282,8 @@ class NetworkChannel:
             self._rounds.deliver(sender, frame)
 
     def told(self, sender: int, what: str, rest: tuple[str, ...], value: Any) -> None:
+        from murmurate.fabric._wire import Refused
+
         try:
             if what == "taken":
                 self._postbox.told(sender, rest[0], value)

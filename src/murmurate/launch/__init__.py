@@ -17,7 +17,7 @@ from murmurate.fabric.interface import Capability
 
 def launchers() -> list[str]:
     """Launchers by name: the modules of this folder that have a ``start``."""
-    names = [m.name for m in pkgutil.iter_modules(__path__)]
+    names = [m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")]
     return sorted(n for n in names if hasattr(importlib.import_module(f"{__name__}.{n}"), "start"))
 
 
