@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from murmurate.nets.conv import nature_2013, nature_2015
 from murmurate.nets.initialize import orthogonal_
-from murmurate.nets.mlp import MLP
 from murmurate.nets.recurrent import LSTMCore
+from murmurate.nets.torso import build_torso, torso_name
 from murmurate.spec import EnvSpec
 
 
@@ -152,13 +151,7 @@ def actor_critic(
     Raises:
         ValueError: for a torso nobody knows, or one that cannot read the world's observations.
     """
-    if torso is None:
-        torso = "nature2013" if _frames(spec) else "mlp"
-    if torso in ("nature2013", "nature2015") and not _frames(spec):
-        raise ValueError(
-            f"{torso} reads uint8 frames [C, H, W], but observations of {spec.name} are "
-            f"{spec.observation_dtype} {list(spec.observation_shape)}: use mlp"
-        )
+    torso = torso_name(spec, torso)
     # Layers draw from the global generator when they are made; orthogonal_ then overwrites all of it.
     with torch.random.fork_rng(devices=[]):
         net = _build(spec, torso, hidden, recurrent, channels_last)
@@ -175,20 +168,10 @@ def actor_critic(
 def _build(
     spec: EnvSpec, torso: str, hidden: Sequence[int], recurrent: int, channels_last: bool
 ) -> ActorCritic:
+    trunk, features = build_torso(spec, torso, hidden, channels_last=channels_last)
     value_trunk: nn.Module | None = None
-    trunk: nn.Module
-    if torso == "nature2013":
-        trunk = nature_2013(spec.observation_shape, channels_last=channels_last)
-    elif torso == "nature2015":
-        trunk = nature_2015(spec.observation_shape, channels_last=channels_last)
-    elif torso == "mlp":
-        sizes = (math.prod(spec.observation_shape), *hidden)
-        trunk = MLP(sizes)
-        if not recurrent:
-            value_trunk = MLP(sizes)
-    else:
-        raise ValueError(f"there is no torso called '{torso}': use nature2013, nature2015 or mlp")
-    features = int(trunk.out_features)
+    if torso == "mlp" and not recurrent:
+        value_trunk, _ = build_torso(spec, torso, hidden, channels_last=channels_last)
     core = LSTMCore(features, recurrent) if recurrent else None
     features = recurrent or features
     head: nn.Module
@@ -197,10 +180,6 @@ def _build(
     else:
         head = GaussianHead(features, math.prod(spec.action_shape))
     return ActorCritic(trunk, core, head, nn.Linear(features, 1), value_trunk)
-
-
-def _frames(spec: EnvSpec) -> bool:
-    return len(spec.observation_shape) == 3 and spec.observation_dtype == torch.uint8
 
 
 def _dtype(head: nn.Module) -> torch.dtype:

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from murmurate.nets.conv import nature_2013, nature_2015
 from murmurate.nets.initialize import orthogonal_
-from murmurate.nets.mlp import MLP
+from murmurate.nets.torso import build_torso, torso_name
 from murmurate.spec import EnvSpec
 
 
@@ -69,21 +68,9 @@ def q_network(
         raise ValueError(
             f"the actions of {spec.name} are vectors, and Q-learning chooses among a few: use a2c"
         )
-    frames = len(spec.observation_shape) == 3
-    torso = torso or ("nature2013" if frames else "mlp")
-    if torso in ("nature2013", "nature2015") and not frames:
-        raise ValueError(f"{torso} reads frames [C, H, W], not {list(spec.observation_shape)}: use mlp")
+    torso = torso_name(spec, torso)
     with torch.random.fork_rng(devices=[]):  # layers draw from the global generator when they are made
-        trunk: nn.Module
-        if torso == "nature2013":
-            trunk = nature_2013(spec.observation_shape, channels_last=channels_last)
-        elif torso == "nature2015":
-            trunk = nature_2015(spec.observation_shape, channels_last=channels_last)
-        elif torso == "mlp":
-            trunk = MLP((math.prod(spec.observation_shape), *hidden))
-        else:
-            raise ValueError(f"there is no torso called '{torso}': use nature2013, nature2015 or mlp")
-        features = int(trunk.out_features)
+        trunk, features = build_torso(spec, torso, hidden, channels_last=channels_last)
         head = DuelingHead(features, spec.actions) if dueling else nn.Linear(features, spec.actions)
         net = QNetwork(trunk, head)
     orthogonal_(net.torso, math.sqrt(2.0), generator)
