@@ -121,11 +121,14 @@ class Link:
 
     def post(self, frame: Frame) -> None:
         """Send once, in order, whatever happens to the connection; the payload must not change."""
+        self._keep_until_received(frame)
+        self._unsent += 1
+        self._work.notify()
+
+    def _keep_until_received(self, frame: Frame) -> None:
         self._posted += 1
         frame.number = self._posted
         self._unacknowledged.append(frame)
-        self._unsent += 1
-        self._work.notify()
 
     def claim(self, frame: Frame) -> Pipe | None:
         """``post``, if the line is free, and takes all at once: it is then the caller's, until it has called
@@ -143,9 +146,7 @@ class Link:
         if self._pipe is not None:
             self._claimed = True
             if frame.kind in NUMBERED:
-                self._posted += 1
-                frame.number = self._posted
-                self._unacknowledged.append(frame)
+                self._keep_until_received(frame)
         return self._pipe
 
     def send_claimed(self, pipe: Pipe, frame: Frame, filling: Filling) -> None:
