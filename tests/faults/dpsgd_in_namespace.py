@@ -15,23 +15,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from faults.namespaces import enter
+from faults.replica_in_namespace import PARAMETERS, Point
 from murmurate.fabric.network import NetworkFabric
 from murmurate.replicator import Replicator
 from murmurate.strategies.dpsgd import DPSGD
 
-PARAMETERS = 2000
 _SETTLE_SECONDS = 60.0
-
-
-class Point(nn.Module):
-    """Least squares: the distance to a target, another one for each replica."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(PARAMETERS, dtype=torch.float64))
 
 
 def main(namespace, address, rank, size, folder):
@@ -42,7 +33,7 @@ def main(namespace, address, rank, size, folder):
         rank, size, store, run_id="namespaces", secret=b"s", address=address, silence_seconds=2.0
     )
     replicator = Replicator(DPSGD(threads=1, local_updates=5), fabric)
-    module = Point()
+    module = Point().double()
     replica = replicator.replicate("model", module, lambda given: torch.optim.SGD(given, lr=0.05))
     bond = replicator.bonds["model"]
     end = fabric.channel("end", torch.zeros(1))

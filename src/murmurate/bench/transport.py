@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -117,17 +117,14 @@ def _link(rank: int, name: str, folder: str, secret: bytes) -> NetworkFabric:
     return NetworkFabric(rank, 2, store, run_id=name, secret=secret, **_LINKS[name])
 
 
-class Way:
+class Way(Protocol):
     """One way from rank 0 to rank 1. ``send`` returns when it began, ``read`` when it had the vector."""
 
-    def send(self) -> float:
-        raise NotImplementedError
-
-    def read(self) -> float:
-        raise NotImplementedError
+    def send(self) -> float: ...
+    def read(self) -> float: ...
 
 
-class Gloo(Way):
+class Gloo:
     """torch.distributed's blocking send and receive."""
 
     def __init__(self, x: Tensor) -> None:
@@ -143,7 +140,7 @@ class Gloo(Way):
         return time.monotonic()
 
 
-class Register(Way):
+class Register:
     """spins: ask without a pause, where a waiting reader would sleep for longer than the copy takes."""
 
     def __init__(self, fabric: Fabric, x: Tensor, spins: bool) -> None:
@@ -165,7 +162,7 @@ class Register(Way):
         return time.monotonic()
 
 
-class Mail(Way):
+class Mail:
     """A letter that is thrown away once it has been read."""
 
     def __init__(self, fabric: Fabric, x: Tensor, spins: bool) -> None:
