@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import threading
 import zlib
 from multiprocessing.reduction import DupFd
 from typing import Any
@@ -89,6 +90,14 @@ class Arena:
 
 def _received(duplicate: Any) -> Arena:
     return Arena(duplicate.detach())
+
+
+def fence(lock: threading.Lock) -> None:
+    """A full memory barrier: a release followed by an acquire lets nothing pass, on ARM too."""
+    with lock:
+        pass
+    with lock:
+        pass
 
 
 def refuse_if_small(needed_bytes: int, what: str, available_bytes: int | None = None) -> None:

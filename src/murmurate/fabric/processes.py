@@ -11,18 +11,13 @@ vote: whoever is dead and has not raised its counter is out of the round, for ev
 member is called dead only after its process has ended (docs/decisions/0010), and one that is started again
 takes part only from the round on at which all others let it in (``admit``).
 
-*Mail*: slots for each ordered pair, one writer and one reader each, and a ring that says in which slots the
-next letters lie. A letter is read where it lies: its slot is lent until the reader forgets the letter. Once
-half of a sender's slots are lent, the next letters are copied out, so a reader never stops a sender.
-Each letter names the lives of both; if either has been started again since, it is refused and counted.
+*Mail*: slots for each ordered pair, read where they lie (``_letterbox``).
 """
 
 from __future__ import annotations
 
 import threading
 import time
-import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,19 +25,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from murmurate.fabric._letterbox import Letterbox
 from murmurate.fabric._members import Died, run
-from murmurate.fabric._pool import Pool, as_tensor
-from murmurate.fabric.arena import Arena
+from murmurate.fabric.arena import Arena, fence
 from murmurate.fabric.board import Board
 from murmurate.fabric.interface import Capability, FabricError, FabricFactory, Letter, Traffic
 from murmurate.fabric.roster import Roster
 
 __all__ = ["Died", "ProcessChannel", "ProcessFabric", "run_members"]
 
-_MAIL_SLOTS = 8
-_MAIL_LENT = _MAIL_SLOTS // 2
-_LIFE_MASK = (1 << 32) - 1
-_TAG_BYTES = 64
 _ALL = frozenset(Capability)
 
 
@@ -138,25 +129,11 @@ class ProcessChannel:
         self.round = int(self._rounds[rank])
         self._partners = np.ones(n, dtype=np.bool_)  # who is waited for
         self._slots = arena.tensors(f"{name}.collective", (2, n, *shape), like.dtype)
-        # mail: sent[from, to], taken[from, to]; order[from, to, number % slots] is the slot of that letter;
-        # lent[from, to, slot], which only the reader writes, says that it still looks at what lies there
-        self._sent = arena.counters(f"{name}.sent", (n, n))
-        self._taken = arena.counters(f"{name}.taken", (n, n))
-        self._order = arena.counters(f"{name}.order", (n, n, _MAIL_SLOTS))
-        self._lent = arena.counters(f"{name}.lent", (n, n, _MAIL_SLOTS))
-        self._tags = arena.tensors(f"{name}.tags", (n, n, _MAIL_SLOTS, _TAG_BYTES), torch.uint8).numpy()
-        self._stamps = arena.counters(f"{name}.stamps", (n, n, _MAIL_SLOTS))
-        self._notes = arena.tensors(f"{name}.notes", (n, n, _MAIL_SLOTS), torch.float64).numpy()
-        self._letters = arena.tensors(f"{name}.mail", (n, n, _MAIL_SLOTS, *shape), like.dtype)
-        self._lendable = self._letters.view(torch.uint8).numpy()
-        self._pool = Pool()
-        self._inbox: dict[str, deque[Letter]] = {}
-        self._incoming, self._consumed = self._sent[:, rank], self._taken[:, rank]
-        self._words: dict[str, np.ndarray] = {}
         self._arrived: dict[int, Tensor] = {}
         self._pinned: set[int] = set()
         self._memory: dict[str, Tensor] = {}
         self._barrier = threading.Lock()
+        self._letterbox = Letterbox(arena, roster, name, like, self.traffic, self._store, self._wait)
         if not roster.inside:
             self._pins[:, rank] = 0  # what the former life was reading
 
@@ -285,106 +262,14 @@ class ProcessChannel:
     def send(
         self, to: int, tag: str, x: Tensor, note: float = 0.0, deadline_seconds: float | None = None
     ) -> bool:
-        words = self._words_of(tag)
-        here = self.rank, to
-        number = int(self._sent[here])
-        found: list[int] = []
-
-        def room() -> bool:
-            found[:] = self._free_slots(to, number)[:1]
-            return bool(found) or not self._roster.is_alive(to)
-
         patience = self.deadline_seconds if deadline_seconds is None else deadline_seconds
-        stamp = self._stamp(*here)
-        if not self._wait(room, patience) or not self._roster.is_alive(to):
-            return False
-        slot = found[0]
-        self._tags[*here, slot] = words
-        self._notes[*here, slot] = note
-        self._stamps[*here, slot] = stamp
-        self._order[*here, number % _MAIL_SLOTS] = slot
-        self._store(self._letters[*here, slot], x)
-        self._fence()
-        self._sent[here] = number + 1
-        return True
-
-    def _free_slots(self, to: int, number: int) -> list[int]:
-        """Neither on their way nor in the hands of the present life of ``to``; the lowest is the warmest."""
-        here = self.rank, to
-        taken = int(self._taken[here])
-        self._fence()  # what a reader has taken it has marked as lent before
-        if number == taken and not self._lent[here].any():
-            return [0]
-        if number - taken >= _MAIL_SLOTS:
-            return []
-        under_way = {int(self._order[*here, k % _MAIL_SLOTS]) for k in range(taken, number)}
-        life = self._roster.board.life(to) & _LIFE_MASK
-        held = (self._lent[here] != 0) & (self._stamps[here] & _LIFE_MASK == life)
-        return [slot for slot in range(_MAIL_SLOTS) if slot not in under_way and not held[slot]]
-
-    def _words_of(self, tag: str) -> np.ndarray:
-        """[64] uint8: a tag as it lies beside its letter."""
-        if tag not in self._words:
-            name = tag.encode()
-            if len(name) >= _TAG_BYTES:
-                raise ValueError(f"a tag has at most {_TAG_BYTES - 1} bytes, '{tag}' has {len(name)}")
-            self._words[tag] = np.frombuffer(name.ljust(_TAG_BYTES, b"\0"), dtype=np.uint8)
-        return self._words[tag]
+        return self._letterbox.send(to, tag, x, note, patience)
 
     def receive(self, tag: str) -> Letter | None:
-        self._empty_letterbox()
-        waiting = self._inbox.get(tag)
-        return waiting.popleft() if waiting else None
+        return self._letterbox.receive(tag)
 
     def wait(self, tag: str, deadline_seconds: float) -> Letter | None:
-        def arrived() -> bool:
-            self._empty_letterbox()
-            return bool(self._inbox.get(tag))
-
-        self._wait(arrived, deadline_seconds)
-        return self.receive(tag)
-
-    def _empty_letterbox(self) -> None:
-        news = self._incoming != self._consumed
-        for sender in np.flatnonzero(news).tolist() if news.any() else ():
-            here = sender, self.rank
-            stamp = self._stamp(*here)
-            number = int(self._taken[here])
-            while number < self._sent[here]:
-                self._fence()  # nothing of the letter is read before its number is
-                slot = int(self._order[*here, number % _MAIL_SLOTS])
-                wanted = self._stamps[*here, slot] == stamp
-                if wanted:
-                    tag = self._tags[*here, slot].tobytes().rstrip(b"\0").decode()
-                    letter = Letter(sender, self._read(sender, slot), float(self._notes[*here, slot]))
-                    self._inbox.setdefault(tag, deque()).append(letter)
-                    self.traffic.bytes += self._bytes
-                else:
-                    self._lent[*here, slot] = 0
-                    self.traffic.refused += 1
-                number += 1
-                self._fence()
-                self._taken[here] = number
-
-    def _read(self, sender: int, slot: int) -> Tensor:
-        """[N]: the slot itself, lent until nobody holds the tensor; a copy where too much is lent."""
-        lent = self._lent[sender, self.rank]
-        lent[slot] = 0
-        letter = self._letters[sender, self.rank, slot]
-        if self._device.type != "cpu":
-            return letter.to(self._device, copy=True)
-        if lent.sum() < _MAIL_LENT:
-            lent[slot] = 1
-            whole = self._lendable[sender, self.rank, slot][:]
-            weakref.finalize(whole, _give_back, lent, slot).atexit = False
-            return as_tensor(whole, letter.dtype)
-        copy = as_tensor(self._pool.take(self._bytes), letter.dtype)
-        return copy.copy_(letter)
-
-    def _stamp(self, sender: int, to: int) -> int:
-        """The lives of both ends of a letter."""
-        board = self._roster.board
-        return board.life(sender) << 32 | board.life(to)
+        return self._letterbox.wait(tag, deadline_seconds)
 
     # -- shared memory ------------------------------------------------------------------------------
 
@@ -439,7 +324,7 @@ class ProcessChannel:
             torch.cuda.cudart().cudaHostRegister(buffers.data_ptr(), size, 0)  # type: ignore[no-untyped-call]
 
     def _fence(self) -> None:
-        _fence(self._barrier)
+        fence(self._barrier)
 
     def _wait(self, condition: Callable[[], bool], deadline_seconds: float) -> bool:
         if condition():
@@ -456,20 +341,6 @@ class ProcessChannel:
             return True
         finally:
             self.traffic.waiting_seconds += time.monotonic() - start
-
-
-def _fence(lock: threading.Lock) -> None:
-    """A full memory barrier: a release followed by an acquire lets nothing pass, on ARM too."""
-    with lock:
-        pass
-    with lock:
-        pass
-
-
-def _give_back(lent: np.ndarray, slot: int) -> None:
-    """A letter has been forgotten, in whichever thread and at whatever moment: so with a lock of its own."""
-    _fence(threading.Lock())
-    lent[slot] = 0
 
 
 def run_members(
