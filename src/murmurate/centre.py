@@ -23,7 +23,8 @@ from murmurate.probe import Probe
 from murmurate.record.recorder import Recorder
 from murmurate.record.watch import Watch
 from murmurate.replicator import Replicator
-from murmurate.train import Learning, Run
+from murmurate.run import Run
+from murmurate.train import Learning
 
 
 class Serving:

@@ -1,8 +1,9 @@
 """Checkpoints: named tensors in safetensors, everything else in JSON; never pickle, never half.
 
 ``checkpoints/last``, ``previous`` and ``best`` each hold a ``replica-<i>.safetensors`` a replica and one
-``state.json`` with a checksum of each. Parts are written into a staging folder, which becomes
-``last`` by renaming once all are there.
+``state.json`` with a checksum of each. What a replica's replay holds lies beside it, in
+``replay-<i>.safetensors``; ``best`` is to be played with, and has none. Parts are written into a staging
+folder, which becomes ``last`` by renaming once all are there.
 """
 
 from __future__ import annotations
@@ -27,22 +28,29 @@ _ABOUT = frozenset({"env_steps", "seconds", "replicas"})  # what ``commit`` must
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-def write_part(staging: Path, rank: int, state: dict[str, Any]) -> None:
+def write_part(staging: Path, rank: int, state: dict[str, Any], replay: dict[str, Any] | None = None) -> None:
     """Write one replica's nested ``state`` (tensors and plain values) into a staging folder.
 
+    replay: what its replay holds, which may be many times larger.
     It appears there whole or, if this process is killed meanwhile, not at all. Raises RunFailed when the
     disk is full.
     """
-    tensors: dict[str, torch.Tensor] = {}
-    plain = _split(state, (), tensors)
     try:
         staging.mkdir(parents=True, exist_ok=True)
-        fresh = staging / f".replica-{rank}.new"
-        save_file(tensors, fresh, metadata={"plain": json.dumps(plain)})
-        _sync(fresh)
-        fresh.rename(staging / f"replica-{rank}.safetensors")
+        if replay is not None:
+            _write(staging, f"replay-{rank}", replay)
+        _write(staging, f"replica-{rank}", state)
     except (OSError, SafetensorError) as error:
         raise disk_failure(staging, error) from error
+
+
+def _write(folder: Path, name: str, state: dict[str, Any]) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    plain = _split(state, (), tensors)
+    fresh = folder / f".{name}.new"
+    save_file(tensors, fresh, metadata={"plain": json.dumps(plain)})
+    _sync(fresh)
+    fresh.rename(folder / f"{name}.safetensors")
 
 
 def commit(folder: Path, staging: Path, about: dict[str, Any]) -> None:
@@ -51,7 +59,7 @@ def commit(folder: Path, staging: Path, about: dict[str, Any]) -> None:
     A crash at any point leaves at least one whole checkpoint under ``last`` or ``previous``. Raises
     RunFailed when the disk is full, ValueError if nothing is staged.
     """
-    parts = sorted(staging.glob("replica-*.safetensors"))
+    parts = sorted(staging.glob("repl*-*.safetensors"))
     if not parts:
         raise ValueError(f"{staging} has no part of any replica: there is nothing to commit")
     manifest = {
@@ -84,7 +92,10 @@ def keep_as_best(folder: Path) -> None:
     mend(folder)
     try:
         shutil.rmtree(fresh, ignore_errors=True)
-        shutil.copytree(folder / "last", fresh)
+        shutil.copytree(folder / "last", fresh, ignore=shutil.ignore_patterns("replay-*"))
+        manifest = read_manifest(fresh)
+        kept = {name: digest for name, digest in manifest["parts"].items() if (fresh / name).exists()}
+        _write_json(fresh / "state.json", {**manifest, "parts": kept})
         for path in fresh.iterdir():
             _sync(path)
         if best.exists():
@@ -153,7 +164,16 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
 
 def read_part(checkpoint: Path, rank: int) -> dict[str, Any]:
     """One replica's nested state. Raises Refusal if it is unreadable."""
-    path = checkpoint / f"replica-{rank}.safetensors"
+    return _read(checkpoint / f"replica-{rank}.safetensors")
+
+
+def read_replay(checkpoint: Path, rank: int) -> dict[str, Any] | None:
+    """What one replica's replay held; None if it had none. Raises Refusal if it is unreadable."""
+    path = checkpoint / f"replay-{rank}.safetensors"
+    return _read(path) if path.exists() else None
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         plain = _read_plain(path)
         tensors = load_file(path)
@@ -176,6 +196,11 @@ def env_steps(checkpoint: Path, rank: int) -> int:
     return int(_read_plain(checkpoint / f"replica-{rank}.safetensors")["d"]["env_steps"]["v"])
 
 
+def updates(checkpoint: Path, rank: int) -> int:
+    """Its own updates, likewise."""
+    return int(_read_plain(checkpoint / f"replica-{rank}.safetensors")["d"]["updates"]["v"])
+
+
 def parts(checkpoint: Path) -> list[int]:
     """Ranks that have a part."""
     return sorted(int(p.stem.split("-")[1]) for p in checkpoint.glob("replica-*.safetensors"))
@@ -193,6 +218,7 @@ def disk_failure(path: Path, error: Exception) -> RunFailed:
 
 
 _TENSOR = "<tensor>"
+_LARGE_BYTES = 64 * 2**20  # a replay's images are written from where they lie
 
 
 def _key(path: tuple[str, ...]) -> str:
@@ -202,7 +228,9 @@ def _key(path: tuple[str, ...]) -> str:
 def _split(value: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> Any:
     """``value`` without its tensors, which go to ``tensors`` under their path."""
     if isinstance(value, torch.Tensor):
-        tensors[_key(path)] = value.detach().to("cpu", copy=True).contiguous()
+        # a copy, because safetensors refuses tensors that share memory
+        copy = value.nbytes < _LARGE_BYTES
+        tensors[_key(path)] = value.detach().to("cpu", copy=copy).contiguous()
         return _TENSOR
     if isinstance(value, dict):
         return {"d": {str(k): _split(v, (*path, str(k)), tensors) for k, v in value.items()}}

@@ -24,7 +24,7 @@ from murmurate.record.console import Console
 from murmurate.record.reader import Tail
 from murmurate.record.recorder import Recorder
 from murmurate.record.tensorboard import TensorBoard
-from murmurate.train import Run
+from murmurate.run import Run
 
 _CHECKPOINT_DEADLINE_SECONDS = 60.0
 
@@ -196,10 +196,10 @@ class Coordinator:
         if not here.exists():
             return False
         for rank in self.board.living():
-            part = f"replica-{rank}.safetensors"
-            # who joined after it was asked for has no part in it
-            if not (here / part).exists() and (staging(self.folder, FINAL) / part).exists():
-                shutil.copyfile(staging(self.folder, FINAL) / part, here / part)
+            for part in (f"replay-{rank}.safetensors", f"replica-{rank}.safetensors"):
+                # who joined after it was asked for has no part in it
+                if not (here / part).exists() and (staging(self.folder, FINAL) / part).exists():
+                    shutil.copyfile(staging(self.folder, FINAL) / part, here / part)
         return True
 
     def commit_final(self) -> bool:

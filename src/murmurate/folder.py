@@ -22,9 +22,9 @@ import torch
 
 import murmurate
 from murmurate.errors import Refusal
+from murmurate.run import Run
 from murmurate.strategies import strategy as strategy_class
 from murmurate.strategies.interface import Strategy
-from murmurate.train import Run
 
 
 def claim(folder: Path) -> None:

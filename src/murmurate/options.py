@@ -46,6 +46,8 @@ def options(value: Any, path: tuple[str, ...] = ()) -> Iterator[Option]:
             continue
         if dataclasses.is_dataclass(inner):
             yield from options(inner, here)
+        elif any(dataclasses.is_dataclass(kind) for kind in typing.get_args(kinds[field.name])):
+            continue  # a part that this run is without
         else:
             name = ".".join(here).replace("_", "-")
             yield Option(name, here, kinds[field.name], inner, told.get(field.name, ""))

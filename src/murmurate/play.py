@@ -15,9 +15,9 @@ from murmurate.collect.evaluate import record_game
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.folder import read_run
 from murmurate.recipes import recipe
+from murmurate.run import Run
 from murmurate.spec import derive_seed
 from murmurate.summary import load_agent, play
-from murmurate.train import Run
 
 Frames = npt.NDArray[np.uint8]  # [n, H, W, 3]
 _STRIP = 8

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from murmurate.checkpoint import read_manifest, read_part
+from murmurate.checkpoint import read_manifest, read_part, read_replay
 from murmurate.fabric.board import Board
 from murmurate.fabric.interface import FabricFactory
 from murmurate.joining import Admission
@@ -35,6 +35,8 @@ class Restored:
     def read(cls, checkpoint: Path, rank: int, source: int) -> Restored:
         """Replica ``rank``, from the part of replica ``source``. Raises Refusal if it is unreadable."""
         state = read_part(checkpoint, source)
+        if rank == source and "source" in state:
+            state["source"]["replay"] = read_replay(checkpoint, rank)
         counts = read_manifest(checkpoint).get("replica_env_steps")
         count = state["env_steps"] if rank == source or counts is None else counts[rank]
         return cls(state, int(count), rank == source)

@@ -85,6 +85,7 @@ class Replicator:
         replica.reload()
         bond = Bond(replica, strategy, channel)
         replica.exchange = bond.step
+        replica.common_rounds = strategy.synchronous or channel.size == 1
         self.bonds[name] = bond
         return replica
 

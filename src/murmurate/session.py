@@ -25,8 +25,8 @@ from murmurate.play import film, write_strip
 from murmurate.recipes import recipe
 from murmurate.record.reader import truncate_after
 from murmurate.replicator import Replicator, check_capabilities
+from murmurate.run import Run
 from murmurate.summary import learners, summarize
-from murmurate.train import Run
 
 FINISHED, FAILED, REFUSED = 0, 1, 2
 
@@ -159,7 +159,9 @@ def _go_on(run: Run, stored: Run, folder: Path, found: Path) -> Finish:
         write_run(folder, run)
     # each replica saved at a moment of its own, and the checkpoint was complete some time after that
     counts = {rank: checkpoint.env_steps(found, rank) for rank in saved}
-    truncate_after(folder / "metrics.jsonl", env_steps=counts, time_seconds=float(manifest["seconds"]))
+    clocks = {rank: checkpoint.updates(found, rank) for rank in learned}
+    seconds = float(manifest["seconds"])
+    truncate_after(folder / "metrics.jsonl", env_steps=counts, updates=clocks, time_seconds=seconds)
     return _carry_out(
         run,
         folder,

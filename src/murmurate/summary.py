@@ -15,8 +15,8 @@ from murmurate.collect.evaluate import EvalResult, evaluate
 from murmurate.collect.interface import spec_of
 from murmurate.coordinator import Coordinator
 from murmurate.folder import write_json
+from murmurate.run import Run
 from murmurate.spec import derive_seed
-from murmurate.train import Run
 from murmurate.vector import Replica
 
 

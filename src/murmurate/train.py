@@ -1,149 +1,25 @@
-"""The loop, and ``Run``: the one value that describes a run (design, section 3)."""
+"""The loop (design, section 3)."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from murmurate.agents.a2c import A2C
-from murmurate.agents.interface import Agent
 from murmurate.checkpoint import write_part
-from murmurate.collect.interface import Simulators, World
-from murmurate.collect.rollouts import Rollouts, open_groups
-from murmurate.errors import Refusal
 from murmurate.fabric.interface import Fabric
 from murmurate.joining import Doorway, Pace
 from murmurate.post import FINAL, FINAL_REQUEST, SETTLE_SECONDS, Post, Restored, member_state, staging
 from murmurate.probe import Probe
 from murmurate.record.recorder import Recorder
 from murmurate.record.watch import Watch
-from murmurate.replicator import Replicate, Replicator
-from murmurate.spec import Batch, EnvSpec, Outcome, Placement, derive_generator, derive_seed
-from murmurate.strategies.interface import Strategy
+from murmurate.replicator import Replicator
+from murmurate.run import Run
+from murmurate.spec import Batch, Outcome, derive_generator
 
 _FINISH_DEADLINE_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class Run:
-    """All that a run depends on, resolved. A recipe is a function that returns one.
-
-    world: what is learned in. agent: who learns. strategy: how the replicas agree.
-    replicas: number of learners.
-    simulators: per learner.
-    env_steps: total over the replicas at which the run ends. updates: per replica. minutes: of wall
-        time. Whichever comes first; at least one is given.
-    stop_at_return: also end once the mean return of the last 100 training episodes reaches this.
-    seed: everything random derives from it.
-    launcher: ``local`` (processes of this host), ``inline`` (one thread at a time, on a simulated fabric),
-        ``torchrun`` or ``ray``.
-    double_buffer: act for one half of the simulators while the other half steps in native threads.
-    checkpoint_every_env_steps: total over the replicas between checkpoints.
-    probe_every_updates: own updates between looks at disagreement and gradient cosines; 0 never looks.
-    record_every_seconds: between two lines of a replica in ``metrics.jsonl``.
-    eval_episodes: full games played by the final (and the best) parameters.
-    restarts: how often each replica that died is started again, with a living peer's state (launcher
-        ``local``). 0 goes on without it: what killed it, as too little memory does, may kill it again.
-    compression: of vectors that go between hosts (launchers ``torchrun`` and ``ray``) by register and mail:
-        ``bfloat16``, or ``int8`` with error feedback. Collectives, and members of one host, send all bits.
-    """
-
-    recipe: str
-    world: World
-    agent: A2C
-    strategy: Strategy
-    replicas: int = 1
-    simulators: int = 16
-    env_steps: int | None = None
-    updates: int | None = None
-    minutes: float | None = None
-    stop_at_return: float | None = None
-    seed: int = 0
-    launcher: str = "local"
-    placement: Placement = field(default_factory=Placement)
-    double_buffer: bool = False
-    checkpoint_every_env_steps: int = 250_000
-    probe_every_updates: int = 200
-    record_every_seconds: float = 1.0
-    eval_episodes: int = 10
-    restarts: int = 0
-    compression: Literal["none", "bfloat16", "int8"] = "none"
-
-    def validate(self) -> None:
-        """Raise Refusal for values that make no sense."""
-        if self.replicas < 1:
-            raise Refusal(f"replicas is {self.replicas}; a run needs at least one. Use --replicas 1.")
-        if self.simulators < 1 + self.double_buffer:
-            halves = " for each half of a double buffer" if self.double_buffer else ""
-            raise Refusal(f"simulators is {self.simulators}; a learner needs at least one{halves}.")
-        for name in ("env_steps", "updates", "minutes"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                option = name.replace("_", "-")
-                raise Refusal(f"{name} is {value}; give a positive number, as in --{option} 100000.")
-        if self.env_steps is None and self.updates is None and self.minutes is None:
-            raise Refusal("the run has no end: give --env-steps, --updates or --minutes.")
-        least = {
-            "checkpoint_every_env_steps": 1,
-            "probe_every_updates": 0,
-            "eval_episodes": 1,
-            "seed": 0,
-            "restarts": 0,
-        }
-        for name, least_value in least.items():
-            if getattr(self, name) < least_value:
-                raise Refusal(f"{name} is {getattr(self, name)}; it must be at least {least_value}.")
-        if not self.record_every_seconds > 0:
-            raise Refusal("record_every_seconds must be above 0.")
-        if self.agent.steps < 1:
-            raise Refusal(
-                f"agent.steps is {self.agent.steps}; a rollout has at least one. Use --agent.steps 5."
-            )
-        if self.placement.threads < 1 or not self.placement.devices:
-            raise Refusal("a placement names at least one device, and at least one thread a process.")
-
-    @property
-    def members(self) -> int:
-        """Replicas, and the centre where the strategy has one: it is the last."""
-        return self.replicas + self.strategy.centre
-
-    def planned_updates(self) -> int | None:
-        """Updates per replica over the whole run, for schedules; None if only time ends it."""
-        if self.updates is not None:
-            return self.updates
-        if self.env_steps is None:
-            return None
-        return max(1, self.env_steps // (self.replicas * self.simulators * self.agent.steps))
-
-    def learner(self, replicate: Replicate, rank: int, spec: EnvSpec) -> Agent:
-        """The agent of one replica."""
-        planned = self.planned_updates()
-        if planned is not None and self.strategy.counts_all:
-            planned *= self.replicas
-        return self.agent.build(
-            spec,
-            replicate,
-            seed=self.seed,
-            device=self.placement.device(rank),
-            updates=planned,
-        )
-
-    def source(self, rank: int, learner: Agent, groups: list[Simulators]) -> Rollouts:
-        """Where one replica's batches come from."""
-        return Rollouts(
-            groups,
-            learner,
-            self.agent.steps,
-            seed=derive_seed(self.seed, "source", rank),
-            device=self.placement.device(rank),
-        )
-
-    def open_simulators(self) -> list[Simulators]:
-        return open_groups(self.world, self.simulators, training=True, double_buffer=self.double_buffer)
 
 
 class Learning:
@@ -262,6 +138,7 @@ class Learning:
                 "waiting_seconds": self.replicator.waiting_seconds,
                 "bytes_exchanged": self.replicator.bytes_exchanged,
                 "refused": self.replicator.refused,
+                **self.source.fields(),
                 **self.probed,
                 **self.watch.fields(last=force),
             }
@@ -333,10 +210,15 @@ class Learning:
         if asked > self.answered:
             self.answered = asked
             if self.replicator.settle(asked, SETTLE_SECONDS):
-                write_part(staging(self.post.folder, str(asked)), self.post.rank, self.state())
+                self._save(str(asked))
                 self.post.board.saved(self.post.rank, asked)
             else:
                 self.post.board.skipped(self.post.rank, asked)
+
+    def _save(self, name: str) -> None:
+        state = self.state()
+        replay = state["source"].pop("replay", None)
+        write_part(staging(self.post.folder, name), self.post.rank, state, replay)
 
     def _finish(self, outcome: Outcome | None) -> None:
         if outcome is not None:
@@ -355,7 +237,7 @@ class Learning:
         # all last vectors should be on show before anybody takes the mean of them
         while not self.synchronous and not board.finished_all() and time.monotonic() < deadline:
             self.meeting.wait("finished", 0.002)  # no such mail comes: time passes, a simulated fabric's too
-        write_part(staging(self.post.folder, FINAL), self.post.rank, self.state())
+        self._save(FINAL)
         board.saved(self.post.rank, FINAL_REQUEST)
         self.recorder.event("finished", f"replica {self.post.rank} has finished", member=self.post.rank)
         self.recorder.close()
@@ -397,7 +279,8 @@ class Learning:
         self.post.board.advance(self.post.rank, self.env_steps, self.learner.clock)
 
     def _new_games(self, theirs: dict[str, Any]) -> dict[str, Any]:
-        """A source's state that plays neither a peer's games again nor the own first ones."""
+        """A source's state that plays neither a peer's games again nor the own first ones; from an
+        empty replay."""
         mine = self.source.state()
         device = self.run.placement.device(self.post.rank)
         purpose = f"actions after batch {theirs['batches']}"
@@ -406,5 +289,6 @@ class Learning:
             **mine,
             "batches": theirs["batches"],
             "groups": [None] * len(mine["groups"]),
+            "replay": None,
             "generator": generator.get_state(),
         }

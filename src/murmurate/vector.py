@@ -89,6 +89,8 @@ class Replica:
         self.exchange: Callable[[Replica], Exchange] = _update_alone
         # what schedules count: the own clock, or all replicas' updates where they share one vector
         self.steps_taken: Callable[[], int] = lambda: self.clock
+        # whether all replicas pass the same rounds; alone, each update is one
+        self.common_rounds = True
         self.measure = False  # asks the next step for the two that follow
         self.update_norm: Tensor | None = None
         self.own_gradient: Tensor | None = None  # [N] before anything was averaged into it

@@ -21,20 +21,35 @@ _OF_THE_MOMENT = {
 }  # fmt: skip
 
 
+# so small that it has been filled several times, with batches that were drawn and not yet learned from
+_REPLAY = (
+    *("--replay.capacity", 700, "--replay.learning-starts", 100, "--replay.ahead", 3),
+    *("--simulators", 4, "--agent.batch", 16, "--agent.explore-updates", 100, "--agent.target-every", 7),
+)
+
+
 @pytest.mark.parametrize(
-    ("strategy", "replicas", "who_is_killed"),
-    [("all-reduce", 2, "launcher"), ("local-sgd", 2, "everybody"), ("solo", 1, "everybody")],
+    ("recipe", "strategy", "replicas", "who_is_killed", "more"),
+    [
+        ("cartpole-a2c", "all-reduce", 2, "launcher", ()),
+        ("cartpole-a2c", "local-sgd", 2, "everybody", ()),
+        ("cartpole-a2c", "solo", 1, "everybody", ()),
+        ("cartpole-dqn", "local-sgd", 2, "everybody", (*_REPLAY, "--agent.selector", "agreed")),
+        ("cartpole-dqn", "solo", 1, "everybody", (*_REPLAY, "--replay.alpha", 0, "--replay.ahead", 0)),
+    ],
 )
 def test_killed_and_resumed_equals_uninterrupted(
-    strategy: str, replicas: int, who_is_killed: str, tmp_path: Path
+    recipe: str, strategy: str, replicas: int, who_is_killed: str, more: tuple[Any, ...], tmp_path: Path
 ) -> None:
+    updates = 1500 if more else _UPDATES
     options = (
-        *("--strategy", strategy, "--replicas", replicas, "--updates", _UPDATES, "--env-steps", "none"),
+        *more,
+        *("--strategy", strategy, "--replicas", replicas, "--updates", updates, "--env-steps", "none"),
         *("--checkpoint-every-env-steps", 2_000, "--record-every-seconds", 1e-9, "--probe-every-updates", 25),
     )
-    with training(tmp_path / "whole", "cartpole-a2c", *options) as command:
+    with training(tmp_path / "whole", recipe, *options) as command:
         assert command.wait() == 0, command.said()
-    with training(tmp_path / "killed", "cartpole-a2c", *options) as command:
+    with training(tmp_path / "killed", recipe, *options) as command:
         command.until_checkpoint()
         for pid in [command.process.pid, *(command.pids().values() if who_is_killed == "everybody" else [])]:
             os.kill(pid, signal.SIGKILL)
@@ -44,7 +59,7 @@ def test_killed_and_resumed_equals_uninterrupted(
         assert not (command.folder / "summary.json").exists()
     found = checkpoint.newest(tmp_path / "killed" / "checkpoints")
     at = checkpoint.read_part(found, 0)["updates"]
-    assert 0 < at < _UPDATES
+    assert 0 < at < updates
     with Command(tmp_path / "killed", "resume", tmp_path / "killed") as command:
         assert command.wait() == 0, command.said()
         assert command.summary()["resume_exact"]
@@ -55,13 +70,16 @@ def test_killed_and_resumed_equals_uninterrupted(
     assert checkpoint.parts(whole) == checkpoint.parts(again) == list(range(replicas))
     for rank in range(replicas):
         one, other = checkpoint.read_part(whole, rank), checkpoint.read_part(again, rank)
-        assert one["updates"] == _UPDATES
+        assert one["updates"] == updates
         for key in ("replicas", "consensus", "source", "learner", "env_steps", "updates", "returns"):
             _same(one[key], other[key], f"replica {rank}: {key}")
-        _check_records(tmp_path, rank)
+        _check_records(tmp_path, rank, updates)
+        held = checkpoint.read_replay(whole, rank)
+        assert (held is None) == (not more)
+        _same(held, checkpoint.read_replay(again, rank), f"replica {rank}: replay")
 
 
-def _check_records(folder: Path, rank: int) -> None:
+def _check_records(folder: Path, rank: int, updates: int) -> None:
     whole, again = (
         [r for r in read_lines(folder / name / "metrics.jsonl") if r["replica"] == rank and "kind" not in r]
         for name in ("whole", "killed")
@@ -69,7 +87,7 @@ def _check_records(folder: Path, rank: int) -> None:
     times = [r["time_seconds"] for r in again]
     assert times == sorted(times)
     # one record an update, and one more at the end: none was lost, none came twice
-    assert [r["updates"] for r in again] == [*range(1, _UPDATES + 1), _UPDATES]
+    assert [r["updates"] for r in again] == [*range(1, updates + 1), updates]
     for one, other in zip(whole, again, strict=True):
         assert {k: v for k, v in one.items() if k not in _OF_THE_MOMENT} == {
             k: v for k, v in other.items() if k not in _OF_THE_MOMENT

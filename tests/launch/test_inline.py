@@ -15,9 +15,9 @@ import torch
 from murmurate import checkpoint, session
 from murmurate.errors import Refusal
 from murmurate.recipes import recipe
+from murmurate.run import Run
 from murmurate.session import resume, train
 from murmurate.strategies import strategies
-from murmurate.train import Run
 
 
 def short(strategy: str = "gala", **fields: Any) -> Run:

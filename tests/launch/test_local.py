@@ -18,8 +18,8 @@ from murmurate import checkpoint
 from murmurate.cli import main
 from murmurate.launch import local
 from murmurate.recipes import recipe
+from murmurate.run import Run
 from murmurate.session import train
-from murmurate.train import Run
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -63,6 +63,8 @@ def test_every_strategy_carries_every_recipe(algorithm: str, strategy: str, tmp_
         replicas=1 if strategy == "solo" else 2,
     )
     short = "--launcher inline --updates 2 --env-steps none --simulators 2 --eval-episodes 1"
+    if run.replay is not None:
+        short += " --replay.learning-starts 50"
     finish = train(change(run, short.split(), ""), tmp_path / "run")
     assert finish.code == 0
     assert finish.summary["strategy"] == strategy

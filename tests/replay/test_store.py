@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from murmurate import native
 from murmurate.errors import Refusal
 from murmurate.replay import memory
-from murmurate.replay.adder import Adder
 from murmurate.replay.frames import Frames
+from murmurate.replay.returns import NStepReturns
 from murmurate.replay.rows import Column, Rows
 
 
@@ -101,7 +102,8 @@ def test_windows_are_stacks_of_the_stream_also_across_the_rings_end(kernels, sta
     heads = [100, 41, 90]
     for stream, head in enumerate(heads):
         for number in range(head):
-            store.append(stream, number, torch.full((2, 3), (50 * stream + number) % 251, dtype=torch.uint8))
+            image = torch.full((1, 2, 3), (50 * stream + number) % 251, dtype=torch.uint8)
+            store.append(torch.tensor([stream]), torch.tensor([number]), image)
     for stream, head in enumerate(heads):
         numbers = range(head - length + stack - 1, head - steps)
         slots = torch.tensor([stream * length + number % length for number in numbers])
@@ -134,23 +136,19 @@ def by_definition(rewards, start, steps, discount, ends, terminated):
 @pytest.mark.parametrize("how", ["terminated", "truncated"])
 @pytest.mark.parametrize("ends", [1, 2, 5, 9])
 def test_returns_are_as_defined(steps, how, ends):
-    adder, discount = Adder(steps, 0.9), 0.9
+    returns, discount = NStepReturns(3, steps, 0.9), 0.9
     rewards = [float(3 * k % 7 - 2) for k in range(ends)]
-    made = []
+    made = {}
     for t in range(ends):
-        last = t == ends - 1
-        made += adder.add(
-            torch.tensor(t), torch.tensor(10 + t), rewards[t], torch.tensor(t + 1),
-            last and how == "terminated", last and how == "truncated",
-        )  # fmt: skip
-    assert [int(t.observation) for t in made] == list(range(ends))
-    for transition in made:
-        start = int(transition.observation)
-        total, after, length = by_definition(rewards, start, steps, discount, ends, how == "terminated")
-        assert transition.reward == pytest.approx(total)
-        assert transition.discount == pytest.approx(after)
-        assert transition.length == length
-        assert int(transition.next_observation) == start + length
-        assert int(transition.action) == 10 + start
-    assert adder.add(torch.tensor(0), torch.tensor(0), 1.0, torch.tensor(1), False, False) == [] or steps == 1
-    adder.forget()
+        last = np.array([t == ends - 1])
+        closed = returns.step(1, [rewards[t]], last & (how == "terminated"), last & (how == "truncated"))
+        for row in range(len(closed)):
+            assert closed.simulator[row] == 1
+            made[t + 1 - int(closed.age[row])] = (closed.reward[row], closed.discount[row], closed.age[row])
+    assert sorted(made) == list(range(ends))
+    for start, found in made.items():
+        expected = by_definition(rewards, start, steps, discount, ends, how == "terminated")
+        assert found == pytest.approx(expected, rel=1e-6)
+    # the next episode begins with nothing open
+    no = np.array([False])
+    assert len(returns.step(1, [1.0], no, no)) == (steps == 1)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from murmurate.agents.interface import Action
+from murmurate.agents.interface import Action, OnPolicy
 from murmurate.losses.policy import (
     categorical_log_prob_and_entropy,
     gaussian_entropy,
@@ -59,6 +59,10 @@ class A2C:
     hidden: int = 64
     recurrent: int = 0
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
+
+    @property
+    def learns_from(self) -> OnPolicy:
+        return OnPolicy(self.steps)
 
     def resolved(self, spec: EnvSpec, device: torch.device) -> A2C:
         """This config without an ``auto`` in it."""

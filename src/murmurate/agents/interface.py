@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from murmurate.spec import Batch, Outcome
+from murmurate.spec import Batch, EnvSpec, Outcome
 from murmurate.vector import Replica
+
+
+class OnPolicy(NamedTuple):
+    """It learns from rollouts of ``steps`` env steps of each simulator, each once."""
+
+    steps: int
+
+
+class OffPolicy(NamedTuple):
+    """It learns from batches of transitions drawn from a replay, with returns over ``n_step`` steps."""
+
+    batch: int
+    n_step: int
+    discount: float
 
 
 class Action(NamedTuple):
@@ -47,3 +62,34 @@ class Agent(Protocol):
     def learn(self, batch: Batch) -> Outcome: ...
     def state(self) -> dict[str, Any]: ...
     def load(self, state: dict[str, Any]) -> None: ...
+
+
+class AgentConfig(Protocol):
+    """Hyper-parameters of an agent: a frozen dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    @property
+    def learns_from(self) -> OnPolicy | OffPolicy: ...
+
+    def resolved(self, spec: EnvSpec, device: torch.device) -> AgentConfig:
+        """This config without an ``auto`` in it."""
+        ...
+
+    def build(
+        self,
+        spec: EnvSpec,
+        replicate: Callable[..., Replica],
+        *,
+        seed: int,
+        device: torch.device,
+        updates: int | None = None,
+    ) -> Agent:
+        """The agent for one replica. All replicas of a run start alike, from (seed).
+
+        updates: length of the run for schedules, in own updates; None if only time ends it.
+        Raises ValueError for hyper-parameters that make no sense.
+        """
+        ...

@@ -22,9 +22,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 from murmurate import checkpoint
+from murmurate.agents.a2c import A2C
 from murmurate.bench import _commands
 from murmurate.bench._result import Log, number
 from murmurate.errors import RunFailed
@@ -103,7 +104,7 @@ class Job:
         command does for 64: 0.0014, github.com/facebookresearch/gala), alike for both methods.
         """
         plan = self.plan
-        usual = recipe(self.recipe).agent.learning_rate
+        usual = cast(A2C, recipe(self.recipe).agent).learning_rate
         rate = usual * math.sqrt(self.simulators / NOMINAL_SIMULATORS)
         return (
             "--strategy", METHODS[self.method],

@@ -11,10 +11,11 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from murmurate.agents.a2c import A2C
 from murmurate.bench import _commands, _gpu, _limit, _peers
 from murmurate.bench._racer import Racer, Window
 from murmurate.bench._result import Log, median, spread
@@ -41,7 +42,7 @@ class Plan:
 def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
     """See ``benchmarks/README.md`` for what is counted. Takes about 4 minutes of two cores."""
     plan = plan or (Plan(rounds=10, window_cpu_seconds=8.0, side_rounds=6) if full else Plan())
-    precision = resolved(recipe("pong-a2c")).agent.precision
+    precision = _own_precision()
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder, racers(Path(folder)) as field:
         for racer in field.values():
             log(f"starting {racer.label}")
@@ -61,10 +62,15 @@ def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
     return result
 
 
+def _own_precision() -> str:
+    """What the recipe computes in on this machine."""
+    return cast(A2C, resolved(recipe("pong-a2c")).agent).precision
+
+
 @contextlib.contextmanager
 def racers(where: Path) -> Iterator[dict[str, Racer]]:
     """All racers of this bench, not yet started; whatever happens, none outlives the context."""
-    own = resolved(recipe("pong-a2c")).agent.precision
+    own = _own_precision()
     field = {
         precision: _commands.ours(precision, "pong-a2c", where, "--agent.precision", precision)
         for precision in _PRECISIONS

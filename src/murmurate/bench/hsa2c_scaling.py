@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from typing import Any
+from typing import Any, cast
 
+from murmurate.agents.a2c import A2C
 from murmurate.bench import _commands, _simulated
 from murmurate.bench._result import Log
 from murmurate.bench.chaos_simulated import stretched
@@ -81,7 +82,7 @@ def _costs(plan: Plan, log: Log) -> tuple[Costs, str]:
     count = _simulated.parameters(real)
     log(f"a message of {count} parameters")
     cost = _simulated.exchange_cost(count, plan.exchange_rounds)
-    return Costs(seconds, cost.handling_seconds, real.agent.steps, count), world
+    return Costs(seconds, cost.handling_seconds, cast(A2C, real.agent).steps, count), world
 
 
 def _schemes(nodes: int, plan: Plan) -> dict[str, tuple[Strategy, int]]:
@@ -116,7 +117,7 @@ def points_per_second(strategy: Strategy, replicas: int, costs: Costs, plan: Pla
     """Fig. 5: what all actors together see."""
     run = _simulated.small(strategy, replicas, updates=plan.steps)
     _, records = _simulated.simulated(run, _cluster(costs, plan, _simulated.parameters(run)))
-    return _simulated.updates_per_second(records, run.agent.steps) * costs.points
+    return _simulated.updates_per_second(records, cast(A2C, run.agent).steps) * costs.points
 
 
 def times(nodes: int, costs: Costs, plan: Plan, log: Log) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from murmurate.agents.interface import Action
-from murmurate.spec import EnvSpec, TimeStep
+from murmurate.spec import Batch, EnvSpec, TimeStep
 
 Picture = npt.NDArray[np.uint8]  # [H, W, 3], RGB
 
@@ -94,3 +94,23 @@ class Actor(Protocol):
         generator: torch.Generator,
         greedy: bool = False,
     ) -> Action: ...
+
+
+class Source(Protocol):
+    """Where a replica's batches come from, without end."""
+
+    def __iter__(self) -> Source: ...
+    def __next__(self) -> Batch: ...
+
+    @property
+    def exact(self) -> bool:
+        """Whether ``state`` holds all that is needed to go on bit for bit."""
+        ...
+
+    def fields(self) -> dict[str, Any]:
+        """What ``metrics.jsonl`` is to tell of it, by name."""
+        ...
+
+    def state(self) -> dict[str, Any]: ...
+    def load(self, state: dict[str, Any]) -> None: ...
+    def close(self) -> None: ...

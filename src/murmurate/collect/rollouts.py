@@ -112,6 +112,9 @@ class Rollouts:
         self._batches += 1
         return Batch(into.trajectory(), self._steps * self._size, episodes)
 
+    def fields(self) -> dict[str, Any]:
+        return {}
+
     def state(self) -> dict[str, Any]:
         """Between two batches only. Groups that cannot be saved are None in it."""
         if not self._started:

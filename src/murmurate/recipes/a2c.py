@@ -8,8 +8,8 @@ from murmurate.agents.a2c import A2C
 from murmurate.collect.atari import AtariWorld
 from murmurate.collect.gym import GymWorld
 from murmurate.collect.worlds import world
+from murmurate.run import Run
 from murmurate.strategies.all_reduce import AllReduce
-from murmurate.train import Run
 
 ALGORITHM = "a2c"
 

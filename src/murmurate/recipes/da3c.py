@@ -6,8 +6,8 @@ DA3C of Mohamad et al., Algorithms 6 and 7, with M = 1; the asynchronous replica
 from __future__ import annotations
 
 from murmurate.recipes.a2c import settings
+from murmurate.run import Run
 from murmurate.strategies.parameter_server import ParameterServer
-from murmurate.train import Run
 
 ALGORITHM = "da3c"
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from murmurate.recipes.a2c import settings
+from murmurate.run import Run
 from murmurate.strategies.gala import GALA
-from murmurate.train import Run
 
 ALGORITHM = "gala"
 

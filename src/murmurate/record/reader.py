@@ -75,15 +75,17 @@ def truncate_after(
     path: Path | str,
     *,
     env_steps: int | Mapping[int, int] | None = None,
+    updates: Mapping[int, int] | None = None,
     time_seconds: float | None = None,
 ) -> int:
     """Drop the records later than a checkpoint (the lost future); return how many were dropped.
 
-    ``env_steps`` is each replica's own count in the checkpoint (one number, or by replica);
-    ``time_seconds`` the checkpoint's. A record stays if it is later than neither; a replica that
-    ``env_steps`` does not name, and the launcher's events, are judged by time alone. Damaged lines,
-    the torn last one too, go as well, uncounted. The file is replaced in one rename, so a crash leaves
-    the old or the new one. A missing file counts as empty. Raises ValueError if neither limit is given.
+    ``env_steps`` is each replica's own count in the checkpoint (one number, or by replica), ``updates`` the
+    same by replica, and tells apart those that cost no env steps; ``time_seconds`` is the checkpoint's. A
+    record stays if it is later than none of them; a replica that ``env_steps`` does not name, and the
+    launcher's events, are judged by time alone. Damaged lines, the torn last one too, go as well, uncounted.
+    The file is replaced in one rename, so a crash leaves the old or the new one. A missing file counts as
+    empty. Raises ValueError if neither limit is given.
     """
     if env_steps is None and time_seconds is None:
         raise ValueError("truncate_after needs env_steps, time_seconds or both")
@@ -97,7 +99,7 @@ def truncate_after(
         record = parse_line(line)
         if record is None:
             continue
-        if _later(record, env_steps, time_seconds):
+        if _later(record, env_steps, updates or {}, time_seconds):
             dropped += 1
         else:
             kept.append(line[line.rfind(LINE_START) :] + b"\n")
@@ -106,10 +108,17 @@ def truncate_after(
     return dropped
 
 
-def _later(record: Record, env_steps: int | Mapping[int, int] | None, time_seconds: float | None) -> bool:
+def _later(
+    record: Record,
+    env_steps: int | Mapping[int, int] | None,
+    updates: Mapping[int, int],
+    time_seconds: float | None,
+) -> bool:
     if time_seconds is not None and record["time_seconds"] > time_seconds:
         return True
     replica = record["replica"]
+    if replica in updates and record.get("updates", 0) > updates[replica]:
+        return True
     if env_steps is None or replica is None:
         return False
     limit = env_steps.get(replica) if isinstance(env_steps, Mapping) else env_steps

@@ -63,14 +63,15 @@ class Frames:
         self._frames = torch.from_numpy(whole)
         self._address = self._frames.data_ptr()
 
-    def append(self, stream: int, head: int, frame: Tensor) -> None:
-        """The frame [H, W] uint8 number ``head`` of that stream; it takes the place of number head -
-        length."""
-        at = head % self.length
-        start = stream * self._pitch
-        self._frames[start + at].copy_(frame)
-        if at < self.window - 1:
-            self._frames[start + self.length + at].copy_(frame)
+    def append(self, streams: Tensor, heads: Tensor, images: Tensor) -> None:
+        """Images [S, H, W] uint8, one for each of ``streams`` [S], numbered ``heads`` [S] in them; each takes
+        the place of the one ``length`` before it."""
+        at = heads % self.length
+        place = streams * self._pitch + at
+        self._frames.index_copy_(0, place, images)
+        again = at < self.window - 1
+        if again.any():
+            self._frames.index_copy_(0, place[again] + self.length, images[again])
 
     def room(self, count: int, pinned: bool = False) -> Tensor:
         """[count, stack + n, H, W] for ``read`` to write into."""
@@ -96,9 +97,14 @@ class Frames:
             )
         return Window(out, self.stack)
 
-    def save(self) -> Tensor:
-        """All there is, as it lies."""
-        return self._frames
+    def save(self, longest: int) -> Tensor:
+        """[streams, F, H, W]: all there is, as it lies, if the longest stream has had so many frames."""
+        whole = self._frames.view(self.streams, self._pitch, *self.shape)
+        return whole if longest >= self.length else whole[:, :longest]
 
     def load(self, frames: Tensor) -> None:
-        self._frames.copy_(frames)
+        whole = self._frames.view(self.streams, self._pitch, *self.shape)
+        whole[:, : frames.shape[1]].copy_(frames)
+        if frames.shape[1] < self._pitch:  # what lies there once more
+            again = min(self.window - 1, frames.shape[1])
+            whole[:, self.length : self.length + again].copy_(frames[:, :again])

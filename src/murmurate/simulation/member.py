@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,14 +16,14 @@ from murmurate.fabric.simulated import Member
 from murmurate.joining import adopted
 from murmurate.post import FINAL_REQUEST, SETTLE_SECONDS
 from murmurate.replicator import Replicator
-from murmurate.spec import Episode, Outcome, derive_seed
-from murmurate.train import Run
+from murmurate.run import Run
+from murmurate.spec import Batch, Outcome, derive_seed
 
 
 class Watch(Protocol):
     """What a learner tells whoever watches the run from outside of it, and asks. Costs no virtual time."""
 
-    def stepped(self, learner: Learner, episodes: Sequence[Episode]) -> None: ...
+    def stepped(self, learner: Learner, batch: Batch) -> None: ...
     def over(self, learner: Learner) -> bool: ...
     def admission_due(self, learner: Learner) -> bool: ...
     def admit(self, learner: Learner) -> None: ...
@@ -95,7 +95,7 @@ class Learner:
             self.outcome = self.agent.learn(batch)
             batch.feedback(self.outcome.priorities)
             self.env_steps += batch.env_steps
-            watch.stepped(self, batch.episodes)
+            watch.stepped(self, batch)
             if asleep:
                 self.door.compute(asleep)
             if self._round_ended():

@@ -10,11 +10,11 @@ from typing import Any
 from murmurate import checkpoint
 from murmurate.collect.interface import spec_of
 from murmurate.folder import write_json
+from murmurate.run import Run
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.member import Centre, Spent
 from murmurate.simulation.watch import Watch, disagreement
 from murmurate.summary import play
-from murmurate.train import Run
 
 
 def summarize(

@@ -22,6 +22,7 @@ from murmurate.fabric.simulated import Faults as MailFaults
 from murmurate.fabric.simulated import Member, SimulatedFabric
 from murmurate.folder import claim, held, plain, unclaim, write_roles, write_run
 from murmurate.post import member_state, staging
+from murmurate.run import Run
 from murmurate.session import FAILED, FINISHED, Finish, preflight, resolved
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.faults import Faults
@@ -29,7 +30,6 @@ from murmurate.simulation.member import Centre, Learner
 from murmurate.simulation.result import summarize
 from murmurate.simulation.watch import Watch
 from murmurate.spec import derive_seed
-from murmurate.train import Run
 from murmurate.vector import NotFinite
 
 LAUNCHER = "simulated"

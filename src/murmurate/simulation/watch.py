@@ -15,10 +15,10 @@ from torch import Tensor
 
 from murmurate.fabric.simulated import SimulatedFabric
 from murmurate.record.recorder import Recorder
+from murmurate.run import Run
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.member import Learner
-from murmurate.spec import Episode
-from murmurate.train import Run
+from murmurate.spec import Batch
 
 ALONE_UP_TO = 16  # replicas that write records of their own
 _RETURNS_A_LINE = 100
@@ -73,14 +73,14 @@ class Watch:
         """Its updates so far, in all its lives."""
         return self._last_clock.get(rank, 0)
 
-    def stepped(self, learner: Learner, episodes: Sequence[Episode]) -> None:
-        self.env_steps += self.run.simulators * self.run.agent.steps
+    def stepped(self, learner: Learner, batch: Batch) -> None:
+        self.env_steps += batch.env_steps
         self.updates += learner.clock - self._last_clock[learner.rank]
         self._last_clock[learner.rank] = learner.clock
-        if episodes:
-            self.returns.extend(episode.episode_return for episode in episodes)
+        if batch.episodes:
+            self.returns.extend(episode.episode_return for episode in batch.episodes)
             fresh = self._fresh.setdefault(self._line_of(learner.rank), [])
-            fresh.extend([episode.episode_return, episode.length] for episode in episodes)
+            fresh.extend([episode.episode_return, episode.length] for episode in batch.episodes)
         if self.updates >= self._next_line:
             self._next_line += self._every
             self.record()

@@ -5,12 +5,32 @@ from __future__ import annotations
 import pytest
 import torch
 
-from murmurate.replay.adder import Adder
-from murmurate.replay.buffer import FrameReplay, RowReplay
+from murmurate.replay.ahead import Ahead
+from murmurate.replay.frame_replay import FrameReplay
+from murmurate.replay.interface import Steps
 from murmurate.replay.priorities import Prioritized, Uniform
+from murmurate.replay.row_replay import RowReplay
 from murmurate.replay.rows import Column
+from oracles.n_step_adder import Adder
 
 KINDS = {"prioritized": Prioritized, "uniform": Uniform}
+
+
+def step(observation, action, reward, after, terminated=False, truncated=False):
+    """Of one simulator."""
+    return Steps(
+        torch.as_tensor(observation)[None],
+        torch.as_tensor(action)[None],
+        torch.tensor([float(reward)]),
+        torch.as_tensor(after)[None],
+        torch.tensor([terminated]),
+        torch.tensor([truncated]),
+    )
+
+
+def rows(replay, count, start=0):
+    for t in range(start, start + count):
+        replay.observe(0, step([float(t)], t, t, [t + 1.0]))
 
 
 def games(count, lengths, ends, generator):
@@ -40,21 +60,14 @@ def test_rows_hold_the_newest_transitions(kind, steps):
     for now, action, reward, after, terminated, truncated, _ in games(
         40, [1, 7, 12], ["terminated", "truncated"], torch.Generator().manual_seed(0)
     ):
-        step = (torch.tensor(action), reward)
-        oracle += adder.add(
-            torch.tensor([now, -now]), *step, torch.tensor([after, -after]), terminated, truncated
-        )
-        replay.add(
-            0,
-            torch.tensor([now, -now]).float(),
-            *step,
-            torch.tensor([after, -after]).float(),
-            terminated,
-            truncated,
-        )
+        seen, then, ends = torch.tensor([now, -now]), torch.tensor([after, -after]), (terminated, truncated)
+        oracle += adder.add(seen, torch.tensor(action), reward, then, *ends)
+        replay.observe(0, step(seen.float(), action, reward, then.float(), *ends))
     assert replay.inserted == len(oracle) > 100
     assert len(replay) == 100
-    newest = {int(t.observation[0]): t for t in oracle[-100:]}
+    assert replay.full
+    by_number = {int(t.observation[0]): t for t in oracle}
+    newest = {number: by_number[number] for number in sorted(by_number)[-100 - 2 * steps :]}
     sample = replay.sample(90, 0.4)
     for row in range(90):
         t = newest[int(sample.observation[row, 0])]
@@ -62,7 +75,9 @@ def test_rows_hold_the_newest_transitions(kind, steps):
         assert sample.reward[row] == pytest.approx(t.reward, rel=1e-6)
         assert sample.discount[row] == pytest.approx(t.discount)
         assert sample.action[row] == t.action
-        assert int(sample.observation[row, 0]) == int(oracle[int(sample.keys[row])].observation[0])
+    # an errand about a transition comes to the one it is about
+    again = replay.rows.column("observation")[sample.keys % 100]
+    assert torch.equal(again, sample.observation)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -94,10 +109,9 @@ def test_frames_are_stacked_again_as_they_were(kind, steps, simulators):
         ):
             begun = now if first else begun
             seen, then = picture(simulator, now, begun), picture(simulator, after, begun)
-            step = (torch.tensor(action), reward)
-            for t in adder.add(seen, *step, then, terminated, truncated):
+            for t in adder.add(seen, torch.tensor(action), reward, then, terminated, truncated):
                 oracle[simulator][round(t.reward, 5)] = t
-            replay.add(simulator, seen, *step, then, terminated, truncated)
+            replay.observe(simulator, step(seen, action, reward, then, terminated, truncated))
     assert len(replay) > 0.4 * length * simulators
     drawn = set()
     for _ in range(20):
@@ -126,7 +140,7 @@ def test_a_late_error_about_what_is_gone_is_dropped(make):
         for _ in range(count):
             image = torch.zeros(1, 2, 2, dtype=torch.uint8)
             shown = image if make is FrameReplay else image[0]
-            replay.add(0, shown, torch.tensor(0), 0.0, shown, False, False)
+            replay.observe(0, step(shown, 0, 0.0, shown))
 
     play(40)
     keys = replay.sample(10, 0.4).keys
@@ -145,8 +159,7 @@ def test_it_goes_on_from_its_state(kind):
         return RowReplay(KINDS[kind](50, seed=seed), Column((1,), torch.float32), Column((), torch.int64))
 
     one, other = make(0), make(1)
-    for t in range(80):
-        one.add(0, torch.tensor([float(t)]), torch.tensor(t), float(t), torch.tensor([t + 1.0]), False, False)
+    rows(one, 80)
     one.update(one.sample(20, 0.4).keys, torch.rand(20))
     other.load(one.state())
     assert len(other) == 50
@@ -163,8 +176,7 @@ def test_no_batch_is_drawn_that_is_not_there(kind):
     replay = RowReplay(KINDS[kind](50), Column((1,), torch.float32), Column((), torch.int64))
     with pytest.raises(ValueError, match="the replay is empty"):
         replay.sample(1, 0.4)
-    for _ in range(5):
-        replay.add(0, torch.zeros(1), torch.tensor(0), 0.0, torch.zeros(1), False, False)
+    rows(replay, 5)
     assert len(replay.sample(5, 0.4).keys) == 5
     with pytest.raises(ValueError, match="a batch of 6 cannot be drawn from the 5"):
         replay.sample(6, 0.4)
@@ -191,3 +203,124 @@ def test_what_is_taken_out_is_not_drawn(kind):
     assert chances.filled == 67
     drawn = set(torch.cat([chances.draw(60, 0.4).indices for _ in range(60)]).tolist())
     assert drawn == {k for k in range(100) if k % 3 or k == 3}
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_many_simulators_at_once_are_as_many_one_by_one(steps):
+    """Rows of a few simulators that end at different times, in two groups, against an adder for each."""
+    generator = torch.Generator().manual_seed(0)
+    count = 5
+    replay = RowReplay(
+        Uniform(10_000),
+        Column((), torch.int64),
+        Column((), torch.int64),
+        steps=steps,
+        discount=0.9,
+        simulators=count,
+    )
+    adders = [Adder(steps, 0.9) for _ in range(count)]
+    oracle = []
+    for t in range(200):
+        seen = torch.arange(count) + 10 * t
+        after = torch.arange(count) + 10 * (t + 1)
+        action = torch.randint(4, (count,), generator=generator)
+        reward = torch.randn(count, generator=generator)
+        ends = torch.randint(12, (count,), generator=generator)
+        terminated, truncated = ends == 0, ends == 1
+        for low, high in ((0, 2), (2, count)):
+            here = slice(low, high)
+            part = (x[here] for x in (seen, action, reward, after, terminated, truncated))
+            replay.observe(low, Steps(*part))
+        for b in range(count):
+            oracle += adders[b].add(
+                seen[b], action[b], float(reward[b]), after[b], bool(terminated[b]), bool(truncated[b])
+            )
+        if t == 100:  # somebody restarts a simulator
+            replay.restart(1, 1)
+            adders[1].forget()
+    assert replay.inserted == len(oracle)
+    kept = {int(x): row for row, x in enumerate(replay.rows.column("observation")[: len(oracle)])}
+    for t in oracle:
+        row = kept.pop(int(t.observation))
+        assert replay.rows.column("action")[row] == t.action
+        assert replay.rows.column("reward")[row] == pytest.approx(t.reward, abs=1e-5)
+        assert replay.rows.column("discount")[row] == pytest.approx(t.discount)
+        if t.discount:
+            assert replay.rows.column("next_observation")[row] == t.next_observation
+    assert not kept
+
+
+@pytest.mark.parametrize("played", [30, 200])
+def test_frames_go_on_from_their_state(played):
+    """In the middle of episodes and of returns; before and after the ring has come round."""
+
+    def make(seed):
+        return FrameReplay(Prioritized(120, seed=seed), (2, 2), simulators=2, stack=2, steps=3, discount=0.9)
+
+    def play(replay, start, count):
+        for t in range(start, start + count):
+            shown = torch.tensor([[t - 1, t], [t + 99, t + 100]])[..., None, None].expand(2, 2, 2, 2)
+            flags = torch.tensor([t % 7 == 0, t % 11 == 0])
+            reward = torch.tensor([float(t), -float(t)])
+            image = (shown % 251).to(torch.uint8)
+            replay.observe(
+                0, Steps(image, torch.tensor([t, t]), reward, image, flags, ~flags & (t % 13 == 0))
+            )
+
+    one, other = make(0), make(1)
+    play(one, 0, played)
+    other.load(one.state())
+    for replay in (one, other):
+        play(replay, played, 40)
+    for _ in range(5):
+        a, b = one.sample(20, 0.5), other.sample(20, 0.5)
+        for name in vars(a):
+            assert torch.equal(getattr(a, name), getattr(b, name)), name
+
+
+def test_batches_ahead_know_the_errors_of_so_many_before():
+    """With D ahead the first 1 + D batches are drawn without errors, as from a strict loop that has none."""
+
+    def make():
+        replay = RowReplay(
+            Prioritized(500, alpha=1.0, seed=3), Column((1,), torch.float32), Column((), torch.int64)
+        )
+        rows(replay, 300)
+        return replay
+
+    def drawn(depth, told, batches=9):
+        replay = make()
+        ahead = Ahead(replay, 32, depth)
+        out = []
+        for t in range(batches):
+            sample = ahead.next(0.4)
+            out.append(sample.keys.clone())
+            assert torch.equal(sample.observation[:, 0].long(), sample.keys)
+            if t < told:
+                replay.update(sample.keys, torch.full((32,), 1000.0))
+        ahead.close()
+        return out
+
+    for depth in (0, 1, 3):
+        with_errors, without = drawn(depth, told=9), drawn(depth, told=0)
+        same = [torch.equal(a, b) for a, b in zip(with_errors, without, strict=True)]
+        assert same == [t <= depth for t in range(9)]
+    assert all(torch.equal(a, b) for a, b in zip(drawn(3, told=9), drawn(3, told=9), strict=True))
+
+
+def test_batches_that_are_ahead_are_saved_as_they_were_drawn():
+    replay = RowReplay(Prioritized(100), Column((1,), torch.float32), Column((), torch.int64))
+    rows(replay, 100)
+    ahead = Ahead(replay, 16, 4)
+    ahead.next(0.4)
+    saved = {"coming": [{k: v.clone() for k, v in x.items()} for x in ahead.state()["coming"]]}
+    ahead.settle()
+    rows(replay, 100, start=100)  # all that was drawn is overwritten
+    other = Ahead(replay, 16, 4)
+    other.load(saved)
+    for _ in range(4):
+        assert torch.equal(ahead.next(0.4).keys, (sample := other.next(0.4)).keys)
+        assert torch.equal(sample.observation[:, 0].long(), sample.keys)
+        assert (sample.keys < 100).all()
+    ahead.close()
+    other.close()

@@ -1,4 +1,4 @@
-"""From steps to transitions: n-step returns that end where episodes end.
+"""From steps to transitions, one simulator and one step at a time, as n-step returns are defined.
 
 From s_t: R = r_t + g r_{t+1} + .. + g^{k-1} r_{t+k-1} and the discount g^k of what follows s_{t+k}, with
 k = n, or less where the episode was terminated before, and then the discount is 0 (Sutton and Barto 2018,

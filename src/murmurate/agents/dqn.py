@@ -1,0 +1,222 @@
+"""Deep Q-learning (Mnih et al. 2015), with double Q, two streams, n-step returns and prioritized replay."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from murmurate.agents.interface import Action, OffPolicy
+from murmurate.losses.q_learning import q_loss, q_target, td_error
+from murmurate.nets.q_network import q_network
+from murmurate.replay.interface import Sample
+from murmurate.spec import Batch, EnvSpec, Outcome, derive_generator, native_bfloat16
+from murmurate.vector import Exchange, Replica
+
+
+@dataclass(frozen=True)
+class DQN:
+    """Hyper-parameters; the defaults are those of DQN on Atari as far as they are not named for a world.
+
+    batch: transitions of an update; how many updates there are is ``replay.samples_per_insert``.
+    n_step: of the returns.
+    target_every: own updates after which the target net becomes what the net is; under strategies with common
+        rounds at the end of the round that is on by then, so this is F x H (F > 1: Zhang, section 5.2).
+    selector: which net chooses the action that the target net values. ``online`` is double Q-learning,
+        ``agreed`` takes the parameters of the last common round (SPO), ``target`` is Q-learning.
+    exploration: chance of a random action. ``annealed`` falls from 1 to ``epsilon`` over ``explore_updates``
+        own updates; ``ladder`` gives each simulator one of its own, epsilon ** (1 + 7 i / (B - 1)) (Horgan et
+        al. 2018, section 4.1).
+    dueling: two streams, of the state's value and the actions' advantages (Wang et al. 2016).
+    """
+
+    name: ClassVar[str] = "dqn"
+    summary: ClassVar[str] = "Q-learning from replay: double, dueling, n-step, prioritized"
+
+    batch: int = 32
+    n_step: int = 1
+    discount: float = 0.99
+    learning_rate: float = 1e-4
+    adam_epsilon: float = 1.5e-4
+    clip: float = 10.0
+    target_every: int = 2_000
+    selector: Literal["online", "agreed", "target"] = "online"
+    dueling: bool = False
+    exploration: Literal["annealed", "ladder"] = "annealed"
+    epsilon: float = 0.01
+    explore_updates: int = 25_000
+    torso: Literal["auto", "mlp", "nature2013", "nature2015"] = "auto"
+    hidden: int = 128
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+
+    @property
+    def learns_from(self) -> OffPolicy:
+        return OffPolicy(self.batch, self.n_step, self.discount)
+
+    def resolved(self, spec: EnvSpec, device: torch.device) -> DQN:
+        """This config without an ``auto`` in it."""
+        images = len(spec.observation_shape) == 3
+        torso, precision = self.torso, self.precision
+        if torso == "auto":
+            torso = "nature2013" if images else "mlp"
+        if precision == "auto":
+            precision = "bfloat16" if images and native_bfloat16(device) else "float32"
+        return dataclasses.replace(self, torso=torso, precision=precision)
+
+    def build(
+        self,
+        spec: EnvSpec,
+        replicate: Callable[..., Replica],
+        *,
+        seed: int,
+        device: torch.device,
+        updates: int | None = None,
+    ) -> DQNAgent:
+        """The agent for one replica. All replicas of a run start alike, from (seed).
+
+        Raises ValueError for hyper-parameters that make no sense.
+        """
+        return DQNAgent(self, spec, replicate, seed=seed, device=device)
+
+
+class DQNAgent:
+    """One actor-learner (see ``Agent``)."""
+
+    def __init__(
+        self,
+        config: DQN,
+        spec: EnvSpec,
+        replicate: Callable[..., Replica],
+        *,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        if config.target_every < 1:
+            raise ValueError(f"target_every is {config.target_every}; it counts updates from 1")
+        if not 0 <= config.epsilon <= 1:
+            raise ValueError(f"epsilon is {config.epsilon}; a chance lies between 0 and 1")
+        self.config = config = config.resolved(spec, device)
+        self.spec, self.device = spec, device
+        self.net = q_network(
+            spec,
+            generator=derive_generator(seed, "network"),
+            torso=config.torso,
+            hidden=(config.hidden, config.hidden),
+            dueling=config.dueling,
+        ).to(device)
+        self.replica: Replica = replicate(
+            "dqn",
+            self.net,
+            lambda parameters: torch.optim.Adam(parameters, lr=config.learning_rate, eps=config.adam_epsilon),
+            clip=config.clip,
+            compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
+            in_compute=lambda name: name.startswith("torso."),
+        )
+        self.target = copy.deepcopy(self.net).requires_grad_(False)
+        self.agreed = copy.deepcopy(self.target) if config.selector == "agreed" else None
+        self._since = 0  # own updates since the target net moved
+
+    @property
+    def clock(self) -> int:
+        return self.replica.clock
+
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        return {self.replica.name: self.replica}
+
+    def initial_memory(self, batch: int) -> Tensor | None:
+        return None
+
+    def epsilon(self, simulators: int) -> Tensor | float:
+        """The chance of a random action now; [simulators] if each has its own."""
+        c = self.config
+        if c.exploration == "ladder":
+            rungs = torch.arange(simulators) / max(simulators - 1, 1)
+            return c.epsilon ** (1.0 + 7.0 * rungs.to(self.device))
+        passed = min(self.clock / c.explore_updates, 1.0) if c.explore_updates else 1.0
+        return 1.0 + (c.epsilon - 1.0) * passed
+
+    @torch.no_grad()
+    def act(
+        self,
+        observation: Tensor,
+        memory: Tensor | None,
+        first: Tensor,
+        generator: torch.Generator,
+        greedy: bool = False,
+    ) -> Action:
+        """Epsilon-greedy. The draws are made whatever epsilon is, so that runs differ in it alone."""
+        size, device = len(observation), observation.device
+        epsilon = 0.0 if greedy else self.epsilon(size)
+        if not greedy:
+            guess = torch.randint(self.spec.actions, (size,), generator=generator, device=device)
+            explores = torch.rand(size, generator=generator, device=device) < epsilon
+            if bool(explores.all()):
+                return Action(guess, None)
+        best = self.net(observation).argmax(1)
+        return Action(best if greedy else torch.where(explores, guess, best), None)
+
+    def learn(self, batch: Batch) -> Outcome:
+        data: Sample = batch.data
+        with torch.no_grad():
+            following = self.target(data.next_observation)
+            target = q_target(data.reward, data.discount, following, self._select(data.next_observation))
+        value = self.net(data.observation)
+        error = td_error(value, data.action, target)
+        loss = q_loss(error, data.weights)
+        self._follow(self.replica.descend(loss))
+        gradient_norm = self.replica.gradient_norm
+        return Outcome(
+            {
+                "loss": loss.detach(),
+                "q_mean": value.detach().mean(),
+                "td_error": error.detach().abs().mean(),
+                "epsilon": torch.as_tensor(self.epsilon(2)).max(),
+                "gradient_norm": float("nan") if gradient_norm is None else gradient_norm,
+                "learning_rate": self.replica.optimizer.param_groups[0]["lr"],
+            },
+            priorities=error.detach(),
+        )
+
+    def _select(self, observation: Tensor) -> Tensor | None:
+        """[B, A] of the net that chooses; None leaves it to the target net."""
+        if self.config.selector == "target":
+            return None
+        chooser = self.net if self.agreed is None else self.agreed
+        values: Tensor = chooser(observation)
+        return values
+
+    def _follow(self, exchange: Exchange) -> None:
+        """Move the other nets, where all replicas do: at the end of a common round."""
+        self._since += 1
+        if self.replica.common_rounds and exchange.staleness:
+            return
+        if self._since >= self.config.target_every:
+            _copy(self.net, self.target)
+            self._since = 0
+        if self.agreed is not None:
+            _copy(self.net, self.agreed)
+
+    def state(self) -> dict[str, Any]:
+        nets = {"target": self.target} | ({} if self.agreed is None else {"agreed": self.agreed})
+        named = {name: dict(net.named_parameters()) for name, net in nets.items()}
+        return {**named, "since": self._since}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._since = int(state["since"])
+        for name, net in (("target", self.target), ("agreed", self.agreed)):
+            if net is not None:
+                with torch.no_grad():
+                    for key, x in net.named_parameters():
+                        x.copy_(state[name][key])
+
+
+@torch.no_grad()
+def _copy(source: nn.Module, target: nn.Module) -> None:
+    for new, old in zip(source.parameters(), target.parameters(), strict=True):
+        old.copy_(new)

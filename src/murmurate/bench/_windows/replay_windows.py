@@ -1,0 +1,109 @@
+"""Times a replay's calls when asked to: one JSON request a line on stdin, one JSON answer a line on stdout.
+
+A request is ``{"task", "capacity", "batch", "calls", "cold"}`` or ``{"forget": true}``. The tasks:
+
+    sample          indices and importance weights (beta 0.4) of ``batch`` prioritized draws, new outputs
+    sample_reused   the same, into outputs that are used again and again, where the library can
+    update          new priorities for ``batch`` indices from their errors: |error| + eps, power alpha 0.6
+    find            the raw tree alone: from ``batch`` masses to indices
+    rows            a prioritized batch of transitions with s of 17 and a of 6 float32, all fields
+    atari           a prioritized batch of transitions with s and s' of 4 x 84 x 84 uint8, all fields
+    insert          ``batch`` transitions as in ``rows`` put in, at the priority that new ones get
+
+Before its first call a task's replay is full: ``capacity`` items with priorities (U + 0.001) ** 0.6, U
+uniform in [0, 1), made as ``priorities`` says. What is drawn from and written to changes from call to call.
+
+hot: blocks of calls back to back. cold: between two calls 96 MB of other memory are written, as a network's
+step between two batches does.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+ALPHA, BETA = 0.6, 0.4
+TRANSITION = (17, 6)  # numbers in s and in a
+FRAMES = (4, 84, 84)
+_BLOCK_SECONDS = 0.002
+_COLD_BYTES = 96 * 2**20
+
+Call = Callable[[], Any]
+
+
+def priorities(capacity: int) -> np.ndarray:
+    """[capacity] float32, the same for everybody, before the power alpha."""
+    return (np.random.default_rng(0).random(capacity) + 0.001).astype(np.float32)
+
+
+def rounds(capacity: int, batch: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Indices [R, batch] int64 and errors [R, batch] float32 for updates, R of them in turn."""
+    count = max(1, min(2**20, 4 * capacity) // batch)
+    generator = np.random.default_rng(seed)
+    return (
+        generator.integers(0, capacity, (count, batch)),
+        (generator.random((count, batch)) + 0.001).astype(np.float32),
+    )
+
+
+def serve(name: str, version: str, make: Callable[[str, int, int], Call | None]) -> None:
+    """Answer until stdin ends. ``make(task, capacity, batch)`` gives one call, None if there is no such."""
+    print(json.dumps({"peer": name, "version": version}), flush=True)
+    cold = np.zeros(0, dtype=np.uint8)
+    held: dict[tuple[str, int, int], Call | None] = {}
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request.get("forget"):
+            held.clear()
+            print(json.dumps({}), flush=True)
+            continue
+        key = (request["task"], request["capacity"], request["batch"])
+        try:
+            if key not in held:
+                held.clear()
+                held[key] = make(*key)
+            call = held[key]
+            if call is None:
+                answer: dict[str, Any] = {"missing": f"{name} has no {key[0]}"}
+            elif request.get("cold"):
+                cold = np.zeros(_COLD_BYTES, dtype=np.uint8) if not len(cold) else cold
+                answer = {"seconds": _cold(call, request["calls"], cold)}
+            else:
+                answer = {"seconds": _hot(call, request["calls"])}
+        except Exception as problem:  # told, so that the race goes on without it
+            answer = {"missing": f"{name}: {type(problem).__name__}: {problem}"}
+        print(json.dumps(answer), flush=True)
+
+
+def _hot(call: Call, calls: int) -> float:
+    """Median over blocks of the seconds a call takes back to back."""
+    began = time.perf_counter()
+    for _ in range(3):
+        call()
+    once = (time.perf_counter() - began) / 3
+    block = max(1, min(calls, int(_BLOCK_SECONDS / max(once, 1e-7))))
+    for _ in range(block):
+        call()
+    blocks = []
+    for _ in range(max(3, calls // block)):
+        began = time.perf_counter()
+        for _ in range(block):
+            call()
+        blocks.append((time.perf_counter() - began) / block)
+    return statistics.median(blocks)
+
+
+def _cold(call: Call, calls: int, other: np.ndarray) -> float:
+    single = []
+    for _ in range(calls):
+        other += 1
+        began = time.perf_counter()
+        call()
+        single.append(time.perf_counter() - began)
+    return statistics.median(single)

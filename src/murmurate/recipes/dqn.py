@@ -1,0 +1,50 @@
+"""``<world>-dqn``: Q-learning from a prioritized replay, with double Q and n-step returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from murmurate.agents.dqn import DQN
+from murmurate.collect.atari import AtariWorld
+from murmurate.collect.worlds import world
+from murmurate.replay.config import ReplayConfig
+from murmurate.run import Run
+from murmurate.strategies.all_reduce import AllReduce
+
+ALGORITHM = "dqn"
+
+
+def dqn(name: str) -> Run:
+    """One learner that plays and learns in turn; ``--replicas N`` adds learners that all-reduce."""
+    return Run(recipe=f"{name}-{ALGORITHM}", strategy=AllReduce(), **settings(name))
+
+
+def settings(name: str) -> dict[str, Any]:
+    """What suits a world, whatever the strategy."""
+    where = world(name)
+    if isinstance(where, AtariWorld):
+        return {
+            "world": where,
+            "agent": DQN(precision="auto"),
+            "replay": ReplayConfig(),
+            "simulators": 8,
+            "env_steps": 10_000_000,
+        }
+    return {
+        "world": where,
+        "agent": DQN(
+            batch=64,
+            n_step=3,
+            learning_rate=1e-3,
+            target_every=200,
+            epsilon=0.04,
+            explore_updates=2_000,
+        ),
+        "replay": ReplayConfig(capacity=50_000, learning_starts=1_000, samples_per_insert=8.0),
+        "simulators": 8,
+        "env_steps": 100_000,
+        "checkpoint_every_env_steps": 10_000,
+    }
+
+
+recipe = dqn

@@ -1,0 +1,108 @@
+"""``Replay`` as a part of a run: what a learner keeps, and how it draws from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from murmurate.errors import Refusal
+from murmurate.replay.frame_replay import FrameReplay
+from murmurate.replay.interface import Replay
+from murmurate.replay.priorities import Prioritized, Uniform
+from murmurate.replay.row_replay import RowReplay
+from murmurate.replay.rows import Column
+from murmurate.spec import EnvSpec
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """What one learner keeps.
+
+    capacity: transitions; the oldest makes room. alpha: a transition is drawn in proportion to |error| **
+        alpha (Schaul et al. 2016); 0 draws all alike.
+    beta: importance weights are (N P(i)) ** -beta over the greatest. beta_end: what beta rises to, linearly
+        over the run. epsilon: added to each |error|.
+    learning_starts: env steps of a learner before its first update.
+    samples_per_insert: how often a transition is drawn on average; a learner plays or updates, whichever is
+        behind.
+    ahead: D, batches that are drawn before the errors of those before them are known (Zhang, section 4.3.1);
+        0 waits for them.
+    saved: whether checkpoints hold it, up to 7.1 GB for a million images; without, a resumed run begins with
+        an empty one.
+    """
+
+    capacity: int = 1_000_000
+    alpha: float = 0.6
+    beta: float = 0.4
+    beta_end: float = 1.0
+    epsilon: float = 1e-6
+    learning_starts: int = 20_000
+    samples_per_insert: float = 8.0
+    ahead: int = 0
+    saved: bool = True
+
+    def validate(self, batch: int, simulators: int) -> None:
+        """Raise Refusal for values that make no sense, for batches of ``batch``."""
+        if batch < 1:
+            raise Refusal(f"agent.batch is {batch}; a batch is of at least one. Use --agent.batch 32.")
+        if not self.samples_per_insert > 0:
+            raise Refusal(
+                f"replay.samples_per_insert is {self.samples_per_insert}; who draws nothing learns "
+                "nothing. Use --replay.samples-per-insert 8."
+            )
+        for name in ("alpha", "beta", "beta_end"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise Refusal(f"replay.{name} is {getattr(self, name)}; it lies between 0 and 1.")
+        for name in ("epsilon", "ahead", "learning_starts"):
+            if not getattr(self, name) >= 0:
+                raise Refusal(f"replay.{name} is {getattr(self, name)}; it is not negative.")
+        if self.capacity < batch:
+            raise Refusal(
+                f"replay.capacity is {self.capacity} and a batch is {batch}: it would never be full. Use "
+                f"--replay.capacity {100 * batch}."
+            )
+        if self.learning_starts > self.capacity:
+            raise Refusal(
+                f"replay.learning_starts is {self.learning_starts}, more than the {self.capacity} that are "
+                f"kept. Use --replay.learning-starts {self.capacity // 10}."
+            )
+
+    def beta_at(self, progress: float) -> float:
+        """progress: share of the run that lies behind, in [0, 1]."""
+        return self.beta + (self.beta_end - self.beta) * progress
+
+    def planned_updates(self, env_steps: float, batch: int) -> int:
+        """Updates of a learner that makes so many env steps."""
+        return int(max(0.0, env_steps - self.learning_starts) * self.samples_per_insert / batch)
+
+
+def open_replay(
+    config: ReplayConfig, spec: EnvSpec, *, simulators: int, steps: int, discount: float, seed: int
+) -> Replay:
+    """The store for what is seen and done in a world: frames once each where observations are stacks of
+    images, rows elsewhere. steps, discount: of the returns.
+
+    Raises Refusal if there is no memory for it.
+    """
+    images = len(spec.observation_shape) == 3 and spec.observation_dtype is torch.uint8
+    capacity = config.capacity // simulators * simulators if images else config.capacity
+    chances = (
+        Prioritized(capacity, alpha=config.alpha, epsilon=config.epsilon, seed=seed)
+        if config.alpha > 0
+        else Uniform(capacity, seed=seed)
+    )
+    if images:
+        stack, *shape = spec.observation_shape
+        return FrameReplay(
+            chances, tuple(shape), simulators=simulators, stack=stack, steps=steps, discount=discount
+        )
+    action = Column((), torch.int64) if spec.actions else Column(spec.action_shape, torch.float32)
+    return RowReplay(
+        chances,
+        Column(spec.observation_shape, spec.observation_dtype),
+        action,
+        simulators=simulators,
+        steps=steps,
+        discount=discount,
+    )

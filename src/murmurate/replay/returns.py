@@ -1,0 +1,84 @@
+"""From steps to transitions: n-step returns that end where episodes end, for many simulators at once.
+
+From s_t: R = r_t + g r_{t+1} + .. + g^{k-1} r_{t+k-1} and the discount g^k of what follows s_{t+k}, with
+k = n, or less where the episode was terminated before, and then the discount is 0 (Sutton and Barto 2018,
+eq. 7.1). An episode that was cut off is no end: its last steps bootstrap from the observation that followed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+class Closed(NamedTuple):
+    """M returns that are complete, each row one.
+
+    simulator: [M], whose. age: [M], k: the return began with the newest step but k - 1. reward: [M], R.
+    discount: [M], 0 after a termination.
+    """
+
+    simulator: Integers
+    age: Integers
+    reward: npt.NDArray[np.float32]
+    discount: npt.NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.simulator)
+
+
+class NStepReturns:
+    """The rewards of the last n steps of each of B simulators, and how many of them are open."""
+
+    def __init__(self, simulators: int, steps: int, discount: float) -> None:
+        if steps < 1:
+            raise ValueError(f"a return is over at least one step, not {steps}")
+        if not 0 <= discount <= 1:
+            raise ValueError(f"a discount lies between 0 and 1, not at {discount}")
+        self.steps, self.discount = steps, discount
+        self._reward: Floats = np.zeros((steps, simulators))  # newest first
+        self._open: Integers = np.zeros(simulators, np.int64)
+
+    def step(self, low: int, reward: npt.ArrayLike, terminated: Flags, truncated: Flags) -> Closed:
+        """One step of the simulators from number ``low`` on, as many as there are rewards [b]."""
+        new = np.asarray(reward, np.float64)
+        here = slice(low, low + len(new))
+        rewards = self._reward[:, here]
+        rewards[1:] = rewards[:-1]
+        rewards[0] = new
+        ages = self._open[here] + 1
+        ended = terminated | truncated
+        parts = []
+        so_far = np.zeros(len(new))
+        for k in range(1, self.steps + 1):
+            so_far = rewards[k - 1] + self.discount * so_far
+            closes = ages >= k if k == self.steps else ended & (ages >= k)
+            (which,) = np.nonzero(closes)
+            if len(which):
+                after = np.where(terminated[which], 0.0, self.discount**k)
+                parts.append((which + low, np.full(len(which), k), so_far[which], after))
+        self._open[here] = np.where(ended, 0, np.minimum(ages, self.steps - 1))
+        if not parts:
+            nothing = np.zeros(0, np.int64)
+            return Closed(nothing, nothing, nothing.astype(np.float32), nothing.astype(np.float32))
+        columns = parts[0] if len(parts) == 1 else [np.concatenate(c) for c in zip(*parts, strict=True)]
+        simulator, age, total, after = columns
+        return Closed(simulator, age, total.astype(np.float32), after.astype(np.float32))
+
+    def forget(self, low: int, count: int) -> None:
+        """These simulators start anew, without an end."""
+        self._open[low : low + count] = 0
+
+    def state(self) -> dict[str, Any]:
+        return {"reward": torch.from_numpy(self._reward.copy()), "open": torch.from_numpy(self._open.copy())}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._reward[:] = state["reward"].numpy()
+        self._open[:] = state["open"].numpy()

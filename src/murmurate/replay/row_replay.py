@@ -1,0 +1,133 @@
+"""A replay of transitions whose observations are small vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from murmurate.replay.interface import Chosen, Sample, Steps
+from murmurate.replay.memory import Take, private
+from murmurate.replay.priorities import Chances
+from murmurate.replay.returns import NStepReturns
+from murmurate.replay.rows import Column, Rows
+
+
+class RowReplay:
+    """See ``Replay``. A key is a transition's number: it tells of a late error whether the transition it is
+    about is still there.
+
+    chances: over ``capacity`` slots. steps, discount: of the returns.
+    """
+
+    def __init__(
+        self,
+        chances: Chances,
+        observation: Column,
+        action: Column,
+        *,
+        steps: int = 1,
+        discount: float = 0.99,
+        simulators: int = 1,
+        take: Take = private,
+    ) -> None:
+        one = Column((), torch.float32)
+        columns = {
+            "observation": observation,
+            "next_observation": observation,
+            "action": action,
+            "reward": one,
+            "discount": one,
+        }
+        self.chances, self.head = chances, 0
+        self.rows = Rows(chances.capacity, columns, take)
+        self._returns = NStepReturns(simulators, steps, discount)
+        # the last n steps of each simulator, newest first
+        self._seen = torch.zeros(steps, simulators, *observation.shape, dtype=observation.dtype)
+        self._done = torch.zeros(steps, simulators, *action.shape, dtype=action.dtype)
+
+    def __len__(self) -> int:
+        return self.chances.filled
+
+    @property
+    def inserted(self) -> int:
+        return self.head
+
+    @property
+    def full(self) -> bool:
+        return self.head >= self.chances.capacity
+
+    def observe(self, low: int, steps: Steps) -> int:
+        here = slice(low, low + len(steps.reward))
+        for kept, new in ((self._seen, steps.observation), (self._done, steps.action)):
+            for k in range(len(kept) - 1, 0, -1):
+                kept[k, here] = kept[k - 1, here]
+            kept[0, here] = new
+        closed = self._returns.step(
+            low, steps.reward.numpy(), steps.terminated.numpy(), steps.truncated.numpy()
+        )
+        if not len(closed):
+            return 0
+        simulator, back = torch.from_numpy(closed.simulator), torch.from_numpy(closed.age) - 1
+        values = {
+            "observation": self._seen[back, simulator],
+            "next_observation": steps.next_observation[simulator - low],
+            "action": self._done[back, simulator],
+            "reward": torch.from_numpy(closed.reward),
+            "discount": torch.from_numpy(closed.discount),
+        }
+        return self.insert(values, len(closed))
+
+    def insert(self, values: Mapping[str, Tensor], count: int, error: Tensor | None = None) -> int:
+        """``count`` transitions at once: [count, ...] of each column. error: [count], of their first
+        priorities; see ``Chances.put``. Raises ValueError for more than there is room for."""
+        if count > self.chances.capacity:
+            raise ValueError(f"{count} transitions at once do not fit into {self.chances.capacity} slots")
+        slots = torch.arange(self.head, self.head + count) % self.chances.capacity
+        self.rows.write(slots, values)
+        self.head += count
+        self.chances.put(slots, error)
+        return count
+
+    def restart(self, low: int, count: int) -> None:
+        self._returns.forget(low, count)
+
+    def choose(self, count: int, beta: float) -> Chosen:
+        draw = self.chances.draw(count, beta)
+        newest = self.head - 1
+        return Chosen(newest - (newest - draw.indices) % self.chances.capacity, draw)
+
+    def room(self, count: int, pinned: bool = False) -> dict[str, Tensor]:
+        return self.rows.room(count, pinned)
+
+    def gather(self, chosen: Chosen, room: dict[str, Tensor] | None = None) -> Sample:
+        return Sample(chosen.keys, chosen.draw.weights, **self.rows.read(chosen.draw.indices, room))
+
+    def sample(self, count: int, beta: float) -> Sample:
+        return self.gather(self.choose(count, beta))
+
+    def update(self, keys: Tensor, error: Tensor) -> None:
+        here = (keys < self.head) & (keys >= self.head - self.chances.capacity)
+        if not here.all():
+            keys, error = keys[here], error[here]
+        self.chances.update(keys % self.chances.capacity, error)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "head": self.head,
+            "rows": self.rows.save(min(self.head, self.chances.capacity)),
+            "chances": self.chances.state(),
+            "returns": self._returns.state(),
+            "seen": self._seen,
+            "done": self._done,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.head = int(state["head"])
+        self.rows.load(state["rows"])
+        self.chances.load(state["chances"])
+        self._returns.load(state["returns"])
+        self._seen.copy_(state["seen"])
+        self._done.copy_(state["done"])

@@ -1,0 +1,170 @@
+"""``Run``: the one value that describes a run (design, section 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from murmurate.agents.interface import Agent, AgentConfig, OnPolicy
+from murmurate.collect.interface import Simulators, Source, World
+from murmurate.collect.replayed import Replayed
+from murmurate.collect.rollouts import Rollouts, open_groups
+from murmurate.errors import Refusal
+from murmurate.replay.config import ReplayConfig, open_replay
+from murmurate.replicator import Replicate
+from murmurate.spec import EnvSpec, Placement, derive_seed
+from murmurate.strategies.interface import Strategy
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that a run depends on, resolved. A recipe is a function that returns one.
+
+    world: what is learned in. agent: who learns. strategy: how the replicas agree.
+    replicas: number of learners.
+    simulators: per learner.
+    env_steps: total over the replicas at which the run ends. updates: per replica. minutes: of wall
+        time. Whichever comes first; at least one is given.
+    stop_at_return: also end once the mean return of the last 100 training episodes reaches this.
+    seed: everything random derives from it.
+    launcher: ``local`` (processes of this host), ``inline`` (one thread at a time, on a simulated fabric),
+        ``torchrun`` or ``ray``.
+    double_buffer: act for one half of the simulators while the other half steps in native threads.
+    checkpoint_every_env_steps: total over the replicas between checkpoints.
+    probe_every_updates: own updates between looks at disagreement and gradient cosines; 0 never looks.
+    record_every_seconds: between two lines of a replica in ``metrics.jsonl``.
+    eval_episodes: full games played by the final (and the best) parameters.
+    restarts: how often each replica that died is started again, with a living peer's state (launcher
+        ``local``). 0 goes on without it: what killed it, as too little memory does, may kill it again.
+    compression: of vectors that go between hosts (launchers ``torchrun`` and ``ray``) by register and mail:
+        ``bfloat16``, or ``int8`` with error feedback. Collectives, and members of one host, send all bits.
+    replay: what each learner keeps and how it draws from it, for agents that learn off-policy.
+    """
+
+    recipe: str
+    world: World
+    agent: AgentConfig
+    strategy: Strategy
+    replicas: int = 1
+    simulators: int = 16
+    env_steps: int | None = None
+    updates: int | None = None
+    minutes: float | None = None
+    stop_at_return: float | None = None
+    seed: int = 0
+    launcher: str = "local"
+    placement: Placement = field(default_factory=Placement)
+    double_buffer: bool = False
+    checkpoint_every_env_steps: int = 250_000
+    probe_every_updates: int = 200
+    record_every_seconds: float = 1.0
+    eval_episodes: int = 10
+    restarts: int = 0
+    compression: Literal["none", "bfloat16", "int8"] = "none"
+    replay: ReplayConfig | None = None
+
+    def validate(self) -> None:
+        """Raise Refusal for values that make no sense."""
+        if self.replicas < 1:
+            raise Refusal(f"replicas is {self.replicas}; a run needs at least one. Use --replicas 1.")
+        if self.simulators < 1 + self.double_buffer:
+            halves = " for each half of a double buffer" if self.double_buffer else ""
+            raise Refusal(f"simulators is {self.simulators}; a learner needs at least one{halves}.")
+        for name in ("env_steps", "updates", "minutes"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                option = name.replace("_", "-")
+                raise Refusal(f"{name} is {value}; give a positive number, as in --{option} 100000.")
+        if self.env_steps is None and self.updates is None and self.minutes is None:
+            raise Refusal("the run has no end: give --env-steps, --updates or --minutes.")
+        least = {
+            "checkpoint_every_env_steps": 1,
+            "probe_every_updates": 0,
+            "eval_episodes": 1,
+            "seed": 0,
+            "restarts": 0,
+        }
+        for name, least_value in least.items():
+            if getattr(self, name) < least_value:
+                raise Refusal(f"{name} is {getattr(self, name)}; it must be at least {least_value}.")
+        if not self.record_every_seconds > 0:
+            raise Refusal("record_every_seconds must be above 0.")
+        self._validate_diet()
+        if self.placement.threads < 1 or not self.placement.devices:
+            raise Refusal("a placement names at least one device, and at least one thread a process.")
+
+    def _validate_diet(self) -> None:
+        diet = self.agent.learns_from
+        if isinstance(diet, OnPolicy):
+            if self.replay is not None:
+                raise Refusal(f"{self.agent.name} learns on-policy and has no replay. Leave the replay out.")
+            if diet.steps < 1:
+                raise Refusal(
+                    f"agent.steps is {diet.steps}; a rollout has at least one. Use --agent.steps 5."
+                )
+            return
+        if self.replay is None:
+            raise Refusal(f"{self.agent.name} learns from a replay, and the run has none. Give it one.")
+        self.replay.validate(diet.batch, self.simulators)
+
+    @property
+    def members(self) -> int:
+        """Replicas, and the centre where the strategy has one: it is the last."""
+        return self.replicas + self.strategy.centre
+
+    def planned_updates(self) -> int | None:
+        """Updates per replica over the whole run, for schedules; None if only time ends it."""
+        if self.updates is not None:
+            return self.updates
+        if self.env_steps is None:
+            return None
+        diet, own = self.agent.learns_from, self.env_steps / self.replicas
+        if isinstance(diet, OnPolicy):
+            return max(1, self.env_steps // (self.replicas * self.simulators * diet.steps))
+        if self.replay is None:
+            raise ValueError("a run of an off-policy agent has a replay")
+        return max(1, self.replay.planned_updates(own, diet.batch))
+
+    def learner(self, replicate: Replicate, rank: int, spec: EnvSpec) -> Agent:
+        """The agent of one replica."""
+        planned = self.planned_updates()
+        if planned is not None and self.strategy.counts_all:
+            planned *= self.replicas
+        return self.agent.build(
+            spec,
+            replicate,
+            seed=self.seed,
+            device=self.placement.device(rank),
+            updates=planned,
+        )
+
+    def source(self, rank: int, learner: Agent, groups: list[Simulators]) -> Source:
+        """Where one replica's batches come from."""
+        diet, seed = self.agent.learns_from, derive_seed(self.seed, "source", rank)
+        device = self.placement.device(rank)
+        if isinstance(diet, OnPolicy):
+            return Rollouts(groups, learner, diet.steps, seed=seed, device=device)
+        if self.replay is None:
+            raise ValueError("a run of an off-policy agent has a replay")
+        planned = self.planned_updates()
+        store = open_replay(
+            self.replay,
+            groups[0].spec,
+            simulators=self.simulators,
+            steps=diet.n_step,
+            discount=diet.discount,
+            seed=derive_seed(self.seed, "replay", rank),
+        )
+        return Replayed(
+            groups,
+            learner,
+            store,
+            self.replay,
+            diet.batch,
+            seed=seed,
+            device=device,
+            progress=lambda: 0.0 if planned is None else min(learner.clock / planned, 1.0),
+        )
+
+    def open_simulators(self) -> list[Simulators]:
+        return open_groups(self.world, self.simulators, training=True, double_buffer=self.double_buffer)

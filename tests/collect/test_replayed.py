@@ -1,0 +1,140 @@
+"""Batches from a replay: how often each transition is drawn, what goes into it, and exact resumption."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from scripted import Counter, ScriptedSimulators
+
+from murmurate.collect.replayed import Replayed
+from murmurate.collect.worlds import world as world_called
+from murmurate.replay.config import ReplayConfig, open_replay
+from murmurate.spec import EnvSpec
+
+SCRIPT = [
+    [(1.0, ""), (2.0, "terminated"), (3.0, "")],
+    [(0.0, "truncated"), (1.0, ""), (4.0, ""), (2.0, "terminated"), (5.0, "")],
+]
+CONFIG = ReplayConfig(capacity=400, learning_starts=20, samples_per_insert=4.0)
+
+
+def source(config: ReplayConfig = CONFIG, batch: int = 8, groups=None, seed: int = 0) -> Replayed:
+    groups = [ScriptedSimulators(SCRIPT)] if groups is None else groups
+    spec: EnvSpec = groups[0].spec
+    size = sum(group.size for group in groups)
+    replay = open_replay(config, spec, simulators=size, steps=1, discount=0.9, seed=seed)
+    return Replayed(groups, Counter(), replay, config, batch, seed=seed, progress=lambda: 0.5)
+
+
+@pytest.mark.parametrize("samples_per_insert", [0.5, 4.0, 32.0])
+def test_each_transition_is_drawn_as_often_as_is_asked_for(samples_per_insert: float) -> None:
+    made = source(dataclasses.replace(CONFIG, samples_per_insert=samples_per_insert))
+    played = drawn = 0
+    for number, batch in zip(range(200), made, strict=False):
+        assert len(batch.data.keys) == 8
+        played += batch.env_steps
+        drawn += 8
+        assert drawn <= samples_per_insert * (played - 20)
+        if number:  # never more than a turn behind
+            assert drawn > samples_per_insert * (played - 20 - 2 * 2) - 8
+    assert made.fields()["samples_per_insert"] == pytest.approx(drawn / (played - 20))
+    assert made.fields()["beta"] == pytest.approx(0.7)
+
+
+def test_what_is_drawn_is_what_was_played() -> None:
+    """Scripted simulators show what number of observation it is, so every field has one right value."""
+    made = source()
+    for _, batch in zip(range(60), made, strict=False):
+        data = batch.data
+        simulator = torch.div(data.observation[:, 0], 1000, rounding_mode="floor").long()
+        seen = data.observation[:, 0].long() % 1000
+        after = data.next_observation[:, 0].long() % 1000
+        for row in range(8):
+            script = SCRIPT[simulator[row]]
+            # an ending shows two observations: the last one, and the next episode's first
+            shown, step = 0, 0
+            while shown != seen[row]:
+                shown += 1 + bool(script[step % len(script)][1])
+                step += 1
+            reward, end = script[step % len(script)]
+            assert data.reward[row] == reward
+            assert data.discount[row] == pytest.approx(0.0 if end == "terminated" else 0.9)
+            if end != "terminated":
+                assert after[row] == seen[row] + 1
+
+
+def test_errors_become_priorities() -> None:
+    made = source()
+    batch = next(made)
+    batch.feedback(torch.linspace(0.0, 7.0, 8))
+    drawn = made.replay.choose(8, 0.4).keys
+    heavy = batch.data.keys[-3:]
+    counts = sum(int(torch.isin(made.replay.choose(8, 0.4).keys, heavy).sum()) for _ in range(50))
+    assert len(drawn) == 8
+    assert counts > 2 * 50 * 8 * 3 / len(made.replay)
+    batch.feedback(None)  # nothing to tell
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+@pytest.mark.parametrize("double_buffer", [False, True])
+def test_it_goes_on_bit_for_bit(ahead: int, double_buffer: bool) -> None:
+    world = world_called("cartpole")
+
+    def groups():
+        sizes = [2, 2] if double_buffer else [4]
+        return [world.open(n, training=True, first=4 - n if g else 0) for g, n in enumerate(sizes)]
+
+    config = dataclasses.replace(CONFIG, capacity=200, ahead=ahead)
+    one = source(config, groups=groups())
+    two = source(config, groups=groups(), seed=9)
+    one.actor = two.actor = Chooser()
+    for _ in range(300):
+        next(one).feedback(torch.rand(8, generator=torch.Generator().manual_seed(1)))
+    assert one.exact
+    two.load(clone(one.state()))
+    for _ in range(40):
+        a, b = next(one), next(two)
+        assert a.env_steps == b.env_steps
+        for name in vars(a.data):
+            assert torch.equal(getattr(a.data, name), getattr(b.data, name)), name
+        for batch in (a, b):
+            batch.feedback(batch.data.observation[:, 0])
+    one.close()
+    two.close()
+
+
+def test_without_its_replay_a_learner_goes_on_as_soon_as_it_can() -> None:
+    one = source(dataclasses.replace(CONFIG, saved=False))
+    for _ in range(50):
+        next(one)
+    assert not one.exact
+    state = one.state()
+    assert state["replay"] is None
+    two = source(dataclasses.replace(CONFIG, saved=False))
+    two.load(state)
+    assert next(two).env_steps == 8  # a batch, and not the 20 steps of a beginning
+
+
+def test_a_state_of_other_simulators_is_refused() -> None:
+    made = source()
+    next(made)
+    with pytest.raises(ValueError, match="2 simulators in 1 groups"):
+        source(groups=[ScriptedSimulators(SCRIPT[:1])]).load(made.state())
+
+
+class Chooser(Counter):
+    """Left or right."""
+
+    def act(self, observation, memory, first, generator, greedy=False):
+        action = super().act(observation, memory, first, generator, greedy)
+        return action._replace(action=action.action % 2)
+
+
+def clone(value):
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: clone(inner) for key, inner in value.items()}
+    return [clone(inner) for inner in value] if isinstance(value, (list, tuple)) else value
