@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from murmurate.agents.interface import Agent, AgentConfig, OnPolicy
+from murmurate.collect.acted import Acted, Cast
 from murmurate.collect.interface import Simulators, Source, World
 from murmurate.collect.replayed import Replayed
 from murmurate.collect.rollouts import Rollouts, open_groups
@@ -39,6 +40,8 @@ class Run:
     compression: of vectors that go between hosts (launchers ``torchrun`` and ``ray``) by register and mail:
         ``bfloat16``, or ``int8`` with error feedback. Collectives, and members of one host, send all bits.
     replay: what each learner keeps and how it draws from it, for agents that learn off-policy.
+    actors: processes of each learner that share its simulators and play while it learns (Ape-X), for agents
+        that learn off-policy; 0: it plays itself.
     """
 
     recipe: str
@@ -62,6 +65,7 @@ class Run:
     restarts: int = 0
     compression: Literal["none", "bfloat16", "int8"] = "none"
     replay: ReplayConfig | None = None
+    actors: int = 0
 
     def validate(self) -> None:
         """Raise Refusal for values that make no sense."""
@@ -83,6 +87,7 @@ class Run:
             "eval_episodes": 1,
             "seed": 0,
             "restarts": 0,
+            "actors": 0,
         }
         for name, least_value in least.items():
             if getattr(self, name) < least_value:
@@ -95,7 +100,16 @@ class Run:
 
     def _validate_diet(self) -> None:
         diet = self.agent.learns_from
+        if self.actors > self.simulators:
+            raise Refusal(
+                f"{self.actors} actors share {self.simulators} simulators, and each needs one. Use --actors "
+                f"{self.simulators}, or more simulators."
+            )
         if isinstance(diet, OnPolicy):
+            if self.actors:
+                raise Refusal(
+                    f"{self.agent.name} learns on-policy, from what it plays itself. Use --actors 0."
+                )
             if self.replay is not None:
                 raise Refusal(f"{self.agent.name} learns on-policy and has no replay. Leave the replay out.")
             if diet.steps < 1:
@@ -106,6 +120,10 @@ class Run:
         if self.replay is None:
             raise Refusal(f"{self.agent.name} learns from a replay, and the run has none. Give it one.")
         self.replay.validate(diet.batch, self.simulators)
+        if self.actors and self.double_buffer:
+            raise Refusal("actors play while the learner learns, and need no double buffer. Leave one out.")
+        if self.actors and self.launcher == "inline":
+            raise Refusal("actors are processes, and the inline launcher has none. Use --launcher local.")
 
     @property
     def members(self) -> int:
@@ -147,6 +165,10 @@ class Run:
         if self.replay is None:
             raise ValueError("a run of an off-policy agent has a replay")
         planned = self.planned_updates()
+
+        def progress() -> float:
+            return 0.0 if planned is None else min(learner.clock / planned, 1.0)
+
         store = open_replay(
             self.replay,
             groups[0].spec,
@@ -155,6 +177,23 @@ class Run:
             discount=diet.discount,
             seed=derive_seed(self.seed, "replay", rank),
         )
+        if self.actors:
+            for group in groups:
+                group.close()  # it was opened to see what can be seen and done
+            cast = Cast(
+                self.world, self.agent, self.actors, self.simulators, rank=rank, replicas=self.replicas
+            )
+            return Acted(
+                cast,
+                groups[0].spec,
+                learner,
+                store,
+                self.replay,
+                diet.batch,
+                seed=seed,
+                device=device,
+                progress=progress,
+            )
         return Replayed(
             groups,
             learner,
@@ -163,8 +202,10 @@ class Run:
             diet.batch,
             seed=seed,
             device=device,
-            progress=lambda: 0.0 if planned is None else min(learner.clock / planned, 1.0),
+            progress=progress,
         )
 
     def open_simulators(self) -> list[Simulators]:
-        return open_groups(self.world, self.simulators, training=True, double_buffer=self.double_buffer)
+        """What a learner plays itself; one, for its spec, where actors do."""
+        own = 1 if self.actors else self.simulators
+        return open_groups(self.world, own, training=True, double_buffer=self.double_buffer)

@@ -77,6 +77,8 @@ class Learning:
                 self._count(batch)
                 self._probe()
                 self._record(outcome)
+                for kind, words in self.source.events():
+                    self.recorder.event(kind, words, member=self.post.rank)
                 self.post.between()
                 if self._round_ended():
                     wishes = self._consult()

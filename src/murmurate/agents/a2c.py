@@ -140,6 +140,9 @@ class A2CAgent:
     def replicas(self) -> dict[str, Replica]:
         return {self.replica.name: self.replica}
 
+    def seat(self, first: int, total: int) -> None:
+        """All simulators are explored alike."""
+
     def initial_memory(self, batch: int) -> Tensor | None:
         return self.net.initial_memory(batch)
 

@@ -120,6 +120,7 @@ class DQNAgent:
         self.target = copy.deepcopy(self.net).requires_grad_(False)
         self.agreed = copy.deepcopy(self.target) if config.selector == "agreed" else None
         self._since = 0  # own updates since the target net moved
+        self._rungs: tuple[int, int] | None = None
 
     @property
     def clock(self) -> int:
@@ -129,6 +130,9 @@ class DQNAgent:
     def replicas(self) -> dict[str, Replica]:
         return {self.replica.name: self.replica}
 
+    def seat(self, first: int, total: int) -> None:
+        self._rungs = first, total
+
     def initial_memory(self, batch: int) -> Tensor | None:
         return None
 
@@ -136,8 +140,9 @@ class DQNAgent:
         """The chance of a random action now; [simulators] if each has its own."""
         c = self.config
         if c.exploration == "ladder":
-            rungs = torch.arange(simulators) / max(simulators - 1, 1)
-            return c.epsilon ** (1.0 + 7.0 * rungs.to(self.device))
+            first, total = self._rungs or (0, simulators)
+            rungs = torch.arange(first, first + simulators, device=self.device) / max(total - 1, 1)
+            return c.epsilon ** (1.0 + 7.0 * rungs)
         passed = min(self.clock / c.explore_updates, 1.0) if c.explore_updates else 1.0
         return 1.0 + (c.epsilon - 1.0) * passed
 
@@ -152,14 +157,17 @@ class DQNAgent:
     ) -> Action:
         """Epsilon-greedy. The draws are made whatever epsilon is, so that runs differ in it alone."""
         size, device = len(observation), observation.device
-        epsilon = 0.0 if greedy else self.epsilon(size)
         if not greedy:
+            epsilon = self.epsilon(size)
             guess = torch.randint(self.spec.actions, (size,), generator=generator, device=device)
             explores = torch.rand(size, generator=generator, device=device) < epsilon
-            if bool(explores.all()):
-                return Action(guess, None)
-        best = self.net(observation).argmax(1)
-        return Action(best if greedy else torch.where(explores, guess, best), None)
+            if isinstance(epsilon, float) and epsilon >= 1.0:
+                return Action(guess, None)  # a forward pass would change nothing
+        values = self.net(observation)
+        best, action = values.max(1)
+        if not greedy:
+            action = torch.where(explores, guess, action)
+        return Action(action, None, values.gather(1, action[:, None])[:, 0], best)
 
     def learn(self, batch: Batch) -> Outcome:
         data: Sample = batch.data

@@ -27,10 +27,15 @@ class OffPolicy(NamedTuple):
 
 
 class Action(NamedTuple):
-    """Actions [B] or [B, D], and the recurrent state [B, M] after them (None if there is none)."""
+    """Actions [B] or [B, D], and the recurrent state [B, M] after them (None if there is none).
+
+    taken, best: [B], the values of these actions and of the best ones, where the agent came by them.
+    """
 
     action: Tensor
     memory: Tensor | None
+    taken: Tensor | None = None
+    best: Tensor | None = None
 
 
 class Agent(Protocol):
@@ -44,6 +49,11 @@ class Agent(Protocol):
     @property
     def replicas(self) -> dict[str, Replica]:
         """One per optimizer, by name."""
+        ...
+
+    def seat(self, first: int, total: int) -> None:
+        """Say which of ``total`` simulators it acts for: number ``first`` and on. Who explores by the number
+        of its simulator asks that (see ``DQN.exploration``)."""
         ...
 
     def initial_memory(self, batch: int) -> Tensor | None: ...

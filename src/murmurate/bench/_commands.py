@@ -1,4 +1,4 @@
-"""The racers: our own command line as a user types it, and Stable-Baselines3's A2C."""
+"""The racers: our own command line as a user types it, and Stable-Baselines3."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ours(label: str, recipe: str, where: Path, *options: str) -> Racer:
 
 
 def sb3(label: str, world: str, simulators: int, where: Path) -> Racer:
-    """Stable-Baselines3's A2C on ``pong`` or ``cartpole`` (see ``murmurate.bench._sb3``)."""
+    """Stable-Baselines3 on ``pong``, ``cartpole`` or ``pong-dqn`` (see ``murmurate.bench._sb3``)."""
     progress = where / label / "progress.jsonl"
     command = [sys.executable, "-m", "murmurate.bench._sb3", world, str(simulators), str(progress)]
     return Racer(label, command, progress)

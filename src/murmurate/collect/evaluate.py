@@ -132,7 +132,7 @@ def _act(actor: Actor, seats: list[_Seat], generator: torch.Generator, device: t
     """Greedy actions [n] or [n, D], on the host; every seat's memory moves on."""
     memories = [seat.memory for seat in seats if seat.memory is not None]
     with torch.no_grad():
-        action, memory = actor.act(
+        chosen = actor.act(
             torch.cat([seat.observation for seat in seats]).to(device),
             torch.cat(memories) if memories else None,
             torch.tensor([seat.first for seat in seats], device=device),
@@ -140,8 +140,8 @@ def _act(actor: Actor, seats: list[_Seat], generator: torch.Generator, device: t
             greedy=True,
         )
     for i, seat in enumerate(seats):
-        seat.memory = None if memory is None else memory[i : i + 1]
-    return action.cpu()
+        seat.memory = None if chosen.memory is None else chosen.memory[i : i + 1]
+    return chosen.action.cpu()
 
 
 def _step(seats: list[_Seat], action: Tensor, played: list[Episode | None]) -> None:

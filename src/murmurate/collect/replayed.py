@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from murmurate.collect.interface import Actor, Simulators
+from murmurate.collect.steps import steps_of
 from murmurate.replay.ahead import Ahead
 from murmurate.replay.config import ReplayConfig
-from murmurate.replay.interface import Replay, Sample, Steps
-from murmurate.spec import Batch, Episode, TimeStep, derive_generator, derive_seed
+from murmurate.replay.interface import Replay, Sample
+from murmurate.spec import Batch, Episode, derive_generator, derive_seed
 
 
 @dataclass
@@ -78,6 +79,9 @@ class Replayed:
             "beta": self._beta(),
         }
 
+    def events(self) -> list[tuple[str, str]]:
+        return []
+
     def __iter__(self) -> Replayed:
         return self
 
@@ -90,7 +94,8 @@ class Replayed:
         self._drawn += self.batch
         self._batches += 1
         sample = self._ahead.next(self._beta())
-        return ReplayBatch(self._there(sample), played, episodes, replay=self.replay, keys=sample.keys)
+        data = there(sample, self._device)
+        return ReplayBatch(data, played, episodes, replay=self.replay, keys=sample.keys)
 
     def _due(self) -> bool:
         """Whether there is enough to draw from, and too little has been drawn."""
@@ -107,26 +112,21 @@ class Replayed:
             first = self._first[self._slices[g]].to(self._device)
             seen = self._now[g].to(self._device, non_blocking=True)
             with torch.no_grad():
-                action, self._memory[g] = self.actor.act(seen, self._memory[g], first, self._generator)
-            actions.append(action.cpu())
+                chosen = self.actor.act(seen, self._memory[g], first, self._generator)
+            self._memory[g] = chosen.memory
+            actions.append(chosen.action.cpu())
             group.send(actions[g])
         if self.replay.full:
             self._ahead.settle()
         episodes = []
         for g, group in enumerate(self._groups):
             part, step = self._slices[g], group.receive()
-            self.replay.observe(part.start, _steps(self._now[g], actions[g], step))
+            self.replay.observe(part.start, steps_of(self._now[g], actions[g], step))
             self._now[g] = step.observation
             torch.logical_or(step.terminated, step.truncated, out=self._first[part])
             episodes += [Episode(part.start + e.simulator, e.episode_return, e.length) for e in step.episodes]
         self._played += self._size
         return episodes
-
-    def _there(self, sample: Sample) -> Sample:
-        if self._device.type == "cpu":
-            return sample
-        moved = {name: x.to(self._device, non_blocking=True) for name, x in vars(sample).items()}
-        return Sample(**moved)
 
     def _start(self) -> None:
         if not self._started:
@@ -198,9 +198,8 @@ class Replayed:
             group.close()
 
 
-def _steps(observation: Tensor, action: Tensor, step: TimeStep) -> Steps:
-    following = step.observation
-    if step.final_observation is not None:
-        following = following.clone()
-        following[step.truncated] = step.final_observation[step.truncated]
-    return Steps(observation, action, step.reward, following, step.terminated, step.truncated)
+def there(sample: Sample, device: torch.device) -> Sample:
+    """The batch on the learner's device."""
+    if device.type == "cpu":
+        return sample
+    return Sample(**{name: x.to(device, non_blocking=True) for name, x in vars(sample).items()})

@@ -115,6 +115,9 @@ class Rollouts:
     def fields(self) -> dict[str, Any]:
         return {}
 
+    def events(self) -> list[tuple[str, str]]:
+        return []
+
     def state(self) -> dict[str, Any]:
         """Between two batches only. Groups that cannot be saved are None in it."""
         if not self._started:
@@ -174,9 +177,10 @@ class Rollouts:
         now = into.before[t][g]
         first = now.first.to(self._device, non_blocking=True)
         with torch.no_grad():
-            action, self._memory[g] = self.actor.act(now.observation, self._memory[g], first, self._generator)
-        into.after[t][g].action.copy_(action)
-        return action.cpu()
+            chosen = self.actor.act(now.observation, self._memory[g], first, self._generator)
+        self._memory[g] = chosen.memory
+        into.after[t][g].action.copy_(chosen.action)
+        return chosen.action.cpu()
 
     def _joined_memory(self) -> Tensor | None:
         parts = [memory for memory in self._memory if memory is not None]

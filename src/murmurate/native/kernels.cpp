@@ -5,67 +5,117 @@
 #include <cstring>
 #include <limits>
 
-#ifdef __AVX512F__
+#if defined(__AVX512F__) || defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
 namespace murmurate {
 namespace {
 
-constexpr double kNowhere = 1e300;  // a mass that no leaf has room for
+constexpr float kNever = std::numeric_limits<float>::infinity();
 constexpr int kGroup = 64;  // queries that are searched side by side, so that their cache misses overlap
 
-// -- one query, exactly -----------------------------------------------------------------------------------
+// -- sums along a line --------------------------------------------------------------------------------------
 
-// The child of a line that holds `mass`, and what is left of the mass: the last positive one if rounding has
-// carried it beyond all. A positive total has a positive child, so this ends at a positive leaf.
-inline int child(const float* line, double& mass) {
-  int last = 0;
-  double before = 0.0, sum = 0.0;
-  for (int i = 0; i < kLine; ++i) {
-    if (!(line[i] > 0.0f)) continue;
-    last = i;
-    before = sum;
-    sum += line[i];
-    if (mass < sum) break;
-  }
-  mass -= before;
-  return last;
+// Where each of 16 numbers adds the last sum of the lower half of its group of 2, 4, 8, 16 (Sklansky 1960):
+// sums of numbers that are not negative never fall along the line, whatever is rounded, because the same last
+// sum is added to sums that do not fall. All instruction sets add in this order, so trees are equal to the bit.
+inline void sums_to(const float* line, float* sum) {
+  std::memcpy(sum, line, kLine * sizeof(float));
+  for (int half = 1; half < kLine; half *= 2)
+    for (int i = 0; i < kLine; ++i)
+      if (i & half) sum[i] += sum[(i & ~(2 * half - 1)) + half - 1];
 }
 
-int64_t find_slowly(const Tree& tree, double mass) {
-  int64_t line = 0;
-  for (int level = tree.top; level > 0; --level) line = line * kLine + child(tree.raw[level] + line * kLine, mass);
-  return line * kLine + child(tree.raw[0] + line * kLine, mass);
+#ifdef __AVX512F__
+
+using Line = __m512;
+
+inline Line load(const float* line) { return _mm512_load_ps(line); }
+
+inline Line sums_to(Line x) {
+  x = _mm512_mask_add_ps(x, 0xAAAA, x, _mm512_moveldup_ps(x));
+  x = _mm512_mask_add_ps(x, 0xCCCC, x, _mm512_permute_ps(x, 0x55));
+  x = _mm512_mask_add_ps(x, 0xF0F0, x, _mm512_permute_ps(_mm512_shuffle_f32x4(x, x, 0xA0), 0xFF));
+  return _mm512_mask_add_ps(x, 0xFF00, x, _mm512_permutexvar_ps(_mm512_set1_epi32(7), x));
 }
 
-// -- totals -----------------------------------------------------------------------------------------------
+// Half a line. Shuffles of 256 bits run on two ports where those of 512 have one.
+using Half = __m256;
 
-// The heap of left sums over a line (see kernels.hpp); every total is summed in this order, so a line's lane 0
-// and the number in the level above are the same bits.
-inline void left_sums(const float* line, float* out) {
-  float pair[8], quad[4], half[2];
-  for (int i = 0; i < 8; ++i) {
-    out[8 + i] = line[2 * i];
-    pair[i] = line[2 * i] + line[2 * i + 1];
-  }
-  for (int i = 0; i < 4; ++i) {
-    out[4 + i] = pair[2 * i];
-    quad[i] = pair[2 * i] + pair[2 * i + 1];
-  }
-  for (int i = 0; i < 2; ++i) {
-    out[2 + i] = quad[2 * i];
-    half[i] = quad[2 * i] + quad[2 * i + 1];
-  }
-  out[1] = half[0];
-  out[0] = half[0] + half[1];
+inline Half sums_to(Half x) {
+  x = _mm256_mask_add_ps(x, 0xAA, x, _mm256_moveldup_ps(x));
+  x = _mm256_mask_add_ps(x, 0xCC, x, _mm256_permute_ps(x, 0x55));
+  return _mm256_mask_add_ps(x, 0xF0, x, _mm256_permutexvar_ps(_mm256_set1_epi32(3), x));
+}
+
+inline Half last(Half x) { return _mm256_permutexvar_ps(_mm256_set1_epi32(7), x); }
+
+// Writes what is before each number of a line, and returns what is in all of it. Behind the last positive number
+// nothing is ever found: a mass that rounding has carried beyond them all belongs to that one.
+inline float sums_before(const float* line, float* before) {
+  const Half low = sums_to(_mm256_load_ps(line)), high = sums_to(_mm256_load_ps(line + 8));
+  const Half upper = _mm256_add_ps(high, last(low)), all = last(upper), never = _mm256_set1_ps(kNever);
+  // the total is reached with the last positive number: what follows it has the total before it
+  const Half first = _mm256_mask_mov_ps(never, _mm256_cmp_ps_mask(low, all, _CMP_LT_OQ), low);
+  const Half second = _mm256_mask_mov_ps(never, _mm256_cmp_ps_mask(upper, all, _CMP_LT_OQ), upper);
+  before[0] = 0.0f;
+  _mm256_storeu_ps(before + 1, first);
+  _mm256_mask_storeu_ps(before + 9, 0x7F, second);
+  return _mm256_cvtss_f32(all);
+}
+
+inline float total(const float* line) {
+  const Half pairs = _mm256_add_ps(_mm256_load_ps(line), _mm256_load_ps(line + 8));
+  __m128 x = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1));
+  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+
+// The least of 16 numbers that are not negative; as integers their bits have the same order.
+inline float least_of(__m256i low, __m256i high, uint32_t plus) {
+  const __m256i pairs = _mm256_min_epu32(low, high);
+  __m128i x = _mm_min_epu32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+  x = _mm_min_epu32(x, _mm_shuffle_epi32(x, 0x4E));
+  x = _mm_min_epu32(x, _mm_shuffle_epi32(x, 0xB1));
+  const uint32_t bits = static_cast<uint32_t>(_mm_cvtsi128_si32(x)) + plus;
+  float found;
+  std::memcpy(&found, &bits, sizeof found);
+  return found;
+}
+
+inline float least(const float* line) {
+  const __m256i* halves = reinterpret_cast<const __m256i*>(line);
+  return least_of(_mm256_load_si256(halves), _mm256_load_si256(halves + 1), 0);
+}
+
+// Zero less one is more than any; so nothing positive at all gives zero, which is infinity here.
+inline float least_positive(const float* line) {
+  const __m256i* halves = reinterpret_cast<const __m256i*>(line);
+  const __m256i one = _mm256_set1_epi32(1);
+  const float found = least_of(_mm256_sub_epi32(_mm256_load_si256(halves), one),
+                               _mm256_sub_epi32(_mm256_load_si256(halves + 1), one), 1);
+  return found > 0.0f ? found : kNever;
+}
+
+#else
+
+// Writes what is before each number of a line, and returns what is in all of it. Behind the last positive number
+// nothing is ever found: a mass that rounding has carried beyond them all belongs to that one.
+inline float sums_before(const float* line, float* before) {
+  alignas(64) float sum[kLine];
+  sums_to(line, sum);
+  before[0] = 0.0f;
+  // the total is reached with the last positive number: what follows it has the total before it
+  for (int i = 1; i < kLine; ++i) before[i] = sum[i - 1] < sum[kLine - 1] ? sum[i - 1] : kNever;
+  return sum[kLine - 1];
 }
 
 inline float total(const float* line) {
   float sums[kLine];
   std::memcpy(sums, line, sizeof sums);
   for (int width = kLine / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) sums[i] = sums[2 * i] + sums[2 * i + 1];
+    for (int i = 0; i < width; ++i) sums[i] += sums[i + width];
   return sums[0];
 }
 
@@ -78,244 +128,159 @@ inline float least_positive(const float* line) {
   return least;
 }
 
-#ifdef __AVX512F__
-
-struct Sums {
-  __m512 pair, quad, half, whole;  // in every lane the sum of its group of 2, 4, 8, 16
-};
-
-inline Sums sums_of(__m512 x) {
-  Sums s;
-  s.pair = _mm512_add_ps(x, _mm512_permute_ps(x, 0xB1));
-  s.quad = _mm512_add_ps(s.pair, _mm512_permute_ps(s.pair, 0x4E));
-  s.half = _mm512_add_ps(s.quad, _mm512_shuffle_f32x4(s.quad, s.quad, 0xB1));
-  s.whole = _mm512_add_ps(s.half, _mm512_shuffle_f32x4(s.half, s.half, 0x4E));
-  return s;
+inline float least(const float* line) {
+  float x = line[0];
+  for (int i = 1; i < kLine; ++i) x = line[i] < x ? line[i] : x;
+  return x;
 }
 
-inline void left_sums_512(const float* line, float* out) {
-  const __m512 x = _mm512_load_ps(line);
-  const Sums s = sums_of(x);
-  // lanes 8-15: x[0, 2, ..]; 4-7: pair[0, 4, 8, 12]; 2-3: quad[0, 8]; 1: half[0]; 0: whole
-  const __m512i from = _mm512_setr_epi32(0, 0, 0, 0, 16, 20, 24, 28, 0, 2, 4, 6, 8, 10, 12, 14);
-  const __m512 low = _mm512_permutex2var_ps(x, from, s.pair);
-  const __m512i top = _mm512_setr_epi32(16, 16, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
-  __m512 high = _mm512_permutex2var_ps(s.quad, top, s.half);
-  high = _mm512_mask_blend_ps(0x1, high, s.whole);
-  _mm512_store_ps(out, _mm512_mask_blend_ps(0xF, low, high));
-}
-
-inline float total_512(const float* line) { return _mm512_cvtss_f32(sums_of(_mm512_load_ps(line)).whole); }
-
-inline float least_positive_512(const float* line) {
-  const __m512 x = _mm512_load_ps(line);
-  const __mmask16 positive = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ);
-  const __m512 limit = _mm512_set1_ps(std::numeric_limits<float>::infinity());
-  return _mm512_reduce_min_ps(_mm512_mask_mov_ps(limit, positive, x));
-}
-
-#define LEFT_SUMS left_sums_512
-#define TOTAL total_512
-#define LEAST_POSITIVE least_positive_512
-#else
-#define LEFT_SUMS left_sums
-#define TOTAL total
-#define LEAST_POSITIVE least_positive
 #endif
 
 // -- set ----------------------------------------------------------------------------------------------------
 
+// One line of a level: what is before each of its numbers, and its total and least one level up.
 inline void refresh(const Tree& tree, int level, int64_t line) {
-  const float* below = tree.raw[level - 1] + line * kLine;
-  tree.raw[level][line] = TOTAL(below);
-  if (tree.has_minimum) {
-    float* least = tree.least[level];
-    if (level == 1) {
-      least[line] = LEAST_POSITIVE(below);
-    } else {
-      const float* rest = tree.least[level - 1] + line * kLine;
-      float x = rest[0];
-      for (int i = 1; i < kLine; ++i) x = rest[i] < x ? rest[i] : x;
-      least[line] = x;
-    }
-  }
+  const float* numbers = tree.raw[level] + line * kLine;
+  tree.raw[level + 1][line] =
+      level > 0 ? sums_before(numbers, tree.before[level] + line * kLine) : total(numbers);
+  if (tree.has_minimum)
+    tree.least[level + 1][line] = level > 0 ? least(tree.least[level] + line * kLine) : least_positive(numbers);
+}
+
+inline void soon(const float* place) {
+#if defined(__GNUC__)
+  __builtin_prefetch(place, 1);
+#else
+  (void)place;
+#endif
 }
 
 void set(const Tree& tree, const int64_t* index, const float* priority, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) tree.raw[0][index[i]] = priority[i];
-  for (int level = 1; level <= tree.top; ++level) {
-    const int shift = 4 * level;
-    const int64_t below = tree.lines[level - 1];  // lines whose totals are this level's numbers
-    if (below <= count) {
-      for (int64_t line = 0; line < below; ++line) refresh(tree, level, line);
-      for (int64_t line = 0; line < tree.lines[level]; ++line)
-        LEFT_SUMS(tree.raw[level] + line * kLine, tree.left[level] + line * kLine);
-    } else {
-      // level by level for the whole batch: a line that was just written is not read while it is on its way
-      for (int64_t i = 0; i < count; ++i) refresh(tree, level, index[i] >> shift);
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t line = index[i] >> (shift + 4);
-        LEFT_SUMS(tree.raw[level] + line * kLine, tree.left[level] + line * kLine);
+  constexpr int64_t kSoon = 24;
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kSoon < count) soon(tree.raw[0] + index[i + kSoon]);
+    tree.raw[0][index[i]] = priority[i];
+  }
+  // level by level for the whole batch: a line that was just written is not read while it is on its way
+  for (int level = 0; level <= tree.top; ++level) {
+    const int shift = 4 * level + 4;
+    if (tree.lines[level] <= count) {
+      for (int64_t line = 0; line < tree.lines[level]; ++line) refresh(tree, level, line);
+      continue;
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      if (i + kSoon < count) {
+        const int64_t line = index[i + kSoon] >> shift;
+        soon(tree.raw[level + 1] + line);
+        if (tree.has_minimum) soon(tree.least[level + 1] + line);
+        if (level > 0) soon(tree.before[level] + line * kLine);
       }
+      refresh(tree, level, index[i] >> shift);
     }
   }
 }
 
 // -- find ---------------------------------------------------------------------------------------------------
 
+// The greatest float that is not above x, for x >= 0: `sum <= x` is then the same question in float.
+inline float not_above(double x) {
+  const float nearest = static_cast<float>(x);
+  int32_t bits;
+  std::memcpy(&bits, &nearest, sizeof bits);
+  bits -= static_cast<double>(nearest) > x;
+  float found;
+  std::memcpy(&found, &bits, sizeof found);
+  return found;
+}
+
 #ifdef __AVX512F__
 
-constexpr int kVectors = kGroup / kLine;
+inline void all_not_above(const double* x, float* found) {
+  for (int i = 0; i < kGroup; i += 8)
+    _mm256_store_ps(found + i, _mm512_cvt_roundpd_ps(_mm512_loadu_pd(x + i), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC));
+}
 
-// 64 queries: one gather a binary level for 16 of them, the four vectors in turn to hide its latency.
-inline int64_t find_group(const Tree& tree, const double* mass, int64_t* index) {
-  __m512d low[kVectors], high[kVectors];
-  __m512i line[kVectors];
-  for (int v = 0; v < kVectors; ++v) {
-    low[v] = _mm512_loadu_pd(mass + v * kLine);
-    high[v] = _mm512_loadu_pd(mass + v * kLine + 8);
-    line[v] = _mm512_setzero_si512();
-  }
-  const __m512i one = _mm512_set1_epi32(1);
-  const __m512d nowhere = _mm512_set1_pd(kNowhere);
-  for (int level = tree.top; level > 0; --level) {
-    const float* left = tree.left[level];
-    __m512i lane[kVectors], base[kVectors];
-    for (int v = 0; v < kVectors; ++v) {
-      lane[v] = one;
-      base[v] = _mm512_slli_epi32(line[v], 4);
-    }
-    for (int step = 0; step < 4; ++step) {
-      for (int v = 0; v < kVectors; ++v) {
-        const __m512 sum = _mm512_i32gather_ps(_mm512_add_epi32(base[v], lane[v]), left, 4);
-        const __m512d sum_low = _mm512_cvtps_pd(_mm512_castps512_ps256(sum));
-        const __m512d sum_high = _mm512_cvtps_pd(
-            _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(sum), 1)));
-        const __mmask8 right_low = _mm512_cmp_pd_mask(low[v], sum_low, _CMP_GE_OQ);
-        const __mmask8 right_high = _mm512_cmp_pd_mask(high[v], sum_high, _CMP_GE_OQ);
-        low[v] = _mm512_mask_sub_pd(low[v], right_low, low[v], sum_low);
-        high[v] = _mm512_mask_sub_pd(high[v], right_high, high[v], sum_high);
-        const __mmask16 right = static_cast<__mmask16>(right_low | (static_cast<unsigned>(right_high) << 8));
-        lane[v] = _mm512_add_epi32(lane[v], lane[v]);
-        lane[v] = _mm512_mask_add_epi32(lane[v], right, lane[v], one);
-      }
-    }
-    const __m512i first = _mm512_set1_epi32(kLine);
-    // rounding may carry a mass to a child that has nothing, or is not there at all
-    const __m512i last = _mm512_set1_epi32(static_cast<int32_t>(tree.lines[level - 1] - 1));
-    for (int v = 0; v < kVectors; ++v) {
-      const __m512i child = _mm512_add_epi32(base[v], _mm512_sub_epi32(lane[v], first));
-      const __mmask16 lost = _mm512_cmpgt_epi32_mask(child, last);
-      line[v] = _mm512_min_epi32(child, last);
-      low[v] = _mm512_mask_mov_pd(low[v], static_cast<__mmask8>(lost), nowhere);
-      high[v] = _mm512_mask_mov_pd(high[v], static_cast<__mmask8>(lost >> 8), nowhere);
-    }
-    if (tree.lines[level - 1] > 4096) {  // beyond the caches: ask for the next lines before they are needed
-      alignas(64) int32_t next[kLine];
-      const float* there = level > 1 ? tree.left[level - 1] : tree.raw[0];
-      for (int v = 0; v < kVectors; ++v) {
-        _mm512_store_si512(next, line[v]);
-        for (int i = 0; i < kLine; ++i)
-          _mm_prefetch(reinterpret_cast<const char*>(there + static_cast<int64_t>(next[i]) * kLine), _MM_HINT_T0);
-      }
-    }
-  }
-  alignas(64) int32_t at[kGroup];
-  alignas(64) float rest[kGroup];
-  for (int v = 0; v < kVectors; ++v) {
-    _mm512_store_si512(at + v * kLine, line[v]);
-    _mm256_store_ps(rest + v * kLine, _mm512_cvtpd_ps(low[v]));
-    _mm256_store_ps(rest + v * kLine + 8, _mm512_cvtpd_ps(high[v]));
-  }
-  int64_t slow = 0;
-  for (int i = 0; i < kGroup; ++i) {
-    const int64_t start = static_cast<int64_t>(at[i]) * kLine;
-    const __m512 x = _mm512_load_ps(tree.raw[0] + start);
-    // sums of all up to each lane
-    __m512 sum = x;
-    const __m512i zero = _mm512_setzero_si512();
-    sum = _mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_alignr_epi32(_mm512_castps_si512(sum), zero, 15)));
-    sum = _mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_alignr_epi32(_mm512_castps_si512(sum), zero, 14)));
-    sum = _mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_alignr_epi32(_mm512_castps_si512(sum), zero, 12)));
-    sum = _mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_alignr_epi32(_mm512_castps_si512(sum), zero, 8)));
-    const unsigned positive = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ);
-    const unsigned beyond = _mm512_cmp_ps_mask(_mm512_set1_ps(rest[i]), sum, _CMP_LT_OQ);
-    const unsigned fitting = positive & beyond;
-    if (fitting) {
-      index[i] = start + __builtin_ctz(fitting);
-    } else {  // rounding has carried the mass beyond what there is
-      index[i] = find_slowly(tree, mass[i]);
-      ++slow;
-    }
-  }
-  return slow;
+// How many of a line's sums are not above x.
+inline int count_not_above(const float* sums, float x) {
+  const unsigned mask = _mm512_cmp_ps_mask(load(sums), _mm512_set1_ps(x), _CMP_NGT_UQ);
+  // one bit more, or the compiler counts 16 bits into half a register, and each query waits for the one before
+  return __builtin_popcount(mask | 0x10000u) - 1;
+}
+
+// The number of a line of leaves whose interval holds x; the last positive one if x is beyond them all.
+inline int leaf(const float* line, float x) {
+  const Line p = load(line);
+  const unsigned positive = _mm512_cmp_ps_mask(p, _mm512_setzero_ps(), _CMP_GT_OQ);
+  const unsigned fitting = positive & _mm512_cmp_ps_mask(_mm512_set1_ps(x), sums_to(p), _CMP_LT_OQ);
+  return fitting ? __builtin_ctz(fitting) : 31 - __builtin_clz(positive | 1u);
 }
 
 #else
 
-// Without a branch on what is found: it would be mispredicted half of the time.
-inline int64_t find_group(const Tree& tree, const double* mass, int64_t* index) {
-  double rest[kGroup];
-  int64_t line[kGroup];
-  for (int i = 0; i < kGroup; ++i) {
-    rest[i] = mass[i];
-    line[i] = 0;
-  }
+inline void all_not_above(const double* x, float* found) {
+  for (int i = 0; i < kGroup; ++i) found[i] = not_above(x[i]);
+}
+
+#ifdef __SSE2__
+
+// How many of 16 sums, which do not fall, are not above x.
+inline int count_not_above(const float* sums, float x) {
+  const __m128 wide = _mm_set1_ps(x);
+  const auto above = [&](int k) { return _mm_castps_si128(_mm_cmpgt_ps(_mm_load_ps(sums + 4 * k), wide)); };
+  const __m128i halves = _mm_packs_epi16(_mm_packs_epi32(above(0), above(1)), _mm_packs_epi32(above(2), above(3)));
+  return __builtin_ctz(static_cast<unsigned>(_mm_movemask_epi8(halves)) | 0x10000u);
+}
+
+#else
+
+inline int count_not_above(const float* sums, float x) {
+  int count = 0;
+  for (int i = 0; i < kLine; ++i) count += !(sums[i] > x);
+  return count;
+}
+
+#endif
+
+inline int leaf(const float* line, float x) {
+  alignas(64) float sum[kLine];
+  sums_to(line, sum);
+  const int found = count_not_above(sum, x);
+  if (found < kLine) return found;  // sums stand still where there is nothing: this one has something
+  int last = kLine - 1;
+  while (last > 0 && !(line[last] > 0.0f)) --last;
+  return last;
+}
+
+#endif
+
+// A group of queries goes down side by side, so that their cache misses overlap, and without a branch on what
+// is found, which would be mispredicted half of the time.
+inline void find_group(const Tree& tree, const double* mass, int64_t* index) {
+  alignas(64) double rest[kGroup];
+  alignas(64) float bound[kGroup];
+  int64_t line[kGroup] = {};
+  std::memcpy(rest, mass, sizeof rest);
   for (int level = tree.top; level > 0; --level) {
-    const float* next = level > 1 ? tree.left[level - 1] : tree.raw[0];
-    const int64_t last = tree.lines[level - 1] - 1;  // rounding may carry a mass to a child that is not there
+    const float* before = tree.before[level];
+    const float* next = level > 1 ? tree.before[level - 1] : tree.raw[0];
+    all_not_above(rest, bound);
     for (int i = 0; i < kGroup; ++i) {
-      const float* sums = tree.left[level] + line[i] * kLine;
-      double left_over = rest[i];
-      uint64_t lane = 1;
-      for (int step = 0; step < 4; ++step) {
-        const double sum = sums[lane];
-        const uint64_t right = left_over >= sum;
-        uint64_t bits;
-        std::memcpy(&bits, &sum, sizeof bits);
-        bits &= ~right + 1;
-        double taken;
-        std::memcpy(&taken, &bits, sizeof taken);
-        left_over -= taken;
-        lane = 2 * lane + right;
-      }
-      const int64_t child = line[i] * kLine + static_cast<int64_t>(lane) - kLine;
-      line[i] = child < last ? child : last;
-      rest[i] = child > last ? kNowhere : left_over;
+      const float* sums = before + line[i] * kLine;
+      const int child = count_not_above(sums, bound[i]) - 1;
+      rest[i] -= static_cast<double>(sums[child]);
+      line[i] = line[i] * kLine + child;
 #if defined(__GNUC__)
       __builtin_prefetch(next + line[i] * kLine);
 #endif
     }
   }
-  int64_t slow = 0;
-  for (int i = 0; i < kGroup; ++i) {
-    const int64_t start = line[i] * kLine;
-    const float* x = tree.raw[0] + start;
-    const float wanted = static_cast<float>(rest[i]);
-    // which four, and then which of them: sums of all before each
-    const float fours[4] = {0.0f, (x[0] + x[1]) + (x[2] + x[3]), (x[4] + x[5]) + (x[6] + x[7]),
-                            (x[8] + x[9]) + (x[10] + x[11])};
-    const float before[4] = {0.0f, fours[1], fours[1] + fours[2], (fours[1] + fours[2]) + fours[3]};
-    const int four = (wanted >= before[1]) + (wanted >= before[2]) + (wanted >= before[3]);
-    const float* y = x + 4 * four;
-    const float here = wanted - before[four];
-    const float two = y[0] + y[1];
-    const float sums[4] = {y[0], two, two + y[2], two + (y[2] + y[3])};
-    const int k = 4 * four + (here >= sums[0]) + (here >= sums[1]) + (here >= sums[2]);
-    index[i] = start + k;
-    if (!(here < sums[k & 3])) {  // rounding has carried the mass beyond what there is
-      index[i] = find_slowly(tree, mass[i]);
-      ++slow;
-    }
-  }
-  return slow;
+  all_not_above(rest, bound);
+  for (int i = 0; i < kGroup; ++i) index[i] = line[i] * kLine + leaf(tree.raw[0] + line[i] * kLine, bound[i]);
 }
 
-#endif
-
-int64_t find(const Tree& tree, const double* mass, int64_t count, int64_t* index) {
-  int64_t done = 0, slow = 0;
-  for (; done + kGroup <= count; done += kGroup) slow += find_group(tree, mass + done, index + done);
+void find(const Tree& tree, const double* mass, int64_t count, int64_t* index) {
+  int64_t done = 0;
+  for (; done + kGroup <= count; done += kGroup) find_group(tree, mass + done, index + done);
   if (done < count) {
     double some[kGroup] = {};
     int64_t found[kGroup];
@@ -323,7 +288,6 @@ int64_t find(const Tree& tree, const double* mass, int64_t count, int64_t* index
     find_group(tree, some, found);
     std::memcpy(index + done, found, sizeof(int64_t) * static_cast<std::size_t>(count - done));
   }
-  return slow;
 }
 
 // -- weights ------------------------------------------------------------------------------------------------
@@ -362,13 +326,24 @@ inline float exp2_of(float x) {
   return p;
 }
 
-void power(const float* error, int64_t count, float alpha, float epsilon, float* priority) {
+float power(const float* error, int64_t count, float alpha, float epsilon, float* priority) {
   for (int64_t i = 0; i < count; ++i) {
     const float x = std::fabs(error[i]) + epsilon;
     const float p = exp2_of(alpha * log2_of(x));
     // what is not finite must be seen by whoever looks at it next; zero stays zero
     priority[i] = x > 0.0f && x <= std::numeric_limits<float>::max() ? p : x;
   }
+  // numbers without a sign are in the order of their bits, what is not finite last; compilers know how to
+  // look for the greatest of integers side by side
+  int32_t greatest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    int32_t bits;
+    std::memcpy(&bits, priority + i, sizeof bits);
+    greatest = bits > greatest ? bits : greatest;
+  }
+  float found;
+  std::memcpy(&found, &greatest, sizeof found);
+  return found;
 }
 
 // -- draws --------------------------------------------------------------------------------------------------
@@ -385,12 +360,9 @@ inline double uniform(uint64_t key, uint64_t number) {
 bool sample(const Tree& tree, uint64_t* state, int64_t count, float beta, int64_t* index, float* weight,
             bool stratified) {
   constexpr int64_t kChunk = 1024;
-  const double total = tree.left[tree.top][0];
+  const double total = tree.total();
   if (!(total > 0.0)) return false;
-  float least = std::numeric_limits<float>::infinity();
-  if (tree.has_minimum)
-    for (int i = 0; i < kLine; ++i) least = tree.least[tree.top][i] < least ? tree.least[tree.top][i] : least;
-  const float scale = tree.has_minimum ? 1.0f / least : static_cast<float>(tree.capacity / total);
+  const float scale = tree.has_minimum ? 1.0f / tree.minimum() : static_cast<float>(tree.capacity / total);
   const uint64_t key = state[0], start = state[1];
   double mass[kChunk];
   for (int64_t done = 0; done < count; done += kChunk) {

@@ -6,8 +6,9 @@
 
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <initializer_list>
+#include <limits>
+#include <memory>
 #include <new>
 
 #include "gather.hpp"
@@ -62,10 +63,9 @@ int64_t lay_out(Tree& tree, int64_t capacity, bool minimum, char* base) {
     place += lines * kLine * static_cast<int64_t>(sizeof(float));
     return here;
   };
-  for (level = tree.top; level > 0; --level) {  // what every search reads lies together
-    tree.left[level] = take(tree.lines[level]);
-  }
-  for (level = tree.top; level >= 0; --level) {
+  tree.lines[tree.top + 1] = 1;
+  for (level = tree.top; level > 0; --level) tree.before[level] = take(tree.lines[level]);  // what searches read
+  for (level = tree.top + 1; level >= 0; --level) {
     tree.raw[level] = take(tree.lines[level]);
     if (level > 0 && minimum) tree.least[level] = take(tree.lines[level]);
   }
@@ -110,7 +110,7 @@ PyObject* make_tree(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!tree) return PyErr_NoMemory();
   lay_out(*tree, capacity, PyObject_IsTrue(args[2]), base);
   if (PyObject_IsTrue(args[3]) && tree->has_minimum) {
-    for (int level = 1; level <= tree->top; ++level)
+    for (int level = 1; level <= tree->top + 1; ++level)
       for (int64_t i = 0; i < tree->lines[level] * kLine; ++i)
         tree->least[level][i] = std::numeric_limits<float>::infinity();
   }
@@ -149,28 +149,34 @@ PyObject* set(PyObject*, PyObject* const* args, Py_ssize_t n) {
   return PyLong_FromLongLong(wrong);
 }
 
-// update(tree, index, error, priority, count, alpha, epsilon): priority <- (|error| + epsilon) ** alpha, and set
+// update(tree, index, error, count, alpha, epsilon): priority <- (|error| + epsilon) ** alpha, and set -> the
+// greatest of these priorities, or -1 - which of them was wrong: then nothing was set
 PyObject* update(PyObject*, PyObject* const* args, Py_ssize_t n) {
-  if (!expect(n, 7)) return nullptr;
+  if (!expect(n, 6)) return nullptr;
   const Tree* tree = tree_of(args[0]);
   if (!tree) return nullptr;
   const int64_t* index = at<int64_t>(args[1]);
   const float* error = at<float>(args[2]);
-  float* priority = at<float>(args[3]);
-  const int64_t count = PyLong_AsLongLong(args[4]);
-  const float alpha = static_cast<float>(PyFloat_AsDouble(args[5]));
-  const float epsilon = static_cast<float>(PyFloat_AsDouble(args[6]));
+  const int64_t count = PyLong_AsLongLong(args[3]);
+  const float alpha = static_cast<float>(PyFloat_AsDouble(args[4]));
+  const float epsilon = static_cast<float>(PyFloat_AsDouble(args[5]));
   if (PyErr_Occurred()) return nullptr;
+  constexpr int64_t kSome = 1024;
+  float here[kSome];
+  std::unique_ptr<float[]> more(count > kSome ? new (std::nothrow) float[static_cast<std::size_t>(count)] : nullptr);
+  if (count > kSome && !more) return PyErr_NoMemory();
+  float* priority = more ? more.get() : here;
   int64_t wrong;
+  double greatest;
   Py_BEGIN_ALLOW_THREADS
-  kernels->power(error, count, alpha, epsilon, priority);
+  greatest = kernels->power(error, count, alpha, epsilon, priority);
   wrong = first_wrong(*tree, index, priority, count);
   if (wrong < 0) kernels->set(*tree, index, priority, count);
   Py_END_ALLOW_THREADS
-  return PyLong_FromLongLong(wrong);
+  return PyFloat_FromDouble(wrong < 0 ? greatest : -1.0 - static_cast<double>(wrong));
 }
 
-// find(tree, mass, count, index) -> how many had to be searched slowly
+// find(tree, mass, count, index)
 PyObject* find(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 4)) return nullptr;
   const Tree* tree = tree_of(args[0]);
@@ -179,11 +185,10 @@ PyObject* find(PyObject*, PyObject* const* args, Py_ssize_t n) {
   const int64_t count = PyLong_AsLongLong(args[2]);
   int64_t* index = at<int64_t>(args[3]);
   if (PyErr_Occurred()) return nullptr;
-  int64_t slow;
   Py_BEGIN_ALLOW_THREADS
-  slow = kernels->find(*tree, mass, count, index);
+  kernels->find(*tree, mass, count, index);
   Py_END_ALLOW_THREADS
-  return PyLong_FromLongLong(slow);
+  Py_RETURN_NONE;
 }
 
 // sample(tree, state, count, beta, index, weight, stratified): draws with chance p / total, and
@@ -209,16 +214,14 @@ PyObject* sample(PyObject*, PyObject* const* args, Py_ssize_t n) {
 // total(tree) -> the sum of all
 PyObject* total(PyObject*, PyObject* capsule) {
   const Tree* tree = tree_of(capsule);
-  return tree ? PyFloat_FromDouble(tree->left[tree->top][0]) : nullptr;
+  return tree ? PyFloat_FromDouble(tree->total()) : nullptr;
 }
 
 // minimum(tree) -> the least positive priority, inf if there is none
 PyObject* minimum(PyObject*, PyObject* capsule) {
   const Tree* tree = tree_of(capsule);
   if (!tree) return nullptr;
-  float least = std::numeric_limits<float>::infinity();
-  for (int i = 0; i < kLine; ++i) least = std::fmin(least, tree->least[tree->top][i]);
-  return PyFloat_FromDouble(least);
+  return PyFloat_FromDouble(tree->minimum());
 }
 
 // leaves(tree) -> address of the priorities
@@ -259,6 +262,25 @@ PyObject* split_rows(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Py_RETURN_NONE;
 }
 
+// touch(base, order, count) -> the sum of one number of each of `count` lines of 64 bytes, in the order
+// given, all asked for ahead of time: what reading random lines costs at least (see bench replay)
+PyObject* touch(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  if (!expect(n, 3)) return nullptr;
+  const float* base = at<float>(args[0]);
+  const int64_t* order = at<int64_t>(args[1]);
+  const int64_t count = PyLong_AsLongLong(args[2]);
+  if (PyErr_Occurred()) return nullptr;
+  constexpr int64_t kSoon = 24;
+  float sum = 0.0f;
+  Py_BEGIN_ALLOW_THREADS
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + kSoon < count) ask_for(reinterpret_cast<const char*>(base + order[i + kSoon] * kLine), kCacheLine);
+    sum += base[order[i] * kLine];
+  }
+  Py_END_ALLOW_THREADS
+  return PyFloat_FromDouble(sum);
+}
+
 // simd() -> the instruction set in use; use(name) -> takes another one, ValueError if it does not run here
 PyObject* simd(PyObject*, PyObject*) { return PyUnicode_FromString(kernels->name); }
 
@@ -279,6 +301,7 @@ PyMethodDef methods[] = {
     {"set", FAST(set), nullptr},               {"update", FAST(update), nullptr},
     {"find", FAST(find), nullptr},             {"sample", FAST(sample), nullptr},
     {"gather", FAST(gather_rows), nullptr},    {"split", FAST(split_rows), nullptr},
+    {"touch", FAST(touch), nullptr},
     {"total", total, METH_O, nullptr},         {"minimum", minimum, METH_O, nullptr},
     {"leaves", leaves, METH_O, nullptr},       {"simd", simd, METH_NOARGS, nullptr},
     {"use", use, METH_O, nullptr},             {nullptr, nullptr, 0, nullptr},

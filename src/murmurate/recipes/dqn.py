@@ -34,7 +34,7 @@ def settings(name: str) -> dict[str, Any]:
         "world": where,
         "agent": DQN(
             batch=64,
-            n_step=3,
+            n_step=10,
             learning_rate=1e-3,
             target_every=200,
             epsilon=0.04,

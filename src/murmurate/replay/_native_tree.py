@@ -63,19 +63,20 @@ class NativeTree:
     def set(self, index: Tensor, priority: Tensor) -> None:
         index, priority = as_vector(index, torch.int64), as_vector(priority, torch.float32)
         check_lengths(index, priority)
-        wrong = self._kernels.set(self._tree, index.data_ptr(), priority.data_ptr(), len(index))
+        wrong = self._kernels.set(self._tree, index.data_ptr(), priority.data_ptr(), index.numel())
         if wrong >= 0:
             raise wrong_priority(index, priority, wrong, self.capacity)
 
-    def update(self, index: Tensor, error: Tensor, alpha: float, epsilon: float) -> None:
+    def update(self, index: Tensor, error: Tensor, alpha: float, epsilon: float) -> float:
         index, error = as_vector(index, torch.int64), as_vector(error, torch.float32)
         check_lengths(index, error)
-        room = torch.empty_like(error)
-        wrong = self._kernels.update(
-            self._tree, index.data_ptr(), error.data_ptr(), room.data_ptr(), len(index), alpha, epsilon
+        greatest: float = self._kernels.update(
+            self._tree, index.data_ptr(), error.data_ptr(), index.numel(), alpha, epsilon
         )
-        if wrong >= 0:
-            raise wrong_priority(index, room, wrong, self.capacity)
+        if greatest < 0.0:
+            priority = (error.abs() + epsilon) ** alpha
+            raise wrong_priority(index, priority, int(-1.0 - greatest), self.capacity)
+        return greatest
 
     def find(self, mass: Tensor) -> Tensor:
         mass = as_vector(mass, torch.float64)
@@ -87,7 +88,8 @@ class NativeTree:
 
     def sample(self, count: int, beta: float, stratified: bool = False, out: Draw | None = None) -> Draw:
         if out is None:
-            out = Draw(torch.empty(count, dtype=torch.int64), torch.empty(count))
+            # a tensor of another's kind costs a third less than one that is described
+            out = Draw(self._stream.new_empty(count), self._priorities.new_empty(count))
         index, weight = out
         if self._kernels.sample(
             self._tree, self._stream_address, count, beta, index.data_ptr(), weight.data_ptr(), stratified
@@ -113,7 +115,7 @@ def as_vector(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def check_lengths(index: Tensor, values: Tensor) -> None:
-    if index.shape != values.shape:
+    if index.numel() != values.numel() or index.dim() != 1 or values.dim() != 1:
         raise ValueError(f"{list(index.shape)} indices and {list(values.shape)} values: give one for each")
 
 

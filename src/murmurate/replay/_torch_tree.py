@@ -56,8 +56,10 @@ class TorchTree:
         self._leaves[index[kept]] = priority[kept]
         self._refresh(index)
 
-    def update(self, index: Tensor, error: Tensor, alpha: float, epsilon: float) -> None:
-        self.set(index, (error.abs() + epsilon) ** alpha)
+    def update(self, index: Tensor, error: Tensor, alpha: float, epsilon: float) -> float:
+        priority = (error.abs() + epsilon) ** alpha
+        self.set(index, priority)
+        return float(priority.max()) if len(priority) else 0.0
 
     def _refresh(self, index: Tensor) -> None:
         """All sums above ``index`` from their children, level by level."""

@@ -30,6 +30,7 @@ class ReplayConfig:
         0 waits for them.
     saved: whether checkpoints hold it, up to 7.1 GB for a million images; without, a resumed run begins with
         an empty one.
+    publish_every: own updates after which actors are shown the parameters; for runs that have actors.
     """
 
     capacity: int = 1_000_000
@@ -41,6 +42,7 @@ class ReplayConfig:
     samples_per_insert: float = 8.0
     ahead: int = 0
     saved: bool = True
+    publish_every: int = 10
 
     def validate(self, batch: int, simulators: int) -> None:
         """Raise Refusal for values that make no sense, for batches of ``batch``."""
@@ -54,7 +56,7 @@ class ReplayConfig:
         for name in ("alpha", "beta", "beta_end"):
             if not 0 <= getattr(self, name) <= 1:
                 raise Refusal(f"replay.{name} is {getattr(self, name)}; it lies between 0 and 1.")
-        for name in ("epsilon", "ahead", "learning_starts"):
+        for name in ("epsilon", "ahead", "learning_starts", "publish_every"):
             if not getattr(self, name) >= 0:
                 raise Refusal(f"replay.{name} is {getattr(self, name)}; it is not negative.")
         if self.capacity < batch:

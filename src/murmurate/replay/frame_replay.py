@@ -11,7 +11,7 @@ from murmurate.replay.frames import Frames
 from murmurate.replay.interface import Chosen, Sample, Steps
 from murmurate.replay.memory import Take, private
 from murmurate.replay.priorities import Chances
-from murmurate.replay.returns import NStepReturns
+from murmurate.replay.returns import FirstErrors, NStepReturns
 from murmurate.replay.rows import Column, Rows
 
 _STREAM_BITS = 40  # of a key: which stream lies above them, the number of a frame in it below
@@ -49,6 +49,7 @@ class FrameReplay:
         columns = {"action": Column((), torch.int64), "reward": one, "discount": one}
         self.rows = Rows(chances.capacity, columns, take)
         self._returns = NStepReturns(simulators, steps, discount)
+        self._errors = FirstErrors(simulators, steps)
         self._heads = torch.zeros(simulators, dtype=torch.int64)  # frames so far
         self._first = torch.ones(simulators, dtype=torch.bool)
         # of the last n steps of each simulator, newest first: the number of its newest frame, and the action
@@ -74,6 +75,7 @@ class FrameReplay:
             for k in range(self.steps - 1, 0, -1):
                 kept[k, streams] = kept[k - 1, streams]
             kept[0, streams] = new
+        self._errors.step(low, len(streams), steps.taken)
         closed = self._returns.step(
             low, steps.reward.numpy(), steps.terminated.numpy(), steps.truncated.numpy()
         )
@@ -93,7 +95,8 @@ class FrameReplay:
         reward = torch.from_numpy(closed.reward)[kept]
         values = {"action": self._done[back, stream], "reward": reward, "discount": discount[kept]}
         self.rows.write(slots, values)
-        self.chances.put(slots)
+        error = self._errors.of(closed, low, steps.following)
+        self.chances.put(slots, None if error is None else error[kept])
         self.inserted += len(slots)
         return len(slots)
 

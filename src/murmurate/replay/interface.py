@@ -38,6 +38,8 @@ class Steps(NamedTuple):
 
     next_observation: [b, ...], what followed; where an episode was cut off its last one, not the next one's
     first. It is not looked at where an episode was terminated.
+    taken, following: [b], the values of the action and of what followed, as who acted saw them: transitions
+    are first drawn by their errors then (Horgan et al. 2018, section 3). None: by the highest so far.
     """
 
     observation: Tensor
@@ -46,6 +48,8 @@ class Steps(NamedTuple):
     next_observation: Tensor
     terminated: Tensor
     truncated: Tensor
+    taken: Tensor | None = None
+    following: Tensor | None = None
 
 
 class Replay(Protocol):

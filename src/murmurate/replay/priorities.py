@@ -88,10 +88,7 @@ class Prioritized:
         self._present[slots] = False
 
     def update(self, slots: Tensor, error: Tensor) -> None:
-        self.tree.update(slots, error, self.alpha, self.epsilon)
-        if len(slots):
-            highest = (float(error.detach().abs().max()) + self.epsilon) ** self.alpha
-            self.highest = max(self.highest, highest)
+        self.highest = max(self.highest, self.tree.update(slots, error, self.alpha, self.epsilon))
 
     def draw(self, count: int, beta: float, out: Draw | None = None) -> Draw:
         refuse_too_many(count, self._filled)

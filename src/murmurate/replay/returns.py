@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -82,3 +83,25 @@ class NStepReturns:
     def load(self, state: dict[str, Any]) -> None:
         self._reward[:] = state["reward"].numpy()
         self._open[:] = state["open"].numpy()
+
+
+class FirstErrors:
+    """The errors of new transitions, where whoever acted knew the values: R + d max_a Q(s', a) - Q(s, a)."""
+
+    def __init__(self, simulators: int, steps: int) -> None:
+        self._taken = torch.full((steps, simulators), torch.nan)  # newest first
+
+    def step(self, low: int, count: int, taken: Tensor | None) -> None:
+        here = self._taken[:, low : low + count]
+        here[1:] = here[:-1].clone()
+        here[0] = torch.nan if taken is None else taken
+
+    def of(self, closed: Closed, low: int, following: Tensor | None) -> Tensor | None:
+        """[M]; None if one of the values is not known."""
+        if following is None:
+            return None
+        simulator = torch.from_numpy(closed.simulator)
+        taken = self._taken[torch.from_numpy(closed.age) - 1, simulator]
+        after = torch.from_numpy(closed.discount) * following[simulator - low]
+        error = torch.from_numpy(closed.reward) + after - taken
+        return None if error.isnan().any() else error

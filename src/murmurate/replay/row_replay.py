@@ -11,7 +11,7 @@ from torch import Tensor
 from murmurate.replay.interface import Chosen, Sample, Steps
 from murmurate.replay.memory import Take, private
 from murmurate.replay.priorities import Chances
-from murmurate.replay.returns import NStepReturns
+from murmurate.replay.returns import FirstErrors, NStepReturns
 from murmurate.replay.rows import Column, Rows
 
 
@@ -44,6 +44,7 @@ class RowReplay:
         self.chances, self.head = chances, 0
         self.rows = Rows(chances.capacity, columns, take)
         self._returns = NStepReturns(simulators, steps, discount)
+        self._errors = FirstErrors(simulators, steps)
         # the last n steps of each simulator, newest first
         self._seen = torch.zeros(steps, simulators, *observation.shape, dtype=observation.dtype)
         self._done = torch.zeros(steps, simulators, *action.shape, dtype=action.dtype)
@@ -61,6 +62,7 @@ class RowReplay:
 
     def observe(self, low: int, steps: Steps) -> int:
         here = slice(low, low + len(steps.reward))
+        self._errors.step(low, len(steps.reward), steps.taken)
         for kept, new in ((self._seen, steps.observation), (self._done, steps.action)):
             for k in range(len(kept) - 1, 0, -1):
                 kept[k, here] = kept[k - 1, here]
@@ -78,7 +80,7 @@ class RowReplay:
             "reward": torch.from_numpy(closed.reward),
             "discount": torch.from_numpy(closed.discount),
         }
-        return self.insert(values, len(closed))
+        return self.insert(values, len(closed), self._errors.of(closed, low, steps.following))
 
     def insert(self, values: Mapping[str, Tensor], count: int, error: Tensor | None = None) -> int:
         """``count`` transitions at once: [count, ...] of each column. error: [count], of their first

@@ -1,9 +1,9 @@
 """A sum tree: draw an index with a chance proportional to its priority, and change priorities, in O(log N).
 
 Zhang, sections 3.2.2 and 4.2.3: a node has K children, and one node is one cache line. The compiled tree
-(``_native_tree``) keeps in each line the left sums of a binary tree over its 16 children, so that a search
-takes one gather a binary level and no scan (Differs: Algorithm 1 scans the K children). The torch tree
-(``_torch_tree``) has any fan-out and any device.
+(``_native_tree``) keeps in each line the sums before its 16 children, so that a search compares the mass with
+all of them at once (Differs: Algorithm 1 scans the K children, adding). The torch tree (``_torch_tree``) has
+any fan-out and any device.
 
 Sums do not drift: parents are computed anew from their children, and never by adding differences, so the
 error of a sum is that of one chain of log2(N) additions, whatever happened before.
@@ -62,8 +62,9 @@ class SumTree(Protocol):
         """
         ...
 
-    def update(self, index: Tensor, error: Tensor, alpha: float, epsilon: float) -> None:
-        """p[index] <- (|error| + epsilon) ** alpha (Schaul et al. 2016, proportional); raises as ``set``."""
+    def update(self, index: Tensor, error: Tensor, alpha: float, epsilon: float) -> float:
+        """p[index] <- (|error| + epsilon) ** alpha (Schaul et al. 2016, proportional), both [B]; raises as
+        ``set``. Returns the greatest of these priorities."""
         ...
 
     def find(self, mass: Tensor) -> Tensor:

@@ -1,0 +1,198 @@
+"""Our side of ``bench replay``, in a process of its own as the peers are: see ``replay_windows``."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import murmurate
+from murmurate import native
+from murmurate.bench._windows.replay_windows import (
+    ALPHA,
+    BETA,
+    FRAMES,
+    TRANSITION,
+    Call,
+    priorities,
+    rounds,
+    serve,
+)
+from murmurate.replay.frame_replay import FrameReplay
+from murmurate.replay.interface import Steps
+from murmurate.replay.priorities import Prioritized
+from murmurate.replay.row_replay import RowReplay
+from murmurate.replay.rows import Column
+from murmurate.replay.sum_tree import Draw
+
+STREAMS = 16  # simulators that fill the store of frames
+_LINE_BYTES = 64
+BOUND_LINES = 16_384  # in a call, so that its start does not count
+
+
+def make(task: str, capacity: int, batch: int) -> Call | None:
+    if task == "bound":
+        return _bound(capacity)
+    if task in ("rows", "rows_reused", "insert"):
+        return _rows(task, capacity, batch)
+    if task in ("atari", "atari_reused"):
+        replay = _frames(capacity)
+        room = replay.room(batch) if task == "atari_reused" else None
+        return lambda: replay.gather(replay.choose(batch, BETA), room)
+    chances = _full(capacity)
+    if task == "sample":
+        return partial(chances.draw, batch, BETA)
+    if task == "sample_reused":
+        return partial(
+            chances.draw, batch, BETA, Draw(torch.empty(batch, dtype=torch.int64), torch.empty(batch))
+        )
+    if task == "update":
+        turn = _updates(capacity, batch)
+        return lambda: chances.update(*next(turn))
+    if task == "find":
+        generator = np.random.default_rng(2)
+        masses = generator.random((max(1, 2**20 // batch), batch)) * chances.tree.total
+        queries = itertools.cycle(torch.from_numpy(masses).unbind(0))
+        return lambda: chances.tree.find(next(queries))
+    return None
+
+
+def _full(capacity: int) -> Prioritized:
+    chances = Prioritized(capacity, alpha=ALPHA, epsilon=0.0)
+    chances.put(torch.arange(capacity), torch.from_numpy(priorities(capacity)))
+    return chances
+
+
+def _updates(capacity: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    indices, errors = rounds(capacity, batch)
+    pairs = zip(torch.from_numpy(indices).unbind(0), torch.from_numpy(errors).unbind(0), strict=True)
+    return itertools.cycle(list(pairs))
+
+
+def _rows(task: str, capacity: int, batch: int) -> Call:
+    state, action = TRANSITION
+    replay = RowReplay(
+        Prioritized(capacity, alpha=ALPHA, epsilon=0.0),
+        Column((state,), torch.float32),
+        Column((action,), torch.float32),
+    )
+
+    def values(count: int) -> dict[str, Tensor]:
+        return {
+            "observation": torch.randn(count, state),
+            "next_observation": torch.randn(count, state),
+            "action": torch.randn(count, action),
+            "reward": torch.randn(count),
+            "discount": torch.full((count,), 0.99),
+        }
+
+    errors = torch.from_numpy(priorities(capacity))
+    for part in torch.split(errors, 2**14):
+        replay.insert(values(len(part)), len(part), part)
+    if task == "insert":
+        turn = itertools.cycle([values(batch) for _ in range(16)])
+        return lambda: replay.insert(next(turn), batch)
+    room = replay.room(batch) if task == "rows_reused" else None
+    return lambda: replay.gather(replay.choose(batch, BETA), room)
+
+
+def _frames(capacity: int) -> FrameReplay:
+    """Full, of episodes without an end; each image is another one."""
+    stack, *shape = FRAMES
+    replay = FrameReplay(
+        Prioritized(capacity, alpha=ALPHA, epsilon=0.0), tuple(shape), simulators=STREAMS, stack=stack
+    )
+    no = torch.zeros(STREAMS, dtype=torch.bool)
+    generator = torch.Generator().manual_seed(0)
+    image = torch.zeros(STREAMS, stack, *shape, dtype=torch.uint8)
+    action = torch.zeros(STREAMS, dtype=torch.int64)
+    while not replay.full:
+        after = torch.roll(image, -1, 1)
+        after[:, -1] = torch.randint(256, (STREAMS, *shape), generator=generator, dtype=torch.uint8)
+        replay.observe(0, Steps(image, action, torch.randn(STREAMS, generator=generator), after, no, no))
+        image = after
+    slots = torch.nonzero(replay.chances.tree.priorities > 0)[:, 0]  # type: ignore[attr-defined]
+    replay.chances.update(slots, torch.from_numpy(priorities(capacity))[slots])
+    return replay
+
+
+def _bound(capacity: int) -> Call | None:
+    """Random cache lines, as many and from as large parts of memory as a search reads: one of the leaves' and
+    one of each level's above, but for the root, all of them known beforehand. A call reads them for
+    ``BOUND_LINES`` searches."""
+    kernels = native.kernels
+    if kernels is None:
+        return None
+    generator = np.random.default_rng(3)
+    reads: list[tuple[np.ndarray, list[np.ndarray]]] = []
+    lines = -(-capacity // 16)
+    while lines > 1:
+        memory = np.zeros(lines * _LINE_BYTES + _LINE_BYTES, np.uint8)
+        memory += 1  # its own pages
+        orders = [generator.integers(0, lines, BOUND_LINES) for _ in range(16)]
+        reads.append((memory[-memory.ctypes.data % _LINE_BYTES :], orders))
+        lines = -(-lines // 16)
+    turn = itertools.cycle(range(16))
+
+    def call() -> None:
+        k = next(turn)
+        for memory, orders in reads:
+            kernels.touch(memory.ctypes.data, orders[k].ctypes.data, BOUND_LINES)
+
+    return call
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    serve(f"murmurate ({native.simd})", murmurate.__version__, make)
+
+
+def exactness(capacity: int, draws: int, seed: int = 0) -> float:
+    """Chi-square per degree of freedom of how often each leaf is drawn, against its priority."""
+    chances = _full(capacity)
+    tree: Any = chances.tree
+    counts = torch.zeros(capacity, dtype=torch.float64)
+    chunk = 2**22
+    for start in range(0, draws, chunk):
+        drawn = tree.sample(min(chunk, draws - start), 0.0).indices
+        counts += torch.bincount(drawn, minlength=capacity)
+    expected = tree.priorities.double() / tree.priorities.double().sum() * draws
+    return float(((counts - expected).square() / expected).sum() / (capacity - 1))
+
+
+def drift(capacity: int, updates: int) -> float:
+    """Total variation between what the tree would draw and the exact chances, after so many updates with
+    priorities that decay from 1 to 1e-4. What it would draw: the intervals of mass between its leaves, found
+    at as many points of equal distance as tell 1e-8."""
+    chances = _full(capacity)
+    tree: Any = chances.tree
+    generator = torch.Generator().manual_seed(0)
+    batch = 2**14
+    for start in range(0, updates, batch):
+        scale = 10.0 ** (-4.0 * start / updates)
+        index = torch.randint(capacity, (batch,), generator=generator)
+        tree.set(index, scale * (torch.rand(batch, generator=generator) + 0.001))
+    return realised_distance(tree)
+
+
+def realised_distance(tree: Any) -> float:
+    """Half the sum of |realised chance - exact chance|; realised: the length of each leaf's interval of mass,
+    by bisection for its upper end with ``find`` itself."""
+    exact = tree.priorities.double()
+    low, high = torch.zeros_like(exact), torch.full_like(exact, tree.total)
+    which = torch.arange(tree.capacity)
+    for _ in range(60):  # the least mass that finds a later leaf
+        middle = (low + high) / 2
+        beyond = torch.cat([tree.find(part) for part in torch.split(middle, 2**20)]) > which
+        high, low = torch.where(beyond, middle, high), torch.where(beyond, low, middle)
+    chance = torch.diff(high, prepend=high.new_zeros(1)) / tree.total
+    return float(0.5 * (chance - exact / exact.sum()).abs().sum())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""What a learner and its actors share: parameters one way, steps the other, in anonymous memory.
+
+The learner's parameters are a register: an actor reads the newest whole version, and nobody waits. Steps are
+a ring for each actor with one writer and one reader; a full one stops its actor, and that is how a learner
+that is behind holds its actors back.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from murmurate.replay.interface import Steps
+from murmurate.spec import EnvSpec, Episode
+
+SLOTS = 4  # records an actor may be ahead of its learner
+_LINE = 8  # int64 in a cache line
+_PAGE = mmap.PAGESIZE
+
+
+def memory(size_bytes: int) -> int:
+    """A descriptor of so much shared memory, all zero, which ends with the last process that holds it."""
+    descriptor = os.memfd_create("murmurate-actor", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, size_bytes)
+    return descriptor
+
+
+class Weights:
+    """[N] float32 parameters with a version. One writes, any number read."""
+
+    def __init__(self, descriptor: int, count: int) -> None:
+        self._map = mmap.mmap(descriptor, self.bytes_needed(count))
+        # a writer raises the first number, writes, and then the second
+        self._marks = np.frombuffer(self._map, np.int64, 3 * _LINE)[::_LINE]
+        self._values = torch.frombuffer(self._map, dtype=torch.float32, count=count, offset=_PAGE)
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @staticmethod
+    def bytes_needed(count: int) -> int:
+        return _PAGE + 4 * count
+
+    @property
+    def version(self) -> int:
+        """Of the newest parameters; 0 before the first."""
+        return int(self._marks[2])
+
+    def publish(self, x: Tensor, version: int) -> None:
+        self._marks[0] += 1
+        _fence(self._lock)
+        self._values.copy_(x)
+        self._marks[2] = version
+        _fence(self._lock)
+        self._marks[1] = self._marks[0]
+
+    def read(self, into: Tensor) -> int:
+        """Copies the newest whole version; returns its number."""
+        while True:
+            seen = int(self._marks[1])
+            _fence(self._lock)
+            into.copy_(self._values)
+            version = self.version
+            _fence(self._lock)
+            if int(self._marks[0]) == seen:
+                return version
+
+
+@dataclass
+class Record:
+    """One step of an actor's simulators, the games that ended with it, and what it was played with."""
+
+    steps: Steps
+    episodes: list[Episode]
+    version: int
+
+
+class Ring:
+    """``SLOTS`` records of ``size`` simulators of a world; one process puts, one takes."""
+
+    def __init__(self, descriptor: int, spec: EnvSpec, size: int) -> None:
+        self._map = mmap.mmap(descriptor, self.bytes_needed(spec, size))
+        self._marks = np.frombuffer(self._map, np.int64, 2 * _LINE)[::_LINE]  # put, taken
+        self._slots = [
+            {name: x[slot] for name, x in self._columns(spec, size).items()} for slot in range(SLOTS)
+        ]
+        self._lock = threading.Lock()
+
+    @classmethod
+    def bytes_needed(cls, spec: EnvSpec, size: int) -> int:
+        return _PAGE + sum(_padded(SLOTS * _bytes(*column)) for column in _shapes(spec, size).values())
+
+    def _columns(self, spec: EnvSpec, size: int) -> dict[str, Tensor]:
+        place, columns = _PAGE, {}
+        for name, (shape, dtype) in _shapes(spec, size).items():
+            count = SLOTS * int(np.prod(shape, dtype=np.int64))
+            columns[name] = torch.frombuffer(self._map, dtype=dtype, count=count, offset=place).view(
+                SLOTS, *shape
+            )
+            place += _padded(SLOTS * _bytes(shape, dtype))
+        return columns
+
+    @property
+    def waiting(self) -> int:
+        """Records that were put and not yet taken."""
+        return int(self._marks[0] - self._marks[1])
+
+    def put(self, record: Record) -> None:
+        """The caller has seen that there is room: ``waiting`` < SLOTS."""
+        slot = self._slots[int(self._marks[0]) % SLOTS]
+        for name, value in record.steps._asdict().items():
+            if value is not None:
+                slot[name].copy_(value)
+        has_values = record.steps.taken is not None
+        slot["about"].copy_(torch.tensor([record.version, len(record.episodes), has_values]))
+        for k, episode in enumerate(record.episodes):
+            slot["episodes"][k] = torch.tensor(
+                [episode.simulator, episode.episode_return, episode.length], dtype=torch.float64
+            )
+        _fence(self._lock)
+        self._marks[0] += 1
+
+    def take(self) -> Record:
+        """The oldest record, a copy. The caller has seen that there is one."""
+        _fence(self._lock)
+        slot = self._slots[int(self._marks[1]) % SLOTS]
+        version, ended, has_values = slot["about"].tolist()
+        fields: dict[str, Any] = {name: slot[name].clone() for name in Steps._fields}
+        if not has_values:
+            fields["taken"] = fields["following"] = None
+        episodes = [Episode(int(s), r, int(n)) for s, r, n in slot["episodes"][:ended].tolist()]
+        _fence(self._lock)
+        self._marks[1] += 1
+        return Record(Steps(**fields), episodes, version)
+
+
+def _shapes(spec: EnvSpec, size: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    seen = ((size, *spec.observation_shape), spec.observation_dtype)
+    action = ((size,), torch.int64) if spec.actions else ((size, *spec.action_shape), torch.float32)
+    number, flag = ((size,), torch.float32), ((size,), torch.bool)
+    return {
+        "observation": seen,
+        "action": action,
+        "reward": number,
+        "next_observation": seen,
+        "terminated": flag,
+        "truncated": flag,
+        "taken": number,
+        "following": number,
+        "about": ((3,), torch.int64),
+        "episodes": ((size, 3), torch.float64),
+    }
+
+
+def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+
+
+def _padded(size: int) -> int:
+    return -(-size // 64) * 64
+
+
+def _fence(lock: threading.Lock) -> None:
+    """A full memory barrier: a release followed by an acquire lets nothing pass."""
+    with lock:
+        pass
+    with lock:
+        pass

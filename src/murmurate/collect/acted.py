@@ -1,0 +1,273 @@
+"""Batches from a replay that other processes fill: one learner and its actors (Ape-X, Horgan et al. 2018)."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from murmurate.agents.interface import Agent, AgentConfig
+from murmurate.collect._box import Record, Ring, Weights, memory
+from murmurate.collect.actor import Orders
+from murmurate.collect.interface import World
+from murmurate.collect.replayed import ReplayBatch, there
+from murmurate.errors import RunFailed
+from murmurate.replay.ahead import Ahead
+from murmurate.replay.config import ReplayConfig
+from murmurate.replay.interface import Replay
+from murmurate.spec import Batch, EnvSpec, Episode
+
+_PAUSE_SECONDS = 2e-4
+_LOOK_SECONDS = 0.5  # between two looks at who is alive
+_DEATHS = 5  # of one actor in a row without a step: then something is wrong with all of them
+
+
+@dataclass
+class _Actor:
+    """One process. low: the number of its first simulator among the learner's."""
+
+    index: int
+    low: int
+    simulators: int
+    descriptor: int
+    ring: Ring
+    process: subprocess.Popen[bytes] | None = None
+    lives: int = 0
+    silent_deaths: int = 0
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Who acts for a learner.
+
+    actors: how many processes share its ``simulators``. rank, replicas: the learner among all, as the ladder
+        of exploration goes over the simulators of all of them.
+    """
+
+    world: World
+    agent: AgentConfig
+    actors: int
+    simulators: int
+    rank: int
+    replicas: int
+
+
+class Acted:
+    """Yields ``Batch(data=Sample)`` for ever. What the actors have played is taken in while fewer samples
+    were drawn than ``samples_per_insert`` allows, and then waits: so whichever side is too fast is held back.
+
+    Parameters are published every ``replay.publish_every`` updates; an actor plays each step with the
+    newest, and is at most a few records ahead, which bounds how old the parameters of a step are.
+    An actor that dies is started again, with games of its own, and told of in ``events``.
+    """
+
+    exact = False  # nobody saves an actor
+
+    def __init__(
+        self,
+        cast: Cast,
+        spec: EnvSpec,
+        learner: Agent,
+        replay: Replay,
+        config: ReplayConfig,
+        batch: int,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+        progress: Callable[[], float],
+    ) -> None:
+        self.cast, self.learner, self.replay, self.config, self.batch = cast, learner, replay, config, batch
+        self._seed, self._progress, self._device = seed, progress, torch.device(device)
+        self._ahead = Ahead(replay, batch, config.ahead, pinned=self._device.type == "cuda")
+        count = sum(len(replica) for replica in learner.replicas.values())
+        self._vector = memory(Weights.bytes_needed(count))
+        self._weights = Weights(self._vector, count)
+        bounds = [cast.simulators * k // cast.actors for k in range(cast.actors + 1)]
+        self._actors = []
+        for index, (low, high) in enumerate(itertools.pairwise(bounds)):
+            descriptor = memory(Ring.bytes_needed(spec, high - low))
+            ring = Ring(descriptor, spec, high - low)
+            self._actors.append(_Actor(index, low, high - low, descriptor, ring))
+        self._turn = self._batches = self._played = self._drawn = 0
+        self._lag = self._lag_max = 0
+        self._looked = 0.0
+        self._events: list[tuple[str, str]] = []
+        self._started = False
+
+    def fields(self) -> dict[str, Any]:
+        after = max(self._played - self.config.learning_starts, 1)
+        return {
+            "replay_transitions": len(self.replay),
+            "samples_per_insert": self._drawn / after,
+            "beta": self._beta(),
+            "actor_lag_updates": self._lag,
+            "actor_lag_updates_max": self._lag_max,
+            "actor_deaths": sum(actor.lives - 1 for actor in self._actors if actor.lives),
+        }
+
+    def events(self) -> list[tuple[str, str]]:
+        told, self._events = self._events, []
+        return told
+
+    def __iter__(self) -> Acted:
+        return self
+
+    def __next__(self) -> Batch:
+        self._start()
+        self._publish()
+        played, episodes = 0, list[Episode]()
+        while not self._due():
+            record, actor = self._next_record()
+            played += actor.simulators
+            episodes += self._take_in(record, actor)
+        self._drawn += self.batch
+        self._batches += 1
+        sample = self._ahead.next(self._beta())
+        data = there(sample, self._device)
+        return ReplayBatch(data, played, episodes, replay=self.replay, keys=sample.keys)
+
+    def _due(self) -> bool:
+        allowed = self.config.samples_per_insert * (self._played - self.config.learning_starts)
+        return self._drawn + self.batch <= allowed and len(self.replay) >= self.batch
+
+    def _beta(self) -> float:
+        return self.config.beta_at(self._progress())
+
+    def _next_record(self) -> tuple[Record, _Actor]:
+        """From the next actor in turn that has one; waits for the first that does."""
+        while True:
+            for _ in self._actors:
+                actor = self._actors[self._turn % len(self._actors)]
+                self._turn += 1
+                if actor.ring.waiting:
+                    actor.silent_deaths = 0
+                    return actor.ring.take(), actor
+            self._look()
+            time.sleep(_PAUSE_SECONDS)
+
+    def _take_in(self, record: Record, actor: _Actor) -> list[Episode]:
+        if self.replay.full:
+            self._ahead.settle()
+        self.replay.observe(actor.low, record.steps)
+        self._played += actor.simulators
+        self._lag = self.learner.clock + 1 - record.version
+        self._lag_max = max(self._lag_max, self._lag)
+        return [Episode(actor.low + e.simulator, e.episode_return, e.length) for e in record.episodes]
+
+    def _publish(self, always: bool = False) -> None:
+        if always or self.learner.clock + 1 >= self._weights.version + self.config.publish_every:
+            vectors = [replica.params.detach().float().cpu() for replica in self.learner.replicas.values()]
+            whole = vectors[0] if len(vectors) == 1 else torch.cat(vectors)
+            self._weights.publish(whole, self.learner.clock + 1)
+
+    # -- processes ------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if not self._started:
+            self._publish(always=True)
+            for actor in self._actors:
+                self._begin(actor)
+            self._started = True
+
+    def _begin(self, actor: _Actor) -> None:
+        cast = self.cast
+        self.replay.restart(actor.low, actor.simulators)
+        orders = Orders(
+            world=cast.world,
+            agent=cast.agent,
+            simulators=actor.simulators,
+            low=actor.low,
+            first=cast.rank * cast.simulators + actor.low,
+            total=cast.replicas * cast.simulators,
+            seed=self._seed,
+            life=f"{self._batches} {actor.lives}",
+            weights=(self._vector, len(self._weights)),
+            ring=actor.descriptor,
+        )
+        actor.process = subprocess.Popen(
+            [sys.executable, "-m", "murmurate.collect.actor"],
+            stdin=subprocess.PIPE,
+            pass_fds=(self._vector, actor.descriptor),
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        actor.lives += 1
+        if actor.process.stdin is None:
+            raise RuntimeError("a pipe was asked for")
+        try:
+            actor.process.stdin.write(pickle.dumps(orders))
+            actor.process.stdin.flush()  # and stays open for as long as we live
+        except BrokenPipeError:
+            pass  # the next look finds it dead
+        words = f"actor {actor.index} of replica {cast.rank} began, process {actor.process.pid}"
+        self._events.append(("actor began", words))
+
+    def _look(self) -> None:
+        """Start again whoever has died; what it had sent is still there."""
+        if time.monotonic() - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        for actor in self._actors:
+            if actor.process is None or actor.process.poll() is None:
+                continue
+            name = f"actor {actor.index} of replica {self.cast.rank}"
+            code = actor.process.returncode
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            actor.silent_deaths += 1
+            if actor.silent_deaths >= _DEATHS:
+                raise RunFailed(
+                    f"{name} died {_DEATHS} times without having made a step ({how}). What it said is in "
+                    "logs/ in the run folder."
+                )
+            self._events.append(("actor died", f"{name} died ({how}) and is started again"))
+            _forget(actor)
+            self._begin(actor)
+
+    def state(self) -> dict[str, Any]:
+        """Between two batches only. What actors were playing is lost."""
+        held = {"store": self.replay.state(), "ahead": self._ahead.state()} if self.config.saved else None
+        return {
+            "batches": self._batches,
+            "played": self._played,
+            "drawn": self._drawn,
+            "groups": [None],
+            "generator": torch.Generator().get_state(),
+            "first": torch.ones(self.cast.simulators, dtype=torch.bool),
+            "replay": held,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """As ``Replayed.load``; actors begin new games, unlike any before."""
+        if len(state["first"]) != self.cast.simulators:
+            raise ValueError(
+                f"the state is of {len(state['first'])} simulators, these are {self.cast.simulators}"
+            )
+        self._batches = int(state["batches"])
+        if state["replay"] is None:
+            self._played, self._drawn = self.config.learning_starts, 0
+        else:
+            self._played, self._drawn = int(state["played"]), int(state["drawn"])
+            self.replay.load(state["replay"]["store"])
+            self._ahead.load(state["replay"]["ahead"])
+
+    def close(self) -> None:
+        self._ahead.close()
+        for actor in self._actors:
+            _forget(actor)
+            os.close(actor.descriptor)
+        os.close(self._vector)
+
+
+def _forget(actor: _Actor) -> None:
+    if actor.process is not None:
+        actor.process.kill()
+        actor.process.wait()
+        if actor.process.stdin is not None:
+            actor.process.stdin.close()

@@ -1,0 +1,135 @@
+"""An actor: a process that plays with the newest parameters it can get, and sends its steps to its learner.
+
+Ape-X (Horgan et al. 2018, Algorithm 1): each simulator has its own chance of exploring, and what a step is
+first drawn by is computed here, from values that acting needs anyway. Started by ``Acted``, which says over
+stdin what to do; an actor ends with its learner.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from murmurate.agents.interface import Agent, AgentConfig
+from murmurate.collect._box import SLOTS, Record, Ring, Weights
+from murmurate.collect.interface import Simulators, World
+from murmurate.collect.steps import steps_of
+from murmurate.spec import derive_generator, derive_seed
+from murmurate.vector import Replica
+
+_PAUSE_SECONDS = 2e-4
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What an actor is told. Its simulators are number ``first`` and on of the ``total`` of all replicas'
+    actors; ``low`` is the number of the first among its learner's.
+
+    life: a name for this beginning of it; every life plays other games.
+    """
+
+    world: World
+    agent: AgentConfig
+    simulators: int
+    low: int
+    first: int
+    total: int
+    seed: int
+    life: str
+    weights: tuple[int, int]  # descriptor, and how many parameters
+    ring: int
+
+
+class Acting:
+    """The loop. ``left``: whether it is to end."""
+
+    def __init__(self, orders: Orders) -> None:
+        self.orders = orders
+        self._groups: Simulators = orders.world.open(orders.simulators, training=True, first=orders.low)
+        spec = self._groups.spec
+        self._agent: Agent = orders.agent.build(spec, Replica, seed=orders.seed, device=torch.device("cpu"))
+        self._agent.seat(orders.first, orders.total)
+        self._weights = Weights(*orders.weights)
+        self._ring = Ring(orders.ring, spec, orders.simulators)
+        self._generator = derive_generator(orders.seed, f"actions {orders.life}", orders.first)
+        self._version = 0
+
+    def go(self) -> None:
+        orders = self.orders
+        step = self._groups.reset(derive_seed(orders.seed, f"games {orders.life}"))
+        memory = self._agent.initial_memory(orders.simulators)
+        first = torch.ones(orders.simulators, dtype=torch.bool)
+        held: Record | None = None
+        while True:
+            self._refresh()
+            seen = step.observation
+            action = self._agent.act(seen, memory, first, self._generator)
+            memory = action.memory
+            if held is not None:  # what followed its step has a value only now
+                self._send(held, action.best)
+            self._groups.send(action.action)
+            step = self._groups.receive()
+            first = step.terminated | step.truncated
+            taken = steps_of(seen, action.action, step)._replace(taken=action.taken)
+            held = Record(taken, list(step.episodes), self._version)
+
+    def _send(self, record: Record, best: Tensor | None) -> None:
+        steps = record.steps
+        if steps.taken is None or best is None:
+            steps = steps._replace(taken=None, following=None)
+        else:
+            if steps.truncated.any():  # what followed was another game
+                best = best.clone()
+                best[steps.truncated] = self._value(steps.next_observation[steps.truncated])
+            steps = steps._replace(following=best)
+        while self._ring.waiting >= SLOTS:
+            time.sleep(_PAUSE_SECONDS)
+            self._refresh()
+        self._ring.put(Record(steps, record.episodes, record.version))
+
+    def _value(self, observation: Tensor) -> Tensor:
+        none = torch.zeros(len(observation), dtype=torch.bool)
+        best = self._agent.act(observation, None, none, self._generator, greedy=True).best
+        return torch.zeros(len(observation)) if best is None else best
+
+    def _refresh(self) -> None:
+        """Take the newest parameters, if there are newer ones; wait for the first."""
+        while self._weights.version == 0:
+            time.sleep(_PAUSE_SECONDS)
+        if self._weights.version == self._version:
+            return
+        replicas = list(self._agent.replicas.values())
+        vector = torch.empty(sum(len(replica) for replica in replicas))
+        self._version = self._weights.read(vector)
+        with torch.no_grad():
+            for replica, part in zip(replicas, torch.split(vector, [len(r) for r in replicas]), strict=True):
+                replica.params.copy_(part)
+                replica.reload()
+                replica.clock = self._version - 1  # versions begin at 1, updates at 0
+
+
+def _leave_with(learner: BinaryIO) -> None:
+    learner.read()  # until its end is closed, however the learner ends
+    os._exit(0)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    orders: Orders = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_leave_with, args=(sys.stdin.buffer,), daemon=True).start()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    Acting(orders).go()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""``<world>-apex-dqn``: a learner and its actors, each with its own exploration (Horgan et al. 2018)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from murmurate.recipes.dqn import settings
+from murmurate.run import Run
+from murmurate.strategies.all_reduce import AllReduce
+
+ALGORITHM = "apex-dqn"
+
+
+def apex_dqn(name: str) -> Run:
+    """Two actors that share the simulators; ``--replicas N`` adds learners that all-reduce, each with actors
+    and a replay (Differs: the paper has one learner)."""
+    usual = settings(name)
+    agent = dataclasses.replace(
+        usual.pop("agent"), exploration="ladder", epsilon=0.4, **({"n_step": 3} if name != "cartpole" else {})
+    )
+    return Run(recipe=f"{name}-{ALGORITHM}", agent=agent, actors=2, strategy=AllReduce(), **usual)
+
+
+recipe = apex_dqn
