@@ -38,6 +38,16 @@ COLUMNS: dict[str, list[tuple[str, str]]] = {
         ("env steps / CPU s, 8", "by_simulators.8_simulators.env_steps_per_cpu_second.median"),
         ("x SB3 A2C, 8", "by_simulators.8_simulators.ratio_sb3_a2c.median"),
     ],
+    "dqn-throughput": [
+        ("float32: env steps / CPU s", "env_steps_per_cpu_second"),
+        ("x SB3 DQN", "ratio_sb3_dqn"),
+        ("bfloat16", "by_kind.bfloat16.env_steps_per_cpu_second.median"),
+        ("x SB3 DQN", "by_kind.bfloat16.ratio_sb3_dqn.median"),
+        ("as plain as SB3's, float32", "by_kind.uniform float32.env_steps_per_cpu_second.median"),
+        ("x SB3 DQN", "by_kind.uniform float32.ratio_sb3_dqn.median"),
+        ("D = 2, float32", "by_kind.float32 ahead.env_steps_per_cpu_second.median"),
+        ("SB3 DQN", "sb3_env_steps_per_cpu_second"),
+    ],
     "strategy-cost": [
         ("GALA, 2 members: copies", "strategies.gala.2_members.copies_when_heard.median"),
         ("4 members", "strategies.gala.4_members.copies_when_heard.median"),
@@ -89,6 +99,14 @@ def _scaling(result: dict[str, Any]) -> Rows:
     ]
 
 
+_REPLAYS = ("torchrl", "cpprb", "tianshou", "flashbax")
+
+
+def _replay(result: dict[str, Any]) -> Rows:
+    """By case; before them the headline, which has no peers' columns."""
+    return [(row["label"], row) for row in result["cases"]]
+
+
 # bench -> heading of the first column, the rows, and their columns as above; a table a result
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, str]]]] = {
     "cartpole-learning": (
@@ -117,6 +135,40 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
             ("waiting", "pong_waiting_share"),
             ("staleness, most", "pong_staleness_max"),
             ("bytes / update", "pong_bytes_per_update"),
+        ],
+    ),
+    "replay": (
+        "task",
+        _replay,
+        [
+            ("ours, µs", "microseconds.murmurate.median"),
+            *((peer, f"microseconds.{peer}.median") for peer in _REPLAYS),
+            *((f"x {peer}", f"ratios.{peer}") for peer in _REPLAYS),
+        ],
+    ),
+    "value-learning": (
+        "run",
+        lambda result: [*result["recipes"].items(), *result["relaxed_loop"].items()],
+        [
+            ("seeds", "seeds"),
+            ("of them reached 475", "reached"),
+            ("evaluation, median", "eval_return_mean.median"),
+            ("least", "eval_return_mean.least"),
+            ("env steps", "env_steps.median"),
+            ("updates / s", "updates_per_second.median"),
+            ("seconds", "wall_seconds.median"),
+        ],
+    ),
+    "spo-scaling": (
+        "learners, H",
+        lambda result: [(f"{row['learners']}, {row['period']}", row) for row in result["rows"]],
+        [
+            ("s / update", "update_seconds.median"),
+            ("by the model", "predicted_seconds"),
+            ("model / measured", "predicted_to_measured"),
+            ("scaling factor", "scaling_factor"),
+            ("over cores", "scaling_factor_of_cores"),
+            ("by the model", "predicted_scaling_factor"),
         ],
     ),
     "straggler": (

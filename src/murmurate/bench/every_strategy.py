@@ -7,18 +7,15 @@ goes on where it was.
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from murmurate.bench._kept import kept_run
 from murmurate.bench._result import Log, spread
-from murmurate.errors import RunFailed
 from murmurate.record import groups
-from murmurate.record.runs import RecordedRun, open_run
+from murmurate.record.runs import RecordedRun
 from murmurate.strategies import strategies
 
 NAME = "every-strategy"
@@ -101,24 +98,4 @@ def _run(
     plan: Plan, world: str, name: str, replicas: int, seed: int, options: tuple[str, ...], log: Log
 ) -> RecordedRun:
     folder = Path(plan.where) / f"{world}-{name}-{replicas}-{seed}"
-    if not _is_done(folder):
-        if folder.exists():
-            folder.rename(folder.with_name(f"{folder.name}-cut-off-{folder.stat().st_mtime_ns}"))
-        command = [
-            sys.executable, "-m", "murmurate", "train", f"{world}-a2c", "--strategy", name,
-            "--replicas", str(replicas), *options, "--out", str(folder),
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise RunFailed(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()}")
-        summary = json.loads((folder / "summary.json").read_text())
-        log(f"{world}, {name}, {replicas} replica(s), seed {seed}: {summary['env_steps_per_second']:,.0f}/s")
-    return open_run(folder)
-
-
-def _is_done(folder: Path) -> bool:
-    """Whether a run came to its own end; one that was interrupted is set aside and run anew."""
-    try:
-        return bool(json.loads((folder / "summary.json").read_text())["exit"] == "finished")
-    except FileNotFoundError:
-        return False
+    return kept_run(folder, f"{world}-a2c", ("--strategy", name, "--replicas", str(replicas), *options), log)

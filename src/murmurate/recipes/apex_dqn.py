@@ -15,9 +15,7 @@ def apex_dqn(name: str) -> Run:
     """Two actors that share the simulators; ``--replicas N`` adds learners that all-reduce, each with actors
     and a replay (Differs: the paper has one learner)."""
     usual = settings(name)
-    agent = dataclasses.replace(
-        usual.pop("agent"), exploration="ladder", epsilon=0.4, **({"n_step": 3} if name != "cartpole" else {})
-    )
+    agent = dataclasses.replace(usual.pop("agent"), exploration="ladder", epsilon=0.4)
     return Run(recipe=f"{name}-{ALGORITHM}", agent=agent, actors=2, strategy=AllReduce(), **usual)
 
 

@@ -25,7 +25,7 @@ def settings(name: str) -> dict[str, Any]:
     if isinstance(where, AtariWorld):
         return {
             "world": where,
-            "agent": DQN(precision="auto"),
+            "agent": DQN(n_step=3, precision="auto"),
             "replay": ReplayConfig(),
             "simulators": 8,
             "env_steps": 10_000_000,

@@ -1,0 +1,37 @@
+"""Training runs that a bench keeps: one that has come to its end is not run again, so a bench goes on where
+it was cut off."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from murmurate.bench._result import Log
+from murmurate.errors import RunFailed
+from murmurate.record.runs import RecordedRun, open_run
+
+
+def kept_run(folder: Path, recipe: str, options: Sequence[str], log: Log) -> RecordedRun:
+    """``murmurate train RECIPE options``, or what it came to the last time. Raises RunFailed if it fails."""
+    if not _is_done(folder):
+        if folder.exists():
+            folder.rename(folder.with_name(f"{folder.name}-cut-off-{folder.stat().st_mtime_ns}"))
+        command = [sys.executable, "-m", "murmurate", "train", recipe, *options, "--out", str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RunFailed(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()}")
+        summary = json.loads((folder / "summary.json").read_text())
+        rate, mean = summary["env_steps_per_second"], summary["eval_return_mean"]
+        log(f"{folder.name}: {rate:,.0f} env steps/s, evaluation {mean:.1f}")
+    return open_run(folder)
+
+
+def _is_done(folder: Path) -> bool:
+    """Whether a run came to its own end; one that was interrupted is set aside and run anew."""
+    try:
+        return bool(json.loads((folder / "summary.json").read_text())["exit"] == "finished")
+    except FileNotFoundError:
+        return False

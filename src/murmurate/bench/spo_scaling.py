@@ -1,0 +1,165 @@
+"""SPO with 1, 2 and 4 learners: seconds an update, measured, beside what Zhang's model makes of its parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from murmurate.agents.dqn import DQN, DQNAgent
+from murmurate.bench import _roles
+from murmurate.bench._result import Log, spread
+from murmurate.fabric.interface import FabricFactory
+from murmurate.mapping.scaling import BatchCosts, ExchangeCosts, scaling_factor, spo_seconds
+from murmurate.replay.config import ReplayConfig, open_replay
+from murmurate.replay.row_replay import RowReplay
+from murmurate.replicator import Replicator
+from murmurate.spec import Batch, EnvSpec
+from murmurate.strategies.local_sgd import LocalSGD
+
+NAME = "spo-scaling"
+SUMMARY = "seconds an update of SPO-DQN with 1, 2, 4 learners, measured and by Zhang's eq. 5.1 to 5.6"
+
+_SPEC = EnvSpec("seventeen numbers", (17,), torch.float32, actions=6)
+_CONFIG = ReplayConfig(capacity=2**17, learning_starts=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """batch: B, of all learners. turns: updates that are timed, in blocks of the longest period."""
+
+    batch: int = 2048
+    hidden: int = 256
+    learners: tuple[int, ...] = (1, 2, 4)
+    periods: tuple[int, ...] = (1, 5, 10, 25)
+    turns: int = 100
+
+
+def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
+    """Learners share this machine's cores, so the model's parts take as many times as long as there are
+    learners for each core; ``scaling_factor`` is over learners, ``scaling_factor_of_cores`` over the cores
+    that they have."""
+    plan = plan or (Plan(turns=400) if full else Plan())
+    cores = len(os.sched_getaffinity(0))
+    alone: float | None = None
+    rows: list[dict[str, Any]] = []
+    for learners in plan.learners:
+        size = plan.batch // learners
+        part = BatchCosts(**_roles.together(1, parts, size, plan)[0])
+        log(f"{learners} learner(s), batches of {size}: parts {1e3 * part.total:.2f} ms")
+        crowded = part.times(max(1.0, learners / cores))
+        average = _average(learners, plan)
+        exchange = ExchangeCosts(average=average * max(1.0, learners / cores))
+        for period in plan.periods:
+            measured = max(_roles.together(learners, work, size, period, plan), key=statistics.median)
+            seconds = statistics.median(measured)
+            alone = alone or seconds
+            predicted = spo_seconds(crowded, exchange, period) if learners > 1 else part.total
+            rows.append(
+                {
+                    "learners": learners,
+                    "period": period,
+                    "update_seconds": spread(measured),
+                    "predicted_seconds": predicted,
+                    "predicted_to_measured": predicted / seconds,
+                    "scaling_factor": scaling_factor(alone, seconds, learners),
+                    "scaling_factor_of_cores": scaling_factor(alone, seconds, min(learners, cores)),
+                    "predicted_scaling_factor": scaling_factor(alone, predicted, learners),
+                    "parts": dataclasses.asdict(part),
+                    "average_seconds": average,
+                }
+            )
+            log(f"{learners} x H={period}: {1e3 * seconds:.2f} ms, by the model {1e3 * predicted:.2f} ms")
+    return {"cores": cores, "rows": rows, "plan": dataclasses.asdict(plan)}
+
+
+def parts(fabric: FabricFactory, size: int, plan: Plan) -> dict[str, float]:
+    """``BatchCosts`` of one learner alone, for batches of ``size``."""
+    agent, replay = _learner(Replicator(LocalSGD(), fabric), size, plan)
+    sample = replay.sample(size, 0.4)
+    value = agent.net(sample.observation)
+
+    def forward() -> None:
+        with torch.no_grad():
+            agent.target(sample.next_observation)
+            agent.net(sample.next_observation)
+        agent.net(sample.observation)
+
+    def both() -> None:
+        forward()
+        agent.net(sample.observation).square().mean().backward(inputs=agent.replica.own_parameters())
+
+    once = _seconds(lambda: agent.net(sample.observation))
+    there = _seconds(forward)
+    return {
+        "sample": _seconds(lambda: replay.sample(size, 0.4)),
+        "forward": there,
+        "backward": max(0.0, _seconds(both) - there - once),
+        "update": _seconds(agent.replica.update),
+        "priority": _seconds(lambda: replay.update(sample.keys, value.detach()[:, 0])),
+    }
+
+
+def _seconds(call: Callable[[], Any], turns: int = 60) -> float:
+    for _ in range(5):
+        call()
+    times = []
+    for _ in range(turns):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def _average(learners: int, plan: Plan) -> float:
+    """Of a mean of the parameters, when all are there."""
+    if learners == 1:
+        return 0.0
+    return float(max(_roles.together(learners, mean_seconds, plan)))
+
+
+def mean_seconds(fabric: FabricFactory, plan: Plan) -> float:
+    agent, _ = _learner(Replicator(LocalSGD(), fabric), 32, plan)
+    channel = fabric.channel("mean", agent.replica.params.detach())
+    vector = agent.replica.params.detach().clone()
+    return _seconds(lambda: channel.mean_(vector))
+
+
+def work(fabric: FabricFactory, size: int, period: int, plan: Plan) -> list[float]:
+    """One learner: seconds an update, in blocks of the longest period."""
+    agent, replay = _learner(Replicator(LocalSGD(period=period), fabric), size, plan)
+    block = max(plan.periods)
+    times = []
+    for number in range(plan.turns // block + 1):
+        began = time.perf_counter()
+        for _ in range(block):
+            sample = replay.sample(size, 0.4)
+            outcome = agent.learn(Batch(sample))
+            if outcome.priorities is not None:
+                replay.update(sample.keys, outcome.priorities)
+        if number:
+            times.append((time.perf_counter() - began) / block)
+    return times
+
+
+def _learner(replicator: Replicator, size: int, plan: Plan) -> tuple[DQNAgent, RowReplay]:
+    config = DQN(batch=size, hidden=plan.hidden, selector="agreed", target_every=1_000)
+    agent = config.build(_SPEC, replicator.replicate, seed=0, device=torch.device("cpu"))
+    replay = open_replay(_CONFIG, _SPEC, simulators=1, steps=1, discount=0.99, seed=0)
+    if not isinstance(replay, RowReplay):
+        raise TypeError("vectors are kept as rows")
+    count, generator = _CONFIG.capacity, torch.Generator().manual_seed(0)
+    values = {
+        "observation": torch.randn(count, 17, generator=generator),
+        "next_observation": torch.randn(count, 17, generator=generator),
+        "action": torch.randint(6, (count,), generator=generator),
+        "reward": torch.randn(count, generator=generator),
+        "discount": torch.full((count,), 0.99),
+    }
+    replay.insert(values, count, torch.rand(count, generator=generator))
+    return agent, replay

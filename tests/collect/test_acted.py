@@ -1,0 +1,243 @@
+"""Actors: what they send, how they are held back, with whose parameters they play, and what if one dies."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from murmurate.agents.dqn import DQN, DQNAgent
+from murmurate.collect._box import SLOTS, Record, Ring, Weights, memory
+from murmurate.collect.acted import Acted, Cast
+from murmurate.collect.worlds import world
+from murmurate.errors import RunFailed
+from murmurate.replay.config import ReplayConfig, open_replay
+from murmurate.replay.interface import Steps
+from murmurate.spec import EnvSpec, Episode
+from murmurate.vector import Replica
+
+pytestmark = pytest.mark.timeout(120)
+SPEC = EnvSpec("toy", (2, 3), torch.uint8, actions=4)
+CONFIG = ReplayConfig(capacity=2_000, learning_starts=64, samples_per_insert=4.0, publish_every=3)
+AGENT = DQN(batch=16, n_step=2, exploration="ladder", epsilon=0.4, hidden=8)
+
+
+# -- the box --------------------------------------------------------------------------------------------
+
+
+def steps(number: int, values: bool = True) -> Steps:
+    """A step of three simulators of which every entry tells its number."""
+    return Steps(
+        torch.full((3, 2, 3), number % 256, dtype=torch.uint8),
+        torch.full((3,), number),
+        torch.full((3,), float(number)),
+        torch.full((3, 2, 3), (number + 1) % 256, dtype=torch.uint8),
+        torch.tensor([number % 2 == 0, False, False]),
+        torch.tensor([False, number % 3 == 0, False]),
+        *((torch.full((3,), number + 0.25), torch.full((3,), number + 0.5)) if values else ()),
+    )
+
+
+def put_many(descriptor: int, count: int) -> None:
+    ring = Ring(descriptor, SPEC, 3)
+    for number in range(count):
+        while ring.waiting >= SLOTS:
+            time.sleep(1e-4)
+        episodes = [Episode(1, number / 4, number)] * (number % 3)
+        ring.put(Record(steps(number, values=number % 5 > 0), episodes, version=number))
+
+
+def test_records_come_whole_and_in_order_from_another_process() -> None:
+    descriptor = memory(Ring.bytes_needed(SPEC, 3))
+    ring = Ring(descriptor, SPEC, 3)
+    process = multiprocessing.get_context("fork").Process(target=put_many, args=(descriptor, 500))
+    process.start()
+    for number in range(500):
+        while not ring.waiting:
+            time.sleep(1e-5)
+        assert ring.waiting <= SLOTS
+        record = ring.take()
+        for name, expected in steps(number, values=number % 5 > 0)._asdict().items():
+            found = getattr(record.steps, name)
+            assert (found is None) if expected is None else torch.equal(found, expected), name
+        assert record.version == number
+        assert record.episodes == [Episode(1, number / 4, number)] * (number % 3)
+    process.join()
+    os.close(descriptor)
+
+
+def publish_for_ever(descriptor: int, count: int) -> None:
+    weights = Weights(descriptor, count)
+    version = 0
+    while True:
+        version += 1
+        weights.publish(torch.full((count,), float(version)), version)
+
+
+def test_no_version_is_ever_read_in_part() -> None:
+    count = 100_000
+    descriptor = memory(Weights.bytes_needed(count))
+    weights = Weights(descriptor, count)
+    process = multiprocessing.get_context("fork").Process(target=publish_for_ever, args=(descriptor, count))
+    process.start()
+    into, seen = torch.empty(count), set()
+    until = time.monotonic() + 2.0
+    while time.monotonic() < until:
+        version = weights.read(into)
+        assert (into == version).all()
+        seen.add(version)
+    process.kill()
+    process.join()
+    os.close(descriptor)
+    assert len(seen) > 5
+
+
+# -- actors -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def acted(
+    config: ReplayConfig = CONFIG, agent: DQN = AGENT, actors: int = 2
+) -> Iterator[tuple[Acted, DQNAgent]]:
+    cartpole = world("cartpole")
+    spec = EnvSpec("CartPole-v1", (4,), torch.float32, actions=2)
+    learner = agent.build(spec, Replica, seed=0, device=torch.device("cpu"))
+    cast = Cast(cartpole, agent, actors, simulators=5, rank=0, replicas=1)
+    replay = open_replay(config, spec, simulators=5, steps=agent.n_step, discount=0.99, seed=0)
+    source = Acted(cast, spec, learner, replay, config, agent.batch, seed=0, progress=lambda: 0.0)
+    try:
+        yield source, learner
+    finally:
+        source.close()
+
+
+def pids(source: Acted) -> list[int]:
+    return [actor.process.pid for actor in source._actors if actor.process is not None]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_actors_play_with_the_learners_parameters_and_are_held_back() -> None:
+    with acted() as (source, learner):
+        played = drawn = 0
+        for _ in range(150):
+            batch = next(source)
+            assert len(batch.data.keys) == 16
+            batch.feedback(learner.learn(batch).priorities)
+            played += batch.env_steps
+            drawn += 16
+            assert drawn <= 4.0 * (played - 64)
+            assert drawn > 4.0 * (played - 64 - 2 * 5) - 16
+        time.sleep(0.5)  # the actors are faster than a learner that sleeps, and wait for it
+        assert [actor.ring.waiting for actor in source._actors] == [SLOTS, SLOTS]
+        fields = source.fields()
+        assert 0 <= fields["actor_lag_updates"] <= fields["actor_lag_updates_max"] < 150
+        # newer parameters have come to the actors: no step is older than what may have waited, and some
+        assert fields["actor_lag_updates"] <= 3 + 2 * (SLOTS + 2) * 5 * 4 / 16
+        assert fields["actor_deaths"] == 0
+        ended = pids(source)
+    assert not any(alive(pid) for pid in ended)
+
+
+def test_first_priorities_are_the_errors_that_the_actor_saw() -> None:
+    """Before the first update actor and learner have the same net, so the learner can check each."""
+    config = dataclasses.replace(CONFIG, alpha=1.0, epsilon=0.0)
+    with acted(config) as (source, learner):
+        next(source)
+        replay = source.replay
+        filled = len(replay)
+        priorities = replay.chances.tree.priorities[:filled]
+        columns = {name: replay.rows.column(name)[:filled] for name in replay.rows.columns}
+    with torch.no_grad():
+        value = learner.net(columns["observation"]).gather(1, columns["action"][:, None])[:, 0]
+        best = learner.net(columns["next_observation"]).max(1).values
+    errors = (columns["reward"] + columns["discount"] * best - value).abs()
+    assert filled > 60
+    torch.testing.assert_close(priorities, errors, rtol=1e-3, atol=1e-4)
+
+
+def test_an_actor_that_dies_is_started_again_and_told_of() -> None:
+    with acted() as (source, learner):
+        for _ in range(20):
+            learner.learn(next(source))
+        assert [kind for kind, _ in source.events()] == ["actor began", "actor began"]
+        victim = pids(source)[1]
+        os.kill(victim, signal.SIGKILL)
+        told: list[tuple[str, str]] = []
+        until = time.monotonic() + 60
+        while len(told) < 2 and time.monotonic() < until:
+            learner.learn(next(source))
+            time.sleep(0.01)
+            if source._actors[0].ring.waiting == 0:  # looked at while nobody has anything
+                source._look()
+            source._look()
+            told += source.events()
+        assert [kind for kind, _ in told] == ["actor died", "actor began"]
+        assert "actor 1 of replica 0 died (signal 9)" in told[0][1]
+        assert source.fields()["actor_deaths"] == 1
+        taken = source._actors[1].ring
+        before = int(taken._marks[1])
+        while int(taken._marks[1]) < before + 10:
+            learner.learn(next(source))
+        assert pids(source)[1] != victim
+
+
+def test_actors_end_with_a_learner_that_is_killed() -> None:
+    """They hear the end of a pipe that only the learner holds."""
+    read, write = os.pipe()
+
+    def learn() -> None:
+        with acted() as (source, _):
+            next(source)
+            os.write(write, b" ".join(str(pid).encode() for pid in pids(source)) + b"\n")
+            time.sleep(60)
+
+    process = multiprocessing.get_context("fork").Process(target=learn)
+    process.start()
+    found = [int(word) for word in os.read(read, 1000).split()]
+    assert all(alive(pid) for pid in found)
+    assert len(found) == 2
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join()
+    until = time.monotonic() + 20
+    while any(alive(pid) for pid in found) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in found)
+
+
+def test_actors_that_cannot_begin_end_the_run_and_say_why() -> None:
+    broken = dataclasses.replace(AGENT, target_every=0)
+    with acted() as (source, _):
+        source.cast = dataclasses.replace(source.cast, agent=broken)
+        with pytest.raises(RunFailed, match="died 5 times without having made a step"):
+            next(source)
+
+
+def test_it_goes_on_from_its_replay_with_new_games() -> None:
+    with acted() as (source, learner):
+        for _ in range(30):
+            learner.learn(next(source))
+        state = source.state()
+        state["replay"]["store"]["rows"] = state["replay"]["store"]["rows"].clone()
+        held = len(source.replay)
+    with acted() as (other, _):
+        other.load(state)
+        assert len(other.replay) == held
+        assert not other.exact
+        batch = next(other)
+        assert batch.env_steps < 64  # nothing is begun anew but the games
+    with acted(actors=1) as (third, _), pytest.raises(ValueError, match="4 simulators"):
+        third.load({**state, "first": state["first"][:4]})

@@ -1,0 +1,75 @@
+"""Learners with actors, and learners with banks, when somebody is killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from faults.commands import Command, training, until
+
+pytestmark = pytest.mark.timeout(900)
+_SMALL = ("--replay.learning-starts", 500, "--replay.capacity", 5_000, "--agent.batch", 16)
+_OFTEN = ("--checkpoint-every-env-steps", 2_000, "--record-every-seconds", 0.1)
+
+
+def actors(command: Command) -> dict[int, int]:
+    """Process id by number, of those that began last."""
+    found = {}
+    for event in command.events("actor began"):
+        number, pid = map(
+            int, re.findall(r"actor (\d+) of replica 0 began, process (\d+)", event["message"])[0]
+        )
+        found[number] = pid
+    return found
+
+
+def test_a_killed_actor_is_replaced_and_a_resumed_run_has_its_replay(tmp_path: Path) -> None:
+    options = (*_SMALL, *_OFTEN, "--env-steps", 40_000)
+    with training(tmp_path / "run", "cartpole-apex-dqn", *options) as command:
+        command.learning(1, records=5)
+        first = until(lambda: len(found := actors(command)) == 2 and found, "two actors")
+        os.kill(first[1], signal.SIGKILL)
+        until(lambda: command.events("actor died"), "the death to be told")
+        until(lambda: actors(command)[1] != first[1], "another one")
+        command.until_checkpoint()
+        died = command.events("actor died")[0]["message"]
+        assert "actor 1 of replica 0 died (signal 9)" in died
+        command.kill_group(signal.SIGTERM)
+        assert command.wait() == 143, command.said()
+        command.leaves_nothing()
+        before = command.records(0)[-1]
+    with Command(
+        tmp_path / "run", "resume", tmp_path / "run", "--env-steps", before["env_steps"] + 6_000
+    ) as command:
+        assert command.wait() == 0, command.said()
+        assert not command.summary()["resume_exact"]
+        again = [r for r in command.records(0) if r["env_steps"] > before["env_steps"]]
+        assert again[0]["replay_transitions"] >= min(before["replay_transitions"], 5_000)
+        command.leaves_nothing()
+
+
+def test_actors_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    with training(tmp_path / "run", "cartpole-apex-dqn", *_SMALL, *_OFTEN) as command:
+        command.learning(1, records=3)
+        os.kill(command.process.pid, signal.SIGKILL)
+        command.wait()
+        command.leaves_nothing()
+
+
+def test_learners_with_banks_average_without_one_that_was_killed(tmp_path: Path) -> None:
+    options = (*_SMALL, *_OFTEN, "--replicas", 3, "--env-steps", 60_000)
+    with training(tmp_path / "run", "cartpole-spo-dqn", *options) as command:
+        command.learning(3, records=5)
+        os.kill(command.pids()[2], signal.SIGKILL)
+        assert command.wait() == 0, command.said()
+        summary = command.summary()
+        assert summary["dead_replicas"] == [2]
+        assert summary["env_steps"] >= 60_000
+        last = [command.records(rank)[-1] for rank in range(2)]
+        assert [record["heard"] for record in last] == [2, 2]
+        assert summary["disagreement_final"] < 0.5
+        command.leaves_nothing()
