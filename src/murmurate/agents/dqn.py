@@ -112,7 +112,9 @@ class DQNAgent:
         self.replica: Replica = replicate(
             "dqn",
             self.net,
-            lambda parameters: torch.optim.Adam(parameters, lr=config.learning_rate, eps=config.adam_epsilon),
+            lambda parameters: torch.optim.Adam(
+                parameters, lr=config.learning_rate, eps=config.adam_epsilon, fused=True
+            ),
             clip=config.clip,
             compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
             in_compute=lambda name: name.startswith("torso."),
