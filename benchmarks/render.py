@@ -47,6 +47,8 @@ COLUMNS: dict[str, list[tuple[str, str]]] = {
         ("x SB3 DQN", "by_kind.uniform float32.ratio_sb3_dqn.median"),
         ("D = 2, float32", "by_kind.float32 ahead.env_steps_per_cpu_second.median"),
         ("SB3 DQN", "sb3_env_steps_per_cpu_second"),
+        ("SB3 with 1 simulator", "sb3_1_simulator_env_steps_per_cpu_second"),
+        ("bfloat16: x that", "by_kind.bfloat16.ratio_sb3_dqn_1_simulator.median"),
     ],
     "strategy-cost": [
         ("GALA, 2 members: copies", "strategies.gala.2_members.copies_when_heard.median"),

@@ -41,6 +41,7 @@ class Coordinator:
     ) -> None:
         self.run, self.folder, self.board = run, folder, board
         self.checkpoints = folder / "checkpoints"
+        self.saving_seconds = run.saving_seconds()
         self.recorder = Recorder(folder / "metrics.jsonl", None, started_at, offset_seconds=offset_seconds)
         self.tail = Tail(folder / "metrics.jsonl")
         self.console = Console(
@@ -186,7 +187,10 @@ class Coordinator:
             )
             self.event("checkpoint skipped", words, member=late[0])
             self._pending = 0
-        if self._pending and time.monotonic() - self._asked_at > _CHECKPOINT_DEADLINE_SECONDS:
+        if (
+            self._pending
+            and time.monotonic() - self._asked_at > _CHECKPOINT_DEADLINE_SECONDS + self.saving_seconds
+        ):
             self.event("warning", f"checkpoint {self._pending} was given up: not every replica answered")
             self._pending = 0
 

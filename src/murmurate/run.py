@@ -7,14 +7,16 @@ from typing import Literal
 
 from murmurate.agents.interface import Agent, AgentConfig, OnPolicy
 from murmurate.collect.acted import Acted, Cast
-from murmurate.collect.interface import Simulators, Source, World
+from murmurate.collect.interface import Simulators, Source, World, spec_of
 from murmurate.collect.replayed import Replayed
 from murmurate.collect.rollouts import Rollouts, open_groups
 from murmurate.errors import Refusal
-from murmurate.replay.config import ReplayConfig, open_replay
+from murmurate.replay.config import ReplayConfig, open_replay, replay_bytes
 from murmurate.replicator import Replicate
 from murmurate.spec import EnvSpec, Placement, derive_seed
 from murmurate.strategies.interface import Strategy
+
+_SLOW_DISK_BYTES_PER_SECOND = 50e6
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,12 @@ class Run:
             return
         if self.replay is None:
             raise Refusal(f"{self.agent.name} learns from a replay, and the run has none. Give it one.")
-        self.replay.validate(diet.batch, self.simulators)
+        self.replay.validate(diet.batch)
+        if self.env_steps is not None and self.env_steps / self.replicas <= self.replay.learning_starts:
+            raise Refusal(
+                f"each learner makes {self.env_steps // self.replicas:,} env steps and begins to learn after "
+                f"{self.replay.learning_starts:,}. Use more --env-steps, or --replay.learning-starts 1000."
+            )
         if self.actors and self.double_buffer:
             raise Refusal("actors play while the learner learns, and need no double buffer. Leave one out.")
         if self.actors and self.launcher == "inline":
@@ -203,7 +210,24 @@ class Run:
             seed=seed,
             device=device,
             progress=progress,
+            seat=lambda low: learner.seat(rank * self.simulators + low, self.replicas * self.simulators),
         )
+
+    def replay_bytes(self, spec: EnvSpec) -> int:
+        """Memory, and disk in a checkpoint, of one learner's replay. Raises Refusal for one that can give no
+        batch."""
+        diet = self.agent.learns_from
+        if self.replay is None or isinstance(diet, OnPolicy):
+            return 0
+        return replay_bytes(
+            self.replay, spec, simulators=self.simulators, steps=diet.n_step, batch=diet.batch
+        )
+
+    def saving_seconds(self) -> float:
+        """How long all replays may take to be written to a slow disk, beyond what anything else may."""
+        if self.replay is None or not self.replay.saved:
+            return 0.0
+        return self.replicas * self.replay_bytes(spec_of(self.world)) / _SLOW_DISK_BYTES_PER_SECOND
 
     def open_simulators(self) -> list[Simulators]:
         """What a learner plays itself; one, for its spec, where actors do."""

@@ -21,7 +21,8 @@ class EnvSpec:
     """What an agent must know of a world before it has seen it.
 
     ``actions`` is the number of discrete actions, or 0 where actions are vectors of shape
-    ``action_shape`` bounded by ``action_low`` and ``action_high``.
+    ``action_shape`` bounded by ``action_low`` and ``action_high``. ``stacked``: an observation is the last
+    few images [stack, H, W] of its episode, the newest last (and the first one again where there are fewer).
     """
 
     name: str
@@ -32,6 +33,7 @@ class EnvSpec:
     action_low: float = -1.0
     action_high: float = 1.0
     frames_per_step: int = 1
+    stacked: bool = False
 
 
 @dataclass(frozen=True)

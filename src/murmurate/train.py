@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,6 +23,7 @@ from murmurate.run import Run
 from murmurate.spec import Batch, Outcome, derive_generator
 
 _FINISH_DEADLINE_SECONDS = 10.0
+_BEAT_SECONDS = 1.0
 
 
 class Learning:
@@ -31,6 +35,7 @@ class Learning:
         groups = run.open_simulators()
         self.learner = run.learner(self.replicator.replicate, post.rank, groups[0].spec)
         self.source = run.source(post.rank, self.learner, groups)
+        self.source.alive = self._alive
         self.synchronous = run.strategy.synchronous and post.fabric.size > 1
         self.probes = [
             Probe(replica, post.fabric, self.synchronous, run.replicas)
@@ -56,6 +61,7 @@ class Learning:
         self._last_steps = 0
         if post.restored is not None:
             self._restore(post.restored)
+            post.restored = None  # it may hold a whole replay
             # nobody steps on a shared vector that another is still filling
             self.meeting.gather(torch.zeros(4, dtype=torch.float64))
             self.replicator.resumed()
@@ -71,6 +77,9 @@ class Learning:
         if self.post.joins or not self._over(self._consult()):
             for batch in self.source:
                 self.watch.lap("collect")
+                if batch.data is None:
+                    self._count(batch)
+                    break
                 outcome = self.learner.learn(batch)
                 batch.feedback(outcome.priorities)
                 self.watch.lap("learn")
@@ -98,6 +107,11 @@ class Learning:
         self.post.board.advance(self.post.rank, self.env_steps, self.learner.clock)
         if (seconds := self.pace.tick()) is not None:
             self.post.board.set_pace(self.post.rank, seconds)
+
+    def _alive(self, played: int) -> bool:
+        """A batch is long in coming: nobody has died. Synchronous members stop together, at a round."""
+        self.post.board.advance(self.post.rank, self.env_steps + played, self.learner.clock)
+        return self.post.board.stop_requested and not self.synchronous
 
     def _probe(self) -> None:
         every = self.run.probe_every_updates
@@ -220,7 +234,25 @@ class Learning:
     def _save(self, name: str) -> None:
         state = self.state()
         replay = state["source"].pop("replay", None)
-        write_part(staging(self.post.folder, name), self.post.rank, state, replay)
+        with self._beating():
+            write_part(staging(self.post.folder, name), self.post.rank, state, replay)
+
+    @contextlib.contextmanager
+    def _beating(self) -> Iterator[None]:
+        """Say that this member lives while it writes: gigabytes take longer than silence is allowed to."""
+        done = threading.Event()
+
+        def beat() -> None:
+            while not done.wait(_BEAT_SECONDS):
+                self.post.board.beat(self.post.rank)
+
+        thread = threading.Thread(target=beat, daemon=True)
+        if self.run.replay is not None:
+            thread.start()
+        try:
+            yield
+        finally:
+            done.set()
 
     def _finish(self, outcome: Outcome | None) -> None:
         if outcome is not None:

@@ -147,7 +147,9 @@ def test_simulators_differ_by_no_ops_and_halves_equal_the_whole() -> None:
 
 def test_spec_and_unsavable_state() -> None:
     simulators = AtariWorld("pong", stack=2).open(1, training=True)
-    assert simulators.spec == EnvSpec("pong", (2, 84, 84), torch.uint8, actions=6, frames_per_step=4)
+    assert simulators.spec == EnvSpec(
+        "pong", (2, 84, 84), torch.uint8, actions=6, frames_per_step=4, stacked=True
+    )
     simulators.reset(0)
     assert simulators.state() is None
     rollouts = Rollouts(open_groups(AtariWorld("pong"), 2, training=True), Always(0), 30, seed=0)

@@ -138,3 +138,18 @@ def clone(value):
     if isinstance(value, dict):
         return {key: clone(inner) for key, inner in value.items()}
     return [clone(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def test_whoever_waits_long_is_asked_whether_to_go_on() -> None:
+    made = source(dataclasses.replace(CONFIG, learning_starts=10_000))
+    asked = []
+
+    def alive(played: int) -> bool:
+        asked.append(played)
+        return played >= 100
+
+    made.alive = alive
+    batch = next(made)
+    assert batch.data is None
+    assert batch.env_steps == 100
+    assert asked == list(range(0, 101, 2))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from murmurate import native
-from murmurate.replay.sum_tree import NATIVE_FAN_OUT, sum_tree
+from murmurate.replay.sum_tree import NATIVE_FAN_OUT, sum_tree, tree_bytes
 
 SETS = ("portable", "avx2", "avx512")
 
@@ -162,3 +162,22 @@ def test_it_goes_on_from_its_state(backend):
     second.load(first.state())
     for one, other in zip(first.sample(500, 0.7), second.sample(500, 0.7), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("backend", [simd for simd in BACKENDS if simd != "torch"])
+@pytest.mark.parametrize("mass", [-1e-9, 10.0, math.inf, math.nan])
+def test_a_mass_outside_the_tree_is_refused(backend, mass):
+    tree = make(backend, 100)
+    tree.set(torch.arange(10), torch.ones(10))
+    with pytest.raises(ValueError, match="between 0 and the total, 10"):
+        tree.find(torch.tensor([0.5, mass], dtype=torch.float64))
+
+
+@pytest.mark.skipif(native.kernels is None, reason=str(native.simd))
+def test_no_tree_without_leaves_and_no_draw_from_a_sum_that_is_no_number():
+    with pytest.raises(ValueError, match="at least one leaf"):
+        tree_bytes(0)
+    tree = sum_tree(10)
+    tree.set(torch.tensor([1, 2]), torch.full((2,), 3e38))
+    with pytest.raises(ValueError, match="their sum is no number"):
+        tree.sample(4, 0.4)

@@ -54,11 +54,12 @@ def make(task: str, capacity: int, batch: int) -> Call | None:
     if task == "update":
         turn = _updates(capacity, batch)
         return lambda: chances.update(*next(turn))
-    if task == "find":
+    if task in ("find", "find_reused"):
+        found = torch.empty(batch, dtype=torch.int64) if task == "find_reused" else None
         generator = np.random.default_rng(2)
         masses = generator.random((max(1, 2**20 // batch), batch)) * chances.tree.total
         queries = itertools.cycle(torch.from_numpy(masses).unbind(0))
-        return lambda: chances.tree.find(next(queries))
+        return lambda: chances.tree.find(next(queries), found)
     return None
 
 

@@ -38,7 +38,7 @@ class Plan:
 
 def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
     """``pong-dqn`` (prioritized, double) in both precisions, and as plain as the peer's; the same net,
-    batches of 32, each transition drawn 8 times, 8 simulators."""
+    batches of 32, each transition drawn 8 times, 8 simulators; and the peer with one, as usual."""
     plan = plan or (Plan(rounds=10, window_cpu_seconds=8.0) if full else Plan())
     windows: dict[str, list[Window]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder, racers(Path(folder)) as field:
@@ -61,6 +61,7 @@ def racers(where: Path) -> Iterator[dict[str, Racer]]:
     }
     if _commands.missing("stable-baselines3") is None:
         field["sb3"] = _commands.sb3("sb3", "pong-dqn", SIMULATORS, where)
+        field["sb3 alone"] = _commands.sb3("sb3-alone", "pong-dqn", 1, where)
     try:
         yield field
     finally:
@@ -78,11 +79,14 @@ def figures(windows: dict[str, list[Window]]) -> dict[str, Any]:
         if "sb3" in rates:
             ratios = [a / b for a, b in zip(rates[label], rates["sb3"], strict=True)]
             by_kind[label]["ratio_sb3_dqn"] = spread(ratios)
+            alone = [a / b for a, b in zip(rates[label], rates["sb3 alone"], strict=True)]
+            by_kind[label]["ratio_sb3_dqn_1_simulator"] = spread(alone)
     return {
         "world": f"pong, {SIMULATORS} simulators, Nature-2013 net, batches of 32, 8 samples per insert",
         "env_steps_per_cpu_second": median(rates["float32"]),
         "ratio_sb3_dqn": by_kind["float32"]["ratio_sb3_dqn"]["median"] if "sb3" in rates else None,
         "sb3_env_steps_per_cpu_second": median(rates["sb3"]) if "sb3" in rates else None,
+        "sb3_1_simulator_env_steps_per_cpu_second": median(rates["sb3 alone"]) if "sb3" in rates else None,
         "by_kind": by_kind,
         "peers": [absent or {"peer": "stable-baselines3", "status": "ran"}],
     }

@@ -26,6 +26,7 @@ from murmurate.replay.interface import Replay
 from murmurate.spec import Batch, EnvSpec, Episode
 
 _PAUSE_SECONDS = 2e-4
+_PATIENCE = 500  # such pauses, before whoever learns is asked whether to go on
 _LOOK_SECONDS = 0.5  # between two looks at who is alive
 _DEATHS = 5  # of one actor in a row without a step: then something is wrong with all of them
 
@@ -85,6 +86,7 @@ class Acted:
         progress: Callable[[], float],
     ) -> None:
         self.cast, self.learner, self.replay, self.config, self.batch = cast, learner, replay, config, batch
+        self.alive: Callable[[int], bool] = lambda played: False
         self._seed, self._progress, self._device = seed, progress, torch.device(device)
         self._ahead = Ahead(replay, batch, config.ahead, pinned=self._device.type == "cuda")
         count = sum(len(replica) for replica in learner.replicas.values())
@@ -125,7 +127,12 @@ class Acted:
         self._publish()
         played, episodes = 0, list[Episode]()
         while not self._due():
-            record, actor = self._next_record()
+            found = self._next_record()
+            if self.alive(played):
+                return Batch(None, played, episodes)
+            if found is None:
+                continue
+            record, actor = found
             played += actor.simulators
             episodes += self._take_in(record, actor)
         self._drawn += self.batch
@@ -141,17 +148,18 @@ class Acted:
     def _beta(self) -> float:
         return self.config.beta_at(self._progress())
 
-    def _next_record(self) -> tuple[Record, _Actor]:
-        """From the next actor in turn that has one; waits for the first that does."""
-        while True:
+    def _next_record(self) -> tuple[Record, _Actor] | None:
+        """From the next actor in turn that has one; waits a little for the first that does."""
+        for _ in range(_PATIENCE):
+            self._look()
             for _ in self._actors:
                 actor = self._actors[self._turn % len(self._actors)]
                 self._turn += 1
                 if actor.ring.waiting:
                     actor.silent_deaths = 0
                     return actor.ring.take(), actor
-            self._look()
             time.sleep(_PAUSE_SECONDS)
+        return None
 
     def _take_in(self, record: Record, actor: _Actor) -> list[Episode]:
         if self.replay.full:
@@ -216,6 +224,8 @@ class Acted:
         self._looked = time.monotonic()
         for actor in self._actors:
             if actor.process is None or actor.process.poll() is None:
+                continue
+            if actor.ring.waiting:  # what it had sent comes before another one's games
                 continue
             name = f"actor {actor.index} of replica {self.cast.rank}"
             code = actor.process.returncode

@@ -7,6 +7,7 @@ stdin what to do; an actor ends with its learner.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 import signal
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from murmurate.agents.interface import Agent, AgentConfig
 from murmurate.collect._box import SLOTS, Record, Ring, Weights
 from murmurate.collect.interface import Simulators, World
 from murmurate.collect.steps import steps_of
-from murmurate.spec import derive_generator, derive_seed
+from murmurate.spec import derive_generator, derive_seed, native_bfloat16
 from murmurate.vector import Replica
 
 _PAUSE_SECONDS = 2e-4
@@ -56,7 +57,12 @@ class Acting:
         self.orders = orders
         self._groups: Simulators = orders.world.open(orders.simulators, training=True, first=orders.low)
         spec = self._groups.spec
-        self._agent: Agent = orders.agent.build(spec, Replica, seed=orders.seed, device=torch.device("cpu"))
+        config: Any = orders.agent
+        if getattr(config, "precision", None) == "bfloat16" and not native_bfloat16(torch.device("cpu")):
+            config = dataclasses.replace(
+                config, precision="float32"
+            )  # the learner's device has it, we do not
+        self._agent: Agent = config.build(spec, Replica, seed=orders.seed, device=torch.device("cpu"))
         self._agent.seat(orders.first, orders.total)
         self._weights = Weights(*orders.weights)
         self._ring = Ring(orders.ring, spec, orders.simulators)

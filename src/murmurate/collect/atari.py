@@ -128,6 +128,7 @@ class AtariSimulators:
         self._games_before: npt.NDArray[np.int32] = np.zeros(size, np.int32)
         self._picture: Picture | None = None
         self._spec = EnvSpec(
+            stacked=True,
             name=world.name,
             observation_shape=tuple(self._env.single_observation_space.shape),
             observation_dtype=torch.uint8,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -97,7 +98,14 @@ class Actor(Protocol):
 
 
 class Source(Protocol):
-    """Where a replica's batches come from, without end."""
+    """Where a replica's batches come from, without end; or until ``alive`` asks for one: then the
+    last batch may come without data.
+
+    alive: to be called with the env steps played since the last batch, every now and then while a batch is
+    long in coming; says whether to stop. Whoever learns sets it.
+    """
+
+    alive: Callable[[int], bool]
 
     def __iter__(self) -> Source: ...
     def __next__(self) -> Batch: ...

@@ -36,7 +36,8 @@ class Replayed:
     ``groups`` are opened simulators (see ``open_groups``), closed by ``close``; while one group steps in
     native threads the agent acts for another. A batch is valid until the next one is asked for.
 
-    progress: share of the run that lies behind, for beta.
+    progress: share of the run that lies behind, for beta. seat: told which simulator is the first of those
+        that the actor is asked to act for next.
     """
 
     def __init__(
@@ -50,10 +51,12 @@ class Replayed:
         seed: int,
         device: torch.device | str = "cpu",
         progress: Callable[[], float],
+        seat: Callable[[int], None] = lambda low: None,
     ) -> None:
         self.actor, self.replay, self.config, self.batch = actor, replay, config, batch
+        self.alive: Callable[[int], bool] = lambda played: False
         self._groups = list(groups)
-        self._seed, self._progress = seed, progress
+        self._seed, self._progress, self._seat = seed, progress, seat
         self._device = torch.device(device)
         ends = torch.tensor([group.size for group in groups]).cumsum(0).tolist()
         self._slices = [slice(end - group.size, end) for end, group in zip(ends, groups, strict=True)]
@@ -89,6 +92,8 @@ class Replayed:
         self._start()
         played, episodes = 0, list[Episode]()
         while not self._due():
+            if self.alive(played):
+                return Batch(None, played, episodes)
             episodes += self._turn()
             played += self._size
         self._drawn += self.batch
@@ -111,6 +116,7 @@ class Replayed:
         for g, group in enumerate(self._groups):
             first = self._first[self._slices[g]].to(self._device)
             seen = self._now[g].to(self._device, non_blocking=True)
+            self._seat(self._slices[g].start)
             with torch.no_grad():
                 chosen = self.actor.act(seen, self._memory[g], first, self._generator)
             self._memory[g] = chosen.memory

@@ -7,7 +7,7 @@ threads, the agent acts for another. Whatever the number of groups, the trajecto
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -60,6 +60,7 @@ class Rollouts:
         if any(group.spec != groups[0].spec for group in groups):
             raise ValueError(f"groups must be of one world, got {[group.spec.name for group in groups]}")
         self.actor = actor
+        self.alive: Callable[[int], bool] = lambda played: False  # a rollout is short: nobody is asked
         self._groups = list(groups)
         self._steps = steps
         self._seed = seed

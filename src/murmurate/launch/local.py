@@ -107,7 +107,7 @@ def _watch(crew: Crew, coordinator: Coordinator) -> None:
         arbiter.poll()
         if coordinator.is_due or arbiter.only_the_silent_are_left():
             stopping_since = stopping_since or time.monotonic()
-            if time.monotonic() - stopping_since > _STOP_DEADLINE_SECONDS:
+            if time.monotonic() - stopping_since > _STOP_DEADLINE_SECONDS + coordinator.saving_seconds:
                 stopping_since = None
                 _kill_silent(crew.roles, coordinator)
 

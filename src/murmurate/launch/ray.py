@@ -236,7 +236,10 @@ class _Flock:
                 self._look_who_comes()
             if self.coordinator.is_due:
                 stopping_since = stopping_since or time.monotonic()
-                if time.monotonic() - stopping_since > _STOP_DEADLINE_SECONDS:
+                if (
+                    time.monotonic() - stopping_since
+                    > _STOP_DEADLINE_SECONDS + self.coordinator.saving_seconds
+                ):
                     stopping_since = None
                     self._kill_silent()
 

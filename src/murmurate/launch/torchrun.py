@@ -162,7 +162,7 @@ def _watch(roles: list[_Own], us: Crew, ground: Ground, coordinator: Coordinator
         coordinator.poll()
         if coordinator.is_due:
             stopping_since = stopping_since or time.monotonic()
-            if time.monotonic() - stopping_since > _STOP_DEADLINE_SECONDS:
+            if time.monotonic() - stopping_since > _STOP_DEADLINE_SECONDS + coordinator.saving_seconds:
                 late = [rank for rank in range(board.size) if not board.has_saved(rank, FINAL_REQUEST)]
                 raise RunFailed(
                     f"rank(s) {late} did not stop within {_STOP_DEADLINE_SECONDS:g} s. "

@@ -32,14 +32,17 @@ inline void gather(const char* base, int64_t stride, int64_t bytes, const int64_
   }
 }
 
-// Sizes that are usual are known to the compiler, which then writes no calls for them.
+// Fields are small: pieces of a size that is known to the compiler cost less than a call. The last one overlaps.
 inline void copy_some(char* to, const char* from, int64_t bytes) {
-  switch (bytes) {
-    case 1: std::memcpy(to, from, 1); return;
-    case 4: std::memcpy(to, from, 4); return;
-    case 8: std::memcpy(to, from, 8); return;
-    case 16: std::memcpy(to, from, 16); return;
-    default: std::memcpy(to, from, static_cast<std::size_t>(bytes));
+  if (bytes >= 16 && bytes <= 512) {
+    for (int64_t at = 0; at + 16 <= bytes; at += 16) std::memcpy(to + at, from + at, 16);
+    std::memcpy(to + bytes - 16, from + bytes - 16, 16);
+  } else if (bytes == 4) {
+    std::memcpy(to, from, 4);
+  } else if (bytes == 8) {
+    std::memcpy(to, from, 8);
+  } else {
+    std::memcpy(to, from, static_cast<std::size_t>(bytes));
   }
 }
 

@@ -266,8 +266,10 @@ inline void find_group(const Tree& tree, const double* mass, int64_t* index) {
     all_not_above(rest, bound);
     for (int i = 0; i < kGroup; ++i) {
       const float* sums = before + line[i] * kLine;
-      const int child = count_not_above(sums, bound[i]) - 1;
-      rest[i] -= static_cast<double>(sums[child]);
+      // a writer may change a line between two looks at it: what is found is then another leaf, but a leaf
+      const int count = count_not_above(sums, bound[i]), child = count > 0 ? count - 1 : 0;
+      const double left = rest[i] - static_cast<double>(sums[child]);
+      rest[i] = left > 0.0 ? left : 0.0;
       line[i] = line[i] * kLine + child;
 #if defined(__GNUC__)
       __builtin_prefetch(next + line[i] * kLine);
@@ -361,7 +363,7 @@ bool sample(const Tree& tree, uint64_t* state, int64_t count, float beta, int64_
             bool stratified) {
   constexpr int64_t kChunk = 1024;
   const double total = tree.total();
-  if (!(total > 0.0)) return false;
+  if (!(total > 0.0 && total <= static_cast<double>(std::numeric_limits<float>::max()))) return false;
   const float scale = tree.has_minimum ? 1.0f / tree.minimum() : static_cast<float>(tree.capacity / total);
   const uint64_t key = state[0], start = state[1];
   double mass[kChunk];

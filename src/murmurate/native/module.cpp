@@ -85,12 +85,18 @@ T* at(PyObject* address) {
   return reinterpret_cast<T*>(PyLong_AsSize_t(address));
 }
 
+bool has_leaves(int64_t capacity) {
+  if (capacity >= 1) return true;
+  PyErr_SetString(PyExc_ValueError, "a tree has at least one leaf");
+  return false;
+}
+
 // tree_bytes(capacity, minimum) -> bytes of memory that tree() needs, 64-byte aligned and zero at first
 PyObject* tree_bytes(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 2)) return nullptr;
   Tree tree;
   const int64_t capacity = PyLong_AsLongLong(args[0]);
-  if (PyErr_Occurred()) return nullptr;
+  if (PyErr_Occurred() || !has_leaves(capacity)) return nullptr;
   return PyLong_FromLongLong(lay_out(tree, capacity, PyObject_IsTrue(args[1]), nullptr));
 }
 
@@ -101,7 +107,7 @@ PyObject* make_tree(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 4)) return nullptr;
   char* base = at<char>(args[0]);
   const int64_t capacity = PyLong_AsLongLong(args[1]);
-  if (PyErr_Occurred()) return nullptr;
+  if (PyErr_Occurred() || !has_leaves(capacity)) return nullptr;
   if (reinterpret_cast<std::size_t>(base) % kAlign) {
     PyErr_SetString(PyExc_ValueError, "the memory of a tree begins at a multiple of 64 bytes");
     return nullptr;
@@ -176,7 +182,7 @@ PyObject* update(PyObject*, PyObject* const* args, Py_ssize_t n) {
   return PyFloat_FromDouble(wrong < 0 ? greatest : -1.0 - static_cast<double>(wrong));
 }
 
-// find(tree, mass, count, index)
+// find(tree, mass, count, index) -> whether all masses were at least 0 and below the total; else nothing is found
 PyObject* find(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 4)) return nullptr;
   const Tree* tree = tree_of(args[0]);
@@ -185,10 +191,13 @@ PyObject* find(PyObject*, PyObject* const* args, Py_ssize_t n) {
   const int64_t count = PyLong_AsLongLong(args[2]);
   int64_t* index = at<int64_t>(args[3]);
   if (PyErr_Occurred()) return nullptr;
+  bool outside = false;
   Py_BEGIN_ALLOW_THREADS
-  kernels->find(*tree, mass, count, index);
+  const double total = tree->total();
+  for (int64_t i = 0; i < count; ++i) outside |= !(mass[i] >= 0.0 && mass[i] < total);
+  if (!outside) kernels->find(*tree, mass, count, index);
   Py_END_ALLOW_THREADS
-  Py_RETURN_NONE;
+  return PyBool_FromLong(!outside);
 }
 
 // sample(tree, state, count, beta, index, weight, stratified): draws with chance p / total, and

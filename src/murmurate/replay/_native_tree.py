@@ -78,12 +78,14 @@ class NativeTree:
             raise wrong_priority(index, priority, int(-1.0 - greatest), self.capacity)
         return greatest
 
-    def find(self, mass: Tensor) -> Tensor:
+    def find(self, mass: Tensor, out: Tensor | None = None) -> Tensor:
         mass = as_vector(mass, torch.float64)
-        if not self.total > 0:
+        if not self._kernels.total(self._tree) > 0.0:
             raise nothing_to_draw()
-        index = torch.empty(len(mass), dtype=torch.int64)
-        self._kernels.find(self._tree, mass.data_ptr(), len(mass), index.data_ptr())
+        count = mass.numel()
+        index = self._stream.new_empty(count) if out is None else out
+        if not self._kernels.find(self._tree, mass.data_ptr(), count, index.data_ptr()):
+            raise ValueError(f"masses lie between 0 and the total, {self.total}, and are not all there")
         return index
 
     def sample(self, count: int, beta: float, stratified: bool = False, out: Draw | None = None) -> Draw:
@@ -127,4 +129,6 @@ def wrong_priority(index: Tensor, priority: Tensor, at: int, capacity: int) -> V
 
 
 def nothing_to_draw() -> ValueError:
-    return ValueError("there is nothing to draw: no priority is above zero. Put something in first.")
+    return ValueError(
+        "there is nothing to draw: no priority is above zero, or their sum is no number. Put something in."
+    )

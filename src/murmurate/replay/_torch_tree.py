@@ -72,7 +72,7 @@ class TorchTree:
             lows[index] = low.amin(1)
             below = sums
 
-    def find(self, mass: Tensor) -> Tensor:
+    def find(self, mass: Tensor, out: Tensor | None = None) -> Tensor:
         if not self.total > 0:
             raise nothing_to_draw()
         rest = mass.to(self._device, torch.float64).view(-1)
@@ -87,7 +87,7 @@ class TorchTree:
             before = upto.gather(1, child[:, None])[:, 0] - lines.gather(1, child[:, None])[:, 0]
             rest = rest - before
             node = node * self.fan_out + child
-        return node
+        return node if out is None else out.copy_(node)
 
     def sample(self, count: int, beta: float, stratified: bool = False, out: Draw | None = None) -> Draw:
         total = self.total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,8 @@ from murmurate.replay.row_replay import RowReplay
 from murmurate.replay.rows import Column
 from murmurate.spec import EnvSpec
 
+_CHANCE_BYTES = 10  # of a leaf of the tree, what lies above it, and whether it is there
+
 
 @dataclass(frozen=True)
 class ReplayConfig:
@@ -22,7 +25,7 @@ class ReplayConfig:
     capacity: transitions; the oldest makes room. alpha: a transition is drawn in proportion to |error| **
         alpha (Schaul et al. 2016); 0 draws all alike.
     beta: importance weights are (N P(i)) ** -beta over the greatest. beta_end: what beta rises to, linearly
-        over the run. epsilon: added to each |error|.
+        over the run (where only time ends it, it does not). epsilon: added to each |error|.
     learning_starts: env steps of a learner before its first update.
     samples_per_insert: how often a transition is drawn on average; a learner plays or updates, whichever is
         behind.
@@ -44,11 +47,11 @@ class ReplayConfig:
     saved: bool = True
     publish_every: int = 10
 
-    def validate(self, batch: int, simulators: int) -> None:
+    def validate(self, batch: int) -> None:
         """Raise Refusal for values that make no sense, for batches of ``batch``."""
         if batch < 1:
             raise Refusal(f"agent.batch is {batch}; a batch is of at least one. Use --agent.batch 32.")
-        if not self.samples_per_insert > 0:
+        if not 0 < self.samples_per_insert < math.inf:
             raise Refusal(
                 f"replay.samples_per_insert is {self.samples_per_insert}; who draws nothing learns "
                 "nothing. Use --replay.samples-per-insert 8."
@@ -79,6 +82,25 @@ class ReplayConfig:
         return int(max(0.0, env_steps - self.learning_starts) * self.samples_per_insert / batch)
 
 
+def replay_bytes(config: ReplayConfig, spec: EnvSpec, *, simulators: int, steps: int, batch: int) -> int:
+    """How much memory the store takes once it is full.
+
+    Raises Refusal if no batch could ever be drawn from it.
+    """
+    if not spec.stacked:
+        seen = math.prod(spec.observation_shape) * spec.observation_dtype.itemsize
+        return config.capacity * (2 * seen + 4 * math.prod(spec.action_shape) + 64 + _CHANCE_BYTES)
+    stack, *shape = spec.observation_shape
+    ring, window = config.capacity // simulators, stack + steps
+    # the beginnings of episodes take room too, a stack each: half is left for them
+    if ring < 2 * window or simulators * (ring - window) < 2 * batch:
+        raise Refusal(
+            f"replay.capacity is {config.capacity:,}: {ring} images for each of {simulators} simulators "
+            f"never hold a batch of {batch}. Use --replay.capacity {4 * simulators * (window + batch)}."
+        )
+    return simulators * (ring + window) * math.prod(shape) + config.capacity * (32 + _CHANCE_BYTES)
+
+
 def open_replay(
     config: ReplayConfig, spec: EnvSpec, *, simulators: int, steps: int, discount: float, seed: int
 ) -> Replay:
@@ -87,7 +109,7 @@ def open_replay(
 
     Raises Refusal if there is no memory for it.
     """
-    images = len(spec.observation_shape) == 3 and spec.observation_dtype is torch.uint8
+    images = spec.stacked
     capacity = config.capacity // simulators * simulators if images else config.capacity
     chances = (
         Prioritized(capacity, alpha=config.alpha, epsilon=config.epsilon, seed=seed)

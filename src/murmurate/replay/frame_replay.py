@@ -61,8 +61,8 @@ class FrameReplay:
 
     @property
     def full(self) -> bool:
-        # the first frames after the end of a ring are written into it again at its beginning
-        return bool((self._heads >= self.frames.length).any())
+        # a step may bring the first stack of an episode, and n frames at its end
+        return bool((self._heads + self.frames.window > self.frames.length).any())
 
     def observe(self, low: int, steps: Steps) -> int:
         """Observations are [b, stack, H, W] uint8, the newest image last."""
@@ -153,7 +153,7 @@ class FrameReplay:
         return {
             "heads": self._heads,
             "inserted": self.inserted,
-            "frames": self.frames.save(int(self._heads.max())),
+            "frames": self.frames.save(self._heads.tolist()),
             "rows": self.rows.save(self.rows.capacity),
             "chances": self.chances.state(),
             "returns": self._returns.state(),

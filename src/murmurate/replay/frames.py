@@ -97,14 +97,18 @@ class Frames:
             )
         return Window(out, self.stack)
 
-    def save(self, longest: int) -> Tensor:
-        """[streams, F, H, W]: all there is, as it lies, if the longest stream has had so many frames."""
+    def save(self, heads: list[int]) -> list[Tensor]:
+        """For each stream [F, H, W], a view: all of it, as it lies, if it has had so many frames."""
         whole = self._frames.view(self.streams, self._pitch, *self.shape)
-        return whole if longest >= self.length else whole[:, :longest]
+        return [
+            stream if head >= self.length else stream[:head]
+            for stream, head in zip(whole, heads, strict=True)
+        ]
 
-    def load(self, frames: Tensor) -> None:
+    def load(self, frames: list[Tensor]) -> None:
         whole = self._frames.view(self.streams, self._pitch, *self.shape)
-        whole[:, : frames.shape[1]].copy_(frames)
-        if frames.shape[1] < self._pitch:  # what lies there once more
-            again = min(self.window - 1, frames.shape[1])
-            whole[:, self.length : self.length + again].copy_(frames[:, :again])
+        for stream, saved in zip(whole, frames, strict=True):
+            stream[: len(saved)].copy_(saved)
+            if len(saved) < self.length:  # what lies there once more
+                again = min(self.window - 1, len(saved))
+                stream[self.length : self.length + again].copy_(saved[:again])

@@ -42,6 +42,7 @@ class RowReplay:
             "discount": one,
         }
         self.chances, self.head = chances, 0
+        self._most = steps * simulators
         self.rows = Rows(chances.capacity, columns, take)
         self._returns = NStepReturns(simulators, steps, discount)
         self._errors = FirstErrors(simulators, steps)
@@ -58,7 +59,8 @@ class RowReplay:
 
     @property
     def full(self) -> bool:
-        return self.head >= self.chances.capacity
+        # a step completes at most all that is open
+        return self.head + self._most > self.chances.capacity
 
     def observe(self, low: int, steps: Steps) -> int:
         here = slice(low, low + len(steps.reward))
@@ -87,8 +89,11 @@ class RowReplay:
         priorities; see ``Chances.put``. Raises ValueError for more than there is room for."""
         if count > self.chances.capacity:
             raise ValueError(f"{count} transitions at once do not fit into {self.chances.capacity} slots")
-        slots = torch.arange(self.head, self.head + count) % self.chances.capacity
-        self.rows.write(slots, values)
+        start = self.head % self.chances.capacity
+        self.rows.write_run(start, count, values)
+        slots = torch.arange(start, start + count)
+        if start + count > self.chances.capacity:
+            slots %= self.chances.capacity
         self.head += count
         self.chances.put(slots, error)
         return count
@@ -98,8 +103,17 @@ class RowReplay:
 
     def choose(self, count: int, beta: float) -> Chosen:
         draw = self.chances.draw(count, beta)
-        newest = self.head - 1
-        return Chosen(newest - (newest - draw.indices) % self.chances.capacity, draw)
+        return Chosen(self._keys(draw.indices), draw)
+
+    def _keys(self, slots: Tensor) -> Tensor:
+        """The newest number that lies at each slot."""
+        capacity = self.chances.capacity
+        if self.head <= capacity:
+            return slots
+        place = self.head % capacity  # what lies from here on is a round older
+        numbers = slots.numpy() + (self.head - place)
+        numbers[slots.numpy() >= place] -= capacity
+        return torch.from_numpy(numbers)
 
     def room(self, count: int, pinned: bool = False) -> dict[str, Tensor]:
         return self.rows.room(count, pinned)

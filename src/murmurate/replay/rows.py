@@ -48,6 +48,9 @@ class Rows:
         self._bytes = array(take, "transitions", (capacity, self.row_bytes), np.uint8)
         self._rows = torch.from_numpy(self._bytes)
         self._address = self._rows.data_ptr()
+        self._columns = {name: self._view(name) for name in self.columns}
+        # for the kernel: offset and size of each field, and where it is to go
+        self._fields = np.array([[*place, 0] for place in self._places.values()], dtype=np.int64)
 
     def write(self, slots: Tensor, values: Mapping[str, Tensor]) -> None:
         """Row slots[b] <- values[name][b] for each name; ``slots``: [B] int64.
@@ -59,7 +62,16 @@ class Rows:
         for name, value in checked.items():
             place = self._places[name]
             row[:, place.offset : place.offset + place.bytes] = value.view(len(slots), -1).view(torch.uint8)
-        self._rows[slots] = row
+        self._rows.index_copy_(0, slots, row)
+
+    def write_run(self, start: int, count: int, values: Mapping[str, Tensor]) -> None:
+        """As ``write`` for the slots from ``start`` on, round the end; a few times faster."""
+        checked = {name: self._checked(name, values, count) for name in self.columns}
+        first = min(count, self.capacity - start)
+        for name, value in checked.items():
+            self._columns[name][start : start + first] = value[:first]
+            if first < count:
+                self._columns[name][: count - first] = value[first:]
 
     def _checked(self, name: str, values: Mapping[str, Tensor], count: int) -> Tensor:
         column = self.columns[name]
@@ -76,8 +88,14 @@ class Rows:
 
     def room(self, count: int, pinned: bool = False) -> dict[str, Tensor]:
         """Tensors [count, ...] for ``read`` to write into."""
+        if pinned:
+            return {
+                name: torch.empty(count, *column.shape, dtype=column.dtype, pin_memory=True)
+                for name, column in self.columns.items()
+            }
+        # a tensor of another's kind costs a third less than one that is described
         return {
-            name: torch.empty(count, *column.shape, dtype=column.dtype, pin_memory=pinned)
+            name: self._columns[name].new_empty((count, *column.shape))
             for name, column in self.columns.items()
         }
 
@@ -91,10 +109,8 @@ class Rows:
                 part = rows[:, place.offset : place.offset + place.bytes].contiguous()
                 out[name].copy_(part.view(column.dtype).view(len(slots), *column.shape))
             return out
-        fields = np.array(
-            [[place.offset, place.bytes, out[name].data_ptr()] for name, place in self._places.items()],
-            dtype=np.int64,
-        )
+        fields = self._fields.copy()  # another thread may read at the same time
+        fields[:, 2] = [out[name].data_ptr() for name in self._places]
         native.kernels.split(
             self._address, self.row_bytes, slots.data_ptr(), len(slots), fields.ctypes.data, len(fields)
         )
@@ -102,6 +118,9 @@ class Rows:
 
     def column(self, name: str) -> Tensor:
         """[capacity, ...]: a view of one column, where it lies."""
+        return self._columns[name]
+
+    def _view(self, name: str) -> Tensor:
         column, place = self.columns[name], self._places[name]
         part = self._rows[:, place.offset : place.offset + place.bytes]
         return part.view(column.dtype).view(self.capacity, *column.shape)

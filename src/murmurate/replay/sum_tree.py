@@ -67,8 +67,10 @@ class SumTree(Protocol):
         ``set``. Returns the greatest of these priorities."""
         ...
 
-    def find(self, mass: Tensor) -> Tensor:
-        """[B] int64: for each mass [B] float64 in [0, total) the least i with p_0 + .. + p_i > mass."""
+    def find(self, mass: Tensor, out: Tensor | None = None) -> Tensor:
+        """[B] int64: for each mass [B] float64 in [0, total) the least i with p_0 + .. + p_i > mass.
+
+        out: [B] int64, contiguous, to be written into."""
         ...
 
     def sample(self, count: int, beta: float, stratified: bool = False, out: Draw | None = None) -> Draw:

@@ -1,0 +1,72 @@
+"""The replay of a run: what is refused, what it will take, and which store a world gets."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from murmurate.errors import Refusal
+from murmurate.options import change
+from murmurate.recipes import recipe
+from murmurate.replay.config import ReplayConfig, open_replay, replay_bytes
+from murmurate.replay.frame_replay import FrameReplay
+from murmurate.replay.row_replay import RowReplay
+from murmurate.session import preflight
+from murmurate.spec import EnvSpec
+
+PONG = EnvSpec("pong", (4, 84, 84), torch.uint8, actions=6, stacked=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--replay.alpha 1.5", "replay.alpha is 1.5"),
+        ("--replay.samples-per-insert 0", "who draws nothing learns nothing"),
+        ("--replay.samples-per-insert inf", "samples_per_insert is inf"),
+        ("--replay.ahead -1", "replay.ahead is -1"),
+        ("--replay.capacity 10", "it would never be full"),
+        ("--replay.learning-starts 60000", "more than the 50000 that are kept"),
+        ("--env-steps 1000", "begins to learn after 1,000"),
+        ("--agent.batch 0", "agent.batch is 0"),
+        ("--actors 9", "9 actors share 8 simulators"),
+        ("--actors 1 --launcher inline", "actors are processes"),
+        ("--actors 1 --double-buffer", "Leave one out"),
+        ("--replay.capacity 1000000000000", "GiB"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options: str, words: str) -> None:
+    with pytest.raises(Refusal, match=words):
+        preflight(change(recipe("cartpole-dqn"), options.split(), "murmurate train cartpole-dqn"))
+
+
+def test_an_on_policy_agent_has_no_replay_and_no_actors() -> None:
+    for changes, words in (
+        ({"replay": ReplayConfig()}, "Leave the replay out"),
+        ({"actors": 2}, "--actors 0"),
+    ):
+        with pytest.raises(Refusal, match=words):
+            dataclasses.replace(recipe("cartpole-a2c"), **changes).validate()
+    with pytest.raises(Refusal, match="learns from a replay"):
+        dataclasses.replace(recipe("cartpole-dqn"), replay=None).validate()
+
+
+@pytest.mark.parametrize(("capacity", "batch"), [(100, 4), (160, 128)])
+def test_rings_that_never_hold_a_batch_are_refused(capacity: int, batch: int) -> None:
+    config = ReplayConfig(capacity=capacity, learning_starts=0)
+    with pytest.raises(Refusal, match="never hold a batch"):
+        replay_bytes(config, PONG, simulators=8, steps=3, batch=batch)
+
+
+def test_a_million_frames_take_what_they_say() -> None:
+    needed = replay_bytes(ReplayConfig(), PONG, simulators=8, steps=3, batch=32)
+    assert 84 * 84 * 1_000_000 < needed < 1.05 * 84 * 84 * 1_000_000
+
+
+def test_only_stacks_of_images_are_kept_once() -> None:
+    config = ReplayConfig(capacity=800, learning_starts=0)
+    more = {"simulators": 2, "steps": 1, "discount": 0.9, "seed": 0}
+    assert isinstance(open_replay(config, PONG, **more), FrameReplay)
+    colours = EnvSpec("colours", (3, 84, 84), torch.uint8, actions=6)
+    assert isinstance(open_replay(config, colours, **more), RowReplay)
