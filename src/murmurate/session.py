@@ -207,9 +207,11 @@ def preflight(run: Run) -> None:
     agent = _attempt(run)
     vector_bytes = 4 * sum(len(replica) for replica in agent.replicas.values())
     # per replica: its process, optimizer state, and at most three slots in each of two registers
-    needed = run.replicas * (150 * 2**20 + 16 * vector_bytes + run.replay_bytes(spec_of(run.world)))
+    held = run.replicas * run.replay_bytes(spec_of(run.world))
+    needed = run.replicas * (150 * 2**20 + 16 * vector_bytes) + held
     needed += run.replicas * run.actors * 150 * 2**20
-    refuse_if_small(needed, f"{run.recipe} with {run.replicas} replica(s)")
+    replays = f" (replays take {held // 2**20:,} MiB of it: --replay.capacity)" if held else ""
+    refuse_if_small(needed, f"{run.recipe} with {run.replicas} replica(s){replays}")
 
 
 def _devices(run: Run) -> set[str]:

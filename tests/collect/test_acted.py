@@ -46,6 +46,7 @@ def steps(number: int, values: bool = True) -> Steps:
 
 
 def put_many(descriptor: int, count: int) -> None:
+    torch.set_num_threads(1)  # a pool of threads does not survive a fork
     ring = Ring(descriptor, SPEC, 3)
     for number in range(count):
         while ring.waiting >= SLOTS:
@@ -57,7 +58,9 @@ def put_many(descriptor: int, count: int) -> None:
 def test_records_come_whole_and_in_order_from_another_process() -> None:
     descriptor = memory(Ring.bytes_needed(SPEC, 3))
     ring = Ring(descriptor, SPEC, 3)
-    process = multiprocessing.get_context("fork").Process(target=put_many, args=(descriptor, 500))
+    process = multiprocessing.get_context("fork").Process(
+        target=put_many, args=(descriptor, 500), daemon=True
+    )
     process.start()
     for number in range(500):
         while not ring.waiting:
@@ -74,6 +77,7 @@ def test_records_come_whole_and_in_order_from_another_process() -> None:
 
 
 def publish_for_ever(descriptor: int, count: int) -> None:
+    torch.set_num_threads(1)
     weights = Weights(descriptor, count)
     version = 0
     while True:
@@ -85,7 +89,9 @@ def test_no_version_is_ever_read_in_part() -> None:
     count = 100_000
     descriptor = memory(Weights.bytes_needed(count))
     weights = Weights(descriptor, count)
-    process = multiprocessing.get_context("fork").Process(target=publish_for_ever, args=(descriptor, count))
+    process = multiprocessing.get_context("fork").Process(
+        target=publish_for_ever, args=(descriptor, count), daemon=True
+    )
     process.start()
     into, seen = torch.empty(count), set()
     until = time.monotonic() + 2.0
@@ -197,12 +203,13 @@ def test_actors_end_with_a_learner_that_is_killed() -> None:
     read, write = os.pipe()
 
     def learn() -> None:
+        torch.set_num_threads(1)
         with acted() as (source, _):
             next(source)
             os.write(write, b" ".join(str(pid).encode() for pid in pids(source)) + b"\n")
             time.sleep(60)
 
-    process = multiprocessing.get_context("fork").Process(target=learn)
+    process = multiprocessing.get_context("fork").Process(target=learn, daemon=True)
     process.start()
     found = [int(word) for word in os.read(read, 1000).split()]
     assert all(alive(pid) for pid in found)

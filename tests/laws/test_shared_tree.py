@@ -23,6 +23,7 @@ CAPACITY, FILLED = 5_000, 3_777
 
 def write(memory: memoryview, seconds: float, line: Any) -> None:
     """Sets and takes out at random, in batches of all sizes; leaves at least one leaf that is positive."""
+    torch.set_num_threads(1)  # a pool of threads does not survive a fork
     tree = sum_tree(CAPACITY, seed=1, memory=memory)
     generator = torch.Generator().manual_seed(1)
     until, count = time.monotonic() + seconds, 0
@@ -39,6 +40,7 @@ def write(memory: memoryview, seconds: float, line: Any) -> None:
 
 
 def draw(memory: memoryview, seconds: float, seed: int, line: Any) -> None:
+    torch.set_num_threads(1)
     tree = sum_tree(CAPACITY, seed=seed, memory=memory)
     until, drawn, wrong = time.monotonic() + seconds, 0, 0
     while time.monotonic() < until:
@@ -60,7 +62,7 @@ def test_readers_find_what_is_there_while_a_writer_writes(seconds: float) -> Non
     lines, processes = [], []
     for work, more in ((write, ()), (draw, (2,)), (draw, (3,))):
         ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=work, args=(memory, seconds, *more, theirs))
+        process = context.Process(target=work, args=(memory, seconds, *more, theirs), daemon=True)
         process.start()
         lines.append(ours)
         processes.append(process)
