@@ -18,7 +18,7 @@ from murmurate.fabric.board import Board
 from murmurate.fabric.simulated import SimulatedFabric
 from murmurate.post import FINAL, FINAL_REQUEST, Post, Restored, staging
 from murmurate.recipes import recipe
-from murmurate.run import Run
+from murmurate.run_spec import Run
 from murmurate.spec import Placement
 from murmurate.strategies import strategies
 from murmurate.train import Learning

@@ -23,7 +23,7 @@ from murmurate.probe import Probe
 from murmurate.record.recorder import Recorder
 from murmurate.record.watch import Watch
 from murmurate.replicator import Replicator
-from murmurate.run import Run
+from murmurate.run_spec import Run
 from murmurate.train import Learning
 
 

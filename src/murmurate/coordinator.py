@@ -24,7 +24,7 @@ from murmurate.record.console import Console
 from murmurate.record.reader import Tail
 from murmurate.record.recorder import Recorder
 from murmurate.record.tensorboard import TensorBoard
-from murmurate.run import Run
+from murmurate.run_spec import Run
 
 _CHECKPOINT_DEADLINE_SECONDS = 60.0
 

@@ -22,7 +22,7 @@ import torch
 
 import murmurate
 from murmurate.errors import Refusal
-from murmurate.run import Run
+from murmurate.run_spec import Run
 from murmurate.strategies import strategy as strategy_class
 from murmurate.strategies.interface import Strategy
 

@@ -15,7 +15,7 @@ from murmurate.collect.evaluate import record_game
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.folder import read_run
 from murmurate.recipes import recipe
-from murmurate.run import Run
+from murmurate.run_spec import Run
 from murmurate.spec import derive_seed
 from murmurate.summary import load_agent, play
 

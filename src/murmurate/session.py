@@ -25,7 +25,7 @@ from murmurate.play import film, write_strip
 from murmurate.recipes import recipe
 from murmurate.record.reader import truncate_after
 from murmurate.replicator import Replicator, check_capabilities
-from murmurate.run import Run
+from murmurate.run_spec import Run
 from murmurate.summary import learners, summarize
 
 FINISHED, FAILED, REFUSED = 0, 1, 2

@@ -15,7 +15,7 @@ from murmurate.collect.evaluate import EvalResult, evaluate
 from murmurate.collect.interface import spec_of
 from murmurate.coordinator import Coordinator
 from murmurate.folder import write_json
-from murmurate.run import Run
+from murmurate.run_spec import Run
 from murmurate.spec import derive_seed
 from murmurate.vector import Replica
 

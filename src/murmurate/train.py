@@ -19,7 +19,7 @@ from murmurate.probe import Probe
 from murmurate.record.recorder import Recorder
 from murmurate.record.watch import Watch
 from murmurate.replicator import Replicator
-from murmurate.run import Run
+from murmurate.run_spec import Run
 from murmurate.spec import Batch, Outcome, derive_generator
 
 _FINISH_DEADLINE_SECONDS = 10.0

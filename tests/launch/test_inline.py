@@ -15,7 +15,7 @@ import torch
 from murmurate import checkpoint, session
 from murmurate.errors import Refusal
 from murmurate.recipes import recipe
-from murmurate.run import Run
+from murmurate.run_spec import Run
 from murmurate.session import resume, train
 from murmurate.strategies import strategies
 

@@ -18,7 +18,7 @@ from murmurate import checkpoint
 from murmurate.cli import main
 from murmurate.launch import local
 from murmurate.recipes import recipe
-from murmurate.run import Run
+from murmurate.run_spec import Run
 from murmurate.session import train
 
 pytestmark = pytest.mark.timeout(900)

@@ -64,7 +64,9 @@ def test_every_strategy_carries_every_recipe(algorithm: str, strategy: str, tmp_
     )
     short = "--launcher inline --updates 2 --env-steps none --simulators 2 --eval-episodes 1"
     if run.replay is not None:
-        short += " --replay.learning-starts 50"
+        short += (
+            " --replay.learning-starts 50 --actors 0"  # actors are processes: tests/collect/test_acted.py
+        )
     finish = train(change(run, short.split(), ""), tmp_path / "run")
     assert finish.code == 0
     assert finish.summary["strategy"] == strategy

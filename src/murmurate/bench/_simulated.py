@@ -18,7 +18,7 @@ from murmurate.errors import RunFailed
 from murmurate.fabric.interface import FabricFactory
 from murmurate.recipes import recipe
 from murmurate.record.reader import Record, read_metrics
-from murmurate.run import Run
+from murmurate.run_spec import Run
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
 from murmurate.strategies import strategies

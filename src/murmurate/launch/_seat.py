@@ -16,7 +16,7 @@ from murmurate.launch._crew import own_address
 from murmurate.launch._ground import Offer, Process, borrow
 from murmurate.launch._meeting import Ground, Meeting, check_folder
 from murmurate.launch.role import FAILED, REFUSED, keep_log, live, settle_arithmetic
-from murmurate.run import Run
+from murmurate.run_spec import Run
 
 STORE_SECONDS = 60.0
 

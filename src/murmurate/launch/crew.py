@@ -11,7 +11,7 @@ from pathlib import Path
 from murmurate.fabric.arena import Arena
 from murmurate.folder import write_roles
 from murmurate.launch.role import replica
-from murmurate.run import Run
+from murmurate.run_spec import Run
 
 
 @dataclass

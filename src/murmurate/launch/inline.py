@@ -25,7 +25,7 @@ from murmurate.fabric.interface import Capability, FabricError, FabricFactory
 from murmurate.fabric.simulated import SimulatedFabric
 from murmurate.folder import write_roles
 from murmurate.post import Post, Restored
-from murmurate.run import Run
+from murmurate.run_spec import Run
 from murmurate.spec import derive_seed
 from murmurate.vector import NotFinite
 

@@ -21,7 +21,7 @@ from murmurate.fabric.interface import Capability
 from murmurate.launch.arbiter import Arbiter
 from murmurate.launch.crew import Crew, Role
 from murmurate.launch.role import FAILED, FINISHED, REFUSED, TOO_LATE, open_board
-from murmurate.run import Run
+from murmurate.run_spec import Run
 
 CAPABILITIES = frozenset(Capability)
 _POLL_SECONDS = 0.1

@@ -33,7 +33,7 @@ from murmurate.launch._ground import Process, lend
 from murmurate.launch._meeting import Ground, Meeting, fresh_secret, prove
 from murmurate.launch._seat import STORE_SECONDS, Seat, Sitting
 from murmurate.launch.role import FINISHED, REFUSED
-from murmurate.run import Run
+from murmurate.run_spec import Run
 
 CAPABILITIES = frozenset(Capability)
 _POLL_SECONDS = 0.1

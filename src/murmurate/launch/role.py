@@ -30,7 +30,7 @@ from murmurate.fabric.interface import FabricError
 from murmurate.fabric.processes import ProcessFabric
 from murmurate.joining import NotLetIn
 from murmurate.post import Post, Restored
-from murmurate.run import Run
+from murmurate.run_spec import Run
 from murmurate.vector import NotFinite
 
 FINISHED, FAILED, REFUSED, TOO_LATE = 0, 3, 4, 5

@@ -27,7 +27,7 @@ from murmurate.launch._ground import Process
 from murmurate.launch._meeting import Ground, Meeting, check_folder, fresh_secret, prove
 from murmurate.launch.role import FINISHED, REFUSED, leave_unless_stopping, live, settle_arithmetic
 from murmurate.post import FINAL_REQUEST
-from murmurate.run import Run
+from murmurate.run_spec import Run
 
 __all__ = ["CAPABILITIES", "check", "crew", "dictated_replicas", "follow", "offered", "start"]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from murmurate.collect.worlds import world_names
 from murmurate.errors import unknown
-from murmurate.run import Run
+from murmurate.run_spec import Run
 
 
 def algorithms() -> dict[str, Callable[[str], Run]]:

@@ -8,7 +8,7 @@ from murmurate.agents.a2c import A2C
 from murmurate.collect.atari import AtariWorld
 from murmurate.collect.gym import GymWorld
 from murmurate.collect.worlds import world
-from murmurate.run import Run
+from murmurate.run_spec import Run
 from murmurate.strategies.all_reduce import AllReduce
 
 ALGORITHM = "a2c"

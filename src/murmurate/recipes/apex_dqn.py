@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from murmurate.recipes.dqn import settings
-from murmurate.run import Run
+from murmurate.run_spec import Run
 from murmurate.strategies.all_reduce import AllReduce
 
 ALGORITHM = "apex-dqn"

@@ -8,7 +8,7 @@ from murmurate.agents.dqn import DQN
 from murmurate.collect.atari import AtariWorld
 from murmurate.collect.worlds import world
 from murmurate.replay.config import ReplayConfig
-from murmurate.run import Run
+from murmurate.run_spec import Run
 from murmurate.strategies.all_reduce import AllReduce
 
 ALGORITHM = "dqn"

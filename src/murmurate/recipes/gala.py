@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from murmurate.recipes.a2c import settings
-from murmurate.run import Run
+from murmurate.run_spec import Run
 from murmurate.strategies.gala import GALA
 
 ALGORITHM = "gala"

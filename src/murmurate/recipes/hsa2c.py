@@ -7,7 +7,7 @@ k-step returns are ``agent.steps``, the local mini-batch m is ``simulators``, p 
 from __future__ import annotations
 
 from murmurate.recipes.a2c import settings
-from murmurate.run import Run
+from murmurate.run_spec import Run
 from murmurate.strategies.dpsgd import DPSGD
 
 ALGORITHM = "hsa2c"

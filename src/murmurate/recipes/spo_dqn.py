@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from murmurate.recipes.dqn import settings
-from murmurate.run import Run
+from murmurate.run_spec import Run
 from murmurate.strategies.local_sgd import LocalSGD
 
 ALGORITHM = "spo-dqn"

@@ -16,7 +16,7 @@ from murmurate.fabric.simulated import Member
 from murmurate.joining import adopted
 from murmurate.post import FINAL_REQUEST, SETTLE_SECONDS
 from murmurate.replicator import Replicator
-from murmurate.run import Run
+from murmurate.run_spec import Run
 from murmurate.spec import Batch, Outcome, derive_seed
 
 

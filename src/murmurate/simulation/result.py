@@ -10,7 +10,7 @@ from typing import Any
 from murmurate import checkpoint
 from murmurate.collect.interface import spec_of
 from murmurate.folder import write_json
-from murmurate.run import Run
+from murmurate.run_spec import Run
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.member import Centre, Spent
 from murmurate.simulation.watch import Watch, disagreement

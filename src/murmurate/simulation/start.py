@@ -22,7 +22,7 @@ from murmurate.fabric.simulated import Faults as MailFaults
 from murmurate.fabric.simulated import Member, SimulatedFabric
 from murmurate.folder import claim, held, plain, unclaim, write_roles, write_run
 from murmurate.post import member_state, staging
-from murmurate.run import Run
+from murmurate.run_spec import Run
 from murmurate.session import FAILED, FINISHED, Finish, preflight, resolved
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.faults import Faults

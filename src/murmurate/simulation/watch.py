@@ -15,7 +15,7 @@ from torch import Tensor
 
 from murmurate.fabric.simulated import SimulatedFabric
 from murmurate.record.recorder import Recorder
-from murmurate.run import Run
+from murmurate.run_spec import Run
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.member import Learner
 from murmurate.spec import Batch
