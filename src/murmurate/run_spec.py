@@ -213,12 +213,13 @@ class Run:
             seat=lambda low: learner.seat(rank * self.simulators + low, self.replicas * self.simulators),
         )
 
-    def replay_bytes(self, spec: EnvSpec) -> int:
+    def replay_bytes(self) -> int:
         """Memory, and disk in a checkpoint, of one learner's replay. Raises Refusal for one that can give no
         batch."""
         diet = self.agent.learns_from
         if self.replay is None or isinstance(diet, OnPolicy):
             return 0
+        spec = spec_of(self.world)
         return replay_bytes(
             self.replay, spec, simulators=self.simulators, steps=diet.n_step, batch=diet.batch
         )
@@ -227,7 +228,7 @@ class Run:
         """How long all replays may take to be written to a slow disk, beyond what anything else may."""
         if self.replay is None or not self.replay.saved:
             return 0.0
-        return self.replicas * self.replay_bytes(spec_of(self.world)) / _SLOW_DISK_BYTES_PER_SECOND
+        return self.replicas * self.replay_bytes() / _SLOW_DISK_BYTES_PER_SECOND
 
     def open_simulators(self) -> list[Simulators]:
         """What a learner plays itself; one, for its spec, where actors do."""

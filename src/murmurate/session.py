@@ -207,7 +207,7 @@ def preflight(run: Run) -> None:
     agent = _attempt(run)
     vector_bytes = 4 * sum(len(replica) for replica in agent.replicas.values())
     # per replica: its process, optimizer state, and at most three slots in each of two registers
-    held = run.replicas * run.replay_bytes(spec_of(run.world))
+    held = run.replicas * run.replay_bytes()
     needed = run.replicas * (150 * 2**20 + 16 * vector_bytes) + held
     needed += run.replicas * run.actors * 150 * 2**20
     replays = f" (replays take {held // 2**20:,} MiB of it: --replay.capacity)" if held else ""

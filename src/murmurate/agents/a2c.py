@@ -5,7 +5,6 @@ Gradient of GALA eq. 2-4: policy gradient on the n-step advantage, TD error on t
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -13,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from murmurate.agents._auto import without_auto
 from murmurate.agents.interface import Action, OnPolicy
 from murmurate.losses.policy import (
     categorical_log_prob_and_entropy,
@@ -23,7 +23,7 @@ from murmurate.losses.policy import (
 from murmurate.losses.returns import generalized_advantages
 from murmurate.losses.value import value_loss
 from murmurate.nets.actor_critic import actor_critic
-from murmurate.spec import Batch, EnvSpec, Outcome, Trajectory, derive_generator, native_bfloat16
+from murmurate.spec import Batch, EnvSpec, Outcome, Trajectory, derive_generator
 from murmurate.vector import Replica
 
 
@@ -66,13 +66,7 @@ class A2C:
 
     def resolved(self, spec: EnvSpec, device: torch.device) -> A2C:
         """This config without an ``auto`` in it."""
-        images = len(spec.observation_shape) == 3
-        torso, precision = self.torso, self.precision
-        if torso == "auto":
-            torso = "nature2013" if images else "mlp"
-        if precision == "auto":
-            precision = "bfloat16" if images and native_bfloat16(device) else "float32"
-        return dataclasses.replace(self, torso=torso, precision=precision)
+        return without_auto(self, spec, device)
 
     def build(
         self,

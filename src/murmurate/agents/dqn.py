@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -11,11 +10,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from murmurate.agents._auto import without_auto
 from murmurate.agents.interface import Action, OffPolicy
 from murmurate.losses.q_learning import q_loss, q_target, td_error
 from murmurate.nets.q_network import q_network
 from murmurate.replay.interface import Sample
-from murmurate.spec import Batch, EnvSpec, Outcome, derive_generator, native_bfloat16
+from murmurate.spec import Batch, EnvSpec, Outcome, derive_generator
 from murmurate.vector import Exchange, Replica
 
 
@@ -60,13 +60,7 @@ class DQN:
 
     def resolved(self, spec: EnvSpec, device: torch.device) -> DQN:
         """This config without an ``auto`` in it."""
-        images = len(spec.observation_shape) == 3
-        torso, precision = self.torso, self.precision
-        if torso == "auto":
-            torso = "nature2013" if images else "mlp"
-        if precision == "auto":
-            precision = "bfloat16" if images and native_bfloat16(device) else "float32"
-        return dataclasses.replace(self, torso=torso, precision=precision)
+        return without_auto(self, spec, device)
 
     def build(
         self,

@@ -8,18 +8,20 @@ made. The unit is the CPU second of the whole process tree, launcher included.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from murmurate.bench._result import Log
 from murmurate.errors import RunFailed
 
 _POLL_SECONDS = 0.004
@@ -170,3 +172,29 @@ class Racer:
             return self._log.read_text(errors="replace")[-600:].strip() or "(nothing)"
         except OSError:
             return "(nothing)"
+
+
+@contextlib.contextmanager
+def stopped_at_the_end(field: dict[str, Racer]) -> Iterator[dict[str, Racer]]:
+    """Whatever happens, none outlives the context."""
+    try:
+        yield field
+    finally:
+        for racer in field.values():
+            racer.stop()
+
+
+def windows_in_turn(
+    field: dict[str, Racer], rounds: int, cpu_seconds: float, log: Log, warm_up_cpu_seconds: float = 3.0
+) -> dict[str, list[Window]]:
+    """Start all, and take one window of each, round after round."""
+    windows: dict[str, list[Window]] = {label: [] for label in field}
+    for racer in field.values():
+        log(f"starting {racer.label}")
+        racer.start(warm_up_cpu_seconds)
+    for number in range(rounds):
+        for label, racer in field.items():
+            done = racer.window(cpu_seconds)
+            windows[label].append(done)
+            log(f"round {number + 1}: {label} {done.per_cpu_second:,.0f} env steps per CPU second")
+    return windows

@@ -17,7 +17,7 @@ import torch
 
 from murmurate.agents.a2c import A2C
 from murmurate.bench import _commands, _gpu, _limit, _peers
-from murmurate.bench._racer import Racer, Window
+from murmurate.bench._racer import Racer, Window, stopped_at_the_end
 from murmurate.bench._result import Log, median, spread
 from murmurate.errors import MissingExtra
 from murmurate.recipes import recipe
@@ -67,8 +67,7 @@ def _own_precision() -> str:
     return cast(A2C, resolved(recipe("pong-a2c")).agent).precision
 
 
-@contextlib.contextmanager
-def racers(where: Path) -> Iterator[dict[str, Racer]]:
+def racers(where: Path) -> contextlib.AbstractContextManager[dict[str, Racer]]:
     """All racers of this bench, not yet started; whatever happens, none outlives the context."""
     own = _own_precision()
     field = {
@@ -83,11 +82,7 @@ def racers(where: Path) -> Iterator[dict[str, Racer]]:
     )
     if _commands.missing("stable-baselines3") is None:
         field["sb3"] = _commands.sb3("sb3", "pong", _limit.SIMULATORS, where)
-    try:
-        yield field
-    finally:
-        for racer in field.values():
-            racer.stop()
+    return stopped_at_the_end(field)
 
 
 def race(

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import tempfile
-from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from murmurate.bench import _commands
-from murmurate.bench._racer import Racer, Window
+from murmurate.bench._racer import Racer, Window, stopped_at_the_end, windows_in_turn
 from murmurate.bench._result import Log, median, spread
 
 NAME = "cartpole-throughput"
@@ -31,32 +29,19 @@ class Plan:
 def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
     """``cartpole-a2c`` as it is (16 simulators) and with 8, and the peer with as many."""
     plan = plan or (Plan(rounds=10, window_cpu_seconds=8.0) if full else Plan())
-    windows: dict[str, list[Window]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder, racers(Path(folder)) as field:
-        for racer in field.values():
-            log(f"starting {racer.label}")
-            racer.start()
-        for number in range(plan.rounds):
-            for label, racer in field.items():
-                done = racer.window(plan.window_cpu_seconds)
-                windows[label].append(done)
-                log(f"round {number + 1}: {label} {done.per_cpu_second:,.0f} env steps per CPU second")
+        windows = windows_in_turn(field, plan.rounds, plan.window_cpu_seconds, log)
     return figures(windows) | {"plan": dataclasses.asdict(plan)}
 
 
-@contextlib.contextmanager
-def racers(where: Path) -> Iterator[dict[str, Racer]]:
+def racers(where: Path) -> contextlib.AbstractContextManager[dict[str, Racer]]:
     field = {}
     for size in _SIMULATORS:
         label = f"ours-{size}"
         field[label] = _commands.ours(label, "cartpole-a2c", where, "--simulators", str(size))
         if _commands.missing("stable-baselines3") is None:
             field[f"sb3-{size}"] = _commands.sb3(f"sb3-{size}", "cartpole", size, where)
-    try:
-        yield field
-    finally:
-        for racer in field.values():
-            racer.stop()
+    return stopped_at_the_end(field)
 
 
 def figures(windows: dict[str, list[Window]]) -> dict[str, Any]:

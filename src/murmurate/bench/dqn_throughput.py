@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import tempfile
-from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from murmurate.bench import _commands
-from murmurate.bench._racer import Racer, Window
+from murmurate.bench._racer import Racer, Window, stopped_at_the_end, windows_in_turn
 from murmurate.bench._result import Log, median, spread
 
 NAME = "dqn-throughput"
@@ -40,21 +38,12 @@ def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
     """``pong-dqn`` (prioritized, double) in both precisions, and as plain as the peer's; the same net,
     batches of 32, each transition drawn 8 times, 8 simulators; and the peer with one, as usual."""
     plan = plan or (Plan(rounds=10, window_cpu_seconds=8.0) if full else Plan())
-    windows: dict[str, list[Window]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder, racers(Path(folder)) as field:
-        for racer in field.values():
-            log(f"starting {racer.label}")
-            racer.start(warm_up_cpu_seconds=10.0)
-        for number in range(plan.rounds):
-            for label, racer in field.items():
-                done = racer.window(plan.window_cpu_seconds)
-                windows[label].append(done)
-                log(f"round {number + 1}: {label} {done.per_cpu_second:,.0f} env steps per CPU second")
+        windows = windows_in_turn(field, plan.rounds, plan.window_cpu_seconds, log, warm_up_cpu_seconds=10.0)
     return figures(windows) | {"plan": dataclasses.asdict(plan)}
 
 
-@contextlib.contextmanager
-def racers(where: Path) -> Iterator[dict[str, Racer]]:
+def racers(where: Path) -> contextlib.AbstractContextManager[dict[str, Racer]]:
     field = {
         label: _commands.ours(label.replace(" ", "-"), "pong-dqn", where, *_EQUAL, *options)
         for label, options in _OURS.items()
@@ -62,11 +51,7 @@ def racers(where: Path) -> Iterator[dict[str, Racer]]:
     if _commands.missing("stable-baselines3") is None:
         field["sb3"] = _commands.sb3("sb3", "pong-dqn", SIMULATORS, where)
         field["sb3 alone"] = _commands.sb3("sb3-alone", "pong-dqn", 1, where)
-    try:
-        yield field
-    finally:
-        for racer in field.values():
-            racer.stop()
+    return stopped_at_the_end(field)
 
 
 def figures(windows: dict[str, list[Window]]) -> dict[str, Any]:
