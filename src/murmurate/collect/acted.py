@@ -16,11 +16,10 @@ import torch
 
 from murmurate.agents.interface import Agent, AgentConfig
 from murmurate.collect._box import Record, Ring, Weights, memory
+from murmurate.collect._drawing import Drawing
 from murmurate.collect.actor import Orders
 from murmurate.collect.interface import World
-from murmurate.collect.replayed import ReplayBatch, there
 from murmurate.errors import RunFailed
-from murmurate.replay.ahead import Ahead
 from murmurate.replay.config import ReplayConfig
 from murmurate.replay.interface import Replay
 from murmurate.spec import Batch, EnvSpec, Episode
@@ -85,10 +84,10 @@ class Acted:
         device: torch.device | str = "cpu",
         progress: Callable[[], float],
     ) -> None:
-        self.cast, self.learner, self.replay, self.config, self.batch = cast, learner, replay, config, batch
+        self.cast, self.learner, self.replay, self.config = cast, learner, replay, config
         self.alive: Callable[[int], bool] = lambda played: False
-        self._seed, self._progress, self._device = seed, progress, torch.device(device)
-        self._ahead = Ahead(replay, batch, config.ahead, pinned=self._device.type == "cuda")
+        self._seed = seed
+        self._drawing = Drawing(replay, config, batch, torch.device(device), progress)
         count = sum(len(replica) for replica in learner.replicas.values())
         self._vector = memory(Weights.bytes_needed(count))
         self._weights = Weights(self._vector, count)
@@ -98,18 +97,14 @@ class Acted:
             descriptor = memory(Ring.bytes_needed(spec, high - low))
             ring = Ring(descriptor, spec, high - low)
             self._actors.append(_Actor(index, low, high - low, descriptor, ring))
-        self._turn = self._batches = self._played = self._drawn = 0
-        self._lag = self._lag_max = 0
+        self._turn = self._lag = self._lag_max = 0
         self._looked = 0.0
         self._events: list[tuple[str, str]] = []
         self._started = False
 
     def fields(self) -> dict[str, Any]:
-        after = max(self._played - self.config.learning_starts, 1)
         return {
-            "replay_transitions": len(self.replay),
-            "samples_per_insert": self._drawn / after,
-            "beta": self._beta(),
+            **self._drawing.fields(),
             "actor_lag_updates": self._lag,
             "actor_lag_updates_max": self._lag_max,
             "actor_deaths": sum(actor.lives - 1 for actor in self._actors if actor.lives),
@@ -126,7 +121,7 @@ class Acted:
         self._start()
         self._publish()
         played, episodes = 0, list[Episode]()
-        while not self._due():
+        while not self._drawing.due:
             found = self._next_record()
             if self.alive(played):
                 return Batch(None, played, episodes)
@@ -135,18 +130,7 @@ class Acted:
             record, actor = found
             played += actor.simulators
             episodes += self._take_in(record, actor)
-        self._drawn += self.batch
-        self._batches += 1
-        sample = self._ahead.next(self._beta())
-        data = there(sample, self._device)
-        return ReplayBatch(data, played, episodes, replay=self.replay, keys=sample.keys)
-
-    def _due(self) -> bool:
-        allowed = self.config.samples_per_insert * (self._played - self.config.learning_starts)
-        return self._drawn + self.batch <= allowed and len(self.replay) >= self.batch
-
-    def _beta(self) -> float:
-        return self.config.beta_at(self._progress())
+        return self._drawing.next(played, episodes)
 
     def _next_record(self) -> tuple[Record, _Actor] | None:
         """From the next actor in turn that has one; waits a little for the first that does."""
@@ -162,10 +146,8 @@ class Acted:
         return None
 
     def _take_in(self, record: Record, actor: _Actor) -> list[Episode]:
-        if self.replay.full:
-            self._ahead.settle()
-        self.replay.observe(actor.low, record.steps)
-        self._played += actor.simulators
+        self._drawing.before_steps()
+        self._drawing.take_in(actor.low, record.steps)
         self._lag = self.learner.clock + 1 - record.version
         self._lag_max = max(self._lag_max, self._lag)
         return [Episode(actor.low + e.simulator, e.episode_return, e.length) for e in record.episodes]
@@ -196,7 +178,7 @@ class Acted:
             first=cast.rank * cast.simulators + actor.low,
             total=cast.replicas * cast.simulators,
             seed=self._seed,
-            life=f"{self._batches} {actor.lives}",
+            life=f"{self._drawing.batches} {actor.lives}",
             weights=(self._vector, len(self._weights)),
             ring=actor.descriptor,
         )
@@ -242,15 +224,11 @@ class Acted:
 
     def state(self) -> dict[str, Any]:
         """Between two batches only. What actors were playing is lost."""
-        held = {"store": self.replay.state(), "ahead": self._ahead.state()} if self.config.saved else None
         return {
-            "batches": self._batches,
-            "played": self._played,
-            "drawn": self._drawn,
+            **self._drawing.state(),
             "groups": [None],
             "generator": torch.Generator().get_state(),
             "first": torch.ones(self.cast.simulators, dtype=torch.bool),
-            "replay": held,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -259,16 +237,10 @@ class Acted:
             raise ValueError(
                 f"the state is of {len(state['first'])} simulators, these are {self.cast.simulators}"
             )
-        self._batches = int(state["batches"])
-        if state["replay"] is None:
-            self._played, self._drawn = self.config.learning_starts, 0
-        else:
-            self._played, self._drawn = int(state["played"]), int(state["drawn"])
-            self.replay.load(state["replay"]["store"])
-            self._ahead.load(state["replay"]["ahead"])
+        self._drawing.load(state)
 
     def close(self) -> None:
-        self._ahead.close()
+        self._drawing.close()
         for actor in self._actors:
             _forget(actor)
             os.close(actor.descriptor)
