@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from murmurate.agents.dqn import DQN, DQNAgent
-from murmurate.collect._box import SLOTS, Record, Ring, Weights, memory
+from murmurate.collect._box import SLOTS, Record, Ring, Weights
 from murmurate.collect.acted import Acted, Cast
 from murmurate.collect.worlds import world
 from murmurate.errors import RunFailed
+from murmurate.fabric.arena import Arena
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.interface import Steps
 from murmurate.spec import EnvSpec, Episode
@@ -47,7 +48,7 @@ def steps(number: int, values: bool = True) -> Steps:
 
 def put_many(descriptor: int, count: int) -> None:
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
-    ring = Ring(descriptor, SPEC, 3)
+    ring = Ring(Arena(descriptor), SPEC, 3)
     for number in range(count):
         while ring.waiting >= SLOTS:
             time.sleep(1e-4)
@@ -56,10 +57,10 @@ def put_many(descriptor: int, count: int) -> None:
 
 
 def test_records_come_whole_and_in_order_from_another_process() -> None:
-    descriptor = memory(Ring.bytes_needed(SPEC, 3))
-    ring = Ring(descriptor, SPEC, 3)
+    arena = Arena.create()
+    ring = Ring(arena, SPEC, 3)
     process = multiprocessing.get_context("fork").Process(
-        target=put_many, args=(descriptor, 500), daemon=True
+        target=put_many, args=(arena.descriptor, 500), daemon=True
     )
     process.start()
     for number in range(500):
@@ -73,12 +74,12 @@ def test_records_come_whole_and_in_order_from_another_process() -> None:
         assert record.version == number
         assert record.episodes == [Episode(1, number / 4, number)] * (number % 3)
     process.join()
-    os.close(descriptor)
+    arena.close()
 
 
 def publish_for_ever(descriptor: int, count: int) -> None:
     torch.set_num_threads(1)
-    weights = Weights(descriptor, count)
+    weights = Weights(Arena(descriptor), count)
     version = 0
     while True:
         version += 1
@@ -87,10 +88,10 @@ def publish_for_ever(descriptor: int, count: int) -> None:
 
 def test_no_version_is_ever_read_in_part() -> None:
     count = 100_000
-    descriptor = memory(Weights.bytes_needed(count))
-    weights = Weights(descriptor, count)
+    arena = Arena.create()
+    weights = Weights(arena, count)
     process = multiprocessing.get_context("fork").Process(
-        target=publish_for_ever, args=(descriptor, count), daemon=True
+        target=publish_for_ever, args=(arena.descriptor, count), daemon=True
     )
     process.start()
     into, seen = torch.empty(count), set()
@@ -101,7 +102,7 @@ def test_no_version_is_ever_read_in_part() -> None:
         seen.add(version)
     process.kill()
     process.join()
-    os.close(descriptor)
+    arena.close()
     assert len(seen) > 5
 
 

@@ -7,47 +7,32 @@ that is behind holds its actors back.
 
 from __future__ import annotations
 
-import mmap
-import os
 import threading
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from murmurate.fabric.arena import Arena, fence
 from murmurate.replay.interface import Steps
 from murmurate.spec import EnvSpec, Episode
 
 SLOTS = 4  # records an actor may be ahead of its learner
 _LINE = 8  # int64 in a cache line
-_PAGE = mmap.PAGESIZE
-
-
-def memory(size_bytes: int) -> int:
-    """A descriptor of so much shared memory, all zero, which ends with the last process that holds it."""
-    descriptor = os.memfd_create("murmurate-actor", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, size_bytes)
-    return descriptor
 
 
 class Weights:
     """[N] float32 parameters with a version. One writes, any number read."""
 
-    def __init__(self, descriptor: int, count: int) -> None:
-        self._map = mmap.mmap(descriptor, self.bytes_needed(count))
-        # a writer raises the first number, writes, and then the second
-        self._marks = np.frombuffer(self._map, np.int64, 3 * _LINE)[::_LINE]
-        self._values = torch.frombuffer(self._map, dtype=torch.float32, count=count, offset=_PAGE)
+    def __init__(self, arena: Arena, count: int) -> None:
+        # a writer raises the first number, writes, and then the second; the third is the version
+        self._marks = arena.counters("marks", (3, _LINE))[:, 0]
+        self._values = arena.tensors("parameters", (count,), torch.float32)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._values)
-
-    @staticmethod
-    def bytes_needed(count: int) -> int:
-        return _PAGE + 4 * count
 
     @property
     def version(self) -> int:
@@ -56,20 +41,20 @@ class Weights:
 
     def publish(self, x: Tensor, version: int) -> None:
         self._marks[0] += 1
-        _fence(self._lock)
+        fence(self._lock)
         self._values.copy_(x)
         self._marks[2] = version
-        _fence(self._lock)
+        fence(self._lock)
         self._marks[1] = self._marks[0]
 
     def read(self, into: Tensor) -> int:
         """Copies the newest whole version; returns its number."""
         while True:
             seen = int(self._marks[1])
-            _fence(self._lock)
+            fence(self._lock)
             into.copy_(self._values)
             version = self.version
-            _fence(self._lock)
+            fence(self._lock)
             if int(self._marks[0]) == seen:
                 return version
 
@@ -86,27 +71,14 @@ class Record:
 class Ring:
     """``SLOTS`` records of ``size`` simulators of a world; one process puts, one takes."""
 
-    def __init__(self, descriptor: int, spec: EnvSpec, size: int) -> None:
-        self._map = mmap.mmap(descriptor, self.bytes_needed(spec, size))
-        self._marks = np.frombuffer(self._map, np.int64, 2 * _LINE)[::_LINE]  # put, taken
-        self._slots = [
-            {name: x[slot] for name, x in self._columns(spec, size).items()} for slot in range(SLOTS)
-        ]
+    def __init__(self, arena: Arena, spec: EnvSpec, size: int) -> None:
+        self._marks = arena.counters("marks", (2, _LINE))[:, 0]  # put, taken
+        columns = {
+            name: arena.tensors(name, (SLOTS, *shape), dtype)
+            for name, (shape, dtype) in _shapes(spec, size).items()
+        }
+        self._slots = [{name: x[slot] for name, x in columns.items()} for slot in range(SLOTS)]
         self._lock = threading.Lock()
-
-    @classmethod
-    def bytes_needed(cls, spec: EnvSpec, size: int) -> int:
-        return _PAGE + sum(_padded(SLOTS * _bytes(*column)) for column in _shapes(spec, size).values())
-
-    def _columns(self, spec: EnvSpec, size: int) -> dict[str, Tensor]:
-        place, columns = _PAGE, {}
-        for name, (shape, dtype) in _shapes(spec, size).items():
-            count = SLOTS * int(np.prod(shape, dtype=np.int64))
-            columns[name] = torch.frombuffer(self._map, dtype=dtype, count=count, offset=place).view(
-                SLOTS, *shape
-            )
-            place += _padded(SLOTS * _bytes(shape, dtype))
-        return columns
 
     @property
     def waiting(self) -> int:
@@ -125,19 +97,19 @@ class Ring:
             slot["episodes"][k] = torch.tensor(
                 [episode.simulator, episode.episode_return, episode.length], dtype=torch.float64
             )
-        _fence(self._lock)
+        fence(self._lock)
         self._marks[0] += 1
 
     def take(self) -> Record:
         """The oldest record, a copy. The caller has seen that there is one."""
-        _fence(self._lock)
+        fence(self._lock)
         slot = self._slots[int(self._marks[1]) % SLOTS]
         version, ended, has_values = slot["about"].tolist()
         fields: dict[str, Any] = {name: slot[name].clone() for name in Steps._fields}
         if not has_values:
             fields["taken"] = fields["following"] = None
         episodes = [Episode(int(s), r, int(n)) for s, r, n in slot["episodes"][:ended].tolist()]
-        _fence(self._lock)
+        fence(self._lock)
         self._marks[1] += 1
         return Record(Steps(**fields), episodes, version)
 
@@ -158,19 +130,3 @@ def _shapes(spec: EnvSpec, size: int) -> dict[str, tuple[tuple[int, ...], torch.
         "about": ((3,), torch.int64),
         "episodes": ((size, 3), torch.float64),
     }
-
-
-def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-
-
-def _padded(size: int) -> int:
-    return -(-size // 64) * 64
-
-
-def _fence(lock: threading.Lock) -> None:
-    """A full memory barrier: a release followed by an acquire lets nothing pass."""
-    with lock:
-        pass
-    with lock:
-        pass

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from murmurate.agents.interface import Agent, AgentConfig
-from murmurate.collect._box import Record, Ring, Weights, memory
+from murmurate.collect._box import Record, Ring, Weights
 from murmurate.collect._drawing import Drawing
 from murmurate.collect.actor import Orders
 from murmurate.collect.interface import World
 from murmurate.errors import RunFailed
+from murmurate.fabric.arena import Arena
 from murmurate.replay.config import ReplayConfig
 from murmurate.replay.interface import Replay
 from murmurate.spec import Batch, EnvSpec, Episode
@@ -37,7 +38,7 @@ class _Actor:
     index: int
     low: int
     simulators: int
-    descriptor: int
+    arena: Arena
     ring: Ring
     process: subprocess.Popen[bytes] | None = None
     lives: int = 0
@@ -89,14 +90,13 @@ class Acted:
         self._seed = seed
         self._drawing = Drawing(replay, config, batch, torch.device(device), progress)
         count = sum(len(replica) for replica in learner.replicas.values())
-        self._vector = memory(Weights.bytes_needed(count))
-        self._weights = Weights(self._vector, count)
+        self._arena = Arena.create()
+        self._weights = Weights(self._arena, count)
         bounds = [cast.simulators * k // cast.actors for k in range(cast.actors + 1)]
         self._actors = []
         for index, (low, high) in enumerate(itertools.pairwise(bounds)):
-            descriptor = memory(Ring.bytes_needed(spec, high - low))
-            ring = Ring(descriptor, spec, high - low)
-            self._actors.append(_Actor(index, low, high - low, descriptor, ring))
+            arena = Arena.create()
+            self._actors.append(_Actor(index, low, high - low, arena, Ring(arena, spec, high - low)))
         self._turn = self._lag = self._lag_max = 0
         self._looked = 0.0
         self._events: list[tuple[str, str]] = []
@@ -179,13 +179,13 @@ class Acted:
             total=cast.replicas * cast.simulators,
             seed=self._seed,
             life=f"{self._drawing.batches} {actor.lives}",
-            weights=(self._vector, len(self._weights)),
-            ring=actor.descriptor,
+            weights=(self._arena.descriptor, len(self._weights)),
+            ring=actor.arena.descriptor,
         )
         actor.process = subprocess.Popen(
             [sys.executable, "-m", "murmurate.collect.actor"],
             stdin=subprocess.PIPE,
-            pass_fds=(self._vector, actor.descriptor),
+            pass_fds=(self._arena.descriptor, actor.arena.descriptor),
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         actor.lives += 1
@@ -243,8 +243,8 @@ class Acted:
         self._drawing.close()
         for actor in self._actors:
             _forget(actor)
-            os.close(actor.descriptor)
-        os.close(self._vector)
+            actor.arena.close()
+        self._arena.close()
 
 
 def _forget(actor: _Actor) -> None:

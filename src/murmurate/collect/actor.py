@@ -24,6 +24,7 @@ from murmurate.agents.interface import Agent, AgentConfig
 from murmurate.collect._box import SLOTS, Record, Ring, Weights
 from murmurate.collect.interface import Simulators, World
 from murmurate.collect.steps import steps_of
+from murmurate.fabric.arena import Arena
 from murmurate.spec import derive_generator, derive_seed, native_bfloat16
 from murmurate.vector import Replica
 
@@ -64,8 +65,9 @@ class Acting:
             )  # the learner's device has it, we do not
         self._agent: Agent = config.build(spec, Replica, seed=orders.seed, device=torch.device("cpu"))
         self._agent.seat(orders.first, orders.total)
-        self._weights = Weights(*orders.weights)
-        self._ring = Ring(orders.ring, spec, orders.simulators)
+        descriptor, count = orders.weights
+        self._weights = Weights(Arena(descriptor), count)
+        self._ring = Ring(Arena(orders.ring), spec, orders.simulators)
         self._generator = derive_generator(orders.seed, f"actions {orders.life}", orders.first)
         self._version = 0
 
