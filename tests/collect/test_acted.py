@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -125,6 +125,13 @@ def acted(
         source.close()
 
 
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
 def pids(source: Acted) -> list[int]:
     return [actor.process.pid for actor in source._actors if actor.process is not None]
 
@@ -148,8 +155,8 @@ def test_actors_play_with_the_learners_parameters_and_are_held_back() -> None:
             drawn += 16
             assert drawn <= 4.0 * (played - 64)
             assert drawn > 4.0 * (played - 64 - 2 * 5) - 16
-        time.sleep(0.5)  # the actors are faster than a learner that sleeps, and wait for it
-        assert [actor.ring.waiting for actor in source._actors] == [SLOTS, SLOTS]
+        # a learner that rests finds both actors waiting for it
+        until(lambda: [actor.ring.waiting for actor in source._actors] == [SLOTS, SLOTS])
         fields = source.fields()
         assert 0 <= fields["actor_lag_updates"] <= fields["actor_lag_updates_max"] < 150
         # newer parameters have come to the actors: no step is older than what may have waited, and some
@@ -184,11 +191,13 @@ def test_an_actor_that_dies_is_started_again_and_told_of() -> None:
         victim = pids(source)[1]
         os.kill(victim, signal.SIGKILL)
         told: list[tuple[str, str]] = []
-        until = time.monotonic() + 60
-        while len(told) < 2 and time.monotonic() < until:
+
+        def learned() -> bool:  # the other actor always has something: the dead one is missed all the same
             learner.learn(next(source))
-            time.sleep(0.05)  # the other actor always has something: the dead one is missed all the same
-            told += source.events()
+            told.extend(source.events())
+            return len(told) == 2
+
+        until(learned)
         assert [kind for kind, _ in told] == ["actor died", "actor began"]
         assert "actor 1 of replica 0 died (signal 9)" in told[0][1]
         assert source.fields()["actor_deaths"] == 1
@@ -208,7 +217,7 @@ def test_actors_end_with_a_learner_that_is_killed() -> None:
         with acted() as (source, _):
             next(source)
             os.write(write, b" ".join(str(pid).encode() for pid in pids(source)) + b"\n")
-            time.sleep(60)
+            signal.pause()
 
     process = multiprocessing.get_context("fork").Process(target=learn, daemon=True)
     process.start()
@@ -217,10 +226,7 @@ def test_actors_end_with_a_learner_that_is_killed() -> None:
     assert len(found) == 2
     os.kill(process.pid or 0, signal.SIGKILL)
     process.join()
-    until = time.monotonic() + 20
-    while any(alive(pid) for pid in found) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not any(alive(pid) for pid in found)
+    until(lambda: not any(alive(pid) for pid in found))
 
 
 def test_actors_that_cannot_begin_end_the_run_and_say_why() -> None:

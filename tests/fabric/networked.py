@@ -73,6 +73,7 @@ class Cable:
         self._whole.set()
         self._ended = False
         self._lines = []
+        self.carried_bytes = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self):
@@ -127,6 +128,7 @@ class Cable:
                     if not data:
                         return
                     other[line].sendall(data)
+                    self.carried_bytes += len(data)
 
 
 class Detour(dist.Store):

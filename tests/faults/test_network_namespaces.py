@@ -76,7 +76,7 @@ def _through_a_cut(script, sides, cut_seconds, tmp_path, learners):
         during = [told(rank) for rank in range(learners)]
         cable.whole = True
         _until(lambda: all_see(lambda _: list(range(size))), 30, "the return of the other side")
-        time.sleep(1.0)
+        _until(lambda: all_at(max(p[0] for p in during) + 5), 30, "steps after the return")
         after = [told(rank) for rank in range(learners)]
         (tmp_path / "stop").touch()
         for replica in replicas:

@@ -10,6 +10,7 @@ import resource
 import socket
 import threading
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,8 +19,9 @@ from fabric.networked import RUN, SECRET, N, at_once, channels, fill, members, u
 from murmurate.errors import MissingExtra
 from murmurate.fabric._handshake import Hello, Passport, dial
 from murmurate.fabric._hub import short
+from murmurate.fabric._neighbour import Place, Region
 from murmurate.fabric._seal import Card, Identity, Seal
-from murmurate.fabric._wire import META_LIMIT_BYTES, Closed, Frame, Kind, Pipe, Place, Refused
+from murmurate.fabric._wire import META_LIMIT_BYTES, Closed, Frame, Kind, Origin, Pipe, Refused
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network import NetworkFabric
 
@@ -72,7 +74,7 @@ class Rogue:
     def recorded(self, frame):
         """The bytes that would be sent for ``frame``, pieces as they are on the line."""
         ours, theirs = socket.socketpair()
-        Pipe(ours, self.me.place, self.pipe._sends, self.pipe._receives).send(frame)
+        Pipe(ours, self.me.origin, self.pipe._sends, self.pipe._receives).send(frame)
         ours.close()
         data = bytearray()
         while chunk := theirs.recv(1 << 16):
@@ -135,13 +137,23 @@ class TestOfAMember:
 
     def test_a_message_of_another_run(self, scene, caplog):
         rogue = scene[2]
-        other = Place(short("another run"), 0)
-        refuses(scene, caplog, "run", lambda: rogue.pipe.send(rogue.letter(1), place=other))
+        other = Origin(short("another run"), 0)
+        refuses(scene, caplog, "run", lambda: rogue.pipe.send(rogue.letter(1), origin=other))
 
     def test_a_message_of_an_old_epoch(self, scene, caplog):
         rogue = scene[2]
-        old = Place(rogue.me.run[:8], 7)
-        refuses(scene, caplog, "epoch", lambda: rogue.pipe.send(rogue.letter(1), place=old))
+        old = Origin(rogue.me.run[:8], 7)
+        refuses(scene, caplog, "epoch", lambda: rogue.pipe.send(rogue.letter(1), origin=old))
+
+    def test_a_vector_in_memory_that_was_not_lent(self, scene, caplog):
+        """The rogue has shown no memory in the handshake, and claims that a letter lies there."""
+        rogue = scene[2]
+        letter = rogue.letter(1)
+        lies = np.zeros(letter.length, dtype=np.uint8).view(Region)
+        lies.place = Place(3, 1, letter.length)
+        letter.payload = lies
+        rogue.pipe.lends = True
+        refuses(scene, caplog, "meta", lambda: rogue.pipe.send(letter))
 
     @pytest.mark.parametrize("place", ["head", "meta", "vector", "last"])
     def test_a_bit_that_was_flipped(self, scene, caplog, place):
@@ -376,9 +388,9 @@ def test_the_missing_package_is_named_with_its_extra(monkeypatch):
 @pytest.mark.parametrize("encrypt", ENCRYPTED)
 def test_only_the_encrypted_line_hides_what_is_sent(encrypt):
     ours, theirs = socket.socketpair()
-    place = Place(b"r" * 8, 0)
+    origin = Origin(b"r" * 8, 0)
     key = os.urandom(32)
-    pipe = Pipe(ours, place, Seal(key, encrypt), Seal(key, encrypt))
+    pipe = Pipe(ours, origin, Seal(key, encrypt), Seal(key, encrypt))
     words = b"attack at dawn! " * 4
     pipe.send(Frame(Kind.MAIL, CHANNEL, meta={"tag": "x"}, payload=words))
     ours.close()

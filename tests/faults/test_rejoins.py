@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +190,8 @@ def test_every_replica_in_turn_dies_and_comes_back(strategy: str, tmp_path: Path
         for number, victim in enumerate((0, 1, 2), start=1):
             os.kill(command.pids()[victim], signal.SIGKILL)
             until(lambda n=number: len(command.events("joined")) == n, f"replica {victim} to be back")
-        time.sleep(1.0)
+        most = max(len(command.records(rank)) for rank in range(3))
+        command.learning(3, records=most + 3)  # all of them go on together
         summary = _stop(command)
         assert summary["dead_replicas"] == []
         assert [e["member"] for e in summary["events"] if e["event"] == "joined"] == [0, 1, 2]

@@ -1,7 +1,9 @@
 """How long a vector takes from one process to another, by every way there is, beside what limits it.
 
-Shared memory beside a copy in memory; TCP links beside gloo's send and receive; the encrypted link
-beside its cipher. All take turns in the same two processes, and ratios are of neighbours in time.
+Shared memory beside a copy in memory; links of the network fabric beside gloo's send and receive, and
+encrypted ones beside their cipher. A link over loopback ("loopback") leaves vectors in memory that both ends
+map; "tcp" sends them, as it does between hosts. All take turns in the same two processes, and ratios are of
+neighbours in time.
 """
 
 from __future__ import annotations
@@ -30,11 +32,13 @@ NAME = "transport"
 SUMMARY = "time and bandwidth of register and mail, in shared memory and over TCP, at 1, 10 and 100 MB"
 
 _LINKS: dict[str, dict[str, Any]] = {
-    "tcp_plain": {"encrypt": False},
-    "tcp_aes_256_gcm": {"cipher": "aes-256-gcm"},
-    "tcp_chacha20_poly1305": {"cipher": "chacha20-poly1305"},
+    "loopback_plain": {"encrypt": False},
+    "loopback_aes_256_gcm": {"cipher": "aes-256-gcm"},
+    "tcp_plain": {"encrypt": False, "shared_memory": False},
+    "tcp_aes_256_gcm": {"cipher": "aes-256-gcm", "shared_memory": False},
+    "tcp_chacha20_poly1305": {"cipher": "chacha20-poly1305", "shared_memory": False},
 }
-_CIPHERS = {"tcp_aes_256_gcm": "aes-256-gcm", "tcp_chacha20_poly1305": "chacha20-poly1305"}
+_CIPHERS = ("aes_256_gcm", "chacha20_poly1305")
 _PATIENCE_SECONDS = 60.0
 _STREAM_MEGABYTES = 200  # sent in a row, for the bandwidth
 
@@ -206,7 +210,7 @@ def _limits(x: Tensor) -> dict[str, Callable[[], float]]:
 
         return run
 
-    return {"memcpy": copy} | {f"cipher_{name}": sealing(cipher) for name, cipher in _CIPHERS.items()}
+    return {"memcpy": copy} | {f"cipher_{name}": sealing(name.replace("_", "-")) for name in _CIPHERS}
 
 
 def figures(sent: dict[str, list[float]], read: dict[str, list[float]], size: int) -> dict[str, Any]:
@@ -221,21 +225,25 @@ def figures(sent: dict[str, list[float]], read: dict[str, list[float]], size: in
         for name, of in seconds.items()
     }
     pairs = {f"shared_memory_{kind}_over_memcpy": (f"shared_memory_{kind}", "memcpy") for kind in _KINDS}
-    pairs |= {f"tcp_plain_{kind}_over_gloo": (f"tcp_plain_{kind}", "gloo") for kind in _KINDS}
-    for name in _CIPHERS:
-        for kind in _KINDS:
-            pairs[f"{name}_{kind}_over_cipher"] = f"{name}_{kind}", f"cipher_{name}"
-            pairs[f"{name}_{kind}_over_plain"] = f"{name}_{kind}", f"tcp_plain_{kind}"
-    pairs["tcp_plain_stream_over_gloo"] = "tcp_plain_mail_stream", "gloo_stream"
-    for name in _CIPHERS:
-        pairs[f"{name}_stream_over_plain"] = f"{name}_mail_stream", "tcp_plain_mail_stream"
+    for name, settings in _LINKS.items():
+        for kind in (*_KINDS, "mail_stream"):
+            label = f"{name}_{kind.removeprefix('mail_') if kind.endswith('stream') else kind}"
+            pairs[f"{label}_over_gloo"] = f"{name}_{kind}", "gloo_stream" if "stream" in kind else "gloo"
+            if kind in _KINDS and "cipher" in settings:
+                pairs[f"{label}_over_cipher"] = f"{name}_{kind}", f"cipher_{_cipher(name)}"
     ratios = {
         label: median([b / a for a, b in zip(seconds[one], seconds[other], strict=True)])
         for label, (one, other) in pairs.items()
     }
-    for name in _CIPHERS:
-        ratios[f"{name}_stream_over_cipher"] = rates[f"{name}_mail_stream"] / rates[f"cipher_{name}"]
+    for name, settings in _LINKS.items():
+        if "cipher" in settings:
+            cipher = rates[f"cipher_{_cipher(name)}"]
+            ratios[f"{name}_stream_over_cipher"] = rates[f"{name}_mail_stream"] / cipher
     return {"ratios": ratios, "ways": ways}
+
+
+def _cipher(link: str) -> str:
+    return link.split("_", 1)[1]
 
 
 def _bytes(way: str, size: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import socket
 import struct
 import time
@@ -11,13 +12,14 @@ from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from murmurate.fabric._neighbour import Lender, Neighbour
 from murmurate.fabric._seal import TAG_BYTES, Card, Identity, InvalidTag, Seal, connection_keys
-from murmurate.fabric._wire import Closed, Pipe, Place, Refused, read_whole
+from murmurate.fabric._wire import Closed, Origin, Pipe, Refused, read_whole
 
-_HELLO = struct.Struct("<4sB16sQI16s32sQ")
-_MAGIC = b"MRM1"
+_HELLO = struct.Struct("<4sB16sQI16s32sQIi")
+_MAGIC = b"MRM2"
 _CIPHER_NUMBERS = {"aes-256-gcm": 1, "chacha20-poly1305": 2}
-_PROOF_BYTES = 32
+_PROOF_BYTES = 33  # of the whole exchange, and whether what the other lends can be read
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,11 @@ class Passport:
     encrypt: bool
     cipher: str
     silence_seconds: float
+    lender: Lender | None = None  # None: has no neighbours
 
     @property
-    def place(self) -> Place:
-        return Place(self.run[:8], self.epoch)
+    def origin(self) -> Origin:
+        return Origin(self.run[:8], self.epoch)
 
     @property
     def setting(self) -> int:
@@ -56,6 +59,8 @@ class Hello:
     incarnation: bytes
     fresh: bytes
     received: int
+    pid: int = 0
+    name_file: int = -1  # a descriptor of that process, where neighbours find its incarnation
 
     def pack(self) -> bytes:
         return _HELLO.pack(
@@ -67,6 +72,8 @@ class Hello:
             self.incarnation,
             self.fresh,
             self.received,
+            self.pid,
+            self.name_file,
         )
 
     @staticmethod
@@ -144,6 +151,8 @@ def _hello(passport: Passport, fresh: X25519PrivateKey, received: int) -> Hello:
         passport.identity.incarnation,
         fresh.public_key().public_bytes_raw(),
         received,
+        os.getpid(),
+        passport.lender.descriptor if passport.lender else -1,
     )
 
 
@@ -166,8 +175,10 @@ def _agree(
     except ValueError:
         raise Refused("key", "a public key that is none") from None
     sends, receives = (Seal(key, passport.encrypt, passport.cipher) for key in keys)
+    neighbour = _neighbour(passport, theirs)
     proof = hashlib.sha256(context).digest()
-    line.sendall(proof + sends.tag(proof))
+    said_last = proof + bytes([neighbour is not None])
+    line.sendall(said_last + sends.tag(said_last))
     shown = bytearray(_PROOF_BYTES + TAG_BYTES)
     try:
         read_whole(line, [memoryview(shown)], first=True)
@@ -177,11 +188,18 @@ def _agree(
         receives.check(memoryview(shown)[:_PROOF_BYTES], memoryview(shown)[_PROOF_BYTES:])
     except InvalidTag:
         raise Refused("key", f"somebody who calls itself rank {theirs.rank} without its keys") from None
-    if bytes(shown[:_PROOF_BYTES]) != proof:
+    if bytes(shown[: len(proof)]) != proof:
         raise Refused("key", f"rank {theirs.rank} proved another exchange than this one")
     prepare(line, passport.silence_seconds)
-    pipe = Pipe(line, passport.place, sends, receives)
+    lends = passport.lender is not None and bool(shown[len(proof)])
+    pipe = Pipe(line, passport.origin, sends, receives, lends, neighbour)
     return Meeting(pipe, theirs.rank, theirs.incarnation, theirs.received)
+
+
+def _neighbour(passport: Passport, hello: Hello) -> Neighbour | None:
+    if passport.lender is None:
+        return None
+    return passport.lender.neighbour(hello.pid, hello.name_file, hello.incarnation)
 
 
 def prepare(line: socket.socket, seconds: float) -> None:

@@ -8,15 +8,14 @@ changed is sent, and all of it on a new connection, so none of it can be missed 
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
-from collections import deque
 from typing import Any, Protocol
 
 from murmurate.fabric._compress import Filling
 from murmurate.fabric._handshake import Meeting, Passport, dial, listens
+from murmurate.fabric._outbox import Outbox
 from murmurate.fabric._seal import Card
 from murmurate.fabric._wire import NUMBERED, Closed, Frame, Kind, Pipe, Refused, Sending, Silence
 
@@ -25,7 +24,6 @@ log = logging.getLogger("murmurate.fabric.network")
 _BEATS_A_SILENCE = 6  # so many signs of life in the time after which a silent connection is given up
 _DIAL_SECONDS = 2.0
 _AT_ONCE_BYTES = 2 << 20
-_STATE_ITEMS = 500  # in one frame, so that it stays small
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 1.0
 _GRACE_SECONDS = 1.0  # how long a lost connection may take to come back before its peer counts as silent
 
@@ -83,11 +81,7 @@ class Link:
         self._pipe: Pipe | None = None
         self._half_open = False  # sending failed; what the peer sent before may still be read
         self._lost_at = time.monotonic()
-        self._posted = 0
-        self._unacknowledged: deque[Frame] = deque()
-        self._unsent = 0  # how many at the end of the above have not been sent on this connection
-        self._state: dict[tuple[str, ...], Any] = {}
-        self._changed: dict[tuple[str, ...], None] = {}
+        self._outbox = Outbox()
         self._register_next = False
         self._claimed = False  # a thread other than the keeper is sending
         self._writing = False  # the keeper is
@@ -106,6 +100,11 @@ class Link:
         return self._pipe is not None
 
     @property
+    def lends(self) -> bool:
+        """The peer reads vectors in our memory."""
+        return self._pipe is not None and self._pipe.lends
+
+    @property
     def silent_seconds(self) -> float:
         """How long it has not been reached; 0 while connected."""
         return 0.0 if self._pipe is not None else time.monotonic() - self._lost_at
@@ -117,28 +116,21 @@ class Link:
     @property
     def settled(self) -> bool:
         """Everything that was posted has arrived."""
-        return not self._unacknowledged
+        return not len(self._outbox)
 
     def post(self, frame: Frame) -> None:
         """Send once, in order, whatever happens to the connection; the payload must not change."""
-        self._keep_until_received(frame)
-        self._unsent += 1
+        self._outbox.keep(frame)
         self._work.notify()
-
-    def _keep_until_received(self, frame: Frame) -> None:
-        self._posted += 1
-        frame.number = self._posted
-        self._unacknowledged.append(frame)
 
     def claim(self, frame: Frame) -> Pipe | None:
         """``post``, if the line is free, and takes all at once: it is then the caller's, until it has called
         ``send_claimed``. Of more than that the line would stand still while the rest is copied."""
         if (
-            frame.length > _AT_ONCE_BYTES
+            (frame.length > _AT_ONCE_BYTES and not self.lends)
             or self._claimed
             or self._writing
-            or self._unsent
-            or self._changed
+            or self._outbox.waits
             or self._rest
             or self._half_open
         ):
@@ -146,7 +138,7 @@ class Link:
         if self._pipe is not None:
             self._claimed = True
             if frame.kind in NUMBERED:
-                self._keep_until_received(frame)
+                self._outbox.keep(frame, sent=True)
         return self._pipe
 
     def send_claimed(self, pipe: Pipe, frame: Frame, filling: Filling) -> None:
@@ -164,7 +156,7 @@ class Link:
                 self._claimed = False
                 # of a connection that is lost there is no rest: the next begins with all that has not arrived
                 self._rest = rest if self._pipe is pipe else None
-                if self._rest or self._unsent or self._changed or self._nudged or self._pipe is not pipe:
+                if self._rest or self._outbox.waits or self._nudged or self._pipe is not pipe:
                     self._work.notify()
 
     def tell(self, key: tuple[str, ...], value: Any, soon: bool = True) -> None:
@@ -172,8 +164,7 @@ class Link:
 
         soon: now; else with whatever is sent next, a sign of life at the latest.
         """
-        self._state[key] = value
-        self._changed[key] = None
+        self._outbox.tell(key, value)
         if soon:
             self._work.notify()
 
@@ -191,13 +182,12 @@ class Link:
             self._half_open = False
             if meeting.incarnation != self.card.incarnation:
                 raise RuntimeError("a link adopts connections of its own peer")
-            if meeting.received > self._posted:
+            if meeting.received > self._outbox.posted:
                 self._pipe = None
                 raise Refused("number", f"rank {self.peer} claims to have what was never sent")
             self._acknowledge(meeting.received)
             self._rest = None
-            self._unsent = len(self._unacknowledged)
-            self._changed = dict.fromkeys(self._state)
+            self._outbox.say_again()
             self.connections += 1
             if self.dead or self.connections > 1:
                 log.warning("rank %d is back (connection %d)", self.peer, self.connections)
@@ -216,14 +206,12 @@ class Link:
             log.warning(
                 "rank %d was started anew: %d unread message(s) to the former one are dropped",
                 self.peer,
-                len(self._unacknowledged),
+                len(self._outbox),
             )
             old, self._pipe = self._pipe, None
             self.card, self.dead, self.finished = card, False, False
-            self.received = self._posted = self._unsent = 0
-            self._unacknowledged.clear()
-            self._state.clear()
-            self._changed.clear()
+            self.received = 0
+            self._outbox.clear()
             self._home.returned(self)
         if old is not None:
             old.close()
@@ -287,19 +275,12 @@ class Link:
     def _next(self) -> Frame | None:
         """State first, as it is small; then numbered frames and vectors in turn."""
         self._nudged = False
-        if self._changed:
-            keys = list(itertools.islice(self._changed, _STATE_ITEMS))
-            for key in keys:
-                del self._changed[key]
-            return Frame(Kind.CONTROL, meta={"state": [[*key, self._state[key]] for key in keys]})
-        frame = self._home.due(self) if self._register_next else None
-        if frame is not None or self._unsent:
-            self._register_next = False
-        if frame is None and self._unsent:
-            frame = self._unacknowledged[len(self._unacknowledged) - self._unsent]
-            self._unsent -= 1
-            self._register_next = True
-        return frame or self._home.due(self)
+        state = self._outbox.next_state()
+        if state is not None:
+            return state
+        vector = self._home.due(self) if self._register_next else None
+        self._register_next = vector is None and self._outbox.frames_wait
+        return vector or self._outbox.next_frame() or self._home.due(self)
 
     def _reconnect(self) -> None:
         """Dial, if that is our part; else ask the peer's host whether it is still there."""
@@ -387,9 +368,7 @@ class Link:
             self.tell(("received",), self.received, soon=self.finished)
 
     def _acknowledge(self, number: int) -> None:
-        while self._unacknowledged and self._unacknowledged[0].number <= number:
-            self._unacknowledged.popleft()
-        self._unsent = min(self._unsent, len(self._unacknowledged))
+        self._outbox.acknowledge(number)
         self._home.notify()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,18 @@ from torch import Tensor
 Bytes = npt.NDArray[np.uint8]
 
 
-class Pool:
-    """Buffers of uint8 by size; at most ``keep`` unused ones of each size are kept."""
+def _ordinary(size_bytes: int) -> Bytes:
+    return np.empty(size_bytes, dtype=np.uint8)
 
-    def __init__(self, keep: int = 4) -> None:
-        self._keep = keep
+
+class Pool:
+    """Buffers of uint8 by size; at most ``keep`` unused ones of each size are kept.
+
+    fresh: makes one of so many bytes.
+    """
+
+    def __init__(self, keep: int = 4, fresh: Callable[[int], Bytes] = _ordinary) -> None:
+        self._keep, self._fresh = keep, fresh
         self._free: dict[int, deque[Any]] = {}
 
     def take(self, size_bytes: int) -> Bytes:
@@ -34,7 +42,7 @@ class Pool:
         try:
             base = free.pop()
         except IndexError:
-            base = np.empty(size_bytes, dtype=np.uint8)
+            base = self._fresh(size_bytes)
         buffer = base[:]
         # append is atomic and takes no lock, as this may run in any thread at any time
         weakref.finalize(buffer, free.append, base).atexit = False

@@ -72,7 +72,7 @@ class Postbox:
 
             if not hub.wait(room, deadline_seconds) or hub.gone(to):
                 return False
-        filling = stream.feedback.begin(x, hub.pool)
+        filling = stream.feedback.begin(x, hub.wires)
         frame = Frame(Kind.MAIL, self._identity, note=note, meta={"tag": tag}, payload=filling.wire)
         frame.source = Behind(filling)
         link = hub.links.get(to)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from murmurate.fabric._compress import Behind, Codec, Filling
 from murmurate.fabric._hub import Hub
+from murmurate.fabric._pool import Bytes
 from murmurate.fabric._wire import Frame, Kind
 from murmurate.fabric.interface import FabricError, Traffic
 
@@ -44,6 +45,7 @@ class Shelf:
         self._traffic = traffic
         self._newest: tuple[int, Filling] | None = None
         self._wanting: dict[int, int] = {}  # by peer: the version it has
+        self._lent: dict[int, Bytes] = {}  # by peer: what it may be reading in our memory; it asks when done
         self._subscriptions = {rank: _Subscription() for rank in hub.links}
 
     # -- publishing ---------------------------------------------------------------------------------
@@ -53,7 +55,7 @@ class Shelf:
         return self._newest[0] if self._newest else 0
 
     def publish(self, x: Tensor) -> int:
-        filling = self._codec.begin(x, self._hub.pool)
+        filling = self._codec.begin(x, self._hub.wires)
         with self._hub.lock:
             version = self.published + 1
             frame = Frame(Kind.REGISTER, self._identity, version=version, payload=filling.wire)
@@ -62,8 +64,7 @@ class Shelf:
             # the first who waits, and whose line is free, gets it from this very thread
             first = next(((links[p], pipe) for p in self._wanting if (pipe := links[p].claim(frame))), None)
             if first is not None:
-                del self._wanting[first[0].peer]
-                self._traffic.bytes += frame.length
+                self._hand_over(first[0].peer, filling)
             for peer in self._wanting:
                 links[peer].nudge()
         if first is not None:
@@ -74,12 +75,17 @@ class Shelf:
     def due(self, peer: int) -> Frame | None:
         if self._newest is None or peer not in self._wanting or self._newest[0] <= self._wanting[peer]:
             return None
-        del self._wanting[peer]
         version, filling = self._newest
-        self._traffic.bytes += filling.wire.nbytes
+        self._hand_over(peer, filling)
         frame = Frame(Kind.REGISTER, self._identity, version=version, payload=filling.wire)
         frame.source = Behind(filling)
         return frame
+
+    def _hand_over(self, peer: int, filling: Filling) -> None:
+        del self._wanting[peer]
+        self._traffic.bytes += filling.wire.nbytes
+        if self._hub.links[peer].lends:
+            self._lent[peer] = filling.wire
 
     # -- reading (all with the lock held) -----------------------------------------------------------
 
@@ -182,6 +188,7 @@ class Shelf:
 
     def returned(self, peer: int) -> None:
         self._wanting.pop(peer, None)
+        self._lent.pop(peer, None)
         held = self._subscriptions[peer]
         held.before = held.promised = held.version
         if held.asked:

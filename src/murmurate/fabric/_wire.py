@@ -15,10 +15,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
+from murmurate.fabric._neighbour import PLACE, Neighbour, Place
+from murmurate.fabric._pool import Bytes
 from murmurate.fabric._seal import TAG_BYTES, InvalidTag, Seal
 
 PIECE_BYTES = 1 << 20  # large enough that Python's part is small, small enough to stay in a core's cache
 META_LIMIT_BYTES = 1 << 18
+_LENT = 1  # a frame whose payload is not sent, but read in its sender's memory
 _READ_BYTES = 1 << 18  # at a time: the kernel's pages come back to the sender while they are in the cache
 _MAGIC = b"mu"
 _HEAD = struct.Struct("<2sBB8sQ8sQQdIQ")
@@ -82,7 +87,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Place:
+class Origin:
     """Which run and which epoch of it a connection belongs to; written into every head."""
 
     run: bytes
@@ -116,11 +121,23 @@ class Sending:
 
 
 class Pipe:
-    """One connection after its handshake. One thread sends, one receives."""
+    """One connection after its handshake. One thread sends, one receives.
 
-    def __init__(self, line: socket.socket, place: Place, sends: Seal, receives: Seal) -> None:
-        self._line, self._place = line, place
+    lends: the peer reads payloads that lie in shared memory by itself. neighbour: we read the peer's.
+    """
+
+    def __init__(
+        self,
+        line: socket.socket,
+        origin: Origin,
+        sends: Seal,
+        receives: Seal,
+        lends: bool = False,
+        neighbour: Neighbour | None = None,
+    ) -> None:
+        self._line, self._origin = line, origin
         self._sends, self._receives = sends, receives
+        self.lends, self._neighbour = lends, neighbour
         self._sealed = memoryview(bytearray(PIECE_BYTES + TAG_BYTES))
         self._unopened = memoryview(bytearray(PIECE_BYTES + TAG_BYTES))
 
@@ -132,9 +149,9 @@ class Pipe:
 
     # -- out ----------------------------------------------------------------------------------------
 
-    def send(self, frame: Frame, place: Place | None = None, length: int | None = None) -> None:
-        """``place`` and ``length`` other than the true ones are for tests. Raises OSError."""
-        Sending(self._line, self._pieces(frame, frame.source, place, length)).go()
+    def send(self, frame: Frame, origin: Origin | None = None, length: int | None = None) -> None:
+        """``origin`` and ``length`` other than the true ones are for tests. Raises OSError."""
+        Sending(self._line, self._pieces(frame, frame.source, origin, length)).go()
 
     def sending(self, frame: Frame, source: Source | None = None) -> Sending:
         """``source``: of the payload, instead of the frame's own."""
@@ -144,16 +161,17 @@ class Pipe:
         self,
         frame: Frame,
         source: Source | None,
-        place: Place | None = None,
+        origin: Origin | None = None,
         length: int | None = None,
     ) -> Iterator[list[Any]]:
         """What to write, piece after piece; each is to be written before the next is asked for."""
         meta = json.dumps(frame.meta, separators=(",", ":")).encode() if frame.meta else b""
-        where = place or self._place
+        where = origin or self._origin
+        lent: Place | None = getattr(frame.payload, "place", None) if self.lends else None
         head = _HEAD.pack(
             _MAGIC,
             frame.kind,
-            0,
+            _LENT if lent else 0,
             where.run,
             where.epoch,
             frame.channel,
@@ -165,12 +183,19 @@ class Pipe:
         )
         # what comes before the vector goes with its first piece: one wake-up less at the other end
         parts = self._sealed_copy(head) + (self._sealed_copy(meta) if meta else [])
+        if lent is not None:
+            parts += self._sealed_copy(lent.pack())
         if not frame.length:
             yield parts
             return
         payload = memoryview(frame.payload).cast("B")
         for start in range(0, len(payload), PIECE_BYTES):
             stop = min(start + PIECE_BYTES, len(payload))
+            if lent is not None:  # a token that the piece is there
+                _fill(source, start, stop)
+                yield parts + self._sealed_copy(b"")
+                parts = []
+                continue
             piece = payload[start:stop] if source is None else source.read(start, stop)
             yield parts + self._sealed_in_place(piece)
             parts = []
@@ -202,11 +227,13 @@ class Pipe:
         """
         head = bytearray(_HEAD.size)
         self._take(memoryview(head), first=True)
-        magic, kind, _, run, epoch, channel, number, version, note, meta_length, length = _HEAD.unpack(head)
-        if run != self._place.run:
+        (magic, kind, flags, run, epoch, channel, number, version, note, meta_length, length) = _HEAD.unpack(
+            head
+        )
+        if run != self._origin.run:
             raise Refused("run", "a message of another run")
-        if epoch != self._place.epoch:
-            raise Refused("epoch", f"a message of epoch {epoch} in epoch {self._place.epoch}")
+        if epoch != self._origin.epoch:
+            raise Refused("epoch", f"a message of epoch {epoch} in epoch {self._origin.epoch}")
         if magic != _MAGIC or kind not in Kind._value2member_map_:
             raise Refused("kind", f"a message of an unknown kind ({kind})")
         if meta_length > META_LIMIT_BYTES:
@@ -216,14 +243,35 @@ class Pipe:
             meta = bytearray(meta_length)
             self._take(memoryview(meta))
             frame.meta = _parsed(meta)
+        lent = self._lent(length) if flags & _LENT else None
         if length:
             frame.payload = room(frame, length)
             payload = memoryview(frame.payload).cast("B")
             for start in range(0, length, PIECE_BYTES):
-                self._take(payload[start : start + PIECE_BYTES])
+                self._take_piece(payload, start, lent)
         elif frame.kind is Kind.MAIL or frame.kind is Kind.REGISTER:
             raise Refused("length", "a vector without numbers")
         return frame
+
+    def _lent(self, length: int) -> Bytes:
+        """Where the payload lies in its sender's memory."""
+        text = bytearray(PLACE.size)
+        self._take(memoryview(text))
+        place = Place(*PLACE.unpack(text))
+        if self._neighbour is None or place.size_bytes != length:
+            raise Refused("meta", "a vector in memory that we were not lent")
+        try:
+            return self._neighbour.look(place)
+        except (OSError, ValueError) as problem:
+            raise Refused("memory", f"a vector that cannot be read where it lies ({problem})") from None
+
+    def _take_piece(self, payload: memoryview, start: int, lent: Bytes | None) -> None:
+        piece = payload[start : start + PIECE_BYTES]
+        if lent is None:
+            self._take(piece)
+        else:
+            self._take(piece[:0])
+            np.copyto(np.frombuffer(piece, dtype=np.uint8), lent[start : start + PIECE_BYTES])
 
     def _take(self, piece: memoryview, first: bool = False) -> None:
         """Fill ``piece`` with what its sealed form opens to."""
@@ -239,6 +287,13 @@ class Pipe:
                 self._receives.check(piece, tag)
         except InvalidTag:
             raise Refused("checksum", "a message that is not as it was sent") from None
+
+
+def _fill(source: Source | None, start: int, stop: int) -> None:
+    """Have those bytes of the payload where they are to be."""
+    if source is not None:
+        source.upto(stop)
+        source.read(start, stop)
 
 
 def _parsed(meta: bytearray) -> dict[str, Any]:

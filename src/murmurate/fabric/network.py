@@ -59,6 +59,8 @@ class NetworkFabric:
     compression: of register and mail.
     cipher: "aes-256-gcm", or "chacha20-poly1305" for processors without instructions for AES.
     silence_seconds: a connection without a sign of life for so long is given up and made anew.
+    shared_memory: vectors for members on the same host, started by the same user, stay in memory that both
+        map, and are not encrypted; the link carries where they lie. False sends everything.
 
     Raises MissingExtra without the package cryptography, FabricError if somebody does not come.
     """
@@ -77,6 +79,7 @@ class NetworkFabric:
     compression: Compression = "none"
     cipher: str = "aes-256-gcm"
     silence_seconds: float = 4.0
+    shared_memory: bool = True
     hub: Hub = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -86,20 +89,23 @@ class NetworkFabric:
             raise MissingExtra("cryptography", "network", "The fabric between hosts")
         from murmurate.fabric._handshake import Passport
         from murmurate.fabric._hub import Hub, short
+        from murmurate.fabric._neighbour import Lender
         from murmurate.fabric._seal import CIPHERS, Identity
 
         if self.cipher not in CIPHERS:
             raise ValueError(f"cipher is one of {', '.join(CIPHERS)}, not '{self.cipher}'")
         codec(self.compression, 1, torch.float32)
+        identity = Identity()
         passport = Passport(
             self.rank,
             short(self.run_id, size_bytes=16),
             self.epoch,
             self.secret or b"",
-            Identity(),
+            identity,
             self.encrypt,
             self.cipher,
             self.silence_seconds,
+            Lender(identity.incarnation) if self.shared_memory else None,
         )
         hub = Hub(passport, self.size, self.store, self.address, self.board, self.deadline_seconds)
         object.__setattr__(self, "hub", hub)

@@ -8,27 +8,21 @@ from there, in which it has the parameters and moments of a living peer.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import os
-import shutil
-import socket
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from murmurate import checkpoint as saved
 from murmurate.coordinator import Coordinator, SecondInterrupt, signals
-from murmurate.errors import MissingExtra, Refusal, RunFailed
+from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.arena import Arena
 from murmurate.fabric.interface import Capability
 from murmurate.folder import write_roles
+from murmurate.launch._cluster import bundle, cluster, first_line, imported, place
 from murmurate.launch._ground import Process, lend
 from murmurate.launch._meeting import Ground, Meeting, fresh_secret, prove
 from murmurate.launch._seat import STORE_SECONDS, Seat, Sitting
@@ -38,14 +32,13 @@ from murmurate.run_spec import Run
 CAPABILITIES = frozenset(Capability)
 _POLL_SECONDS = 0.1
 _STOP_DEADLINE_SECONDS = 75.0  # longer than the fabric's, which can name a culprit
-_PLACE_SECONDS = 60.0  # for the cluster to find room
 _SIT_SECONDS = 120.0  # for an actor's process to import all it needs
 _RESTARTS = 3  # of one replica; what strikes it every time would strike on for ever
 
 
 def check(run: Run) -> None:
     """Raise MissingExtra where Ray is not installed."""
-    _ray()
+    imported()
 
 
 def start(
@@ -62,7 +55,7 @@ def start(
     On the cluster of RAY_ADDRESS, or on a Ray of this host alone that ends with the run. Raises Refusal if
     there is no such cluster, or no room in it.
     """
-    with _cluster(run) as ray:
+    with cluster(run) as ray:
         flock = _Flock(ray, run, folder, offset_seconds, checkpoint, parts)
         try:
             flock.begin(manifest)
@@ -107,7 +100,7 @@ class _Flock:
         self.proof = prove(folder)
         self.epoch = 0
         self.arena: Arena | None = None
-        self.group = _place(ray, run)
+        self.group = place(ray, run)
         self.restarts: Counter[int] = Counter()
         self.seats: dict[int, Any] = {}
         self.sittings: dict[int, Sitting] = {}
@@ -126,7 +119,7 @@ class _Flock:
                 self.seats[rank], self.sittings[rank] = actor, self.ray.get(sitting, timeout=_SIT_SECONDS)
             except self.ray.exceptions.RayError as error:
                 raise Refusal(
-                    f"Ray could not start replica {rank} ({_first_line(error)}). murmurate must be installed "
+                    f"Ray could not start replica {rank} ({first_line(error)}). murmurate must be installed "
                     "on every node, in the same version."
                 ) from error
         self.started_at = time.monotonic()
@@ -248,11 +241,11 @@ class _Flock:
             code, words = self.ray.get(life)
         except self.ray.exceptions.RayActorError as error:
             del self.seats[rank], self.sittings[rank]
-            self.coordinator.died(rank, _first_line(error))
+            self.coordinator.died(rank, first_line(error))
             self._replace(rank)
             return
         except self.ray.exceptions.RayError as error:
-            raise RunFailed(f"replica {rank}: {_first_line(error)}") from error
+            raise RunFailed(f"replica {rank}: {first_line(error)}") from error
         if code == REFUSED:
             raise Refusal(words or f"replica {rank} refused to start")
         if code != FINISHED:
@@ -309,13 +302,13 @@ class _Flock:
         """(an actor for ``rank``, its sitting to be)"""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        bundle = _bundle(self.run)
+        needs = bundle(self.run)
         strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=rank)
         actor = (
             self.ray.remote(Seat)
             .options(
-                num_cpus=bundle["CPU"],
-                num_gpus=bundle.get("GPU", 0),
+                num_cpus=needs["CPU"],
+                num_gpus=needs.get("GPU", 0),
                 max_restarts=0,  # Ray's own restart knows nothing of a peer's state
                 scheduling_strategy=strategy,
                 runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
@@ -334,71 +327,3 @@ class _Flock:
             self.ground.close()
         if self.arena is not None:
             self.arena.close()
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise MissingExtra("ray", "ray", "the ray launcher") from None
-    return ray
-
-
-@contextlib.contextmanager
-def _cluster(run: Run) -> Iterator[Any]:
-    """Ray, connected: to what this process is connected to, to RAY_ADDRESS, or to one of our own."""
-    ray = _ray()
-    if ray.is_initialized():
-        yield ray
-        return
-    quiet = {"include_dashboard": False} | {"log_to_driver": False, "logging_level": "ERROR"}
-    own = None
-    try:
-        if address := os.environ.get("RAY_ADDRESS"):
-            _connect(ray, address)
-        else:
-            own = tempfile.mkdtemp(prefix="mray")  # short: Ray puts sockets below it
-            cores = max(psutil.cpu_count() or 1, run.members * run.placement.threads)
-            ray.init(address="local", num_cpus=cores, object_store_memory=100 * 2**20, _temp_dir=own, **quiet)
-        yield ray
-    finally:
-        ray.shutdown()
-        if own is not None:
-            shutil.rmtree(own, ignore_errors=True)
-
-
-def _connect(ray: Any, address: str) -> None:
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise Refusal(
-            f"no Ray cluster at {address} lets this process in ({_first_line(error)}). Start one with: "
-            "ray start --head; give both the same RAY_AUTH_TOKEN where Ray asks for one; or unset "
-            "RAY_ADDRESS for a Ray of this host alone."
-        ) from error
-
-
-def _bundle(run: Run) -> dict[str, float]:
-    """What one member holds: its threads' cores, and its share of a GPU where the placement names any."""
-    gpus = {name for name in run.placement.devices if name.startswith("cuda")}
-    share = {"GPU": min(1.0, len(gpus) / run.replicas)} if gpus else {}
-    return {"CPU": float(run.placement.threads), **share}
-
-
-def _place(ray: Any, run: Run) -> Any:
-    """Room for all members, close together. Raises Refusal, with the room that there is."""
-    group = ray.util.placement_group([_bundle(run)] * run.members, strategy="PACK")
-    if not group.wait(timeout_seconds=_PLACE_SECONDS):
-        ray.util.remove_placement_group(group)
-        free = {kind: ray.available_resources().get(kind, 0) for kind in _bundle(run)}
-        raise Refusal(
-            f"the cluster at {socket.gethostname()} found no room for {run.members} members of "
-            f"{_bundle(run)} each within {_PLACE_SECONDS:g} s; free are {free}. "
-            "Use fewer --replicas or --placement.threads, or add nodes."
-        )
-    return group
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else type(error).__name__
