@@ -18,6 +18,7 @@ import torch
 
 from murmurate import checkpoint
 from murmurate.errors import Refusal, RunFailed
+from murmurate.replay.interface import Chunk
 
 
 class Crash(BaseException):
@@ -314,3 +315,51 @@ def test_another_error_of_the_disk_is_told_as_it_is(tmp_path: Path) -> None:
     failure = checkpoint.disk_failure(tmp_path, OSError(errno.EROFS, os.strerror(errno.EROFS)))
     assert "Read-only file system" in str(failure)
     assert "full" not in str(failure)
+
+
+# -- chunks -----------------------------------------------------------------------------------------------
+
+
+def _with_chunks(folder: Path, values: dict[str, float]) -> dict[str, Path]:
+    """A checkpoint whose replay has such chunks; the files by chunk."""
+    staging = folder / ".staging"
+    chunks = [Chunk(name, torch.full((3, 2), value)) for name, value in values.items()]
+    checkpoint.write_part(staging, 0, {"env_steps": 1}, {"images": [chunks], "x": torch.ones(2)})
+    checkpoint.commit(folder, staging, _about(1))
+    return {name: folder / "last" / f"replay-0-{name}.safetensors" for name in values}
+
+
+def test_chunks_that_stay_are_linked_and_read_with_the_rest(tmp_path: Path) -> None:
+    first = _with_chunks(tmp_path, {"a-1": 1.0, "b-1": 2.0})
+    numbers = {name: path.stat().st_ino for name, path in first.items()}
+    second = _with_chunks(tmp_path, {"a-1": 1.0, "b-2": 3.0, "c-1": 4.0})
+    assert second["a-1"].stat().st_ino == numbers["a-1"]
+    assert second["b-2"].stat().st_ino not in numbers.values()
+    for name, values in (("last", [1.0, 3.0, 4.0]), ("previous", [1.0, 2.0])):
+        assert checkpoint.damage(tmp_path / name) is None
+        held = checkpoint.read_replay(tmp_path / name, 0)
+        assert held is not None
+        assert [float(chunk.values[0, 0]) for chunk in held["images"][0]] == values
+    checkpoint.keep_as_best(tmp_path)
+    assert checkpoint.damage(tmp_path / "best") is None
+    assert not list((tmp_path / "best").glob("replay*"))
+
+
+def test_a_chunk_that_is_gone_or_bad_is_damage(tmp_path: Path) -> None:
+    for spoil in (lambda path: path.unlink(), lambda path: path.write_bytes(b"x" * path.stat().st_size)):
+        files = _with_chunks(tmp_path, {"a": 1.0})
+        spoil(files["a"])
+        assert "corrupt or missing" in str(checkpoint.damage(tmp_path / "last"))
+        with pytest.raises(Refusal):
+            checkpoint.read_replay(tmp_path / "last", 0)
+        shutil.rmtree(tmp_path / "last")
+
+
+def test_without_links_chunks_are_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    first = _with_chunks(tmp_path, {"a": 1.0})["a"].stat().st_ino
+    assert _with_chunks(tmp_path, {"a": 1.0})["a"].stat().st_ino != first
+    assert checkpoint.damage(tmp_path / "last") is None

@@ -2,8 +2,9 @@
 
 ``checkpoints/last``, ``previous`` and ``best`` each hold a ``replica-<i>.safetensors`` a replica and one
 ``state.json`` with a checksum of each. What a replica's replay holds lies beside it, in
-``replay-<i>.safetensors``; ``best`` is to be played with, and has none. Parts are written into a staging
-folder, which becomes ``last`` by renaming once all are there.
+``replay-<i>.safetensors``; ``best`` is to be played with, and has none. Chunks of a replay's images are files
+of their own, and those that have not changed are linked from one checkpoint to the next. Parts are written
+into a staging folder beside ``last``, which becomes ``last`` by renaming once all are there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from murmurate.errors import Refusal, RunFailed
+from murmurate.replay.interface import Chunk
 
 FORMAT = 1
 _ABOUT = frozenset({"env_steps", "seconds", "replicas"})  # what ``commit`` must be told at least
@@ -46,11 +48,27 @@ def write_part(staging: Path, rank: int, state: dict[str, Any], replay: dict[str
 
 def _write(folder: Path, name: str, state: dict[str, Any]) -> None:
     tensors: dict[str, torch.Tensor] = {}
-    plain = _split(state, (), tensors)
-    fresh = folder / f".{name}.new"
-    save_file(tensors, fresh, metadata={"plain": json.dumps(plain)})
+    chunks: list[Chunk] = []
+    plain = _split(state, (), tensors, chunks)
+    for chunk in chunks:
+        path = folder / _chunk_file(name, chunk.name)
+        path.unlink(missing_ok=True)
+        try:
+            os.link(folder.parent / "last" / path.name, path)
+        except OSError:  # it is not there, or this file system has no links
+            _save(path, {"x": chunk.values.detach().cpu().contiguous()})
+    _save(folder / f"{name}.safetensors", tensors, {"plain": json.dumps(plain)})
+
+
+def _save(path: Path, tensors: dict[str, torch.Tensor], about: dict[str, str] | None = None) -> None:
+    fresh = path.with_name(f".{path.stem}.new")
+    save_file(tensors, fresh, metadata=about)
     _sync(fresh)
-    fresh.rename(folder / f"{name}.safetensors")
+    fresh.rename(path)
+
+
+def _chunk_file(name: str, chunk: str) -> str:
+    return f"{name}-{chunk}.safetensors"
 
 
 def commit(folder: Path, staging: Path, about: dict[str, Any]) -> None:
@@ -62,13 +80,10 @@ def commit(folder: Path, staging: Path, about: dict[str, Any]) -> None:
     parts = sorted(staging.glob("repl*-*.safetensors"))
     if not parts:
         raise ValueError(f"{staging} has no part of any replica: there is nothing to commit")
-    manifest = {
-        "format": FORMAT,
-        "package": "murmurate",
-        "parts": {part.name: _digest(part) for part in parts},
-        **about,
-    }
     try:
+        known = _digests_of_linked(parts, folder / "last")
+        digests = {part.name: known.get(part.name) or _digest(part) for part in parts}
+        manifest = {"format": FORMAT, "package": "murmurate", "parts": digests, **about}
         _write_json(staging / "state.json", manifest)
         for part in parts:
             _sync(part)
@@ -84,6 +99,19 @@ def commit(folder: Path, staging: Path, about: dict[str, Any]) -> None:
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise disk_failure(folder, error) from error
+
+
+def _digests_of_linked(parts: list[Path], last: Path) -> dict[str, str]:
+    """By name, of those parts that are files of ``last`` too."""
+    try:
+        listed = read_manifest(last)["parts"]
+        return {part.name: listed[part.name] for part in parts if _same_file(part, last / part.name)}
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    return other.exists() and one.samefile(other)
 
 
 def keep_as_best(folder: Path) -> None:
@@ -176,7 +204,7 @@ def read_replay(checkpoint: Path, rank: int) -> dict[str, Any] | None:
 def _read(path: Path) -> dict[str, Any]:
     try:
         plain = _read_plain(path)
-        tensors = load_file(path)
+        joined: dict[str, Any] = _join(plain, (), load_file(path), path)
     except (
         OSError,
         ValueError,
@@ -187,7 +215,6 @@ def _read(path: Path) -> dict[str, Any]:
         SafetensorError,
     ) as error:
         raise Refusal(f"{path} cannot be read ({error}). Resume from another checkpoint.") from error
-    joined: dict[str, Any] = _join(plain, (), tensors)
     return joined
 
 
@@ -225,27 +252,33 @@ def _key(path: tuple[str, ...]) -> str:
     return "/".join(step.replace("%", "%25").replace("/", "%2F") for step in path)
 
 
-def _split(value: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> Any:
-    """``value`` without its tensors, which go to ``tensors`` under their path."""
+def _split(value: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor], chunks: list[Chunk]) -> Any:
+    """``value`` without its tensors, which go to ``tensors`` under their path, and without its chunks."""
+    if isinstance(value, Chunk):
+        chunks.append(value)
+        return {"c": value.name}
     if isinstance(value, torch.Tensor):
         # a copy, because safetensors refuses tensors that share memory
         copy = value.nbytes < _LARGE_BYTES
         tensors[_key(path)] = value.detach().to("cpu", copy=copy).contiguous()
         return _TENSOR
     if isinstance(value, dict):
-        return {"d": {str(k): _split(v, (*path, str(k)), tensors) for k, v in value.items()}}
+        return {"d": {str(k): _split(v, (*path, str(k)), tensors, chunks) for k, v in value.items()}}
     if isinstance(value, (list, tuple)):
-        return {"l": [_split(v, (*path, str(i)), tensors) for i, v in enumerate(value)]}
+        return {"l": [_split(v, (*path, str(i)), tensors, chunks) for i, v in enumerate(value)]}
     return {"v": value}
 
 
-def _join(value: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> Any:
+def _join(value: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor], file: Path) -> Any:
     if value == _TENSOR:
         return tensors[_key(path)]
+    if "c" in value:
+        name = str(value["c"])
+        return Chunk(name, load_file(file.with_name(_chunk_file(file.stem, name)))["x"])
     if "d" in value:
-        return {k: _join(v, (*path, k), tensors) for k, v in value["d"].items()}
+        return {k: _join(v, (*path, k), tensors, file) for k, v in value["d"].items()}
     if "l" in value:
-        return [_join(v, (*path, str(i)), tensors) for i, v in enumerate(value["l"])]
+        return [_join(v, (*path, str(i)), tensors, file) for i, v in enumerate(value["l"])]
     return value["v"]
 
 

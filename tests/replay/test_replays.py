@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from murmurate.replay import frames
 from murmurate.replay.ahead import Ahead
 from murmurate.replay.frame_replay import FrameReplay
 from murmurate.replay.interface import Steps
@@ -251,8 +252,10 @@ def test_many_simulators_at_once_are_as_many_one_by_one(steps):
 
 
 @pytest.mark.parametrize("played", [30, 200])
-def test_frames_go_on_from_their_state(played):
+@pytest.mark.parametrize("chunk_bytes", [28, 10_000])
+def test_frames_go_on_from_their_state(played, chunk_bytes, monkeypatch):
     """In the middle of episodes and of returns; before and after the ring has come round."""
+    monkeypatch.setattr(frames, "_CHUNK_BYTES", chunk_bytes)
 
     def make(seed):
         return FrameReplay(Prioritized(120, seed=seed), (2, 2), simulators=2, stack=2, steps=3, discount=0.9)

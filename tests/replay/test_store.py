@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from murmurate import native
 from murmurate.errors import Refusal
-from murmurate.replay import memory
+from murmurate.replay import frames, memory
 from murmurate.replay.frames import Frames
 from murmurate.replay.returns import NStepReturns
 from murmurate.replay.rows import Column, Rows
@@ -152,3 +153,42 @@ def test_returns_are_as_defined(steps, how, ends):
     # the next episode begins with nothing open
     no = np.array([False])
     assert len(returns.step(1, [1.0], no, no)) == (steps == 1)
+
+
+def test_chunks_keep_their_names_while_their_frames_stay(monkeypatch):
+    """Against a copy of the ring: one name, the same frames; no more new names than chunks were written."""
+    monkeypatch.setattr(frames, "_CHUNK_BYTES", 7 * 6)
+    seen: dict[str, Tensor] = {}
+    store, heads, image = Frames(30, (2, 3), streams=2), [0, 0], 0
+    for turn in range(60):
+        if turn == 35:  # another process goes on from here
+            fresh = Frames(30, (2, 3), streams=2)
+            fresh.load(store.save(heads))
+            store = fresh
+        for _ in range(turn % 4):
+            for stream in range(1 + turn % 2):
+                image += 1
+                store.append(
+                    torch.tensor([stream]),
+                    torch.tensor([heads[stream]]),
+                    torch.full((1, 2, 3), image % 256, dtype=torch.uint8),
+                )
+                heads[stream] += 1
+        saved = store.save(heads)
+        assert [sum(len(c.values) for c in chunks) for chunks in saved] == [min(h, 30) for h in heads]
+        new = [c for chunks in saved for c in chunks if c.name not in seen]
+        assert len(new) <= 2 * (1 + turn % 2)
+        for chunk in (c for chunks in saved for c in chunks):
+            assert torch.equal(seen.setdefault(chunk.name, chunk.values.clone()), chunk.values)
+    assert len(seen) > 20
+
+
+def test_another_writer_names_what_it_writes_otherwise():
+    one, other = Frames(30, (2, 3)), Frames(30, (2, 3))
+    for k in range(5):
+        one.append(torch.tensor([0]), torch.tensor([k]), torch.zeros(1, 2, 3, dtype=torch.uint8))
+    other.load(one.save([5]))
+    assert other.save([5])[0][0].name == one.save([5])[0][0].name
+    for store in (one, other):
+        store.append(torch.tensor([0]), torch.tensor([5]), torch.zeros(1, 2, 3, dtype=torch.uint8))
+    assert other.save([6])[0][0].name != one.save([6])[0][0].name

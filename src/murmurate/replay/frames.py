@@ -7,6 +7,7 @@ its first stack, so that no window crosses into another episode; those in betwee
 
 from __future__ import annotations
 
+import secrets
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,10 @@ import torch
 from torch import Tensor
 
 from murmurate import native
+from murmurate.replay.interface import Chunk
 from murmurate.replay.memory import Take, array, private
+
+_CHUNK_BYTES = 16 << 20  # of a ring, in a checkpoint
 
 
 class Window(NamedTuple):
@@ -62,6 +66,9 @@ class Frames:
         whole = array(take, "frames", (streams * self._pitch, *shape), np.uint8)
         self._frames = torch.from_numpy(whole)
         self._address = self._frames.data_ptr()
+        self._chunk = max(1, _CHUNK_BYTES // self.frame_bytes)  # frames
+        self._token = secrets.token_hex(4)  # what we write is not what others have written before
+        self._names: dict[tuple[int, int], str] = {}  # of chunks as they were loaded
 
     def append(self, streams: Tensor, heads: Tensor, images: Tensor) -> None:
         """Images [S, H, W] uint8, one for each of ``streams`` [S], numbered ``heads`` [S] in them; each takes
@@ -97,18 +104,32 @@ class Frames:
             )
         return Window(out, self.stack)
 
-    def save(self, heads: list[int]) -> list[Tensor]:
-        """For each stream [F, H, W], a view: all of it, as it lies, if it has had so many frames."""
+    def save(self, heads: list[int]) -> list[list[Chunk]]:
+        """For each stream its frames [F, H, W] as they lie in the ring, chunk after chunk; views."""
         whole = self._frames.view(self.streams, self._pitch, *self.shape)
-        return [
-            stream if head >= self.length else stream[:head]
-            for stream, head in zip(whole, heads, strict=True)
-        ]
+        saved = []
+        for stream, head in enumerate(heads):
+            end = min(head, self.length)
+            bounds = [(start, min(start + self._chunk, end)) for start in range(0, end, self._chunk)]
+            saved.append([Chunk(self._name(stream, head, *at), whole[stream, slice(*at)]) for at in bounds])
+        return saved
 
-    def load(self, frames: list[Tensor]) -> None:
+    def _name(self, stream: int, head: int, start: int, stop: int) -> str:
+        """Says where the chunk lies, its newest frame's number, and who wrote it: as long as that frame stays
+        the newest, nothing in the chunk has changed."""
+        last = head - 1 - (head - 1 - (stop - 1)) % self.length  # the newest at the chunk's last place
+        newest = head - 1 if start <= (head - 1) % self.length < stop else last
+        where = f"frames-{stream}-{start // self._chunk}-{newest}-"
+        loaded = self._names.get((stream, start // self._chunk), "")
+        return loaded if loaded.startswith(where) else where + self._token
+
+    def load(self, frames: list[list[Chunk]]) -> None:
         whole = self._frames.view(self.streams, self._pitch, *self.shape)
-        for stream, saved in zip(whole, frames, strict=True):
-            stream[: len(saved)].copy_(saved)
-            if len(saved) < self.length:  # what lies there once more
-                again = min(self.window - 1, len(saved))
-                stream[self.length : self.length + again].copy_(saved[:again])
+        for number, (stream, chunks) in enumerate(zip(whole, frames, strict=True)):
+            end = 0
+            for chunk in chunks:
+                self._names[number, end // self._chunk] = chunk.name
+                stream[end : end + len(chunk.values)].copy_(chunk.values)
+                end += len(chunk.values)
+            again = min(self.window - 1, end)  # what lies there once more
+            stream[self.length : self.length + again].copy_(stream[:again])

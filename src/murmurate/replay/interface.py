@@ -26,6 +26,15 @@ class Sample:
     next_observation: Tensor
 
 
+@dataclass(frozen=True)
+class Chunk:
+    """A part of something large, of which little is written between two checkpoints: under the same ``name``
+    the same ``values``."""
+
+    name: str
+    values: Tensor
+
+
 class Chosen(NamedTuple):
     """Which transitions a batch will have: ``keys`` name them for good, ``draw`` says where they lie now."""
 
