@@ -8,6 +8,7 @@ Each letter names the lives of both; if either has been started again since, it 
 
 from __future__ import annotations
 
+import struct
 import threading
 import weakref
 from collections import deque
@@ -26,6 +27,7 @@ _MAIL_SLOTS = 8
 _MAIL_LENT = _MAIL_SLOTS // 2
 _LIFE_MASK = (1 << 32) - 1
 _TAG_BYTES = 64
+_HEAD = struct.Struct(f"<{_TAG_BYTES}sdQ")  # a letter's tag, note and stamp, beside its slot
 
 
 class Letterbox:
@@ -45,7 +47,8 @@ class Letterbox:
         self.traffic = traffic
         self._roster, self._store, self._wait = roster, store, wait
         self._bytes = like.numel() * like.element_size()
-        self._device = like.device
+        self._device, self._dtype = like.device, like.dtype
+        self._on_cpu = like.device.type == "cpu"
         n, shape = roster.board.size, (like.numel(),)
         # mail: sent[from, to], taken[from, to]; order[from, to, number % slots] is the slot of that letter;
         # lent[from, to, slot], which only the reader writes, says that it still looks at what lies there
@@ -53,15 +56,19 @@ class Letterbox:
         self._taken = arena.counters(f"{name}.taken", (n, n))
         self._order = arena.counters(f"{name}.order", (n, n, _MAIL_SLOTS))
         self._lent = arena.counters(f"{name}.lent", (n, n, _MAIL_SLOTS))
-        self._tags = arena.tensors(f"{name}.tags", (n, n, _MAIL_SLOTS, _TAG_BYTES), torch.uint8).numpy()
-        self._stamps = arena.counters(f"{name}.stamps", (n, n, _MAIL_SLOTS))
-        self._notes = arena.tensors(f"{name}.notes", (n, n, _MAIL_SLOTS), torch.float64).numpy()
+        self._heads = arena.take(f"{name}.heads", n * n * _MAIL_SLOTS * _HEAD.size)
+        fields = np.dtype([("tag", f"S{_TAG_BYTES}"), ("note", "<f8"), ("stamp", "<u8")])
+        self._stamps = np.frombuffer(self._heads, fields)["stamp"].reshape(n, n, _MAIL_SLOTS)
+        self._size = n
         self._letters = arena.tensors(f"{name}.mail", (n, n, _MAIL_SLOTS, *shape), like.dtype)
-        self._lendable = self._letters.view(torch.uint8).numpy()
+        # of who writes to us: each slot as bytes that can be lent, and whether it is
+        whole = self._letters.view(torch.uint8).numpy()
+        self._lendable = [list(whole[sender, rank]) for sender in range(n)]
+        self._lendings = [memoryview(self._lent[sender, rank]) for sender in range(n)]
         self._pool = Pool()
         self._inbox: dict[str, deque[Letter]] = {}
         self._incoming, self._consumed = self._sent[:, rank], self._taken[:, rank]
-        self._words: dict[str, np.ndarray] = {}
+        self._words: dict[str, bytes] = {}
         self._barrier = threading.Lock()
 
     def send(self, to: int, tag: str, x: Tensor, note: float, patience_seconds: float) -> bool:
@@ -78,9 +85,7 @@ class Letterbox:
         if not self._wait(room, patience_seconds) or not self._roster.is_alive(to):
             return False
         slot = found[0]
-        self._tags[*here, slot] = words
-        self._notes[*here, slot] = note
-        self._stamps[*here, slot] = stamp
+        _HEAD.pack_into(self._heads, self._head(*here, slot), words, note, stamp)
         self._order[*here, number % _MAIL_SLOTS] = slot
         self._store(self._letters[*here, slot], x)
         fence(self._barrier)
@@ -101,13 +106,17 @@ class Letterbox:
         held = (self._lent[here] != 0) & (self._stamps[here] & _LIFE_MASK == life)
         return [slot for slot in range(_MAIL_SLOTS) if slot not in under_way and not held[slot]]
 
-    def _words_of(self, tag: str) -> np.ndarray:
-        """[64] uint8: a tag as it lies beside its letter."""
+    def _head(self, sender: int, to: int, slot: int) -> int:
+        """Where the head of that slot begins."""
+        return ((sender * self._size + to) * _MAIL_SLOTS + slot) * _HEAD.size
+
+    def _words_of(self, tag: str) -> bytes:
+        """A tag as it lies beside its letter."""
         if tag not in self._words:
             name = tag.encode()
             if len(name) >= _TAG_BYTES:
                 raise ValueError(f"a tag has at most {_TAG_BYTES - 1} bytes, '{tag}' has {len(name)}")
-            self._words[tag] = np.frombuffer(name.ljust(_TAG_BYTES, b"\0"), dtype=np.uint8)
+            self._words[tag] = name
         return self._words[tag]
 
     def receive(self, tag: str) -> Letter | None:
@@ -132,10 +141,10 @@ class Letterbox:
             while number < self._sent[here]:
                 fence(self._barrier)  # nothing of the letter is read before its number is
                 slot = int(self._order[*here, number % _MAIL_SLOTS])
-                wanted = self._stamps[*here, slot] == stamp
-                if wanted:
-                    tag = self._tags[*here, slot].tobytes().rstrip(b"\0").decode()
-                    letter = Letter(sender, self._read(sender, slot), float(self._notes[*here, slot]))
+                words, note, written = _HEAD.unpack_from(self._heads, self._head(*here, slot))
+                if written == stamp:
+                    tag = words.rstrip(b"\0").decode()
+                    letter = Letter(sender, self._read(sender, slot), note)
                     self._inbox.setdefault(tag, deque()).append(letter)
                     self.traffic.bytes += self._bytes
                 else:
@@ -147,18 +156,17 @@ class Letterbox:
 
     def _read(self, sender: int, slot: int) -> Tensor:
         """[N]: the slot itself, lent until nobody holds the tensor; a copy where too much is lent."""
-        lent = self._lent[sender, self.rank]
+        lent = self._lendings[sender]
         lent[slot] = 0
-        letter = self._letters[sender, self.rank, slot]
-        if self._device.type != "cpu":
-            return letter.to(self._device, copy=True)
-        if lent.sum() < _MAIL_LENT:
+        if self._on_cpu and sum(lent) < _MAIL_LENT:
             lent[slot] = 1
-            whole = self._lendable[sender, self.rank, slot][:]
+            whole = self._lendable[sender][slot][:]
             weakref.finalize(whole, _give_back, lent, slot).atexit = False
-            return as_tensor(whole, letter.dtype)
-        copy = as_tensor(self._pool.take(self._bytes), letter.dtype)
-        return copy.copy_(letter)
+            return as_tensor(whole, self._dtype)
+        letter = self._letters[sender, self.rank, slot]
+        if not self._on_cpu:
+            return letter.to(self._device, copy=True)
+        return as_tensor(self._pool.take(self._bytes), self._dtype).copy_(letter)
 
     def _stamp(self, sender: int, to: int) -> int:
         """The lives of both ends of a letter."""
@@ -166,7 +174,7 @@ class Letterbox:
         return board.life(sender) << 32 | board.life(to)
 
 
-def _give_back(lent: np.ndarray, slot: int) -> None:
+def _give_back(lent: memoryview, slot: int) -> None:
     """A letter has been forgotten, in whichever thread and at whatever moment: so with a lock of its own."""
     fence(threading.Lock())
     lent[slot] = 0

@@ -22,6 +22,7 @@ from murmurate.fabric._pool import Bytes
 from murmurate.fabric._seal import TAG_BYTES, InvalidTag, Seal
 
 PIECE_BYTES = 1 << 20  # large enough that Python's part is small, small enough to stay in a core's cache
+LENT_PIECE_BYTES = 1 << 18  # small enough that the peer copies one while the next is copied for it
 META_LIMIT_BYTES = 1 << 18
 _LENT = 1  # a frame whose payload is not sent, but read in its sender's memory
 _READ_BYTES = 1 << 18  # at a time: the kernel's pages come back to the sender while they are in the cache
@@ -189,13 +190,14 @@ class Pipe:
             yield parts
             return
         payload = memoryview(frame.payload).cast("B")
+        if lent is not None:
+            yield parts  # the peer wakes up while the first piece is copied
+            for start in range(0, len(payload), LENT_PIECE_BYTES):
+                _fill(source, start, min(start + LENT_PIECE_BYTES, len(payload)))
+                yield self._sealed_copy(b"")  # a token that the piece is there
+            return
         for start in range(0, len(payload), PIECE_BYTES):
             stop = min(start + PIECE_BYTES, len(payload))
-            if lent is not None:  # a token that the piece is there
-                _fill(source, start, stop)
-                yield parts + self._sealed_copy(b"")
-                parts = []
-                continue
             piece = payload[start:stop] if source is None else source.read(start, stop)
             yield parts + self._sealed_in_place(piece)
             parts = []
@@ -247,7 +249,7 @@ class Pipe:
         if length:
             frame.payload = room(frame, length)
             payload = memoryview(frame.payload).cast("B")
-            for start in range(0, length, PIECE_BYTES):
+            for start in range(0, length, PIECE_BYTES if lent is None else LENT_PIECE_BYTES):
                 self._take_piece(payload, start, lent)
         elif frame.kind is Kind.MAIL or frame.kind is Kind.REGISTER:
             raise Refused("length", "a vector without numbers")
@@ -266,12 +268,12 @@ class Pipe:
             raise Refused("memory", f"a vector that cannot be read where it lies ({problem})") from None
 
     def _take_piece(self, payload: memoryview, start: int, lent: Bytes | None) -> None:
-        piece = payload[start : start + PIECE_BYTES]
         if lent is None:
-            self._take(piece)
+            self._take(payload[start : start + PIECE_BYTES])
         else:
-            self._take(piece[:0])
-            np.copyto(np.frombuffer(piece, dtype=np.uint8), lent[start : start + PIECE_BYTES])
+            self._take(payload[:0])
+            piece = slice(start, start + LENT_PIECE_BYTES)
+            np.copyto(np.frombuffer(payload[piece], dtype=np.uint8), lent[piece])
 
     def _take(self, piece: memoryview, first: bool = False) -> None:
         """Fill ``piece`` with what its sealed form opens to."""

@@ -54,7 +54,7 @@ class ProcessFabric:
         joins: bool = False,
         by_agreement: bool = False,
     ) -> None:
-        self._arena = arena
+        self.arena = arena
         self._board = board
         self.rank = rank
         self.size = board.size
@@ -70,7 +70,7 @@ class ProcessFabric:
         return self.roster.living()
 
     def channel(self, name: str, like: Tensor) -> ProcessChannel:
-        made = ProcessChannel(self._arena, self.roster, name, like, self.deadline_seconds)
+        made = ProcessChannel(self.arena, self.roster, name, like, self.deadline_seconds)
         self._channels[name] = made
         return made
 
@@ -116,7 +116,7 @@ class ProcessChannel:
         self.name = name
         self.traffic = Traffic()
         self.deadline_seconds = deadline_seconds
-        self._arena, self._roster = arena, roster
+        self.arena, self._roster = arena, roster
         self._bytes = like.numel() * like.element_size()
         self._device = like.device
         n, shape = self.size, (like.numel(),)
@@ -280,8 +280,8 @@ class ProcessChannel:
             )
         if key in self._memory:
             return self._memory[key]
-        ready = self._arena.counters(f"{self.name}.{key}.ready", (1,))
-        tensor = self._arena.tensors(f"{self.name}.{key}", tuple(like.shape), like.dtype)
+        ready = self.arena.counters(f"{self.name}.{key}.ready", (1,))
+        tensor = self.arena.tensors(f"{self.name}.{key}", tuple(like.shape), like.dtype)
 
         def settled() -> bool:
             return bool(ready[0]) or self.living()[0] == self.rank

@@ -1,0 +1,210 @@
+"""A learner that is fed by four actors in processes of their own, beside one that feeds itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from murmurate.bench import _roles
+from murmurate.bench._result import Log, median, spread
+from murmurate.collect._box import SLOTS, Record, Ring
+from murmurate.collect._drawing import Drawing
+from murmurate.fabric.processes import ProcessFabric
+from murmurate.replay.config import ReplayConfig, open_replay
+from murmurate.replay.interface import Steps
+from murmurate.spec import Batch, EnvSpec
+
+NAME = "replay-shared"
+SUMMARY = (
+    "draws per CPU second of learners that four actors feed through shared memory, beside a single process"
+)
+
+_SPEC = EnvSpec("rows", (17,), torch.float32, actions=0, action_shape=(6,))
+_PAUSE_SECONDS = 2e-4
+_RECORDS = 64  # that are made beforehand and sent in turn, so that it is the replay that is measured
+
+Feed = Callable[[], tuple[int, Record]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Learners draw batches of ``batch`` from ``capacity`` rows, ``samples_per_insert`` of each row; each of
+    ``actors`` plays ``simulators``."""
+
+    seconds: float = 5.0
+    repetitions: int = 3
+    learners: tuple[int, ...] = (1, 2)
+    actors: int = 4
+    simulators: int = 16
+    capacity: int = 2**20
+    filled: int = 2**16
+    batch: int = 256
+    samples_per_insert: float = 8.0
+
+
+def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
+    """Each learner owns a bank and writes it alone; actors fill rings, and a full ring stops its actor."""
+    plan = plan or (Plan(seconds=60.0) if full else Plan())
+    cases = ("alone", *(f"{n} learners" if n > 1 else "1 learner" for n in plan.learners))
+    rows: dict[str, list[dict[str, float]]] = {case: [] for case in cases}
+    for number in range(plan.repetitions):
+        for case, learners in zip(cases, (0, *plan.learners), strict=True):
+            log(f"{case}, {number + 1} of {plan.repetitions}")
+            members = learners + plan.actors if learners else 1
+            rows[case].append(_sum_up(_roles.together(members, work, learners, plan), max(learners, 1)))
+    alone = [row["draws_per_cpu_second"] for row in rows["alone"]]
+    return {
+        "cases": {
+            case: {key: spread([row[key] for row in of]) for key in of[0]} for case, of in rows.items()
+        },
+        "share_of_alone": {
+            case: median([row["draws_per_cpu_second"] / a for row, a in zip(of, alone, strict=True)])
+            for case, of in rows.items()
+            if case != "alone"
+        },
+        "lost_records": sum(row["lost_records"] for of in rows.values() for row in of),
+        "plan": dataclasses.asdict(plan),
+    }
+
+
+def _sum_up(answers: list[dict[str, float]], learners: int) -> dict[str, float]:
+    own = answers[:learners]
+    put, taken = (sum(a[key] for a in answers) for key in ("put", "taken"))
+    return {
+        "draws_per_cpu_second": sum(a["draws"] for a in own) / sum(a["cpu_seconds"] for a in own),
+        "draws_per_second": sum(a["draws"] / a["wall_seconds"] for a in own),
+        "inserts_per_second": sum(a["inserts"] / a["wall_seconds"] for a in own),
+        # what was put is taken, waits in a ring, or came out of its turn
+        "lost_records": abs(put - taken - sum(a["waiting"] for a in answers))
+        + sum(a["astray"] for a in answers)
+        if put
+        else 0.0,
+    }
+
+
+def work(fabric: ProcessFabric, learners: int, plan: Plan) -> dict[str, float]:
+    """Learners are the first members; each actor feeds all of them in turn."""
+    if not learners:
+        return _learn(_own_feed(plan), plan)
+    lanes = list(itertools.product(range(learners), range(plan.actors)))
+    rings = {lane: Ring(fabric.arena, _SPEC, plan.simulators) for lane in lanes}
+    stop = fabric.arena.counters("stop", (learners,))
+    if fabric.rank >= learners:
+        actor = fabric.rank - learners
+        return _act([rings[learner, actor] for learner in range(learners)], stop, plan)
+    mine = [rings[fabric.rank, actor] for actor in range(plan.actors)]
+    feed = _Rings(mine, plan.simulators)
+    try:
+        found = _learn(feed, plan)
+    finally:
+        stop[fabric.rank] = 1
+    deadline = time.monotonic() + 5.0
+    while not stop.all() and time.monotonic() < deadline:  # the others' actors are ours
+        for ring in mine:
+            if ring.waiting:
+                feed.astray_if_not_next(mine.index(ring), ring.take())
+        time.sleep(_PAUSE_SECONDS)
+    return found | {"taken": feed.taken, "astray": feed.astray}
+
+
+def _records(plan: Plan) -> Iterator[Record]:
+    """Without end, each numbered one higher; no episode ever ends."""
+    generator = torch.Generator().manual_seed(0)
+    no = torch.zeros(plan.simulators, dtype=torch.bool)
+    steps = []
+    for _ in range(_RECORDS):
+        seen = torch.randn(2, plan.simulators, *_SPEC.observation_shape, generator=generator)
+        action = torch.randn(plan.simulators, *_SPEC.action_shape, generator=generator)
+        reward, taken, following = torch.randn(3, plan.simulators, generator=generator)
+        steps.append(Steps(seen[0], action, reward, seen[1], no, no, taken, following))
+    for number in itertools.count():
+        yield Record(steps[number % _RECORDS], [], number)
+
+
+def _own_feed(plan: Plan) -> Feed:
+    records = _records(plan)
+    lows = itertools.cycle(range(0, plan.actors * plan.simulators, plan.simulators))
+    return lambda: (next(lows), next(records))
+
+
+class _Rings:
+    """From the next ring in turn that has something. astray: records that were not the next of their ring."""
+
+    def __init__(self, rings: list[Ring], simulators: int) -> None:
+        self._rings, self._simulators = rings, simulators
+        self._turn = self.taken = self.astray = 0
+        self._seen = [-1] * len(rings)
+
+    def __call__(self) -> tuple[int, Record]:
+        while True:
+            for _ in self._rings:
+                which = self._turn % len(self._rings)
+                self._turn += 1
+                if self._rings[which].waiting:
+                    record = self._rings[which].take()
+                    self.astray_if_not_next(which, record)
+                    return which * self._simulators, record
+            time.sleep(_PAUSE_SECONDS)
+
+    def astray_if_not_next(self, which: int, record: Record) -> None:
+        self.taken += 1
+        self.astray += record.version != self._seen[which] + 1
+        self._seen[which] = record.version
+
+
+def _act(rings: list[Ring], stop: Any, plan: Plan) -> dict[str, float]:
+    """Fill the rings, each with records numbered on its own."""
+    records = [_records(plan) for _ in rings]
+    put = 0
+    while not stop.all():
+        idle = True
+        for ring, record in zip(rings, records, strict=True):
+            if ring.waiting < SLOTS:
+                ring.put(next(record))
+                put, idle = put + 1, False
+        if idle:
+            time.sleep(_PAUSE_SECONDS)
+    waiting = sum(ring.waiting for ring in rings)
+    return {"put": put, "taken": 0, "waiting": waiting, "astray": 0}
+
+
+def _learn(feed: Feed, plan: Plan) -> dict[str, float]:
+    config = ReplayConfig(
+        capacity=plan.capacity, learning_starts=plan.filled, samples_per_insert=plan.samples_per_insert
+    )
+    simulators = plan.actors * plan.simulators
+    replay = open_replay(config, _SPEC, simulators=simulators, steps=1, discount=0.99, seed=0)
+    drawing = Drawing(replay, config, plan.batch, torch.device("cpu"), lambda: 0.0)
+    errors = torch.rand(_RECORDS, plan.batch, generator=torch.Generator().manual_seed(1))
+
+    def turn(number: int) -> None:
+        while not drawing.due:
+            drawing.before_steps()
+            low, record = feed()
+            drawing.take_in(low, record.steps)
+        batch: Batch = drawing.next(0, [])
+        batch.feedback(errors[number % _RECORDS])
+
+    for number in range(50):
+        turn(number)
+    began, cpu, inserted, draws = time.monotonic(), time.process_time(), replay.inserted, 0
+    while time.monotonic() < began + plan.seconds:
+        turn(draws)
+        draws += 1
+    wall, cpu = time.monotonic() - began, time.process_time() - cpu
+    drawing.close()
+    return {
+        "draws": float(draws * plan.batch),
+        "inserts": float(replay.inserted - inserted),
+        "wall_seconds": wall,
+        "cpu_seconds": cpu,
+        "put": 0,
+        "taken": 0,
+        "waiting": 0,
+        "astray": 0,
+    }
