@@ -57,6 +57,16 @@ def test_seeds_make_a_group_and_labels_name_just_what_differs(tmp_path: Path) ->
     assert [g.label for g in grouped([runs[0], runs[2]])] == ["gala"]
     other = open_run(a_run(tmp_path / "r", records, made[0][0], recipe="pong-gala"))
     assert [g.label for g in grouped([runs[0], other])] == ["cartpole-gala, gala", "pong-gala, gala"]
+    # what another recipe brings with it goes without saying, what runs of one recipe differ in does not
+    more = [
+        open_run(a_run(tmp_path / f"m{n}", records, made[0][0], recipe="pong-gala", simulators=n))
+        for n in (8, 16)
+    ]
+    assert [g.label for g in grouped([runs[0], *more])] == [
+        "cartpole-gala, gala",
+        "pong-gala, gala, simulators 8",
+        "pong-gala, gala, simulators 16",
+    ]
 
 
 def test_curve_is_the_mean_over_runs_where_all_have_records(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -218,7 +219,12 @@ def staleness(shown: Sequence[Group]) -> Section:
     largest = max(max(group.staleness_counts) for group in able)
     drawn = [
         figures.svg(
-            drawings.histogram(group.staleness_counts, largest, group.index, group.label),
+            drawings.histogram(
+                group.staleness_counts,
+                largest,
+                group.index,
+                textwrap.shorten(group.label, 36, placeholder=" …"),
+            ),
             3.2,
             2.3,
             name=f"staleness of {group.label}",

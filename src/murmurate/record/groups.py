@@ -108,8 +108,9 @@ def _label(mine: dict[str, Any], all_settings: Sequence[dict[str, Any]]) -> str:
     name = str(mine.get("strategy.name", "unknown strategy"))
     words = [name]
     for key, value in sorted(mine.items(), key=lambda item: (item[0] != "recipe", item[0] != "replicas")):
-        own = key.startswith("strategy.")
-        rivals = [o for o in all_settings if not own or o.get("strategy.name") == name]
+        # two strategies differ in their settings, and two recipes in theirs: their names say so
+        same = "strategy.name" if key.startswith("strategy.") else "recipe"
+        rivals = [o for o in all_settings if key == "recipe" or o.get(same) == mine.get(same)]
         if key == "strategy.name" or all(other.get(key, value) == value for other in rivals):
             continue
         if key == "recipe":
