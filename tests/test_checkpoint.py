@@ -363,3 +363,24 @@ def test_without_links_chunks_are_written_again(tmp_path: Path, monkeypatch: pyt
     first = _with_chunks(tmp_path, {"a": 1.0})["a"].stat().st_ino
     assert _with_chunks(tmp_path, {"a": 1.0})["a"].stat().st_ino != first
     assert checkpoint.damage(tmp_path / "last") is None
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_part_is_lent_with_all_its_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    source, target = tmp_path / ".staging-final", tmp_path / ".staging-2"
+    for rank in (1, 11):
+        chunks = {"images": [Chunk(f"a-{rank}", torch.full((2,), float(rank)))]}
+        checkpoint.write_part(source, rank, {"env_steps": rank}, chunks)
+    checkpoint.write_part(target, 0, {"env_steps": 0})
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links here")))
+    checkpoint.lend_part(source, target, 1)
+    checkpoint.lend_part(source, target, 7)
+    assert checkpoint.parts(target) == [0, 1]
+    checkpoint.commit(tmp_path, target, _about(1))
+    held = checkpoint.read_replay(tmp_path / "last", 1)
+    assert held is not None
+    assert float(held["images"][0].values[0]) == 1.0
+    assert checkpoint.read_replay(tmp_path / "last", 11) is None

@@ -71,6 +71,17 @@ def _chunk_file(name: str, chunk: str) -> str:
     return f"{name}-{chunk}.safetensors"
 
 
+def lend_part(source: Path, target: Path, rank: int) -> None:
+    """Give another staging folder the part, if any, that one replica has written into ``source``."""
+    for pattern in (f"replay-{rank}[.-]*safetensors", f"replica-{rank}.safetensors"):
+        for file in source.glob(pattern):
+            (target / file.name).unlink(missing_ok=True)
+            try:
+                os.link(file, target / file.name)
+            except OSError:  # this file system has no links
+                shutil.copyfile(file, target / file.name)
+
+
 def commit(folder: Path, staging: Path, about: dict[str, Any]) -> None:
     """Make ``staging`` the newest checkpoint of ``folder``; the one before is kept as ``previous``.
 

@@ -199,11 +199,10 @@ class Coordinator:
         here = staging(self.folder, name)
         if not here.exists():
             return False
+        there = checkpoint.parts(here)
         for rank in self.board.living():
-            for part in (f"replay-{rank}.safetensors", f"replica-{rank}.safetensors"):
-                # who joined after it was asked for has no part in it
-                if not (here / part).exists() and (staging(self.folder, FINAL) / part).exists():
-                    shutil.copyfile(staging(self.folder, FINAL) / part, here / part)
+            if rank not in there:  # who joined after it was asked for has no part in it
+                checkpoint.lend_part(staging(self.folder, FINAL), here, rank)
         return True
 
     def commit_final(self) -> bool:
