@@ -49,7 +49,8 @@ class Replica:
         clip: largest global gradient norm, applied inside ``update``, so after any averaging.
         schedule: factor on every group's initial learning rate as a function of ``steps_taken()``.
         compute_dtype: if given (``torch.bfloat16``), parameters named by ``in_compute`` are views of
-            a copy in that dtype, refreshed after every step; the vector stays float32.
+            a copy in that dtype, refreshed after every step, and have no ``grad`` of their own; the
+            vector stays float32.
         shape_aware: hand the optimizer the parameters themselves instead of the vector (LAMB, Muon,
             Adafactor); what is exchanged is still the one vector.
 
@@ -103,11 +104,11 @@ class Replica:
         self._storage_grad = torch.zeros_like(self._storage)
         for part in self.parts:
             view(self._storage, part).copy_(getattr(part.owner, part.attribute).detach())
+        self._places = [view(self._storage_grad, part) for part in self.parts]
         self._compute_parts = [p for p in self.parts if compute_dtype and in_compute(p.name)]
-        self._low = self._low_grad = None
+        self._low = None
         if self._compute_parts:
             self._low = torch.empty_like(self._storage, dtype=compute_dtype)
-            self._low_grad = torch.zeros_like(self._low)
         self._runs = merge(self._compute_parts)
         self.shape_aware = shape_aware
         self.params = nn.Parameter(self._storage)
@@ -159,13 +160,13 @@ class Replica:
     def _point_module(self) -> None:
         low = {part.name for part in self._compute_parts}
         for part in self.parts:
-            values, grads = self._storage, self._storage_grad
-            if part.name in low and self._low is not None and self._low_grad is not None:
-                values, grads = self._low, self._low_grad
             parameter: nn.Parameter = getattr(part.owner, part.attribute)
             parameter.grad = None  # a gradient of the old dtype would forbid the new data
-            parameter.data = view(values, part)
-            parameter.grad = view(grads, part)
+            if part.name in low and self._low is not None:
+                parameter.data = view(self._low, part)
+            else:
+                parameter.data = view(self._storage, part)
+                parameter.grad = view(self._storage_grad, part)
         self.reload()
 
     def reload(self) -> None:
@@ -224,10 +225,10 @@ class Replica:
         low = {part.name for part in self._compute_parts}
         for part in self.parts:
             parameter = getattr(part.owner, part.attribute)
-            values, grads = self._storage, self._storage_grad
-            if part.name in low and self._low is not None and self._low_grad is not None:
-                values, grads = self._low, self._low_grad
-            for what, tensor, base in (("values", parameter, values), ("gradient", parameter.grad, grads)):
+            places = [("values", parameter, self._storage), ("gradient", parameter.grad, self._storage_grad)]
+            if part.name in low and self._low is not None:
+                places = [("values", parameter, self._low)]
+            for what, tensor, base in places:
                 if tensor is None or tensor.data_ptr() != base[part.start :].data_ptr():
                     raise RuntimeError(
                         f"the {what} of parameter '{part.name}' came loose from replica '{self.name}'. "
@@ -247,12 +248,17 @@ class Replica:
                 f"the loss of replica '{self.name}' is {loss.item()} at its update {self.clock}. "
                 "A smaller learning rate or gradient clipping usually helps."
             )
-        self._clear()
-        loss.backward(inputs=self.own_parameters())  # type: ignore[no-untyped-call]
+        # not backward, for which the gradient must be cleared, to add to it: three passes instead of one
+        gradients = torch.autograd.grad(loss, self.own_parameters(), allow_unused=True)
         if not self._checked:
             self.check()
             self._checked = True
-        self._collect()
+        with torch.no_grad():
+            for place, gradient in zip(self._places, gradients, strict=True):
+                if gradient is None:
+                    place.zero_()
+                else:
+                    place.copy_(gradient)
         return self._agree()
 
     def follow(self, gradient: Tensor) -> Exchange:
@@ -315,18 +321,6 @@ class Replica:
             exchange = self.exchange(self)
             self.reload()
         return exchange
-
-    def _clear(self) -> None:
-        self._storage_grad.zero_()
-        if self._low_grad is not None:
-            for start, stop in self._runs:
-                self._low_grad[start:stop].zero_()
-
-    def _collect(self) -> None:
-        """Bring low-precision gradients into the vector's gradient."""
-        if self._low_grad is not None:
-            for start, stop in self._runs:
-                self._storage_grad[start:stop].copy_(self._low_grad[start:stop])
 
     # -- state --------------------------------------------------------------------------------------
 

@@ -156,3 +156,16 @@ def test_other_observations_are_refused(x):
 def test_frames_smaller_than_the_filters_are_refused():
     with pytest.raises(ValueError, match="too small"):
         nature_2015((4, 32, 84))
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_what_is_laid_once_serves_as_the_frames_do(channels_last):
+    torch.manual_seed(0)
+    net = nature_2013((4, 84, 84), channels_last=channels_last)
+    window = torch.randint(256, (3, 7, 84, 84), dtype=torch.uint8)
+    for frames in (window[:, :4], window[:, 3:], window[:, 1:5].contiguous()):
+        expected = net(frames.contiguous())
+        assert torch.equal(net(frames), expected)
+        assert torch.equal(net(net.lay(frames)), expected)
+    with pytest.raises(ValueError, match="uint8"):
+        net.lay(window[:, :4].float())

@@ -168,8 +168,8 @@ class DQNAgent:
     def learn(self, batch: Batch) -> Outcome:
         data: Sample = batch.data
         with torch.no_grad():
-            following = self.target(data.next_observation)
-            target = q_target(data.reward, data.discount, following, self._select(data.next_observation))
+            seen = self.net.lay(data.next_observation)
+            target = q_target(data.reward, data.discount, self.target(seen), self._select(seen))
         value = self.net(data.observation)
         error = td_error(value, data.action, target)
         loss = q_loss(error, data.weights)

@@ -78,24 +78,45 @@ class ConvTorso(nn.Module):
                 convolution.data = convolution.data.contiguous(memory_format=self.memory_format)
         self.linear = nn.Linear(channels * height * wide, width)
 
-    def forward(self, observation: Tensor) -> Tensor:
-        """uint8 [B, C, H, W] to features [B, width] of the parameters' dtype.
+    def lay(self, observation: Tensor) -> Tensor:
+        """uint8 [B, C, H, W] as the first layer reads it, if that takes work that several nets of this shape
+        can share; ``forward`` takes either.
 
         Raises:
             ValueError: on another shape or dtype.
         """
+        self._check(observation)
+        return observation if self.blocks is None else self._laid(self.blocks, observation)
+
+    def _laid(self, blocks: _Blocks, observation: Tensor) -> Tensor:
+        laid: Tensor = blocks(observation, self.linear.weight.dtype)
+        return laid
+
+    def _check(self, observation: Tensor) -> None:
         if observation.dtype != torch.uint8 or observation.shape[1:] != self.shape:
             raise ValueError(
                 f"observations must be uint8 [B, {', '.join(map(str, self.shape))}], but they are "
                 f"{observation.dtype} {list(observation.shape)}"
             )
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """uint8 [B, C, H, W], or what ``lay`` makes of it, to features [B, width] of the parameters' dtype.
+
+        Raises:
+            ValueError: on another shape or dtype.
+        """
+        blocks = self.blocks
+        laid = blocks is not None and observation.shape[1:] == blocks.shape
+        if not laid:
+            self._check(observation)
         first, *rest = cast("list[nn.Conv2d]", list(self.convolutions))
         weight = first.weight * (1.0 / 255.0)
-        if self.blocks is None:
+        if blocks is None:
             x = observation.contiguous(memory_format=self.memory_format).to(weight.dtype)
             x = F.conv2d(x, weight, first.bias, first.stride)
         else:
-            x = F.conv2d(self.blocks(observation, weight.dtype), self.blocks.weight(weight), first.bias)
+            x = observation if laid else self._laid(blocks, observation)
+            x = F.conv2d(x, blocks.weight(weight), first.bias)
         x = x.relu_()
         for convolution in rest:
             x = convolution(x).relu_()
@@ -119,6 +140,7 @@ class _Blocks(nn.Module):
         super().__init__()
         c, h, w = shape
         self.rows, self.columns, self.kernel = h // 4, w // 4, layer.kernel // 4
+        self.shape = torch.Size((16 * c, self.rows, self.columns))
         # Words are [C, row of blocks, row in block, column of blocks] and wanted as
         # [row of blocks, column of blocks, C, row in block].
         word = torch.arange(c * h * w // 4).view(c, self.rows, 4, self.columns)
@@ -132,7 +154,8 @@ class _Blocks(nn.Module):
     def forward(self, observation: Tensor, dtype: torch.dtype) -> Tensor:
         """uint8 [B, C, H, W] to ``dtype`` [B, 16 C, H / 4, W / 4], channels last."""
         batch = observation.shape[0]
-        words = observation.contiguous().view(batch, -1).view(torch.int32)
+        words = observation.reshape(batch, -1)  # no copy of what lies in one piece, in a larger window too
+        words = (words if words.stride(1) == 1 else words.contiguous()).view(torch.int32)
         words = words.gather(1, self.word.expand(batch, -1))
         blocks = words.view(torch.uint8).view(batch, self.rows, self.columns, -1)
         return blocks.to(dtype).permute(0, 3, 1, 2)

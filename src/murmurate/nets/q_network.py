@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from murmurate.nets.conv import ConvTorso
 from murmurate.nets.initialize import orthogonal_
 from murmurate.nets.torso import build_torso, torso_name
 from murmurate.spec import EnvSpec
@@ -35,8 +36,12 @@ class QNetwork(nn.Module):
         super().__init__()
         self.torso, self.head = torso, head
 
+    def lay(self, observation: Tensor) -> Tensor:
+        """[B, ...] as nets of this kind read it, so that several can share the work."""
+        return self.torso.lay(observation) if isinstance(self.torso, ConvTorso) else observation
+
     def forward(self, observation: Tensor) -> Tensor:
-        """[B, ...] to Q(s, .) [B, A]."""
+        """[B, ...], or what ``lay`` makes of it, to Q(s, .) [B, A]."""
         features = self.torso(observation)
         values: Tensor = self.head(features.to(next(self.head.parameters()).dtype))
         return values.float()
