@@ -43,6 +43,16 @@ def test_each_transition_is_drawn_as_often_as_is_asked_for(samples_per_insert: f
     assert made.fields()["beta"] == pytest.approx(0.7)
 
 
+def test_a_fit_follows_what_was_played_in_a_row() -> None:
+    """Fitted Q-iteration: 40 steps, then the 20 batches of 8 that they allow at 4 draws each, and again."""
+    made = source(dataclasses.replace(CONFIG, fit_every=40))
+    found = [batch.env_steps for _, batch in zip(range(100), made, strict=False)]
+    played = [steps for steps in found if steps]
+    assert [number for number, steps in enumerate(found) if steps] == [0, 20, 40, 60, 80]
+    assert played[0] == 60  # of which 20 came before learning starts
+    assert played[1:] == [40, 40, 40, 40]
+
+
 def test_what_is_drawn_is_what_was_played() -> None:
     """Scripted simulators show what number of observation it is, so every field has one right value."""
     made = source()

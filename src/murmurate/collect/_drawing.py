@@ -49,7 +49,7 @@ class Drawing:
     @property
     def due(self) -> bool:
         """Whether there is enough to draw from, and too little has been drawn."""
-        allowed = self.config.samples_per_insert * (self._played - self.config.learning_starts)
+        allowed = self.config.samples_per_insert * self.config.learnable(self._played)
         return self._drawn + self.batch <= allowed and len(self.replay) >= self.batch
 
     def before_steps(self) -> None:

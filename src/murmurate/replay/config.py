@@ -29,6 +29,8 @@ class ReplayConfig:
     learning_starts: env steps of a learner before its first update.
     samples_per_insert: how often a transition is drawn on average; a learner plays or updates, whichever is
         behind.
+    fit_every: env steps of a learner that are played in a row; the updates that they allow follow in a row
+        too (fitted Q-iteration). 0 plays and learns in turn.
     ahead: D, batches that are drawn before the errors of those before them are known (Zhang, section 4.3.1);
         0 waits for them.
     saved: whether checkpoints hold it, up to 7.1 GB for a million images; without, a resumed run begins with
@@ -43,6 +45,7 @@ class ReplayConfig:
     epsilon: float = 1e-6
     learning_starts: int = 20_000
     samples_per_insert: float = 8.0
+    fit_every: int = 0
     ahead: int = 0
     saved: bool = True
     publish_every: int = 10
@@ -59,7 +62,7 @@ class ReplayConfig:
         for name in ("alpha", "beta", "beta_end"):
             if not 0 <= getattr(self, name) <= 1:
                 raise Refusal(f"replay.{name} is {getattr(self, name)}; it lies between 0 and 1.")
-        for name in ("epsilon", "ahead", "learning_starts", "publish_every"):
+        for name in ("epsilon", "fit_every", "ahead", "learning_starts", "publish_every"):
             if not getattr(self, name) >= 0:
                 raise Refusal(f"replay.{name} is {getattr(self, name)}; it is not negative.")
         if self.capacity < batch:
@@ -79,7 +82,12 @@ class ReplayConfig:
 
     def planned_updates(self, env_steps: float, batch: int) -> int:
         """Updates of a learner that makes so many env steps."""
-        return int(max(0.0, env_steps - self.learning_starts) * self.samples_per_insert / batch)
+        return int(self.learnable(int(env_steps)) * self.samples_per_insert / batch)
+
+    def learnable(self, env_steps: int) -> int:
+        """Of so many steps of a learner, those that have been learned from once it has caught up."""
+        steps = max(0, env_steps - self.learning_starts)
+        return steps - steps % self.fit_every if self.fit_every else steps
 
 
 def replay_bytes(config: ReplayConfig, spec: EnvSpec, *, simulators: int, steps: int, batch: int) -> int:

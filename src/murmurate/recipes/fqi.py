@@ -1,0 +1,34 @@
+"""``<world>-fqi``: double deep fitted Q-iteration, the batch counterpart of double DQN (Jin, section 2.7).
+
+A batch of steps is played with the net as it is; then the net is fitted to it by as many updates as DQN would
+have made meanwhile, against a target that stays as it was when the fit began.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from murmurate.collect.atari import AtariWorld
+from murmurate.recipes.dqn import settings
+from murmurate.run_spec import Run
+from murmurate.strategies.all_reduce import AllReduce
+
+ALGORITHM = "fqi"
+
+
+def fqi(name: str) -> Run:
+    """Uniform draws of single steps (Ours, where the thesis is silent: the last five batches are kept)."""
+    usual = settings(name)
+    agent, replay = usual.pop("agent"), usual.pop("replay")
+    # Jin, Table 2.1: batches of 12,500 steps and some 3,000 updates of 32, one for every 4 steps
+    atari = isinstance(usual["world"], AtariWorld)
+    every = 12_500 if atari else 500
+    replay = dataclasses.replace(
+        replay, fit_every=every, learning_starts=0, capacity=max(5 * every, 50_000), alpha=0.0
+    )
+    fit = int(every * replay.samples_per_insert / agent.batch)
+    agent = dataclasses.replace(agent, n_step=1 if atari else agent.n_step, target_every=fit)
+    return Run(recipe=f"{name}-{ALGORITHM}", agent=agent, replay=replay, strategy=AllReduce(), **usual)
+
+
+recipe = fqi
