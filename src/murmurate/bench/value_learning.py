@@ -12,7 +12,7 @@ from murmurate.bench._result import Log, spread
 from murmurate.record.runs import RecordedRun
 
 NAME = "value-learning"
-SUMMARY = "evaluation return of cartpole-dqn, -apex-dqn, -spo-dqn, and of the relaxed loop; --full: all seeds"
+SUMMARY = "evaluation return of cartpole-dqn, -apex-dqn, -spo-dqn, -fqi, and of the relaxed loop"
 
 _GOAL = 475.0
 
@@ -24,13 +24,13 @@ class Plan:
     where: the folder that keeps the runs.
     """
 
-    recipes: tuple[tuple[str, int], ...] = (("dqn", 1), ("apex-dqn", 1), ("spo-dqn", 1))
+    recipes: tuple[tuple[str, int], ...] = (("dqn", 1), ("apex-dqn", 1), ("spo-dqn", 1), ("fqi", 1))
     depths: tuple[int, ...] = (10,)
     depth_seeds: int = 1
     where: str = "runs/value-learning"
 
 
-FULL = Plan((("dqn", 5), ("apex-dqn", 3), ("spo-dqn", 3)), (0, 1, 10, 50, 200), 5)
+FULL = Plan((("dqn", 5), ("apex-dqn", 3), ("spo-dqn", 3), ("fqi", 3)), (0, 1, 10, 50, 200), 5)
 
 
 def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:

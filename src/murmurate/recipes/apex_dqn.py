@@ -16,6 +16,8 @@ def apex_dqn(name: str) -> Run:
     and a replay (Differs: the paper has one learner)."""
     usual = settings(name)
     agent = dataclasses.replace(usual.pop("agent"), exploration="ladder", epsilon=0.4)
+    if name == "cartpole":
+        usual["env_steps"] *= 2  # half of the simulators explore all the while
     return Run(recipe=f"{name}-{ALGORITHM}", agent=agent, actors=2, strategy=AllReduce(), **usual)
 
 
