@@ -8,6 +8,7 @@ import torch
 
 from murmurate.agents.interface import Agent
 from murmurate.checkpoint import write_part
+from murmurate.collect.banks import channel_of_banks
 from murmurate.collect.interface import spec_of
 from murmurate.fabric.interface import Fabric
 from murmurate.joining import Doorway, Pace
@@ -38,6 +39,8 @@ class Serving:
         for replica in self.learner.replicas.values():
             Probe(replica, post.fabric, synchronous=False, replicas=run.replicas)
         self.meeting: Fabric = post.fabric.channel("meeting", torch.zeros(4, dtype=torch.float64))
+        if run.shares_banks:
+            channel_of_banks(post.fabric)
         self.recorder = Recorder(
             post.folder / "metrics.jsonl", None, post.started_at, offset_seconds=post.offset_seconds
         )

@@ -163,6 +163,11 @@ class Run:
             updates=planned,
         )
 
+    @property
+    def shares_banks(self) -> bool:
+        """Whether learners tell one another what their replays hold."""
+        return self.replay is not None and self.replay.weights == "all" and self.replicas > 1
+
     def source(self, rank: int, learner: Agent, groups: list[Simulators]) -> Source:
         """Where one replica's batches come from."""
         diet, seed = self.agent.learns_from, derive_seed(self.seed, "source", rank)

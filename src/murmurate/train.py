@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from murmurate.checkpoint import write_part
+from murmurate.collect.banks import channel_of_banks
 from murmurate.fabric.interface import Fabric
 from murmurate.joining import Doorway, Pace
 from murmurate.post import FINAL, FINAL_REQUEST, SETTLE_SECONDS, Post, Restored, member_state, staging
@@ -42,6 +43,8 @@ class Learning:
             for replica in self.learner.replicas.values()
         ]
         self.meeting: Fabric = post.fabric.channel("meeting", torch.zeros(4, dtype=torch.float64))
+        if run.shares_banks:
+            self.source.share(channel_of_banks(post.fabric), run.replicas)
         self.recorder = Recorder(
             post.folder / "metrics.jsonl", post.rank, post.started_at, offset_seconds=post.offset_seconds
         )

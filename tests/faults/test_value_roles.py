@@ -73,3 +73,12 @@ def test_learners_with_banks_average_without_one_that_was_killed(tmp_path: Path)
         assert [record["heard"] for record in last] == [2, 2]
         assert summary["disagreement_final"] < 0.5
         command.leaves_nothing()
+
+
+@pytest.mark.parametrize("strategy", ["local-sgd", "parameter-server"])
+def test_banks_that_know_of_one_another_learn_under_any_strategy(strategy: str, tmp_path: Path) -> None:
+    """A centre has no bank, and must make the same channels all the same."""
+    options = ("--strategy", strategy, "--replicas", 2, "--replay.weights", "all", "--updates", 60)
+    with training(tmp_path / "run", "cartpole-dqn", *options, "--eval-episodes", 1) as command:
+        assert command.wait() == 0, command.said()
+        assert min(command.summary()["updates"], 60) == 60

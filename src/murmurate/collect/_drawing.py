@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from murmurate.collect.banks import Banks
 from murmurate.replay.ahead import Ahead
 from murmurate.replay.config import ReplayConfig
 from murmurate.replay.interface import Replay, Sample, Steps
@@ -42,6 +43,7 @@ class Drawing:
         progress: Callable[[], float],
     ) -> None:
         self.replay, self.config, self.batch, self.device = replay, config, batch, device
+        self.banks: Banks | None = None  # set where weights are to be as if all learners drew from one replay
         self.batches = self._played = self._drawn = 0
         self._progress = progress
         self._ahead = Ahead(replay, batch, config.ahead, pinned=device.type == "cuda")
@@ -66,7 +68,10 @@ class Drawing:
         """The batch, with what was played since the last one."""
         self._drawn += self.batch
         self.batches += 1
-        sample = self._ahead.next(self._beta())
+        beta = self._beta()
+        sample = self._ahead.next(beta)
+        if self.banks is not None:
+            sample.weights.mul_(self.banks.factor(*self.replay.chances.mass, beta))
         data = _there(sample, self.device)
         return ReplayBatch(data, env_steps, episodes, replay=self.replay, keys=sample.keys)
 

@@ -18,9 +18,11 @@ from murmurate.agents.interface import Agent, AgentConfig
 from murmurate.collect._box import Record, Ring, Weights
 from murmurate.collect._drawing import Drawing
 from murmurate.collect.actor import Orders
+from murmurate.collect.banks import Banks
 from murmurate.collect.interface import World
 from murmurate.errors import RunFailed
 from murmurate.fabric.arena import Arena
+from murmurate.fabric.interface import Fabric
 from murmurate.replay.config import ReplayConfig
 from murmurate.replay.interface import Replay
 from murmurate.spec import Batch, EnvSpec, Episode
@@ -109,6 +111,9 @@ class Acted:
             "actor_lag_updates_max": self._lag_max,
             "actor_deaths": sum(actor.lives - 1 for actor in self._actors if actor.lives),
         }
+
+    def share(self, channel: Fabric, learners: int) -> None:
+        self._drawing.banks = Banks(channel, learners)
 
     def events(self) -> list[tuple[str, str]]:
         told, self._events = self._events, []

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from murmurate.agents.interface import Action
+from murmurate.fabric.interface import Fabric
 from murmurate.spec import Batch, EnvSpec, TimeStep
 
 Picture = npt.NDArray[np.uint8]  # [H, W, 3], RGB
@@ -113,6 +114,10 @@ class Source(Protocol):
     @property
     def exact(self) -> bool:
         """Whether ``state`` holds all that is needed to go on bit for bit."""
+        ...
+
+    def share(self, channel: Fabric, learners: int) -> None:
+        """Weigh batches as if all learners drew from one replay (see ``banks``)."""
         ...
 
     def fields(self) -> dict[str, Any]:

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from murmurate.collect._drawing import Drawing
+from murmurate.collect.banks import Banks
 from murmurate.collect.interface import Actor, Simulators
 from murmurate.collect.steps import steps_of
+from murmurate.fabric.interface import Fabric
 from murmurate.replay.config import ReplayConfig
 from murmurate.replay.interface import Replay
 from murmurate.spec import Batch, Episode, derive_generator, derive_seed
@@ -62,6 +64,9 @@ class Replayed:
 
     def fields(self) -> dict[str, Any]:
         return self._drawing.fields()
+
+    def share(self, channel: Fabric, learners: int) -> None:
+        self._drawing.banks = Banks(channel, learners)
 
     def events(self) -> list[tuple[str, str]]:
         return []

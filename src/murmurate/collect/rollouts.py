@@ -15,6 +15,7 @@ from torch import Tensor
 
 from murmurate import errors
 from murmurate.collect.interface import Actor, Simulators, World
+from murmurate.fabric.interface import Fabric
 from murmurate.spec import Batch, EnvSpec, Episode, TimeStep, Trajectory, derive_generator, derive_seed
 
 
@@ -115,6 +116,9 @@ class Rollouts:
 
     def fields(self) -> dict[str, Any]:
         return {}
+
+    def share(self, channel: Fabric, learners: int) -> None:
+        raise RuntimeError("steps that are learned from once have no weights to share")
 
     def events(self) -> list[tuple[str, str]]:
         return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -31,6 +32,8 @@ class ReplayConfig:
         behind.
     fit_every: env steps of a learner that are played in a row; the updates that they allow follow in a row
         too (fitted Q-iteration). 0 plays and learns in turn.
+    weights: of several learners with a replay each. ``own``: as if its own were all there is (Zhang, eq. 5.4,
+        where all banks' sums are taken for equal); ``all``: as if all drew from one.
     ahead: D, batches that are drawn before the errors of those before them are known (Zhang, section 4.3.1);
         0 waits for them.
     saved: whether checkpoints hold it, up to 7.1 GB for a million images; without, a resumed run begins with
@@ -46,6 +49,7 @@ class ReplayConfig:
     learning_starts: int = 20_000
     samples_per_insert: float = 8.0
     fit_every: int = 0
+    weights: Literal["own", "all"] = "own"
     ahead: int = 0
     saved: bool = True
     publish_every: int = 10

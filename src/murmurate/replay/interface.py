@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from murmurate.replay.priorities import Chances
 from murmurate.replay.sum_tree import Draw
 
 
@@ -63,6 +64,9 @@ class Steps(NamedTuple):
 
 class Replay(Protocol):
     """Transitions in, batches of them out."""
+
+    @property
+    def chances(self) -> Chances: ...
 
     def __len__(self) -> int:
         """How many transitions can be drawn."""

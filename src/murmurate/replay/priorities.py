@@ -33,6 +33,11 @@ class Chances(Protocol):
     def take_out(self, slots: Tensor) -> None: ...
     def update(self, slots: Tensor, error: Tensor) -> None: ...
 
+    @property
+    def mass(self) -> tuple[float, float]:
+        """The sum of what slots are drawn in proportion to, and the least of it."""
+        ...
+
     def draw(self, count: int, beta: float, out: Draw | None = None) -> Draw:
         """Raises ValueError if there are fewer than ``count`` slots to draw."""
         ...
@@ -90,6 +95,10 @@ class Prioritized:
     def update(self, slots: Tensor, error: Tensor) -> None:
         self.highest = max(self.highest, self.tree.update(slots, error, self.alpha, self.epsilon))
 
+    @property
+    def mass(self) -> tuple[float, float]:
+        return self.tree.total, self.tree.minimum
+
     def draw(self, count: int, beta: float, out: Draw | None = None) -> Draw:
         refuse_too_many(count, self._filled)
         return self.tree.sample(count, beta, self.stratified, out)
@@ -134,6 +143,10 @@ class Uniform:
 
     def update(self, slots: Tensor, error: Tensor) -> None:
         """Nothing depends on it."""
+
+    @property
+    def mass(self) -> tuple[float, float]:
+        return float(self._filled), 1.0
 
     def draw(self, count: int, beta: float, out: Draw | None = None) -> Draw:
         refuse_too_many(count, self._filled)

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from murmurate.agents.interface import Agent
+from murmurate.collect.banks import channel_of_banks
 from murmurate.collect.interface import spec_of
 from murmurate.fabric.interface import Capability, Fabric
 from murmurate.fabric.simulated import Member
@@ -63,6 +64,8 @@ class Learner:
         self.agent: Agent = run.learner(self.replicator.replicate, self.rank, groups[0].spec)
         games = dataclasses.replace(run, seed=derive_seed(run.seed, "life", life)) if life else run
         self.source = games.source(self.rank, self.agent, groups)
+        if run.shares_banks:
+            self.source.share(channel_of_banks(door), run.replicas)
         self.synchronous = run.strategy.synchronous and door.size > 1
         self._gate: Fabric | None = None
         if self.synchronous:

@@ -1,0 +1,59 @@
+"""Banks: what learners draw from replays of their own, weighed as if all drew from one."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import Tensor
+
+from murmurate.collect.banks import Banks, channel_of_banks
+from murmurate.fabric.interface import FabricFactory
+from murmurate.fabric.threads import run_members
+from murmurate.replay.priorities import Chances, Prioritized, Uniform
+
+SIZES, SCALES = (40, 100, 7), (1.0, 5.0, 0.01)
+
+
+def bank(rank: int, uniform: bool) -> tuple[Chances, Tensor]:
+    """Some items, and what each is drawn in proportion to."""
+    errors = SCALES[rank] * (torch.rand(SIZES[rank], generator=torch.Generator().manual_seed(rank)) + 0.1)
+    chances: Chances
+    if uniform:
+        chances = Uniform(SIZES[rank])
+        chances.put(torch.arange(SIZES[rank]))
+        return chances, torch.ones(SIZES[rank])
+    chances = Prioritized(SIZES[rank], alpha=1.0, epsilon=0.0)
+    chances.put(torch.arange(SIZES[rank]), errors)
+    return chances, errors
+
+
+def weigh(uniform: bool, beta: float, door: FabricFactory) -> tuple[Tensor, Tensor]:
+    """([n] what each item of this member's bank is drawn in proportion to, [n] chance times weight)"""
+    chances, priority = bank(door.rank, uniform)
+    channel = channel_of_banks(door)
+    channel.publish(torch.tensor(chances.mass, dtype=torch.float64))
+    channel.gather(torch.zeros(2, dtype=torch.float64))  # all have spoken
+    factor = Banks(channel, 3).factor(*chances.mass, beta)
+    assert 0 < factor <= 1
+    weight = factor * (priority / priority.min()) ** -beta
+    return priority, priority / priority.sum() * weight
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("uniform", [False, True])
+def test_chances_times_weights_are_those_of_one_replay(uniform: bool, beta: float) -> None:
+    """From one replay an item would weigh p_i * p_i ** -beta, but for a constant."""
+    found = run_members(3, [functools.partial(weigh, uniform, beta)] * 3)
+    priority, weighed = (torch.cat(parts) for parts in zip(*found, strict=True))
+    constant = weighed / priority ** (1 - beta)
+    torch.testing.assert_close(constant, constant[0].expand_as(constant), rtol=1e-4, atol=0)
+
+
+def alone(door: FabricFactory) -> float:
+    return Banks(channel_of_banks(door), 1).factor(3.0, 0.5, 0.4)
+
+
+def test_who_has_no_others_weighs_as_before() -> None:
+    assert run_members(1, [alone]) == [1.0]
