@@ -355,6 +355,32 @@ def test_a_chunk_that_is_gone_or_bad_is_damage(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "last")
 
 
+def test_a_chunk_that_both_checkpoints_share_costs_the_replay_and_no_more(tmp_path: Path) -> None:
+    for _ in range(2):
+        files = _with_chunks(tmp_path, {"a": 1.0})
+    data = bytearray(files["a"].read_bytes())
+    data[-1] ^= 1
+    files["a"].write_bytes(data)
+    assert checkpoint.damage(tmp_path / "previous") is not None
+    with pytest.warns(UserWarning, match="with empty replays"):
+        found = checkpoint.newest(tmp_path)
+    assert found == tmp_path / "last"
+    assert checkpoint.read_part(found, 0)["env_steps"] == 1
+    assert checkpoint.read_replay(found, 0) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert checkpoint.newest(tmp_path) == found
+
+
+def test_nothing_is_linked_from_a_checkpoint_whose_list_is_lost(tmp_path: Path) -> None:
+    files = _with_chunks(tmp_path, {"a": 1.0})
+    files["a"].write_bytes(b"bad")
+    (tmp_path / "last" / "state.json").write_text("{")
+    _with_chunks(tmp_path, {"a": 1.0})
+    assert checkpoint.damage(tmp_path / "last") is None
+    assert checkpoint.read_replay(tmp_path / "last", 0) is not None
+
+
 def test_without_links_chunks_are_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError("no links here")

@@ -265,3 +265,23 @@ def test_rebinding_to_what_does_not_fit_is_an_error_and_changes_nothing(storage)
     assert replica.params.data_ptr() == place
     assert torch.equal(replica.params, before)
     replica.check()
+
+
+def test_sparse_gradients_are_taken_and_late_hooks_refused() -> None:
+    net = nn.Embedding(5, 2, sparse=True)
+    replica = Replica("model", net, lambda p: torch.optim.SGD(p, lr=1.0))
+    before = net.weight.detach().clone()
+    replica.descend(net(torch.tensor([1, 3, 3])).sum())
+    expected = before - torch.tensor([0.0, 1.0, 0.0, 2.0, 0.0])[:, None]
+    torch.testing.assert_close(net.weight.detach(), expected)
+
+    heard: list[int] = []
+    net = nn.Embedding(5, 2)
+    replica = Replica("model", net, lambda p: torch.optim.SGD(p, lr=1.0))
+    net.weight.register_hook(lambda gradient: heard.append(len(gradient)))
+    replica.descend(net(torch.tensor([1])).sum())
+    assert heard == [5]
+    replica = Replica("model", nn.Embedding(5, 2), lambda p: torch.optim.SGD(p, lr=1.0))
+    replica.module.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    with pytest.raises(RuntimeError, match="register_hook"):
+        replica.descend(replica.module(torch.tensor([1])).sum())

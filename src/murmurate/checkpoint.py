@@ -50,10 +50,13 @@ def _write(folder: Path, name: str, state: dict[str, Any]) -> None:
     tensors: dict[str, torch.Tensor] = {}
     chunks: list[Chunk] = []
     plain = _split(state, (), tensors, chunks)
+    listed = _listed(folder.parent / "last") if chunks else {}
     for chunk in chunks:
         path = folder / _chunk_file(name, chunk.name)
         path.unlink(missing_ok=True)
         try:
+            if path.name not in listed:
+                raise FileNotFoundError(path)
             os.link(folder.parent / "last" / path.name, path)
         except OSError:  # it is not there, or this file system has no links
             _save(path, {"x": chunk.values.detach().cpu().contiguous()})
@@ -114,9 +117,14 @@ def commit(folder: Path, staging: Path, about: dict[str, Any]) -> None:
 
 def _digests_of_linked(parts: list[Path], last: Path) -> dict[str, str]:
     """By name, of those parts that are files of ``last`` too."""
+    listed = _listed(last)
+    return {part.name: listed[part.name] for part in parts if _same_file(part, last / part.name)}
+
+
+def _listed(checkpoint: Path) -> dict[str, str]:
+    """Digests by name; nothing of a checkpoint whose list cannot be read."""
     try:
-        listed = read_manifest(last)["parts"]
-        return {part.name: listed[part.name] for part in parts if _same_file(part, last / part.name)}
+        return dict(read_manifest(checkpoint)["parts"])
     except (OSError, ValueError, LookupError, TypeError):
         return {}
 
@@ -156,7 +164,8 @@ def mend(folder: Path) -> None:
 
 
 def newest(folder: Path) -> Path:
-    """The newest whole checkpoint in ``folder``; falls back to the one before, with a warning.
+    """The newest whole checkpoint in ``folder``; falls back, with a warning, to the one before, and where both
+    lack but parts of a replay (they share what did not change) to the newest without its replays.
 
     Raises Refusal if there is none.
     """
@@ -169,11 +178,28 @@ def newest(folder: Path) -> Path:
                 warnings.warn(f"{found} Going on from {candidate} instead.", stacklevel=2)
             return candidate
         problems.append(problem)
+    for name in ("last", "previous"):
+        candidate = folder / name
+        if damage(candidate, replays=False) is None:
+            _set_replays_aside(candidate)
+            words = (
+                f"{problems[0]} Going on from {candidate} with empty replays; what is left of them lies in"
+            )
+            warnings.warn(f"{words} damaged-*.safetensors there.", stacklevel=2)
+            return candidate
     raise Refusal(f"{problems[0]} There is no other to fall back to: start again with murmurate train.")
 
 
-def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, in a sentence; None if it is whole."""
+def _set_replays_aside(checkpoint: Path) -> None:
+    manifest = read_manifest(checkpoint)
+    kept = {name: digest for name, digest in manifest["parts"].items() if not name.startswith("replay-")}
+    _write_json(checkpoint / "state.json", {**manifest, "parts": kept})
+    for path in checkpoint.glob("replay-*"):
+        path.rename(path.with_name(f"damaged-{path.name}"))
+
+
+def damage(checkpoint: Path, replays: bool = True) -> str | None:
+    """What is wrong with a checkpoint, in a sentence; None if it is whole. replays: look at them too."""
     try:
         manifest = json.loads((checkpoint / "state.json").read_text())
     except FileNotFoundError:
@@ -190,6 +216,8 @@ def damage(checkpoint: Path) -> str | None:
     if not isinstance(listed, dict) or not listed or not manifest.keys() >= _ABOUT:
         return f"{checkpoint}/state.json is corrupt."
     for name, digest in listed.items():
+        if not replays and name.startswith("replay-"):
+            continue
         part = checkpoint / name
         if not part.exists() or _digest(part) != digest:
             return f"{part} is corrupt or missing."

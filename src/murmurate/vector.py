@@ -236,6 +236,14 @@ class Replica:
                         "loss with replica.descend(loss)."
                     )
 
+    def _refuse_late_hooks(self) -> None:
+        for part in self.parts:
+            if getattr(getattr(part.owner, part.attribute), "_post_accumulate_grad_hooks", None):
+                raise RuntimeError(
+                    f"parameter '{part.name}' has a hook that waits for its gradient to be accumulated, and "
+                    "descend never does that. Use register_hook, which is called with the gradient."
+                )
+
     # -- learning -----------------------------------------------------------------------------------
 
     def descend(self, loss: Tensor) -> Exchange:
@@ -252,13 +260,14 @@ class Replica:
         gradients = torch.autograd.grad(loss, self.own_parameters(), allow_unused=True)
         if not self._checked:
             self.check()
+            self._refuse_late_hooks()
             self._checked = True
         with torch.no_grad():
             for place, gradient in zip(self._places, gradients, strict=True):
                 if gradient is None:
                     place.zero_()
                 else:
-                    place.copy_(gradient)
+                    place.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
         return self._agree()
 
     def follow(self, gradient: Tensor) -> Exchange:

@@ -33,8 +33,8 @@ def weigh(uniform: bool, beta: float, door: FabricFactory) -> tuple[Tensor, Tens
     """([n] what each item of this member's bank is drawn in proportion to, [n] chance times weight)"""
     chances, priority = bank(door.rank, uniform)
     channel = channel_of_banks(door)
-    channel.publish(torch.tensor(chances.mass, dtype=torch.float64))
-    channel.gather(torch.zeros(2, dtype=torch.float64))  # all have spoken
+    channel.publish(torch.tensor(chances.mass, dtype=torch.float64).view(torch.int64))
+    channel.gather(torch.zeros(2, dtype=torch.int64))  # all have spoken
     factor = Banks(channel, 3).factor(*chances.mass, beta)
     assert 0 < factor <= 1
     weight = factor * (priority / priority.min()) ** -beta

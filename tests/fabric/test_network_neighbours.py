@@ -147,6 +147,18 @@ def test_only_the_process_itself_is_taken_for_it():
     assert me.neighbour(os.getpid(), -1, b"o" * 16) is None
 
 
+def test_what_is_no_file_of_ours_is_neither_opened_nor_read():
+    """A stranger could name any descriptor of any process: a pipe would be emptied, or waited for."""
+    me = Lender(b"m" * 16)
+    read, write = os.pipe()
+    os.write(write, b"o" * 16)
+    assert me.neighbour(os.getpid(), read, b"o" * 16) is None
+    assert os.read(read, 100) == b"o" * 16
+    assert me.neighbour(os.getpid(), read, b"o" * 16) is None  # and nobody waits for more
+    os.close(read)
+    os.close(write)
+
+
 def test_another_file_under_the_descriptor_is_not_read():
     me, other = Lender(b"m" * 16), Lender(b"o" * 16)
     lent, else_ = other.buffer(1 << 20), other.buffer(1 << 20)

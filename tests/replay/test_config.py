@@ -25,6 +25,8 @@ PONG = EnvSpec("pong", (4, 84, 84), torch.uint8, actions=6, stacked=True)
         ("--replay.alpha 1.5", "replay.alpha is 1.5"),
         ("--replay.samples-per-insert 0", "who draws nothing learns nothing"),
         ("--replay.samples-per-insert inf", "samples_per_insert is inf"),
+        ("--replay.fit-every 1001", "no whole number of batches"),
+        ("--replay.fit-every 6400000", "before the fit"),
         ("--replay.ahead -1", "replay.ahead is -1"),
         ("--replay.capacity 10", "it would never be full"),
         ("--replay.learning-starts 60000", "more than the 50000 that are kept"),

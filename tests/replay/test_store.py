@@ -187,8 +187,21 @@ def test_another_writer_names_what_it_writes_otherwise():
     one, other = Frames(30, (2, 3)), Frames(30, (2, 3))
     for k in range(5):
         one.append(torch.tensor([0]), torch.tensor([k]), torch.zeros(1, 2, 3, dtype=torch.uint8))
-    other.load(one.save([5]))
+    saved = one.save([5])
+    other.load(saved)
     assert other.save([5])[0][0].name == one.save([5])[0][0].name
     for store in (one, other):
         store.append(torch.tensor([0]), torch.tensor([5]), torch.zeros(1, 2, 3, dtype=torch.uint8))
     assert other.save([6])[0][0].name != one.save([6])[0][0].name
+    # and one that goes back to a state is another writer too
+    former = one.save([6])[0][0].name
+    one.load(saved)
+    one.append(torch.tensor([0]), torch.tensor([5]), torch.ones(1, 2, 3, dtype=torch.uint8))
+    assert one.save([6])[0][0].name != former
+
+
+def test_frames_that_were_saved_in_one_piece_are_taken():
+    one = Frames(30, (2, 3))
+    one.load([torch.arange(20 * 6).view(20, 2, 3).to(torch.uint8)])
+    (chunks,) = one.save([20])
+    assert torch.equal(torch.cat([c.values for c in chunks]).flatten(), torch.arange(120).to(torch.uint8))

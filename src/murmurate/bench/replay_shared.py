@@ -49,7 +49,7 @@ class Plan:
 
 def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
     """Each learner owns a bank and writes it alone; actors fill rings, and a full ring stops its actor."""
-    plan = plan or (Plan(seconds=60.0) if full else Plan())
+    plan = plan or (Plan(seconds=60.0, repetitions=1) if full else Plan())
     cases = ("alone", *(f"{n} learners" if n > 1 else "1 learner" for n in plan.learners))
     rows: dict[str, list[dict[str, float]]] = {case: [] for case in cases}
     for number in range(plan.repetitions):
@@ -79,11 +79,7 @@ def _sum_up(answers: list[dict[str, float]], learners: int) -> dict[str, float]:
         "draws_per_cpu_second": sum(a["draws"] for a in own) / sum(a["cpu_seconds"] for a in own),
         "draws_per_second": sum(a["draws"] / a["wall_seconds"] for a in own),
         "inserts_per_second": sum(a["inserts"] / a["wall_seconds"] for a in own),
-        # what was put is taken, waits in a ring, or came out of its turn
-        "lost_records": abs(put - taken - sum(a["waiting"] for a in answers))
-        + sum(a["astray"] for a in answers)
-        if put
-        else 0.0,
+        "lost_records": abs(put - taken) + sum(a["astray"] for a in answers),
     }
 
 
@@ -93,21 +89,22 @@ def work(fabric: ProcessFabric, learners: int, plan: Plan) -> dict[str, float]:
         return _learn(_own_feed(plan), plan)
     lanes = list(itertools.product(range(learners), range(plan.actors)))
     rings = {lane: Ring(fabric.arena, _SPEC, plan.simulators) for lane in lanes}
-    stop = fabric.arena.counters("stop", (learners,))
+    stop, ended = fabric.arena.counters("stop", (learners,)), fabric.arena.counters("ended", (plan.actors,))
     if fabric.rank >= learners:
         actor = fabric.rank - learners
-        return _act([rings[learner, actor] for learner in range(learners)], stop, plan)
+        put = _act([rings[learner, actor] for learner in range(learners)], stop, plan)
+        ended[actor] = 1
+        return {"put": put, "taken": 0, "astray": 0}
     mine = [rings[fabric.rank, actor] for actor in range(plan.actors)]
     feed = _Rings(mine, plan.simulators)
     try:
         found = _learn(feed, plan)
     finally:
         stop[fabric.rank] = 1
-    deadline = time.monotonic() + 5.0
-    while not stop.all() and time.monotonic() < deadline:  # the others' actors are ours
-        for ring in mine:
-            if ring.waiting:
-                feed.astray_if_not_next(mine.index(ring), ring.take())
+    over = False
+    while not over:  # the others' actors are ours, and put on
+        over = bool(ended.all())
+        feed.drain()
         time.sleep(_PAUSE_SECONDS)
     return found | {"taken": feed.taken, "astray": feed.astray}
 
@@ -146,19 +143,24 @@ class _Rings:
                 which = self._turn % len(self._rings)
                 self._turn += 1
                 if self._rings[which].waiting:
-                    record = self._rings[which].take()
-                    self.astray_if_not_next(which, record)
-                    return which * self._simulators, record
+                    return which * self._simulators, self._take(which)
             time.sleep(_PAUSE_SECONDS)
 
-    def astray_if_not_next(self, which: int, record: Record) -> None:
+    def drain(self) -> None:
+        for which, ring in enumerate(self._rings):
+            while ring.waiting:
+                self._take(which)
+
+    def _take(self, which: int) -> Record:
+        record = self._rings[which].take()
         self.taken += 1
         self.astray += record.version != self._seen[which] + 1
         self._seen[which] = record.version
+        return record
 
 
-def _act(rings: list[Ring], stop: Any, plan: Plan) -> dict[str, float]:
-    """Fill the rings, each with records numbered on its own."""
+def _act(rings: list[Ring], stop: Any, plan: Plan) -> int:
+    """Fill the rings, each with records numbered on its own; how many there were."""
     records = [_records(plan) for _ in rings]
     put = 0
     while not stop.all():
@@ -169,8 +171,7 @@ def _act(rings: list[Ring], stop: Any, plan: Plan) -> dict[str, float]:
                 put, idle = put + 1, False
         if idle:
             time.sleep(_PAUSE_SECONDS)
-    waiting = sum(ring.waiting for ring in rings)
-    return {"put": put, "taken": 0, "waiting": waiting, "astray": 0}
+    return put
 
 
 def _learn(feed: Feed, plan: Plan) -> dict[str, float]:
@@ -205,6 +206,5 @@ def _learn(feed: Feed, plan: Plan) -> dict[str, float]:
         "cpu_seconds": cpu,
         "put": 0,
         "taken": 0,
-        "waiting": 0,
         "astray": 0,
     }

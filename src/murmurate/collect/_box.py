@@ -11,6 +11,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,8 @@ from murmurate.spec import EnvSpec, Episode
 
 SLOTS = 4  # records an actor may be ahead of its learner
 _LINE = 8  # int64 in a cache line
+_KINDS = (torch.uint8, torch.int64, torch.float32, torch.float64, torch.bool)
+_NUMPY = {kind: torch.empty(0, dtype=kind).numpy().dtype for kind in _KINDS}
 
 
 class Weights:
@@ -73,11 +76,13 @@ class Ring:
 
     def __init__(self, arena: Arena, spec: EnvSpec, size: int) -> None:
         self._marks = arena.counters("marks", (2, _LINE))[:, 0]  # put, taken
-        columns = {
-            name: arena.tensors(name, (SLOTS, *shape), dtype)
-            for name, (shape, dtype) in _shapes(spec, size).items()
-        }
-        self._slots = [{name: x[slot] for name, x in columns.items()} for slot in range(SLOTS)]
+        # one region, as each takes a descriptor
+        fields = [(name, _NUMPY[kind], shape) for name, (shape, kind) in _shapes(spec, size).items()]
+        record = np.dtype(fields, align=True)
+        records = np.frombuffer(arena.take("records", SLOTS * record.itemsize), record)
+        self._slots = [
+            {name: torch.from_numpy(records[name][slot]) for name, *_ in fields} for slot in range(SLOTS)
+        ]
         self._lock = threading.Lock()
 
     @property

@@ -46,7 +46,7 @@ class Drawing:
         self.banks: Banks | None = None  # set where weights are to be as if all learners drew from one replay
         self.batches = self._played = self._drawn = 0
         self._progress = progress
-        self._ahead = Ahead(replay, batch, config.ahead, pinned=device.type == "cuda")
+        self._ahead = Ahead(replay, batch, config.ahead, device.type == "cuda", self._weigh)
 
     @property
     def due(self) -> bool:
@@ -68,12 +68,13 @@ class Drawing:
         """The batch, with what was played since the last one."""
         self._drawn += self.batch
         self.batches += 1
-        beta = self._beta()
-        sample = self._ahead.next(beta)
-        if self.banks is not None:
-            sample.weights.mul_(self.banks.factor(*self.replay.chances.mass, beta))
+        sample = self._ahead.next(self._beta())
         data = _there(sample, self.device)
         return ReplayBatch(data, env_steps, episodes, replay=self.replay, keys=sample.keys)
+
+    def _weigh(self, weights: Tensor, beta: float) -> None:
+        if self.banks is not None:
+            weights.mul_(self.banks.factor(*self.replay.chances.mass, beta))
 
     def _beta(self) -> float:
         return self.config.beta_at(self._progress())

@@ -9,9 +9,9 @@ P_j least_j ** -beta / max_k (P_k least_k ** -beta).
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from murmurate.fabric.interface import Fabric, FabricFactory
 
@@ -20,7 +20,8 @@ _EVERY = 10  # draws between two looks: sums of many change slowly
 
 def channel_of_banks(fabric: FabricFactory) -> Fabric:
     """What ``Banks`` talk through; every member makes it, whether it has a bank or not."""
-    return fabric.channel("banks", torch.zeros(2, dtype=torch.float64))
+    # whole numbers, as channels of floating-point numbers may be compressed
+    return fabric.channel("banks", torch.zeros(2, dtype=torch.int64))
 
 
 class Banks:
@@ -35,7 +36,7 @@ class Banks:
     def factor(self, total: float, least: float, beta: float) -> float:
         """In (0, 1]. total, least: of the priorities in this bank."""
         if self._draws % _EVERY == 0:
-            self._channel.publish(torch.tensor([total, least], dtype=torch.float64))
+            self._channel.publish(torch.tensor([total, least], dtype=torch.float64).view(torch.int64))
             spoken = [rank for rank in self._others if self._channel.version(rank) > 0]
             living = set(self._channel.living())
             self._known = [_pair(self._channel.peek(rank)[0]) for rank in spoken if rank in living]
@@ -44,8 +45,8 @@ class Banks:
         return math.exp(mine - max([mine, *(_log(*other, beta) for other in self._known)]))
 
 
-def _pair(x: Any) -> tuple[float, float]:
-    total, least = x.tolist()
+def _pair(x: Tensor) -> tuple[float, float]:
+    total, least = x.view(torch.float64).tolist()
     return total, least
 
 

@@ -60,6 +60,8 @@ class Replayed:
     @property
     def exact(self) -> bool:
         self._start()
+        if self._drawing.banks is not None:  # what others' banks held when it was looked at
+            return False
         return self.config.saved and all(group.state() is not None for group in self._groups)
 
     def fields(self) -> dict[str, Any]:

@@ -16,10 +16,11 @@ from murmurate.fabric._neighbour import Lender, Neighbour
 from murmurate.fabric._seal import TAG_BYTES, Card, Identity, InvalidTag, Seal, connection_keys
 from murmurate.fabric._wire import Closed, Origin, Pipe, Refused, read_whole
 
-_HELLO = struct.Struct("<4sB16sQI16s32sQIi")
+_HELLO = struct.Struct("<4sB16sQI16s32sQ")
 _MAGIC = b"MRM2"
 _CIPHER_NUMBERS = {"aes-256-gcm": 1, "chacha20-poly1305": 2}
-_PROOF_BYTES = 33  # of the whole exchange, and whether what the other lends can be read
+_PROOF_BYTES = 32
+_HOME = struct.Struct("<Ii")  # a process, and the descriptor of the file that it is known by
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,6 @@ class Hello:
     incarnation: bytes
     fresh: bytes
     received: int
-    pid: int = 0
-    name_file: int = -1  # a descriptor of that process, where neighbours find its incarnation
 
     def pack(self) -> bytes:
         return _HELLO.pack(
@@ -72,8 +71,6 @@ class Hello:
             self.incarnation,
             self.fresh,
             self.received,
-            self.pid,
-            self.name_file,
         )
 
     @staticmethod
@@ -151,8 +148,6 @@ def _hello(passport: Passport, fresh: X25519PrivateKey, received: int) -> Hello:
         passport.identity.incarnation,
         fresh.public_key().public_bytes_raw(),
         received,
-        os.getpid(),
-        passport.lender.descriptor if passport.lender else -1,
     )
 
 
@@ -175,10 +170,8 @@ def _agree(
     except ValueError:
         raise Refused("key", "a public key that is none") from None
     sends, receives = (Seal(key, passport.encrypt, passport.cipher) for key in keys)
-    neighbour = _neighbour(passport, theirs)
     proof = hashlib.sha256(context).digest()
-    said_last = proof + bytes([neighbour is not None])
-    line.sendall(said_last + sends.tag(said_last))
+    line.sendall(proof + sends.tag(proof))
     shown = bytearray(_PROOF_BYTES + TAG_BYTES)
     try:
         read_whole(line, [memoryview(shown)], first=True)
@@ -188,18 +181,36 @@ def _agree(
         receives.check(memoryview(shown)[:_PROOF_BYTES], memoryview(shown)[_PROOF_BYTES:])
     except InvalidTag:
         raise Refused("key", f"somebody who calls itself rank {theirs.rank} without its keys") from None
-    if bytes(shown[: len(proof)]) != proof:
+    if bytes(shown[:_PROOF_BYTES]) != proof:
         raise Refused("key", f"rank {theirs.rank} proved another exchange than this one")
+    neighbour, lends = _look_around(line, passport, theirs.incarnation, sends, receives)
     prepare(line, passport.silence_seconds)
-    lends = passport.lender is not None and bool(shown[len(proof)])
     pipe = Pipe(line, passport.origin, sends, receives, lends, neighbour)
     return Meeting(pipe, theirs.rank, theirs.incarnation, theirs.received)
 
 
-def _neighbour(passport: Passport, hello: Hello) -> Neighbour | None:
-    if passport.lender is None:
-        return None
-    return passport.lender.neighbour(hello.pid, hello.name_file, hello.incarnation)
+def _look_around(
+    line: socket.socket, passport: Passport, incarnation: bytes, sends: Seal, receives: Seal
+) -> tuple[Neighbour | None, bool]:
+    """(the peer, if its memory can be read here, whether it can read ours). The peer has proved who it is."""
+    lender = passport.lender
+    home = _HOME.pack(os.getpid(), -1 if lender is None else lender.descriptor)
+    pid, descriptor = _HOME.unpack(_exchange(line, home, sends, receives))
+    neighbour = None if lender is None else lender.neighbour(pid, descriptor, incarnation)
+    reads = _exchange(line, bytes([neighbour is not None]), sends, receives)
+    return neighbour, lender is not None and reads == b"\1"
+
+
+def _exchange(line: socket.socket, words: bytes, sends: Seal, receives: Seal) -> bytes:
+    """What the peer says at the same moment, of the same length."""
+    line.sendall(words + sends.tag(words))
+    heard = bytearray(len(words) + TAG_BYTES)
+    read_whole(line, [memoryview(heard)], first=True)
+    try:
+        receives.check(memoryview(heard)[: len(words)], memoryview(heard)[len(words) :])
+    except InvalidTag:
+        raise Refused("key", "a member that lost its keys in the middle of a handshake") from None
+    return bytes(heard[: len(words)])
 
 
 def prepare(line: socket.socket, seconds: float) -> None:

@@ -65,7 +65,7 @@ class Hub:
         self.refused: collections.Counter[str] = collections.Counter()
         self.pool = Pool()  # for what comes
         lender = passport.lender
-        self.wires = Pool() if lender is None else Pool(fresh=lender.buffer)  # for what goes out
+        self.wires = Pool() if lender is None else Pool(keep=16, fresh=lender.buffer)  # for what goes out
         self.links: dict[int, Link] = {}
         self._board, self._store = board, store
         self._channels: dict[bytes, Receiver] = {}

@@ -23,9 +23,12 @@ import numpy as np
 from murmurate.fabric._pool import Bytes
 
 _LEAST_BYTES = 64 << 10  # less than this is sent faster than it is looked up
-_MOST_REGIONS = 128  # at one member, as each needs a descriptor
+_MOST_REGIONS = 64  # at one member, as each needs two descriptors (Python's mmap keeps one of its own)
 _MOST_MAPPED = 32  # regions of one peer
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # all pages at once, not by a fault each
+
+
+_NAME, _VECTOR = "murmurate-name", "murmurate-vector"  # of our files, as /proc shows them
 
 
 class Place(NamedTuple):
@@ -60,17 +63,17 @@ class Lender:
 
     def __init__(self, incarnation: bytes) -> None:
         self._incarnation = incarnation
-        self._regions = 0
+        self._regions: set[int] = set()  # descriptors
         self._unreadable: set[bytes] = set()  # incarnations whose memory we could not map after all
         self.descriptor = -1
         if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
-            self.descriptor = os.memfd_create("murmurate-name", os.MFD_CLOEXEC)
+            self.descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
             os.write(self.descriptor, incarnation)
             weakref.finalize(self, os.close, self.descriptor).atexit = False
 
     def buffer(self, size_bytes: int) -> Bytes:
         """A fresh one: a ``Region`` if there can be one, else an ordinary array."""
-        if self.descriptor < 0 or size_bytes < _LEAST_BYTES or self._regions >= _MOST_REGIONS:
+        if self.descriptor < 0 or size_bytes < _LEAST_BYTES or len(self._regions) >= _MOST_REGIONS:
             return np.empty(size_bytes, dtype=np.uint8)
         try:
             return self._region(size_bytes)
@@ -78,7 +81,7 @@ class Lender:
             return np.empty(size_bytes, dtype=np.uint8)
 
     def _region(self, size_bytes: int) -> Bytes:
-        descriptor = os.memfd_create("murmurate-vector", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create(_VECTOR, os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, size_bytes)
             memory = mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED | _POPULATE)
@@ -87,21 +90,24 @@ class Lender:
             raise
         region = np.frombuffer(memory, dtype=np.uint8).view(Region)
         region.place = Place(descriptor, os.fstat(descriptor).st_ino, size_bytes)
-        self._regions += 1
+        self._regions.add(descriptor)
         weakref.finalize(region, self._closed, descriptor).atexit = False
         return region
 
     def _closed(self, descriptor: int) -> None:
+        self._regions.discard(descriptor)  # one instruction, as this may run in any thread at any time
         os.close(descriptor)
-        self._regions -= 1
 
     def neighbour(self, pid: int, descriptor: int, incarnation: bytes) -> Neighbour | None:
         """The member that says it is process ``pid`` and names that file, if we can read it there."""
         if self.descriptor < 0 or descriptor < 0 or incarnation in self._unreadable:
             return None
         try:
-            with open(f"/proc/{pid}/fd/{descriptor}", "rb") as file:
-                found = file.read(len(incarnation) + 1)
+            file = _open(pid, descriptor, _NAME)
+            try:
+                found = os.pread(file, len(incarnation) + 1, 0)
+            finally:
+                os.close(file)
         except OSError:
             return None
         return Neighbour(pid, lambda: self._unreadable.add(incarnation)) if found == incarnation else None
@@ -112,21 +118,22 @@ class Neighbour:
 
     def __init__(self, pid: int, failed: Any) -> None:
         self._pid, self._failed = pid, failed
-        self._mapped: OrderedDict[int, Bytes] = OrderedDict()
+        self._mapped: OrderedDict[int, tuple[Place, Bytes]] = OrderedDict()  # by descriptor
 
     def look(self, place: Place) -> Bytes:
         """[size_bytes] its memory, read-only. Raises OSError; the next connection then does without."""
-        found = self._mapped.get(place.inode)
-        if found is None or found.nbytes != place.size_bytes:
-            found = self._mapped[place.inode] = self._map(place)
-        self._mapped.move_to_end(place.inode)
+        known, found = self._mapped.get(place.descriptor, (None, None))
+        if known != place or found is None:  # another region under the descriptor: the former one is gone
+            found = self._map(place)
+            self._mapped[place.descriptor] = place, found
+        self._mapped.move_to_end(place.descriptor)
         if len(self._mapped) > _MOST_MAPPED:
             self._mapped.popitem(last=False)
         return found
 
     def _map(self, place: Place) -> Bytes:
         try:
-            descriptor = os.open(f"/proc/{self._pid}/fd/{place.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = _open(self._pid, place.descriptor, _VECTOR)
             try:
                 file = os.fstat(descriptor)
                 if (file.st_ino, file.st_size) != (place.inode, place.size_bytes):
@@ -140,3 +147,12 @@ class Neighbour:
             self._failed()
             raise
         return np.frombuffer(memory, dtype=np.uint8)
+
+
+def _open(pid: int, descriptor: int, name: str) -> int:
+    """A file of another process, if it is one of that name: never a pipe or a device, which an open or a read
+    would wait for or take from. Raises OSError."""
+    path = f"/proc/{pid}/fd/{descriptor}"
+    if not os.readlink(path).startswith(f"/memfd:{name}"):
+        raise OSError(f"descriptor {descriptor} of process {pid} is another file")
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)

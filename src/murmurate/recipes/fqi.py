@@ -22,11 +22,11 @@ def fqi(name: str) -> Run:
     agent, replay = usual.pop("agent"), usual.pop("replay")
     # Jin, Table 2.1: batches of 12,500 steps and some 3,000 updates of 32, one for every 4 steps
     atari = isinstance(usual["world"], AtariWorld)
-    every = 12_500 if atari else 500
+    every = 12_500 if atari else 512
     replay = dataclasses.replace(
         replay, fit_every=every, learning_starts=0, capacity=max(5 * every, 50_000), alpha=0.0
     )
-    fit = int(every * replay.samples_per_insert / agent.batch)
+    fit = int(every * replay.samples_per_insert / agent.batch)  # both divide
     agent = dataclasses.replace(agent, n_step=1 if atari else agent.n_step, target_every=fit)
     return Run(recipe=f"{name}-{ALGORITHM}", agent=agent, replay=replay, strategy=AllReduce(), **usual)
 

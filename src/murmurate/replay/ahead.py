@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import concurrent.futures
 from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from torch import Tensor
 
 from murmurate.replay.interface import Chosen, Replay, Sample
 
@@ -26,11 +29,20 @@ class Ahead:
     """Batches of ``batch`` transitions from ``replay``, ``depth`` (D) of them ahead.
 
     What ``next`` returns is valid until it is called again. pinned: in memory that a GPU reads by itself.
+    weigh: changes weights [B] that were drawn with that beta, at the moment of the draw.
     """
 
-    def __init__(self, replay: Replay, batch: int, depth: int, pinned: bool = False) -> None:
+    def __init__(
+        self,
+        replay: Replay,
+        batch: int,
+        depth: int,
+        pinned: bool = False,
+        weigh: Callable[[Tensor, float], None] = lambda weights, beta: None,
+    ) -> None:
         if depth < 0:
             raise ValueError(f"batches are drawn at least 0 updates ahead, not {depth}")
+        self._weigh = weigh
         self.replay, self.batch, self.depth, self.pinned = replay, batch, depth, pinned
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "replay") if depth else None
         self._coming: deque[concurrent.futures.Future[_Fetched]] = deque()
@@ -41,14 +53,18 @@ class Ahead:
         if self._lent is not None:
             self._free.append(self._lent)
         if self._thread is None:
-            fetched = self._fetch(self.replay.choose(self.batch, beta), self._take_room())
+            fetched = self._fetch(self._choose(beta), self._take_room())
         else:
             while len(self._coming) <= self.depth:
-                chosen = self.replay.choose(self.batch, beta)
-                self._coming.append(self._thread.submit(self._fetch, chosen, self._take_room()))
+                self._coming.append(self._thread.submit(self._fetch, self._choose(beta), self._take_room()))
             fetched = self._coming.popleft().result()
         self._lent = fetched.room
         return fetched.sample
+
+    def _choose(self, beta: float) -> Chosen:
+        chosen = self.replay.choose(self.batch, beta)
+        self._weigh(chosen.draw.weights, beta)
+        return chosen
 
     def settle(self) -> None:
         """Return once no thread reads the replay: before what it reads may be overwritten."""

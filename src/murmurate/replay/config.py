@@ -69,6 +69,17 @@ class ReplayConfig:
         for name in ("epsilon", "fit_every", "ahead", "learning_starts", "publish_every"):
             if not getattr(self, name) >= 0:
                 raise Refusal(f"replay.{name} is {getattr(self, name)}; it is not negative.")
+        if self.fit_every and self.fit_every * self.samples_per_insert % batch:
+            raise Refusal(
+                f"replay.fit_every is {self.fit_every}: at {self.samples_per_insert:g} samples per insert "
+                f"that is no whole number of batches of {batch}. Use --replay.fit-every "
+                f"{batch * max(1, self.fit_every // batch)}."
+            )
+        if self.fit_every > self.capacity:
+            raise Refusal(
+                f"replay.fit_every is {self.fit_every} and only {self.capacity} are kept: some would be lost "
+                f"before the fit. Use --replay.capacity {self.fit_every}."
+            )
         if self.capacity < batch:
             raise Refusal(
                 f"replay.capacity is {self.capacity} and a batch is {batch}: it would never be full. Use "

@@ -8,6 +8,7 @@ its first stack, so that no window crosses into another episode; those in betwee
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -119,15 +120,19 @@ class Frames:
         the newest, nothing in the chunk has changed."""
         last = head - 1 - (head - 1 - (stop - 1)) % self.length  # the newest at the chunk's last place
         newest = head - 1 if start <= (head - 1) % self.length < stop else last
-        where = f"frames-{stream}-{start // self._chunk}-{newest}-"
+        where = f"frames-{stream}-{start}-{stop}-{newest}-"
         loaded = self._names.get((stream, start // self._chunk), "")
         return loaded if loaded.startswith(where) else where + self._token
 
-    def load(self, frames: list[list[Chunk]]) -> None:
+    def load(self, frames: Sequence[list[Chunk] | Tensor]) -> None:
+        """What ``save`` gave; tensors are of checkpoints that had no chunks."""
         whole = self._frames.view(self.streams, self._pitch, *self.shape)
+        self._names.clear()
+        self._token = secrets.token_hex(4)  # what comes now is not what came after this state before
         for number, (stream, chunks) in enumerate(zip(whole, frames, strict=True)):
             end = 0
-            for chunk in chunks:
+            listed = [Chunk("", chunks)] if isinstance(chunks, Tensor) else chunks
+            for chunk in listed:
                 self._names[number, end // self._chunk] = chunk.name
                 stream[end : end + len(chunk.values)].copy_(chunk.values)
                 end += len(chunk.values)
