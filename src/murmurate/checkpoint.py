@@ -164,8 +164,8 @@ def mend(folder: Path) -> None:
 
 
 def newest(folder: Path) -> Path:
-    """The newest whole checkpoint in ``folder``; falls back, with a warning, to the one before, and where both
-    lack but parts of a replay (they share what did not change) to the newest without its replays.
+    """The newest whole checkpoint in ``folder``; falls back, with a warning, to the one before, and where
+    both lack but parts of a replay (they share what did not change) to the newest without its replays.
 
     Raises Refusal if there is none.
     """
