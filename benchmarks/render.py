@@ -148,6 +148,20 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
             *((f"x {peer}", f"ratios.{peer}") for peer in _REPLAYS),
         ],
     ),
+    "replay-shared": (
+        "who draws",
+        lambda result: [
+            (case, {**of, "share": result["share_of_alone"].get(case, 1.0)})
+            for case, of in result["cases"].items()
+        ],
+        [
+            ("draws / CPU s of the learners", "draws_per_cpu_second.median"),
+            ("over those of one alone", "share"),
+            ("draws / s", "draws_per_second.median"),
+            ("inserts / s", "inserts_per_second.median"),
+            ("records lost", "lost_records.greatest"),
+        ],
+    ),
     "value-learning": (
         "run",
         lambda result: [*result["recipes"].items(), *result["relaxed_loop"].items()],

@@ -19,6 +19,7 @@ from murmurate.bench import (
     atari_throughput,
     bench,
     benches,
+    replay_shared,
     strategy_cost,
 )
 from murmurate.bench._result import teller
@@ -163,3 +164,15 @@ def test_the_meter_collects_what_nvidia_smi_prints(tmp_path: Path, monkeypatch: 
     assert set(meter.utilisation) == {40.0}
     assert set(meter.watts) == {80.0}
     assert set((tmp_path / "asked").read_text().split()) == {"--id=3"}
+
+
+def test_learners_that_actors_feed_lose_nothing() -> None:
+    plan = replay_shared.Plan(seconds=0.5, repetitions=1, actors=2, simulators=4, capacity=4_096, filled=256)
+    result = replay_shared.measure(False, lambda words: None, plan)
+    assert result["lost_records"] == 0
+    assert set(result["share_of_alone"]) == {"1 learner", "2 learners"}
+    for of in result["cases"].values():
+        assert of["draws_per_second"]["median"] > 0
+        # each row is drawn eight times
+        ratio = of["draws_per_second"]["median"] / of["inserts_per_second"]["median"]
+        assert ratio == pytest.approx(8.0, rel=0.2)
