@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -187,8 +188,9 @@ def realised_distance(tree: Any) -> float:
     exact = tree.priorities.double()
     low, high = torch.zeros_like(exact), torch.full_like(exact, tree.total)
     which = torch.arange(tree.capacity)
+    below = math.nextafter(tree.total, 0.0)  # halves of what is left of the last leaf round up to the total
     for _ in range(60):  # the least mass that finds a later leaf
-        middle = (low + high) / 2
+        middle = ((low + high) / 2).clamp(max=below)
         beyond = torch.cat([tree.find(part) for part in torch.split(middle, 2**20)]) > which
         high, low = torch.where(beyond, middle, high), torch.where(beyond, low, middle)
     chance = torch.diff(high, prepend=high.new_zeros(1)) / tree.total
