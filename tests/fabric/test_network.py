@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from fabric.networked import N, at_once, channels, fill, members, until
-from murmurate.fabric._pool import Pool, as_tensor
 from murmurate.fabric._shelf import UNREAD_LIMIT
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network import NetworkFabric
+from murmurate.pool import Pool, as_tensor
 
 
 def exercise(fabrics):

@@ -10,7 +10,7 @@ import torch
 
 from fabric.networked import at_once, channels, members
 from murmurate.fabric._compress import BLOCK, Feedback, codec
-from murmurate.fabric._pool import Pool
+from murmurate.pool import Pool
 
 COUNT = 3 * BLOCK + 17
 

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from murmurate.fabric._pool import Bytes, Pool, as_tensor
+from murmurate.pool import Bytes, Pool, as_tensor
 
 Compression = Literal["none", "bfloat16", "int8"]
 BLOCK = 1024  # numbers that share one scale

@@ -17,11 +17,11 @@ import numpy as np
 
 from murmurate.fabric._handshake import Passport, answer
 from murmurate.fabric._link import Link
-from murmurate.fabric._pool import Pool
 from murmurate.fabric._seal import Card
 from murmurate.fabric._wire import Closed, Frame, Kind, Refused
 from murmurate.fabric.board import Board
 from murmurate.fabric.interface import FabricError, Traffic
+from murmurate.pool import Pool
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

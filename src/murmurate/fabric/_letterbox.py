@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from murmurate.fabric._pool import Pool, as_tensor
 from murmurate.fabric.arena import Arena, fence
 from murmurate.fabric.interface import Letter, Traffic
 from murmurate.fabric.roster import Roster
+from murmurate.pool import Pool, as_tensor
 
 _MAIL_SLOTS = 8
 _MAIL_LENT = _MAIL_SLOTS // 2

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from murmurate.fabric._pool import Bytes
+from murmurate.pool import Bytes
 
 _LEAST_BYTES = 64 << 10  # less than this is sent faster than it is looked up
 _MOST_REGIONS = 64  # at one member, as each needs two descriptors (Python's mmap keeps one of its own)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric._hub import Hub
-from murmurate.fabric._pool import Bytes, as_tensor
 from murmurate.fabric._wire import Frame, Kind, Refused
 from murmurate.fabric.interface import FabricError, Traffic
 from murmurate.fabric.threads import ordered_mean
+from murmurate.pool import Bytes, as_tensor
 
 _LATE_SECONDS = 1.0  # how much longer than its own deadline a member waits for the leader's to come
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from murmurate.fabric._compress import Behind, Codec, Filling
 from murmurate.fabric._hub import Hub
-from murmurate.fabric._pool import Bytes
 from murmurate.fabric._wire import Frame, Kind
 from murmurate.fabric.interface import FabricError, Traffic
+from murmurate.pool import Bytes
 
 UNREAD_LIMIT = 8
 _ASK_SECONDS = 1.0

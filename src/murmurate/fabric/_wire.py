@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from murmurate.fabric._neighbour import PLACE, Neighbour, Place
-from murmurate.fabric._pool import Bytes
 from murmurate.fabric._seal import TAG_BYTES, InvalidTag, Seal
+from murmurate.pool import Bytes
 
 PIECE_BYTES = 1 << 20  # large enough that Python's part is small, small enough to stay in a core's cache
 LENT_PIECE_BYTES = 1 << 18  # small enough that the peer copies one while the next is copied for it

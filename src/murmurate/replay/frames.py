@@ -7,6 +7,7 @@ its first stack, so that no window crosses into another episode; those in betwee
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from murmurate import native
+from murmurate.pool import Pool, as_tensor
 from murmurate.replay.interface import Chunk
 from murmurate.replay.memory import Take, array, private
 
@@ -67,6 +69,7 @@ class Frames:
         whole = array(take, "frames", (streams * self._pitch, *shape), np.uint8)
         self._frames = torch.from_numpy(whole)
         self._address = self._frames.data_ptr()
+        self._pool = Pool()
         self._chunk = max(1, _CHUNK_BYTES // self.frame_bytes)  # frames
         self._token = secrets.token_hex(4)  # what we write is not what others have written before
         self._names: dict[tuple[int, int], str] = {}  # of chunks as they were loaded
@@ -82,8 +85,12 @@ class Frames:
             self._frames.index_copy_(0, place[again] + self.length, images[again])
 
     def room(self, count: int, pinned: bool = False) -> Tensor:
-        """[count, stack + n, H, W] for ``read`` to write into."""
-        return torch.empty(count, self.window, *self.shape, dtype=torch.uint8, pin_memory=pinned)
+        """[count, stack + n, H, W] for ``read`` to write into; comes back by itself once it is forgotten."""
+        shape = (count, self.window, *self.shape)
+        if pinned:
+            return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+        # page faults on memory that is fresh each time cost as much as the copy
+        return as_tensor(self._pool.take(math.prod(shape)), torch.uint8).view(shape)
 
     def read(self, slots: Tensor, out: Tensor | None = None) -> Window:
         """The windows of the transitions at ``slots`` [B] int64 (their observation's newest frames)."""
