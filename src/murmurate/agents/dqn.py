@@ -32,6 +32,8 @@ class DQN:
     exploration: chance of a random action. ``annealed`` falls from 1 to ``epsilon`` over ``explore_updates``
         own updates; ``ladder`` gives each simulator one of its own, epsilon ** (1 + 7 i / (B - 1)) (Horgan et
         al. 2018, section 4.1).
+    adam_epsilon: added to the root of the mean squares. Rainbow's 1.5e-4 belongs to larger gradients: on Pong
+        95% of these roots are below 1.1e-5, and it makes the mean step 28 times smaller.
     dueling: two streams, of the state's value and the actions' advantages (Wang et al. 2016).
     """
 
@@ -42,7 +44,7 @@ class DQN:
     n_step: int = 1
     discount: float = 0.99
     learning_rate: float = 1e-4
-    adam_epsilon: float = 1.5e-4
+    adam_epsilon: float = 1e-8
     clip: float = 10.0
     target_every: int = 2_000
     selector: Literal["online", "agreed", "target"] = "online"
