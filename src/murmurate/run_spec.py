@@ -7,6 +7,7 @@ from typing import Literal
 
 from murmurate.agents.interface import Agent, AgentConfig, OnPolicy
 from murmurate.collect.acted import Acted, Cast
+from murmurate.collect.drawing import Drawing
 from murmurate.collect.interface import Simulators, Source, World, spec_of
 from murmurate.collect.replayed import Replayed
 from murmurate.collect.rollouts import Rollouts, open_groups
@@ -189,32 +190,19 @@ class Run:
             discount=diet.discount,
             seed=derive_seed(self.seed, "replay", rank),
         )
+        drawing = Drawing(store, self.replay, diet.batch, device, progress)
         if self.actors:
             for group in groups:
                 group.close()  # it was opened to see what can be seen and done
             cast = Cast(
                 self.world, self.agent, self.actors, self.simulators, rank=rank, replicas=self.replicas
             )
-            return Acted(
-                cast,
-                groups[0].spec,
-                learner,
-                store,
-                self.replay,
-                diet.batch,
-                seed=seed,
-                device=device,
-                progress=progress,
-            )
+            return Acted(cast, groups[0].spec, learner, drawing, seed=seed)
         return Replayed(
             groups,
             learner,
-            store,
-            self.replay,
-            diet.batch,
+            drawing,
             seed=seed,
-            device=device,
-            progress=progress,
             seat=lambda low: learner.seat(rank * self.simulators + low, self.replicas * self.simulators),
         )
 

@@ -16,6 +16,7 @@ import torch
 from murmurate.agents.dqn import DQN, DQNAgent
 from murmurate.collect._box import SLOTS, Record, Ring, Weights
 from murmurate.collect.acted import Acted, Cast
+from murmurate.collect.drawing import Drawing
 from murmurate.collect.worlds import world
 from murmurate.errors import RunFailed
 from murmurate.fabric.arena import Arena
@@ -118,7 +119,8 @@ def acted(
     learner = agent.build(spec, Replica, seed=0, device=torch.device("cpu"))
     cast = Cast(cartpole, agent, actors, simulators=5, rank=0, replicas=1)
     replay = open_replay(config, spec, simulators=5, steps=agent.n_step, discount=0.99, seed=0)
-    source = Acted(cast, spec, learner, replay, config, agent.batch, seed=0, progress=lambda: 0.0)
+    drawing = Drawing(replay, config, agent.batch, torch.device("cpu"), lambda: 0.0)
+    source = Acted(cast, spec, learner, drawing, seed=0)
     try:
         yield source, learner
     finally:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scripted import Counter, ScriptedSimulators
 
+from murmurate.collect.drawing import Drawing
 from murmurate.collect.replayed import Replayed
 from murmurate.collect.worlds import world as world_called
 from murmurate.replay.config import ReplayConfig, open_replay
@@ -25,7 +26,8 @@ def source(config: ReplayConfig = CONFIG, batch: int = 8, groups=None, seed: int
     spec: EnvSpec = groups[0].spec
     size = sum(group.size for group in groups)
     replay = open_replay(config, spec, simulators=size, steps=1, discount=0.9, seed=seed)
-    return Replayed(groups, Counter(), replay, config, batch, seed=seed, progress=lambda: 0.5)
+    drawing = Drawing(replay, config, batch, torch.device("cpu"), lambda: 0.5)
+    return Replayed(groups, Counter(), drawing, seed=seed)
 
 
 @pytest.mark.parametrize("samples_per_insert", [0.5, 4.0, 32.0])

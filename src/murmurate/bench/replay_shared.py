@@ -13,7 +13,7 @@ import torch
 from murmurate.bench import _roles
 from murmurate.bench._result import Log, median, spread
 from murmurate.collect._box import SLOTS, Record, Ring
-from murmurate.collect._drawing import Drawing
+from murmurate.collect.drawing import Drawing
 from murmurate.fabric.processes import ProcessFabric
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.interface import Steps

@@ -16,15 +16,13 @@ import torch
 
 from murmurate.agents.interface import Agent, AgentConfig
 from murmurate.collect._box import Record, Ring, Weights
-from murmurate.collect._drawing import Drawing
 from murmurate.collect.actor import Orders
 from murmurate.collect.banks import Banks
+from murmurate.collect.drawing import Drawing
 from murmurate.collect.interface import World
 from murmurate.errors import RunFailed
 from murmurate.fabric.arena import Arena
 from murmurate.fabric.interface import Fabric
-from murmurate.replay.config import ReplayConfig
-from murmurate.replay.interface import Replay
 from murmurate.spec import Batch, EnvSpec, Episode
 
 _PAUSE_SECONDS = 2e-4
@@ -79,18 +77,13 @@ class Acted:
         cast: Cast,
         spec: EnvSpec,
         learner: Agent,
-        replay: Replay,
-        config: ReplayConfig,
-        batch: int,
+        drawing: Drawing,
         *,
         seed: int,
-        device: torch.device | str = "cpu",
-        progress: Callable[[], float],
     ) -> None:
-        self.cast, self.learner, self.replay, self.config = cast, learner, replay, config
+        self.cast, self.learner, self.replay = cast, learner, drawing.replay
         self.alive: Callable[[int], bool] = lambda played: False
-        self._seed = seed
-        self._drawing = Drawing(replay, config, batch, torch.device(device), progress)
+        self._seed, self._drawing = seed, drawing
         count = sum(len(replica) for replica in learner.replicas.values())
         self._arena = Arena.create()
         self._weights = Weights(self._arena, count)
@@ -158,7 +151,7 @@ class Acted:
         return [Episode(actor.low + e.simulator, e.episode_return, e.length) for e in record.episodes]
 
     def _publish(self, always: bool = False) -> None:
-        if always or self.learner.clock + 1 >= self._weights.version + self.config.publish_every:
+        if always or self.learner.clock + 1 >= self._weights.version + self._drawing.config.publish_every:
             vectors = [replica.params.detach().float().cpu() for replica in self.learner.replicas.values()]
             whole = vectors[0] if len(vectors) == 1 else torch.cat(vectors)
             self._weights.publish(whole, self.learner.clock + 1)

@@ -8,13 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmurate.collect._drawing import Drawing
 from murmurate.collect.banks import Banks
+from murmurate.collect.drawing import Drawing
 from murmurate.collect.interface import Actor, Simulators
 from murmurate.collect.steps import steps_of
 from murmurate.fabric.interface import Fabric
-from murmurate.replay.config import ReplayConfig
-from murmurate.replay.interface import Replay
 from murmurate.spec import Batch, Episode, derive_generator, derive_seed
 
 
@@ -25,7 +23,7 @@ class Replayed:
     ``groups`` are opened simulators (see ``open_groups``), closed by ``close``; while one group steps in
     native threads the agent acts for another. A batch is valid until the next one is asked for.
 
-    progress: share of the run that lies behind, for beta. seat: told which simulator is the first of those
+    drawing: closed by ``close``. seat: told which simulator is the first of those
         that the actor is asked to act for next.
     """
 
@@ -33,24 +31,19 @@ class Replayed:
         self,
         groups: Sequence[Simulators],
         actor: Actor,
-        replay: Replay,
-        config: ReplayConfig,
-        batch: int,
+        drawing: Drawing,
         *,
         seed: int,
-        device: torch.device | str = "cpu",
-        progress: Callable[[], float],
         seat: Callable[[int], None] = lambda low: None,
     ) -> None:
-        self.actor, self.replay, self.config = actor, replay, config
+        self.actor, self.replay = actor, drawing.replay
         self.alive: Callable[[int], bool] = lambda played: False
         self._groups = list(groups)
         self._seed, self._seat = seed, seat
-        self._device = torch.device(device)
+        self._drawing, self._device = drawing, drawing.device
         ends = torch.tensor([group.size for group in groups]).cumsum(0).tolist()
         self._slices = [slice(end - group.size, end) for end, group in zip(ends, groups, strict=True)]
         self._size = int(ends[-1])
-        self._drawing = Drawing(replay, config, batch, self._device, progress)
         self._generator = derive_generator(seed, "actions", device=self._device)
         self._started = False
         self._now: list[Tensor] = []  # what each group's simulators show
@@ -62,7 +55,7 @@ class Replayed:
         self._start()
         if self._drawing.banks is not None:  # what others' banks held when it was looked at
             return False
-        return self.config.saved and all(group.state() is not None for group in self._groups)
+        return self._drawing.config.saved and all(group.state() is not None for group in self._groups)
 
     def fields(self) -> dict[str, Any]:
         return self._drawing.fields()
