@@ -142,7 +142,7 @@ def _but_shared(bond: Bond, theirs: dict[str, Any], clock: int) -> dict[str, Any
         for key, value in memory.items()
     }
     kept = {
-        "params": dict(replica.named_views()),
+        "params": None,
         # moments exist before the first step only where they are shared
         "optimizer": present or theirs["replica"]["optimizer"],
         "clock": clock,

@@ -68,7 +68,7 @@ def member_state(replicator: Replicator, seconds: float) -> dict[str, Any]:
     """
     for name, bond in replicator.bonds.items():
         # a copy: isfinite reads twice, and on a vector that others write at this moment it finds x != x
-        if not torch.isfinite(bond.replica.params.detach().clone()).all():
+        if not torch.isfinite(bond.replica.values().detach().clone()).all():
             raise NotFinite(
                 f"the parameters of replica '{name}' are not finite at its update {bond.replica.clock}. "
                 "A smaller learning rate usually helps."

@@ -32,7 +32,7 @@ class Probe:
         """Metrics ``disagreement, distance_to_mean, gradient_cosine`` (see ``docs/metrics.md``)."""
         n = len(self.replica)
         with torch.no_grad():
-            self._both[:n].copy_(self.replica.params)
+            self._both[:n].copy_(self.replica.values())
             own = self.replica.own_gradient
             self._both[n:].copy_(self.replica.grad if own is None else own)
             seen = self._seen()

@@ -81,6 +81,7 @@ class Replicator:
                 # gathered, because all agree on who came, and not on who lives at this moment
                 answers = channel.gather(replica.params.detach())
                 replica.params.copy_(answers[min(answers)])
+        replica.keeps_scale = strategy.keeps_scale
         strategy.attach(replica, channel)
         replica.reload()
         bond = Bond(replica, strategy, channel)
@@ -135,7 +136,7 @@ class Replicator:
         """Show peers the parameters as they are now (at the end of a run, or after a restart)."""
         for bond in self.bonds.values():
             if Capability.REGISTER in bond.channel.capabilities:
-                bond.channel.publish(bond.replica.params.detach())
+                bond.channel.publish(bond.replica.values().detach())
 
     @property
     def bytes_exchanged(self) -> int:

@@ -23,6 +23,7 @@ class EnvSpec:
     ``actions`` is the number of discrete actions, or 0 where actions are vectors of shape
     ``action_shape`` bounded by ``action_low`` and ``action_high``. ``stacked``: an observation is the last
     few images [stack, H, W] of its episode, the newest last (and the first one again where there are fewer).
+    ``documents``: how many there are where an observation is one of a fixed set, and nobody acts.
     """
 
     name: str
@@ -34,6 +35,7 @@ class EnvSpec:
     action_high: float = 1.0
     frames_per_step: int = 1
     stacked: bool = False
+    documents: int = 0
 
 
 @dataclass(frozen=True)

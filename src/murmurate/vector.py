@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from murmurate.layout import grouping, lay_out, merge, view
 from murmurate.moments import MakeOptimizer, check_start, entries, materialise
+from murmurate.rows import Rows, Scale, add_rows, check_plain, check_rows
+from murmurate.saved import load_into, state_of
 
-__all__ = ["Exchange", "MakeOptimizer", "NotFinite", "Replica"]
+__all__ = ["Exchange", "MakeOptimizer", "NotFinite", "Replica", "Rows"]
 
 
 class Exchange(NamedTuple):
@@ -58,6 +60,8 @@ class Replica:
         params: [N] the vector, an ``nn.Parameter``.
         grad: [N] its gradient, never None; parameters a loss does not touch have gradient zero
             (Differs: torch leaves None, which skips weight decay and momentum for them).
+        scale: the parameters are ``scale * params`` under a strategy that ``keeps_scale`` once ``follow`` has
+            been given ``Rows``; else it is 1. ``values`` multiplies it out.
         clock: own updates so far.
 
     Buffers (batch-norm statistics) are not part of the vector. They stay local during training;
@@ -90,6 +94,10 @@ class Replica:
         self.exchange: Callable[[Replica], Exchange] = _update_alone
         # what schedules count: the own clock, or all replicas' updates where they share one vector
         self.steps_taken: Callable[[], int] = lambda: self.clock
+        self.scale = Scale()  # of the vector: the parameters are their product
+        self.keeps_scale = True  # whether the strategy, if there is one, can read a scaled vector
+        self.make_room: Callable[[], None] = self.fold  # what to do when the scale is almost 0
+        self._pending: Rows | None = None  # the gradient, where it is of rows
         # whether all replicas pass the same rounds; alone, each update is one
         self.common_rounds = True
         self.measure = False  # asks the next step for the two that follow
@@ -270,15 +278,53 @@ class Replica:
                     place.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
         return self._agree()
 
-    def follow(self, gradient: Tensor) -> Exchange:
-        """One strategy step along a closed-form ``gradient`` [N]."""
+    def follow(self, gradient: Tensor | Rows) -> Exchange:
+        """One strategy step along a closed-form ``gradient``: [N], or a few rows of it.
+
+        Raises ValueError for a wrong shape, and for rows with an optimizer that is not plain SGD.
+        """
+        if isinstance(gradient, Rows):
+            check_rows(gradient, len(self))
+            check_plain(self.optimizer, self.clip, self.name)
+            if self.keeps_scale:
+                self._pending = gradient
+            else:
+                self._storage_grad.copy_(gradient.dense(self._storage))
+            return self._agree()
         if gradient.shape != self._storage_grad.shape:
             raise ValueError(f"gradient has shape {tuple(gradient.shape)}, the vector ({len(self)},)")
         self._storage_grad.copy_(gradient)
         return self._agree()
 
+    def values(self) -> Tensor:
+        """[N] the parameters with their scale multiplied out: the vector itself where that is 1."""
+        scale = self.scale.value
+        return self._storage if scale == 1.0 else self._storage * scale
+
+    def fold(self) -> None:
+        """Multiply the scale into the vector; nobody else may be writing to it."""
+        self._storage.mul_(self.scale.forget())
+
+    def _step_rows(self, rows: Rows) -> None:
+        """x <- x - rate (shrink x - values), in the scale and a few rows."""
+        (rate,) = self._rates()
+        before = self.values().clone() if self.measure else None
+        with self.scale.writing():
+            if self.scale.shrink(rate * rows.shrink):
+                self._storage.zero_()
+            add_rows(self._storage, rows, rate / self.scale.value)
+        if before is not None:
+            self.update_norm = torch.linalg.vector_norm(self.values() - before)
+            self.measure = False
+        self.scale.await_room(self.make_room)
+        self.clock += 1
+
     def update(self) -> None:
         """Clip, schedule, one optimizer step on the gradient as it stands. Called by strategies."""
+        if self._pending is not None:
+            rows, self._pending = self._pending, None
+            self._step_rows(rows)
+            return
         if self.clip is not None:
             norm = torch.linalg.vector_norm(self._storage_grad)
             self.gradient_norm = norm
@@ -326,7 +372,8 @@ class Replica:
     def _agree(self) -> Exchange:
         with torch.no_grad():
             if self.measure:
-                self.own_gradient = self._storage_grad.clone()
+                rows = self._pending
+                self.own_gradient = self._storage_grad.clone() if rows is None else rows.dense(self.values())
             exchange = self.exchange(self)
             self.reload()
         return exchange
@@ -335,70 +382,11 @@ class Replica:
 
     def state(self) -> dict[str, Any]:
         """Named parameter tensors in logical order, optimizer state, buffers, clock (all clones)."""
-        optimizer = {
-            f"{index}.{key}": value.detach().clone() if torch.is_tensor(value) else value
-            for index, (_, memory) in enumerate(entries(self.optimizer))
-            for key, value in memory.items()
-        }
-        if not self.shape_aware:
-            optimizer = {k: self._logical(k, v) for k, v in optimizer.items()}
-        return {
-            "params": {name: values.detach().clone() for name, values in self.named_views()},
-            "optimizer": optimizer,
-            "buffers": {name: b.detach().clone() for name, b in self.module.named_buffers()},
-            "learning_rates": [group["lr"] for group in self.optimizer.param_groups],
-            "clock": self.clock,
-        }
+        return state_of(self)
 
     def load(self, state: dict[str, Any]) -> None:
         """Take back what ``state`` gave. Raises ValueError naming a parameter that does not fit."""
-        for name, values in self.named_views():
-            stored = state["params"].get(name)
-            if stored is None or stored.shape != values.shape:
-                found = "nothing" if stored is None else f"shape {tuple(stored.shape)}"
-                raise ValueError(
-                    f"the checkpoint has {found} for parameter '{name}' of shape {tuple(values.shape)}; "
-                    "it belongs to another network. Resume with the network it was made with."
-                )
-        if state["optimizer"]:
-            materialise(self.optimizer, self.make_optimizer)
-        with torch.no_grad():
-            for name, values in self.named_views():
-                values.copy_(state["params"][name])
-            for index, (_, memory) in enumerate(entries(self.optimizer)):
-                for key in list(memory):
-                    if f"{index}.{key}" in state["optimizer"]:
-                        self._take(memory, key, state["optimizer"][f"{index}.{key}"], index)
-                    else:  # saved before the first step made it
-                        del memory[key]
-            for name, buffer in self.module.named_buffers():
-                buffer.copy_(state["buffers"][name])
-        for group, rate in zip(self.optimizer.param_groups, state["learning_rates"], strict=True):
-            group["lr"] = rate
-        self.clock = int(state["clock"])
-        self.reload()
-
-    def _take(self, memory: dict[str, Any], key: str, stored: Any, index: int) -> None:
-        if not torch.is_tensor(memory[key]):
-            memory[key] = stored
-            return
-        if isinstance(stored, dict):
-            flat = torch.empty_like(memory[key])
-            start = self.group_bounds[index][0] if len(self.group_bounds) > 1 else 0
-            for part in self.parts:
-                if part.name in stored:
-                    view(flat, part, start).copy_(stored[part.name])
-            stored = flat
-        memory[key].copy_(stored)
-
-    def _logical(self, key: str, value: Any) -> Any:
-        """A flat state tensor as named tensors in logical order; others as they are."""
-        index = int(key.split(".", 1)[0])
-        start, stop = self.group_bounds[index] if len(self.group_bounds) > 1 else (0, len(self))
-        if not torch.is_tensor(value) or value.numel() != stop - start or value.dim() != 1:
-            return value
-        inside = [p for p in self.parts if start <= p.start and p.stop <= stop]
-        return {part.name: view(value, part, start).clone() for part in inside}
+        load_into(self, state)
 
 
 def _update_alone(replica: Replica) -> Exchange:

@@ -26,6 +26,12 @@ class OffPolicy(NamedTuple):
     discount: float
 
 
+class Examples(NamedTuple):
+    """It learns from mini-batches of a fixed set of examples, and acts nowhere."""
+
+    batch: int
+
+
 class Action(NamedTuple):
     """Actions [B] or [B, D], and the recurrent state [B, M] after them (None if there is none).
 
@@ -38,8 +44,8 @@ class Action(NamedTuple):
     best: Tensor | None = None
 
 
-class Agent(Protocol):
-    """Acts for a batch of simulators, and learns from batches."""
+class Learner(Protocol):
+    """Learns from batches."""
 
     @property
     def clock(self) -> int:
@@ -50,6 +56,14 @@ class Agent(Protocol):
     def replicas(self) -> dict[str, Replica]:
         """One per optimizer, by name."""
         ...
+
+    def learn(self, batch: Batch) -> Outcome: ...
+    def state(self) -> dict[str, Any]: ...
+    def load(self, state: dict[str, Any]) -> None: ...
+
+
+class Agent(Learner, Protocol):
+    """Acts for a batch of simulators, and learns from batches."""
 
     def seat(self, first: int, total: int) -> None:
         """Say which of ``total`` simulators it acts for: number ``first`` and on. Who explores by the number
@@ -68,10 +82,6 @@ class Agent(Protocol):
     ) -> Action:
         """Choose actions for ``observation`` [B, ...]; ``first`` [B] forgets memory; no gradient."""
         ...
-
-    def learn(self, batch: Batch) -> Outcome: ...
-    def state(self) -> dict[str, Any]: ...
-    def load(self, state: dict[str, Any]) -> None: ...
 
 
 class AgentConfig(Protocol):

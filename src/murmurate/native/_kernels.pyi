@@ -11,6 +11,35 @@ def sample(
 def gather(base: int, stride: int, bytes: int, index: int, count: int, out: int, /) -> None: ...
 def split(base: int, stride: int, index: int, count: int, fields: int, number: int, /) -> None: ...
 def touch(base: int, order: int, count: int, /) -> float: ...
+def exp_digamma(x: int, count: int, out: int, /) -> None: ...
+def expected_topics(
+    x: int,
+    width: int,
+    topics: int,
+    row: int,
+    rows: int,
+    scale: float,
+    offset: float,
+    factor: int,
+    beta: int,
+    /,
+) -> None: ...
+def fold_in(
+    starts: int,
+    word: int,
+    times: int,
+    count: int,
+    beta: int,
+    width: int,
+    topics: int,
+    alpha: int,
+    iterations: int,
+    tolerance: float,
+    gamma: int,
+    statistics: int,
+    /,
+) -> int: ...
+def add_rows(x: int, width: int, row: int, rows: int, values: int, step: float, /) -> None: ...
 def total(tree: Any, /) -> float: ...
 def minimum(tree: Any, /) -> float: ...
 def leaves(tree: Any, /) -> int: ...

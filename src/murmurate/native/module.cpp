@@ -290,6 +290,12 @@ PyObject* touch(PyObject*, PyObject* const* args, Py_ssize_t n) {
   return PyFloat_FromDouble(sum);
 }
 
+}  // namespace
+
+#include "topics_module.hpp"
+
+namespace {
+
 // simd() -> the instruction set in use; use(name) -> takes another one, ValueError if it does not run here
 PyObject* simd(PyObject*, PyObject*) { return PyUnicode_FromString(kernels->name); }
 
@@ -298,7 +304,7 @@ PyObject* use(PyObject*, PyObject* word) {
   if (!text) return nullptr;
   const char* name = PyBytes_AsString(text);
   const Kernels* wanted = name && runs(name) ? named(name) : nullptr;
-  if (wanted) kernels = wanted;
+  if (wanted) kernels = wanted, topic_kernels = topic_kernels_named(name);
   Py_DECREF(text);
   if (!wanted) return PyErr_Format(PyExc_ValueError, "%R does not run on this machine", word);
   Py_RETURN_NONE;
@@ -310,7 +316,9 @@ PyMethodDef methods[] = {
     {"set", FAST(set), nullptr},               {"update", FAST(update), nullptr},
     {"find", FAST(find), nullptr},             {"sample", FAST(sample), nullptr},
     {"gather", FAST(gather_rows), nullptr},    {"split", FAST(split_rows), nullptr},
-    {"touch", FAST(touch), nullptr},
+    {"touch", FAST(touch), nullptr},           {"exp_digamma", FAST(exp_digamma), nullptr},
+    {"expected_topics", FAST(expected_topics), nullptr},
+    {"fold_in", FAST(fold_in), nullptr},       {"add_rows", FAST(add_rows), nullptr},
     {"total", total, METH_O, nullptr},         {"minimum", minimum, METH_O, nullptr},
     {"leaves", leaves, METH_O, nullptr},       {"simd", simd, METH_NOARGS, nullptr},
     {"use", use, METH_O, nullptr},             {nullptr, nullptr, 0, nullptr},
@@ -324,6 +332,7 @@ PyMODINIT_FUNC PyInit__kernels() {
   for (const char* name : {"avx512", "avx2", "portable"}) {
     if (runs(name)) {
       kernels = named(name);
+      topic_kernels = topic_kernels_named(name);
       break;
     }
   }

@@ -234,7 +234,7 @@ def disagreement(learners: Sequence[Learner]) -> float:
 def vector(learner: Learner) -> Tensor:
     """[N]: all parameters of a learner, float32."""
     bonds = learner.replicator.bonds
-    return torch.cat([bonds[name].replica.params.detach().float().cpu() for name in sorted(bonds)])
+    return torch.cat([bonds[name].replica.values().detach().float().cpu() for name in sorted(bonds)])
 
 
 def _means(metrics: Sequence[dict[str, Tensor | float]]) -> dict[str, float]:

@@ -31,6 +31,7 @@ class Hogwild(Strategy):
     paper: ClassVar[str] = "A3C; Mohamad et al., Algorithm 5 (PA3C)"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.SHARED_MEMORY})
     counts_all: ClassVar[bool] = True
+    keeps_scale: ClassVar[bool] = True
     carries: ClassVar[str] = "nothing"
     bounded_by: ClassVar[str] = "nothing: what peers write during one's own update"
     on_death: ClassVar[str] = "the others go on; a half-written update is noise like any other"
@@ -46,6 +47,10 @@ class Hogwild(Strategy):
         # one cell a replica, so that no count is lost to a race
         self._clocks = fabric.shared("clocks", torch.zeros(fabric.size, dtype=torch.int64))
         replica.steps_taken = lambda: int(self._clocks.sum())
+        logs = fabric.shared("scale", torch.zeros(fabric.size, dtype=torch.float64))
+        marks = fabric.shared("scale.marks", torch.zeros(fabric.size + 1, dtype=torch.int64))
+        replica.scale.share(logs, marks, fabric.rank)
+        replica.make_room = lambda: self._make_room(replica, fabric)
 
     def step(self, replica: Replica, fabric: Fabric) -> Exchange:
         heard = len(fabric.living())
@@ -55,6 +60,13 @@ class Hogwild(Strategy):
         self._clocks[fabric.rank] = replica.clock
         self._last_seen = int(self._clocks.sum())
         return Exchange(round=replica.clock, heard=heard, staleness=staleness)
+
+    def _make_room(self, replica: Replica, fabric: Fabric) -> None:
+        """The lowest living replica multiplies the scale into the vector, while nobody writes to it."""
+        if fabric.rank == min(fabric.living()):
+            with replica.scale.closed(fabric.living) as alone:
+                if alone:
+                    replica.fold()
 
     def state(self) -> dict[str, Any]:
         return {"clocks": self._clocks.clone()}

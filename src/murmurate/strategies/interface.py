@@ -44,6 +44,9 @@ class Strategy:
     counts_all: ClassVar[bool] = False
     # Whether one more member, the last rank, keeps a centre: it learns nothing and runs ``serve``.
     centre: ClassVar[bool] = False
+    # Whether it reads and writes ``scale * params``, so that a gradient of a few rows costs those rows
+    # (``Replica.follow``); for all others it is made dense.
+    keeps_scale: ClassVar[bool] = False
     # What one may do on a fabric without shared memory, for the error that one gets there.
     remedy: ClassVar[str] = ""
     # What ``list strategies`` prints: whether lost messages are harmless (state) or missed (deltas), what
@@ -79,7 +82,7 @@ class Strategy:
 
     def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
         """The vector [N] that stands for all: evaluated, saved as best, exported. A copy."""
-        return replica.params.detach().clone()
+        return replica.values().detach().clone()
 
     def settle(self, replica: Replica, fabric: Fabric, number: int, deadline_seconds: float) -> bool:
         """Before checkpoint ``number``: take in the deltas that would otherwise be in flight across it.

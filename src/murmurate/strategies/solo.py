@@ -17,6 +17,7 @@ class Solo(Strategy):
 
     name: ClassVar[str] = "solo"
     summary: ClassVar[str] = "update; talk to nobody"
+    keeps_scale: ClassVar[bool] = True
     carries: ClassVar[str] = "nothing"
     bounded_by: ClassVar[str] = "having no peer: 0"
     on_death: ClassVar[str] = "the run ends"

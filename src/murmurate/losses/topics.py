@@ -1,0 +1,252 @@
+"""Latent Dirichlet allocation: what the topics are expected to be, and what documents say of them.
+
+Hoffman et al. 2013, section 3.2; Mohamad et al., equations 44 to 52. A matrix of topics is word-major, [V,
+W]: a row a word, of which the first K numbers count and the others are 0; W is K rounded up to a multiple
+of 16, so that a row is whole cache lines. Compiled where the extension was built; the twins in torch also
+run on a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from murmurate.losses.checks import check_rank, check_shape
+from murmurate.native import kernels
+
+LANES = 16
+
+
+def width_for(topics: int) -> int:
+    """W: numbers in a row for K topics."""
+    return -(-topics // LANES) * LANES
+
+
+@dataclass(frozen=True)
+class Documents:
+    """A mini-batch of G documents as rows of a compact matrix of topics.
+
+    starts: [G + 1] int64. Document g has the words ``starts[g]:starts[g + 1]``.
+    word: [N] int32, rows of that matrix. times: [N] float32, how often each stands there.
+    """
+
+    starts: Tensor
+    word: Tensor
+    times: Tensor
+
+    def __len__(self) -> int:
+        return self.starts.numel() - 1
+
+
+def check_starts(documents: Documents) -> None:
+    """Raise ValueError unless documents follow one another from the first word to the last."""
+    starts = documents.starts
+    rises = len(starts) and not bool((starts.diff() < 0).any())
+    if not rises or int(starts[0]) != 0 or int(starts[-1]) != len(documents.word):
+        raise ValueError("starts rise from 0 to the number of words")
+
+
+def exp_digamma(x: Tensor) -> Tensor:
+    """``exp(psi(x))`` for x > 0, float32, shaped like ``x``.
+
+    Compiled: within 4e-6 of the true value, relative, from x = 0.05 up, and 2e-5 from 0.005.
+    """
+    if kernels is None or not _plain(x):
+        return _exp_digamma(x)
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    kernels.exp_digamma(x.data_ptr(), x.numel(), out.data_ptr())
+    return out
+
+
+def expected_topics(
+    x: Tensor, row: Tensor, total: Tensor, *, topics: int, prior: float, scale: float = 1.0
+) -> Tensor:
+    """exp(E[log beta]) of some words, where lambda is ``prior + scale * x``.
+
+    Source: Hoffman et al. 2013, figure 6: exp(psi(lambda_kv) - psi(sum_v lambda_kv)).
+
+    Args:
+        x: [V, W] float32.
+        row: [R] int64, words.
+        total: [W] float64, the sum over all words of lambda.
+        topics: K.
+
+    Returns:
+        [R, W]; 0 from K on.
+
+    Raises:
+        ValueError: on a wrong rank or shape.
+    """
+    check_rank(2, x=x)
+    check_rank(1, row=row, total=total)
+    check_shape(x[0].shape, "a row", total=total)
+    factor = torch.zeros(x.shape[1], dtype=torch.float32, device=x.device)
+    factor[:topics] = torch.exp(-torch.digamma(total[:topics])).float()
+    if kernels is None or not _plain(x):
+        beta = _exp_digamma(prior + scale * x[row]) * factor
+        beta[:, topics:] = 0.0
+        return beta
+    row = row.contiguous()
+    beta = torch.empty(len(row), x.shape[1])
+    kernels.expected_topics(
+        x.data_ptr(), x.shape[1], topics, row.data_ptr(), len(row), scale, prior,
+        factor.data_ptr(), beta.data_ptr(),
+    )  # fmt: skip
+    return beta
+
+
+class Folded(NamedTuple):
+    """gamma: [G, W], the documents' topics. statistics: [R, W], words of each topic to be expected.
+    iterations: made, over all documents."""
+
+    gamma: Tensor
+    statistics: Tensor
+    iterations: int
+
+
+def fold_in(
+    documents: Documents,
+    beta: Tensor,
+    alpha: Tensor,
+    *,
+    topics: int,
+    iterations: int = 20,
+    tolerance: float = 1e-3,
+    gamma: Tensor | None = None,
+) -> Folded:
+    """The documents' variational parameters at their fixed point, given the topics (the E-step).
+
+    Source: Hoffman et al. 2013, figure 6: phi_gwk proportional to exp(psi(gamma_gk)) beta_wk, and gamma_gk =
+    alpha_k + sum_w n_gw phi_gwk; Mohamad et al., equation 44. A document is done when its gammas move by less
+    than ``tolerance`` on average. Statistics are sum_g n_gw phi_gwk, equation 52 without its factor n / G.
+
+    Args:
+        beta: exp(E[log beta]) [R, W] of the batch's words, 0 from K on.
+        alpha: [W] float32; from K on anything above 0.
+        topics: K.
+        iterations: at most, a document.
+        gamma: [G, W] to begin with; None begins at 1.
+
+    Raises:
+        ValueError: on a wrong rank or shape, or a word without a row.
+    """
+    check_rank(2, beta=beta)
+    check_rank(1, alpha=alpha, starts=documents.starts, word=documents.word, times=documents.times)
+    check_shape(beta[0].shape if len(beta) else alpha.shape, "a row of beta", alpha=alpha)
+    check_shape(documents.word.shape, "word", times=documents.times)
+    check_starts(documents)
+    if len(documents.word) and not 0 <= int(documents.word.min()) <= int(documents.word.max()) < len(beta):
+        raise ValueError(f"a word has no row: beta has {len(beta)}")
+    start = gamma
+    gamma = torch.ones(len(documents), len(alpha), device=beta.device) if start is None else start.clone()
+    statistics = torch.zeros_like(beta)
+    if not len(documents.word):
+        return Folded(alpha.expand_as(gamma).clone(), statistics, 0)
+    if kernels is None or not _plain(beta):
+        return _fold_in(documents, beta, alpha, topics, iterations, tolerance, gamma)
+    parts = documents.starts, documents.word, documents.times
+    starts, word, times = (part.contiguous() for part in parts)
+    beta, alpha = beta.contiguous(), alpha.contiguous()
+    done = kernels.fold_in(
+        starts.data_ptr(), word.data_ptr(), times.data_ptr(), len(documents), beta.data_ptr(), beta.shape[1],
+        topics, alpha.data_ptr(), iterations, tolerance, gamma.data_ptr(), statistics.data_ptr(),
+    )  # fmt: skip
+    gamma[starts[1:] == starts[:-1]] = alpha
+    return Folded(gamma, statistics, done)
+
+
+_PIECE = 1 << 16
+_LEAST = 1e-30  # as in the compiled kernel: a word that no topic has divides nothing by 0
+
+
+def _fold_in(
+    documents: Documents,
+    beta: Tensor,
+    alpha: Tensor,
+    topics: int,
+    iterations: int,
+    tolerance: float,
+    gamma: Tensor,
+) -> Folded:
+    """The twin: all documents at once, those that are done kept as they are."""
+    starts, word, times = documents.starts, documents.word, documents.times
+    shape = len(documents), len(beta)
+    columns = word.long()
+    counts = starts.diff()
+    busy = counts > 0
+    done = 0
+
+    def ratios(theta: Tensor) -> Tensor:
+        return times / (_dots(starts, columns, theta, beta, shape) + _LEAST)
+
+    for _ in range(iterations):
+        if not bool(busy.any()):
+            break
+        theta = _exp_digamma(gamma)
+        pull = torch.sparse_csr_tensor(starts, columns, ratios(theta), shape) @ beta
+        fresh = alpha + theta * pull
+        moved = (fresh - gamma)[:, :topics].abs().sum(1)
+        done += int(busy.sum())
+        gamma = torch.where(busy[:, None], fresh, gamma)
+        busy = busy & (moved >= tolerance * topics)
+    theta = _exp_digamma(gamma)
+    places = torch.stack(
+        [columns, torch.repeat_interleave(torch.arange(shape[0], device=beta.device), counts)]
+    )
+    shares = torch.sparse_coo_tensor(places, ratios(theta), shape[::-1])
+    statistics = beta * torch.sparse.mm(shares, theta)
+    gamma[starts[1:] == starts[:-1]] = alpha
+    return Folded(gamma, statistics, done)
+
+
+def _exp_digamma(x: Tensor) -> Tensor:
+    return torch.exp(torch.digamma(x.double())).to(x.dtype)
+
+
+def _dots(starts: Tensor, columns: Tensor, theta: Tensor, beta: Tensor, shape: tuple[int, int]) -> Tensor:
+    """[N]: theta of the document times beta of the word."""
+    zeros = torch.sparse_csr_tensor(starts, columns, torch.zeros(len(columns), device=beta.device), shape)
+    try:
+        found: Tensor = torch.sparse.sampled_addmm(zeros, theta, beta.t(), beta=0.0).values()
+        return found
+    except RuntimeError:  # a torch without MKL
+        document = torch.repeat_interleave(torch.arange(shape[0], device=beta.device), starts.diff())
+        return torch.cat([(theta[document[k]] * beta[columns[k]]).sum(1) for k in _pieces(len(columns))])
+
+
+def _pieces(count: int) -> list[slice]:
+    """So that what is gathered stays small."""
+    return [slice(start, start + _PIECE) for start in range(0, count, _PIECE)]
+
+
+def _plain(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype == torch.float32
+
+
+def document_bound(
+    documents: Documents, beta: Tensor, alpha: Tensor, gamma: Tensor, *, topics: int
+) -> Tensor:
+    """[G] float64: each document's part of the evidence lower bound, at ``gamma``'s best phi.
+
+    Source: Hoffman et al. 2010, equation 3 with phi from equation 5: sum_w n_w log sum_k exp(E[log theta_k] +
+    E[log beta_kw]) + E[log p(theta | alpha) - log q(theta | gamma)].
+
+    Args: as for ``fold_in``.
+    """
+    g, a = gamma[:, :topics].double(), alpha[:topics].double()
+    log_theta = torch.digamma(g) - torch.digamma(g.sum(1, keepdim=True))
+    document = torch.repeat_interleave(
+        torch.arange(len(documents), device=beta.device), documents.starts.diff()
+    )
+    theta = torch.exp(log_theta)
+    likely = torch.zeros(len(documents), dtype=torch.float64, device=beta.device)
+    for k in _pieces(len(document)):
+        p = (theta[document[k]] * beta[documents.word[k].long(), :topics].double()).sum(1)
+        likely.index_add_(0, document[k], documents.times[k].double() * torch.log(p + _LEAST))
+    prior = torch.lgamma(a.sum()) - torch.lgamma(a).sum() + ((a - 1) * log_theta).sum(1)
+    own = torch.lgamma(g.sum(1)) - torch.lgamma(g).sum(1) + ((g - 1) * log_theta).sum(1)
+    return likely + prior - own

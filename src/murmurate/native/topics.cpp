@@ -1,0 +1,313 @@
+// Built three times, with different flags; MURMURATE_TOPICS names the table that this build fills.
+#include "topics.hpp"
+
+#include <cmath>
+#include <cstring>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace murmurate {
+namespace {
+
+// numbers in a register
+#if defined(__AVX512F__)
+constexpr int64_t kWide = 16;
+#elif defined(__AVX2__)
+constexpr int64_t kWide = 8;
+#else
+constexpr int64_t kWide = 4;
+#endif
+
+// -- a register of them -------------------------------------------------------------------------------------
+
+#if defined(__GNUC__)
+typedef float Lanes __attribute__((vector_size(4 * kWide)));
+typedef int32_t Bits __attribute__((vector_size(4 * kWide)));
+typedef float Loose __attribute__((vector_size(4 * kWide), aligned(4)));
+
+inline Lanes load(const float* at) { return *reinterpret_cast<const Loose*>(at); }
+inline void store(float* at, Lanes x) { *reinterpret_cast<Loose*>(at) = x; }
+inline Lanes all(float x) { return x - Lanes{}; }
+inline Lanes as_numbers(Bits x) { return reinterpret_cast<Lanes>(x); }
+inline Bits as_bits(Lanes x) { return reinterpret_cast<Bits>(x); }
+#else
+struct Bits {
+  int32_t of[kWide];
+};
+struct Lanes {
+  float of[kWide];
+};
+#define LANEWISE(sign)                                                          \
+  inline Lanes operator sign(Lanes a, Lanes b) {                                \
+    for (int i = 0; i < kWide; ++i) a.of[i] = a.of[i] sign b.of[i];             \
+    return a;                                                                   \
+  }
+LANEWISE(+) LANEWISE(-) LANEWISE(*) LANEWISE(/)
+#undef LANEWISE
+inline Lanes& operator+=(Lanes& a, Lanes b) { return a = a + b; }
+inline Lanes load(const float* at) {
+  Lanes x;
+  std::memcpy(x.of, at, sizeof x.of);
+  return x;
+}
+inline void store(float* at, Lanes x) { std::memcpy(at, x.of, sizeof x.of); }
+inline Lanes all(float x) {
+  Lanes y;
+  for (float& lane : y.of) lane = x;
+  return y;
+}
+inline Lanes as_numbers(Bits x) {
+  Lanes y;
+  std::memcpy(&y, &x, sizeof y);
+  return y;
+}
+inline Bits as_bits(Lanes x) {
+  Bits y;
+  std::memcpy(&y, &x, sizeof y);
+  return y;
+}
+inline Bits operator+(Bits a, int32_t b) {
+  for (int32_t& lane : a.of) lane += b;
+  return a;
+}
+inline Bits operator<<(Bits a, int b) {
+  for (int32_t& lane : a.of) lane <<= b;
+  return a;
+}
+#endif
+
+inline float sum(Lanes x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps(reinterpret_cast<__m512>(x));
+#else
+  float of[kWide];
+  store(of, x);
+  for (int64_t width = kWide / 2; width > 0; width /= 2)
+    for (int64_t i = 0; i < width; ++i) of[i] += of[i + width];
+  return of[0];
+#endif
+}
+
+// Sums of the lanes of four at once.
+inline void sums(const Lanes* x, float* out) {
+#if defined(__AVX512F__)
+  const __m512 a = reinterpret_cast<__m512>(x[0]), b = reinterpret_cast<__m512>(x[1]);
+  const __m512 c = reinterpret_cast<__m512>(x[2]), d = reinterpret_cast<__m512>(x[3]);
+  const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const __m512 four = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
+  const __m256 two = _mm256_add_ps(_mm512_castps512_ps256(four), _mm512_extractf32x8_ps(four, 1));
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1)));
+#else
+  for (int i = 0; i < 4; ++i) out[i] = sum(x[i]);
+#endif
+}
+
+// -- exp(digamma(x)) ----------------------------------------------------------------------------------------
+
+// exp(x) for x <= 0: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]; below -87 it is 0.
+inline Lanes exp_of_negative(Lanes x) {
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest whole number in the low bits
+  const Lanes shifted = x * all(1.44269504f) + all(kRound);
+  const Lanes n = shifted - all(kRound);
+  const Lanes f = (x - n * all(0.693359375f)) - n * all(-2.12194440e-4f);
+  Lanes p = all(1.9875691500e-4f);
+  p = p * f + all(1.3981999507e-3f);
+  p = p * f + all(8.3334519073e-3f);
+  p = p * f + all(4.1665795894e-2f);
+  p = p * f + all(1.6666665459e-1f);
+  p = p * f + all(0.5f);
+  p = p * f * f + f + all(1.0f);
+  const Lanes power = as_numbers((as_bits(shifted) + 127) << 23);  // the low bits hold n
+#if defined(__GNUC__)
+  return reinterpret_cast<Lanes>(reinterpret_cast<Bits>(p * power) & (x > all(-87.0f)));
+#else
+  Lanes result = p * power;
+  for (int i = 0; i < kWide; ++i)
+    if (!(x.of[i] > -87.0f)) result.of[i] = 0.0f;
+  return result;
+#endif
+}
+
+// exp(digamma(x)) for x > 0. digamma(x) = digamma(x + 4) - 1/x - 1/(x+1) - 1/(x+2) - 1/(x+3); and of y = x - 1/2
+// exp(digamma(x)) is y + 1/24y - 37/5760y^3 + 10313/2903040y^5 - ..., which needs neither log nor exp.
+inline Lanes exp_digamma(Lanes x) {
+  const Lanes q = x * (x + all(3.0f));  // x (x + 3) and (x + 1)(x + 2) = q + 2
+  const Lanes fractions = (all(2.0f) * x + all(3.0f)) * (all(2.0f) * q + all(2.0f)) / (q * (q + all(2.0f)));
+  const Lanes y = x + all(3.5f), inverse = all(1.0f) / y, square = inverse * inverse;
+  Lanes series = all(-3.9535574e-3f);
+  series = series * square + all(3.5524829e-3f);
+  series = series * square + all(-6.4236111e-3f);
+  series = series * square + all(4.1666667e-2f);
+  return (y + series * inverse) * exp_of_negative(all(0.0f) - fractions);
+}
+
+void exp_digamma_of(const float* x, int64_t count, float* out) {
+  int64_t i = 0;
+  for (; i + kWide <= count; i += kWide) store(out + i, exp_digamma(load(x + i)));
+  if (i == count) return;
+  float rest[kWide];
+  for (float& lane : rest) lane = 1.0f;
+  std::memcpy(rest, x + i, static_cast<std::size_t>(count - i) * sizeof(float));
+  store(rest, exp_digamma(load(rest)));
+  std::memcpy(out + i, rest, static_cast<std::size_t>(count - i) * sizeof(float));
+}
+
+// -- rows ---------------------------------------------------------------------------------------------------
+
+constexpr int64_t kSoon = 6;  // rows ahead of use
+
+inline void ask_for(const float* row, int64_t width) {
+#if defined(__GNUC__)
+  for (int64_t at = 0; at < width; at += kWide) __builtin_prefetch(row + at);
+#else
+  (void)row, (void)width;
+#endif
+}
+
+void expected(const float* x, int64_t width, int64_t topics, const int64_t* row, int64_t rows, float scale,
+              float offset, const float* factor, float* beta) {
+  for (int64_t r = 0; r < rows; ++r) {
+    if (r + kSoon < rows) ask_for(x + row[r + kSoon] * width, width);
+    const float* from = x + row[r] * width;
+    float* to = beta + r * width;
+    for (int64_t k = 0; k < topics; k += kWide)
+      store(to + k, exp_digamma(all(offset) + all(scale) * load(from + k)) * load(factor + k));
+    for (int64_t k = topics; k < width; ++k) to[k] = 0.0f;
+  }
+}
+
+void add_rows(float* x, int64_t width, const int64_t* row, int64_t rows, const float* values, float step) {
+  for (int64_t r = 0; r < rows; ++r) {
+    if (r + kSoon < rows) ask_for(x + row[r + kSoon] * width, width);
+    float* to = x + row[r] * width;
+    for (int64_t k = 0; k < width; k += kWide)
+      store(to + k, load(to + k) + all(step) * load(values + r * width + k));
+  }
+}
+
+// -- documents ----------------------------------------------------------------------------------------------
+
+constexpr float kLeast = 1e-30f;  // so that a word which no topic has divides nothing by 0
+
+// Registers a row: fixed where that keeps everything in registers, else told at run time.
+template <int64_t kRegisters>
+struct Fold {
+  int64_t width;
+  int64_t registers() const { return kRegisters ? kRegisters : width / kWide; }
+
+  // gamma <- alpha + theta * sum over words of times / (theta . beta) * beta; ratio[i] <- times / (theta . beta)
+  void turn(const float* rows, const float* times, int64_t words, const float* theta, float* pull, float* ratio) const {
+    const int64_t n = registers();
+    constexpr int64_t kRoom = kRegisters ? kRegisters : 1;
+    if constexpr (kRegisters != 0) {
+      Lanes t[kRoom], g[kRoom];
+      for (int64_t k = 0; k < kRoom; ++k) t[k] = load(theta + k * kWide), g[k] = all(0.0f);
+      int64_t i = 0;
+      for (; i + 4 <= words; i += 4) {
+        Lanes p[4];
+        for (int64_t j = 0; j < 4; ++j) {
+          const float* row = rows + (i + j) * kRoom * kWide;
+          p[j] = t[0] * load(row);
+          for (int64_t k = 1; k < kRoom; ++k) p[j] += t[k] * load(row + k * kWide);
+        }
+        float dot[4];
+        sums(p, dot);
+        for (int64_t j = 0; j < 4; ++j) ratio[i + j] = times[i + j] / (dot[j] + kLeast);
+        for (int64_t j = 0; j < 4; ++j) {
+          const float* row = rows + (i + j) * kRoom * kWide;
+          const Lanes r = all(ratio[i + j]);
+          for (int64_t k = 0; k < kRoom; ++k) g[k] += r * load(row + k * kWide);
+        }
+      }
+      for (; i < words; ++i) {
+        const float* row = rows + i * kRoom * kWide;
+        Lanes p = t[0] * load(row);
+        for (int64_t k = 1; k < kRoom; ++k) p += t[k] * load(row + k * kWide);
+        ratio[i] = times[i] / (sum(p) + kLeast);
+        for (int64_t k = 0; k < kRoom; ++k) g[k] += all(ratio[i]) * load(row + k * kWide);
+      }
+      for (int64_t k = 0; k < kRoom; ++k) store(pull + k * kWide, g[k]);
+    } else {
+      for (int64_t k = 0; k < n; ++k) store(pull + k * kWide, all(0.0f));
+      for (int64_t i = 0; i < words; ++i) {
+        const float* row = rows + i * width;
+        Lanes p = all(0.0f);
+        for (int64_t k = 0; k < n; ++k) p += load(theta + k * kWide) * load(row + k * kWide);
+        ratio[i] = times[i] / (sum(p) + kLeast);
+        for (int64_t k = 0; k < n; ++k)
+          store(pull + k * kWide, load(pull + k * kWide) + all(ratio[i]) * load(row + k * kWide));
+      }
+    }
+  }
+};
+
+template <int64_t kRegisters>
+int64_t fold(const Documents& documents, const float* beta, int64_t width, int64_t topics, const float* alpha,
+             int64_t iterations, float tolerance, float* work, float* gamma, float* statistics) {
+  const Fold<kRegisters> fold{width};
+  float* rows = work;  // of one document, side by side: they are read once an iteration
+  float* ratio = rows + documents.longest * width;
+  float* theta = ratio + documents.longest;
+  float* pull = theta + width;
+  int64_t done = 0;
+  for (int64_t d = 0; d < documents.count; ++d) {
+    const int64_t start = documents.starts[d], words = documents.starts[d + 1] - start;
+    if (words == 0) continue;
+    const int32_t* word = documents.word + start;
+    const float* times = documents.times + start;
+    float* g = gamma + d * width;
+    for (int64_t i = 0; i < words; ++i) {
+      if (i + kSoon < words) ask_for(beta + word[i + kSoon] * width, width);
+      std::memcpy(rows + i * width, beta + word[i] * width, static_cast<std::size_t>(width) * sizeof(float));
+    }
+    for (int64_t turn = 0; turn < iterations; ++turn, ++done) {
+      exp_digamma_of(g, width, theta);
+      fold.turn(rows, times, words, theta, pull, ratio);
+      Lanes moved = all(0.0f);
+      for (int64_t k = 0; k < width; k += kWide) {
+        const Lanes before = load(g + k), now = load(alpha + k) + load(theta + k) * load(pull + k);
+        store(g + k, now);
+        float by[kWide];
+        store(by, now - before);
+        for (float& lane : by) lane = std::fabs(lane);
+        moved += load(by);
+      }
+      if (sum(moved) < tolerance * static_cast<float>(topics)) {
+        ++done;
+        break;
+      }
+    }
+    if (!statistics) continue;
+    exp_digamma_of(g, width, theta);
+    fold.turn(rows, times, words, theta, pull, ratio);
+    for (int64_t i = 0; i < words; ++i) {
+      float* to = statistics + word[i] * width;
+      for (int64_t k = 0; k < width; k += kWide)
+        store(to + k, load(to + k) + all(ratio[i]) * load(theta + k) * load(rows + i * width + k));
+    }
+  }
+  return done;
+}
+
+int64_t fold_in(const Documents& documents, const float* beta, int64_t width, int64_t topics, const float* alpha,
+                int64_t iterations, float tolerance, float* work, float* gamma, float* statistics) {
+  const int64_t registers = width / kWide;
+  const auto fitting = registers == 1   ? fold<1>
+                       : registers == 2 ? fold<2>
+                       : registers == 3 ? fold<3>
+                       : registers == 4 ? fold<4>
+                       : registers == 7 ? fold<7>
+                       : registers == 8 ? fold<8>
+                                        : fold<0>;
+  return fitting(documents, beta, width, topics, alpha, iterations, tolerance, work, gamma, statistics);
+}
+
+}  // namespace
+
+extern const TopicKernels MURMURATE_TOPICS;
+const TopicKernels MURMURATE_TOPICS = {MURMURATE_NAME, exp_digamma_of, expected, fold_in, add_rows};
+
+}  // namespace murmurate

@@ -1,0 +1,38 @@
+// The kernels of latent Dirichlet allocation (Hoffman et al. 2013, figure 6), once for each instruction set.
+//
+// A matrix of topics is word-major: a row a word, `width` numbers long, of which the first `topics` count and the
+// others are 0. width is a multiple of 16, so that a row is whole cache lines and whole registers.
+#pragma once
+
+#include <cstdint>
+
+namespace murmurate {
+
+struct Documents {
+  int64_t count;
+  const int64_t* starts;  // [count + 1]; words of document d are at starts[d] .. starts[d + 1]
+  const int32_t* word;    // row of beta
+  const float* times;     // how often it stands in the document
+  int64_t longest;        // most distinct words in one of them
+};
+
+struct TopicKernels {
+  const char* name;
+  // out <- exp(digamma(x))
+  void (*exp_digamma)(const float* x, int64_t count, float* out);
+  // beta[r] <- exp(E[log beta of word row[r]]), up to a factor a topic: exp(digamma(offset + scale * x)) * factor
+  void (*expected)(const float* x, int64_t width, int64_t topics, const int64_t* row, int64_t rows, float scale,
+                   float offset, const float* factor, float* beta);
+  // gamma [count, width] to its fixed point given beta, from what it is; statistics [rows of beta, width] gets the
+  // expected number of words of each topic added. Returns the iterations of all documents.
+  int64_t (*fold_in)(const Documents&, const float* beta, int64_t width, int64_t topics, const float* alpha,
+                     int64_t iterations, float tolerance, float* work, float* gamma, float* statistics);
+  // x[row[r]] += step * values[r]
+  void (*add_rows)(float* x, int64_t width, const int64_t* row, int64_t rows, const float* values, float step);
+};
+
+extern const TopicKernels kTopicsPortable;
+extern const TopicKernels kTopicsAvx2;
+extern const TopicKernels kTopicsAvx512;
+
+}  // namespace murmurate

@@ -1,0 +1,267 @@
+"""Latent Dirichlet allocation by stochastic variational inference, under any strategy (DPSVI).
+
+Mohamad et al., Algorithms 3 and 4; alone it is Hoffman et al. 2013, figure 6. The natural gradient of a
+mini-batch is lambda - lambda-hat (equations 50 to 52), so inference is plain SGD, and what replicas
+exchange are the parameters of the topics, as they would those of a net.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from murmurate.losses.topics import Documents, Folded, expected_topics, fold_in, width_for
+from murmurate.rows import Rows
+from murmurate.spec import Batch, EnvSpec, Outcome, derive_seed
+from murmurate.vector import Replica
+from murmurate.workloads.corpus import Corpus
+from murmurate.workloads.topics import Topics
+
+_REFRESH_UPDATES = 1_000  # after which the sums over all words are added up anew
+_SEED_DOCUMENTS = 20  # that each topic begins with (init "documents")
+
+
+@dataclass(frozen=True)
+class TopicModel:
+    """Hyper-parameters of the model and of its inference.
+
+    topics: K. batch: G, documents of an update.
+    alpha: of the Dirichlet prior of a document's topics, the same for each; none is 1 / K.
+    prior: of that of a topic's words (zeta); none is 1 / K.
+    iterations: of a document's E-step, at most. tolerance: mean change of its gammas at which it ends.
+    step_rule: of the local step eta at update t, and of what a pushed step counts for (rho).
+        ``robbins-monro``: eta = (delay + t) ** -forgetting, and ``average`` a constant eta of ``rate``; the
+        replicas' steps count as their mean. ``paper``: eta = rho = rate / (p B M) ** 0.25 (Mohamad et al.,
+        equation 13); the two multiply.
+    init: ``documents`` begins each topic with the words of some documents, ``random`` with gamma draws
+        (from which the paper's steps do not find out), ``svi`` with one pass of this algorithm on one
+        replica.
+    """
+
+    name: ClassVar[str] = "lda"
+    summary: ClassVar[str] = "latent Dirichlet allocation by stochastic variational inference"
+
+    topics: int = 50
+    batch: int = 256
+    alpha: float | None = None
+    prior: float | None = None
+    iterations: int = 20
+    tolerance: float = 1e-3
+    step_rule: Literal["robbins-monro", "average", "paper"] = "robbins-monro"
+    rate: float = 0.1
+    delay: float = 1.0
+    forgetting: float = 0.5
+    init: Literal["documents", "random", "svi"] = "documents"
+
+    @property
+    def learns_from(self) -> Any:
+        from murmurate.agents.interface import Examples
+
+        return Examples(self.batch)
+
+    def resolved(self, spec: EnvSpec, device: torch.device) -> TopicModel:
+        return self
+
+    def eta(self, t: int) -> float:
+        """The local step after ``t`` updates, before a strategy scales it."""
+        return float((self.delay + t) ** -self.forgetting) if self.step_rule == "robbins-monro" else self.rate
+
+    def check(self) -> None:
+        """Raise ValueError for hyper-parameters that make no sense."""
+        least = {"topics": 2, "batch": 1, "iterations": 1}
+        for what, value in least.items():
+            if getattr(self, what) < value:
+                raise ValueError(f"{what} is {getattr(self, what)}; at least {value}")
+        for what in ("alpha", "prior"):
+            value_ = getattr(self, what)
+            if value_ is not None and not value_ > 0:
+                raise ValueError(f"{what} is {value_}; a Dirichlet's parameter is above 0")
+        if not 0 < self.rate < 1:
+            raise ValueError(f"rate is {self.rate}; a step towards lambda-hat lies between 0 and 1")
+        if not (self.delay > 0 and 0 <= self.forgetting <= 1):
+            raise ValueError("delay is above 0 and forgetting between 0 and 1")
+
+    def build(
+        self,
+        spec: EnvSpec,
+        replicate: Callable[..., Replica],
+        *,
+        seed: int,
+        device: torch.device,
+        updates: int | None = None,
+        corpus: Corpus | None = None,
+    ) -> TopicLearner:
+        """The learner of one replica; all begin alike, from (seed).
+
+        corpus: what ``init`` looks at; without one it begins at random.
+        """
+        self.check()
+        return TopicLearner(self, spec, replicate, seed=seed, device=device, corpus=corpus)
+
+
+class TopicMatrix(nn.Module):
+    """What is replicated: lambda less its prior, [V + 1, W], and in its last row the sum of all others.
+
+    A sum is what every strategy keeps: means, moves and sums of such matrices have it again, so no update
+    has to add up all words to know what exp(E[log beta]) divides by.
+    """
+
+    def __init__(self, start: Tensor) -> None:
+        super().__init__()
+        self.topics = nn.Parameter(torch.cat([start, start.double().sum(0, keepdim=True).float()]))
+
+
+class TopicLearner:
+    """One replica of the model (see ``Learner``)."""
+
+    def __init__(
+        self,
+        config: TopicModel,
+        spec: EnvSpec,
+        replicate: Callable[..., Replica],
+        *,
+        seed: int,
+        device: torch.device,
+        corpus: Corpus | None,
+    ) -> None:
+        self.config, self.device = config, device
+        self.documents, self.words = spec.documents, spec.observation_shape[0]
+        self.width = width_for(config.topics)
+        self.alpha = torch.ones(self.width)  # from K on it only has to be above 0
+        self.alpha[: config.topics] = 1 / config.topics if config.alpha is None else config.alpha
+        self.prior = 1 / config.topics if config.prior is None else config.prior
+        start = self._start(seed, corpus)
+        self.replica: Replica = replicate(
+            "topics",
+            TopicMatrix(start).to(device),
+            lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+            schedule=config.eta,
+        )
+
+    # -- the beginning ------------------------------------------------------------------------------
+
+    def _start(self, seed: int, corpus: Corpus | None) -> Tensor:
+        """[V, W] lambda less its prior, the same on every replica."""
+        random = np.random.default_rng(derive_seed(seed, "topics"))
+        if self.config.init == "random" or corpus is None:
+            return self._random(random)
+        start = self._from_documents(random, corpus)
+        if self.config.init == "svi":
+            return self._after_a_pass(start, seed, corpus)
+        return start
+
+    def _random(self, random: np.random.Generator) -> Tensor:
+        """Gamma(100, 1/100) (Hoffman et al. 2010), which is near 1 everywhere."""
+        start = torch.zeros(self.words, self.width)
+        drawn = random.gamma(100.0, 0.01, (self.words, self.config.topics)).astype(np.float32)
+        start[:, : self.config.topics] = torch.from_numpy(drawn)
+        return start
+
+    def _from_documents(self, random: np.random.Generator, corpus: Corpus) -> Tensor:
+        """Each topic: half its words of a few documents, half of all; as many as a topic has."""
+        k, few = self.config.topics, min(_SEED_DOCUMENTS, max(1, len(corpus) // self.config.topics))
+        chosen = random.choice(len(corpus), size=k * few, replace=len(corpus) < k * few)
+        seeds = corpus.select(chosen)
+        topic = np.repeat(np.repeat(np.arange(k), few), np.diff(seeds.starts))
+        start = np.zeros((self.words, self.width), np.float32)
+        np.add.at(start, (seeds.words, topic), seeds.counts.astype(np.float32))
+        start /= np.maximum(start.sum(0, keepdims=True), 1.0)
+        sample = corpus.select(random.choice(len(corpus), size=min(len(corpus), 20_000), replace=False))
+        everywhere = np.bincount(sample.words, sample.counts, minlength=self.words).astype(np.float32)
+        everywhere /= max(float(everywhere.sum()), 1.0)
+        tokens = sample.tokens / len(sample) * len(corpus)
+        start[:, :k] = (start[:, :k] + everywhere[:, None]) * np.float32(tokens / (2 * k))
+        return torch.from_numpy(start)
+
+    def _after_a_pass(self, start: Tensor, seed: int, corpus: Corpus) -> Tensor:
+        """One pass of stochastic variational inference, alone."""
+        replica = Replica(
+            "warm start",
+            TopicMatrix(start),
+            lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+            schedule=TopicModel(batch=self.config.batch).eta,
+        )
+        order = np.random.default_rng(derive_seed(seed, "warm start")).permutation(len(corpus))
+        for first in range(0, len(order), self.config.batch):
+            self._follow(replica, corpus.select(order[first : first + self.config.batch]))
+        return replica.values().detach().view(-1, self.width)[:-1].clone()
+
+    # -- learning -----------------------------------------------------------------------------------
+
+    @property
+    def clock(self) -> int:
+        return self.replica.clock
+
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        return {self.replica.name: self.replica}
+
+    def learn(self, batch: Batch) -> Outcome:
+        corpus: Corpus = batch.data
+        if self.clock % _REFRESH_UPDATES == _REFRESH_UPDATES - 1:
+            self._refresh()
+        folded = self._follow(self.replica, corpus)
+        eta = self.config.eta(self.replica.steps_taken() - 1)
+        return Outcome({"eta": eta, "iterations_per_document": folded.iterations / max(len(corpus), 1)})
+
+    def _follow(self, replica: Replica, corpus: Corpus) -> Folded:
+        """One step along lambda - lambda-hat, with (n / G) times what these documents are expected to say."""
+        x = replica.params.detach().view(-1, self.width)
+        row, word = self._compact(corpus.words)
+        beta = replica.scale.steady(lambda scale: self._expected(x, row, scale)).to("cpu")
+        documents = Documents(
+            torch.from_numpy(corpus.starts), word, torch.from_numpy(corpus.counts.astype(np.float32))
+        )
+        folded = fold_in(
+            documents,
+            beta,
+            self.alpha,
+            topics=self.config.topics,
+            iterations=self.config.iterations,
+            tolerance=self.config.tolerance,
+        )
+        more = torch.empty(len(row) + 1, self.width)
+        torch.mul(folded.statistics, self.documents / max(len(corpus), 1), out=more[:-1])
+        more[-1] = more[:-1].sum(0, dtype=torch.float64)
+        index = torch.cat([row, torch.tensor([self.words])])
+        replica.follow(Rows(index.to(self.device), more.to(self.device)))
+        return folded
+
+    def _expected(self, x: Tensor, row: Tensor, scale: float) -> Tensor:
+        total = self.words * self.prior + scale * x[-1].double()
+        return expected_topics(
+            x, row.to(x.device), total, topics=self.config.topics, prior=self.prior, scale=scale
+        )
+
+    def _compact(self, words: Any) -> tuple[Tensor, Tensor]:
+        """(distinct words [R] int64, for each word [N] int32 which of them it is)."""
+        seen = np.zeros(self.words, np.bool_)
+        seen[words] = True
+        row = np.flatnonzero(seen)
+        place = np.empty(self.words, np.int32)
+        place[row] = np.arange(len(row), dtype=np.int32)
+        return torch.from_numpy(row), torch.from_numpy(place[words])
+
+    def _refresh(self) -> None:
+        """Add up all words anew: float32 sums of many updates drift, and unlocked ones lose some."""
+        x = self.replica.params.detach().view(-1, self.width)
+        with torch.no_grad():
+            x[-1] = x[:-1].sum(0, dtype=torch.float64)
+
+    def found(self) -> Topics:
+        """The topics as they are now."""
+        matrix = self.replica.values().detach().view(-1, self.width)[:-1, : self.config.topics]
+        return Topics(self.prior + matrix.cpu(), self.alpha[: self.config.topics].clone())
+
+    # -- state --------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        pass

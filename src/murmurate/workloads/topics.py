@@ -1,0 +1,208 @@
+"""Topics that were found, and what can be asked of them: documents' topics, perplexity, coherence, words.
+
+Perplexity has several definitions, which differ by orders of magnitude; ``docs/metrics.md`` says whose is
+whose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from murmurate.losses.topics import (
+    Documents,
+    Folded,
+    document_bound,
+    expected_topics,
+    fold_in,
+    width_for,
+)
+from murmurate.workloads.corpus import Corpus
+
+_DOCUMENTS = 1_024  # folded in at a time
+_ITERATIONS, _TOLERANCE = 100, 1e-4  # of evaluation, whatever training was content with
+
+
+@dataclass(frozen=True)
+class Topics:
+    """lambda: [V, K] float32, parameters of each topic's Dirichlet over words. alpha: [K], of a document's
+    topics."""
+
+    matrix: Tensor
+    alpha: Tensor
+
+    @property
+    def count(self) -> int:
+        """K."""
+        return self.matrix.shape[1]
+
+    def word_shares(self) -> Tensor:
+        """[V, K] float64, the mean of each topic: its columns sum to 1."""
+        matrix = self.matrix.double()
+        return matrix / matrix.sum(0)
+
+    def weights(self) -> Tensor:
+        """[K] float64, each topic's share of all words it was found from."""
+        total = self.matrix.double().sum(0)
+        return total / total.sum()
+
+    def top_words(self, number: int) -> list[list[tuple[int, float]]]:
+        """For each topic its likeliest words, (word, share), the likeliest first."""
+        share, word = self.word_shares().topk(min(number, len(self.matrix)), dim=0)
+        return [list(zip(word[:, k].tolist(), share[:, k].tolist(), strict=True)) for k in range(self.count)]
+
+    def transform(self, corpus: Corpus) -> NDArray[np.float32]:
+        """[D, K] the mean of each document's topics: rows sum to 1."""
+        parts = [
+            folded.gamma[:, : self.count].double()
+            for _, folded, _ in self._fold(corpus, _ITERATIONS, _TOLERANCE)
+        ]
+        gamma = torch.cat(parts) if parts else torch.empty(0, self.count, dtype=torch.float64)
+        return (gamma / gamma.sum(1, keepdim=True)).float().numpy()
+
+    # -- how good they are --------------------------------------------------------------------------
+
+    def completion_perplexity(self, corpus: Corpus, *, seed: int = 0, observed: float = 0.5) -> float:
+        """Of words that were kept back, given the others of their document (document completion).
+
+        Each token is shown with chance ``observed``; the documents' topics are folded in from those, and
+        the others have chance sum_k E[theta_k] E[beta_kw]. Lower is better; V if nothing was learned.
+        Raises ValueError if no token is left to predict.
+        """
+        shown, kept = divide(corpus, observed, seed)
+        share = self.word_shares()
+        theta = torch.from_numpy(self.transform(shown)).double()
+        log, tokens = 0.0, 0
+        for first, last in _batches(len(kept)):
+            part = slice(kept.starts[first], kept.starts[last])
+            lengths = np.diff(kept.starts[first : last + 1])
+            document = torch.from_numpy(np.repeat(np.arange(first, last), lengths))
+            word = torch.from_numpy(kept.words[part].astype(np.int64))
+            times = torch.from_numpy(kept.counts[part].astype(np.float64))
+            log += float((times * torch.log((theta[document] * share[word]).sum(1))).sum())
+            tokens += int(times.sum())
+        if not tokens:
+            raise ValueError("no word was kept back: the documents are too short, or there are none")
+        return math.exp(-log / tokens)
+
+    def bound_perplexity(self, corpus: Corpus) -> float:
+        """exp(-bound / tokens) with the documents' terms of the evidence lower bound alone, so that it does
+        not depend on how many documents there are. Raises ValueError for a corpus without a token."""
+        return math.exp(-self._document_bound(corpus) / _tokens(corpus))
+
+    def full_bound_perplexity(self, corpus: Corpus, *, prior: float, documents: int | None = None) -> float:
+        """exp(-bound / tokens) with the topics' own terms too, as gensim and scikit-learn compute it.
+
+        documents: of the corpus that these stand for: their terms are scaled up to it (scikit-learn's
+        ``total_samples`` and ``sub_sampling``, gensim's ``subsample_ratio``); None takes them as all.
+        """
+        scale = 1.0 if documents is None else documents / len(corpus)
+        bound = scale * self._document_bound(corpus) + self._topic_bound(prior)
+        return math.exp(-bound / (scale * _tokens(corpus)))
+
+    def _document_bound(self, corpus: Corpus) -> float:
+        alpha = torch.ones(width_for(self.count))
+        alpha[: self.count] = self.alpha
+        parts = (
+            document_bound(documents, beta, alpha, folded.gamma, topics=self.count).sum()
+            for documents, folded, beta in self._fold(corpus, _ITERATIONS, _TOLERANCE)
+        )
+        return float(sum(parts, torch.zeros((), dtype=torch.float64)))
+
+    def _topic_bound(self, prior: float) -> float:
+        """E[log p(beta | prior) - log q(beta | lambda)]."""
+        x = self.matrix.double()
+        total = x.sum(0)
+        log_beta = torch.digamma(x) - torch.digamma(total)
+        v = len(x)
+        own = torch.lgamma(total).sum() - torch.lgamma(x).sum()
+        given = self.count * (math.lgamma(v * prior) - v * math.lgamma(prior))
+        return float(((prior - x) * log_beta).sum()) + given - float(own)
+
+    def _fold(
+        self, corpus: Corpus, iterations: int, tolerance: float
+    ) -> Iterator[tuple[Documents, Folded, Tensor]]:
+        width = width_for(self.count)
+        x = torch.zeros(len(self.matrix), width)
+        x[:, : self.count] = self.matrix
+        alpha = torch.ones(width)
+        alpha[: self.count] = self.alpha
+        beta = expected_topics(x, torch.arange(len(x)), x.double().sum(0), topics=self.count, prior=0.0)
+        for first, last in _batches(len(corpus)):
+            part = slice(int(corpus.starts[first]), int(corpus.starts[last]))
+            documents = Documents(
+                torch.from_numpy(corpus.starts[first : last + 1] - corpus.starts[first]),
+                torch.from_numpy(np.ascontiguousarray(corpus.words[part])),
+                torch.from_numpy(corpus.counts[part].astype(np.float32)),
+            )
+            folded = fold_in(
+                documents, beta, alpha, topics=self.count, iterations=iterations, tolerance=tolerance
+            )
+            yield documents, folded, beta
+
+    def coherence(self, corpus: Corpus, number: int = 10) -> NDArray[np.float64]:
+        """[K] mean normalised pointwise mutual information of each topic's top words over documents (Bouma
+        2009; Lau et al. 2014 with documents as windows): 1 is always together, 0 independent, -1 never. A
+        word that the corpus has not counts as never together with any."""
+        tops = [[word for word, _ in top] for top in self.top_words(number)]
+        wanted = np.unique(np.concatenate([np.asarray(top) for top in tops]))
+        place = np.full(len(self.matrix), -1)
+        place[wanted] = np.arange(len(wanted))
+        document = np.repeat(np.arange(len(corpus)), np.diff(corpus.starts))
+        inside = place[corpus.words] >= 0
+        present = torch.sparse_coo_tensor(
+            torch.from_numpy(np.stack([place[corpus.words[inside]], document[inside]])),
+            torch.ones(int(inside.sum()), dtype=torch.float64),
+            (len(wanted), len(corpus)),
+        )
+        together = torch.sparse.mm(present, present.t()).to_dense().numpy() / max(len(corpus), 1)
+        return np.array([_npmi(together[np.ix_(place[top], place[top])]) for top in tops])
+
+
+def _npmi(together: NDArray[np.float64]) -> float:
+    """Mean over pairs; ``together``: [n, n] shares of documents with both, on its diagonal with each."""
+    alone = np.diag(together)
+    values = []
+    for i in range(len(together)):
+        for j in range(i):
+            both = together[i, j]
+            if both <= 0:
+                values.append(-1.0)
+            elif both >= 1:
+                values.append(1.0)
+            else:
+                values.append(math.log(both / (alone[i] * alone[j])) / -math.log(both))
+    return float(np.mean(values)) if values else 0.0
+
+
+def divide(corpus: Corpus, observed: float, seed: int) -> tuple[Corpus, Corpus]:
+    """Each token into the first corpus with chance ``observed``, else into the second."""
+    if not 0 < observed < 1:
+        raise ValueError(f"observed is {observed}; a share between 0 and 1")
+    shown = np.random.default_rng(seed).binomial(corpus.counts, observed).astype(np.int32)
+    return _with_counts(corpus, shown), _with_counts(corpus, corpus.counts - shown)
+
+
+def _with_counts(corpus: Corpus, counts: NDArray[np.int32]) -> Corpus:
+    some = counts > 0
+    before = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(some, out=before[1:])
+    return Corpus(
+        before[corpus.starts], corpus.words[some], counts[some], corpus.vocabulary, corpus.vocabulary_size
+    )
+
+
+def _batches(count: int) -> list[tuple[int, int]]:
+    return [(first, min(first + _DOCUMENTS, count)) for first in range(0, count, _DOCUMENTS)]
+
+
+def _tokens(corpus: Corpus) -> int:
+    if not corpus.tokens:
+        raise ValueError("a corpus without a word has no perplexity")
+    return corpus.tokens

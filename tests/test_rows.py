@@ -1,0 +1,187 @@
+"""Gradients of few rows: the scaled vector is the dense one, whatever happens to it in between."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from murmurate import rows as module
+from murmurate.rows import Rows, Scale
+from murmurate.vector import Replica
+
+SHAPE = 12, 16
+
+
+class Table(nn.Module):
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.x = nn.Parameter(torch.rand(*SHAPE, generator=generator).to(dtype))
+
+
+def replica(rate=0.3, dtype=torch.float32, **options):
+    return Replica("table", Table(dtype), lambda ps: torch.optim.SGD(ps, lr=rate), **options)
+
+
+def some_rows(generator, shrink=1.0, dtype=torch.float32):
+    row = torch.randperm(SHAPE[0], generator=generator)[:5]
+    return Rows(row, torch.rand(5, SHAPE[1], generator=generator).to(dtype), shrink)
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scaled_is_dense(dtype, native, monkeypatch):
+    if not native:
+        monkeypatch.setattr(module, "kernels", None)
+    generator = torch.Generator().manual_seed(1)
+    rates = [0.05 + 0.9 * (t % 7) / 7 for t in range(400)]
+    scaled, dense = (replica(1.0, dtype, schedule=lambda t: rates[t]) for _ in range(2))
+    dense.keeps_scale = False
+    lowest = 1.0
+    for _ in rates:
+        step = some_rows(generator, dtype=dtype)
+        scaled.follow(step)
+        dense.follow(step)
+        lowest = min(lowest, scaled.scale.value)
+    assert lowest < 1e-19  # it was folded in on the way
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(scaled.values(), dense.values(), rtol=tolerance, atol=tolerance)
+    assert scaled.clock == dense.clock == len(rates)
+    assert torch.equal(dense.values(), dense.params)
+
+
+def test_a_step_is_what_it_says():
+    it = replica(0.25, torch.float64)
+    x = it.values().detach().clone().view(SHAPE)
+    step = Rows(torch.tensor([3, 0]), torch.rand(2, SHAPE[1], dtype=torch.float64), shrink=0.5)
+    it.follow(step)
+    expected = x * (1 - 0.25 * 0.5)
+    expected[[3, 0]] += 0.25 * step.values
+    torch.testing.assert_close(it.values().view(SHAPE), expected, rtol=1e-12, atol=0)
+
+
+def test_a_step_of_one_replaces_it():
+    it = replica(1.0)
+    it.follow(Rows(torch.tensor([2]), torch.ones(1, SHAPE[1])))
+    expected = torch.zeros(SHAPE)
+    expected[2] = 1
+    assert torch.equal(it.values().view(SHAPE), expected)
+
+
+def test_state_has_the_parameters_not_the_vector():
+    generator = torch.Generator().manual_seed(2)
+    one, other = replica(), replica()
+    for _ in range(9):
+        one.follow(some_rows(generator))
+    assert not torch.equal(one.values(), one.params)
+    other.follow(some_rows(generator))  # has a scale of its own, which loading forgets
+    other.load(one.state())
+    torch.testing.assert_close(other.values(), one.values(), rtol=1e-6, atol=0)
+    assert other.scale.value == 1.0
+    step = some_rows(generator)
+    one.follow(step)
+    other.follow(step)
+    torch.testing.assert_close(other.values(), one.values(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9), "plain SGD"),
+        (lambda ps: torch.optim.SGD(ps, lr=0.1, weight_decay=0.1), "plain SGD"),
+        (lambda ps: torch.optim.Adam(ps, lr=0.1), "plain SGD"),
+        (lambda ps: torch.optim.SGD(ps, lr=1.5), "leaves nothing"),
+    ],
+)
+def test_what_would_move_other_rows_is_refused(make, words):
+    it = Replica("table", Table(), make)
+    before = it.values().clone()
+    with pytest.raises(ValueError, match=words):
+        it.follow(some_rows(torch.Generator().manual_seed(0)))
+    assert torch.equal(it.values(), before)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        Rows(torch.tensor([12]), torch.ones(1, 16)),
+        Rows(torch.tensor([-1]), torch.ones(1, 16)),
+        Rows(torch.tensor([1]), torch.ones(1, 7)),
+        Rows(torch.tensor([1, 2]), torch.ones(1, 16)),
+    ],
+)
+def test_rows_that_are_not_there(rows):
+    with pytest.raises(ValueError, match="row"):
+        replica().follow(rows)
+
+
+def shared(members):
+    """A scale each, over the same memory."""
+    logs, marks = torch.zeros(members, dtype=torch.float64), torch.zeros(members + 1, dtype=torch.int64)
+    scales = [Scale() for _ in range(members)]
+    for own, scale in enumerate(scales):
+        scale.share(logs, marks, own)
+    return scales
+
+
+def test_several_who_shrink_lose_nothing():
+    scales = shared(4)
+    many = 500
+    threads = [threading.Thread(target=lambda s=s: [s.shrink(0.001) for _ in range(many)]) for s in scales]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert scales[0].value == pytest.approx(0.999 ** (4 * many), rel=1e-9)
+    with pytest.raises(ValueError, match="leaves nothing"):
+        scales[0].shrink(1.0)
+
+
+def test_while_it_is_closed_nobody_writes_and_who_read_reads_again():
+    writer, folder, reader = shared(3)
+    x, seen, over = torch.full((64,), 2.0), [], threading.Event()
+
+    def write():
+        while not over.is_set():
+            with writer.writing():
+                writer.shrink(0.01)
+                x.add_(0.02 / writer.value)
+            writer.await_room(lambda: None)
+
+    def read():
+        while not over.is_set():
+            # many steps may lie between the scale and the numbers, but no fold
+            seen.append(reader.steady(lambda scale: (scale * float(x[0]), scale * float(x[-1]))))
+
+    threads = [threading.Thread(target=write), threading.Thread(target=read)]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + 30
+    folds = 0
+    while folds < 20 and time.monotonic() < end:
+        if folder.value < 1e-12:
+            with folder.closed(lambda: [0, 1, 2]) as alone:
+                if alone:
+                    x.mul_(folder.forget())
+                    folds += 1
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert folds == 20
+    # x <- 0.99 x + 0.02 stays at 2; a torn fold would be off by a factor of 1e12
+    assert float(x[0]) * folder.value == pytest.approx(2.0, rel=1e-4)
+    assert all(1e-5 < first < 1e5 and 1e-5 < last < 1e5 for first, last in seen)
+
+
+def test_who_writes_for_ever_does_not_stop_the_others():
+    stuck, folder = shared(2)
+    with stuck.writing(), folder.closed(lambda: [0, 1]) as alone:
+        assert not alone
+    with stuck.writing(), folder.closed(lambda: [1]) as alone:  # it has died
+        assert alone
+    assert not math.isnan(folder.steady(lambda scale: scale))
