@@ -1,0 +1,153 @@
+"""Words of plain text: a tokeniser, a stop list, and which words a vocabulary keeps."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from murmurate.errors import Refusal
+from murmurate.workloads.corpus import Corpus
+
+_STOP_TEXT = """
+a about above across after afterwards again against all almost alone along already also although always am
+among an and another any anybody anyone anything anyway anywhere are aren around as at away back be became
+because become becomes been before beforehand behind being below beside besides between beyond both but by
+can cannot could couldn did didn do does doesn doing don done down during each either else elsewhere enough
+etc even ever every everybody everyone everything everywhere except few for from further furthermore gave
+get gets getting give given gives go goes going gone got had hadn has hasn have haven having he hence her
+here hers herself him himself his how however i if in indeed instead into is isn it its itself just keep
+kept last latter least less let lets like ll made make makes making many may maybe me meanwhile might mine
+more moreover most mostly much must my myself namely near neither never nevertheless next no nobody none nor
+not nothing now nowhere of off often on once one only onto or other others otherwise ought our ours
+ourselves out over own per perhaps please put quite rather re really s said same saw say says see seem
+seemed seems seen several shall she should shouldn since so some somebody somehow someone something
+sometimes somewhere still such t take taken takes than that the their theirs them themselves then there
+thereafter thereby therefore these they thing things this those though through throughout thus to together
+too took toward towards two under unless until up upon us use used uses using usually ve very via want was
+wasn way we well went were weren what whatever when whenever where whereas whereby wherever whether which
+while who whoever whole whom whose why will with within without won would wouldn yet you your yours yourself
+yourselves
+"""
+STOP_WORDS = frozenset(_STOP_TEXT.split())
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """How text becomes words, and which of them a vocabulary keeps.
+
+    A word is a run of letters of any script, in lower case, of at least ``min_letters``. The vocabulary keeps
+    words that stand in ``min_df`` documents or more, and in ``max_df`` at most; either is a number of
+    documents (int) or a share of them (float). Of those it keeps the ``max_vocabulary`` most frequent ones
+    (None: all).
+    """
+
+    min_letters: int = 2
+    stop_words: frozenset[str] = STOP_WORDS
+    min_df: int | float = 2
+    max_df: int | float = 0.95
+    max_vocabulary: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("min_df", "max_df"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or value < 0 or (isinstance(value, float) and value > 1):
+                raise Refusal(
+                    f"{name} is {value}. Give a number of documents (a whole number), or a share of them "
+                    "from 0.0 to 1.0."
+                )
+        if self.max_vocabulary is not None and self.max_vocabulary < 1:
+            raise Refusal(f"max_vocabulary is {self.max_vocabulary}. Give 1 or more, or None for all words.")
+
+    def words_of(self, text: str) -> list[str]:
+        stop, least = self.stop_words, self.min_letters
+        return [w for w in _WORD.findall(text.lower()) if len(w) >= least and w not in stop]
+
+
+class Counting:
+    """Counts documents one by one; entries lie in memory, 8 bytes each."""
+
+    def __init__(self, tokens: Tokens, vocabulary: Sequence[str] | None = None) -> None:
+        self._tokens = tokens
+        self._fixed = vocabulary
+        self._ids: dict[str, int] = {} if vocabulary is None else {w: i for i, w in enumerate(vocabulary)}
+        self._words, self._counts, self._lengths = array("i"), array("i"), array("q")
+
+    def add(self, text: str) -> int:
+        """Count one more document; returns how many words of it count (before the vocabulary's cut)."""
+        found = Counter(self._tokens.words_of(text))
+        ids = self._ids
+        if self._fixed is not None:
+            found = Counter({w: n for w, n in found.items() if w in ids})
+        else:
+            for word in found:
+                ids.setdefault(word, len(ids))
+        self._words.extend([ids[w] for w in found])
+        self._counts.extend(found.values())
+        self._lengths.append(len(found))
+        return found.total()
+
+    def finish(self) -> Corpus:
+        """All documents, the empty ones too. The vocabulary is in alphabetical order, or the given one.
+
+        Raises Refusal where the cut leaves no word.
+        """
+        lengths = np.array(self._lengths, np.int64)
+        words, counts = np.array(self._words, np.int32), np.array(self._counts, np.int32)
+        documents = np.repeat(np.arange(len(lengths)), lengths)
+        if self._fixed is not None:
+            shape = (len(lengths), len(self._fixed))
+            return Corpus.from_entries(documents, words, counts, shape=shape, vocabulary=self._fixed)
+        names = list(self._ids)
+        place = self._places(names, words, counts, len(lengths))
+        kept = place[words] >= 0
+        vocabulary = sorted(name for name, p in zip(names, place.tolist(), strict=True) if p >= 0)
+        return Corpus.from_entries(
+            documents[kept],
+            place[words[kept]],
+            counts[kept],
+            shape=(len(lengths), len(vocabulary)),
+            vocabulary=vocabulary,
+        )
+
+    def _places(
+        self, names: Sequence[str], words: NDArray[np.int32], counts: NDArray[np.int32], total: int
+    ) -> NDArray[np.int32]:
+        """[words seen]: a word's number in the vocabulary, or -1 for one that is cut."""
+        cut = self._tokens
+        df = np.bincount(words, minlength=len(names))
+        low, high = _documents(cut.min_df, total), _documents(cut.max_df, total)
+        kept = np.flatnonzero((df >= low) & (df <= high))
+        if not len(kept):
+            raise Refusal(
+                f"No word is left: {len(names)} words stand in {total} documents, and none in {low:g} to "
+                f"{high:g} of them. Lower min_df, raise max_df, or give fewer stop words."
+            )
+        alphabetical = sorted(kept.tolist(), key=lambda w: names[w])
+        if cut.max_vocabulary is not None:
+            frequency = np.bincount(words, weights=counts, minlength=len(names))
+            first = sorted(alphabetical, key=lambda w: -frequency[w])[: cut.max_vocabulary]
+            alphabetical = sorted(first, key=lambda w: names[w])
+        place = np.full(len(names), -1, np.int32)
+        place[alphabetical] = np.arange(len(alphabetical))
+        return place
+
+
+def count(
+    texts: Iterable[str], tokens: Tokens | None = None, vocabulary: Sequence[str] | None = None
+) -> Corpus:
+    """A corpus of texts, a document each, over the words that ``tokens`` keeps or over a given vocabulary."""
+    counting = Counting(tokens or Tokens(), vocabulary)
+    for text in texts:
+        counting.add(text)
+    return counting.finish()
+
+
+def _documents(bound: int | float, total: int) -> float:
+    return bound * total if isinstance(bound, float) else bound

@@ -1,0 +1,60 @@
+"""Words, and the vocabulary's cut, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from murmurate.errors import Refusal
+from murmurate.workloads.tokens import Tokens, count
+from workloads.drawn import dense
+
+ALL = Tokens(min_df=1, max_df=1.0)
+
+
+def test_words_are_runs_of_letters():
+    text = "The Köln-Bonn line: 3x re_use, don't STOP! Жук a"
+    assert Tokens().words_of(text) == ["köln", "bonn", "line", "stop", "жук"]
+    assert Tokens(min_letters=1, stop_words=frozenset()).words_of("a b2c") == ["a", "b", "c"]
+
+
+def test_counts_by_hand():
+    made = count(["cat dog cat", "", "dog bird"], ALL)
+    assert made.vocabulary == ("bird", "cat", "dog")
+    assert dense(made).tolist() == [[0, 2, 1], [0, 0, 0], [1, 0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "vocabulary"),
+    [
+        (Tokens(min_df=2, max_df=1.0), ("cat", "dog", "emu")),
+        (Tokens(min_df=0.6, max_df=1.0), ("cat", "dog")),
+        (Tokens(min_df=1, max_df=2), ("bird", "emu", "fox")),
+        (Tokens(min_df=1, max_df=0.75), ("bird", "cat", "emu", "fox")),
+        (Tokens(min_df=1, max_df=1.0, max_vocabulary=2), ("dog", "fox")),  # by tokens, not by documents
+        (Tokens(min_df=1, max_df=1.0, max_vocabulary=3), ("cat", "dog", "fox")),
+    ],
+)
+def test_the_cut(tokens, vocabulary):
+    texts = ["dog cat emu", "dog cat emu bird", "dog cat", "dog fox fox fox fox fox"]
+    made = count(texts, tokens)
+    assert made.vocabulary == vocabulary
+    whole = count(texts, ALL)
+    columns = [whole.vocabulary.index(word) for word in vocabulary]
+    assert dense(made).tolist() == dense(whole)[:, columns].tolist()
+
+
+def test_a_given_vocabulary_is_kept_whole():
+    made = count(["cat zebra", "dog dog"], vocabulary=["zebra", "dog", "newt"])
+    assert made.vocabulary == ("zebra", "dog", "newt")
+    assert dense(made).tolist() == [[1, 0, 0], [0, 2, 0]]
+
+
+@pytest.mark.parametrize("wrong", [{"min_df": -1}, {"max_df": 1.5}, {"max_vocabulary": 0}, {"min_df": True}])
+def test_cuts_that_are_none(wrong):
+    with pytest.raises(Refusal, match=next(iter(wrong))):
+        Tokens(**wrong)
+
+
+def test_a_cut_that_leaves_nothing_says_what_to_change():
+    with pytest.raises(Refusal, match=r"Lower min_df"):
+        count(["cat", "dog"], Tokens(min_df=2))
