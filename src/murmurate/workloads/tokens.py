@@ -74,7 +74,8 @@ class Counting:
     """Counts documents one by one; entries lie in memory, 8 bytes each."""
 
     def __init__(self, tokens: Tokens, vocabulary: Sequence[str] | None = None) -> None:
-        self._tokens = tokens
+        # of a given vocabulary every word counts, whatever cut it was made by
+        self._tokens = tokens if vocabulary is None else Tokens(min_letters=1, stop_words=frozenset())
         self._fixed = vocabulary
         self._ids: dict[str, int] = {} if vocabulary is None else {w: i for i, w in enumerate(vocabulary)}
         self._words, self._counts, self._lengths = array("i"), array("i"), array("q")

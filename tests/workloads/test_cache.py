@@ -1,0 +1,249 @@
+"""A corpus is converted once, in bounded memory; what is stale or damaged is made anew."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from murmurate.errors import Refusal
+from murmurate.workloads.generated import generate
+from murmurate.workloads.reading import read, write
+from murmurate.workloads.tokens import Tokens
+from workloads.drawn import corpus, dense, same
+
+DEADLINE_SECONDS = 60
+
+
+@pytest.fixture
+def source(tmp_path):
+    made = corpus(0)
+    write(made, tmp_path / "docword.x.txt", "uci")
+    return tmp_path / "docword.x.txt", made
+
+
+def beside(path):
+    return path.with_name(path.name + ".corpus")
+
+
+def child(script, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, arguments)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def said(process):
+    out, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 0
+    return out.split()
+
+
+def test_a_source_is_read_once(source):
+    path, made = source
+    read(path)
+    times, size = path.stat(), path.stat().st_size
+    path.write_bytes(b"x" * size)  # nobody may look into it any more
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    again = read(path)
+    assert same(again, made)
+    assert isinstance(again.words, np.memmap)
+    assert not again.words.flags.writeable
+
+
+def test_a_changed_source_is_noticed(source):
+    path, made = source
+    first = read(path)
+    other = corpus(1)
+    write(other, path, "uci")
+    assert same(read(path), other)
+    assert same(first, made)  # what was mapped stays as it was
+    text = path.read_bytes()
+    path.write_bytes(text[: text.rindex(b" ")] + b" 9\n")
+    os.utime(path, ns=(0, 0))
+    assert read(path).counts[-1] == 9
+
+
+def test_changed_options_are_noticed(tmp_path):
+    path = tmp_path / "x.ldac"
+    path.write_text("2 1:2 2:1\n1 3:1\n")
+    assert read(path).words.tolist() == [1, 2, 3]
+    assert read(path, one_based=True).words.tolist() == [0, 1, 2]
+    assert read(path, vocabulary_size=9).vocabulary_size == 9
+    words = tmp_path / "x.ldac.vocab.txt"
+    for names in ("a\nb\nc\nd\n", "a\nb\nc\ne\n"):
+        words.write_text(names)
+        assert read(path).vocabulary == tuple(names.split())
+    text = tmp_path / "zoo.txt"
+    text.write_text("cat dog\ncat\n")
+    assert read(text, tokens=Tokens(min_df=1, max_df=1.0)).vocabulary == ("cat", "dog")
+    assert read(text, tokens=Tokens(min_df=1, max_df=1)).vocabulary == ("dog",)
+    only = Tokens(min_df=1, max_df=1.0, stop_words=frozenset(["dog"]))
+    assert read(text, tokens=only).vocabulary == ("cat",)
+
+
+def test_a_changed_folder_of_text_is_noticed(tmp_path):
+    folder = tmp_path / "zoo"
+    folder.mkdir()
+    (folder / "a.txt").write_text("cat dog")
+    tokens = Tokens(min_df=1, max_df=1.0)
+    assert len(read(folder, tokens=tokens)) == 1
+    (folder / "b.txt").write_text("emu")
+    assert read(folder, tokens=tokens).vocabulary == ("cat", "dog", "emu")
+
+
+DAMAGES = {
+    "words cut short": lambda cache: os.truncate(cache / "words.npy", 200),
+    "words of another": lambda cache: np.save(cache / "words.npy", np.zeros(3, np.int32)),
+    "counts gone": lambda cache: (cache / "counts.npy").unlink(),
+    "starts empty": lambda cache: (cache / "starts.npy").write_bytes(b""),
+    "description cut short": lambda cache: os.truncate(cache / "corpus.json", 30),
+    "description gone": lambda cache: (cache / "corpus.json").unlink(),
+    "nothing there": lambda cache: [file.unlink() for file in cache.iterdir()],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_cache_is_made_anew(source, damage):
+    path, made = source
+    read(path)
+    DAMAGES[damage](beside(path))
+    assert same(read(path), made)
+    assert sorted(p.name for p in path.parent.iterdir()) == [path.name, beside(path).name]
+
+
+SLOW = """
+import sys
+from murmurate.workloads import _lines
+from murmurate.workloads.reading import read
+_lines.CHUNK_BYTES = 16  # a conversion of minutes
+read(sys.argv[1])
+"""
+
+
+def test_a_conversion_that_is_killed_leaves_no_cache(tmp_path):
+    made = generate(3000, 2000, 5, 100, seed=0).corpus
+    path = tmp_path / "docword.x.txt"
+    write(made, path, "uci")
+    process = child(SLOW, path)
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not any(file.stat().st_size > 0 for file in tmp_path.glob(".*.tmp/words.npy")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not beside(path).exists()
+    assert same(read(path), made)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [path.name, beside(path).name]
+
+
+MAPPED = """
+import re, sys
+from murmurate.workloads.reading import read
+made = read(sys.argv[1])
+maps = open("/proc/self/maps").read()
+print(*[re.search(rf"(r\\S+) \\S+ \\S+ (\\d+) .*/{name}.npy\\n", maps)[2] for name in ("words", "counts")])
+print(made.tokens)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+def test_processes_share_one_copy(tmp_path):
+    """Several begin at once: one converts, and all map its files."""
+    made = generate(2000, 1000, 5, 100, seed=0).corpus
+    path = tmp_path / "docword.x.txt.gz"
+    write(made, path, "uci")
+    processes = [child(MAPPED, path) for _ in range(3)]
+    found = [said(process) for process in processes]
+    files = [str((beside(path) / f"{name}.npy").stat().st_ino) for name in ("words", "counts")]
+    assert found == [[*files, str(made.tokens)]] * 3
+
+
+MEMORY = """
+import re, sys
+from murmurate.workloads import _spool
+from murmurate.workloads.reading import read
+_spool._BUCKET = 1 << 16
+def peak_kib():  # of this program alone; getrusage's has what its parent had
+    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+before = peak_kib()
+read(sys.argv[1])
+print(peak_kib() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+@pytest.mark.parametrize("name", ["docword.x.txt", "docword.x.txt.gz", "x.mtx", "x.ldac"])
+def test_memory_does_not_grow_with_the_file(tmp_path, name):
+    made = generate(30_000, 5000, 10, 120, seed=0).corpus
+    path = tmp_path / name
+    write(made, path, {".mtx": "matrix-market", ".ldac": "lda-c"}.get(path.suffix, "uci"))
+    entries_mb = len(made.words) * 8 / 2**20
+    assert entries_mb > 15
+    if name == "x.mtx":  # the last document first: all has to be sorted
+        *head, body = path.read_bytes().split(b"\n", 2)
+        cut = body.rindex(b"\n30000 ")
+        while body.rfind(b"\n30000 ", 0, cut) >= 0:
+            cut = body.rfind(b"\n30000 ", 0, cut)
+        path.write_bytes(b"\n".join([*head, body[cut + 1 :] + body[: cut + 1]]))
+    grown_mb = int(said(child(MEMORY, path))[0]) / 2**10
+    assert grown_mb < entries_mb / 2
+    options = {"vocabulary_size": 5000} if name == "x.ldac" else {}
+    assert same(read(path, **options), made)
+
+
+def test_a_cache_in_another_folder(tmp_path):
+    made = {}
+    for seed, name in enumerate(("one", "two")):
+        (tmp_path / name).mkdir()
+        made[name] = corpus(seed)
+        write(made[name], tmp_path / name / "docword.x.txt", "uci")
+    for _ in range(2):
+        for name, expected in made.items():
+            path = tmp_path / name / "docword.x.txt"
+            assert same(read(path, cache=tmp_path / "far" / "kept"), expected)
+            assert [p.name for p in path.parent.iterdir()] == [path.name]
+    assert len(list((tmp_path / "far" / "kept").iterdir())) == 2  # namesakes do not take each other's place
+
+
+def test_what_is_in_the_way_is_not_deleted(source):
+    path, _ = source
+    beside(path).mkdir()
+    (beside(path) / "thesis.tex").write_text("years")
+    with pytest.raises(Refusal, match="in the way"):
+        read(path)
+    assert (beside(path) / "thesis.tex").read_text() == "years"
+    shutil.rmtree(beside(path))
+    beside(path).write_text("a file")
+    with pytest.raises(Refusal, match="in the way"):
+        read(path)
+
+
+def test_a_place_that_cannot_be_written_names_the_option(source):
+    path, _ = source
+    with pytest.raises(Refusal, match=re.escape("give it another place with cache")):
+        read(path, cache=path)  # a file, not a folder
+    assert len(list(path.parent.iterdir())) == 1
+
+
+def test_a_refused_conversion_leaves_nothing(source):
+    path, _ = source
+    path.write_text(path.read_text() + "1 1 x\n")
+    with pytest.raises(Refusal, match="no count"):
+        read(path)
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_a_mapped_corpus_is_used_as_any(source):
+    path, made = source
+    mapped = read(path)
+    assert np.array_equal(dense(mapped.select([3, 1])), dense(made)[[3, 1]])
+    assert mapped.tokens == made.tokens
