@@ -61,6 +61,7 @@ def test_select_is_the_rows_of_the_table(seed, entries):
             part = made.select(documents)
             part.check()
             assert np.array_equal(dense(part), dense(made)[documents])
+            assert np.array_equal(part.document_tokens(), dense(part).sum(axis=1))
 
 
 def test_select_copies_and_refuses_what_is_not_there():

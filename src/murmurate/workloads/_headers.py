@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from murmurate.errors import Refusal
@@ -10,6 +11,7 @@ from murmurate.workloads._lines import Lines
 from murmurate.workloads._triples import Header, shown
 
 _BIGGEST = 2**31 - 2
+_SIZE = re.compile(rb"\s*[0-9]{1,18}\s*")
 
 
 def uci(path: Path, faults: Faults) -> tuple[Header, int]:
@@ -19,7 +21,7 @@ def uci(path: Path, faults: Faults) -> tuple[Header, int]:
     sizes = []
     for name in names:
         line = lines.line()
-        if line is None or not line.strip().isdigit():
+        if line is None or not _SIZE.fullmatch(line):
             what = "the file ends" if line is None else f"{shown(line)} stands"
             raise faults.refusal(
                 lines.number,
@@ -54,7 +56,7 @@ def matrix_market(path: Path, transpose: bool, faults: Faults) -> tuple[Header, 
     while line is not None and (line.startswith(b"%") or not line.strip()):
         line = lines.line()
     sizes = (line or b"").split()
-    if len(sizes) != 3 or not all(size.isdigit() for size in sizes):
+    if len(sizes) != 3 or not all(_SIZE.fullmatch(size) for size in sizes):
         raise faults.refusal(
             lines.number, f"{shown(line or b'')} stands where rows, columns and entries do", "Mend this line."
         )

@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 from murmurate.workloads._faults import Fault, Faults
 from murmurate.workloads._lines import Lines, found_in
 from murmurate.workloads._spool import Spool
-from murmurate.workloads._triples import count_of, floats, shown
+from murmurate.workloads._triples import IN_NUMBER, WHOLE, count_of, floats, shown, written_as_real
 
-_WHOLE = re.compile(rb"[+-]?[0-9]+")
 _REMARK = re.compile(rb" *#[^\n]*| qid:[0-9]+")
-_IN_NUMBER = np.isin(np.arange(256), np.frombuffer(b"0123456789+-.eE", np.uint8))
 _BIGGEST = 2**31 - 1
 
 # of some lines: lengths [n], words [N] from 0, counts [N]
@@ -60,7 +58,7 @@ class _Reader:
     def fast(self, chunk: bytes) -> Rows | None:
         """Of lines without fault, or None."""
         text = np.frombuffer(chunk, np.uint8)
-        ends = np.flatnonzero(~_IN_NUMBER[text])
+        ends = np.flatnonzero(~IN_NUMBER[text])
         marks = text[ends]
         line_ends = np.flatnonzero(marks == 10)
         fields = np.diff(line_ends, prepend=-1)  # 1 + 2 pairs
@@ -70,8 +68,9 @@ class _Reader:
         wanted[line_ends] = 10
         if not (marks == wanted).all() or (fields < 3).any() or (fields % 2 == 0).any():
             return None
+        real = place[written_as_real(text, ends)]
         values = self._values(chunk, ends, text)
-        if values is None:
+        if values is None or (real % 2 == 1).any() or (not self._labels and (real == 0).any()):
             return None
         ids, counts = values[place % 2 == 1], values[(place % 2 == 0) & (place > 0)]
         lengths = (fields - 1) // 2
@@ -79,7 +78,7 @@ class _Reader:
             return None
         ids = ids - self._base
         sound = (ids >= 0) & (ids < self._limit) & (counts >= 1) & (counts <= _BIGGEST)
-        if not sound.all() or (ids != np.floor(ids)).any() or (counts != np.floor(counts)).any():
+        if not sound.all() or (counts != np.floor(counts)).any():
             return None
         return lengths, ids.astype(np.int32), counts.astype(np.int32)
 
@@ -115,10 +114,10 @@ class _Reader:
         head, *pairs = line.split() or [b""]
         if self._labels:
             try:
-                [float(label) for label in head.split(b",") if head]
+                [float(label) for label in head.split(b",") if head]  # several of one document
             except ValueError:
                 raise Fault("malformed line", f"{shown(head)} is no label") from None
-        elif head and not _WHOLE.fullmatch(head):
+        elif head and not WHOLE.fullmatch(head):
             raise Fault("malformed line", f"{shown(head)} is not the number of words")
         found = [self._pair(pair) for pair in pairs]
         if not self._labels and int(head or 0) != len(found):
@@ -129,7 +128,7 @@ class _Reader:
 
     def _pair(self, pair: bytes) -> tuple[int, int]:
         word, colon, count = pair.partition(b":")
-        if not colon or not _WHOLE.fullmatch(word):
+        if not colon or not WHOLE.fullmatch(word):
             raise Fault("malformed line", f"{shown(pair)} is not 'word:count'")
         id_ = int(word) - self._base
         if not 0 <= id_ < self._limit:

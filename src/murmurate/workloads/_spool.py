@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from murmurate.workloads.corpus import ordered
 
 Ids = NDArray[np.int32]
-_BUCKET = 1 << 21  # entries of a bucket, about
+_BUCKET = 1 << 20  # entries of a bucket, about
 
 
 class Unordered(Exception):

@@ -17,9 +17,9 @@ from murmurate.workloads._lines import Lines, found_in
 from murmurate.workloads._spool import Buckets, Ids, Spool, Unordered
 from murmurate.workloads.corpus import FRACTIONS
 
-_WHOLE = re.compile(rb"[+-]?[0-9]+")
+WHOLE = re.compile(rb"[+-]?[0-9]{1,18}")  # int() takes underscores too, and is slow on long ones
 _LAYOUT = np.frombuffer(b"  \n", np.uint8)
-_IN_NUMBER = np.isin(np.arange(256), np.frombuffer(b"0123456789+-.eE", np.uint8))
+IN_NUMBER = np.isin(np.arange(256), np.frombuffer(b"0123456789+-.eE", np.uint8))
 _BIGGEST = 2**31 - 1
 
 
@@ -114,7 +114,7 @@ class _Reader:
     def _row(self, line: bytes) -> tuple[int, int, int]:
         fields = line.split()
         names = ["word", "document"] if self._header.transposed else ["document", "word"]
-        if len(fields) != 3 or not all(_WHOLE.fullmatch(field) for field in fields[:2]):
+        if len(fields) != 3 or not all(WHOLE.fullmatch(field) for field in fields[:2]):
             raise Fault("malformed line", f"{shown(line)} is not '{names[0]} {names[1]} count'")
         ids = [int(field) for field in fields[:2]]
         for name, id_, limit in zip(names, ids, self._limits, strict=True):
@@ -128,7 +128,7 @@ class _Reader:
 def count_of(field: bytes) -> int:
     """A count above 0. Raises Fault."""
     try:
-        value = float(field)
+        value = float(field.replace(b"_", b"x"))  # Python's numbers may have underscores
     except ValueError:
         raise Fault("malformed line", f"{shown(field)} is no count") from None
     if not value > 0:
@@ -161,8 +161,10 @@ def _integers(chunk: bytes) -> NDArray[np.int32] | None:
 def _reals(chunk: bytes) -> NDArray[np.int32] | None:
     """The same for numbers with points and exponents, if all are whole."""
     text = np.frombuffer(chunk, np.uint8)
-    ends = np.flatnonzero(~_IN_NUMBER[text])
+    ends = np.flatnonzero(~IN_NUMBER[text])
     if len(ends) % 3 or not (text[ends].reshape(-1, 3) == _LAYOUT).all():
+        return None
+    if (np.diff(ends, prepend=-1) < 2).any() or (written_as_real(text, ends) % 3 != 2).any():
         return None
     values = floats(chunk, len(ends))
     if (
@@ -172,6 +174,11 @@ def _reals(chunk: bytes) -> NDArray[np.int32] | None:
     ):
         return None
     return values.astype(np.int32).reshape(-1, 3)
+
+
+def written_as_real(text: NDArray[np.uint8], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Which numbers have a sign, a point or an exponent (one of them once for each)."""
+    return np.searchsorted(ends, np.flatnonzero(IN_NUMBER[text] & (text - np.uint8(48) > 9)))
 
 
 def floats(text: bytes, count: int) -> NDArray[Any] | None:

@@ -68,9 +68,13 @@ class Corpus:
 
     def document_tokens(self) -> NDArray[np.int64]:
         """[D]: words of each document, each as often as it stands there."""
-        sums = np.zeros(len(self.words) + 1, np.int64)
-        np.cumsum(self.counts, out=sums[1:])
-        return np.diff(sums[self.starts])
+        totals = np.empty(len(self), np.int64)
+        for first, last in blocks(self.starts):
+            edges = self.starts[first : last + 1]
+            sums = np.zeros(edges[-1] - edges[0] + 1, np.int64)
+            np.cumsum(self.counts[edges[0] : edges[-1]], out=sums[1:])
+            totals[first:last] = np.diff(sums[edges - edges[0]])
+        return totals
 
     def select(self, documents: ArrayLike) -> Corpus:
         """Those documents, in that order, copied; ``documents`` are numbers or a mask [D].
