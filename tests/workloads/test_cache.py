@@ -242,6 +242,26 @@ def test_a_refused_conversion_leaves_nothing(source):
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
+def test_a_cache_is_no_corpus_of_its_own(tmp_path, monkeypatch):
+    """Neither by its name, nor as text of a folder that it stands in."""
+    (tmp_path / "zoo").mkdir()
+    (tmp_path / "zoo" / "a.txt").write_text("cat dog\ndog\n")
+    tokens = Tokens(min_df=1, max_df=1.0)
+    assert len(read(tmp_path / "zoo" / "a.txt", tokens=tokens)) == 2
+    with pytest.raises(Refusal, match="Name the corpus itself"):
+        read(beside(tmp_path / "zoo" / "a.txt"))
+    monkeypatch.chdir(tmp_path / "zoo")
+    assert dense(read(".", tokens=tokens)).tolist() == [[1, 2]]
+    assert beside(tmp_path / "zoo").exists()
+
+
+def test_any_word_is_kept(source):
+    path, _ = source
+    words = ["a\nb", "ü", " ", *(f"w{i}" for i in range(27))]
+    for _ in range(2):
+        assert read(path, vocabulary=words).vocabulary == tuple(words)
+
+
 def test_a_mapped_corpus_is_used_as_any(source):
     path, made = source
     mapped = read(path)

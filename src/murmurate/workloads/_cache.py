@@ -23,7 +23,7 @@ from murmurate.workloads._faults import Skipped
 from murmurate.workloads.corpus import Corpus
 
 _VERSION = 1
-_FILES = {"corpus.json", "starts.npy", "words.npy", "counts.npy", "missing.npy", "vocabulary.txt"}
+_FILES = {"corpus.json", "starts.npy", "words.npy", "counts.npy", "missing.npy", "vocabulary.json"}
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def fingerprint(path: Path) -> list[Any]:
 
 
 def digest(words: tuple[str, ...]) -> str:
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(words).encode()).hexdigest()
 
 
 def fetch(
@@ -120,7 +120,7 @@ def _store(folder: Path, key: dict[str, Any], made: Converted) -> None:
     np.save(folder / "starts.npy", starts)
     np.save(folder / "missing.npy", np.flatnonzero(made.lengths == 0))
     if made.vocabulary is not None:
-        (folder / "vocabulary.txt").write_bytes("\n".join(made.vocabulary).encode())
+        (folder / "vocabulary.json").write_text(json.dumps(made.vocabulary))
     about = {
         "key": key,
         "entries": int(starts[-1]),
@@ -143,7 +143,7 @@ def _load(cache: Path, key: dict[str, Any]) -> tuple[Corpus, Skipped] | None:
         starts, missing = np.load(cache / "starts.npy"), np.load(cache / "missing.npy")
         vocabulary = None
         if about["has_vocabulary"]:
-            vocabulary = tuple((cache / "vocabulary.txt").read_bytes().decode().split("\n"))
+            vocabulary = tuple(json.loads((cache / "vocabulary.json").read_text()))
         corpus = Corpus(starts, words, counts, vocabulary, int(about["vocabulary_size"]))
         # not so if another process puts a new one in its place meanwhile
         whole = len(words) == int(about["entries"]) and (cache / "corpus.json").read_text() == stored

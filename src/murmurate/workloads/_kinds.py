@@ -25,6 +25,8 @@ _LOOKED_AT = 20  # lines
 
 def kind_of(path: Path) -> str:
     """One of ``KINDS``. Raises Refusal, with the kinds, where neither name nor content tells."""
+    if (path / "corpus.json").exists():
+        raise Refusal(f"{path} is what a corpus was converted to. Name the corpus itself.")
     if path.is_dir():
         if any(path.rglob("*.txt")):
             return "text"

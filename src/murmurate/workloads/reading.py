@@ -73,6 +73,8 @@ def read(
     Raises Refusal, with file and line, for anything wrong, and for options that the kind does not have.
     """
     source = Path(path)
+    if source.name in ("", ".."):
+        source = source.resolve()  # a cache beside it needs a name
     if not source.exists():
         raise Refusal(f"There is no {source}. Check the path; a corpus is fetched by yourself.")
     chosen = kind or kind_of(source)
