@@ -292,13 +292,16 @@ def test_help_tells_every_field(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def _surface() -> dict[str, Any]:
-    verbs = next(a for a in _parser()._actions if a.dest == "verb").choices or {}
-    runs = {name: recipe(name) for name in ("cartpole-gala", "pong-gala", "cartpole-a2c", "pong-a2c")}
+    verbs = dict(next(a for a in _parser()._actions if a.dest == "verb").choices or {})
+    inner = next(a for a in verbs["topics"]._actions if a.dest == "inner").choices or {}
+    verbs |= {f"topics {name}": parser for name, parser in dict(inner).items()}
+    frozen = ("cartpole-gala", "pong-gala", "cartpole-a2c", "pong-a2c", "corpus-lda")
+    runs = {name: recipe(name) for name in frozen}
     cartpole = recipe("cartpole-gala")
     return {
         "verbs": {
             name: sorted(word for a in parser._actions for word in (a.option_strings or [a.dest]))
-            for name, parser in dict(verbs).items()
+            for name, parser in verbs.items()
         },
         "recipes": {name: _fields(run) for name, run in runs.items()},
         "strategies": {

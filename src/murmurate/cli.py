@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from murmurate import __version__
 from murmurate.errors import Refusal, RunFailed
+from murmurate.topics_verbs import add_verbs
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 
@@ -33,8 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options, rest = _parser().parse_known_args(
             _verb_first(sys.argv[1:] if arguments is None else arguments)
         )
-        if rest and options.verb not in ("train", "resume", "simulate"):
-            raise Refusal(f"{options.verb} has no option {rest[0]}. See: murmurate {options.verb} --help")
+        verb = options.verb if options.verb != "topics" else f"topics {options.inner}"
+        if rest and verb not in ("train", "resume", "simulate", "topics fit"):
+            raise Refusal(f"{verb} has no option {rest[0]}. See: murmurate {verb} --help")
         code: int = options.act(options, rest)
     except Refusal as refusal:
         print(f"murmurate: {refusal}", file=sys.stderr)
@@ -119,6 +121,10 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--json", action="store_true")
     bench.add_argument("--full", action="store_true", help="longer and with all peers")
     bench.set_defaults(act=_bench)
+    topics = verbs.add_parser(
+        "topics", help="topic models: fit, show, transform, evaluate", allow_abbrev=False
+    )
+    add_verbs(topics.add_subparsers(dest="inner", required=True, metavar="VERB"), told)
     doctor = verbs.add_parser("doctor", help="what this machine offers, and what to do about it")
     doctor.add_argument("--json", action="store_true")
     doctor.set_defaults(act=_doctor)
@@ -157,7 +163,7 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
 
     folder = options.out or Path("runs") / f"{run.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     finish = train(run, folder)
-    return _told(finish, finish.folder or folder)
+    return told(finish, finish.folder or folder)
 
 
 def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
@@ -191,7 +197,7 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
         f"{summary['virtual_seconds']:.4g} virtual seconds: {shares}; "
         f"{summary['updates_per_virtual_second']:,.0f} updates/s, {summary['bytes_exchanged']:,} bytes"
     )
-    return _told(finish, folder)
+    return told(finish, folder)
 
 
 def _resume(options: argparse.Namespace, rest: list[str]) -> int:
@@ -199,10 +205,10 @@ def _resume(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.session import resume
 
     finish = resume(options.folder, lambda run: change(run, rest, f"murmurate train {run.recipe}"))
-    return _told(finish, options.folder)
+    return told(finish, options.folder)
 
 
-def _told(finish: Any, folder: Path) -> int:
+def told(finish: Any, folder: Path) -> int:
     summary = finish.summary
     if summary is None:  # another rank has told it
         return int(finish.code)
@@ -216,10 +222,16 @@ def _told(finish: Any, folder: Path) -> int:
             f"{summary['env_steps']:,} env steps in {summary['wall_seconds']:.0f} s. "
             f"Evaluation over {summary['episodes']} games: {mean:.2f}{spread}"
         )
+    if summary.get("perplexity") is not None:
+        print(
+            f"{summary['env_steps']:,} documents in {summary['wall_seconds']:.0f} s. "
+            f"Perplexity of {summary['test_documents']:,} test documents: {summary['perplexity']:,.0f}"
+        )
     if len(summary["dead_replicas"]) < summary["replicas"]:
         for rank in summary["dead_replicas"]:
             print(f"replica {rank} died on the way; the others went on")
-    print(f"All of it is in {folder} — next: murmurate report {folder}")
+    further = "topics show" if summary.get("perplexity") is not None else "report"
+    print(f"All of it is in {folder} — next: murmurate {further} {folder}")
     return int(finish.code)
 
 

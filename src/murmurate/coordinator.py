@@ -48,6 +48,7 @@ class Coordinator:
             f"{run.recipe} · {run.strategy.name} · {run.replicas} replica{'s' * (run.replicas > 1)}",
             run.replicas,
             run.env_steps,
+            unit=run.unit,
             target_seconds=None if run.minutes is None else run.minutes * 60,
             elapsed=lambda: self.recorder.seconds,
         )
@@ -238,7 +239,7 @@ class Coordinator:
         if mean > self.best:
             self.best = mean
             checkpoint.keep_as_best(self.checkpoints)
-        self.event("checkpoint", f"checkpoint at {about['env_steps']:,} env steps")
+        self.event("checkpoint", f"checkpoint at {about['env_steps']:,} {self.run.unit}")
 
     def best_or_none(self) -> float | None:
         return None if self.best == float("-inf") else self.best

@@ -11,13 +11,15 @@ import numpy.typing as npt
 import torch
 
 from murmurate import checkpoint
+from murmurate.collect.documents import CorpusWorld
 from murmurate.collect.evaluate import record_game
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.folder import read_run
+from murmurate.loading import load_agent
 from murmurate.recipes import recipe
 from murmurate.run_spec import Run
 from murmurate.spec import derive_seed
-from murmurate.summary import load_agent, play
+from murmurate.summary import play
 
 Frames = npt.NDArray[np.uint8]  # [n, H, W, 3]
 _STRIP = 8
@@ -74,6 +76,8 @@ def write_video(run: Run, where: Path, target: Path, seed: int | None = None) ->
 
 def film(run: Run, where: Path, seed: int | None = None) -> Frames:
     """Frames [n, H, W, 3] of one greedy game on a seed training never saw."""
+    if isinstance(run.world, CorpusWorld):
+        raise Refusal("a corpus has no pictures. Use murmurate topics show.")
     agent = load_agent(run, where)
     chosen = derive_seed(run.seed, "film") if seed is None else seed
     torch.set_num_threads(run.placement.threads)

@@ -96,7 +96,16 @@ class Scale:
 
     @property
     def value(self) -> float:
-        return math.exp(float(self._logs.sum()))
+        return math.exp(self.logarithm)
+
+    @property
+    def logarithm(self) -> float:
+        return float(self._logs.sum())
+
+    def restore(self, logarithm: float) -> None:
+        """Back to when its ``logarithm`` was asked for; all who share it do so before any shrinks it."""
+        self._logs.zero_()
+        self._logs[0] = logarithm
 
     def shrink(self, by: float) -> bool:
         """To ``1 - by`` of what it was; True if nothing is left: the vector is then to be set to 0.

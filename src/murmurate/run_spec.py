@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from murmurate.agents.interface import Agent, AgentConfig, OnPolicy
+from murmurate.agents.interface import AgentConfig, OnPolicy, Workload
 from murmurate.collect.acted import Acted, Cast
+from murmurate.collect.documents import CorpusWorld, DocumentSource
 from murmurate.collect.drawing import Drawing
 from murmurate.collect.interface import Simulators, Source, World, spec_of
 from murmurate.collect.replayed import Replayed
@@ -14,7 +15,7 @@ from murmurate.collect.rollouts import Rollouts, open_groups
 from murmurate.errors import Refusal
 from murmurate.replay.config import ReplayConfig, open_replay, replay_bytes
 from murmurate.replicator import Replicate
-from murmurate.spec import EnvSpec, Placement, derive_seed
+from murmurate.spec import EnvSpec, Examples, Placement, derive_seed
 from murmurate.strategies.interface import Strategy
 
 _SLOW_DISK_BYTES_PER_SECOND = 50e6
@@ -24,11 +25,11 @@ _SLOW_DISK_BYTES_PER_SECOND = 50e6
 class Run:
     """All that a run depends on, resolved. A recipe is a function that returns one.
 
-    world: what is learned in. agent: who learns. strategy: how the replicas agree.
+    world: what is learned in, or from. agent: who learns. strategy: how the replicas agree.
     replicas: number of learners.
     simulators: per learner.
-    env_steps: total over the replicas at which the run ends. updates: per replica. minutes: of wall
-        time. Whichever comes first; at least one is given.
+    env_steps: total over the replicas at which the run ends (documents, where it learns from those).
+        updates: per replica. minutes: of wall time. Whichever comes first; at least one is given.
     stop_at_return: also end once the mean return of the last 100 training episodes reaches this.
     seed: everything random derives from it.
     launcher: ``local`` (processes of this host), ``inline`` (one thread at a time, on a simulated fabric),
@@ -48,8 +49,8 @@ class Run:
     """
 
     recipe: str
-    world: World
-    agent: AgentConfig
+    world: World | CorpusWorld
+    agent: AgentConfig | Workload
     strategy: Strategy
     replicas: int = 1
     simulators: int = 16
@@ -103,6 +104,14 @@ class Run:
 
     def _validate_diet(self) -> None:
         diet = self.agent.learns_from
+        if isinstance(self.world, CorpusWorld) != isinstance(diet, Examples):
+            raise Refusal(f"{self.agent.name} cannot learn from the world '{self.world.name}'.")
+        if isinstance(diet, Examples):
+            if self.actors or self.replay is not None or self.stop_at_return is not None:
+                raise Refusal(
+                    f"{self.agent.name} learns from documents: there are no actors, no replay, no returns."
+                )
+            return
         if self.actors > self.simulators:
             raise Refusal(
                 f"{self.actors} actors share {self.simulators} simulators, and each needs one. Use --actors "
@@ -145,23 +154,39 @@ class Run:
         if self.env_steps is None:
             return None
         diet, own = self.agent.learns_from, self.env_steps / self.replicas
+        if isinstance(diet, Examples):
+            return max(1, self.env_steps // (self.replicas * diet.batch))
         if isinstance(diet, OnPolicy):
             return max(1, self.env_steps // (self.replicas * self.simulators * diet.steps))
         if self.replay is None:
             raise ValueError("a run of an off-policy agent has a replay")
         return max(1, self.replay.planned_updates(own, diet.batch))
 
-    def learner(self, replicate: Replicate, rank: int, spec: EnvSpec) -> Agent:
-        """The agent of one replica."""
+    @property
+    def unit(self) -> str:
+        """What ``env_steps`` counts."""
+        return "documents" if isinstance(self.agent.learns_from, Examples) else "env steps"
+
+    def spec(self, groups: list[Simulators]) -> EnvSpec:
+        """Of what was opened, or of the corpus."""
+        return groups[0].spec if groups else spec_of(self.world)
+
+    def learner(self, replicate: Replicate, rank: int, spec: EnvSpec) -> Any:
+        """Who learns, of one replica: an ``Agent``, or a ``Learner`` where nobody acts."""
         planned = self.planned_updates()
         if planned is not None and self.strategy.counts_all:
             planned *= self.replicas
+        more = {}
+        if isinstance(self.world, CorpusWorld):
+            train, validation, _ = self.world.divided()
+            more = {"corpus": train, "validation": validation if rank == 0 else None}
         return self.agent.build(
             spec,
             replicate,
             seed=self.seed,
             device=self.placement.device(rank),
             updates=planned,
+            **more,
         )
 
     @property
@@ -169,10 +194,14 @@ class Run:
         """Whether learners tell one another what their replays hold."""
         return self.replay is not None and self.replay.weights == "all" and self.replicas > 1
 
-    def source(self, rank: int, learner: Agent, groups: list[Simulators]) -> Source:
+    def source(self, rank: int, learner: Any, groups: list[Simulators]) -> Source:
         """Where one replica's batches come from."""
+        if isinstance(self.world, CorpusWorld):
+            return self._documents(rank, self.world)
         diet, seed = self.agent.learns_from, derive_seed(self.seed, "source", rank)
         device = self.placement.device(rank)
+        if isinstance(diet, Examples):
+            raise ValueError("who learns from examples has a corpus")
         if isinstance(diet, OnPolicy):
             return Rollouts(groups, learner, diet.steps, seed=seed, device=device)
         if self.replay is None:
@@ -195,7 +224,7 @@ class Run:
             for group in groups:
                 group.close()  # it was opened to see what can be seen and done
             cast = Cast(
-                self.world, self.agent, self.actors, self.simulators, rank=rank, replicas=self.replicas
+                self.world, learner.config, self.actors, self.simulators, rank=rank, replicas=self.replicas
             )
             return Acted(cast, groups[0].spec, learner, drawing, seed=seed)
         return Replayed(
@@ -206,11 +235,19 @@ class Run:
             seat=lambda low: learner.seat(rank * self.simulators + low, self.replicas * self.simulators),
         )
 
+    def _documents(self, rank: int, world: CorpusWorld) -> DocumentSource:
+        diet = self.agent.learns_from
+        if not isinstance(diet, Examples):
+            raise ValueError("who learns from documents says so")
+        return DocumentSource(
+            world.divided()[0], diet.batch, seed=self.seed, rank=rank, replicas=self.replicas
+        )
+
     def replay_bytes(self) -> int:
         """Memory, and disk in a checkpoint, of one learner's replay. Raises Refusal for one that can give no
         batch."""
         diet = self.agent.learns_from
-        if self.replay is None or isinstance(diet, OnPolicy):
+        if self.replay is None or isinstance(diet, OnPolicy | Examples):
             return 0
         spec = spec_of(self.world)
         return replay_bytes(
@@ -225,5 +262,7 @@ class Run:
 
     def open_simulators(self) -> list[Simulators]:
         """What a learner plays itself; one, for its spec, where actors do."""
+        if isinstance(self.world, CorpusWorld):
+            return []
         own = 1 if self.actors else self.simulators
         return open_groups(self.world, own, training=True, double_buffer=self.double_buffer)

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def state_of(replica: Replica) -> dict[str, Any]:
-    """Named parameter tensors in logical order, optimizer state, buffers, clock (all clones)."""
+    """Named parameter tensors in logical order, optimizer state, buffers, clock (all clones).
+
+    params: times ``exp(log_scale)`` they are the parameters; so who goes on from here does so to the bit.
+    """
     optimizer = {
         f"{index}.{key}": value.detach().clone() if torch.is_tensor(value) else value
         for index, (_, memory) in enumerate(entries(replica.optimizer))
@@ -23,9 +26,8 @@ def state_of(replica: Replica) -> dict[str, Any]:
     if not replica.shape_aware:
         optimizer = {k: _logical(replica, k, v) for k, v in optimizer.items()}
     return {
-        "params": {
-            name: values.detach().clone() for name, values in replica.named_views(replica.values().detach())
-        },
+        "params": {name: values.detach().clone() for name, values in replica.named_views()},
+        "log_scale": replica.scale.logarithm,
         "optimizer": optimizer,
         "buffers": {name: b.detach().clone() for name, b in replica.module.named_buffers()},
         "learning_rates": [group["lr"] for group in replica.optimizer.param_groups],
@@ -51,7 +53,7 @@ def load_into(replica: Replica, state: dict[str, Any]) -> None:
         materialise(replica.optimizer, replica.make_optimizer)
     with torch.no_grad():
         if params is not None:
-            replica.scale.forget()
+            replica.scale.restore(float(state.get("log_scale", 0.0)))
             for name, values in replica.named_views():
                 values.copy_(params[name])
         for index, (_, memory) in enumerate(entries(replica.optimizer)):

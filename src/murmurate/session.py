@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from murmurate import checkpoint
-from murmurate.agents.interface import Agent
+from murmurate.agents.interface import Learner
+from murmurate.collect.documents import CorpusWorld
 from murmurate.collect.interface import spec_of
 from murmurate.coordinator import Coordinator, SecondInterrupt, all_is_saved
 from murmurate.errors import MissingExtra, Refusal, RunFailed
@@ -21,12 +22,13 @@ from murmurate.fabric.simulated import Crashed, SimulatedFabric
 from murmurate.folder import claim, held, read_run, unclaim, write_run
 from murmurate.launch import launcher
 from murmurate.launch import offered as capabilities_of
+from murmurate.loading import learners
 from murmurate.play import film, write_strip
 from murmurate.recipes import recipe
 from murmurate.record.reader import truncate_after
 from murmurate.replicator import Replicator, check_capabilities
 from murmurate.run_spec import Run
-from murmurate.summary import learners, summarize
+from murmurate.summary import summarize
 
 FINISHED, FAILED, REFUSED = 0, 1, 2
 
@@ -232,14 +234,14 @@ def _devices(run: Run) -> set[str]:
     return kinds
 
 
-def _attempt(run: Run) -> Agent:
+def _attempt(run: Run) -> Learner:
     """The agent on a fabric of its own: what is wrong with it or its strategy shows here, not in a role.
 
     Raises Refusal.
     """
     spec = spec_of(run.world)
 
-    def build(door: FabricFactory) -> Agent:
+    def build(door: FabricFactory) -> Learner:
         replicate = Replicator(run.strategy, door).replicate
         return run.agent.build(spec, replicate, seed=run.seed, device=torch.device("cpu"))
 
@@ -264,7 +266,7 @@ def _fits(run: Run, found: Path, saved: list[int]) -> None:
                 replica.load(saved_state)
                 if replica.state()["optimizer"].keys() != saved_state["optimizer"].keys():
                     raise ValueError("it was made with another optimizer")
-            simulators = len(state["source"]["first"])
+            simulators = len(state["source"].get("first", range(run.simulators)))
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise Refusal(
                 f"{found} does not fit this run ({error}). Resume with the fields it was made with."
@@ -304,6 +306,7 @@ def _how_it_ended(coordinator: Coordinator) -> tuple[int, str]:
 def picture(folder: Path) -> None:
     """A strip of pictures of one game for the report, where the world can be drawn here."""
     where = folder / "checkpoints" / "last"
-    if checkpoint.damage(where) is None:
+    run = read_run(folder, recipe)
+    if checkpoint.damage(where) is None and not isinstance(run.world, CorpusWorld):
         with contextlib.suppress(MissingExtra):
-            write_strip(film(read_run(folder, recipe), where), folder / "videos" / "frames.png")
+            write_strip(film(run, where), folder / "videos" / "frames.png")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -77,6 +77,12 @@ class Trajectory:
     last_observation: Tensor  # [B, ...]: after step T
     truncated_observation: Tensor | None = None  # [K, ...]: one row per True in truncated, row-major
     memory: Tensor | None = None  # [B, M]: recurrent state before step 0
+
+
+class Examples(NamedTuple):
+    """What a workload learns from: mini-batches of ``batch`` of a fixed set of examples. Nobody acts."""
+
+    batch: int
 
 
 @dataclass

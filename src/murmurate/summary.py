@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,46 +11,25 @@ from typing import Any
 import torch
 
 from murmurate import checkpoint
-from murmurate.agents.interface import Agent
+from murmurate.collect.documents import CorpusWorld
 from murmurate.collect.evaluate import EvalResult, evaluate
 from murmurate.collect.interface import spec_of
 from murmurate.coordinator import Coordinator
+from murmurate.errors import Refusal
 from murmurate.folder import write_json
+from murmurate.held_out import held_out
+from murmurate.loading import learners, load_agent
 from murmurate.run_spec import Run
 from murmurate.spec import derive_seed
-from murmurate.vector import Replica
-
-
-def load_agent(run: Run, folder: Path) -> Agent:
-    """An agent with the consensus parameters of a checkpoint folder (``checkpoints/last``, say).
-
-    Floating-point buffers are the mean over the replicas saved in it. Raises Refusal if it is damaged.
-    """
-    torch.set_num_threads(run.placement.threads)
-    agent = run.agent.build(spec_of(run.world), Replica, seed=run.seed, device=torch.device("cpu"))
-    states = [checkpoint.read_part(folder, rank) for rank in learners(run, folder)]
-    latest = max(states, key=lambda state: state["seconds"])  # who saved last saw most of the others
-    if (centre := run.replicas) in checkpoint.parts(folder):
-        latest = checkpoint.read_part(folder, centre)
-    for name, replica in agent.replicas.items():
-        with torch.no_grad():
-            for key, values in replica.named_views():
-                values.copy_(latest["consensus"][name]["params"][key])
-            for key, buffer in replica.module.named_buffers():
-                saved = [s["replicas"][name]["replica"]["buffers"][key] for s in states]
-                mean = torch.stack(saved).mean(0) if buffer.is_floating_point() else saved[0]
-                buffer.copy_(mean)
-        replica.reload()
-    return agent
-
-
-def learners(run: Run, folder: Path) -> list[int]:
-    """Ranks of the replicas whose parts are in a checkpoint; a centre's part is not among them."""
-    return [rank for rank in checkpoint.parts(folder) if rank < run.replicas]
 
 
 def play(run: Run, folder: Path, episodes: int, seed: int | None = None) -> EvalResult:
-    """Evaluation games of a checkpoint: argmax, up to 30 no-ops, seeds training never saw."""
+    """Evaluation games of a checkpoint: argmax, up to 30 no-ops, seeds training never saw.
+
+    Raises Refusal where there is nothing to play.
+    """
+    if isinstance(run.world, CorpusWorld):
+        raise Refusal("documents are not played. Use murmurate topics evaluate.")
     agent = load_agent(run, folder)
     where = derive_seed(run.seed, "evaluation games") if seed is None else seed
     return evaluate(run.world, agent, episodes, where)
@@ -62,8 +42,12 @@ def disagreement(folder: Path, ranks: Sequence[int]) -> float | None:
     vectors = []
     for rank in ranks:
         replicas = checkpoint.read_part(folder, rank)["replicas"]
-        tensors = [t for r in sorted(replicas) for _, t in sorted(replicas[r]["replica"]["params"].items())]
-        vectors.append(torch.cat([t.flatten().double() for t in tensors]))
+        tensors = [
+            t.flatten().double() * math.exp(replicas[r]["replica"].get("log_scale", 0.0))
+            for r in sorted(replicas)
+            for _, t in sorted(replicas[r]["replica"]["params"].items())
+        ]
+        vectors.append(torch.cat(tensors))
     x = torch.stack(vectors)
     mean = x.mean(0)
     return float((x - mean).square().sum(1).mean().sqrt() / mean.norm())
@@ -116,7 +100,9 @@ def _from_checkpoint(run: Run, last: Path, best: Path, games: bool) -> dict[str,
         return nothing
     ranks = checkpoint.parts(last)
     states = [checkpoint.read_part(last, rank) for rank in ranks]
-    played = _games(run, last, best) if games else {}
+    played: dict[str, Any] = {}
+    if games:
+        played = held_out(run, last) if isinstance(run.world, CorpusWorld) else _games(run, last, best)
     return {
         **nothing,
         **played,

@@ -34,7 +34,7 @@ class Learning:
         self.run, self.post = run, post
         self.replicator = Replicator(run.strategy, post.fabric)
         groups = run.open_simulators()
-        self.learner = run.learner(self.replicator.replicate, post.rank, groups[0].spec)
+        self.learner = run.learner(self.replicator.replicate, post.rank, run.spec(groups))
         self.source = run.source(post.rank, self.learner, groups)
         self.source.alive = self._alive
         self.synchronous = run.strategy.synchronous and post.fabric.size > 1

@@ -14,11 +14,13 @@ from murmurate.options import change
 from murmurate.recipes import algorithms, recipe, recipe_names
 from murmurate.session import preflight, train
 from murmurate.strategies import strategies
+from murmurate.workloads.generated import generate
+from murmurate.workloads.reading import write
 
 
 def test_every_recipe_resolves_and_its_run_stands() -> None:
     names = recipe_names()
-    assert len(names) == len(world_names()) * len(algorithms())
+    assert len(names) == len(world_names()) * (len(algorithms()) - 1) + 1  # topics are found in corpora
     assert len(names) > 200, "over a hundred ALE games, with each algorithm"
     for name in names:
         run = recipe(name)
@@ -58,11 +60,15 @@ def test_names_that_are_no_recipe_are_refused(name: str) -> None:
 @pytest.mark.parametrize("algorithm", sorted(algorithms()))
 def test_every_strategy_carries_every_recipe(algorithm: str, strategy: str, tmp_path: Path) -> None:
     run = dataclasses.replace(
-        recipe(f"cartpole-{algorithm}"),
+        recipe(f"{'corpus' if algorithm == 'lda' else 'cartpole'}-{algorithm}"),
         strategy=strategies()[strategy](),
         replicas=1 if strategy == "solo" else 2,
     )
     short = "--launcher inline --updates 2 --env-steps none --simulators 2 --eval-episodes 1"
+    if algorithm == "lda":
+        corpus = tmp_path / "docword.small.txt"
+        write(generate(documents=40, vocabulary=30, topics=2, mean_length=9, seed=0).corpus, corpus, "uci")
+        short += f" --world.path {corpus} --agent.topics 3 --agent.batch 4"
     if run.replay is not None:
         short += (
             " --replay.learning-starts 50 --actors 0"  # actors are processes: tests/collect/test_acted.py

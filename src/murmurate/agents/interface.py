@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from murmurate.spec import Batch, EnvSpec, Outcome
+from murmurate.spec import Batch, EnvSpec, Examples, Outcome
 from murmurate.vector import Replica
 
 
@@ -24,12 +24,6 @@ class OffPolicy(NamedTuple):
     batch: int
     n_step: int
     discount: float
-
-
-class Examples(NamedTuple):
-    """It learns from mini-batches of a fixed set of examples, and acts nowhere."""
-
-    batch: int
 
 
 class Action(NamedTuple):
@@ -81,6 +75,39 @@ class Agent(Learner, Protocol):
         greedy: bool = False,
     ) -> Action:
         """Choose actions for ``observation`` [B, ...]; ``first`` [B] forgets memory; no gradient."""
+        ...
+
+
+class Workload(Protocol):
+    """Hyper-parameters of a model that learns from examples: a frozen dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    @property
+    def learns_from(self) -> Examples: ...
+
+    def resolved(self, spec: EnvSpec, device: torch.device) -> Workload:
+        """This config with nothing left to the machine."""
+        ...
+
+    def build(
+        self,
+        spec: EnvSpec,
+        replicate: Callable[..., Replica],
+        *,
+        seed: int,
+        device: torch.device,
+        updates: int | None = None,
+        corpus: Any = None,
+        validation: Any = None,
+    ) -> Learner:
+        """The learner of one replica.
+
+        corpus: what it learns from, for one that begins with a look at it. validation: what it is to be
+        measured by on the way.
+        """
         ...
 
 

@@ -84,7 +84,7 @@ def step_seconds(run: Run, updates: int) -> list[float]:
     """
     torch.set_num_threads(1)
     groups = run.open_simulators()
-    agent = run.learner(Replica, 0, groups[0].spec)
+    agent = run.learner(Replica, 0, run.spec(groups))
     source = run.source(0, agent, groups)
     ends = []
     try:
@@ -99,7 +99,7 @@ def step_seconds(run: Run, updates: int) -> list[float]:
 def parameters(run: Run) -> int:
     """Length of the vector that this run's replicas exchange."""
     groups = run.open_simulators()
-    agent = run.learner(Replica, 0, groups[0].spec)
+    agent = run.learner(Replica, 0, run.spec(groups))
     for group in groups:
         group.close()
     return sum(len(replica) for replica in agent.replicas.values())

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from murmurate.agents.interface import Action
+from murmurate.collect.documents import CorpusWorld
 from murmurate.fabric.interface import Fabric
 from murmurate.spec import Batch, EnvSpec, TimeStep
 
@@ -76,8 +77,10 @@ class World(Protocol):
         ...
 
 
-def spec_of(world: World) -> EnvSpec:
+def spec_of(world: World | CorpusWorld) -> EnvSpec:
     """What can be seen and done in ``world``; opens one simulator for a moment to find out."""
+    if isinstance(world, CorpusWorld):
+        return world.spec
     simulators = world.open(1, training=True)
     simulators.close()
     return simulators.spec

@@ -8,6 +8,7 @@ run on a GPU.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -187,7 +188,7 @@ def _fold_in(
         if not bool(busy.any()):
             break
         theta = _exp_digamma(gamma)
-        pull = torch.sparse_csr_tensor(starts, columns, ratios(theta), shape) @ beta
+        pull = _csr(starts, columns, ratios(theta), shape) @ beta
         fresh = alpha + theta * pull
         moved = (fresh - gamma)[:, :topics].abs().sum(1)
         done += int(busy.sum())
@@ -197,7 +198,7 @@ def _fold_in(
     places = torch.stack(
         [columns, torch.repeat_interleave(torch.arange(shape[0], device=beta.device), counts)]
     )
-    shares = torch.sparse_coo_tensor(places, ratios(theta), shape[::-1])
+    shares = torch.sparse_coo_tensor(places, ratios(theta), shape[::-1], check_invariants=False)
     statistics = beta * torch.sparse.mm(shares, theta)
     gamma[starts[1:] == starts[:-1]] = alpha
     return Folded(gamma, statistics, done)
@@ -209,13 +210,19 @@ def _exp_digamma(x: Tensor) -> Tensor:
 
 def _dots(starts: Tensor, columns: Tensor, theta: Tensor, beta: Tensor, shape: tuple[int, int]) -> Tensor:
     """[N]: theta of the document times beta of the word."""
-    zeros = torch.sparse_csr_tensor(starts, columns, torch.zeros(len(columns), device=beta.device), shape)
+    zeros = _csr(starts, columns, torch.zeros(len(columns), device=beta.device), shape)
     try:
         found: Tensor = torch.sparse.sampled_addmm(zeros, theta, beta.t(), beta=0.0).values()
         return found
     except RuntimeError:  # a torch without MKL
         document = torch.repeat_interleave(torch.arange(shape[0], device=beta.device), starts.diff())
         return torch.cat([(theta[document[k]] * beta[columns[k]]).sum(1) for k in _pieces(len(columns))])
+
+
+def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        return torch.sparse_csr_tensor(starts, columns, values, shape, check_invariants=False)
 
 
 def _pieces(count: int) -> list[slice]:

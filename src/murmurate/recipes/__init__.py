@@ -1,7 +1,7 @@
 """Recipes: functions that return a full Run. The only place where an agent meets a strategy.
 
-Each file has an ``ALGORITHM`` and a ``recipe(world_name) -> Run``; together they are the recipes
-``<world>-<algorithm>``. Nothing else has to know of a new file.
+Each file has an ``ALGORITHM`` and a ``recipe(world_name) -> Run``, and ``WORLDS`` if it is not for all of
+them; together they are the recipes ``<world>-<algorithm>``. Nothing else has to know of a new file.
 """
 
 from __future__ import annotations
@@ -9,16 +9,20 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
+from types import ModuleType
 
 from murmurate.collect.worlds import world_names
 from murmurate.errors import unknown
 from murmurate.run_spec import Run
 
 
+def _modules() -> list[ModuleType]:
+    return [importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)]
+
+
 def algorithms() -> dict[str, Callable[[str], Run]]:
     """Recipe functions by algorithm, found by listing this folder."""
-    modules = [importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)]
-    return {module.ALGORITHM: module.recipe for module in modules}
+    return {module.ALGORITHM: module.recipe for module in _modules()}
 
 
 def recipe(name: str) -> Run:
@@ -31,4 +35,7 @@ def recipe(name: str) -> Run:
 
 
 def recipe_names() -> list[str]:
-    return sorted(f"{world}-{algorithm}" for world in world_names() for algorithm in algorithms())
+    worlds = world_names()
+    return sorted(
+        f"{world}-{module.ALGORITHM}" for module in _modules() for world in getattr(module, "WORLDS", worlds)
+    )

@@ -45,6 +45,7 @@ class Console:
         replicas: int,
         target_env_steps: int | None = None,
         *,
+        unit: str = "env steps",
         target_seconds: float | None = None,
         console: rich.console.Console | None = None,
         elapsed: Callable[[], float] | None = None,
@@ -55,6 +56,7 @@ class Console:
         self.progress = Progress(replicas)
         self.target_env_steps = target_env_steps
         self.target_seconds = target_seconds
+        self._unit = unit  # of env steps
         self._elapsed = elapsed or (lambda: time.monotonic() - started)
         self._console = console or rich.console.Console()
         self._interval = interval_seconds
@@ -105,11 +107,13 @@ class Console:
     def line(self) -> str:
         """Where the run stands, in one line of ASCII."""
         at = self.progress
-        parts = [f"[{clock(self._seconds())}] {at.env_steps:,} env steps{self._percent()}"]
+        parts = [f"[{clock(self._seconds())}] {at.env_steps:,} {self._unit}{self._percent()}"]
         if (rate := at.env_steps_per_second) is not None:
             parts.append(f"{rate:,.0f}/s")
         if at.return_mean is not None:
             parts.append(f"return {_number(at.return_mean)}")
+        if at.perplexity is not None:
+            parts.append(f"perplexity {at.perplexity:,.0f}")
         if at.staleness is not None:
             parts.append(f"staleness {at.staleness:.0f}")
         if at.disagreement is not None:

@@ -145,6 +145,10 @@ class Progress:
     def loss(self) -> float | None:
         return self._over_living("loss", lambda known: sum(known) / len(known))
 
+    @property
+    def perplexity(self) -> float | None:
+        return self._over_living("perplexity", min)
+
     def eta_seconds(self, target_env_steps: int | None, target_seconds: float | None = None) -> float | None:
         """Seconds to the nearer of the given ends at the rate of the last minute; None if unknown."""
         ends: list[float] = []

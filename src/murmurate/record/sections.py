@@ -239,6 +239,7 @@ def gradients(run: RecordedRun) -> Section:
 
 def learning(run: RecordedRun) -> Section:
     labels = {
+        "perplexity": "perplexity of documents kept back",
         "loss": "loss",
         "entropy": "entropy of the policy (nats)",
         "value_loss": "value loss",

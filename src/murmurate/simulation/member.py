@@ -61,7 +61,7 @@ class Learner:
         self._steps = steps
         self.replicator = Replicator(run.strategy, door)
         groups = run.open_simulators()
-        self.agent: Agent = run.learner(self.replicator.replicate, self.rank, groups[0].spec)
+        self.agent: Agent = run.learner(self.replicator.replicate, self.rank, run.spec(groups))
         games = dataclasses.replace(run, seed=derive_seed(run.seed, "life", life)) if life else run
         self.source = games.source(self.rank, self.agent, groups)
         if run.shares_banks:

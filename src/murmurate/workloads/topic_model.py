@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -17,13 +17,21 @@ from torch import Tensor, nn
 
 from murmurate.losses.topics import Documents, Folded, expected_topics, fold_in, width_for
 from murmurate.rows import Rows
-from murmurate.spec import Batch, EnvSpec, Outcome, derive_seed
+from murmurate.spec import Batch, EnvSpec, Examples, Outcome, derive_seed
 from murmurate.vector import Replica
 from murmurate.workloads.corpus import Corpus
 from murmurate.workloads.topics import Topics
 
 _REFRESH_UPDATES = 1_000  # after which the sums over all words are added up anew
+_VALIDATION = 500  # documents that are looked at on the way
 _SEED_DOCUMENTS = 20  # that each topic begins with (init "documents")
+
+
+class Library(Protocol):
+    """Documents to begin with: a ``Corpus``, or some of one."""
+
+    def __len__(self) -> int: ...
+    def select(self, documents: Any, /) -> Corpus: ...
 
 
 @dataclass(frozen=True)
@@ -36,11 +44,11 @@ class TopicModel:
     iterations: of a document's E-step, at most. tolerance: mean change of its gammas at which it ends.
     step_rule: of the local step eta at update t, and of what a pushed step counts for (rho).
         ``robbins-monro``: eta = (delay + t) ** -forgetting, and ``average`` a constant eta of ``rate``; the
-        replicas' steps count as their mean. ``paper``: eta = rho = rate / (p B M) ** 0.25 (Mohamad et al.,
-        equation 13); the two multiply.
-    init: ``documents`` begins each topic with the words of some documents, ``random`` with gamma draws
-        (from which the paper's steps do not find out), ``svi`` with one pass of this algorithm on one
-        replica.
+        steps of several replicas count as their mean. ``paper``: eta = rho = rate / (p B M) ** 0.25
+        (Mohamad et al., equation 13); the two multiply.
+    init: ``documents`` begins each topic with the words of some documents, ``random`` with gamma draws (from
+        which the paper's steps do not find out), ``svi`` with one pass of this algorithm on one replica.
+    validate_every: own updates between looks at the perplexity of some validation documents; 0 never looks.
     """
 
     name: ClassVar[str] = "lda"
@@ -54,14 +62,13 @@ class TopicModel:
     tolerance: float = 1e-3
     step_rule: Literal["robbins-monro", "average", "paper"] = "robbins-monro"
     rate: float = 0.1
-    delay: float = 1.0
-    forgetting: float = 0.5
+    delay: float = 10.0
+    forgetting: float = 0.7
     init: Literal["documents", "random", "svi"] = "documents"
+    validate_every: int = 100
 
     @property
-    def learns_from(self) -> Any:
-        from murmurate.agents.interface import Examples
-
+    def learns_from(self) -> Examples:
         return Examples(self.batch)
 
     def resolved(self, spec: EnvSpec, device: torch.device) -> TopicModel:
@@ -94,14 +101,18 @@ class TopicModel:
         seed: int,
         device: torch.device,
         updates: int | None = None,
-        corpus: Corpus | None = None,
+        corpus: Library | None = None,
+        validation: Library | None = None,
     ) -> TopicLearner:
         """The learner of one replica; all begin alike, from (seed).
 
-        corpus: what ``init`` looks at; without one it begins at random.
+        corpus: what ``init`` looks at; without one it begins at random. validation: documents whose
+        perplexity it tells of now and then.
         """
         self.check()
-        return TopicLearner(self, spec, replicate, seed=seed, device=device, corpus=corpus)
+        return TopicLearner(
+            self, spec, replicate, seed=seed, device=device, corpus=corpus, validation=validation
+        )
 
 
 class TopicMatrix(nn.Module):
@@ -127,13 +138,17 @@ class TopicLearner:
         *,
         seed: int,
         device: torch.device,
-        corpus: Corpus | None,
+        corpus: Library | None,
+        validation: Library | None,
     ) -> None:
         self.config, self.device = config, device
         self.documents, self.words = spec.documents, spec.observation_shape[0]
         self.width = width_for(config.topics)
         self.alpha = torch.ones(self.width)  # from K on it only has to be above 0
         self.alpha[: config.topics] = 1 / config.topics if config.alpha is None else config.alpha
+        few = 0 if validation is None or not config.validate_every else min(len(validation), _VALIDATION)
+        self._validation = None if validation is None or few == 0 else validation.select(range(few))
+        self._perplexity: float | None = None
         self.prior = 1 / config.topics if config.prior is None else config.prior
         start = self._start(seed, corpus)
         self.replica: Replica = replicate(
@@ -145,7 +160,7 @@ class TopicLearner:
 
     # -- the beginning ------------------------------------------------------------------------------
 
-    def _start(self, seed: int, corpus: Corpus | None) -> Tensor:
+    def _start(self, seed: int, corpus: Library | None) -> Tensor:
         """[V, W] lambda less its prior, the same on every replica."""
         random = np.random.default_rng(derive_seed(seed, "topics"))
         if self.config.init == "random" or corpus is None:
@@ -162,7 +177,7 @@ class TopicLearner:
         start[:, : self.config.topics] = torch.from_numpy(drawn)
         return start
 
-    def _from_documents(self, random: np.random.Generator, corpus: Corpus) -> Tensor:
+    def _from_documents(self, random: np.random.Generator, corpus: Library) -> Tensor:
         """Each topic: half its words of a few documents, half of all; as many as a topic has."""
         k, few = self.config.topics, min(_SEED_DOCUMENTS, max(1, len(corpus) // self.config.topics))
         chosen = random.choice(len(corpus), size=k * few, replace=len(corpus) < k * few)
@@ -178,7 +193,7 @@ class TopicLearner:
         start[:, :k] = (start[:, :k] + everywhere[:, None]) * np.float32(tokens / (2 * k))
         return torch.from_numpy(start)
 
-    def _after_a_pass(self, start: Tensor, seed: int, corpus: Corpus) -> Tensor:
+    def _after_a_pass(self, start: Tensor, seed: int, corpus: Library) -> Tensor:
         """One pass of stochastic variational inference, alone."""
         replica = Replica(
             "warm start",
@@ -206,8 +221,15 @@ class TopicLearner:
         if self.clock % _REFRESH_UPDATES == _REFRESH_UPDATES - 1:
             self._refresh()
         folded = self._follow(self.replica, corpus)
-        eta = self.config.eta(self.replica.steps_taken() - 1)
-        return Outcome({"eta": eta, "iterations_per_document": folded.iterations / max(len(corpus), 1)})
+        metrics: dict[str, Tensor | float] = {
+            "eta": self.config.eta(self.replica.steps_taken() - 1),
+            "iterations_per_document": folded.iterations / max(len(corpus), 1),
+        }
+        if self._validation is not None and self.clock % self.config.validate_every == 0:
+            self._perplexity = self.found().completion_perplexity(self._validation)
+        if self._perplexity is not None:
+            metrics["perplexity"] = self._perplexity
+        return Outcome(metrics)
 
     def _follow(self, replica: Replica, corpus: Corpus) -> Folded:
         """One step along lambda - lambda-hat, with (n / G) times what these documents are expected to say."""

@@ -154,14 +154,15 @@ class Topics:
         wanted = np.unique(np.concatenate([np.asarray(top) for top in tops]))
         place = np.full(len(self.matrix), -1)
         place[wanted] = np.arange(len(wanted))
-        document = np.repeat(np.arange(len(corpus)), np.diff(corpus.starts))
-        inside = place[corpus.words] >= 0
-        present = torch.sparse_coo_tensor(
-            torch.from_numpy(np.stack([place[corpus.words[inside]], document[inside]])),
-            torch.ones(int(inside.sum()), dtype=torch.float64),
-            (len(wanted), len(corpus)),
-        )
-        together = torch.sparse.mm(present, present.t()).to_dense().numpy() / max(len(corpus), 1)
+        together = np.zeros((len(wanted), len(wanted)))
+        for first, last in _batches(len(corpus)):
+            part = slice(int(corpus.starts[first]), int(corpus.starts[last]))
+            word = place[corpus.words[part]]
+            document = np.repeat(np.arange(last - first), np.diff(corpus.starts[first : last + 1]))
+            present = np.zeros((last - first, len(wanted)), np.float32)
+            present[document[word >= 0], word[word >= 0]] = 1.0
+            together += present.T @ present
+        together /= max(len(corpus), 1)
         return np.array([_npmi(together[np.ix_(place[top], place[top])]) for top in tops])
 
 

@@ -1,0 +1,155 @@
+"""A corpus as what is learned from, and its documents in mini-batches."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from murmurate.errors import Refusal
+from murmurate.fabric.interface import Fabric
+from murmurate.spec import Batch, EnvSpec, derive_seed
+from murmurate.workloads.corpus import Corpus
+from murmurate.workloads.reading import read
+
+
+@dataclass(frozen=True)
+class CorpusWorld:
+    """A corpus in a file or a folder, and which of its documents are kept back.
+
+    path: of the corpus. kind: of file (docs/corpora.md); none guesses.
+    vocabulary: a file with a word a line; none looks beside the corpus.
+    validation, test: documents kept back, as a number or, below 1, as a share.
+    split_seed: decides which ones. skip_bad: leave out what cannot be read, and count it, instead of
+        refusing the corpus. cache: folder for the converted corpus; none is beside it.
+    """
+
+    path: str = ""
+    kind: str | None = None
+    vocabulary: str | None = None
+    validation: float = 0.02
+    test: float = 0.05
+    split_seed: int = 0
+    skip_bad: bool = False
+    cache: str | None = None
+
+    name: ClassVar[str] = "corpus"
+
+    def whole(self) -> Corpus:
+        """All documents. Raises Refusal for a corpus that cannot be read."""
+        return _read(self)
+
+    def divided(self) -> tuple[Chosen, Chosen, Chosen]:
+        """The documents (to learn from, to validate with, to test with)."""
+        corpus = self.whole()
+        count = len(corpus)
+        kept = []
+        for what, share in (("validation", self.validation), ("test", self.test)):
+            if share < 0 or (share >= 1 and share != int(share)):
+                raise Refusal(f"world.{what} is {share}; give a number of documents, or a share below 1.")
+            kept.append(int(share) if share >= 1 else round(share * count))
+        if count - sum(kept) < 1:
+            raise Refusal(
+                f"{self.path} has {count:,} documents and {sum(kept):,} of them are kept back: nothing is "
+                "left to learn from. Use a smaller --world.validation and --world.test."
+            )
+        order = np.random.default_rng(derive_seed(self.split_seed, "split")).permutation(count)
+        validation, test, train = np.split(order, np.cumsum(kept))
+        return Chosen(corpus, train), Chosen(corpus, validation), Chosen(corpus, test)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What a topic model must know: an observation is a document's counts [V]."""
+        train, _, _ = self.divided()
+        return EnvSpec("corpus", (self.whole().vocabulary_size,), torch.int32, 0, documents=len(train))
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Some documents of a corpus, which are not copied before they are asked for."""
+
+    corpus: Corpus
+    documents: NDArray[np.int64]  # their numbers
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def select(self, chosen: Any) -> Corpus:
+        """Those of them, copied."""
+        return self.corpus.select(self.documents[chosen])
+
+
+@functools.lru_cache(maxsize=2)
+def _read(world: CorpusWorld) -> Corpus:
+    if not world.path:
+        raise Refusal("say which corpus: murmurate topics fit CORPUS, or --world.path CORPUS.")
+    return read(
+        Path(world.path),
+        kind=world.kind,
+        vocabulary=None if world.vocabulary is None else Path(world.vocabulary),
+        skip_bad=world.skip_bad,
+        cache=None if world.cache is None else Path(world.cache),
+    )
+
+
+class DocumentSource:
+    """Yields mini-batches for ever (a ``Source``): each pass goes once through all documents, and is divided
+    among the replicas, each of which sees its part in an order of its own."""
+
+    def __init__(self, documents: Chosen, batch: int, *, seed: int, rank: int, replicas: int) -> None:
+        self.alive: Callable[[int], bool] = lambda played: False
+        self._documents, self._batch = documents, batch
+        self._seed, self._rank, self._replicas = seed, rank, replicas
+        self._passes, self._place = 0, 0
+        self._order: NDArray[np.int64] | None = None
+
+    exact = True
+
+    def __iter__(self) -> DocumentSource:
+        return self
+
+    def __next__(self) -> Batch:
+        parts, missing = [], self._batch
+        while missing:
+            order = self._pass()
+            part = order[self._place : self._place + missing]
+            parts.append(part)
+            missing -= len(part)
+            self._place += len(part)
+            if self._place == len(order):
+                self._passes, self._place, self._order = self._passes + 1, 0, None
+        documents = self._documents.select(np.concatenate(parts))
+        return Batch(documents, env_steps=len(documents))
+
+    def _pass(self) -> NDArray[np.int64]:
+        """What this replica sees in the present pass; with fewer documents than replicas, all of them."""
+        if self._order is None:
+            random = np.random.default_rng(derive_seed(self._seed, "pass", self._passes))
+            whole = random.permutation(len(self._documents))
+            part = whole[self._rank :: self._replicas]
+            self._order = part if len(part) else whole
+        return self._order
+
+    def share(self, channel: Fabric, learners: int) -> None:
+        raise RuntimeError("documents are not weighed by what other replicas hold")
+
+    def fields(self) -> dict[str, Any]:
+        return {"passes": self._passes + self._place / max(len(self._pass()), 1)}
+
+    def events(self) -> list[tuple[str, str]]:
+        return []
+
+    def state(self) -> dict[str, Any]:
+        return {"passes": self._passes, "place": self._place}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._passes, self._place, self._order = int(state["passes"]), int(state["place"]), None
+
+    def close(self) -> None:
+        pass

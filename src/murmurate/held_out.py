@@ -1,0 +1,60 @@
+"""What a run's topics say of documents that it never saw."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from murmurate.collect.documents import CorpusWorld
+from murmurate.errors import Refusal
+from murmurate.loading import load_agent
+from murmurate.run_spec import Run
+from murmurate.workloads.corpus import Corpus
+from murmurate.workloads.topic_model import TopicLearner
+from murmurate.workloads.topics import Topics
+
+_COHERENCE_DOCUMENTS = 20_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A run's topics, the prior they were found with, and their corpus's settings."""
+
+    topics: Topics
+    prior: float
+    world: CorpusWorld
+
+
+def found(run: Run, where: Path) -> Found:
+    """The consensus topics of a checkpoint folder. Raises Refusal for a run of something else."""
+    if not isinstance(run.world, CorpusWorld):
+        raise Refusal(f"{run.recipe} is no topic model: topics are found by murmurate topics fit.")
+    learner = load_agent(run, where)
+    if not isinstance(learner, TopicLearner):
+        raise Refusal(f"{run.recipe} has no topics.")
+    return Found(learner.found(), learner.prior, run.world)
+
+
+def held_out(run: Run, where: Path) -> dict[str, Any]:
+    """Perplexity of the test documents (fields: ``docs/metrics.md``); None where there are none."""
+    it = found(run, where)
+    train, _, test = it.world.divided()
+    documents = test.select(range(len(test)))
+    return measures(it, documents) | {
+        "coherence": float(
+            it.topics.coherence(train.select(range(min(len(train), _COHERENCE_DOCUMENTS)))).mean()
+        )
+    }
+
+
+def measures(it: Found, documents: Corpus, seed: int = 0) -> dict[str, Any]:
+    """Perplexities of ``documents``, each by its name."""
+    nothing = {"test_documents": len(documents), "perplexity": None, "perplexity_bound": None}
+    if documents.tokens < 2:
+        return nothing
+    return nothing | {
+        "perplexity": it.topics.completion_perplexity(documents, seed=seed),
+        "perplexity_bound": it.topics.bound_perplexity(documents),
+        "perplexity_bound_full": it.topics.full_bound_perplexity(documents, prior=it.prior),
+    }

@@ -1,0 +1,42 @@
+"""Who was trained, from a checkpoint folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from murmurate import checkpoint
+from murmurate.collect.interface import spec_of
+from murmurate.run_spec import Run
+from murmurate.vector import Replica
+
+
+def load_agent(run: Run, folder: Path) -> Any:
+    """An agent, or a learner where nobody acts, with the consensus parameters of a checkpoint folder
+    (``checkpoints/last``, say).
+
+    Floating-point buffers are the mean over the replicas saved in it. Raises Refusal if it is damaged.
+    """
+    torch.set_num_threads(run.placement.threads)
+    agent = run.agent.build(spec_of(run.world), Replica, seed=run.seed, device=torch.device("cpu"))
+    states = [checkpoint.read_part(folder, rank) for rank in learners(run, folder)]
+    latest = max(states, key=lambda state: state["seconds"])  # who saved last saw most of the others
+    if (centre := run.replicas) in checkpoint.parts(folder):
+        latest = checkpoint.read_part(folder, centre)
+    for name, replica in agent.replicas.items():
+        with torch.no_grad():
+            for key, values in replica.named_views():
+                values.copy_(latest["consensus"][name]["params"][key])
+            for key, buffer in replica.module.named_buffers():
+                saved = [s["replicas"][name]["replica"]["buffers"][key] for s in states]
+                mean = torch.stack(saved).mean(0) if buffer.is_floating_point() else saved[0]
+                buffer.copy_(mean)
+        replica.reload()
+    return agent
+
+
+def learners(run: Run, folder: Path) -> list[int]:
+    """Ranks of the replicas whose parts are in a checkpoint; a centre's part is not among them."""
+    return [rank for rank in checkpoint.parts(folder) if rank < run.replicas]

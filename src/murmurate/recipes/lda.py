@@ -1,0 +1,30 @@
+"""``corpus-lda``: latent Dirichlet allocation by stochastic variational inference."""
+
+from __future__ import annotations
+
+from murmurate.collect.documents import CorpusWorld
+from murmurate.errors import unknown
+from murmurate.run_spec import Run
+from murmurate.strategies.hogwild import Hogwild
+from murmurate.workloads.topic_model import TopicModel
+
+ALGORITHM = "lda"
+WORLDS = ("corpus",)
+
+
+def lda(name: str) -> Run:
+    """One replica; ``--replicas N`` adds others on one lambda. Which corpus is for the user to say."""
+    if name not in WORLDS:
+        raise unknown("world", name, WORLDS)
+    return Run(
+        recipe=f"{name}-{ALGORITHM}",
+        world=CorpusWorld(),
+        agent=TopicModel(),
+        strategy=Hogwild(),
+        simulators=1,
+        env_steps=1_000_000,
+        checkpoint_every_env_steps=1_000_000,
+    )
+
+
+recipe = lda

@@ -1,0 +1,100 @@
+"""Corpora as what is learned from: what is kept back, and mini-batches that miss nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from murmurate.collect.documents import Chosen, CorpusWorld, DocumentSource
+from murmurate.errors import Refusal
+from murmurate.workloads.corpus import Corpus
+from murmurate.workloads.generated import generate
+from murmurate.workloads.writing import write
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path: Path = tmp_path_factory.mktemp("corpus") / "docword.small.txt"
+    write(generate(documents=101, vocabulary=40, topics=3, mean_length=20, seed=0).corpus, path, "uci")
+    return path
+
+
+def numbered(count):
+    """Document d has the word d alone."""
+    return Corpus(
+        np.arange(count + 1), np.arange(count, dtype=np.int32), np.ones(count, np.int32), None, count
+    )
+
+
+def source(count=10, batch=3, rank=0, replicas=1, seed=0):
+    documents = Chosen(numbered(count), np.arange(count))
+    return DocumentSource(documents, batch, seed=seed, rank=rank, replicas=replicas)
+
+
+def taken(it, batches):
+    return [next(it).data.words.tolist() for _ in range(batches)]
+
+
+def test_what_is_kept_back_depends_on_its_seed_alone(path):
+    world = CorpusWorld(str(path), validation=10, test=0.2)
+    train, validation, test = world.divided()
+    assert (len(train), len(validation), len(test)) == (71, 10, 20)
+    everything = np.concatenate([part.documents for part in (train, validation, test)])
+    assert sorted(everything) == list(range(101))
+    again = dataclasses.replace(world).divided()
+    assert all(
+        (a.documents == b.documents).all() for a, b in zip((train, validation, test), again, strict=True)
+    )
+    other = dataclasses.replace(world, split_seed=1).divided()
+    assert not (other[2].documents == test.documents).all()
+    assert world.spec.documents == 71
+    assert world.spec.observation_shape == (40,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"validation": 101}, "nothing is left"),
+        ({"test": 0.995}, "nothing is left"),
+        ({"test": -0.1}, "world.test is -0.1"),
+        ({"validation": 1.5}, "world.validation is 1.5"),
+        ({"path": ""}, "say which corpus"),
+        ({"path": "/nowhere/docword.txt"}, "nowhere"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(path, changes, words):
+    with pytest.raises(Refusal, match=words):
+        dataclasses.replace(CorpusWorld(str(path)), **changes).divided()
+
+
+@pytest.mark.parametrize(("count", "batch"), [(10, 3), (10, 10), (7, 20), (12, 4)])
+def test_a_pass_sees_each_document_once(count, batch):
+    it = source(count, batch)
+    seen = [word for words in taken(it, 5 * count) for word in words]
+    for first in range(0, len(seen) - count, count):
+        assert sorted(seen[first : first + count]) == list(range(count))
+    assert seen[:count] != seen[count : 2 * count]
+
+
+def test_replicas_share_a_pass_without_overlap():
+    sources = [source(12, 2, rank, replicas=3) for rank in range(3)]
+    seen = [word for it in sources for words in taken(it, 2) for word in words]
+    assert sorted(seen) == list(range(12))
+
+
+def test_more_replicas_than_documents_share_them():
+    assert sorted(taken(source(2, 2, rank=4, replicas=5), 1)[0]) == [0, 1]
+
+
+def test_it_goes_on_where_it_was():
+    one = source()
+    taken(one, 7)
+    other = source()
+    other.load(one.state())
+    assert taken(other, 9) == taken(one, 9)
+    assert one.exact
+    assert taken(source(seed=1), 3) != taken(source(seed=2), 3)
+    assert 2 < other.fields()["passes"] < 5

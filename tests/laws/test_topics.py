@@ -1,0 +1,187 @@
+"""Topic models under strategies: inference is SGD on lambda - lambda-hat, and all else follows."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from laws.centre import finish, is_centre, serve_until
+from murmurate.fabric.processes import run_members
+from murmurate.fabric.simulated import SimulatedFabric
+from murmurate.losses.topics import Documents, expected_topics, fold_in
+from murmurate.replicator import Replicator
+from murmurate.spec import Batch, EnvSpec
+from murmurate.strategies.all_reduce import AllReduce
+from murmurate.strategies.dpsgd import DPSGD
+from murmurate.strategies.gala import GALA
+from murmurate.strategies.hogwild import Hogwild
+from murmurate.strategies.pull_gossip import PullGossip
+from murmurate.strategies.solo import Solo
+from murmurate.vector import Replica
+from murmurate.workloads.corpus import Corpus
+from murmurate.workloads.generated import generate
+from murmurate.workloads.topic_model import TopicModel
+
+K, WORDS, DOCUMENTS = 6, 120, 240
+MODEL = TopicModel(topics=K, batch=30, alpha=0.3, prior=0.1, iterations=30, validate_every=0)
+
+
+@functools.lru_cache
+def corpus():
+    return generate(
+        documents=DOCUMENTS,
+        vocabulary=WORDS,
+        topics=K,
+        mean_length=60,
+        seed=1,
+        topic_mass=8.0,
+        alpha_mass=1.0,
+    ).corpus
+
+
+def learner(replicate=Replica, model=MODEL):
+    spec = EnvSpec("corpus", (WORDS,), torch.int32, 0, documents=DOCUMENTS)
+    return model.build(spec, replicate, seed=0, device=torch.device("cpu"), corpus=corpus())
+
+
+def batches(rank=0, size=1, count=12):
+    order = np.random.default_rng(rank).permutation(DOCUMENTS)
+    for number in range(count):
+        part = order[(number * MODEL.batch + np.arange(MODEL.batch)) % DOCUMENTS]
+        yield Batch(corpus().select(part), env_steps=MODEL.batch)
+
+
+def matrix(it):
+    """lambda [V, K], float64."""
+    return it.prior + it.replica.values().detach().double().view(WORDS + 1, -1)[:-1, :K]
+
+
+def lambda_hat(it, documents):
+    """zeta + n / G sum E[t] (Mohamad et al., equation 52) at the learner's present lambda."""
+    now = torch.zeros(WORDS, it.width)
+    now[:, :K] = matrix(it).float()
+    beta = expected_topics(now, torch.arange(WORDS), now.double().sum(0), topics=K, prior=0.0)
+    times = torch.from_numpy(documents.counts.astype(np.float32))
+    batch = Documents(torch.from_numpy(documents.starts), torch.from_numpy(documents.words), times)
+    folded = fold_in(batch, beta, it.alpha, topics=K, iterations=MODEL.iterations)
+    return it.prior + DOCUMENTS / len(documents) * folded.statistics[:, :K].double()
+
+
+def test_inference_is_equation_50():
+    """lambda <- (1 - rho_t) lambda + rho_t lambda-hat."""
+    it = learner()
+    for t, batch in enumerate(batches()):
+        before, towards = matrix(it), lambda_hat(it, batch.data)
+        it.learn(batch)
+        step = MODEL.eta(t)
+        torch.testing.assert_close(matrix(it), (1 - step) * before + step * towards, rtol=1e-5, atol=1e-5)
+
+
+def test_the_last_row_is_the_sum_of_the_others():
+    it = learner()
+    for batch in batches(count=40):
+        it.learn(batch)
+    x = it.replica.values().detach().double().view(WORDS + 1, -1)
+    torch.testing.assert_close(x[-1], x[:-1].sum(0), rtol=1e-5, atol=1e-3)
+    assert (x[:, K:] == 0).all()
+    assert float(matrix(it).min()) > 0  # every step leaves the prior where it was
+    tokens = corpus().tokens
+    assert 0.5 * tokens < float(x[-1].sum()) < 1.5 * tokens
+
+
+def test_the_same_seed_begins_alike_and_topics_are_found():
+    one, other = learner(), learner()
+    assert torch.equal(one.replica.params, other.replica.params)
+    for _ in range(8):
+        for batch in batches(count=15):
+            one.learn(batch)
+    before = other.found().completion_perplexity(corpus())
+    after = one.found().completion_perplexity(corpus())
+    everywhere = np.bincount(corpus().words, corpus().counts, minlength=WORDS) / corpus().tokens
+    entropy = -np.sum(everywhere[everywhere > 0] * np.log(everywhere[everywhere > 0]))
+    assert after < 0.9 * before
+    assert after < 0.7 * np.exp(entropy)  # far below what counting words alone knows
+
+
+# -- strategies ---------------------------------------------------------------------------------------------
+
+
+def work(strategy, count, door):
+    """A learner's part, or the centre's: what it came to, by the consensus of all."""
+    torch.set_num_threads(1)
+    replicator = Replicator(strategy, door)
+    it = learner(replicator.replicate, MODEL)
+    if strategy.centre and is_centre(door):
+        serve_until(replicator, door)
+        return replicator.consensus()["topics"]
+    for batch in batches(door.rank, count=count):
+        it.learn(batch)
+    if strategy.centre:
+        finish(replicator, door)
+    else:
+        replicator.publish()
+        door.channel("end", torch.zeros(1)).mean_(torch.zeros(1))
+    return replicator.consensus()["topics"]
+
+
+def test_dpsvi_with_b_m_and_p_of_1_is_svi_with_step_rho_eta():
+    """Mohamad et al., Algorithms 3 and 4: what is pushed counts rho of it."""
+    rho = 0.25
+    strategy = DPSGD(threads=1, local_updates=1, batch=1, global_learning_rate=rho, wait=True)
+    found, _ = SimulatedFabric(2, seed=1).run([functools.partial(work, strategy, 12)] * 2)
+    alone = learner(
+        functools.partial(Replica), TopicModel(**{**vars(MODEL), "step_rule": "average", "rate": 0.1})
+    )
+    alone.replica.schedule = lambda t: rho * MODEL.eta(t)
+    for batch in batches(count=12):
+        alone.learn(batch)
+    torch.testing.assert_close(found, alone.replica.values().detach(), rtol=1e-5, atol=2e-3)
+
+
+@pytest.mark.parametrize("strategy", [Solo(), Hogwild(), AllReduce(), GALA(), PullGossip()])
+def test_one_replica_is_solo_under_every_strategy(strategy):
+    (found,) = SimulatedFabric(1, seed=0).run([functools.partial(work, strategy, 10)])
+    alone = learner()
+    for batch in batches(count=10):
+        alone.learn(batch)
+    torch.testing.assert_close(found, alone.replica.values().detach(), rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [Hogwild(), AllReduce(), GALA(), PullGossip(), DPSGD(threads=1, local_updates=3), DPSGD(threads=2)],
+    ids=lambda s: f"{s.name} {getattr(s, 'threads', '')}",
+)
+def test_replicas_on_real_processes_find_topics_together(strategy):
+    size = 2 + strategy.centre
+    found = run_members(size, [functools.partial(work, strategy, 40)] * size)[0]
+    it = learner()
+    start = it.found().completion_perplexity(corpus())
+    with torch.no_grad():
+        it.replica.params.copy_(found)
+    assert it.found().completion_perplexity(corpus()) < 0.9 * start
+    x = found.double().view(WORDS + 1, -1)
+    torch.testing.assert_close(x[-1], x[:-1].sum(0), rtol=0.05, atol=1.0)  # unlocked writers may lose some
+
+
+def test_all_reduce_over_two_is_one_on_the_joined_batch():
+    def joined(count):
+        return zip(batches(0, count=count), batches(1, count=count), strict=True)
+
+    found, other = SimulatedFabric(2, seed=0).run([functools.partial(work, AllReduce(), 8)] * 2)
+    assert torch.equal(found, other)
+    alone = learner()
+    for one, two in joined(8):
+        parts = [one.data, two.data]
+        alone.learn(Batch(_stacked(parts)))
+    torch.testing.assert_close(found, alone.replica.values().detach(), rtol=1e-4, atol=5e-3)
+
+
+def _stacked(parts):
+    starts = np.concatenate([parts[0].starts, parts[1].starts[1:] + parts[0].starts[-1]])
+    words = np.concatenate([part.words for part in parts])
+    counts = np.concatenate([part.counts for part in parts])
+    return Corpus(starts, words, counts, parts[0].vocabulary, WORDS)

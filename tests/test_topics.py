@@ -1,0 +1,188 @@
+"""``murmurate topics`` from a file to words, and what happens when things break."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from murmurate.cli import main
+from murmurate.workloads.generated import generate
+from murmurate.workloads.writing import write
+from short_runs import refused
+
+K = 5
+FIELDS = ("--topics", K, "--batch", 32, "--alpha", 0.2, "--prior", 0.1)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """UCI's two files: documents drawn from five topics."""
+    path: Path = tmp_path_factory.mktemp("corpus") / "docword.small.txt"
+    drawn = generate(
+        documents=600, vocabulary=100, topics=K, mean_length=50, seed=0, topic_mass=8.0, alpha_mass=1.0
+    )
+    write(drawn.corpus, path, "uci")
+    (path.parent / "vocab.small.txt").write_text("".join(f"word{v:03}\n" for v in range(100)))
+    return path
+
+
+def run(*arguments: object) -> int:
+    return main([str(a) for a in arguments])
+
+
+@pytest.fixture(scope="module")
+def folder(path, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("topics") / "run"
+    assert run("topics", "fit", path, *FIELDS, "--launcher", "inline", "--passes", 4, "--out", folder) == 0
+    return folder
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_a_run_learns_and_says_how_well(folder):
+    facts = summary(folder)
+    train = 600 - 12 - 30
+    assert 4 * train <= facts["env_steps"] < 4 * train + 32
+    assert facts["test_documents"] == 30
+    assert facts["perplexity"] < 50  # of 100 words
+    assert facts["resume_exact"]
+    assert facts["exit"] == "finished"
+
+
+def test_show(folder, capsys, tmp_path):
+    page = tmp_path / "page.html"
+    assert run("topics", "show", folder, "--words", 3, "--out", page, "--json") == 0
+    topics = json.loads(capsys.readouterr().out)
+    assert sorted(row["topic"] for row in topics) == list(range(K))
+    assert sum(row["weight"] for row in topics) == pytest.approx(1)
+    assert all(one["word"].startswith("word") for row in topics for one in row["words"])
+    assert all(len(row["words"]) == 3 for row in topics)
+    assert topics[0]["words"][0]["word"] in page.read_text()
+    assert run("topics", "show", folder) == 0
+    assert topics[0]["words"][0]["word"] in capsys.readouterr().out
+    assert (folder / "topics.html").exists()
+
+
+def test_transform_and_evaluate(folder, path, capsys, tmp_path):
+    assert run("topics", "transform", folder, path, "--out", tmp_path / "w.npz") == 0
+    weights = np.load(tmp_path / "w.npz")["topics"]
+    assert weights.shape == (600, K)
+    np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-5)
+    capsys.readouterr()
+    assert run("topics", "evaluate", folder, "--json") == 0
+    mine = json.loads(capsys.readouterr().out)
+    assert mine["perplexity"] == pytest.approx(summary(folder)["perplexity"])
+    assert run("topics", "evaluate", folder, path, "--seed", 3, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["test_documents"] == 600
+    assert run("report", folder) == 0
+    assert (folder / "report.html").exists()
+
+
+def test_resumed_is_uninterrupted(path, tmp_path, folder):
+    """Stopped after some passes and resumed to the end: the same topics to the bit."""
+    short = tmp_path / "short"
+    inline = ("--launcher", "inline", "--out", short)
+    assert run("topics", "fit", path, *FIELDS, *inline, "--passes", 2) == 0
+    assert run("resume", short, "--env-steps", 4 * (600 - 12 - 30)) == 0
+    assert summary(short)["perplexity"] == summary(folder)["perplexity"]
+
+
+def test_what_makes_no_sense_is_refused(path, folder, capsys, tmp_path):
+    capsys.readouterr()
+    fit = ("topics", "fit")
+    for arguments, words in [
+        ((*fit,), "Say which corpus"),
+        ((*fit, tmp_path / "no.txt"), "no.txt"),
+        ((*fit, path, "--passes", 0), "passes is 0"),
+        ((*fit, path, "--topics", 1), "topics is 1"),
+        ((*fit, path, "--topic", 5), "no field called 'topic'"),
+        ((*fit, path, "--strategy", "dpsdg"), "dpsgd"),
+        ((*fit, path, "--actors", 2), "no actors"),
+        ((*fit, path, "--test", 600), "nothing is left"),
+        (("topics", "show", folder, "--words", 0), "words is 0"),
+        (("topics", "transform", folder, path, "--out", tmp_path / "w.csv"), ".npz nor .parquet"),
+        (("eval", folder), "topics evaluate"),
+        (("train", "corpus-lda"), "say which corpus"),
+    ]:
+        said = refused(capsys, *arguments)
+        assert words in said, (arguments, said)
+
+
+def test_other_words_are_refused(folder, capsys, tmp_path):
+    other = tmp_path / "docword.other.txt"
+    write(generate(documents=5, vocabulary=70, topics=2, seed=0).corpus, other, "uci")
+    said = refused(capsys, "topics", "evaluate", folder, other)
+    assert "vocabulary" in said or "words" in said
+
+
+# -- real processes -----------------------------------------------------------------------------------------
+
+
+def start(path, folder, *more):
+    command = [sys.executable, "-m", "murmurate", "topics", "fit", path, *FIELDS, "--out", folder, *more]
+    return subprocess.Popen(
+        [str(word) for word in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def until(condition, seconds=90.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.05)
+
+
+def documents(folder, replica):
+    """How many a replica has recorded."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines()[:-1] if path.exists() else []
+    mine = [r for line in lines if (r := json.loads(line)).get("replica") == replica and "eta" in r]
+    return mine[-1]["env_steps"] if mine else 0
+
+
+@pytest.mark.parametrize("strategy", ["hogwild", "dpsgd", "gala"])
+def test_a_killed_worker_is_named_and_the_others_go_on(path, tmp_path, strategy):
+    folder = tmp_path / "run"
+    more = ("--strategy", strategy, "--replicas", 2, "--minutes", 0.4, "--record-every-seconds", 0.2)
+    process = start(path, folder, *more)
+    try:
+        until(lambda: documents(folder, 1) > 0 and documents(folder, 0) > 0)
+        roles = [json.loads(line) for line in (folder / "roles.jsonl").read_text().splitlines()]
+        os.kill(next(r["pid"] for r in roles if r["role"] == "replica" and r["index"] == 1), signal.SIGKILL)
+        at_death = documents(folder, 0)
+        said, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    facts = summary(folder)
+    assert facts["dead_replicas"] == [1]
+    assert documents(folder, 0) > at_death
+    assert facts["perplexity"] < 50
+
+
+def test_a_killed_run_is_resumed(path, tmp_path):
+    folder = tmp_path / "run"
+    process = start(path, folder, "--minutes", 5, "--checkpoint-every-env-steps", 5000)
+    try:
+        until(lambda: (folder / "checkpoints" / "last" / "state.json").exists())
+    finally:
+        process.kill()
+        process.wait()
+    saved = json.loads((folder / "checkpoints" / "last" / "state.json").read_text())["env_steps"]
+    assert run("resume", folder, "--minutes", 0.05, "--launcher", "inline") == 0
+    assert summary(folder)["env_steps"] >= saved > 0
+    assert summary(folder)["perplexity"] < 50

@@ -1,0 +1,164 @@
+"""What can be asked of topics: words, documents' topics, perplexities, coherence."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from murmurate.workloads.corpus import Corpus
+from murmurate.workloads.generated import generate
+from murmurate.workloads.topics import Topics, divide
+from oracles.topics import folded
+
+K, WORDS = 4, 60
+
+
+def drawn(documents=200):
+    found = generate(
+        documents=documents,
+        vocabulary=WORDS,
+        topics=K,
+        mean_length=50,
+        seed=2,
+        topic_mass=6.0,
+        alpha_mass=1.0,
+    )
+    return found.corpus, torch.from_numpy(np.ascontiguousarray(found.phi.T)).float()
+
+
+def true_topics():
+    corpus, share = drawn()
+    return corpus, Topics(share * 1e5 + 0.01, torch.full((K,), 0.25))
+
+
+def test_a_word_of_a_topic_has_its_share():
+    topics = Topics(torch.tensor([[8.0, 1.5], [1.5, 0.5], [0.5, 8.0], [0.0, 0.0]]), torch.ones(2))
+    assert topics.top_words(2) == [[(0, 0.8), (1, 0.15)], [(2, 0.8), (0, 0.15)]]
+    assert topics.weights().tolist() == [0.5, 0.5]
+    assert len(topics.top_words(99)[0]) == 4
+
+
+def test_documents_of_one_topic_are_put_there():
+    topics = Topics(torch.tensor([[99.0, 1.0], [1.0, 99.0]]), torch.full((2,), 0.1))
+    corpus = Corpus(
+        np.array([0, 1, 2, 4, 4]),
+        np.array([0, 1, 0, 1], np.int32),
+        np.array([30, 30, 15, 15], np.int32),
+        None,
+        2,
+    )
+    weights = topics.transform(corpus)
+    assert weights.shape == (4, 2)
+    np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-6)
+    assert weights[0, 0] > 0.95
+    assert weights[1, 1] > 0.95
+    np.testing.assert_allclose(weights[2:], 0.5, atol=0.01)
+
+
+def test_perplexity_of_what_was_drawn_lies_between_the_truth_and_counting():
+    corpus, topics = true_topics()
+    found = topics.completion_perplexity(corpus)
+    frequency = np.bincount(corpus.words, corpus.counts, minlength=WORDS) / corpus.tokens
+    counting = math.exp(-np.sum(frequency[frequency > 0] * np.log(frequency[frequency > 0])))
+    assert 1 < found < 0.7 * counting
+    everything_alike = Topics(torch.ones(WORDS, K), torch.full((K,), 0.25))
+    assert everything_alike.completion_perplexity(corpus) == pytest.approx(WORDS, rel=1e-5)
+
+
+def test_completion_is_the_oracles():
+    """Word by word: fold in what is shown, score what is not."""
+    corpus, topics = true_topics()
+    shown, kept = divide(corpus, 0.5, seed=3)
+    log, tokens = 0.0, 0
+    theta = topics.transform(shown).astype(np.float64)
+    share = topics.word_shares().numpy()
+    for d in range(len(kept)):
+        for i in range(kept.starts[d], kept.starts[d + 1]):
+            log += kept.counts[i] * math.log(theta[d] @ share[kept.words[i]])
+            tokens += int(kept.counts[i])
+    assert topics.completion_perplexity(corpus, seed=3) == pytest.approx(math.exp(-log / tokens), rel=1e-9)
+    assert topics.completion_perplexity(corpus, seed=4) != topics.completion_perplexity(corpus, seed=3)
+
+
+def test_dividing_loses_no_token():
+    corpus, _ = drawn()
+    shown, kept = divide(corpus, 0.3, seed=0)
+    total = np.zeros((len(corpus), WORDS), int)
+    for part in (shown, kept):
+        part.check()
+        document = np.repeat(np.arange(len(part)), np.diff(part.starts))
+        np.add.at(total, (document, part.words), part.counts)
+    document = np.repeat(np.arange(len(corpus)), np.diff(corpus.starts))
+    whole = np.zeros_like(total)
+    np.add.at(whole, (document, corpus.words), corpus.counts)
+    assert (total == whole).all()
+    assert shown.tokens / corpus.tokens == pytest.approx(0.3, abs=0.02)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        divide(corpus, 1.0, seed=0)
+
+
+def test_the_bound_does_not_depend_on_how_many_documents_there_are():
+    corpus, topics = true_topics()
+    twice = corpus.select(np.r_[np.arange(len(corpus)), np.arange(len(corpus))])
+    assert topics.bound_perplexity(twice) == pytest.approx(topics.bound_perplexity(corpus), rel=1e-9)
+    assert topics.full_bound_perplexity(twice, prior=0.1) < topics.full_bound_perplexity(corpus, prior=0.1)
+    # half of them that stand for all have the same topics' terms
+    half = corpus.select(range(len(corpus) // 2))
+    scaled = topics.full_bound_perplexity(half, prior=0.1, documents=len(corpus))
+    assert scaled == pytest.approx(topics.full_bound_perplexity(corpus, prior=0.1), rel=0.1)
+    # a bound on the chance of the words cannot say that they are likelier than the truth's own prediction
+    assert topics.bound_perplexity(corpus) > topics.completion_perplexity(corpus)
+
+
+def test_coherence_of_words_that_stand_together():
+    """Topic 0's words are always together, topic 1's never."""
+    corpus = Corpus(
+        np.array([0, 2, 4, 5, 6]),
+        np.array([0, 1, 0, 1, 2, 3], np.int32),
+        np.ones(6, np.int32),
+        None,
+        5,
+    )
+    matrix = torch.full((5, 3), 0.01)
+    matrix[[0, 1], 0] = 9.0
+    matrix[[2, 3], 1] = 9.0
+    matrix[[0, 4], 2] = 9.0  # word 4 is in no document
+    values = Topics(matrix, torch.ones(3)).coherence(corpus, number=2)
+    np.testing.assert_allclose(values, [1.0, -1.0, -1.0], atol=1e-12)
+
+
+def test_independent_words_have_coherence_zero():
+    random = np.random.default_rng(0)
+    present = random.random((40_000, 2)) < 0.3
+    starts = np.r_[0, np.cumsum(present.sum(1))].astype(np.int64)
+    words = np.nonzero(present)[1].astype(np.int32)
+    corpus = Corpus(starts, words, np.ones(len(words), np.int32), None, 2)
+    (value,) = Topics(torch.ones(2, 1), torch.ones(1)).coherence(corpus, number=2)
+    assert abs(value) < 0.01
+
+
+def test_the_weights_of_documents_are_the_oracles():
+    corpus, topics = true_topics()
+    some = corpus.select(range(20))
+    from murmurate.losses.topics import Documents
+
+    documents = Documents(
+        torch.from_numpy(some.starts), torch.from_numpy(some.words), torch.from_numpy(some.counts).float()
+    )
+    total = topics.matrix.double().sum(0)
+    beta = torch.exp(torch.digamma(topics.matrix.double()) - torch.digamma(total))
+    gamma, _ = folded(documents, beta, topics.alpha, iterations=100, tolerance=1e-4)
+    expected = gamma / gamma.sum(1, keepdim=True)
+    np.testing.assert_allclose(topics.transform(some), expected.numpy(), atol=2e-4)
+
+
+def test_nothing_to_measure_is_refused():
+    corpus, topics = true_topics()
+    nothing = corpus.select([])
+    with pytest.raises(ValueError, match="no word"):
+        topics.completion_perplexity(nothing)
+    with pytest.raises(ValueError, match="without a word"):
+        topics.bound_perplexity(nothing)
