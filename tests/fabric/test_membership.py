@@ -180,7 +180,7 @@ def test_versions_go_on_and_what_a_former_life_was_reading_is_let_go(host: Calla
     for number in range(3):
         other.publish(full(float(number)))
     _, its_channel = rebirth(here, 1)
-    assert int(one._pins[0, 1]) == 0
+    assert int(one._pins[0][1]) == 0
     assert its_channel.publish(full(9.0)) == 4
     assert one.version(1) == 4
     assert torch.equal(one.peek(1)[0], full(9.0))

@@ -1,8 +1,6 @@
 """The fabric between processes of one host: slots and counters in shared memory, no locks to die with.
 
-*Register*: each publisher has one buffer more than could ever be in use: one a reader, the newest,
-and one to write next. A reader pins what it reads, so it mixes straight from the slot: a publish costs
-one copy, a peek none.
+*Register*: a reader mixes straight from its publisher's buffer (``_register``).
 
 *Collective*: two sets of slots used in turn. A member writes its slot, raises its round counter and
 waits for the others'; as nobody can be two rounds ahead, the slots being read are never overwritten.
@@ -11,7 +9,7 @@ vote: whoever is dead and has not raised its counter is out of the round, for ev
 member is called dead only after its process has ended (docs/decisions/0010), and one that is started again
 takes part only from the round on at which all others let it in (``admit``).
 
-*Mail*: slots for each ordered pair, read where they lie (``_letterbox``).
+*Mail*: slots for each ordered pair, read where they lie (``_box``, ``_letterbox``).
 """
 
 from __future__ import annotations
@@ -27,6 +25,7 @@ from torch import Tensor
 
 from murmurate.fabric._letterbox import Letterbox
 from murmurate.fabric._members import Died, run
+from murmurate.fabric._register import Register
 from murmurate.fabric.arena import Arena, fence
 from murmurate.fabric.board import Board
 from murmurate.fabric.interface import Capability, FabricError, FabricFactory, Letter, Traffic
@@ -120,10 +119,12 @@ class ProcessChannel:
         self._bytes = like.numel() * like.element_size()
         self._device = like.device
         n, shape = self.size, (like.numel(),)
-        # register: newest[p] = version << 8 | buffer; pins[p, reader] = buffer + 1
-        self._newest = arena.counters(f"{name}.newest", (n,))
-        self._pins = arena.counters(f"{name}.pins", (n, n))
+        # register: pins[p, reader]
+        newest = arena.counters(f"{name}.newest", (n,))
+        pins = arena.counters(f"{name}.pins", (n, n))
         self._buffers = arena.tensors(f"{name}.register", (n, n + 2, *shape), like.dtype)
+        self._pins = [row.data for row in pins]
+        self._registers = [Register(newest[p : p + 1].data, list(self._buffers[p])) for p in range(n)]
         # collective
         self._rounds = arena.counters(f"{name}.rounds", (n,))
         self.round = int(self._rounds[rank])
@@ -135,7 +136,7 @@ class ProcessChannel:
         self._barrier = threading.Lock()
         self._letterbox = Letterbox(arena, roster, name, like, self.traffic, self._store, self._wait)
         if not roster.inside:
-            self._pins[:, rank] = 0  # what the former life was reading
+            pins[:, rank] = 0  # what the former life was reading
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -161,32 +162,20 @@ class ProcessChannel:
     # -- register -----------------------------------------------------------------------------------
 
     def publish(self, x: Tensor) -> int:
-        self._fence()  # the last version must be out before we look who still reads an older one
-        newest = int(self._newest[self.rank])
-        taken = {newest & 255} if newest else set()
-        taken.update(int(pin) - 1 for pin in self._pins[self.rank] if pin)
-        buffer = next(i for i in range(self.size + 2) if i not in taken)
-        self._store(self._buffers[self.rank, buffer], x)
-        version = (newest >> 8) + 1
-        self._fence()
-        self._newest[self.rank] = version << 8 | buffer
+        register = self._registers[self.rank]
+        version = register.version + 1
+        register.publish(version, self._pins[self.rank], lambda buffer: self._store(buffer, x))
         return version
 
     def version(self, peer: int) -> int:
-        return int(self._newest[peer]) >> 8
+        return self._registers[peer].version
 
     def peek(self, peer: int) -> tuple[Tensor, int]:
-        while True:
-            newest = int(self._newest[peer])
-            if newest == 0:
-                raise FabricError(f"rank {peer} has published nothing on channel '{self.name}' yet")
-            self._pins[peer, self.rank] = (newest & 255) + 1
-            self._fence()  # the pin must be seen before we look whether it came in time
-            if int(self._newest[peer]) == newest:
-                break
-        slot = self._buffers[peer, newest & 255]
+        found = self._registers[peer].peek(self._pins[peer], self.rank)
+        if found is None:
+            raise FabricError(f"rank {peer} has published nothing on channel '{self.name}' yet")
         self.traffic.bytes += self._bytes
-        return self._bring(peer, slot), newest >> 8
+        return self._bring(peer, found[0]), found[1]
 
     def wait_newer(self, peers: Sequence[int], seen: Sequence[int], deadline_seconds: float) -> bool:
         def spoken() -> bool:
