@@ -21,13 +21,15 @@ N = 5
 
 
 @contextlib.contextmanager
-def members(size, stores=None, **options):
-    """All of them, met; closed at the end."""
+def members(size, stores=None, each=None, **options):
+    """All of them, met; closed at the end. each: further options, by rank."""
     shared = dist.HashStore()
     settings = {"run_id": RUN, "secret": SECRET, "deadline_seconds": 20.0, "silence_seconds": 1.0} | options
 
     def start(rank):
-        return NetworkFabric(rank, size, (stores or {}).get(rank, shared), **settings)
+        return NetworkFabric(
+            rank, size, (stores or {}).get(rank, shared), **settings | (each or {}).get(rank, {})
+        )
 
     with ThreadPoolExecutor(size) as pool:
         fabrics = list(pool.map(start, range(size)))

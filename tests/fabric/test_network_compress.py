@@ -132,10 +132,11 @@ def test_an_unknown_compression_is_an_error_with_the_known_ones():
         codec("zip", 4, torch.float32)
 
 
+@pytest.mark.parametrize("shared_memory", [True, False])
 @pytest.mark.parametrize("kind", ["none", "bfloat16", "int8"])
-def test_over_links_mail_and_register_are_compressed_and_collectives_exact(kind):
+def test_mail_and_register_are_compressed_in_memory_too_and_collectives_exact(kind, shared_memory):
     like = torch.zeros(COUNT)
-    with members(2, compression=kind) as fabrics:
+    with members(2, compression=kind, shared_memory=shared_memory) as fabrics:
         here, there = channels(fabrics, like=like)
         x, one = randn(5), codec(kind, COUNT, torch.float32)
         feedback, pool = Feedback(one), Pool()

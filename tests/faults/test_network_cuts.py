@@ -20,7 +20,7 @@ LETTERS = 300
 
 def test_mail_arrives_once_each_in_order_though_connections_keep_ending():
     generator = random.Random(0)
-    with cabled() as (fabrics, cable):
+    with cabled(shared_memory=False) as (fabrics, cable):
         here, there = channels(fabrics)
 
         def send(fabric, to):
@@ -50,7 +50,7 @@ def test_mail_arrives_once_each_in_order_though_connections_keep_ending():
 
 
 def test_after_a_cut_the_newest_vector_and_all_letters_are_there():
-    with cabled() as (fabrics, cable):
+    with cabled(shared_memory=False) as (fabrics, cable):
         here, there = channels(fabrics)
         here.publish(fill(1))
         assert there.wait_newer([0], [0], 10.0)
@@ -71,8 +71,9 @@ def test_after_a_cut_the_newest_vector_and_all_letters_are_there():
         assert torch.equal(there.peek(0)[0], fill(3))
 
 
-def test_a_full_queue_to_a_peer_behind_a_cut_gives_up_at_the_deadline():
-    with cabled() as (fabrics, cable):
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_a_full_queue_to_a_peer_behind_a_cut_gives_up_at_the_deadline(shared_memory):
+    with cabled(shared_memory=shared_memory) as (fabrics, cable):
         here, there = channels(fabrics)
         cable.cut()
         accepted = 0
@@ -126,9 +127,15 @@ def test_a_cut_longer_than_the_deadline_leaves_one_side_only():
         assert "left out" in late
 
 
-def test_a_member_that_starts_anew_is_heard_again():
+@pytest.mark.parametrize(
+    ("before", "after"), [(True, True), (False, False), (True, False), (False, True)], ids=str
+)
+def test_a_member_that_starts_anew_is_heard_again(before, after):
+    """Through memory or by line, in each of its lives."""
     store = dist.HashStore()
-    with members(2, {0: store, 1: store}) as fabrics:
+    options = {"deadline_seconds": 10.0, "silence_seconds": 1.0}
+    each = {1: {"shared_memory": before}}
+    with members(2, {0: store, 1: store}, each, **options) as fabrics:
         here, there = channels(fabrics)
         for number in range(4):
             there.publish(fill(number))
@@ -136,14 +143,18 @@ def test_a_member_that_starts_anew_is_heard_again():
         assert here.wait_newer([1], [0], 10.0)
         assert here.wait("x", 10.0) is not None
         assert until(lambda: here.version(1) == 4)
+        assert here.send(1, "lost", fill(7))
         fabrics[1].hub._shut()  # as if its process had ended
         assert until(lambda: list(fabrics[0].living()) == [0])
         assert not here.send(1, "x", fill(0))
-        fabrics[1] = NetworkFabric(
-            1, 2, store, run_id=RUN, secret=SECRET, deadline_seconds=10.0, silence_seconds=1.0
-        )
+        fabrics[1] = NetworkFabric(1, 2, store, run_id=RUN, secret=SECRET, **options, shared_memory=after)
         (again,) = channels(fabrics[1:])
         assert until(lambda: list(fabrics[0].living()) == [0, 1])
+        assert (fabrics[0].hub.links[1].near is not None) == after
+        assert torch.equal(here.peek(1)[0], fill(3)), "the former life's, as long as there is nothing newer"
+        left = [here.wait("x", 10.0) for _ in range(3)]
+        assert [float(letter.x[0]) for letter in left] == [1.0, 2.0, 3.0], "what it sent can still be read"
+        assert again.receive("lost") is None, "what was sent to it was for the former life alone"
         again.publish(fill(50))
         assert here.wait_newer([1], [4], 10.0), "versions must go on where the former life's ended"
         assert torch.equal(here.peek(1)[0], fill(50))

@@ -155,6 +155,11 @@ class TestOfAMember:
         rogue.pipe.lends = True
         refuses(scene, caplog, "meta", lambda: rogue.pipe.send(letter))
 
+    def test_a_desk_of_who_is_no_neighbour(self, scene, caplog):
+        rogue = scene[2]
+        state = [["desk", CHANNEL.hex(), [4096, 8192]]]
+        refuses(scene, caplog, "memory", lambda: rogue.pipe.send(Frame(Kind.CONTROL, meta={"state": state})))
+
     @pytest.mark.parametrize("place", ["head", "meta", "vector", "last"])
     def test_a_bit_that_was_flipped(self, scene, caplog, place):
         rogue = scene[2]
@@ -211,6 +216,8 @@ class TestOfAMember:
             [["want", CHANNEL.hex(), "much"]],
             [["want", "xyz", 1]],
             [["taken", CHANNEL.hex(), 3]],
+            [["desk", CHANNEL.hex(), 3]],
+            [["desk", CHANNEL.hex(), [4096]]],
         ],
         ids=str,
     )

@@ -38,6 +38,7 @@ _LINKS: dict[str, dict[str, Any]] = {
     "tcp_aes_256_gcm": {"cipher": "aes-256-gcm", "shared_memory": False},
     "tcp_chacha20_poly1305": {"cipher": "chacha20-poly1305", "shared_memory": False},
 }
+_IN_MEMORY = ("shared_memory", "loopback_plain", "loopback_aes_256_gcm")
 _CIPHERS = ("aes_256_gcm", "chacha20_poly1305")
 _PATIENCE_SECONDS = 60.0
 _STREAM_MEGABYTES = 200  # sent in a row, for the bandwidth
@@ -75,8 +76,10 @@ def work(
     links = {name: _link(fabric.rank, name, folder, secret) for name in _LINKS}
     ways: dict[str, Way] = {"gloo": Gloo(x)}
     for name, door in [("shared_memory", fabric), *links.items()]:
-        ways[f"{name}_register"] = Register(door.channel("r", x), x, spins=name == "shared_memory")
-        ways[f"{name}_mail"] = Mail(door.channel("m", x), x, spins=name == "shared_memory")
+        for end in _ends(name):
+            spins = name in _IN_MEMORY and end == ""
+            ways[f"{name}_register{end}"] = Register(door.channel(f"r{end}", x), x, spins)
+            ways[f"{name}_mail{end}"] = Mail(door.channel(f"m{end}", x), x, spins)
     limits = _limits(x)
     ready = fabric.channel("ready", torch.zeros(1))
     times: dict[str, list[float]] = defaultdict(list)
@@ -110,6 +113,11 @@ def together(ready: Fabric) -> None:
     turn = ready.publish(torch.zeros(1))
     if ready.rank == 0:  # without a spin, as what was sent before may still be on its way in another thread
         ready.wait_newer([1], [turn - 1], _PATIENCE_SECONDS)
+
+
+def _ends(way: str) -> tuple[str, ...]:
+    """Of names: in memory a reader may ask without a pause, or wait, which is measured beside it."""
+    return ("", "_waiting") if way in _IN_MEMORY else ("",)
 
 
 def _row(megabytes: int) -> int:
@@ -226,7 +234,7 @@ def figures(sent: dict[str, list[float]], read: dict[str, list[float]], size: in
     }
     pairs = {f"shared_memory_{kind}_over_memcpy": (f"shared_memory_{kind}", "memcpy") for kind in _KINDS}
     for name, settings in _LINKS.items():
-        for kind in (*_KINDS, "mail_stream"):
+        for kind in [f"{kind}{end}" for end in _ends(name) for kind in _KINDS] + ["mail_stream"]:
             label = f"{name}_{kind.removeprefix('mail_') if kind.endswith('stream') else kind}"
             pairs[f"{label}_over_gloo"] = f"{name}_{kind}", "gloo_stream" if "stream" in kind else "gloo"
             if kind in _KINDS and "cipher" in settings:

@@ -12,11 +12,17 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from murmurate.pool import Bytes, Pool, as_tensor
+from murmurate.pool import Bytes, as_tensor
 
 Compression = Literal["none", "bfloat16", "int8"]
 BLOCK = 1024  # numbers that share one scale
 _COPIED_BYTES = 1 << 20  # at a time, while somebody sends behind
+
+
+class Room(Protocol):
+    """Where a wire is written: a pool, or a place."""
+
+    def take(self, size_bytes: int) -> Bytes: ...
 
 
 class Codec(Protocol):
@@ -25,11 +31,11 @@ class Codec(Protocol):
     wire_bytes: int
     exact: bool
 
-    def encode(self, x: Tensor, pool: Pool) -> Bytes:
+    def encode(self, x: Tensor, room: Room) -> Bytes:
         """``x``: [N], on any device; a copy."""
         ...
 
-    def begin(self, x: Tensor, pool: Pool) -> Filling:
+    def begin(self, x: Tensor, room: Room) -> Filling:
         """As ``encode``, but the copy may be made later (``Filling.finish``)."""
         ...
 
@@ -70,6 +76,10 @@ class Filling:
             self.upto(self.wire.nbytes)
             self._source = None
 
+    @property
+    def complete(self) -> bool:
+        return self._done >= self.wire.nbytes
+
     def wait(self, stop: int) -> None:
         """Until another thread has brought ``upto`` there."""
         if self._done < stop:
@@ -100,15 +110,15 @@ class Plain:
         self.wire_bytes = count * dtype.itemsize
         self._dtype = dtype
 
-    def encode(self, x: Tensor, pool: Pool) -> Bytes:
-        wire = pool.take(self.wire_bytes)
+    def encode(self, x: Tensor, room: Room) -> Bytes:
+        wire = room.take(self.wire_bytes)
         as_tensor(wire, self._dtype).copy_(x.detach().reshape(-1))
         return wire
 
-    def begin(self, x: Tensor, pool: Pool) -> Filling:
+    def begin(self, x: Tensor, room: Room) -> Filling:
         if x.device.type != "cpu":
-            return Filling(self.encode(x, pool))
-        return Filling(pool.take(self.wire_bytes), x.detach().reshape(-1).to(self._dtype))
+            return Filling(self.encode(x, room))
+        return Filling(room.take(self.wire_bytes), x.detach().reshape(-1).to(self._dtype))
 
     def decode(self, wire: Bytes) -> Tensor:
         return as_tensor(wire, self._dtype)
@@ -123,13 +133,13 @@ class Half:
         self.wire_bytes = count * 2
         self._dtype = dtype
 
-    def encode(self, x: Tensor, pool: Pool) -> Bytes:
-        wire = pool.take(self.wire_bytes)
+    def encode(self, x: Tensor, room: Room) -> Bytes:
+        wire = room.take(self.wire_bytes)
         as_tensor(wire, torch.bfloat16).copy_(x.detach().reshape(-1))
         return wire
 
-    def begin(self, x: Tensor, pool: Pool) -> Filling:
-        return Filling(self.encode(x, pool))
+    def begin(self, x: Tensor, room: Room) -> Filling:
+        return Filling(self.encode(x, room))
 
     def decode(self, wire: Bytes) -> Tensor:
         return as_tensor(wire, torch.bfloat16).to(self._dtype)
@@ -150,8 +160,8 @@ class Byte:
         self._scales_bytes = self._blocks * 4
         self.wire_bytes = self._scales_bytes + count
 
-    def encode(self, x: Tensor, pool: Pool) -> Bytes:
-        wire = pool.take(self.wire_bytes)
+    def encode(self, x: Tensor, room: Room) -> Bytes:
+        wire = room.take(self.wire_bytes)
         scales, numbers = self._parts(wire)
         padded = torch.zeros(self._blocks * BLOCK, dtype=self._dtype)
         padded[: self._count].copy_(x.detach().reshape(-1))
@@ -163,8 +173,8 @@ class Byte:
         numbers.copy_(rounded.view(-1)[: self._count])
         return wire
 
-    def begin(self, x: Tensor, pool: Pool) -> Filling:
-        return Filling(self.encode(x, pool))
+    def begin(self, x: Tensor, room: Room) -> Filling:
+        return Filling(self.encode(x, room))
 
     def decode(self, wire: Bytes) -> Tensor:
         scales, numbers = self._parts(wire)
@@ -196,18 +206,18 @@ class Feedback:
         self._codec = codec
         self.residual: Tensor | None = None
 
-    def begin(self, x: Tensor, pool: Pool) -> Filling:
+    def begin(self, x: Tensor, room: Room) -> Filling:
         if self._codec.exact:
-            return self._codec.begin(x, pool)
-        return Filling(self.encode(x, pool))
+            return self._codec.begin(x, room)
+        return Filling(self.encode(x, room))
 
-    def encode(self, x: Tensor, pool: Pool) -> Bytes:
+    def encode(self, x: Tensor, room: Room) -> Bytes:
         if self._codec.exact:
-            return self._codec.encode(x, pool)
+            return self._codec.encode(x, room)
         whole = x.detach().reshape(-1).to("cpu", copy=True)
         if self.residual is not None:
             whole += self.residual
-        wire = self._codec.encode(whole, pool)
+        wire = self._codec.encode(whole, room)
         rest = whole.sub_(self._codec.decode(wire))
         # a delta that is not finite must not spoil all later ones
         self.residual = rest if bool(torch.isfinite(rest).all()) else None

@@ -32,6 +32,7 @@ _HANDSHAKE_SECONDS = 5.0
 _STRANGERS = 16  # handshakes at once, beyond one a member
 _EARLY_BYTES = 64 << 20  # what is kept of messages for channels that this member has not made yet
 _JOIN_SECONDS = 2.0
+_FIRST_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 20e-6, 500e-6  # between two looks into memory
 
 
 class Receiver(Protocol):
@@ -41,6 +42,7 @@ class Receiver(Protocol):
     def deliver(self, sender: int, frame: Frame) -> None: ...
     def told(self, sender: int, what: str, rest: tuple[str, ...], value: Any) -> None: ...
     def due(self, peer: int) -> Frame | None: ...
+    def met(self, peer: int) -> None: ...
     def returned(self, peer: int) -> None: ...
 
 
@@ -65,7 +67,9 @@ class Hub:
         self.refused: collections.Counter[str] = collections.Counter()
         self.pool = Pool()  # for what comes
         lender = passport.lender
-        self.wires = Pool() if lender is None else Pool(keep=16, fresh=lender.buffer)  # for what goes out
+        self.wires = Pool()  # for what goes out
+        # for what goes out of collectives, where a neighbour may read it
+        self.parts = Pool() if lender is None else Pool(keep=16, fresh=lender.buffer)
         self.links: dict[int, Link] = {}
         self._board, self._store = board, store
         self._channels: dict[bytes, Receiver] = {}
@@ -249,7 +253,13 @@ class Hub:
             who = "" if rank is None else f" (rank {rank})"
             log.warning("refused [%s, no. %d]%s: %s", cause, count, who, words)
 
+    def met(self, link: Link) -> None:
+        for channel in self._channels.values():
+            channel.met(link.peer)
+
     def returned(self, link: Link) -> None:
+        for stale in [key for key in self._early_told if key[0] == link.peer]:
+            del self._early_told[stale]
         for channel in self._channels.values():
             channel.returned(link.peer)
 
@@ -277,15 +287,21 @@ class Hub:
         except ValueError:
             raise Refused("meta", "a control message about no channel") from None
 
-    def wait(self, condition: Any, deadline_seconds: float) -> bool:
-        """Wait under the lock; a death on the board is noticed within 50 ms."""
-        end = time.monotonic() + deadline_seconds
-        while not condition():
-            left = end - time.monotonic()
-            if left <= 0:
-                return False
-            self.changed.wait(min(left, 0.05))
-        return True
+    def wait(self, condition: Any, deadline_seconds: float, in_memory: bool = False) -> bool:
+        """Wait under the lock; a death on the board is noticed within 50 ms.
+
+        in_memory: what a neighbour does there makes the condition true, and nobody wakes us for that.
+        """
+        if condition():
+            return True
+        end, pause = time.monotonic() + deadline_seconds, _FIRST_LOOK_SECONDS
+        while (left := end - time.monotonic()) > 0:
+            looks = in_memory and any(link.near is not None for link in self.links.values())
+            self.changed.wait(min(left, pause if looks else 0.05))
+            if condition():
+                return True
+            pause = min(pause * 1.5, _LONGEST_LOOK_SECONDS)
+        return False
 
     @contextlib.contextmanager
     def timed(self, traffic: Traffic) -> Iterator[None]:

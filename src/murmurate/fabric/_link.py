@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from murmurate.fabric._compress import Filling
 from murmurate.fabric._handshake import Meeting, Passport, dial, listens
-from murmurate.fabric._outbox import Outbox
+from murmurate.fabric._neighbour import Neighbour
+from murmurate.fabric._outbox import Outbox, state_of
 from murmurate.fabric._seal import Card
 from murmurate.fabric._wire import NUMBERED, Closed, Frame, Kind, Pipe, Refused, Sending, Silence
 
@@ -50,6 +51,10 @@ class Home(Protocol):
         """The peer's present card (without the lock)."""
         ...
 
+    def met(self, link: Link) -> None:
+        """The peer, in this incarnation, is our neighbour: each sees the other's memory."""
+        ...
+
     def returned(self, link: Link) -> None:
         """The peer was started anew."""
         ...
@@ -74,6 +79,7 @@ class Link:
         self.finished = False  # it will take no further part
         self.received = 0
         self.connections = 0
+        self.near: Neighbour | None = None  # decided once for each incarnation of the peer: see ``adopt``
         self._home = home
         self._dials = home.passport.rank > card.rank
         self._beat_seconds = home.passport.silence_seconds / _BEATS_A_SILENCE
@@ -83,6 +89,7 @@ class Link:
         self._lost_at = time.monotonic()
         self._outbox = Outbox()
         self._register_next = False
+        self._acquainted = False  # with this incarnation of the peer
         self._claimed = False  # a thread other than the keeper is sending
         self._writing = False  # the keeper is
         self._nudged = False
@@ -100,11 +107,6 @@ class Link:
         return self._pipe is not None
 
     @property
-    def lends(self) -> bool:
-        """The peer reads vectors in our memory."""
-        return self._pipe is not None and self._pipe.lends
-
-    @property
     def silent_seconds(self) -> float:
         """How long it has not been reached; 0 while connected."""
         return 0.0 if self._pipe is not None else time.monotonic() - self._lost_at
@@ -118,6 +120,15 @@ class Link:
         """Everything that was posted has arrived."""
         return not len(self._outbox)
 
+    @property
+    def posted(self) -> int:
+        """The number of the last frame that was."""
+        return self._outbox.posted
+
+    def has_had(self, number: int) -> bool:
+        """The peer has acknowledged the frame of that number."""
+        return number < self._outbox.first
+
     def post(self, frame: Frame) -> None:
         """Send once, in order, whatever happens to the connection; the payload must not change."""
         self._outbox.keep(frame)
@@ -127,7 +138,7 @@ class Link:
         """``post``, if the line is free, and takes all at once: it is then the caller's, until it has called
         ``send_claimed``. Of more than that the line would stand still while the rest is copied."""
         if (
-            (frame.length > _AT_ONCE_BYTES and not self.lends)
+            frame.length > _AT_ONCE_BYTES
             or self._claimed
             or self._writing
             or self._outbox.waits
@@ -176,7 +187,11 @@ class Link:
     # -- connections --------------------------------------------------------------------------------
 
     def adopt(self, meeting: Meeting) -> None:
-        """Go on over a new connection; the newest one wins."""
+        """Go on over a new connection; the newest one wins.
+
+        The first settles for the peer's whole life whether it is our neighbour, so what goes through memory
+        does not change with the connection.
+        """
         with self._home.lock:
             old, self._pipe = self._pipe, meeting.pipe
             self._half_open = False
@@ -192,6 +207,11 @@ class Link:
             if self.dead or self.connections > 1:
                 log.warning("rank %d is back (connection %d)", self.peer, self.connections)
             self.dead = False
+            if not self._acquainted:
+                self._acquainted = True
+                self.near = meeting.pipe.neighbour if meeting.pipe.lends else None
+                if self.near is not None:
+                    self._home.met(self)
             reader = threading.Thread(target=self._read, args=(meeting.pipe,), daemon=True)
             self._readers = [r for r in self._readers if r.is_alive()] + [reader]
             reader.start()
@@ -210,6 +230,7 @@ class Link:
             )
             old, self._pipe = self._pipe, None
             self.card, self.dead, self.finished = card, False, False
+            self.near, self._acquainted = None, False
             self.received = 0
             self._outbox.clear()
             self._home.returned(self)
@@ -348,7 +369,7 @@ class Link:
     def _arrived(self, frame: Frame) -> None:
         self._home.notify()  # first, so that who waits goes on before our answer is sent
         if frame.kind is Kind.CONTROL:
-            for key, value in _state_of(frame):
+            for key, value in state_of(frame):
                 if key == ("received",):
                     self._acknowledge(int(value))
                 else:
@@ -370,15 +391,3 @@ class Link:
     def _acknowledge(self, number: int) -> None:
         self._outbox.acknowledge(number)
         self._home.notify()
-
-
-def _state_of(frame: Frame) -> list[tuple[tuple[str, ...], Any]]:
-    """((key parts), value) of a control frame. Raises Refused for one that no member would send."""
-    items = frame.meta.get("state", [])
-    try:
-        pairs = [(tuple(str(part) for part in item[:-1]), item[-1]) for item in items]
-        if any(not key for key, _ in pairs):
-            raise ValueError
-        return pairs
-    except (TypeError, ValueError, IndexError, KeyError):
-        raise Refused("meta", "a control message that cannot be read") from None

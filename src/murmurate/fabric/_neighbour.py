@@ -1,21 +1,26 @@
-"""Members of one host: a vector is read where it lies in its sender's memory, not sent over the line.
+"""Members of one host: what one writes for another, the other reads where it lies.
 
-A connection over loopback copies a vector into the kernel and out of it again. So what is sent lies in shared
-memory (an anonymous file each), and a peer on the same host, started by the same user, maps that through
-``/proc``. The line then carries only heads, and a sealed token for each piece that may be read: order,
-numbering and acknowledgement stay as they are, and only members learn where anything lies.
+A connection over loopback copies a vector into the kernel and out of it again. So each member has a file of
+shared memory (anonymous, sparse) that a peer on the same host, started by the same user, opens through
+``/proc`` and maps in parts: registers and mail lie there (``_desk``). A vector of a collective lies in a file
+of its own; the line carries its head and where that is. Places are told over sealed connections, so only
+members learn of them.
 
-Whether two members are neighbours they find out in the handshake, by trying: each names a file of its own
-that holds its incarnation, which no other process has.
+Whether two members are neighbours they find out in the handshake, by trying: each file begins with its
+member's incarnation, which no other process has. It is kept open from then on, so what a member left there
+can be read although it has ended.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import resource
 import struct
+import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +33,9 @@ _MOST_MAPPED = 32  # regions of one peer
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # all pages at once, not by a fault each
 
 
-_NAME, _VECTOR = "murmurate-name", "murmurate-vector"  # of our files, as /proc shows them
+_MEMORY, _VECTOR = "murmurate-memory", "murmurate-vector"  # our files, as /proc shows them
+_MEMORY_BYTES = 1 << 40
+_PAGE = mmap.ALLOCATIONGRANULARITY
 
 
 class Place(NamedTuple):
@@ -55,8 +62,15 @@ class Region(np.ndarray[Any, Any]):
         self.place = place if place is not None and place.size_bytes == self.nbytes else None
 
 
+class Span(NamedTuple):
+    """A part of a member's memory."""
+
+    start: int
+    size_bytes: int
+
+
 class Lender:
-    """What a member offers its neighbours: buffers that they can read, and a file to know it by.
+    """A member's memory that its neighbours see, and buffers that they can read.
 
     Without ``memfd`` or ``/proc`` the buffers are ordinary ones, and it has no neighbours.
     """
@@ -65,11 +79,37 @@ class Lender:
         self._incarnation = incarnation
         self._regions: set[int] = set()  # descriptors
         self._unreadable: set[bytes] = set()  # incarnations whose memory we could not map after all
+        self._parts: set[int] = (
+            set()
+        )  # of our memory and of neighbours', mapped now, as each takes a descriptor
+        self._most_parts = _descriptors() // 2
+        self._lock = threading.Lock()
+        self._end = _PAGE
         self.descriptor = -1
         if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
-            self.descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+            self.descriptor = os.memfd_create(_MEMORY, os.MFD_CLOEXEC)
+            os.ftruncate(self.descriptor, _MEMORY_BYTES)
             os.write(self.descriptor, incarnation)
             weakref.finalize(self, os.close, self.descriptor).atexit = False
+
+    def take(self, size_bytes: int) -> tuple[Bytes, Span]:
+        """[size_bytes] zeros that neighbours can map, and where. Raises OSError."""
+        with self._lock:
+            span = Span(self._end, size_bytes)
+            self._end += -(-size_bytes // _PAGE) * _PAGE
+        return self.map(self.descriptor, span), span
+
+    def map(self, descriptor: int, span: Span) -> Bytes:
+        """[span.size_bytes] of a member's memory, to be written too. Raises OSError."""
+        if span.start < _PAGE or span.start % _PAGE or not 0 < span.size_bytes <= _MEMORY_BYTES - span.start:
+            raise OSError(f"no member's memory has {span.size_bytes} bytes at {span.start}")
+        if len(self._parts) >= self._most_parts:
+            raise OSError(f"{len(self._parts)} parts of memory are mapped, half of the descriptors allowed")
+        memory = mmap.mmap(descriptor, span.size_bytes, flags=mmap.MAP_SHARED, offset=span.start)
+        part = np.frombuffer(memory, dtype=np.uint8)
+        self._parts.add(id(memory))
+        weakref.finalize(memory, self._parts.discard, id(memory)).atexit = False
+        return part
 
     def buffer(self, size_bytes: int) -> Bytes:
         """A fresh one: a ``Region`` if there can be one, else an ordinary array."""
@@ -99,26 +139,33 @@ class Lender:
         os.close(descriptor)
 
     def neighbour(self, pid: int, descriptor: int, incarnation: bytes) -> Neighbour | None:
-        """The member that says it is process ``pid`` and names that file, if we can read it there."""
+        """The member that says it is process ``pid`` and names its memory, if we can open it there."""
         if self.descriptor < 0 or descriptor < 0 or incarnation in self._unreadable:
             return None
         try:
-            file = _open(pid, descriptor, _NAME)
-            try:
-                found = os.pread(file, len(incarnation) + 1, 0)
-            finally:
-                os.close(file)
+            file = _open(pid, descriptor, _MEMORY, os.O_RDWR)
         except OSError:
             return None
-        return Neighbour(pid, lambda: self._unreadable.add(incarnation)) if found == incarnation else None
+        neighbour = Neighbour(self, pid, file, lambda: self._unreadable.add(incarnation))
+        try:
+            found = os.pread(file, len(incarnation), 0) == incarnation
+            found = found and os.fstat(file).st_size == _MEMORY_BYTES
+        except OSError:
+            found = False
+        return neighbour if found else None
 
 
 class Neighbour:
-    """Reads what another process of this host lends. failed: called when that does not work after all."""
+    """Sees what another process of this host shows. failed: called when that does not work after all."""
 
-    def __init__(self, pid: int, failed: Any) -> None:
-        self._pid, self._failed = pid, failed
+    def __init__(self, lender: Lender, pid: int, memory: int, failed: Callable[[], None]) -> None:
+        self._lender, self._pid, self._memory, self._failed = lender, pid, memory, failed
         self._mapped: OrderedDict[int, tuple[Place, Bytes]] = OrderedDict()  # by descriptor
+        weakref.finalize(self, os.close, memory).atexit = False
+
+    def map(self, span: Span) -> Bytes:
+        """[span.size_bytes] of its memory, also when it has ended. Raises OSError."""
+        return self._lender.map(self._memory, span)
 
     def look(self, place: Place) -> Bytes:
         """[size_bytes] its memory, read-only. Raises OSError; the next connection then does without."""
@@ -133,7 +180,7 @@ class Neighbour:
 
     def _map(self, place: Place) -> Bytes:
         try:
-            descriptor = _open(self._pid, place.descriptor, _VECTOR)
+            descriptor = _open(self._pid, place.descriptor, _VECTOR, os.O_RDONLY)
             try:
                 file = os.fstat(descriptor)
                 if (file.st_ino, file.st_size) != (place.inode, place.size_bytes):
@@ -149,10 +196,16 @@ class Neighbour:
         return np.frombuffer(memory, dtype=np.uint8)
 
 
-def _open(pid: int, descriptor: int, name: str) -> int:
+def _descriptors() -> int:
+    """How many this process may have."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1 << 20 if allowed == resource.RLIM_INFINITY else allowed
+
+
+def _open(pid: int, descriptor: int, name: str, access: int) -> int:
     """A file of another process, if it is one of that name: never a pipe or a device, which an open or a read
     would wait for or take from. Raises OSError."""
     path = f"/proc/{pid}/fd/{descriptor}"
     if not os.readlink(path).startswith(f"/memfd:{name}"):
         raise OSError(f"descriptor {descriptor} of process {pid} is another file")
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    return os.open(path, access | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)

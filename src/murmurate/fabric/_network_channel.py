@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric._compress import Compression, codec
+from murmurate.fabric._desk import Desk
 from murmurate.fabric._hub import Hub, short
 from murmurate.fabric._postbox import Postbox
 from murmurate.fabric._rounds import Rounds
@@ -28,8 +29,9 @@ class NetworkChannel:
         self._count = like.numel()
         self._identity = short(name)
         self._codec = codec(compression, self._count, like.dtype)
-        self._shelf = Shelf(hub, name, self._identity, self._codec, self.traffic)
-        self._postbox = Postbox(hub, self._identity, self._codec, self.traffic, like.device)
+        self._desk = Desk(hub.passport.lender, self.size, self._codec.wire_bytes, hub.pool)
+        self._shelf = Shelf(hub, name, self._identity, self._codec, self.traffic, self._desk)
+        self._postbox = Postbox(hub, self._identity, self._codec, self.traffic, like.device, self._desk)
         self._rounds = Rounds(
             hub,
             name,
@@ -45,6 +47,8 @@ class NetworkChannel:
             hub.join_channel(self._identity, self)
             for link in hub.links.values():
                 link.tell(("form", self._identity.hex()), self._form)
+                if link.near is not None:
+                    self.met(link.peer)
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -63,13 +67,11 @@ class NetworkChannel:
         return self._shelf.publish(x)
 
     def version(self, peer: int) -> int:
-        with self._hub.lock:
-            return self._shelf.version(self._among(peer))
+        return self._shelf.version(self._among(peer))
 
     def peek(self, peer: int) -> tuple[Tensor, int]:
         self._check()
-        with self._hub.lock:
-            x, version = self._shelf.peek(self._among(peer))
+        x, version = self._shelf.peek(self._among(peer))
         return self._shaped(x), version
 
     def wait_newer(self, peers: Sequence[int], seen: Sequence[int], deadline_seconds: float) -> bool:
@@ -132,7 +134,7 @@ class NetworkChannel:
 
     def wait(self, tag: str, deadline_seconds: float) -> Letter | None:
         with self._hub.lock, self._hub.timed(self.traffic):
-            self._hub.wait(lambda: self._postbox.has(tag), deadline_seconds)
+            self._hub.wait(lambda: self._postbox.has(tag), deadline_seconds, in_memory=True)
         return self.receive(tag)
 
     # -- shared memory ------------------------------------------------------------------------------
@@ -171,6 +173,10 @@ class NetworkChannel:
                 self._postbox.told(sender, rest[0], value)
             elif what in ("want", "nothing"):
                 self._shelf.told(sender, what, value)
+            elif what == "desk":
+                self._look(sender, value)
+            elif what == "unseen":
+                self._unseen(sender)
             elif what == "form" and value != self._form:
                 self._differs = (
                     f"channel '{self.name}' is for {self._form} at rank {self.rank} and for {value} at rank "
@@ -183,9 +189,40 @@ class NetworkChannel:
     def due(self, peer: int) -> Frame | None:
         return self._shelf.due(peer)
 
+    def met(self, peer: int) -> None:
+        """Show a neighbour where to look."""
+        told = self._desk.show(peer)
+        if told is not None:
+            self._shelf.showed()
+            self._hub.links[peer].tell(("desk", self._identity.hex()), told)
+
+    def _look(self, sender: int, told: Any) -> None:
+        """A neighbour shows something. If we cannot see it, that is sent over the line."""
+        link = self._hub.links[sender]
+        register, lane = (int(start) for start in told)
+        if self._differs:
+            return
+        try:
+            if link.near is None:
+                raise OSError("it is no neighbour")
+            if self._desk.look(sender, link.near, (register, lane)):
+                self._shelf.sees(sender)
+        except OSError as problem:
+            self._hub.refuse("memory", f"memory that cannot be read where it lies ({problem})", sender)
+            link.tell(("unseen", self._identity.hex()), True)
+        self._hub.notify()
+
+    def _unseen(self, sender: int) -> None:
+        lane = self._desk.lanes.pop(sender, None)
+        if lane is not None:
+            lane.withdrawn = True
+            self._postbox.unseen(sender, lane)
+            self._shelf.unseen(sender)
+
     def returned(self, peer: int) -> None:
         self._shelf.returned(peer)
         self._postbox.returned(peer)
+        self._desk.forget(peer)
         self._rounds.returned(peer)
         self._hub.links[peer].tell(("form", self._identity.hex()), self._form)
 

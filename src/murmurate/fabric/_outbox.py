@@ -9,7 +9,7 @@ import itertools
 from collections import deque
 from typing import Any
 
-from murmurate.fabric._wire import Frame, Kind
+from murmurate.fabric._wire import Frame, Kind, Refused
 
 _STATE_ITEMS = 500  # in one frame, so that it stays small
 
@@ -27,6 +27,11 @@ class Outbox:
     def __len__(self) -> int:
         """Frames that are not known to have arrived."""
         return len(self._unacknowledged)
+
+    @property
+    def first(self) -> int:
+        """The number of the first frame that is not known to have arrived, or that will be posted next."""
+        return self._unacknowledged[0].number if self._unacknowledged else self.posted + 1
 
     @property
     def frames_wait(self) -> bool:
@@ -80,3 +85,15 @@ class Outbox:
         self._unacknowledged.clear()
         self._state.clear()
         self._changed.clear()
+
+
+def state_of(frame: Frame) -> list[tuple[tuple[str, ...], Any]]:
+    """((key parts), value) of a control frame. Raises Refused for one that no member would send."""
+    items = frame.meta.get("state", [])
+    try:
+        pairs = [(tuple(str(part) for part in item[:-1]), item[-1]) for item in items]
+        if any(not key for key, _ in pairs):
+            raise ValueError
+        return pairs
+    except (TypeError, ValueError, IndexError, KeyError):
+        raise Refused("meta", "a control message that cannot be read") from None

@@ -1,4 +1,9 @@
-"""Mail over links: bounded queues, and each letter once, in its sender's order."""
+"""Mail between members: bounded queues, and each letter once, in its sender's order.
+
+To a neighbour letters go through memory (``_desk``), to others over the link. Which of the two is settled for
+each incarnation of a peer. Where it is settled late, letters go through memory once those on the line have
+arrived; where a neighbour cannot see our memory after all, those that lie there are sent.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from murmurate.fabric._box import tag_words
 from murmurate.fabric._compress import Behind, Codec, Feedback
+from murmurate.fabric._desk import STREAMS, Desk, Into, Lane
 from murmurate.fabric._hub import Hub
 from murmurate.fabric._wire import Frame, Kind, Refused
 from murmurate.fabric.interface import Letter, Traffic
+from murmurate.pool import Bytes, as_tensor
 
 _MOST_LETTERS, _LEAST_LETTERS, _QUEUE_BYTES = 64, 2, 64 << 20
 
@@ -34,6 +42,7 @@ class _Inbox:
     taken: int = 0
     told: int = 0
     life: int = 0  # which life of the sender they are counted for
+    number: int = STREAMS  # under which a neighbour counts them
 
 
 @dataclass
@@ -45,15 +54,17 @@ class Postbox:
     """One channel's mail at one member; all but ``send`` is called with the lock held."""
 
     def __init__(
-        self, hub: Hub, identity: bytes, codec: Codec, traffic: Traffic, device: torch.device
+        self, hub: Hub, identity: bytes, codec: Codec, traffic: Traffic, device: torch.device, desk: Desk
     ) -> None:
         self._hub, self._identity, self._codec, self._traffic = hub, identity, codec, traffic
-        self._device = device
+        self._device, self._desk = device, desk
         # both ends hold a queue that is full, so a large vector's is short
         self.capacity = max(_LEAST_LETTERS, min(_MOST_LETTERS, _QUEUE_BYTES // max(codec.wire_bytes, 1)))
         self._streams: dict[tuple[int, str], _Stream] = {}
         self._boxes: dict[str, _Box] = {}
         self._inboxes: dict[tuple[int, str], _Inbox] = {}
+        self._words: dict[str, bytes] = {}
+        self._posted: dict[int, int] = {}  # by peer: the number of the last letter on the line
 
     def stream(self, to: int, tag: str) -> _Stream:
         key = to, tag
@@ -61,17 +72,70 @@ class Postbox:
             self._streams[key] = _Stream(Feedback(self._codec))
         return self._streams[key]
 
+    # -- sending ------------------------------------------------------------------------------------
+
     def send(self, to: int, tag: str, x: Tensor, note: float, deadline_seconds: float) -> bool:
         """To be called without the lock, by one thread for each (to, tag)."""
         hub = self._hub
+        words = tag_words(self._words, tag)
+        lane: Lane | None = None
+        slot: int | None = None
         with hub.lock:
             stream = self.stream(to, tag)
 
             def room() -> bool:
-                return stream.sent - stream.taken < self.capacity or hub.gone(to)
+                nonlocal lane, slot
+                lane = self._desk.lanes.get(to)
+                if lane is not None:
+                    slot = self._slot(lane, to, tag, stream)
+                    return slot is not None
+                return stream.sent - stream.taken < self.capacity
 
-            if not hub.wait(room, deadline_seconds) or hub.gone(to):
+            if not hub.wait(lambda: room() or hub.gone(to), deadline_seconds, in_memory=True) or hub.gone(to):
                 return False
+            if lane is not None and slot is not None:
+                lane.claimed.add(slot)
+        if lane is None or slot is None:
+            self._post(to, tag, x, note, stream)
+        else:
+            self._leave(to, lane, slot, words, x, note, stream)
+        return True
+
+    def _slot(self, lane: Lane, to: int, tag: str, stream: _Stream) -> int | None:
+        """Where the next letter may lie; None if it has to wait."""
+        number = lane.number(tag)
+        if number < STREAMS:
+            stream.taken = max(stream.taken, lane.counts[number])
+        if stream.sent - stream.taken >= self.capacity:
+            return None
+        if not self._hub.links[to].has_had(self._posted.get(to, 0)):
+            return None
+        return lane.box.free(lane.claimed)
+
+    def _leave(
+        self, to: int, lane: Lane, slot: int, words: bytes, x: Tensor, note: float, stream: _Stream
+    ) -> None:
+        """Write a letter to a neighbour; others may go on with theirs meanwhile."""
+        tag = words.decode()
+        try:
+            stream.feedback.encode(x, Into(lane.box.slots[slot]))
+        except BaseException:  # a letter of which nobody has heard
+            with self._hub.lock:
+                lane.claimed.discard(slot)
+            raise
+        with self._hub.lock:
+            lane.claimed.discard(slot)
+            self._traffic.bytes += self._codec.wire_bytes
+            present = self._desk.lanes.get(to)
+            if present is lane:
+                stream.sent += 1
+                lane.box.send(slot, words, note, lane.numbers[tag])
+            elif lane.withdrawn:
+                stream.sent += 1
+                self._forward(to, tag, note, lane.box.slots[slot])
+
+    def _post(self, to: int, tag: str, x: Tensor, note: float, stream: _Stream) -> None:
+        hub = self._hub
         filling = stream.feedback.begin(x, hub.wires)
         frame = Frame(Kind.MAIL, self._identity, note=note, meta={"tag": tag}, payload=filling.wire)
         frame.source = Behind(filling)
@@ -85,13 +149,23 @@ class Postbox:
                 self.deliver(to, frame)
             elif pipe is None:
                 link.post(frame)
+            if link is not None:
+                self._posted[to] = link.posted
         if link is not None and pipe is not None:
             link.send_claimed(pipe, frame, filling)
         # a copy of megabytes: nobody else has to wait for it with us
         filling.finish()
-        return True
+
+    def _forward(self, to: int, tag: str, note: float, wire: Bytes) -> None:
+        """Send what lies in memory."""
+        link = self._hub.links[to]
+        link.post(Frame(Kind.MAIL, self._identity, note=note, meta={"tag": tag}, payload=wire.copy()))
+        self._posted[to] = link.posted
+
+    # -- reading ------------------------------------------------------------------------------------
 
     def receive(self, tag: str) -> Letter | None:
+        self._collect()
         box = self._boxes.get(tag)
         if box is None or not box.letters:
             return None
@@ -100,18 +174,34 @@ class Postbox:
         if life == inbox.life:
             inbox.waiting -= 1
             inbox.taken += 1
-            if letter.sender == self._hub.rank:
-                self.stream(letter.sender, tag).taken = inbox.taken
-            else:
-                key = ("taken", self._identity.hex(), tag)
-                soon = inbox.taken - inbox.told >= min(self.capacity, 4) // 2
-                self._hub.links[letter.sender].tell(key, inbox.taken, soon)
-                inbox.told = inbox.taken if soon else inbox.told
+            self._say_taken(letter.sender, tag, inbox)
         return letter
 
+    def _say_taken(self, sender: int, tag: str, inbox: _Inbox) -> None:
+        if sender == self._hub.rank:
+            self.stream(sender, tag).taken = inbox.taken
+        elif inbox.number < STREAMS:
+            self._desk.seen[sender][1].counts[inbox.number] = inbox.taken
+        else:
+            key = ("taken", self._identity.hex(), tag)
+            soon = inbox.taken - inbox.told >= min(self.capacity, 4) // 2
+            self._hub.links[sender].tell(key, inbox.taken, soon)
+            inbox.told = inbox.taken if soon else inbox.told
+
     def has(self, tag: str) -> bool:
+        self._collect()
         box = self._boxes.get(tag)
         return box is not None and bool(box.letters)
+
+    def _collect(self) -> None:
+        """What lies in neighbours' memory for us."""
+        for sender, (_, lane) in self._desk.seen.items():
+            while lane.box.has_news:
+                tag, note, number, x = lane.box.take(self._arrived)
+                if x is not None:
+                    inbox = self._inboxes.setdefault((sender, tag), _Inbox())
+                    inbox.number = number
+                    self._keep(sender, tag, inbox, x, note)
 
     def deliver(self, sender: int, frame: Frame) -> None:
         tag = frame.meta.get("tag")
@@ -120,24 +210,40 @@ class Postbox:
         inbox = self._inboxes.setdefault((sender, tag), _Inbox())
         if inbox.waiting >= self.capacity:
             raise Refused("queue", f"more letters under '{tag}' than the queue holds")
+        self._keep(sender, tag, inbox, self._arrived(frame.payload), frame.note)
+
+    def _arrived(self, wire: Bytes) -> Tensor:
+        return self._codec.decode(wire).to(self._device)
+
+    def _keep(self, sender: int, tag: str, inbox: _Inbox, x: Tensor, note: float) -> None:
         inbox.waiting += 1
-        x = self._codec.decode(frame.payload).to(self._device)
         if sender != self._hub.rank:
-            self._traffic.bytes += frame.length
-        letter = Letter(sender, x, frame.note)
-        self._boxes.setdefault(tag, _Box()).letters.append((letter, inbox.life))
+            self._traffic.bytes += self._codec.wire_bytes
+        self._boxes.setdefault(tag, _Box()).letters.append((Letter(sender, x, note), inbox.life))
 
     def told(self, sender: int, tag: str, value: Any) -> None:
         stream = self.stream(sender, tag)
         stream.taken = max(stream.taken, min(int(value), stream.sent))
         self._hub.notify()
 
+    # -- neighbours ---------------------------------------------------------------------------------
+
+    def unseen(self, peer: int, lane: Lane) -> None:
+        """A neighbour cannot see that lane after all, and so has read nothing there: it gets all by line."""
+        while lane.box.has_news:
+            tag, note, _, x = lane.box.take(lambda wire: as_tensor(wire, torch.uint8))
+            if x is not None:
+                self._forward(peer, tag, note, x.numpy())
+
     def returned(self, peer: int) -> None:
         """A new life of the peer begins with empty queues; what the former one sent can still be read."""
+        self._collect()
+        self._posted.pop(peer, None)
         for (to, _), stream in self._streams.items():
             if to == peer:
                 stream.sent = stream.taken = 0
         for (sender, _), inbox in self._inboxes.items():
             if sender == peer:
                 inbox.waiting = inbox.taken = inbox.told = 0
+                inbox.number = STREAMS
                 inbox.life += 1

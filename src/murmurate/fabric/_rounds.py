@@ -76,7 +76,7 @@ class Rounds:
         """Bring ``x`` [N] to the next round and wait for its result (without the lock)."""
         own = None
         if x is not None:
-            own = self._hub.wires.take(self._bytes)
+            own = self._hub.parts.take(self._bytes)
             as_tensor(own, self.dtype).copy_(x.detach().reshape(-1))
         hub, memory = self._hub, self._memory
         with hub.lock:
@@ -211,7 +211,7 @@ class Rounds:
         if call == "mean" and len(given) == 1:
             parts = given[who[0]]
         elif call == "mean":
-            parts = self._hub.wires.take(self._bytes)
+            parts = self._hub.parts.take(self._bytes)
             vectors = {rank: as_tensor(x, self.dtype) for rank, x in given.items()}
             as_tensor(parts, self.dtype).copy_(ordered_mean(vectors))
         elif call.startswith("broadcast"):

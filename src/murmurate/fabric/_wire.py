@@ -22,7 +22,6 @@ from murmurate.fabric._seal import TAG_BYTES, InvalidTag, Seal
 from murmurate.pool import Bytes
 
 PIECE_BYTES = 1 << 20  # large enough that Python's part is small, small enough to stay in a core's cache
-LENT_PIECE_BYTES = 1 << 18  # small enough that the peer copies one while the next is copied for it
 META_LIMIT_BYTES = 1 << 18
 _LENT = 1  # a frame whose payload is not sent, but read in its sender's memory
 _READ_BYTES = 1 << 18  # at a time: the kernel's pages come back to the sender while they are in the cache
@@ -138,7 +137,7 @@ class Pipe:
     ) -> None:
         self._line, self._origin = line, origin
         self._sends, self._receives = sends, receives
-        self.lends, self._neighbour = lends, neighbour
+        self.lends, self.neighbour = lends, neighbour
         self._sealed = memoryview(bytearray(PIECE_BYTES + TAG_BYTES))
         self._unopened = memoryview(bytearray(PIECE_BYTES + TAG_BYTES))
 
@@ -168,7 +167,8 @@ class Pipe:
         """What to write, piece after piece; each is to be written before the next is asked for."""
         meta = json.dumps(frame.meta, separators=(",", ":")).encode() if frame.meta else b""
         where = origin or self._origin
-        lent: Place | None = getattr(frame.payload, "place", None) if self.lends else None
+        # what is still being copied is sent behind the copy
+        lent: Place | None = getattr(frame.payload, "place", None) if self.lends and source is None else None
         head = _HEAD.pack(
             _MAGIC,
             frame.kind,
@@ -186,16 +186,10 @@ class Pipe:
         parts = self._sealed_copy(head) + (self._sealed_copy(meta) if meta else [])
         if lent is not None:
             parts += self._sealed_copy(lent.pack())
-        if not frame.length:
+        if not frame.length or lent is not None:
             yield parts
             return
         payload = memoryview(frame.payload).cast("B")
-        if lent is not None:
-            yield parts  # the peer wakes up while the first piece is copied
-            for start in range(0, len(payload), LENT_PIECE_BYTES):
-                _fill(source, start, min(start + LENT_PIECE_BYTES, len(payload)))
-                yield self._sealed_copy(b"")  # a token that the piece is there
-            return
         for start in range(0, len(payload), PIECE_BYTES):
             stop = min(start + PIECE_BYTES, len(payload))
             piece = payload[start:stop] if source is None else source.read(start, stop)
@@ -249,8 +243,11 @@ class Pipe:
         if length:
             frame.payload = room(frame, length)
             payload = memoryview(frame.payload).cast("B")
-            for start in range(0, length, PIECE_BYTES if lent is None else LENT_PIECE_BYTES):
-                self._take_piece(payload, start, lent)
+            if lent is not None:
+                np.copyto(np.frombuffer(payload, dtype=np.uint8), lent)
+            else:
+                for start in range(0, length, PIECE_BYTES):
+                    self._take(payload[start : start + PIECE_BYTES])
         elif frame.kind is Kind.MAIL or frame.kind is Kind.REGISTER:
             raise Refused("length", "a vector without numbers")
         return frame
@@ -260,20 +257,12 @@ class Pipe:
         text = bytearray(PLACE.size)
         self._take(memoryview(text))
         place = Place(*PLACE.unpack(text))
-        if self._neighbour is None or place.size_bytes != length:
+        if self.neighbour is None or place.size_bytes != length:
             raise Refused("meta", "a vector in memory that we were not lent")
         try:
-            return self._neighbour.look(place)
+            return self.neighbour.look(place)
         except (OSError, ValueError) as problem:
             raise Refused("memory", f"a vector that cannot be read where it lies ({problem})") from None
-
-    def _take_piece(self, payload: memoryview, start: int, lent: Bytes | None) -> None:
-        if lent is None:
-            self._take(payload[start : start + PIECE_BYTES])
-        else:
-            self._take(payload[:0])
-            piece = slice(start, start + LENT_PIECE_BYTES)
-            np.copyto(np.frombuffer(payload[piece], dtype=np.uint8), lent[piece])
 
     def _take(self, piece: memoryview, first: bool = False) -> None:
         """Fill ``piece`` with what its sealed form opens to."""
@@ -289,13 +278,6 @@ class Pipe:
                 self._receives.check(piece, tag)
         except InvalidTag:
             raise Refused("checksum", "a message that is not as it was sent") from None
-
-
-def _fill(source: Source | None, start: int, stop: int) -> None:
-    """Have those bytes of the payload where they are to be."""
-    if source is not None:
-        source.upto(stop)
-        source.read(start, stop)
 
 
 def _parsed(meta: bytearray) -> dict[str, Any]:

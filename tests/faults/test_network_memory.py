@@ -1,0 +1,267 @@
+"""Memory among neighbours when links are cut, and when members die or start anew: nothing is torn, lost or
+repeated, and nobody is held up by the dead."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import random
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fabric.networked import RUN, SECRET, at_once, cabled, channels, members, until
+from murmurate.fabric._compress import Plain
+from murmurate.fabric.interface import FabricError
+from murmurate.fabric.network import Died, NetworkFabric, run_members
+
+N = 50_000
+LIKE = torch.zeros(N)
+COUNT = 300
+
+
+def vector(value):
+    return torch.full((N,), float(value))
+
+
+# -- links ------------------------------------------------------------------------------------------
+
+
+def test_mail_in_memory_arrives_once_each_in_order_though_connections_keep_ending():
+    generator = random.Random(0)
+    with cabled() as (fabrics, cable):
+        here, there = channels(fabrics)
+
+        def send(fabric, to):
+            return all(fabric.send(to, "x", torch.full((5,), float(n)), note=n) for n in range(COUNT))
+
+        def read(fabric, breaks):
+            letters = []
+            for number in range(COUNT):
+                if breaks and generator.random() < 0.05:
+                    cable.snap()
+                letter = fabric.wait("x", 20.0)
+                assert letter is not None, f"letter {number} did not come"
+                letters.append((letter.sender, letter.note, float(letter.x[0])))
+            return letters, fabric.receive("x")
+
+        *sent, there_got, here_got = at_once(
+            lambda: send(here, 1),
+            lambda: send(there, 0),
+            lambda: read(there, True),
+            lambda: read(here, False),
+        )
+        assert sent == [True, True]
+        assert there_got == ([(0, float(n), float(n)) for n in range(COUNT)], None)
+        assert here_got == ([(1, float(n), float(n)) for n in range(COUNT)], None)
+        assert until(lambda: fabrics[0].hub.links[1].connections > 1)
+        assert here.send(1, "x", torch.zeros(5))
+        assert there.wait("x", 20.0) is not None
+        assert there.receive("x") is None
+
+
+def test_what_is_in_memory_is_read_though_the_link_is_cut():
+    with cabled() as (fabrics, cable):
+        here, there = channels(fabrics)
+        here.publish(torch.ones(5))
+        assert there.wait_newer([0], [0], 10.0)
+        cable.cut()
+        assert until(lambda: list(fabrics[0].living()) == [0])
+        assert until(lambda: list(fabrics[1].living()) == [1])
+        assert here.publish(torch.full((5,), 2.0)) == 2
+        assert there.version(0) == 2
+        assert torch.equal(there.peek(0)[0], torch.full((5,), 2.0))
+        for number in range(20):
+            assert here.send(1, "x", torch.full((5,), float(number)))
+        letters = [there.receive("x") for _ in range(10)]
+        cable.mend()
+        assert until(lambda: list(fabrics[0].living()) == list(fabrics[1].living()) == [0, 1])
+        letters += [there.receive("x") for _ in range(10)]
+        assert [float(letter.x[0]) for letter in letters] == list(range(20))
+        assert there.receive("x") is None
+
+
+# -- members that start anew, in this process ------------------------------------------------------------
+
+
+def test_lives_that_end_while_they_read_hold_up_nobody():
+    """Each holds a peeked vector and letters when it ends; nothing of that counts in the next."""
+    store = dist.HashStore()
+    options = {"deadline_seconds": 10.0, "silence_seconds": 1.0}
+    held = []
+    with members(2, {0: store, 1: store}, **options) as fabrics:
+        here, there = channels(fabrics)
+        for life in range(4):
+            for number in range(8):
+                here.publish(torch.full((5,), float(number)))
+                assert here.send(1, "x", torch.full((5,), float(number)), deadline_seconds=5.0)
+                assert there.wait_newer([0], [here.version(0) - 1], 10.0)
+                x, version = there.peek(0)
+                assert (version, float(x[0])) == (8 * life + number + 1, number)
+                held.append(there.wait("x", 10.0).x)
+                assert float(held[-1][0]) == number
+            held.append(x)
+            assert here.send(1, "x", torch.full((5,), -1.0)), "which nobody reads"
+            fabrics[1].hub._shut()  # as if its process had ended
+            assert until(lambda: list(fabrics[0].living()) == [0])
+            fabrics[1] = NetworkFabric(1, 2, store, run_id=RUN, secret=SECRET, **options)
+            (there,) = channels(fabrics[1:])
+            assert until(lambda: list(fabrics[0].living()) == [0, 1])
+            assert there.wait_newer([0], [8 * life + 7], 10.0)
+            assert there.version(0) == 8 * (life + 1)
+            held.clear()  # the former life's letters are given back to the former life's slots
+            gc.collect()
+        assert len(here._desk.lanes) == len(here._desk.seen) == 1
+        assert len(fabrics[0].hub.passport.lender._parts) < 12, "memory of former lives is mapped no more"
+
+
+def test_a_letter_under_way_to_a_former_life_does_not_reach_the_next(monkeypatch):
+    store = dist.HashStore()
+    options = {"deadline_seconds": 10.0, "silence_seconds": 1.0}
+    with members(2, {0: store, 1: store}, **options) as fabrics:
+        here, _ = channels(fabrics)
+        encode = Plain.encode
+
+        def and_then_it_starts_anew(codec, x, room):
+            wire = encode(codec, x, room)
+            monkeypatch.undo()
+            fabrics[1].hub._shut()
+            fabrics[1] = NetworkFabric(1, 2, store, run_id=RUN, secret=SECRET, **options)
+            assert until(lambda: fabrics[0].hub.links[1].connected)
+            return wire
+
+        monkeypatch.setattr(Plain, "encode", and_then_it_starts_anew)
+        here.send(1, "x", torch.ones(5))
+        (there,) = channels(fabrics[1:])
+        assert here.send(1, "x", torch.full((5,), 2.0))
+        assert float(there.wait("x", 10.0).x[0]) == 2.0
+        assert there.receive("x") is None
+
+
+# -- processes that are killed --------------------------------------------------------------------------
+
+
+def kill_myself(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def send_and_die(moment, door):
+    """Publish and send number after number; be killed over number 20, in the midst of a copy or before the
+    counter is raised."""
+    fabric = door.channel("model", LIKE)
+    fabric.mean_(torch.zeros(N))
+    for number in range(20):
+        fabric.publish(vector(number))
+        assert fabric.send(1, "x", vector(number))
+    encode = Plain.encode
+
+    def half(codec, x, room):
+        wire = room.take(codec.wire_bytes)
+        wire[: wire.nbytes // 2] = 255
+        kill_myself()
+
+    def whole(codec, x, room):
+        encode(codec, x, room)
+        kill_myself()
+
+    Plain.encode = half if moment.startswith("half") else whole
+    if moment.endswith("letter"):
+        fabric.send(1, "x", vector(20))
+    else:
+        fabric.publish(vector(20))
+
+
+def read_until_it_is_dead(late, door):
+    """Numbers of whole letters, and of the newest vector. late: begins when the other is dead."""
+    fabric = None if late else door.channel("model", LIKE)
+    if fabric is not None:
+        fabric.mean_(torch.zeros(N))
+        while not fabric.has_lost(0):
+            fabric.wait("nothing", 0.005)
+    else:
+        assert until(lambda: any(key[0] == "desk" for _, key in door.hub._early_told))
+        door.channel("word", torch.zeros(1)).send(0, "told", torch.zeros(1))
+        assert until(lambda: 0 not in door.living())
+        fabric = door.channel("model", LIKE)
+    numbers = []
+    while (letter := fabric.receive("x")) is not None:
+        numbers.append([float(v) for v in letter.x.unique()])
+    x, version = fabric.peek(0)
+    return numbers, [float(v) for v in x.unique()], version, fabric.send(0, "x", LIKE)
+
+
+@pytest.mark.parametrize("moment", ["half a letter", "letter", "half a vector", "vector"])
+def test_what_was_done_before_a_kill_is_whole_and_the_rest_is_not_there(moment):
+    before = os.listdir("/dev/shm")
+    sender = functools.partial(send_and_die, moment)
+    died, found = run_members(2, [sender, functools.partial(read_until_it_is_dead, False)])
+    assert died == Died(0, -signal.SIGKILL)
+    assert found == ([[float(number)] for number in range(20)], [19.0], 20, False)
+    assert os.listdir("/dev/shm") == before
+
+
+def send_for_later_and_die(door):
+    fabric = door.channel("model", LIKE)
+    for number in range(20):
+        fabric.publish(vector(number))
+        assert fabric.send(1, "x", vector(number))
+    assert door.channel("word", torch.zeros(1)).wait("told", 20.0)
+    kill_myself()
+
+
+def test_the_memory_of_the_dead_is_mapped_by_who_makes_its_channel_later():
+    died, found = run_members(2, [send_for_later_and_die, functools.partial(read_until_it_is_dead, True)])
+    assert died == Died(0, -signal.SIGKILL)
+    assert found == ([[float(number)] for number in range(20)], [19.0], 20, False)
+
+
+def publish_to_all(door):
+    """500 versions and 200 letters, while readers die."""
+    fabric = door.channel("model", LIKE)
+    for number in range(500):
+        fabric.publish(vector(number))
+        if number < 200:
+            assert fabric.send(1, "x", vector(number))
+        fabric.send(2, "x", vector(number), deadline_seconds=0.0)
+    return "all"
+
+
+def read_to_the_end(door):
+    fabric = door.channel("model", LIKE)
+    seen = letters = 0
+    while seen < 500 or letters < 200:
+        if fabric.version(0) > seen:
+            x, seen = fabric.peek(0)
+            assert (x == seen - 1).all(), "torn"
+        letter = fabric.receive("x")
+        if letter is not None:
+            assert (letter.x == letters).all(), "torn, lost or repeated"
+            letters += 1
+    return seen, letters
+
+
+def read_and_die(door):
+    """Killed while it has a vector pinned and letters lent."""
+    fabric = door.channel("model", LIKE)
+    assert fabric.wait_newer([0], [2], 20.0)
+    held = [fabric.peek(0), fabric.wait("x", 20.0), fabric.wait("x", 20.0)]
+    assert all(held)
+    kill_myself()
+
+
+def test_a_reader_that_is_killed_while_it_reads_holds_up_nobody():
+    done, read, died = run_members(3, [publish_to_all, read_to_the_end, read_and_die])
+    assert done == "all"
+    assert read == (500, 200)
+    assert died == Died(2, -signal.SIGKILL)
+
+
+def test_a_peek_before_anything_was_published_names_the_neighbour():
+    with members(2) as fabrics:
+        here, _ = channels(fabrics)
+        assert here.version(1) == 0
+        with pytest.raises(FabricError, match="rank 1 has published nothing"):
+            here.peek(1)
