@@ -268,6 +268,26 @@ def test_a_letter_that_is_being_written_when_memory_turns_out_unreadable_is_sent
         assert there[0].receive("x") is None
 
 
+def test_a_vector_that_is_being_written_when_memory_turns_out_unreadable_is_sent(monkeypatch):
+    with members(2) as fabrics:
+        monkeypatch.setattr(near(fabrics[1], 0), "map", refuse)
+        here, there = fabrics[0].channel("model", LIKE), []
+        lane, encode = here._desk.lanes[1], Plain.encode
+
+        def and_then_it_is_withdrawn(codec, x, room):
+            wire = encode(codec, x, room)
+            monkeypatch.setattr(Plain, "encode", encode)
+            there.append(fabrics[1].channel("model", LIKE))
+            assert until(lambda: lane.withdrawn)
+            assert there[0].version(0) == 0
+            return wire
+
+        monkeypatch.setattr(Plain, "encode", and_then_it_is_withdrawn)
+        assert here.publish(vector(1)) == 1
+        assert there[0].wait_newer([0], [0], 5.0)
+        assert torch.equal(there[0].peek(0)[0], vector(1))
+
+
 def test_a_collective_in_memory_that_cannot_be_mapped_is_sent_instead(monkeypatch):
     with members(2) as fabrics:
         here, there = channels(fabrics, like=LIKE)
@@ -378,6 +398,16 @@ def test_what_no_memory_has_is_not_mapped(span):
     neighbour = me.neighbour(os.getpid(), other.descriptor, b"o" * 16)
     with pytest.raises(OSError, match="no member's memory"):
         neighbour.map(Span(*span))
+
+
+def test_memory_that_was_cleared_takes_none():
+    me = Lender(b"m" * 16)
+    part, span = me.take(1 << 20)
+    part[:] = 1
+    full = os.fstat(me.descriptor).st_blocks
+    me.clear(span)
+    assert os.fstat(me.descriptor).st_blocks * 512 <= full * 512 - (1 << 20)
+    assert not part.any()
 
 
 def test_a_part_of_memory_is_the_same_at_both_ends_and_outlives_its_owner():

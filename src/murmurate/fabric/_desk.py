@@ -67,7 +67,8 @@ class Desk:
         self.lanes: dict[int, Lane] = {}
         self.seen: dict[int, tuple[Register[Bytes], Lane]] = {}
         self._told: dict[int, tuple[int, int]] = {}
-        self._span: Span | None = None
+        self._span: Span | None = None  # of the register
+        self._spans: dict[int, Span] = {}  # of lanes
 
     def show(self, peer: int) -> tuple[int, int] | None:
         """Make a lane for a neighbour: where it is to look; None if there is no memory for it."""
@@ -80,7 +81,7 @@ class Desk:
             memory, span = self._lender.take(self._lane_bytes)
         except OSError:
             return None
-        self.lanes[peer] = Lane(memory, self._wire_bytes, self._pool)
+        self.lanes[peer], self._spans[peer] = Lane(memory, self._wire_bytes, self._pool), span
         return self._span.start, span.start
 
     def look(self, peer: int, neighbour: Neighbour, told: tuple[int, int]) -> bool:
@@ -96,6 +97,8 @@ class Desk:
 
     def forget(self, peer: int) -> None:
         """It was started anew."""
+        if self._lender is not None and peer in self._spans:
+            self._lender.clear(self._spans.pop(peer))
         self.lanes.pop(peer, None)
         self.seen.pop(peer, None)
         self._told.pop(peer, None)

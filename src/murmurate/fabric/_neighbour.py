@@ -13,6 +13,7 @@ can be read although it has ended.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import resource
@@ -98,6 +99,12 @@ class Lender:
             span = Span(self._end, size_bytes)
             self._end += -(-size_bytes // _PAGE) * _PAGE
         return self.map(self.descriptor, span), span
+
+    def clear(self, span: Span) -> None:
+        """Give the pages of a part that nobody will look at any more back to the system."""
+        with contextlib.suppress(OSError):
+            with mmap.mmap(self.descriptor, span.size_bytes, offset=span.start) as memory:
+                memory.madvise(mmap.MADV_REMOVE)
 
     def map(self, descriptor: int, span: Span) -> Bytes:
         """[span.size_bytes] of a member's memory, to be written too. Raises OSError."""

@@ -77,7 +77,7 @@ class Postbox:
     def send(self, to: int, tag: str, x: Tensor, note: float, deadline_seconds: float) -> bool:
         """To be called without the lock, by one thread for each (to, tag)."""
         hub = self._hub
-        words = tag_words(self._words, tag)
+        tag_words(self._words, tag)
         lane: Lane | None = None
         slot: int | None = None
         with hub.lock:
@@ -98,7 +98,7 @@ class Postbox:
         if lane is None or slot is None:
             self._post(to, tag, x, note, stream)
         else:
-            self._leave(to, lane, slot, words, x, note, stream)
+            self._leave(to, tag, x, note, stream, lane, slot)
         return True
 
     def _slot(self, lane: Lane, to: int, tag: str, stream: _Stream) -> int | None:
@@ -113,10 +113,9 @@ class Postbox:
         return lane.box.free(lane.claimed)
 
     def _leave(
-        self, to: int, lane: Lane, slot: int, words: bytes, x: Tensor, note: float, stream: _Stream
+        self, to: int, tag: str, x: Tensor, note: float, stream: _Stream, lane: Lane, slot: int
     ) -> None:
-        """Write a letter to a neighbour; others may go on with theirs meanwhile."""
-        tag = words.decode()
+        """Write a letter where a neighbour finds it; others may go on with theirs meanwhile."""
         try:
             stream.feedback.encode(x, Into(lane.box.slots[slot]))
         except BaseException:  # a letter of which nobody has heard
@@ -129,7 +128,7 @@ class Postbox:
             present = self._desk.lanes.get(to)
             if present is lane:
                 stream.sent += 1
-                lane.box.send(slot, words, note, lane.numbers[tag])
+                lane.box.send(slot, self._words[tag], note, lane.numbers[tag])
             elif lane.withdrawn:
                 stream.sent += 1
                 self._forward(to, tag, note, lane.box.slots[slot])

@@ -161,9 +161,9 @@ class Shelf:
 
     def _own(self) -> tuple[Tensor, int] | None:
         register, newest = self._desk.register, self._newest
-        if register is not None:
-            found = register.peek(self._pins, _PEEKED)
-            return found and (self._codec.decode(found[0]), found[1])
+        found = None if register is None else register.peek(self._pins, _PEEKED)
+        if found is not None:
+            return self._codec.decode(found[0]), found[1]
         return newest and (self._codec.decode(newest[1].wire), newest[0])
 
     def _theirs(self, peer: int) -> tuple[Tensor, int] | None:

@@ -6,6 +6,9 @@ the link is free, and a publisher sends nothing to those who do not read (``_she
 *Mail*: numbered, acknowledged and sent again over a new connection; what ``send`` accepted arrives
 once, however often the link is cut, as long as both processes live (``_link``, ``_postbox``).
 
+*Neighbours*, members on one host, have both in memory that both map, as the processes fabric has (``_desk``):
+nothing of them goes over the link.
+
 *Collective*: through the lowest living member (``_rounds``). Shared memory is not offered.
 
 What is not from a member of this run and epoch, or not as it was sent, is refused, counted in
@@ -60,7 +63,7 @@ class NetworkFabric:
     cipher: "aes-256-gcm", or "chacha20-poly1305" for processors without instructions for AES.
     silence_seconds: a connection without a sign of life for so long is given up and made anew.
     shared_memory: vectors for members on the same host, started by the same user, stay in memory that both
-        map, and are not encrypted; the link carries where they lie. False sends everything.
+        map, and are not encrypted; the link carries where that is. False sends everything.
 
     Raises MissingExtra without the package cryptography, FabricError if somebody does not come.
     """
