@@ -44,6 +44,7 @@ class Box:
         self._sent, self._taken, self._order, self._lent, self._heads = cells
         self.slots = slots
         self._count, self._most_lent = len(slots), len(slots) // 2
+        self._letters: dict[int, weakref.ref[Bytes]] = {}  # lent now, by slot
         self._pool = pool
         self._read = int(self._taken[0])
         self._barrier = threading.Lock()
@@ -98,20 +99,22 @@ class Box:
 
     def _lend(self, slot: int) -> Bytes:
         """The slot itself, lent until nobody holds it; a copy where too much is lent."""
-        if sum(self._lent) < self._most_lent:
-            self._lent[slot] = 1
-            whole = self.slots[slot][:]
-            weakref.finalize(whole, _give_back, self._lent, slot).atexit = False
-            return whole
-        copy = self._pool.take(self.slots[slot].nbytes)
-        np.copyto(copy, self.slots[slot])
-        return copy
+        if len(self._letters) >= self._most_lent:
+            copy = self._pool.take(self.slots[slot].nbytes)
+            np.copyto(copy, self.slots[slot])
+            return copy
+        lent, letters = self._lent, self._letters
 
+        def give_back(_: object) -> None:
+            """In whichever thread and at whatever moment, so with a lock of its own."""
+            del letters[slot]
+            fence(threading.Lock())
+            lent[slot] = 0
 
-def _give_back(lent: memoryview, slot: int) -> None:
-    """A letter has been forgotten, in whichever thread and at whatever moment: so with a lock of its own."""
-    fence(threading.Lock())
-    lent[slot] = 0
+        lent[slot] = 1
+        whole = self.slots[slot][:]
+        letters[slot] = weakref.ref(whole, give_back)
+        return whole
 
 
 def tag_words(known: dict[str, bytes], tag: str) -> bytes:

@@ -109,7 +109,8 @@ class Letterbox:
 
     def _arrived(self, whole: Bytes) -> Tensor:
         """[N], where it lies or in the memory of the replica's device."""
-        return as_tensor(whole, self._dtype).to(self._device)
+        x = as_tensor(whole, self._dtype)
+        return x if self._device.type == "cpu" else x.to(self._device)
 
     def _mark(self, sender: int, to: int) -> int:
         """The lives of both ends of a letter."""

@@ -31,7 +31,7 @@ class NetworkChannel:
         self._codec = codec(compression, self._count, like.dtype)
         self._desk = Desk(hub.passport.lender, self.size, self._codec.wire_bytes, hub.pool)
         self._shelf = Shelf(hub, name, self._identity, self._codec, self.traffic, self._desk)
-        self._postbox = Postbox(hub, self._identity, self._codec, self.traffic, like.device, self._desk)
+        self._postbox = Postbox(hub, self._identity, self._codec, self.traffic, self._shaped, self._desk)
         self._rounds = Rounds(
             hub,
             name,
@@ -124,13 +124,11 @@ class NetworkChannel:
     ) -> bool:
         self._check(x)
         patience = self._hub.deadline_seconds if deadline_seconds is None else deadline_seconds
-        with self._hub.timed(self.traffic):
-            return self._postbox.send(self._among(to), tag, x, note, patience)
+        return self._postbox.send(self._among(to), tag, x, note, patience)
 
     def receive(self, tag: str) -> Letter | None:
         with self._hub.lock:
-            letter = self._postbox.receive(tag)
-        return letter and letter._replace(x=letter.x.view(self._shape))
+            return self._postbox.receive(tag)
 
     def wait(self, tag: str, deadline_seconds: float) -> Letter | None:
         with self._hub.lock, self._hub.timed(self.traffic):
@@ -229,7 +227,8 @@ class NetworkChannel:
     # -- underneath ---------------------------------------------------------------------------------
 
     def _shaped(self, x: Tensor) -> Tensor:
-        x = x.view(self._shape)
+        if x.shape != self._shape:
+            x = x.view(self._shape)
         return x if self._device.type == "cpu" else x.to(self._device)
 
     def _among(self, rank: int) -> int:

@@ -8,6 +8,7 @@ arrived; where a neighbour cannot see our memory after all, those that lie there
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,13 +52,22 @@ class _Box:
 
 
 class Postbox:
-    """One channel's mail at one member; all but ``send`` is called with the lock held."""
+    """One channel's mail at one member; all but ``send`` is called with the lock held.
+
+    shaped: gives a decoded vector the replica's shape, on its device.
+    """
 
     def __init__(
-        self, hub: Hub, identity: bytes, codec: Codec, traffic: Traffic, device: torch.device, desk: Desk
+        self,
+        hub: Hub,
+        identity: bytes,
+        codec: Codec,
+        traffic: Traffic,
+        shaped: Callable[[Tensor], Tensor],
+        desk: Desk,
     ) -> None:
         self._hub, self._identity, self._codec, self._traffic = hub, identity, codec, traffic
-        self._device, self._desk = device, desk
+        self._shaped, self._desk = shaped, desk
         # both ends hold a queue that is full, so a large vector's is short
         self.capacity = max(_LEAST_LETTERS, min(_MOST_LETTERS, _QUEUE_BYTES // max(codec.wire_bytes, 1)))
         self._streams: dict[tuple[int, str], _Stream] = {}
@@ -91,12 +101,18 @@ class Postbox:
                     return slot is not None
                 return stream.sent - stream.taken < self.capacity
 
-            if not hub.wait(lambda: room() or hub.gone(to), deadline_seconds, in_memory=True) or hub.gone(to):
+            if not room():
+                with hub.timed(self._traffic):
+                    ended = hub.wait(lambda: room() or hub.gone(to), deadline_seconds, in_memory=True)
+                if not ended:
+                    return False
+            if hub.gone(to):
                 return False
             if lane is not None and slot is not None:
                 lane.claimed.add(slot)
         if lane is None or slot is None:
-            self._post(to, tag, x, note, stream)
+            with hub.timed(self._traffic):
+                self._post(to, tag, x, note, stream)
         else:
             self._leave(to, tag, x, note, stream, lane, slot)
         return True
@@ -212,7 +228,7 @@ class Postbox:
         self._keep(sender, tag, inbox, self._arrived(frame.payload), frame.note)
 
     def _arrived(self, wire: Bytes) -> Tensor:
-        return self._codec.decode(wire).to(self._device)
+        return self._shaped(self._codec.decode(wire))
 
     def _keep(self, sender: int, tag: str, inbox: _Inbox, x: Tensor, note: float) -> None:
         inbox.waiting += 1
