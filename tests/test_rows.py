@@ -165,7 +165,7 @@ def test_while_it_is_closed_nobody_writes_and_who_read_reads_again():
     folds = 0
     while folds < 20 and time.monotonic() < end:
         if folder.value < 1e-12:
-            with folder.closed(lambda: [0, 1, 2]) as alone:
+            with folder.closed([0, 1, 2]) as alone:
                 if alone:
                     x.mul_(folder.forget())
                     folds += 1
@@ -180,8 +180,8 @@ def test_while_it_is_closed_nobody_writes_and_who_read_reads_again():
 
 def test_who_writes_for_ever_does_not_stop_the_others():
     stuck, folder = shared(2)
-    with stuck.writing(), folder.closed(lambda: [0, 1]) as alone:
+    with stuck.writing(), folder.closed([0, 1]) as alone:
         assert not alone
-    with stuck.writing(), folder.closed(lambda: [1]) as alone:  # it has died
+    with stuck.writing(), folder.closed([1]) as alone:  # it has died
         assert alone
     assert not math.isnan(folder.steady(lambda scale: scale))

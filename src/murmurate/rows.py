@@ -162,17 +162,16 @@ class Scale:
             self._marks[cell] = 0
 
     @contextlib.contextmanager
-    def closed(self, living: Callable[[], Sequence[int]]) -> Iterator[bool]:
+    def closed(self, living: Sequence[int]) -> Iterator[bool]:
         """The vector for one alone; False if one of ``living`` has been writing for too long. Only one
         member may call this."""
         self._marks[0] += 1
         _fence()
         try:
             end = time.monotonic() + _PATIENCE_SECONDS
-            others = [rank for rank in living() if rank != self._own]
-            while (busy := [r for r in others if int(self._marks[r + 1])]) and time.monotonic() < end:
+            others = [rank for rank in living if rank != self._own]
+            while (busy := any(int(self._marks[r + 1]) for r in others)) and time.monotonic() < end:
                 time.sleep(_PAUSE_SECONDS)
-                others = [rank for rank in busy if rank in living()]
             yield not busy
         finally:
             _fence()

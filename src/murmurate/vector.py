@@ -98,6 +98,7 @@ class Replica:
         self.keeps_scale = True  # whether the strategy, if there is one, can read a scaled vector
         self.make_room: Callable[[], None] = self.fold  # what to do when the scale is almost 0
         self._pending: Rows | None = None  # the gradient, where it is of rows
+        self.touched: Tensor | None = None  # [V] uint8, if somebody wants to know which rows were moved
         # whether all replicas pass the same rounds; alone, each update is one
         self.common_rounds = True
         self.measure = False  # asks the next step for the two that follow
@@ -296,6 +297,12 @@ class Replica:
         self._storage_grad.copy_(gradient)
         return self._agree()
 
+    @property
+    def row_width(self) -> int | None:
+        """W of a module whose only parameter is a matrix [V, W]; None for any other."""
+        (shape,) = {part.shape for part in self.parts} if len(self.parts) == 1 else {None}
+        return shape[1] if shape is not None and len(shape) == 2 else None
+
     def values(self) -> Tensor:
         """[N] the parameters with their scale multiplied out: the vector itself where that is 1."""
         scale = self.scale.value
@@ -313,6 +320,8 @@ class Replica:
             if self.scale.shrink(rate * rows.shrink):
                 self._storage.zero_()
             add_rows(self._storage, rows, rate / self.scale.value)
+            if self.touched is not None:
+                self.touched[rows.row] = 1
         if before is not None:
             self.update_norm = torch.linalg.vector_norm(self.values() - before)
             self.measure = False

@@ -174,6 +174,26 @@ def receive_after_the_change(door):
     return fabric.wait("x", 30.0)
 
 
+SHORT = (1, N - 1, N, 3)
+
+
+def any_bits(count):
+    """Numbers whose bits mean something else: NaNs with a load, denormals, whole numbers."""
+    return torch.arange(1, count + 1, dtype=torch.int32).mul_(0x7FE00001 // 3).view(torch.float32)
+
+
+def send_shorter_ones(door):
+    fabric = channel(door)
+    for count in SHORT:
+        fabric.send(1, "x", any_bits(count), note=count)
+
+
+def receive_shorter_ones(door):
+    fabric = channel(door)
+    letters = [fabric.wait("x", 20.0) for _ in SHORT]
+    return [(letter.note, letter.x.view(torch.int32).tolist()) for letter in letters]
+
+
 def send_many(count, door):
     fabric = channel(door)
     for number in range(count):
@@ -407,6 +427,10 @@ class TestEveryFabric:
         _, (sender, x, _) = members(2, send_what_changes, receive_after_the_change)
         assert sender == 0
         assert torch.equal(x, vector(7))
+
+    def test_shorter_letters_arrive_as_they_are(self, members):
+        _, letters = members(2, send_shorter_ones, receive_shorter_ones)
+        assert letters == [(count, any_bits(count).view(torch.int32).tolist()) for count in SHORT]
 
     def test_letters_are_the_receivers_to_keep_and_stop_no_sender(self, members):
         count = 40

@@ -169,3 +169,21 @@ def test_members_with_different_compression_are_told_so():
             return type(caught.value).__name__
 
         assert at_once(lambda: complaint(here), lambda: complaint(there)) == ["FabricError"] * 2
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+@pytest.mark.parametrize("compression", ["bfloat16", "int8"])
+def test_a_short_letter_is_not_compressed(compression, shared_memory):
+    """Its numbers may be anything, and may be more than the compressed vector has bytes."""
+    with members(2, compression=compression, shared_memory=shared_memory) as fabrics:
+        here, there = channels(fabrics, like=torch.zeros(50_000))
+        short = torch.arange(49_000, dtype=torch.int32).view(torch.float32)
+        whole = torch.full((50_000,), 3.0)
+        for x in (short, whole, short[:7]):
+            assert here.send(1, "x", x)
+        found = [there.wait("x", 20.0).x for _ in range(3)]
+        assert torch.equal(found[0].view(torch.int32), short.view(torch.int32))
+        assert torch.equal(found[1], whole)
+        assert torch.equal(found[2].view(torch.int32), short[:7].view(torch.int32))
+        with pytest.raises(ValueError, match="is for"):
+            here.send(1, "x", torch.zeros(50_001))

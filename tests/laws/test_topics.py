@@ -185,3 +185,91 @@ def _stacked(parts):
     words = np.concatenate([part.words for part in parts])
     counts = np.concatenate([part.counts for part in parts])
     return Corpus(starts, words, counts, parts[0].vocabulary, WORDS)
+
+
+# -- what is exchanged --------------------------------------------------------------------------------------
+
+WIDE = 1_500  # words, of which a mini-batch has few
+
+
+@functools.lru_cache
+def wide():
+    return generate(
+        documents=400, vocabulary=WIDE, topics=K, mean_length=30, seed=2, topic_mass=60.0, alpha_mass=1.0
+    ).corpus
+
+
+def dpsvi(strategy, count, dense, door):
+    """(consensus [V + 1, W], bytes) of a member; dense: gradients are made whole, and pushes with them."""
+    torch.set_num_threads(1)
+    replicator = Replicator(strategy, door)
+    spec = EnvSpec("corpus", (WIDE,), torch.int32, 0, documents=len(wide()))
+    model = TopicModel(
+        topics=K, batch=8, alpha=0.3, prior=0.1, validate_every=0, step_rule="average", rate=0.02
+    )
+    it = model.build(spec, replicator.replicate, seed=0, device=torch.device("cpu"), corpus=wide())
+    it.replica.keeps_scale = not dense
+    bond = replicator.bonds["topics"]
+    if is_centre(door):
+        serve_until(replicator, door)
+    else:
+        order = np.random.default_rng(door.rank).permutation(len(wide()))
+        for number in range(count):
+            part = order[(8 * number + np.arange(8)) % len(order)]
+            it.learn(Batch(wide().select(part)))
+        finish(replicator, door)
+    return replicator.consensus()["topics"], bond.channel.traffic.bytes
+
+
+def both(strategy, size, count=24, seed=3):
+    """The same schedule with sparse and with dense pushes: ((v, bytes of rank 0), (v, bytes of rank 0))."""
+    found = []
+    for dense in (False, True):
+        members = SimulatedFabric(size, seed=seed, latency=(0.0, 1e-4)).run(
+            [functools.partial(dpsvi, strategy, count, dense)] * size
+        )
+        found.append((members[-1][0], members[0][1]))
+    return found
+
+
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("local_updates", [1, 4])
+def test_one_node_pushes_the_same_as_dense(local_updates, wait):
+    """Nobody else moves v between a pull and a push, so the sparse push is the dense one."""
+    strategy = DPSGD(threads=1, local_updates=local_updates, batch=1, global_learning_rate=0.5, wait=wait)
+    (sparse, few), (dense, many) = both(strategy, 2)
+    if wait:
+        torch.testing.assert_close(sparse, dense, rtol=1e-4, atol=1e-2)
+    assert few < 0.9 * many
+    assert float((dense - sparse).norm() / dense.norm()) < (1e-5 if wait else 0.005)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        DPSGD(threads=1, local_updates=2, batch=2, wait=True),
+        DPSGD(threads=1, local_updates=3, batch=1),
+        DPSGD(threads=2, local_updates=2, batch=1, delay_bound=1),
+        DPSGD(threads=1, local_updates=2, batch=3, global_learning_rate=0.2, global_momentum=0.3),
+    ],
+    ids=["M 2", "free", "p 2", "momentum"],
+)
+def test_with_several_nodes_only_the_shrink_differs(strategy, seed):
+    """Of a push's shrink, (s_m - 1) v, v is the present one: a difference of second order in the step."""
+    (sparse, _), (dense, _) = both(strategy, 4, seed=seed)
+    apart = float((sparse - dense).norm() / dense.norm())
+    # threads of a node are asked who lives, so that their turns are others
+    assert apart < (0.04 if strategy.threads > 1 or strategy.global_momentum else 0.01)
+    x = sparse.double().view(WIDE + 1, -1)
+    torch.testing.assert_close(x[-1], x[:-1].sum(0), rtol=1e-3, atol=0.5)
+    assert float(x.min()) > -1e-3
+
+
+def test_a_push_costs_its_rows():
+    strategy = DPSGD(threads=1, local_updates=1, batch=1, global_learning_rate=0.5, wait=True)
+    count = 10
+    (_, few), _ = both(strategy, 2, count=count)
+    distinct = 8 * 30  # at most, of a mini-batch
+    width = 16
+    assert few < (count + 2) * 2 * 4 * (2 * distinct * (width + 1) + 6) + 4 * 4 * (WIDE + 1) * width

@@ -20,7 +20,8 @@ from murmurate.fabric.arena import fence
 from murmurate.pool import Bytes, Pool
 
 _TAG_BYTES = 64
-HEAD = struct.Struct(f"<{_TAG_BYTES}sdQ")  # a letter's tag, note and mark, beside its slot
+# a letter's tag, note and mark, and its bytes if it is a short one (else 0), beside its slot
+HEAD = struct.Struct(f"<{_TAG_BYTES}sdQQ")
 
 
 class Cells(NamedTuple):
@@ -38,11 +39,12 @@ class Cells(NamedTuple):
 
 
 class Box:
-    """The letters of one member to another. slots: [wire_bytes] each."""
+    """The letters of one member to another. slots: memory for one each, which fills its first ``whole`` bytes
+    unless it is short."""
 
-    def __init__(self, cells: Cells, slots: Sequence[Bytes], pool: Pool) -> None:
+    def __init__(self, cells: Cells, slots: Sequence[Bytes], pool: Pool, whole: int) -> None:
         self._sent, self._taken, self._order, self._lent, self._heads = cells
-        self.slots = slots
+        self.slots, self._whole = slots, whole
         self._count, self._most_lent = len(slots), len(slots) // 2
         self._letters: dict[int, weakref.ref[Bytes]] = {}  # lent now, by slot
         self._pool = pool
@@ -65,10 +67,10 @@ class Box:
                 return slot
         return None
 
-    def send(self, slot: int, words: bytes, note: float, mark: int) -> None:
-        """What lies in the slot is the next letter, under the tag ``words``."""
+    def send(self, slot: int, words: bytes, note: float, mark: int, short: int = 0) -> None:
+        """What lies in the slot is the next letter, under the tag ``words``. short: its bytes, or 0."""
         number = self._sent[0]
-        HEAD.pack_into(self._heads, slot * HEAD.size, words, note, mark)
+        HEAD.pack_into(self._heads, slot * HEAD.size, words, note, mark, short)
         self._order[number % self._count] = slot
         fence(self._barrier)
         self._sent[0] = number + 1
@@ -80,28 +82,30 @@ class Box:
         return bool(self._sent[0] != self._read)
 
     def take(
-        self, decode: Callable[[Bytes], Tensor], mark: int | None = None
+        self, decode: Callable[[Bytes, bool], Tensor], mark: int | None = None
     ) -> tuple[str, float, int, Tensor | None]:
         """(tag, note, mark, vector) of the next letter, where there is one; the vector lies in the slot as
-        long as somebody holds it, if ``decode`` leaves it there. None for one of another ``mark``."""
+        long as somebody holds it, if ``decode`` (told whether it is a short one) leaves it there. None for
+        one of another ``mark``."""
         fence(self._barrier)  # nothing of the letter is read before its number is
         slot = self._order[self._read % self._count]
-        words, note, written = self._head(slot)
+        words, note, written, short = self._head(slot)
         self._lent[slot] = 0
-        x = decode(self._lend(slot)) if mark is None or written == mark else None
+        x = decode(self._lend(slot, short), short > 0) if mark is None or written == mark else None
         self._read += 1
         fence(self._barrier)
         self._taken[0] = self._read
         return words.rstrip(b"\0").decode(), note, written, x
 
-    def _head(self, slot: int) -> tuple[bytes, float, int]:
+    def _head(self, slot: int) -> tuple[bytes, float, int, int]:
         return HEAD.unpack_from(self._heads, slot * HEAD.size)
 
-    def _lend(self, slot: int) -> Bytes:
+    def _lend(self, slot: int, short: int) -> Bytes:
         """The slot itself, lent until nobody holds it; a copy where too much is lent."""
+        letter = self.slots[slot][: short or self._whole]
         if len(self._letters) >= self._most_lent:
-            copy = self._pool.take(self.slots[slot].nbytes)
-            np.copyto(copy, self.slots[slot])
+            copy = self._pool.take(letter.nbytes) if not short else np.empty(short, dtype=np.uint8)
+            np.copyto(copy, letter)
             return copy
         lent, letters = self._lent, self._letters
 
@@ -112,9 +116,8 @@ class Box:
             lent[slot] = 0
 
         lent[slot] = 1
-        whole = self.slots[slot][:]
-        letters[slot] = weakref.ref(whole, give_back)
-        return whole
+        letters[slot] = weakref.ref(letter, give_back)
+        return letter
 
 
 def tag_words(known: dict[str, bytes], tag: str) -> bytes:

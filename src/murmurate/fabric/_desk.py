@@ -33,14 +33,16 @@ class Lane:
     could not map it.
     """
 
-    def __init__(self, memory: Bytes, wire_bytes: int, pool: Pool) -> None:
-        slots = slots_of(wire_bytes)
+    def __init__(self, memory: Bytes, letter_bytes: int, wire_bytes: int, pool: Pool) -> None:
+        slots = slots_of(letter_bytes)
         cells = memory[:_CELLS_BYTES].view(np.int64)
         sent, order, read, lent, counts = (part.data for part in np.split(cells, np.cumsum(_CELLS)[:-1]))
         self.pin, self.counts = read[:1], counts
         heads = memory[_CELLS_BYTES:_LANE_HEAD_BYTES].data
-        letters = memory[_LANE_HEAD_BYTES:].reshape(slots, -1)[:, :wire_bytes]
-        self.box = Box(Cells(sent[:1], read[1:2], order, lent[:slots], heads), list(letters), pool)
+        letters = memory[_LANE_HEAD_BYTES:].reshape(slots, -1)[:, :letter_bytes]
+        self.box = Box(
+            Cells(sent[:1], read[1:2], order, lent[:slots], heads), list(letters), pool, wire_bytes
+        )
         self.claimed: set[int] = set()
         self.numbers: dict[str, int] = {}
         self.withdrawn = False
@@ -57,8 +59,10 @@ class Desk:
     register and their lane to us.
     """
 
-    def __init__(self, lender: Lender | None, size: int, wire_bytes: int, pool: Pool) -> None:
-        self._lender, self._pool = lender, pool
+    def __init__(
+        self, lender: Lender | None, size: int, wire_bytes: int, letter_bytes: int, pool: Pool
+    ) -> None:
+        self._lender, self._pool, self._letter_bytes = lender, pool, letter_bytes
         self._wire_bytes, self._buffers = (
             wire_bytes,
             size + 3,
@@ -81,7 +85,10 @@ class Desk:
             memory, span = self._lender.take(self._lane_bytes)
         except OSError:
             return None
-        self.lanes[peer], self._spans[peer] = Lane(memory, self._wire_bytes, self._pool), span
+        self.lanes[peer], self._spans[peer] = (
+            Lane(memory, self._letter_bytes, self._wire_bytes, self._pool),
+            span,
+        )
         return self._span.start, span.start
 
     def look(self, peer: int, neighbour: Neighbour, told: tuple[int, int]) -> bool:
@@ -91,7 +98,9 @@ class Desk:
         register, lane = self._told[peer] = told
         self.seen[peer] = (
             self._register(neighbour.map(Span(register, self._register_bytes))),
-            Lane(neighbour.map(Span(lane, self._lane_bytes)), self._wire_bytes, self._pool),
+            Lane(
+                neighbour.map(Span(lane, self._lane_bytes)), self._letter_bytes, self._wire_bytes, self._pool
+            ),
         )
         return True
 
@@ -109,7 +118,7 @@ class Desk:
 
     @property
     def _lane_bytes(self) -> int:
-        return _LANE_HEAD_BYTES + slots_of(self._wire_bytes) * _padded(self._wire_bytes)
+        return _LANE_HEAD_BYTES + slots_of(self._letter_bytes) * _padded(self._letter_bytes)
 
     def _register(self, memory: Bytes) -> Register[Bytes]:
         buffers = memory[_LINE_BYTES:].reshape(self._buffers, -1)[:, : self._wire_bytes]

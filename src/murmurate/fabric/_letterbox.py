@@ -56,7 +56,7 @@ class Letterbox:
             start = (sender * n + to) * length
             mine = heads[start : start + length]
             cells = Cells(sent[here].data, taken[here].data, order[here].data, lent[here].data, mine)
-            return Box(cells, list(whole[here]), pool)
+            return Box(cells, list(whole[here]), pool, self._bytes)
 
         self._outgoing = [box(rank, to) for to in range(n)]
         self._boxes = [box(sender, rank) for sender in range(n)]
@@ -78,8 +78,9 @@ class Letterbox:
 
         if not self._wait(room, patience_seconds) or not self._roster.is_alive(to) or found is None:
             return False
-        self._store(self._letters[to, found], x)
-        box.send(found, words, note, mark)
+        short = x.numel() * x.element_size() if x.numel() < self._letters.shape[-1] else 0
+        self._store(self._letters[to, found, : x.numel()], x)
+        box.send(found, words, note, mark, short)
         return True
 
     def receive(self, tag: str) -> Letter | None:
@@ -105,10 +106,10 @@ class Letterbox:
                     self.traffic.refused += 1
                 else:
                     self._inbox.setdefault(tag, deque()).append(Letter(sender, x, note))
-                    self.traffic.bytes += self._bytes
+                    self.traffic.bytes += x.nbytes
 
-    def _arrived(self, whole: Bytes) -> Tensor:
-        """[N], where it lies or in the memory of the replica's device."""
+    def _arrived(self, whole: Bytes, short: bool) -> Tensor:
+        """[N] or fewer, where it lies or in the memory of the replica's device."""
         x = as_tensor(whole, self._dtype)
         return x if self._device.type == "cpu" else x.to(self._device)
 

@@ -29,9 +29,13 @@ class NetworkChannel:
         self._count = like.numel()
         self._identity = short(name)
         self._codec = codec(compression, self._count, like.dtype)
-        self._desk = Desk(hub.passport.lender, self.size, self._codec.wire_bytes, hub.pool)
+        # a short letter is not compressed, and may be longer than one that is
+        letter_bytes = max(self._codec.wire_bytes, like.numel() * like.element_size())
+        self._desk = Desk(hub.passport.lender, self.size, self._codec.wire_bytes, letter_bytes, hub.pool)
         self._shelf = Shelf(hub, name, self._identity, self._codec, self.traffic, self._desk)
-        self._postbox = Postbox(hub, self._identity, self._codec, self.traffic, self._shaped, self._desk)
+        self._postbox = Postbox(
+            hub, self._identity, self._codec, self.traffic, self._shaped, self._desk, like
+        )
         self._rounds = Rounds(
             hub,
             name,
@@ -122,7 +126,7 @@ class NetworkChannel:
     def send(
         self, to: int, tag: str, x: Tensor, note: float = 0.0, deadline_seconds: float | None = None
     ) -> bool:
-        self._check(x)
+        self._check(x, shorter=True)
         patience = self._hub.deadline_seconds if deadline_seconds is None else deadline_seconds
         return self._postbox.send(self._among(to), tag, x, note, patience)
 
@@ -152,7 +156,9 @@ class NetworkChannel:
     def _fits(self, frame: Frame, length: int) -> None:
         if frame.kind is Kind.ROUND:
             self._rounds.fits(frame, length)
-        elif length != self._codec.wire_bytes:
+        elif frame.kind is Kind.MAIL and not self._postbox.fits(length, bool(frame.meta.get("short"))):
+            raise Refused("length", f"a letter of {length} bytes on '{self.name}', which has {self._form}")
+        elif frame.kind is Kind.REGISTER and length != self._codec.wire_bytes:
             raise Refused("length", f"a vector of {length} bytes on '{self.name}', which has {self._form}")
 
     def deliver(self, sender: int, frame: Frame) -> None:
@@ -236,8 +242,8 @@ class NetworkChannel:
             raise ValueError(f"There is no rank {rank} among {self.size}: use 0..{self.size - 1}.")
         return rank
 
-    def _check(self, x: Tensor | None = None) -> None:
+    def _check(self, x: Tensor | None = None, shorter: bool = False) -> None:
         if self._differs:
             raise FabricError(self._differs)
-        if x is not None and x.numel() != self._count:
+        if x is not None and (x.numel() > self._count or (x.numel() < self._count and not shorter)):
             raise ValueError(f"Channel '{self.name}' is for {list(self._shape)}, this is {list(x.shape)}.")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric._box import tag_words
-from murmurate.fabric._compress import Behind, Codec, Feedback
+from murmurate.fabric._compress import Behind, Codec, Feedback, Filling
 from murmurate.fabric._desk import STREAMS, Desk, Into, Lane
 from murmurate.fabric._hub import Hub
 from murmurate.fabric._wire import Frame, Kind, Refused
@@ -54,7 +54,8 @@ class _Box:
 class Postbox:
     """One channel's mail at one member; all but ``send`` is called with the lock held.
 
-    shaped: gives a decoded vector the replica's shape, on its device.
+    shaped: gives a decoded vector the replica's shape, on its device. like: what the channel is for; a letter
+        of fewer numbers is short, and goes as it is.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Postbox:
         traffic: Traffic,
         shaped: Callable[[Tensor], Tensor],
         desk: Desk,
+        like: Tensor,
     ) -> None:
         self._hub, self._identity, self._codec, self._traffic = hub, identity, codec, traffic
         self._shaped, self._desk = shaped, desk
@@ -73,6 +75,8 @@ class Postbox:
         self._streams: dict[tuple[int, str], _Stream] = {}
         self._boxes: dict[str, _Box] = {}
         self._inboxes: dict[tuple[int, str], _Inbox] = {}
+        self._dtype, self._count, self._device = like.dtype, like.numel(), like.device
+        self._item_bytes = like.element_size()
         self._words: dict[str, bytes] = {}
         self._posted: dict[int, int] = {}  # by peer: the number of the last letter on the line
 
@@ -132,27 +136,42 @@ class Postbox:
         self, to: int, tag: str, x: Tensor, note: float, stream: _Stream, lane: Lane, slot: int
     ) -> None:
         """Write a letter where a neighbour finds it; others may go on with theirs meanwhile."""
+        short = self._short(x)
         try:
-            stream.feedback.encode(x, Into(lane.box.slots[slot]))
+            room = lane.box.slots[slot]
+            if short:
+                as_tensor(room[:short], self._dtype).copy_(x.detach())
+            else:
+                stream.feedback.encode(x, Into(room[: self._codec.wire_bytes]))
         except BaseException:  # a letter of which nobody has heard
             with self._hub.lock:
                 lane.claimed.discard(slot)
             raise
         with self._hub.lock:
             lane.claimed.discard(slot)
-            self._traffic.bytes += self._codec.wire_bytes
+            self._traffic.bytes += short or self._codec.wire_bytes
             present = self._desk.lanes.get(to)
             if present is lane:
                 stream.sent += 1
-                lane.box.send(slot, self._words[tag], note, lane.numbers[tag])
+                lane.box.send(slot, self._words[tag], note, lane.numbers[tag], short)
             elif lane.withdrawn:
                 stream.sent += 1
-                self._forward(to, tag, note, lane.box.slots[slot])
+                size = short or self._codec.wire_bytes
+                self._forward(to, tag, note, lane.box.slots[slot][:size], bool(short))
+
+    def _short(self, x: Tensor) -> int:
+        """Its bytes, if it is a short letter; else 0."""
+        return x.numel() * self._item_bytes if x.numel() < self._count else 0
 
     def _post(self, to: int, tag: str, x: Tensor, note: float, stream: _Stream) -> None:
         hub = self._hub
-        filling = stream.feedback.begin(x, hub.wires)
-        frame = Frame(Kind.MAIL, self._identity, note=note, meta={"tag": tag}, payload=filling.wire)
+        meta: dict[str, Any] = {"tag": tag}
+        if self._short(x):
+            meta["short"] = True
+            filling = Filling(x.detach().to("cpu", copy=True).view(torch.uint8).numpy())
+        else:
+            filling = stream.feedback.begin(x, hub.wires)
+        frame = Frame(Kind.MAIL, self._identity, note=note, meta=meta, payload=filling.wire)
         frame.source = Behind(filling)
         link = hub.links.get(to)
         with hub.lock:
@@ -171,10 +190,11 @@ class Postbox:
         # a copy of megabytes: nobody else has to wait for it with us
         filling.finish()
 
-    def _forward(self, to: int, tag: str, note: float, wire: Bytes) -> None:
+    def _forward(self, to: int, tag: str, note: float, wire: Bytes, short: bool) -> None:
         """Send what lies in memory."""
         link = self._hub.links[to]
-        link.post(Frame(Kind.MAIL, self._identity, note=note, meta={"tag": tag}, payload=wire.copy()))
+        meta: dict[str, Any] = {"tag": tag} | ({"short": True} if short else {})
+        link.post(Frame(Kind.MAIL, self._identity, note=note, meta=meta, payload=wire.copy()))
         self._posted[to] = link.posted
 
     # -- reading ------------------------------------------------------------------------------------
@@ -225,15 +245,25 @@ class Postbox:
         inbox = self._inboxes.setdefault((sender, tag), _Inbox())
         if inbox.waiting >= self.capacity:
             raise Refused("queue", f"more letters under '{tag}' than the queue holds")
-        self._keep(sender, tag, inbox, self._arrived(frame.payload), frame.note)
+        self._keep(
+            sender, tag, inbox, self._arrived(frame.payload, bool(frame.meta.get("short"))), frame.note
+        )
 
-    def _arrived(self, wire: Bytes) -> Tensor:
+    def fits(self, length: int, short: bool) -> bool:
+        """Whether a letter may have so many bytes."""
+        if short:
+            return length < self._count * self._item_bytes and length % self._item_bytes == 0
+        return length == self._codec.wire_bytes
+
+    def _arrived(self, wire: Bytes, short: bool) -> Tensor:
+        if short:
+            return as_tensor(wire, self._dtype).to(self._device)
         return self._shaped(self._codec.decode(wire))
 
     def _keep(self, sender: int, tag: str, inbox: _Inbox, x: Tensor, note: float) -> None:
         inbox.waiting += 1
         if sender != self._hub.rank:
-            self._traffic.bytes += self._codec.wire_bytes
+            self._traffic.bytes += self._codec.wire_bytes if x.numel() == self._count else x.nbytes
         self._boxes.setdefault(tag, _Box()).letters.append((Letter(sender, x, note), inbox.life))
 
     def told(self, sender: int, tag: str, value: Any) -> None:
@@ -246,9 +276,15 @@ class Postbox:
     def unseen(self, peer: int, lane: Lane) -> None:
         """A neighbour cannot see that lane after all, and so has read nothing there: it gets all by line."""
         while lane.box.has_news:
-            tag, note, _, x = lane.box.take(lambda wire: as_tensor(wire, torch.uint8))
+            shorts: list[bool] = []
+
+            def as_it_is(wire: Bytes, short: bool, shorts: list[bool] = shorts) -> Tensor:
+                shorts.append(short)
+                return as_tensor(wire, torch.uint8)
+
+            tag, note, _, x = lane.box.take(as_it_is)
             if x is not None:
-                self._forward(peer, tag, note, x.numpy())
+                self._forward(peer, tag, note, x.numpy(), shorts[0])
 
     def returned(self, peer: int) -> None:
         """A new life of the peer begins with empty queues; what the former one sent can still be read."""

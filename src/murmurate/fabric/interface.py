@@ -37,8 +37,9 @@ class Traffic:
 class Letter(NamedTuple):
     """One delta as it arrived.
 
-    sender: its rank. x: [N], the receiver's to keep. note: a number that travels with it: the version that a
-    delta was made from, a push-sum weight, a round. Whole numbers up to 2**53 arrive exactly.
+    sender: its rank. x: [N], or as many as were sent; the receiver's to keep. note: a number that travels
+    with it: the version that a delta was made from, a push-sum weight, a round. Whole numbers up to 2**53
+    arrive exactly.
     """
 
     sender: int
@@ -90,8 +91,10 @@ class Mail(Protocol):
     def send(
         self, to: int, tag: str, x: Tensor, note: float = 0.0, deadline_seconds: float | None = None
     ) -> bool:
-        """Queue a copy of ``x``; False if the queue stayed full up to the deadline or ``to`` is dead.
+        """Queue a copy of ``x`` [n], n <= N; False if the queue stayed full up to the deadline or ``to`` is
+        dead.
 
+        A shorter letter arrives as it is: it is not compressed, as nobody knows what its numbers are.
         Without a deadline the fabric's own holds; 0 never waits.
         """
         ...

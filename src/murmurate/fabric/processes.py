@@ -290,7 +290,7 @@ class ProcessChannel:
     # -- underneath ---------------------------------------------------------------------------------
 
     def _store(self, slot: Tensor, x: Tensor) -> None:
-        self.traffic.bytes += self._bytes
+        self.traffic.bytes += slot.nbytes
         slot.copy_(x.detach())
         if x.device.type != "cpu":
             torch.cuda.current_stream(x.device).synchronize()

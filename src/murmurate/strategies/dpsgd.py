@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Fabric, Letter
+from murmurate.rows import Scale
 from murmurate.strategies._answer import answer, clear, demand_centre
 from murmurate.strategies._cut import Cut
+from murmurate.strategies._parcels import MasterRows, NodeRows, fits
 from murmurate.strategies.interface import (
     MemberEvent,
     Strategy,
@@ -80,6 +82,7 @@ class DPSGD(Strategy):
     )
     remedy: ClassVar[str] = "--strategy.threads 1 makes each replica a node of its own, which shares nothing"
     centre: ClassVar[bool] = True
+    keeps_scale: ClassVar[bool] = True
     counts_all: ClassVar[bool] = True
     carries: ClassVar[str] = "deltas"
     bounded_by: ClassVar[str] = "delay_bound: older updates are refused"
@@ -96,9 +99,13 @@ class DPSGD(Strategy):
     _nodes: list[list[int]] = field(default_factory=list, init=False, repr=False, compare=False)
     _node: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
     _pushes: Cut = field(default_factory=lambda: Cut(_PUSH), init=False, repr=False, compare=False)
+    _rows: NodeRows | None = field(default=None, init=False, repr=False, compare=False)
+    _master_rows: MasterRows | None = field(default=None, init=False, repr=False, compare=False)
     _unfolded: list[Letter] = field(default_factory=list, init=False, repr=False, compare=False)
     _master: torch.optim.SGD | None = field(default=None, init=False, repr=False, compare=False)
     _rank: int = field(default=0, init=False, repr=False, compare=False)
+    _scale: Scale = field(default_factory=Scale, init=False, repr=False, compare=False)
+    _kept: Letter | None = field(default=None, init=False, repr=False, compare=False)
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
     _pulled_at: int = field(default=0, init=False, repr=False, compare=False)
 
@@ -141,12 +148,21 @@ class DPSGD(Strategy):
             replica.scale_rates(scaled_rate(1.0, p, self.local_updates, self.batch))
         # optimizer moments are shared in a node, as in Hogwild
         replica.rebind(params, shared if p > 1 else None)
-        self._rank, self._nodes = fabric.rank, nodes
+        logs = shared("log scales", torch.zeros(fabric.size, dtype=torch.float64))
+        replica.scale.share(
+            logs, shared("writers", torch.zeros(fabric.size + 1, dtype=torch.int64)), fabric.rank
+        )
+        rows = NodeRows(replica, self._base, shared)
+        self._rank, self._nodes, self._scale = fabric.rank, nodes, replica.scale
         if mine is None:
+            replica.touched = None
+            self._master_rows = MasterRows(replica)
             self._v = replica.params
             self._master = torch.optim.SGD([replica.params], lr=rho, momentum=self.global_momentum)
         else:
             self._node = node = nodes[mine]
+            self._rows = rows
+            replica.make_room = lambda: self._make_room(replica, fabric)
             # schedules follow all updates; those of other nodes are taken to be as many as here
             replica.steps_taken = lambda: self._done() * len(replicas) // len(node)
 
@@ -165,7 +181,8 @@ class DPSGD(Strategy):
 
     def _lead(self, replica: Replica, fabric: Fabric, p: int) -> None:
         if int(self._marks[_AWAITED]) == fabric.rank + 1:
-            self._pull(fabric.receive(_REPLY), replica)
+            kept, self._kept = self._kept, None
+            self._pull(kept or fabric.receive(_REPLY), replica, fabric)
         elif self._marks[_AWAITED]:
             self._marks[_AWAITED] = 0  # it goes to the leader before us, who is dead
         due = self._done() - int(self._marks[_PUSHED_AT]) >= self.local_updates * p
@@ -173,7 +190,7 @@ class DPSGD(Strategy):
             clear(fabric, _REPLY)
             self._push(replica, fabric)
             if self._marks[_AWAITED] and self.wait:
-                self._pull(answer(fabric, _REPLY, self.deadline_seconds, _LOST), replica)
+                self._pull(answer(fabric, _REPLY, self.deadline_seconds, _LOST), replica, fabric)
 
     def _done(self) -> int:
         """Updates of all threads of this node so far."""
@@ -184,28 +201,71 @@ class DPSGD(Strategy):
 
         Of a leader killed in between, the next one pushes the same again: at most one push of its node.
         """
-        done, update = self._done(), replica.params.detach() - self._base
-        centre, oldest, patience = centre_of(fabric), int(self._marks[_OLDEST]), self.deadline_seconds
-        if fabric.send(centre, _PUSH, update, oldest, deadline_seconds=patience):
+        if self._rows is not None and self._rows.used:
+            self._push_rows(self._rows, replica, fabric)
+            return
+        update = replica.params.detach() - self._base
+        if self._sent(update, self._done(), fabric):
             self._base.add_(update)
+
+    def _sent(self, update: Tensor, done: int, fabric: Fabric) -> bool:
+        """Whether the centre gets it: then the node waits for an answer."""
+        centre, oldest, patience = centre_of(fabric), int(self._marks[_OLDEST]), self.deadline_seconds
+        sent = fabric.send(centre, _PUSH, update, oldest, deadline_seconds=patience)
+        if sent:
             self._marks[_PUSHED_AT], self._marks[_OLDEST] = done, self._marks[_VERSION]
             self._marks[_AWAITED] = fabric.rank + 1
         else:
             demand_centre(fabric, _LOST)
+        return sent
 
-    def _pull(self, letter: Letter | None, replica: Replica) -> None:
+    def _push_rows(self, rows: NodeRows, replica: Replica, fabric: Fabric) -> None:
+        """The same, where u has moved in a few rows only (``_parcels``)."""
+        with replica.scale.closed(self._others(fabric)) as alone:
+            if not alone:
+                return  # somebody stopped in the middle of a write: later
+            done, parcel = self._done(), rows.take(int(self._marks[_VERSION]))
+        short = fits(len(parcel.row), rows.width, len(replica))
+        if self._sent(parcel.pack() if short else rows.dense(parcel), done, fabric):
+            rows.advance(parcel)
+        else:
+            rows.keep(parcel)
+
+    def _others(self, fabric: Fabric) -> list[int]:
+        """Living threads of this node."""
+        if len(self._node) == 1:
+            return self._node
+        return sorted(set(self._node) & set(fabric.living()))
+
+    def _make_room(self, replica: Replica, fabric: Fabric) -> None:
+        """The leader multiplies the scale into the node's vector, while nobody writes to it."""
+        others = self._others(fabric)
+        if self._rows is not None and fabric.rank == min(others):
+            with replica.scale.closed(others) as alone:
+                if alone:
+                    self._rows.fold()
+
+    def _pull(self, letter: Letter | None, replica: Replica, fabric: Fabric) -> None:
         """u <- v' + (u - u at the push) (line 3)."""
         if letter is None:
             return
         u, version, refused = replica.params.detach(), abs(int(letter.note)), letter.note < 0
         # what else was learned since a refused push is of the same old v
         fresh = refused or (len(self._node) == 1 and self._done() == int(self._marks[_PUSHED_AT]))
-        if fresh:
+        if self._rows is not None and self._rows.used:
+            with replica.scale.closed(self._others(fabric)) as alone:
+                if not alone:
+                    self._kept = letter  # somebody stopped in the middle of a write: later
+                    return
+                self._rows.pull(letter.x, afresh=refused)
+        elif fresh:
             u.copy_(letter.x)
-            self._marks[_OLDEST] = version
+            self._base.copy_(letter.x)
         else:
             u.add_(letter.x - self._base)
-        self._base.copy_(letter.x)
+            self._base.copy_(letter.x)
+        if fresh:
+            self._marks[_OLDEST] = version
         self._marks[_VERSION] = version
         self._marks[_PULLS] += 1
         self._marks[_AWAITED] = 0
@@ -231,16 +291,26 @@ class DPSGD(Strategy):
         if len(self._unfolded) == self.batch:
             self._step_master(replica)
         version = -replica.clock if refused else replica.clock
-        fabric.send(letter.sender, _REPLY, replica.params.detach(), note=version)
+        if self._master_rows is None:
+            raise RuntimeError("attach comes before serve")
+        fabric.send(letter.sender, _REPLY, self._master_rows.answer(letter.x), note=version)
 
     def _step_master(self, replica: Replica) -> None:
-        if self._master is None:
+        rows = self._master_rows
+        if self._master is None or rows is None:
             raise RuntimeError("attach comes before serve")
-        replica.grad.zero_()
-        for one in self._unfolded:
-            replica.grad.sub_(one.x)
-        self._master.step()
+        if all(rows.is_parcel(one.x) for one in self._unfolded) and not self.global_momentum:
+            rows.step([one.x for one in self._unfolded], self._master.param_groups[0]["lr"])
+        else:
+            updates = [rows.dense(one.x) for one in self._unfolded]
+            replica.fold()
+            replica.grad.zero_()
+            for update in updates:
+                replica.grad.sub_(update)
+            self._master.step()
+            rows.all_changed()
         replica.tick()
+        rows.remember()
         self._unfolded.clear()
 
     def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
@@ -280,8 +350,9 @@ class DPSGD(Strategy):
     def state(self) -> dict[str, Any]:
         kept = {
             "rank": self._rank,
-            "params": self._params.clone(),  # of the same moment as the base, though others write on
-            "base": self._base.clone(),
+            # of the same moment, though others write on
+            "params": self._params * self._scale.value,
+            "base": self._base.clone() if self._rows is None else self._rows.values(),
             "marks": self._marks.clone(),
             "clocks": self._clocks.clone(),
             "unfolded": {str(number): one.x.clone() for number, one in enumerate(self._unfolded)},
@@ -308,7 +379,7 @@ class DPSGD(Strategy):
             for node in self._nodes:
                 leader = self._leader(node, fabric)
                 if leader is not None:
-                    fabric.send(leader, _REPLY, replica.params.detach(), note=replica.clock)
+                    fabric.send(leader, _REPLY, replica.values().detach(), note=replica.clock)
         elif fabric.rank == self._leader(self._node, fabric):
             self._restore(fabric)
         self._saved = {}
@@ -316,9 +387,10 @@ class DPSGD(Strategy):
     def _restore(self, fabric: Fabric) -> None:
         saved = self._saved
         own = int(saved["rank"]) in self._node
-        self._params.copy_(saved["params"])
         # another node pushes what it learned itself
-        self._base.copy_(saved["base"] if own else saved["params"])
+        base = saved["base"] if own else saved["params"]
+        if self._rows is not None:
+            self._rows.restore(saved["params"], base)
         self._marks.copy_(saved["marks"])
         self._marks[_PUSHED_AT] = min(int(self._marks[_PUSHED_AT]), self._done()) if own else self._done()
         self._marks[_AWAITED] = fabric.rank + 1

@@ -63,8 +63,9 @@ class Hogwild(Strategy):
 
     def _make_room(self, replica: Replica, fabric: Fabric) -> None:
         """The lowest living replica multiplies the scale into the vector, while nobody writes to it."""
-        if fabric.rank == min(fabric.living()):
-            with replica.scale.closed(fabric.living) as alone:
+        living = fabric.living()
+        if fabric.rank == min(living):
+            with replica.scale.closed(living) as alone:
                 if alone:
                     replica.fold()
 

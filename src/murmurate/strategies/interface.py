@@ -138,7 +138,7 @@ def shown_by_centre(replica: Replica, fabric: Fabric) -> Tensor:
     """[N]: what the centre last published; the own parameters if that is us, or it never did."""
     centre = centre_of(fabric)
     if fabric.rank == centre or fabric.version(centre) == 0:
-        return replica.params.detach().clone()
+        return replica.values().detach().clone()
     return fabric.peek(centre)[0].clone()
 
 

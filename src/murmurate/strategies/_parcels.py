@@ -1,0 +1,226 @@
+"""DPSGD's exchange for gradients of a few rows: what is sent costs those rows, not the vector.
+
+Since the last pull a node has shrunk its vector by some factor s_m and moved a few rows, so u - v is
+(s_m - 1) v and increments on those rows. It pushes s_m, the rows and the increments; the master does
+
+    v <- (1 - rho sum_m (1 - s_m)) v + rho sum_m increments_m
+
+which is Algorithm 1, line 4, with the shrink taken of the present v instead of the pulled one. Its answer is
+by what v has shrunk since the version that the node had, and the rows that have changed since. Between the
+two, both keep their vectors scaled, and nothing touches all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from murmurate.rows import Rows, add_rows
+from murmurate.strategies.interface import require
+from murmurate.vector import Replica
+
+_HEAD = 6  # three float64 as float32
+_VERSIONS = 10_000  # of v whose scale the master remembers
+
+
+class Parcel(NamedTuple):
+    """factor: what all else has shrunk to. version: of v, that it was made from or is. row: [R].
+    values: [R, W]."""
+
+    factor: float
+    version: int
+    row: Tensor
+    values: Tensor
+
+    def pack(self) -> Tensor:
+        """[6 + R + R W] float32: the head, the rows' numbers by their bits, the values."""
+        head = torch.tensor([self.factor, self.version, len(self.row)], dtype=torch.float64)
+        return torch.cat(
+            [head.view(torch.float32), self.row.int().view(torch.float32), self.values.reshape(-1)]
+        )
+
+    @classmethod
+    def unpack(cls, x: Tensor, width: int) -> Parcel:
+        factor, version, rows = x[:_HEAD].clone().view(torch.float64).tolist()
+        end = _HEAD + int(rows)
+        row = x[_HEAD:end].clone().view(torch.int32).long()
+        return cls(factor, int(version), row, x[end:].reshape(-1, width))
+
+
+def fits(rows: int, width: int, size: int) -> bool:
+    """Whether so many rows are a shorter letter than the vector of ``size`` numbers."""
+    return _HEAD + rows * (width + 1) < size
+
+
+class NodeRows:
+    """What the threads of a node know together of its scaled u and base.
+
+    scales: [3] float64, shared: the base's logarithm, that of s_m of the last push, and whether rows were
+    followed at all. touched: [N / W] uint8, shared: rows moved since the last push.
+    """
+
+    def __init__(self, replica: Replica, base: Tensor, shared: Callable[[str, Tensor], Tensor]) -> None:
+        self.width = replica.row_width or 1
+        self._replica, self._base = replica, base
+        self._scales = shared("scales", torch.zeros(3, dtype=torch.float64))
+        rows = len(replica) // self.width if replica.row_width else 1
+        self.touched = shared("touched", torch.zeros(rows, dtype=torch.uint8))
+        if replica.row_width:
+            replica.touched = self.touched
+
+    @property
+    def used(self) -> bool:
+        return bool(self._scales[2]) or self._replica.scale.logarithm != 0.0
+
+    def _views(self) -> tuple[Tensor, Tensor]:
+        return self._replica.params.detach().view(-1, self.width), self._base.view(-1, self.width)
+
+    def values(self) -> Tensor:
+        """[N] the base."""
+        return self._base * math.exp(float(self._scales[0]))
+
+    def take(self, version: int) -> Parcel:
+        """What is to be pushed, while nobody writes; the rows count as not moved from now on."""
+        self._scales[2] = 1
+        row = self.touched.nonzero()[:, 0]
+        self.touched.zero_()
+        u, base = self._views()
+        logarithm = self._replica.scale.logarithm
+        increments = (u[row] - base[row]).mul_(math.exp(logarithm))
+        return Parcel(math.exp(logarithm - float(self._scales[0])), version, row, increments)
+
+    def dense(self, parcel: Parcel) -> Tensor:
+        """[N] the same push as a whole vector."""
+        difference = self.values().mul_(parcel.factor - 1)
+        add_rows(difference, Rows(parcel.row, parcel.values), 1.0)
+        return difference
+
+    def advance(self, parcel: Parcel) -> None:
+        """It was sent: the base becomes what u then was."""
+        self._scales[0] += math.log(parcel.factor)
+        self._scales[1] = math.log(parcel.factor)
+        add_rows(self._base, Rows(parcel.row, parcel.values), math.exp(-float(self._scales[0])))
+
+    def keep(self, parcel: Parcel) -> None:
+        """It was not sent: the rows are for the next push."""
+        self.touched[parcel.row] = 1
+
+    def pull(self, x: Tensor, afresh: bool) -> None:
+        """u <- s v' + what was learned since the push, and the base v', while nobody writes.
+
+        s: by what u has shrunk since then. afresh: forget what was learned since.
+        """
+        u, base = self._views()
+        before, was = self._replica.scale.logarithm, float(self._scales[0])
+        since = 0.0 if afresh else before - was  # of s
+        mine = self.touched.bool()
+        if len(x) == len(self._base):
+            row, theirs, now = torch.arange(len(u)), x.view(-1, self.width), 0.0
+        else:
+            parcel = Parcel.unpack(x, self.width)
+            now = was + math.log(parcel.factor) - float(self._scales[1])
+            only_mine = mine.clone()
+            only_mine[parcel.row] = False
+            rest = only_mine.nonzero()[:, 0]
+            row = torch.cat([parcel.row, rest])
+            theirs = torch.cat([parcel.values * math.exp(-now), base[rest]])
+        # what was learned, in units of the new u; rows that were not moved here have nothing of their own
+        own = (u[row] - base[row]).mul_(math.exp(before - now - since)).mul_(mine[row][:, None])
+        if afresh:
+            own.zero_()
+        base[row] = theirs
+        u[row] = theirs + own
+        self._scales[0], self._scales[1] = now, 0.0
+        self._replica.scale.restore(now + since)
+        if afresh:
+            self.touched.zero_()
+
+    def fold(self) -> None:
+        """Multiply the scale into u, and the same into the base, so that untouched rows stay equal."""
+        factor = self._replica.scale.logarithm
+        self._replica.fold()
+        self._base.mul_(math.exp(factor))
+        self._scales[0] -= factor
+
+    def restore(self, params: Tensor, base: Tensor) -> None:
+        """Both as whole vectors, from a checkpoint or a peer."""
+        self._replica.scale.restore(0.0)
+        self._replica.params.detach().copy_(params)
+        self._base.copy_(base)
+        self._scales.zero_()
+        if self._replica.row_width:
+            u, mine = self._views()
+            self.touched.copy_((u != mine).any(1))
+
+
+class MasterRows:
+    """What the master keeps besides v: when each row changed, and by what v had shrunk at each version."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self.width = replica.row_width or 1
+        self._changed = torch.zeros(len(replica) // self.width, dtype=torch.int64)
+        self._shrunk = 0.0  # logarithm, over all folds of the scale into the vector
+        self._logs: OrderedDict[int, float] = OrderedDict()
+        self.remember()
+
+    def remember(self) -> None:
+        """The present version's scale."""
+        self._logs[self._replica.clock] = self._shrunk
+        if len(self._logs) > _VERSIONS:
+            self._logs.popitem(last=False)
+
+    def is_parcel(self, x: Tensor) -> bool:
+        return len(x) != len(self._replica)
+
+    def step(self, pushes: Sequence[Tensor], rho: float) -> None:
+        """v <- (1 - rho sum (1 - s_m)) v + rho sum increments."""
+        parcels = [Parcel.unpack(x, self.width) for x in pushes]
+        shrink = rho * sum(1 - parcel.factor for parcel in parcels)
+        require(
+            shrink < 1,
+            f"the master would shrink v by {shrink:g} of itself, and parameters that are counts become "
+            "negative: use a smaller global_learning_rate, fewer local_updates, or a smaller step",
+        )
+        self._replica.scale.shrink(shrink)
+        self._shrunk += math.log1p(-shrink)
+        for parcel in parcels:
+            rows = Rows(parcel.row, parcel.values)
+            add_rows(self._replica.params.detach(), rows, rho / self._replica.scale.value)
+            self._changed[parcel.row] = self._replica.clock + 1
+        self._replica.scale.await_room(self._replica.fold)
+
+    def dense(self, x: Tensor) -> Tensor:
+        """A push as a whole vector."""
+        if not self.is_parcel(x):
+            return x
+        parcel = Parcel.unpack(x, self.width)
+        difference = (parcel.factor - 1) * self._replica.values().detach()
+        add_rows(difference, Rows(parcel.row, parcel.values), 1.0)
+        return difference
+
+    def all_changed(self) -> None:
+        """v has had a dense step."""
+        self._changed.fill_(self._replica.clock + 1)
+
+    def answer(self, push: Tensor) -> Tensor:
+        """What a node needs to have the present v: rows, or all of it where that is shorter."""
+        whole = self._replica.values().detach  # made only where it is needed
+        if not self.is_parcel(push):
+            return whole()
+        parcel = Parcel.unpack(push, self.width)
+        if parcel.version not in self._logs:
+            return whole()
+        news = self._changed > parcel.version
+        news[parcel.row] = True
+        row = news.nonzero()[:, 0]
+        if not fits(len(row), self.width, len(self._replica)):
+            return whole()
+        values = self._replica.params.detach().view(-1, self.width)[row] * self._replica.scale.value
+        factor = math.exp(self._shrunk - self._logs[parcel.version])
+        return Parcel(factor, self._replica.clock, row, values).pack()
