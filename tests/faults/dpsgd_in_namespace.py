@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from faults.namespaces import enter
+from faults.namespaces import ADDRESSES, enter
 from faults.replica_in_namespace import PARAMETERS, Point
 from murmurate.fabric.network import NetworkFabric
 from murmurate.replicator import Replicator
@@ -30,7 +30,15 @@ def main(namespace, address, rank, size, folder):
     enter(namespace)
     store = dist.FileStore(str(folder / "rendezvous"), size)
     fabric = NetworkFabric(
-        rank, size, store, run_id="namespaces", secret=b"s", address=address, silence_seconds=2.0
+        rank,
+        size,
+        store,
+        run_id="namespaces",
+        secret=b"s",
+        address=address,
+        silence_seconds=2.0,
+        # there is one kernel in truth, through whose memory the two hosts would see each other
+        shared_memory=address == ADDRESSES[0],
     )
     replicator = Replicator(DPSGD(threads=1, local_updates=5), fabric)
     module = Point().double()

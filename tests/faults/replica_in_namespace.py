@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from faults.namespaces import enter
+from faults.namespaces import ADDRESSES, enter
 from murmurate.fabric.network import NetworkFabric
 from murmurate.replicator import Replicator
 from murmurate.strategies.pull_gossip import PullGossip
@@ -39,7 +39,15 @@ def main(namespace, address, rank, size, folder):
     enter(namespace)
     store = dist.FileStore(str(folder / "rendezvous"), size)
     fabric = NetworkFabric(
-        rank, size, store, run_id="namespaces", secret=b"s", address=address, silence_seconds=2.0
+        rank,
+        size,
+        store,
+        run_id="namespaces",
+        secret=b"s",
+        address=address,
+        silence_seconds=2.0,
+        # there is one kernel in truth, through whose memory the two hosts would see each other
+        shared_memory=address == ADDRESSES[0],
     )
     deltas = fabric.channel("deltas", torch.zeros(PARAMETERS))
     module = Point()
