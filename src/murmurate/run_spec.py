@@ -218,6 +218,7 @@ class Run:
             steps=diet.n_step,
             discount=diet.discount,
             seed=derive_seed(self.seed, "replay", rank),
+            threads=self.placement.threads,
         )
         drawing = Drawing(store, self.replay, diet.batch, device, progress)
         if self.actors:

@@ -110,7 +110,8 @@ class Placement:
     """Where each replica lives. Several replicas may name the same device.
 
     ``devices`` is cycled over the replicas: ``("cuda:0",)`` puts all learners on one GPU,
-    ``("cuda:0", "cuda:1")`` alternates. ``threads`` is torch's thread count in each process.
+    ``("cuda:0", "cuda:1")`` alternates. ``threads`` is torch's thread count in each process, and that of
+    searches for large batches from a replay.
     """
 
     devices: tuple[str, ...] = ("cpu",)

@@ -5,136 +5,16 @@
 #include <cstring>
 #include <limits>
 
-#if defined(__AVX512F__) || defined(__SSE2__)
-#include <immintrin.h>
-#endif
+#include "lines.hpp"
+#include "threads.hpp"
 
 namespace murmurate {
 namespace {
 
-constexpr float kNever = std::numeric_limits<float>::infinity();
+constexpr int64_t kChunk = 1024;  // of a batch: what one thread takes at once
 constexpr int kGroup = 64;  // queries that are searched side by side, so that their cache misses overlap
-
-// -- sums along a line --------------------------------------------------------------------------------------
-
-// Where each of 16 numbers adds the last sum of the lower half of its group of 2, 4, 8, 16 (Sklansky 1960):
-// sums of numbers that are not negative never fall along the line, whatever is rounded, because the same last
-// sum is added to sums that do not fall. All instruction sets add in this order, so trees are equal to the bit.
-inline void sums_to(const float* line, float* sum) {
-  std::memcpy(sum, line, kLine * sizeof(float));
-  for (int half = 1; half < kLine; half *= 2)
-    for (int i = 0; i < kLine; ++i)
-      if (i & half) sum[i] += sum[(i & ~(2 * half - 1)) + half - 1];
-}
-
-#ifdef __AVX512F__
-
-using Line = __m512;
-
-inline Line load(const float* line) { return _mm512_load_ps(line); }
-
-inline Line sums_to(Line x) {
-  x = _mm512_mask_add_ps(x, 0xAAAA, x, _mm512_moveldup_ps(x));
-  x = _mm512_mask_add_ps(x, 0xCCCC, x, _mm512_permute_ps(x, 0x55));
-  x = _mm512_mask_add_ps(x, 0xF0F0, x, _mm512_permute_ps(_mm512_shuffle_f32x4(x, x, 0xA0), 0xFF));
-  return _mm512_mask_add_ps(x, 0xFF00, x, _mm512_permutexvar_ps(_mm512_set1_epi32(7), x));
-}
-
-// Half a line. Shuffles of 256 bits run on two ports where those of 512 have one.
-using Half = __m256;
-
-inline Half sums_to(Half x) {
-  x = _mm256_mask_add_ps(x, 0xAA, x, _mm256_moveldup_ps(x));
-  x = _mm256_mask_add_ps(x, 0xCC, x, _mm256_permute_ps(x, 0x55));
-  return _mm256_mask_add_ps(x, 0xF0, x, _mm256_permutexvar_ps(_mm256_set1_epi32(3), x));
-}
-
-inline Half last(Half x) { return _mm256_permutexvar_ps(_mm256_set1_epi32(7), x); }
-
-// Writes what is before each number of a line, and returns what is in all of it. Behind the last positive number
-// nothing is ever found: a mass that rounding has carried beyond them all belongs to that one.
-inline float sums_before(const float* line, float* before) {
-  const Half low = sums_to(_mm256_load_ps(line)), high = sums_to(_mm256_load_ps(line + 8));
-  const Half upper = _mm256_add_ps(high, last(low)), all = last(upper), never = _mm256_set1_ps(kNever);
-  // the total is reached with the last positive number: what follows it has the total before it
-  const Half first = _mm256_mask_mov_ps(never, _mm256_cmp_ps_mask(low, all, _CMP_LT_OQ), low);
-  const Half second = _mm256_mask_mov_ps(never, _mm256_cmp_ps_mask(upper, all, _CMP_LT_OQ), upper);
-  before[0] = 0.0f;
-  _mm256_storeu_ps(before + 1, first);
-  _mm256_mask_storeu_ps(before + 9, 0x7F, second);
-  return _mm256_cvtss_f32(all);
-}
-
-inline float total(const float* line) {
-  const Half pairs = _mm256_add_ps(_mm256_load_ps(line), _mm256_load_ps(line + 8));
-  __m128 x = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1));
-  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
-  return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
-}
-
-// The least of 16 numbers that are not negative; as integers their bits have the same order.
-inline float least_of(__m256i low, __m256i high, uint32_t plus) {
-  const __m256i pairs = _mm256_min_epu32(low, high);
-  __m128i x = _mm_min_epu32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
-  x = _mm_min_epu32(x, _mm_shuffle_epi32(x, 0x4E));
-  x = _mm_min_epu32(x, _mm_shuffle_epi32(x, 0xB1));
-  const uint32_t bits = static_cast<uint32_t>(_mm_cvtsi128_si32(x)) + plus;
-  float found;
-  std::memcpy(&found, &bits, sizeof found);
-  return found;
-}
-
-inline float least(const float* line) {
-  const __m256i* halves = reinterpret_cast<const __m256i*>(line);
-  return least_of(_mm256_load_si256(halves), _mm256_load_si256(halves + 1), 0);
-}
-
-// Zero less one is more than any; so nothing positive at all gives zero, which is infinity here.
-inline float least_positive(const float* line) {
-  const __m256i* halves = reinterpret_cast<const __m256i*>(line);
-  const __m256i one = _mm256_set1_epi32(1);
-  const float found = least_of(_mm256_sub_epi32(_mm256_load_si256(halves), one),
-                               _mm256_sub_epi32(_mm256_load_si256(halves + 1), one), 1);
-  return found > 0.0f ? found : kNever;
-}
-
-#else
-
-// Writes what is before each number of a line, and returns what is in all of it. Behind the last positive number
-// nothing is ever found: a mass that rounding has carried beyond them all belongs to that one.
-inline float sums_before(const float* line, float* before) {
-  alignas(64) float sum[kLine];
-  sums_to(line, sum);
-  before[0] = 0.0f;
-  // the total is reached with the last positive number: what follows it has the total before it
-  for (int i = 1; i < kLine; ++i) before[i] = sum[i - 1] < sum[kLine - 1] ? sum[i - 1] : kNever;
-  return sum[kLine - 1];
-}
-
-inline float total(const float* line) {
-  float sums[kLine];
-  std::memcpy(sums, line, sizeof sums);
-  for (int width = kLine / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) sums[i] += sums[i + width];
-  return sums[0];
-}
-
-inline float least_positive(const float* line) {
-  float least = std::numeric_limits<float>::infinity();
-  for (int i = 0; i < kLine; ++i) {
-    const float x = line[i] > 0.0f ? line[i] : std::numeric_limits<float>::infinity();
-    least = x < least ? x : least;
-  }
-  return least;
-}
-
-inline float least(const float* line) {
-  float x = line[0];
-  for (int i = 1; i < kLine; ++i) x = line[i] < x ? line[i] : x;
-  return x;
-}
-
-#endif
+// Queries from which on a second thread takes more off than it costs to wake it: 200 microseconds' worth.
+constexpr int64_t kMany = 8192;
 
 // -- set ----------------------------------------------------------------------------------------------------
 
@@ -280,7 +160,7 @@ inline void find_group(const Tree& tree, const double* mass, int64_t* index) {
   for (int i = 0; i < kGroup; ++i) index[i] = line[i] * kLine + leaf(tree.raw[0] + line[i] * kLine, bound[i]);
 }
 
-void find(const Tree& tree, const double* mass, int64_t count, int64_t* index) {
+void find_some(const Tree& tree, const double* mass, int64_t count, int64_t* index) {
   int64_t done = 0;
   for (; done + kGroup <= count; done += kGroup) find_group(tree, mass + done, index + done);
   if (done < count) {
@@ -290,6 +170,20 @@ void find(const Tree& tree, const double* mass, int64_t count, int64_t* index) {
     find_group(tree, some, found);
     std::memcpy(index + done, found, sizeof(int64_t) * static_cast<std::size_t>(count - done));
   }
+}
+
+// work(done, some) for each chunk of a batch.
+template <typename Work>
+void in_chunks(int64_t count, int64_t threads, const Work& work) {
+  in_parts(count >= kMany ? threads : 1, (count + kChunk - 1) / kChunk, [&](int64_t chunk) {
+    const int64_t done = chunk * kChunk;
+    work(done, count - done < kChunk ? count - done : kChunk);
+  });
+}
+
+void find(const Tree& tree, const double* mass, int64_t count, int64_t* index, int64_t threads) {
+  in_chunks(count, threads,
+            [&](int64_t done, int64_t some) { find_some(tree, mass + done, some, index + done); });
 }
 
 // -- weights ------------------------------------------------------------------------------------------------
@@ -360,15 +254,13 @@ inline double uniform(uint64_t key, uint64_t number) {
 }
 
 bool sample(const Tree& tree, uint64_t* state, int64_t count, float beta, int64_t* index, float* weight,
-            bool stratified) {
-  constexpr int64_t kChunk = 1024;
+            bool stratified, int64_t threads) {
   const double total = tree.total();
   if (!(total > 0.0 && total <= static_cast<double>(std::numeric_limits<float>::max()))) return false;
   const float scale = tree.has_minimum ? 1.0f / tree.minimum() : static_cast<float>(tree.capacity / total);
   const uint64_t key = state[0], start = state[1];
-  double mass[kChunk];
-  for (int64_t done = 0; done < count; done += kChunk) {
-    const int64_t some = count - done < kChunk ? count - done : kChunk;
+  in_chunks(count, threads, [&](int64_t done, int64_t some) {
+    double mass[kChunk];
     const uint64_t first = start + static_cast<uint64_t>(done);
     if (stratified) {
       const double width = total / static_cast<double>(count);
@@ -377,11 +269,11 @@ bool sample(const Tree& tree, uint64_t* state, int64_t count, float beta, int64_
     } else {
       for (int64_t i = 0; i < some; ++i) mass[i] = uniform(key, first + static_cast<uint64_t>(i)) * total;
     }
-    find(tree, mass, some, index + done);
+    find_some(tree, mass, some, index + done);
     float drawn[kChunk];
     for (int64_t i = 0; i < some; ++i) drawn[i] = tree.raw[0][index[done + i]];
     for (int64_t i = 0; i < some; ++i) weight[done + i] = exp2_of(-beta * log2_of(drawn[i] * scale));
-  }
+  });
   state[1] = start + static_cast<uint64_t>(count);
   return true;
 }

@@ -28,10 +28,11 @@ struct Tree {
   float minimum() const { return least[top + 1][0]; }
 };
 
+// threads: so many, the caller's among them, search for a large batch; what is found is the same, to the bit.
 struct Kernels {
   const char* name;
   // For each mass in [0, total) the leaf whose interval holds it.
-  void (*find)(const Tree&, const double* mass, int64_t count, int64_t* index);
+  void (*find)(const Tree&, const double* mass, int64_t count, int64_t* index, int64_t threads);
   // Leaves <- priority (the last of equal indices wins), and all above them anew.
   void (*set)(const Tree&, const int64_t* index, const float* priority, int64_t count);
   // priority <- (|error| + epsilon) ** alpha; returns the greatest, which is not finite if any is not
@@ -39,7 +40,7 @@ struct Kernels {
   // Draws with chance p / total; weight <- (p / least positive p) ** -beta. state: a key, and a counter of
   // draws. False if there is nothing to draw.
   bool (*sample)(const Tree&, uint64_t* state, int64_t count, float beta, int64_t* index, float* weight,
-                 bool stratified);
+                 bool stratified, int64_t threads);
 };
 
 extern const Kernels kPortable;

@@ -182,28 +182,30 @@ PyObject* update(PyObject*, PyObject* const* args, Py_ssize_t n) {
   return PyFloat_FromDouble(wrong < 0 ? greatest : -1.0 - static_cast<double>(wrong));
 }
 
-// find(tree, mass, count, index) -> whether all masses were at least 0 and below the total; else nothing is found
+// find(tree, mass, count, index, threads) -> whether all masses were at least 0 and below the total; else nothing
+// is found
 PyObject* find(PyObject*, PyObject* const* args, Py_ssize_t n) {
-  if (!expect(n, 4)) return nullptr;
+  if (!expect(n, 5)) return nullptr;
   const Tree* tree = tree_of(args[0]);
   if (!tree) return nullptr;
   const double* mass = at<double>(args[1]);
   const int64_t count = PyLong_AsLongLong(args[2]);
   int64_t* index = at<int64_t>(args[3]);
+  const int64_t threads = PyLong_AsLongLong(args[4]);
   if (PyErr_Occurred()) return nullptr;
   bool outside = false;
   Py_BEGIN_ALLOW_THREADS
   const double total = tree->total();
   for (int64_t i = 0; i < count; ++i) outside |= !(mass[i] >= 0.0 && mass[i] < total);
-  if (!outside) kernels->find(*tree, mass, count, index);
+  if (!outside) kernels->find(*tree, mass, count, index, threads);
   Py_END_ALLOW_THREADS
   return PyBool_FromLong(!outside);
 }
 
-// sample(tree, state, count, beta, index, weight, stratified): draws with chance p / total, and
+// sample(tree, state, count, beta, index, weight, stratified, threads): draws with chance p / total, and
 // weight <- (p / least p) ** -beta. state: two uint64, a key and a counter. -> 0, or -1 if all is zero
 PyObject* sample(PyObject*, PyObject* const* args, Py_ssize_t n) {
-  if (!expect(n, 7)) return nullptr;
+  if (!expect(n, 8)) return nullptr;
   const Tree* tree = tree_of(args[0]);
   if (!tree) return nullptr;
   uint64_t* state = at<uint64_t>(args[1]);
@@ -212,10 +214,11 @@ PyObject* sample(PyObject*, PyObject* const* args, Py_ssize_t n) {
   int64_t* index = at<int64_t>(args[4]);
   float* weight = at<float>(args[5]);
   const bool stratified = PyObject_IsTrue(args[6]);
+  const int64_t threads = PyLong_AsLongLong(args[7]);
   if (PyErr_Occurred()) return nullptr;
   bool empty;
   Py_BEGIN_ALLOW_THREADS
-  empty = !kernels->sample(*tree, state, count, beta, index, weight, stratified);
+  empty = !kernels->sample(*tree, state, count, beta, index, weight, stratified, threads);
   Py_END_ALLOW_THREADS
   return PyLong_FromLong(empty ? -1 : 0);
 }

@@ -20,11 +20,13 @@ class NativeTree:
     backend = "native"
     fan_out = NATIVE_FAN_OUT
 
-    def __init__(self, capacity: int, seed: int = 0, memory: memoryview | None = None) -> None:
+    def __init__(
+        self, capacity: int, seed: int = 0, memory: memoryview | None = None, threads: int = 1
+    ) -> None:
         if native.kernels is None:
             raise RuntimeError(f"there are no compiled kernels: {native.simd}")
         self._kernels = native.kernels
-        self.capacity = capacity
+        self.capacity, self._threads = capacity, threads
         needed = self.bytes_needed(capacity)
         if memory is None:
             room = np.zeros(needed + _LINE_BYTES, dtype=np.uint8)
@@ -84,7 +86,7 @@ class NativeTree:
             raise nothing_to_draw()
         count = mass.numel()
         index = self._stream.new_empty(count) if out is None else out
-        if not self._kernels.find(self._tree, mass.data_ptr(), count, index.data_ptr()):
+        if not self._kernels.find(self._tree, mass.data_ptr(), count, index.data_ptr(), self._threads):
             raise ValueError(f"masses lie between 0 and the total, {self.total}, and are not all there")
         return index
 
@@ -94,7 +96,14 @@ class NativeTree:
             out = Draw(self._stream.new_empty(count), self._priorities.new_empty(count))
         index, weight = out
         if self._kernels.sample(
-            self._tree, self._stream_address, count, beta, index.data_ptr(), weight.data_ptr(), stratified
+            self._tree,
+            self._stream_address,
+            count,
+            beta,
+            index.data_ptr(),
+            weight.data_ptr(),
+            stratified,
+            self._threads,
         ):
             raise nothing_to_draw()
         return out

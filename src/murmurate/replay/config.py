@@ -125,17 +125,24 @@ def replay_bytes(config: ReplayConfig, spec: EnvSpec, *, simulators: int, steps:
 
 
 def open_replay(
-    config: ReplayConfig, spec: EnvSpec, *, simulators: int, steps: int, discount: float, seed: int
+    config: ReplayConfig,
+    spec: EnvSpec,
+    *,
+    simulators: int,
+    steps: int,
+    discount: float,
+    seed: int,
+    threads: int = 1,
 ) -> Replay:
     """The store for what is seen and done in a world: frames once each where observations are stacks of
-    images, rows elsewhere. steps, discount: of the returns.
+    images, rows elsewhere. steps, discount: of the returns. threads: of searches for large batches.
 
     Raises Refusal if there is no memory for it.
     """
     images = spec.stacked
     capacity = config.capacity // simulators * simulators if images else config.capacity
     chances = (
-        Prioritized(capacity, alpha=config.alpha, epsilon=config.epsilon, seed=seed)
+        Prioritized(capacity, alpha=config.alpha, epsilon=config.epsilon, seed=seed, threads=threads)
         if config.alpha > 0
         else Uniform(capacity, seed=seed)
     )

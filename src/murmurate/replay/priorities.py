@@ -51,6 +51,7 @@ class Prioritized:
 
     alpha: 0 is uniform, 1 greedy. epsilon: added to each error, so that none is never drawn again.
     stratified: one draw from each of ``count`` equal parts of the total, as in the paper's appendix.
+    threads: of the tree's searches.
     """
 
     def __init__(
@@ -63,13 +64,14 @@ class Prioritized:
         seed: int = 0,
         backend: Backend = "auto",
         memory: memoryview | None = None,
+        threads: int = 1,
     ) -> None:
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha lies between 0 and 1, not at {alpha}")
         if not epsilon >= 0:
             raise ValueError(f"epsilon is not negative, not {epsilon}")
         self.capacity, self.alpha, self.epsilon, self.stratified = capacity, alpha, epsilon, stratified
-        self.tree = sum_tree(capacity, seed=seed, backend=backend, memory=memory)
+        self.tree = sum_tree(capacity, seed=seed, backend=backend, memory=memory, threads=threads)
         self.highest = 1.0  # of all priorities so far
         self._present = torch.zeros(capacity, dtype=torch.bool)
         self._filled = 0

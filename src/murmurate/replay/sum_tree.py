@@ -95,12 +95,15 @@ def sum_tree(
     backend: Backend = "auto",
     device: torch.device | str = "cpu",
     memory: memoryview | None = None,
+    threads: int = 1,
 ) -> SumTree:
     """The fastest tree there is for these wishes.
 
     seed: of the draws; the same one draws the same, whichever the backend (but where sums round otherwise).
     memory: where the tree is to lie, of at least ``tree_bytes(capacity)`` zeros that others may share; the
         native tree only.
+    threads: so many search for a large batch (8192 draws and more); what they find is the same, to the bit.
+        The torch tree has as many as torch has.
 
     Raises Refusal if ``backend`` is native and there is none, or it cannot do what is asked.
     """
@@ -108,6 +111,8 @@ def sum_tree(
         raise ValueError(f"a tree has at least one leaf, not {capacity}")
     if not fan_out >= 2:
         raise ValueError(f"a node has at least two children, not {fan_out}")
+    if threads < 1:
+        raise ValueError(f"a search has at least one thread, not {threads}")
     device = torch.device(device)
     reason = ""
     if native.kernels is None:
@@ -126,7 +131,7 @@ def sum_tree(
         raise Refusal(f"the native sum tree was asked for, but {reason}. Use backend='auto'.")
     from murmurate.replay._native_tree import NativeTree
 
-    return NativeTree(capacity, seed, memory)
+    return NativeTree(capacity, seed, memory, threads)
 
 
 def tree_bytes(capacity: int) -> int:
