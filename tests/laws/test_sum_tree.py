@@ -154,6 +154,31 @@ def test_all_draw_the_same():
         assert float((other != drawn[0]).double().mean()) < 1e-3
 
 
+@pytest.mark.skipif(native.kernels is None, reason=str(native.simd))
+@pytest.mark.parametrize("capacity", [5, 16, 200, 257, 5_000, 70_000])
+@pytest.mark.parametrize("zeros", [0.0, 0.9])
+def test_instruction_sets_find_the_same_to_the_bit(capacity, zeros):
+    """At random masses, and at the ends of intervals and their neighbours."""
+    generator = torch.Generator().manual_seed(capacity)
+    priority = torch.rand(capacity, generator=generator) + 1e-3
+    priority[torch.rand(capacity, generator=generator) < zeros] = 0.0
+    priority[0] = 1.0
+    found = []
+    for backend in BACKENDS:
+        if backend == "torch":
+            continue
+        tree = make(backend, capacity, seed=7)
+        tree.set(torch.arange(capacity), priority)
+        ends = priority.double().cumsum(0)
+        mass = torch.cat([torch.rand(500, dtype=torch.float64, generator=generator) * tree.total, ends])
+        mass = torch.cat([mass, ends.nextafter(torch.zeros(())), ends.nextafter(torch.tensor(torch.inf))])
+        mass = mass[mass < tree.total] if not found else found[0][0]
+        found.append((mass, tree.find(mass), *tree.sample(1_000, 0.4)))
+    for other in found[1:]:
+        for one, same in zip(found[0], other, strict=True):
+            assert torch.equal(one, same)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_it_goes_on_from_its_state(backend):
     first, second = make(backend, 1000, seed=1), make(backend, 1000, seed=9)

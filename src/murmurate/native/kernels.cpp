@@ -73,6 +73,14 @@ inline float not_above(double x) {
   return found;
 }
 
+inline double not_negative(double x) {
+#ifdef __SSE2__
+  return _mm_cvtsd_f64(_mm_max_sd(_mm_set_sd(x), _mm_setzero_pd()));  // compilers make a comparison and a blend
+#else
+  return x > 0.0 ? x : 0.0;
+#endif
+}
+
 #ifdef __AVX512F__
 
 inline void all_not_above(const double* x, float* found) {
@@ -90,9 +98,36 @@ inline int count_not_above(const float* sums, float x) {
 // The number of a line of leaves whose interval holds x; the last positive one if x is beyond them all.
 inline int leaf(const float* line, float x) {
   const Line p = load(line);
-  const unsigned positive = _mm512_cmp_ps_mask(p, _mm512_setzero_ps(), _CMP_GT_OQ);
-  const unsigned fitting = positive & _mm512_cmp_ps_mask(_mm512_set1_ps(x), sums_to(p), _CMP_LT_OQ);
-  return fitting ? __builtin_ctz(fitting) : 31 - __builtin_clz(positive | 1u);
+  const unsigned fitting = _mm512_cmp_ps_mask(_mm512_set1_ps(x), sums_to(p), _CMP_LT_OQ);
+  if (fitting) return __builtin_ctz(fitting);  // sums stand still where there is nothing: this one has something
+  return 31 - __builtin_clz(_mm512_cmp_ps_mask(p, _mm512_setzero_ps(), _CMP_GT_OQ) | 1u);
+}
+
+// The first step of all queries: the one line of its level stays in a register, where 16 of them bisect it.
+inline void find_in_root(const float* before, double* rest, int64_t* child) {
+  const Line sums = load(before);
+  for (int i = 0; i < kGroup; i += kLine) {
+    double* low = rest + i;
+    double* high = low + 8;
+    constexpr int kDown = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC;
+    const Line x = _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvt_roundpd_ps(_mm512_load_pd(low), kDown)),
+                                      _mm512_cvt_roundpd_ps(_mm512_load_pd(high), kDown), 1);
+    __m512i found = _mm512_setzero_si512();
+    for (int half = kLine / 2; half > 0; half /= 2) {
+      const __m512i further = _mm512_or_si512(found, _mm512_set1_epi32(half));
+      const Line sum = _mm512_permutexvar_ps(further, sums);
+      found = _mm512_mask_mov_epi32(found, _mm512_cmp_ps_mask(sum, x, _CMP_LE_OQ), further);
+    }
+    const Line passed = _mm512_permutexvar_ps(found, sums);
+    const auto go_on = [](double* x, __m256 by) {
+      const __m512d left = _mm512_sub_pd(_mm512_load_pd(x), _mm512_cvtps_pd(by));
+      _mm512_store_pd(x, _mm512_max_pd(left, _mm512_setzero_pd()));
+    };
+    go_on(low, _mm512_castps512_ps256(passed));
+    go_on(high, _mm512_extractf32x8_ps(passed, 1));
+    _mm512_store_si512(child + i, _mm512_cvtepi32_epi64(_mm512_castsi512_si256(found)));
+    _mm512_store_si512(child + i + 8, _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64(found, 1)));
+  }
 }
 
 #else
@@ -138,18 +173,23 @@ inline int leaf(const float* line, float x) {
 inline void find_group(const Tree& tree, const double* mass, int64_t* index) {
   alignas(64) double rest[kGroup];
   alignas(64) float bound[kGroup];
-  int64_t line[kGroup] = {};
+  alignas(64) int64_t line[kGroup] = {};
   std::memcpy(rest, mass, sizeof rest);
-  for (int level = tree.top; level > 0; --level) {
+  int level = tree.top;
+#ifdef __AVX512F__
+  find_in_root(tree.before[level], rest, line);
+  --level;
+#endif
+  for (; level > 0; --level) {
     const float* before = tree.before[level];
     const float* next = level > 1 ? tree.before[level - 1] : tree.raw[0];
     all_not_above(rest, bound);
     for (int i = 0; i < kGroup; ++i) {
       const float* sums = before + line[i] * kLine;
-      // a writer may change a line between two looks at it: what is found is then another leaf, but a leaf
-      const int count = count_not_above(sums, bound[i]), child = count > 0 ? count - 1 : 0;
-      const double left = rest[i] - static_cast<double>(sums[child]);
-      rest[i] = left > 0.0 ? left : 0.0;
+      // before the first there is nothing, which is not above any bound. A writer may change a line between two
+      // looks at it: what is found is then another leaf, but a leaf
+      const int child = count_not_above(sums, bound[i]) - 1;
+      rest[i] = not_negative(rest[i] - static_cast<double>(sums[child]));
       line[i] = line[i] * kLine + child;
 #if defined(__GNUC__)
       __builtin_prefetch(next + line[i] * kLine);
