@@ -69,6 +69,64 @@ def test_draws_into_tensors_that_are_there(backend):
     assert out.weights.tolist() == [1.0] * 64
 
 
+class Opaque(torch.Tensor):
+    """Tells nobody's C code what it is."""
+
+    __dlpack_c_exchange_api__ = None
+
+
+FORMS = {
+    "as it is": lambda x: x,
+    "every second": lambda x: x.repeat_interleave(2)[::2],
+    "narrow": lambda x: x.to(torch.float64 if x.is_floating_point() else torch.int32),
+    "opaque": lambda x: x.as_subclass(Opaque),
+    "a parameter": lambda x: torch.nn.Parameter(x, requires_grad=False),
+}
+
+
+@needs_native
+@pytest.mark.parametrize("first", FORMS)
+@pytest.mark.parametrize("second", FORMS)
+def test_however_a_tensor_lies_its_numbers_are_what_counts(first, second):
+    generator = torch.Generator().manual_seed(0)
+    index, error = torch.randperm(300, generator=generator)[:64], torch.rand(64, generator=generator)
+    plain, other = sum_tree(300), sum_tree(300)
+    one, two = FORMS[first], FORMS[second]
+    for tree, i, e in ((plain, index, error), (other, one(index), two(error))):
+        tree.update(i, e, 0.5, 0.1)
+        tree.set(i[:5], e[5:10])
+    assert torch.equal(plain.priorities, other.priorities)
+    mass = torch.linspace(0, 1, 33, dtype=torch.float64)[:-1] * plain.total
+    found = other.find(one(mass) if first != "narrow" else mass, torch.empty(32, dtype=torch.int64))
+    assert torch.equal(found, plain.find(mass))
+    with pytest.raises(ValueError, match="give one for each"):
+        other.set(one(index), two(error[:5]))
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("indices", "weights", "words"),
+    [
+        (
+            torch.zeros(7, dtype=torch.int64),
+            torch.zeros(8),
+            r"torch.int64 \[8\] on the CPU, and this is .*\[7\]",
+        ),
+        (torch.zeros(8, dtype=torch.int64), torch.zeros(7), r"torch.float32 \[8\]"),
+        (torch.zeros(8, dtype=torch.int32), torch.zeros(8), "this is torch.int32"),
+        (torch.zeros(16, dtype=torch.int64)[::2], torch.zeros(8), "contiguous"),
+    ],
+)
+def test_outputs_that_do_not_fit_are_refused(indices, weights, words):
+    tree = sum_tree(100)
+    tree.set(torch.arange(100), torch.ones(100))
+    with pytest.raises(ValueError, match=words):
+        tree.sample(8, 0.4, out=Draw(indices, weights))
+    if len(weights) == 8:
+        with pytest.raises(ValueError, match=words):
+            tree.find(torch.zeros(8, dtype=torch.float64), indices)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_indices_of_the_wrong_kind_are_refused(backend):
     tree = sum_tree(10, backend=backend)

@@ -13,6 +13,7 @@
 
 #include "gather.hpp"
 #include "kernels.hpp"
+#include "tensors.hpp"
 
 namespace {
 
@@ -85,6 +86,18 @@ T* at(PyObject* address) {
   return reinterpret_cast<T*>(PyLong_AsSize_t(address));
 }
 
+// Two numbers for each of a batch, in two tensors or at two addresses: then `count` says of how many. False for
+// tensors that are not two vectors of these kinds in host memory, one number behind the other and equally long.
+template <typename A, typename B>
+bool pairs(PyObject* first, Kind one, A** a, PyObject* second, Kind other, B** b, int64_t* count) {
+  if (PyLong_Check(first)) {
+    *a = at<A>(first), *b = at<B>(second);
+    return true;
+  }
+  int64_t more;
+  return is_vector(first, one, a, count) && is_vector(second, other, b, &more) && *count == more;
+}
+
 bool has_leaves(int64_t capacity) {
   if (capacity >= 1) return true;
   PyErr_SetString(PyExc_ValueError, "a tree has at least one leaf");
@@ -138,15 +151,18 @@ int64_t first_wrong(const Tree& tree, const int64_t* index, const float* priorit
       return i;
 }
 
-// set(tree, index, priority, count) -> -1, or which of them was wrong: then nothing was set
+// set(tree, index, priority, count) -> -1, or which of them was wrong: then nothing was set; see `pairs`, of whose
+// tensors no count is needed; None for those that have to be made to fit
 PyObject* set(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 4)) return nullptr;
   const Tree* tree = tree_of(args[0]);
   if (!tree) return nullptr;
-  const int64_t* index = at<int64_t>(args[1]);
-  const float* priority = at<float>(args[2]);
-  const int64_t count = PyLong_AsLongLong(args[3]);
+  int64_t* index;
+  float* priority;
+  int64_t count = PyLong_AsLongLong(args[3]);
+  const bool fit = pairs(args[1], kInteger, &index, args[2], kFloat, &priority, &count);
   if (PyErr_Occurred()) return nullptr;
+  if (!fit) Py_RETURN_NONE;
   int64_t wrong;
   Py_BEGIN_ALLOW_THREADS
   wrong = first_wrong(*tree, index, priority, count);
@@ -156,17 +172,19 @@ PyObject* set(PyObject*, PyObject* const* args, Py_ssize_t n) {
 }
 
 // update(tree, index, error, count, alpha, epsilon): priority <- (|error| + epsilon) ** alpha, and set -> the
-// greatest of these priorities, or -1 - which of them was wrong: then nothing was set
+// greatest of these priorities, or -1 - which of them was wrong: then nothing was set; tensors as in `set`
 PyObject* update(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 6)) return nullptr;
   const Tree* tree = tree_of(args[0]);
   if (!tree) return nullptr;
-  const int64_t* index = at<int64_t>(args[1]);
-  const float* error = at<float>(args[2]);
-  const int64_t count = PyLong_AsLongLong(args[3]);
+  int64_t* index;
+  float* error;
+  int64_t count = PyLong_AsLongLong(args[3]);
+  const bool fit = pairs(args[1], kInteger, &index, args[2], kFloat, &error, &count);
   const float alpha = static_cast<float>(PyFloat_AsDouble(args[4]));
   const float epsilon = static_cast<float>(PyFloat_AsDouble(args[5]));
   if (PyErr_Occurred()) return nullptr;
+  if (!fit) Py_RETURN_NONE;
   constexpr int64_t kSome = 1024;
   float here[kSome];
   std::unique_ptr<float[]> more(count > kSome ? new (std::nothrow) float[static_cast<std::size_t>(count)] : nullptr);
@@ -183,16 +201,18 @@ PyObject* update(PyObject*, PyObject* const* args, Py_ssize_t n) {
 }
 
 // find(tree, mass, count, index, threads) -> whether all masses were at least 0 and below the total; else nothing
-// is found
+// is found; tensors as in `set`
 PyObject* find(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 5)) return nullptr;
   const Tree* tree = tree_of(args[0]);
   if (!tree) return nullptr;
-  const double* mass = at<double>(args[1]);
-  const int64_t count = PyLong_AsLongLong(args[2]);
-  int64_t* index = at<int64_t>(args[3]);
+  double* mass;
+  int64_t* index;
+  int64_t count = PyLong_AsLongLong(args[2]);
   const int64_t threads = PyLong_AsLongLong(args[4]);
+  const bool fit = pairs(args[1], kFloat, &mass, args[3], kInteger, &index, &count);
   if (PyErr_Occurred()) return nullptr;
+  if (!fit) Py_RETURN_NONE;
   bool outside = false;
   Py_BEGIN_ALLOW_THREADS
   const double total = tree->total();
@@ -203,7 +223,8 @@ PyObject* find(PyObject*, PyObject* const* args, Py_ssize_t n) {
 }
 
 // sample(tree, state, count, beta, index, weight, stratified, threads): draws with chance p / total, and
-// weight <- (p / least p) ** -beta. state: two uint64, a key and a counter. -> 0, or -1 if all is zero
+// weight <- (p / least p) ** -beta. state: two uint64, a key and a counter. -> whether there was anything to draw;
+// None for tensors that are not [count], see `pairs`
 PyObject* sample(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 8)) return nullptr;
   const Tree* tree = tree_of(args[0]);
@@ -211,16 +232,19 @@ PyObject* sample(PyObject*, PyObject* const* args, Py_ssize_t n) {
   uint64_t* state = at<uint64_t>(args[1]);
   const int64_t count = PyLong_AsLongLong(args[2]);
   const float beta = static_cast<float>(PyFloat_AsDouble(args[3]));
-  int64_t* index = at<int64_t>(args[4]);
-  float* weight = at<float>(args[5]);
+  int64_t* index;
+  float* weight;
+  int64_t room = count;
+  const bool fit = pairs(args[4], kInteger, &index, args[5], kFloat, &weight, &room) && room == count;
   const bool stratified = PyObject_IsTrue(args[6]);
   const int64_t threads = PyLong_AsLongLong(args[7]);
   if (PyErr_Occurred()) return nullptr;
-  bool empty;
+  if (!fit) Py_RETURN_NONE;
+  bool drawn;
   Py_BEGIN_ALLOW_THREADS
-  empty = !kernels->sample(*tree, state, count, beta, index, weight, stratified, threads);
+  drawn = kernels->sample(*tree, state, count, beta, index, weight, stratified, threads);
   Py_END_ALLOW_THREADS
-  return PyLong_FromLong(empty ? -1 : 0);
+  return PyBool_FromLong(drawn);
 }
 
 // total(tree) -> the sum of all
@@ -257,17 +281,23 @@ PyObject* gather_rows(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Py_RETURN_NONE;
 }
 
-// split(base, stride, index, count, fields, number): fields are triples (offset, bytes, out) of int64
+// split(base, stride, index, count, places, out): places are pairs (offset, bytes) of int64, one for each address in
+// the tuple `out`
 PyObject* split_rows(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 6)) return nullptr;
   const char* base = at<char>(args[0]);
   const int64_t stride = PyLong_AsLongLong(args[1]);
   const int64_t* index = at<int64_t>(args[2]);
   const int64_t count = PyLong_AsLongLong(args[3]);
-  const Field* fields = at<Field>(args[4]);
-  const int64_t number = PyLong_AsLongLong(args[5]);
+  const int64_t* places = at<int64_t>(args[4]);
+  const Py_ssize_t number = PyTuple_Size(args[5]);
   if (PyErr_Occurred()) return nullptr;
-  static_assert(sizeof(Field) == 3 * sizeof(int64_t), "fields come as an array of int64");
+  constexpr Py_ssize_t kMost = 64;
+  Field fields[kMost];
+  if (number > kMost) return PyErr_Format(PyExc_ValueError, "a row has at most %zd fields", kMost);
+  for (Py_ssize_t k = 0; k < number; ++k)
+    fields[k] = {places[2 * k], places[2 * k + 1], at<char>(PyTuple_GetItem(args[5], k))};
+  if (PyErr_Occurred()) return nullptr;
   Py_BEGIN_ALLOW_THREADS
   split(base, stride, index, count, fields, number);
   Py_END_ALLOW_THREADS

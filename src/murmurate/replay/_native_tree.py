@@ -63,30 +63,37 @@ class NativeTree:
         return float(self._kernels.minimum(self._tree))
 
     def set(self, index: Tensor, priority: Tensor) -> None:
-        index, priority = as_vector(index, torch.int64), as_vector(priority, torch.float32)
-        check_lengths(index, priority)
-        wrong = self._kernels.set(self._tree, index.data_ptr(), priority.data_ptr(), index.numel())
-        if wrong >= 0:
+        wrong = self._kernels.set(self._tree, index, priority, 0)
+        if wrong is None:
+            index, priority = as_pair(index, priority)
+            wrong = self._kernels.set(self._tree, index.data_ptr(), priority.data_ptr(), index.numel())
+        if wrong != -1:
             raise wrong_priority(index, priority, wrong, self.capacity)
 
     def update(self, index: Tensor, error: Tensor, alpha: float, epsilon: float) -> float:
-        index, error = as_vector(index, torch.int64), as_vector(error, torch.float32)
-        check_lengths(index, error)
-        greatest: float = self._kernels.update(
-            self._tree, index.data_ptr(), error.data_ptr(), index.numel(), alpha, epsilon
-        )
+        greatest: float | None = self._kernels.update(self._tree, index, error, 0, alpha, epsilon)
+        if greatest is None:
+            index, error = as_pair(index, error)
+            greatest = self._kernels.update(
+                self._tree, index.data_ptr(), error.data_ptr(), index.numel(), alpha, epsilon
+            )
         if greatest < 0.0:
             priority = (error.abs() + epsilon) ** alpha
             raise wrong_priority(index, priority, int(-1.0 - greatest), self.capacity)
         return greatest
 
     def find(self, mass: Tensor, out: Tensor | None = None) -> Tensor:
-        mass = as_vector(mass, torch.float64)
+        index = self._stream.new_empty(mass.numel()) if out is None else out
+        inside = self._kernels.find(self._tree, mass, 0, index, self._threads)
+        if inside is None:
+            mass = as_vector(mass, torch.float64)
+            check_room(index, torch.int64, mass.numel())
+            inside = self._kernels.find(
+                self._tree, mass.data_ptr(), mass.numel(), index.data_ptr(), self._threads
+            )
         if not self._kernels.total(self._tree) > 0.0:
             raise nothing_to_draw()
-        count = mass.numel()
-        index = self._stream.new_empty(count) if out is None else out
-        if not self._kernels.find(self._tree, mass.data_ptr(), count, index.data_ptr(), self._threads):
+        if not inside:
             raise ValueError(f"masses lie between 0 and the total, {self.total}, and are not all there")
         return index
 
@@ -95,16 +102,17 @@ class NativeTree:
             # a tensor of another's kind costs a third less than one that is described
             out = Draw(self._stream.new_empty(count), self._priorities.new_empty(count))
         index, weight = out
-        if self._kernels.sample(
-            self._tree,
-            self._stream_address,
-            count,
-            beta,
-            index.data_ptr(),
-            weight.data_ptr(),
-            stratified,
-            self._threads,
-        ):
+        drawn = self._kernels.sample(
+            self._tree, self._stream_address, count, beta, index, weight, stratified, self._threads
+        )
+        if drawn is None:
+            check_room(index, torch.int64, count)
+            check_room(weight, torch.float32, count)
+            places = (index.data_ptr(), weight.data_ptr())
+            drawn = self._kernels.sample(
+                self._tree, self._stream_address, count, beta, *places, stratified, self._threads
+            )
+        if not drawn:
             raise nothing_to_draw()
         return out
 
@@ -125,9 +133,25 @@ def as_vector(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to("cpu", dtype).contiguous()
 
 
+def as_pair(index: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """[B] int64 and [B] float32, as the kernels read them."""
+    index, values = as_vector(index, torch.int64), as_vector(values, torch.float32)
+    check_lengths(index, values)
+    return index, values
+
+
 def check_lengths(index: Tensor, values: Tensor) -> None:
     if index.numel() != values.numel() or index.dim() != 1 or values.dim() != 1:
         raise ValueError(f"{list(index.shape)} indices and {list(values.shape)} values: give one for each")
+
+
+def check_room(out: Tensor, dtype: torch.dtype, count: int) -> None:
+    """Raises ValueError for what draws cannot be written into."""
+    if out.dtype is not dtype or out.shape != (count,) or not (out.is_cpu and out.is_contiguous()):
+        raise ValueError(
+            f"{count} draws go into a contiguous tensor of {dtype} [{count}] on the CPU, and this is "
+            f"{out.dtype} {list(out.shape)} on {out.device}"
+        )
 
 
 def wrong_priority(index: Tensor, priority: Tensor, at: int, capacity: int) -> ValueError:

@@ -49,8 +49,9 @@ class Rows:
         self._rows = torch.from_numpy(self._bytes)
         self._address = self._rows.data_ptr()
         self._columns = {name: self._view(name) for name in self.columns}
-        # for the kernel: offset and size of each field, and where it is to go
-        self._fields = np.array([[*place, 0] for place in self._places.values()], dtype=np.int64)
+        # for the kernel: offset and size of each field
+        self._fields = np.array([*self._places.values()], dtype=np.int64)
+        self._fields_address = self._fields.ctypes.data
 
     def write(self, slots: Tensor, values: Mapping[str, Tensor]) -> None:
         """Row slots[b] <- values[name][b] for each name; ``slots``: [B] int64.
@@ -109,10 +110,13 @@ class Rows:
                 part = rows[:, place.offset : place.offset + place.bytes].contiguous()
                 out[name].copy_(part.view(column.dtype).view(len(slots), *column.shape))
             return out
-        fields = self._fields.copy()  # another thread may read at the same time
-        fields[:, 2] = [out[name].data_ptr() for name in self._places]
         native.kernels.split(
-            self._address, self.row_bytes, slots.data_ptr(), len(slots), fields.ctypes.data, len(fields)
+            self._address,
+            self.row_bytes,
+            slots.data_ptr(),
+            len(slots),
+            self._fields_address,
+            tuple([out[name].data_ptr() for name in self._places]),
         )
         return out
 
