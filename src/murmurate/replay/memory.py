@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from collections.abc import Callable
@@ -27,7 +28,14 @@ def private(label: str, size_bytes: int) -> memoryview:
             f"the replay's {label} need {size_bytes / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free. "
             "Use a smaller capacity, or keep them in a file."
         )
-    return memoryview(mmap.mmap(-1, max(size_bytes, 1)))
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return memoryview(mmap.mmap(-1, max(size_bytes, 1)))
+    room = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            # who reads rows at random looks up a page for each, and of small ones most are not at hand
+            room.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(room)
 
 
 def in_folder(folder: Path) -> Take:
