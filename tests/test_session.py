@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,6 +54,56 @@ def test_resume_refuses_to_change_what_was_learned_with(
     assert "cannot change on resume" in said
     assert content(folder) == before
     assert main(["resume", str(folder), "--updates", "3"]) == 0
+
+
+REPLAY = (
+    *(
+        "--replay.capacity",
+        "500",
+        "--replay.learning-starts",
+        "50",
+        "--simulators",
+        "2",
+        "--agent.batch",
+        "8",
+    ),
+    *("--env-steps", "none", "--launcher", "inline", "--eval-episodes", "1"),
+    *("--record-every-seconds", "1e-9"),
+)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_resume_may_say_anew_whether_the_replay_is_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], saved: bool
+) -> None:
+    """What the last checkpoint holds is gone on from; what the next one holds follows the new word. Nobody
+    claims that a run that went on with an empty replay is what it would have been."""
+
+    def held() -> bool:
+        return (folder / "checkpoints" / "last" / "replay-0.safetensors").exists()
+
+    def summary() -> dict[str, Any]:
+        read: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+        return read
+
+    folder = tmp_path / "run"
+    begin = ["train", "cartpole-dqn", *REPLAY, "--updates", "20", "--replay.saved", str(saved)]
+    assert main([*begin, "--out", str(folder)]) == 0
+    assert held() == saved
+    capsys.readouterr()
+    said = refused(capsys, "resume", folder, "--replay.saved", str(not saved), "--replay.alpha", "0.5")
+    assert "replay cannot change on resume" in said
+    assert held() == saved
+    assert main(["resume", str(folder), "--replay.saved", str(not saved), "--updates", "40"]) == 0
+    assert held() == (not saved)
+    assert json.loads((folder / "run.json").read_text())["replay"]["saved"] is (not saved)
+    assert not summary()["resume_exact"]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    count = {line["updates"]: line["replay_transitions"] for line in lines if "replay_transitions" in line}
+    assert (count[21] >= count[20]) == saved  # with what was there, or from nothing
+    assert main(["resume", str(folder), "--updates", "50"]) == 0
+    assert held() == (not saved)
+    assert summary()["resume_exact"] == (not saved)
 
 
 def test_schedules_span_the_run_also_where_all_replicas_count_together() -> None:

@@ -147,10 +147,11 @@ def _go_on(run: Run, stored: Run, folder: Path, found: Path) -> Finish:
     if run.strategy.centre:
         parts[run.replicas] = run.replicas
     _fits(run, found, saved)
+    begun, wanted = _without_saving(stored), _without_saving(run)
     fixed = [
         field.name
         for field in dataclasses.fields(run)
-        if field.name not in _MAY_CHANGE and getattr(run, field.name) != getattr(stored, field.name)
+        if field.name not in _MAY_CHANGE and getattr(wanted, field.name) != getattr(begun, field.name)
     ]
     if fixed:
         raise Refusal(
@@ -176,6 +177,13 @@ def _go_on(run: Run, stored: Run, folder: Path, found: Path) -> Finish:
             parts=parts,
         ),
     )
+
+
+def _without_saving(run: Run) -> Run:
+    """Whether checkpoints hold the replay may change too: where the newest has none, it begins empty."""
+    if run.replay is None:
+        return run
+    return dataclasses.replace(run, replay=dataclasses.replace(run.replay, saved=False))
 
 
 def preflight(run: Run) -> None:

@@ -45,6 +45,7 @@ class Drawing:
         self.replay, self.config, self.batch, self.device = replay, config, batch, device
         self.banks: Banks | None = None  # set where weights are to be as if all learners drew from one replay
         self.batches = self._played = self._drawn = 0
+        self.exact = config.saved  # whether killed and resumed equals uninterrupted
         self._progress = progress
         self._ahead = Ahead(replay, batch, config.ahead, device.type == "cuda", self._weigh)
 
@@ -96,6 +97,7 @@ class Drawing:
         self.batches = int(state["batches"])
         if state["replay"] is None:
             self._played, self._drawn = self.config.learning_starts, 0
+            self.exact = False
             return
         self._played, self._drawn = int(state["played"]), int(state["drawn"])
         self.replay.load(state["replay"]["store"])

@@ -55,7 +55,7 @@ class Replayed:
         self._start()
         if self._drawing.banks is not None:  # what others' banks held when it was looked at
             return False
-        return self._drawing.config.saved and all(group.state() is not None for group in self._groups)
+        return self._drawing.exact and all(group.state() is not None for group in self._groups)
 
     def fields(self) -> dict[str, Any]:
         return self._drawing.fields()

@@ -37,7 +37,7 @@ class ReplayConfig:
     ahead: D, batches that are drawn before the errors of those before them are known (Zhang, section 4.3.1);
         0 waits for them.
     saved: whether checkpoints hold it, up to 7.1 GB for a million images; without, a resumed run begins with
-        an empty one.
+        an empty one. ``resume`` may change it.
     publish_every: own updates after which actors are shown the parameters; for runs that have actors.
     """
 
