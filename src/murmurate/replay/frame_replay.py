@@ -22,8 +22,6 @@ class FrameReplay:
     frame in it.
 
     chances: over simulators x length slots; each simulator has a ring of its own.
-    Differs from ``RowReplay``: the last n - 1 steps before an episode is cut off (not: terminated) are left
-    out, as s and s' of fewer than n steps do not fit one window.
     """
 
     def __init__(
@@ -48,6 +46,8 @@ class FrameReplay:
         one = Column((), torch.float32)
         columns = {"action": Column((), torch.int64), "reward": one, "discount": one}
         self.rows = Rows(chances.capacity, columns, take)
+        # k, from s to s': less than n for the last steps before an episode is cut off
+        self._lengths = torch.full((chances.capacity,), steps, dtype=torch.int16)
         self._returns = NStepReturns(simulators, steps, discount)
         self._errors = FirstErrors(simulators, steps)
         self._heads = torch.zeros(simulators, dtype=torch.int64)  # frames so far
@@ -86,17 +86,19 @@ class FrameReplay:
             for _ in range(self.steps - 1):
                 self._append(streams[steps.terminated], image[steps.terminated])
         self._first[streams] = ended
-        age, discount = torch.from_numpy(closed.age), torch.from_numpy(closed.discount)
-        kept = (age == self.steps) | (discount == 0)
-        stream, back = torch.from_numpy(closed.simulator)[kept], age[kept] - 1
-        if not len(stream):
+        if not len(closed):
             return 0
-        slots = stream * self.frames.length + self._seen[back, stream] % self.frames.length
-        reward = torch.from_numpy(closed.reward)[kept]
-        values = {"action": self._done[back, stream], "reward": reward, "discount": discount[kept]}
+        stream, age = torch.from_numpy(closed.simulator), torch.from_numpy(closed.age)
+        slots = stream * self.frames.length + self._seen[age - 1, stream] % self.frames.length
+        values = {
+            "action": self._done[age - 1, stream],
+            "reward": torch.from_numpy(closed.reward),
+            "discount": torch.from_numpy(closed.discount),
+        }
         self.rows.write(slots, values)
-        error = self._errors.of(closed, low, steps.following)
-        self.chances.put(slots, None if error is None else error[kept])
+        # nothing follows a termination: such windows are as long as any
+        self._lengths[slots] = torch.where(steps.terminated[stream - low], self.steps, age).to(torch.int16)
+        self.chances.put(slots, self._errors.of(closed, low, steps.following))
         self.inserted += len(slots)
         return len(slots)
 
@@ -129,13 +131,14 @@ class FrameReplay:
 
     def gather(self, chosen: Chosen, room: tuple[Tensor, dict[str, Tensor]] | None = None) -> Sample:
         images, values = (None, None) if room is None else room
-        window = self.frames.read(chosen.draw.indices, images)
+        slots = chosen.draw.indices
+        window = self.frames.read(slots, images, self._lengths[slots] if self.steps > 1 else None)
         return Sample(
             chosen.keys,
             chosen.draw.weights,
             observation=window.observation,
             next_observation=window.next_observation,
-            **self.rows.read(chosen.draw.indices, values),
+            **self.rows.read(slots, values),
         )
 
     def sample(self, count: int, beta: float) -> Sample:
@@ -155,6 +158,7 @@ class FrameReplay:
             "inserted": self.inserted,
             "frames": self.frames.save(self._heads.tolist()),
             "rows": self.rows.save(self.rows.capacity),
+            "lengths": self._lengths,
             "chances": self.chances.state(),
             "returns": self._returns.state(),
             "first": self._first,
@@ -167,6 +171,10 @@ class FrameReplay:
         self.inserted = int(state["inserted"])
         self.frames.load(state["frames"])
         self.rows.load(state["rows"])
+        if "lengths" in state:  # older checkpoints hold nothing shorter than n
+            self._lengths.copy_(state["lengths"])
+        else:
+            self._lengths.fill_(self.steps)
         self.chances.load(state["chances"])
         self._returns.load(state["returns"])
         self._first.copy_(state["first"])

@@ -25,10 +25,12 @@ _CHUNK_BYTES = 16 << 20  # of a ring, in a checkpoint
 
 
 class Window(NamedTuple):
-    """frames: [B, stack + n, H, W] uint8. s is the first ``stack`` of them, s' the last."""
+    """frames: [B, stack + n, H, W] uint8. s is the first ``stack`` of them, s' the last; or ``after``
+    [B, stack, H, W], where some s' are nearer than n steps."""
 
     frames: Tensor
     stack: int
+    after: Tensor | None = None
 
     @property
     def observation(self) -> Tensor:
@@ -36,7 +38,7 @@ class Window(NamedTuple):
 
     @property
     def next_observation(self) -> Tensor:
-        return self.frames[:, -self.stack :]
+        return self.frames[:, -self.stack :] if self.after is None else self.after
 
 
 class Frames:
@@ -92,25 +94,36 @@ class Frames:
         # page faults on memory that is fresh each time cost as much as the copy
         return as_tensor(self._pool.take(math.prod(shape)), torch.uint8).view(shape)
 
-    def read(self, slots: Tensor, out: Tensor | None = None) -> Window:
-        """The windows of the transitions at ``slots`` [B] int64 (their observation's newest frames)."""
+    def read(self, slots: Tensor, out: Tensor | None = None, steps: Tensor | None = None) -> Window:
+        """The windows of the transitions at ``slots`` [B] int64 (their observation's newest frames). steps:
+        [B], from s to s', n at most; None: n for all."""
         out = self.room(len(slots)) if out is None else out
         stream = torch.div(slots, self.length, rounding_mode="floor")
         oldest = (slots - stream * self.length - (self.stack - 1)) % self.length
         first = stream * self._pitch + oldest
+        self._gather(first, out)
+        if steps is None or bool((steps == self.steps).all()):
+            return Window(out, self.stack)
+        shape = (len(slots), self.stack, *self.shape)
+        after = as_tensor(self._pool.take(math.prod(shape)), torch.uint8).view(shape)
+        self._gather(first + steps, after)
+        return Window(out, self.stack, after)
+
+    def _gather(self, first: Tensor, out: Tensor) -> None:
+        """out[b] <- as many frames as it has room for, from frame ``first[b]`` on."""
+        count = out.shape[1]
         if native.kernels is None:
-            rows = first[:, None] + torch.arange(self.window)
+            rows = first[:, None] + torch.arange(count)
             torch.index_select(self._frames, 0, rows.view(-1), out=out.view(-1, *self.shape))
-        else:
-            native.kernels.gather(
-                self._address,
-                self.frame_bytes,
-                self.frame_bytes * self.window,
-                first.data_ptr(),
-                len(slots),
-                out.data_ptr(),
-            )
-        return Window(out, self.stack)
+            return
+        native.kernels.gather(
+            self._address,
+            self.frame_bytes,
+            self.frame_bytes * count,
+            first.data_ptr(),
+            len(first),
+            out.data_ptr(),
+        )
 
     def save(self, heads: list[int]) -> list[list[Chunk]]:
         """For each stream its frames [F, H, W] as they lie in the ring, chunk after chunk; views."""
