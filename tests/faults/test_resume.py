@@ -27,6 +27,7 @@ _REPLAY = (
     *("--replay.capacity", 700, "--replay.learning-starts", 100, "--replay.ahead", 3),
     *("--simulators", 4, "--agent.batch", 16, "--agent.explore-updates", 100, "--agent.target-every", 7),
 )
+_SEGMENTS = ("--replay.segments", 4)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ _REPLAY = (
         ("cartpole-a2c", "all-reduce", 2, "launcher", ()),
         ("cartpole-a2c", "local-sgd", 2, "everybody", ()),
         ("cartpole-a2c", "solo", 1, "everybody", ()),
-        ("cartpole-dqn", "local-sgd", 2, "everybody", (*_REPLAY, "--agent.selector", "agreed")),
+        ("cartpole-dqn", "local-sgd", 2, "everybody", (*_REPLAY, *_SEGMENTS, "--agent.selector", "agreed")),
         ("cartpole-dqn", "solo", 1, "everybody", (*_REPLAY, "--replay.alpha", 0, "--replay.ahead", 0)),
     ],
 )

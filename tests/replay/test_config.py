@@ -13,6 +13,7 @@ from murmurate.recipes import recipe
 from murmurate.replay.config import ReplayConfig, open_replay, replay_bytes
 from murmurate.replay.frame_replay import FrameReplay
 from murmurate.replay.row_replay import RowReplay
+from murmurate.replay.segments import Segmented
 from murmurate.session import preflight
 from murmurate.spec import EnvSpec
 
@@ -30,6 +31,10 @@ PONG = EnvSpec("pong", (4, 84, 84), torch.uint8, actions=6, stacked=True)
         ("--replay.ahead -1", "replay.ahead is -1"),
         ("--replay.capacity 10", "it would never be full"),
         ("--replay.learning-starts 60000", "more than the 50000 that are kept"),
+        ("--replay.segments 0", "there is at least one"),
+        ("--replay.segments 1000", "each holds a batch of 64"),
+        ("--replay.segments 7", "Use --replay.capacity 49994"),
+        ("--replay.segments 4 --replay.weights all", "each of several segments has its own"),
         ("--env-steps 1000", "begins to learn after 1,000"),
         ("--agent.batch 0", "agent.batch is 0"),
         ("--actors 9", "9 actors share 8 simulators"),
@@ -59,6 +64,19 @@ def test_rings_that_never_hold_a_batch_are_refused(capacity: int, batch: int) ->
     config = ReplayConfig(capacity=capacity, learning_starts=0)
     with pytest.raises(Refusal, match="never hold a batch"):
         replay_bytes(config, PONG, simulators=8, steps=3, batch=batch)
+
+
+def test_segments_are_of_rows() -> None:
+    config = ReplayConfig(capacity=800, learning_starts=0, segments=4)
+    with pytest.raises(Refusal, match="images lie in a ring for each simulator"):
+        replay_bytes(config, PONG, simulators=2, steps=1, batch=8)
+    more = {"simulators": 2, "steps": 1, "discount": 0.9, "seed": 0}
+    colours = EnvSpec("colours", (3, 84, 84), torch.uint8, actions=6)
+    for draws in ("each", "one"):
+        chances = open_replay(dataclasses.replace(config, segment_draws=draws), colours, **more).chances
+        assert isinstance(chances, Segmented)
+        assert [segment.capacity for segment in chances.segments] == [200] * 4
+        assert chances.whole == (draws == "one")
 
 
 def test_a_million_frames_take_what_they_say() -> None:

@@ -11,10 +11,11 @@ import torch
 from murmurate.errors import Refusal
 from murmurate.replay.frame_replay import FrameReplay
 from murmurate.replay.interface import Replay
-from murmurate.replay.priorities import Prioritized, Uniform
+from murmurate.replay.priorities import Chances, Prioritized, Uniform
 from murmurate.replay.row_replay import RowReplay
 from murmurate.replay.rows import Column
-from murmurate.spec import EnvSpec
+from murmurate.replay.segments import Segmented
+from murmurate.spec import EnvSpec, derive_seed
 
 _CHANCE_BYTES = 10  # of a leaf of the tree, what lies above it, and whether it is there
 
@@ -32,6 +33,9 @@ class ReplayConfig:
         behind.
     fit_every: env steps of a learner that are played in a row; the updates that they allow follow in a row
         too (fitted Q-iteration). 0 plays and learns in turn.
+    segments: equal parts of the capacity, filled in order; each batch draws from all of them alike, each of
+        which has priorities of its own. For rows. segment_draws: ``each``: so; ``one``: a whole batch from a
+        segment at random (Zhang, section 3.2.3).
     weights: of several learners with a replay each. ``own``: as if its own were all there is (Zhang, eq. 5.4,
         where all banks' sums are taken for equal); ``all``: as if all drew from one.
     ahead: D, batches that are drawn before the errors of those before them are known (Zhang, section 4.3.1);
@@ -49,6 +53,8 @@ class ReplayConfig:
     learning_starts: int = 20_000
     samples_per_insert: float = 8.0
     fit_every: int = 0
+    segments: int = 1
+    segment_draws: Literal["each", "one"] = "each"
     weights: Literal["own", "all"] = "own"
     ahead: int = 0
     saved: bool = True
@@ -85,10 +91,29 @@ class ReplayConfig:
                 f"replay.capacity is {self.capacity} and a batch is {batch}: it would never be full. Use "
                 f"--replay.capacity {100 * batch}."
             )
+        self._validate_segments(batch)
         if self.learning_starts > self.capacity:
             raise Refusal(
                 f"replay.learning_starts is {self.learning_starts}, more than the {self.capacity} that are "
                 f"kept. Use --replay.learning-starts {self.capacity // 10}."
+            )
+
+    def _validate_segments(self, batch: int) -> None:
+        if not 1 <= self.segments <= self.capacity // batch:
+            raise Refusal(
+                f"replay.segments is {self.segments}: there is at least one, and each holds a batch of "
+                f"{batch} of the {self.capacity} that are kept. Use --replay.segments "
+                f"{max(1, self.capacity // batch // 4)}."
+            )
+        if self.capacity % self.segments:
+            raise Refusal(
+                f"replay.capacity is {self.capacity} and does not divide into {self.segments} segments. Use "
+                f"--replay.capacity {self.capacity - self.capacity % self.segments}."
+            )
+        if self.segments > 1 and self.weights == "all":
+            raise Refusal(
+                "replay.weights is all: banks are compared by their priorities, and each of several segments "
+                "has its own. Use --replay.weights own, or --replay.segments 1."
             )
 
     def beta_at(self, progress: float) -> float:
@@ -113,6 +138,11 @@ def replay_bytes(config: ReplayConfig, spec: EnvSpec, *, simulators: int, steps:
     if not spec.stacked:
         seen = math.prod(spec.observation_shape) * spec.observation_dtype.itemsize
         return config.capacity * (2 * seen + 4 * math.prod(spec.action_shape) + 64 + _CHANCE_BYTES)
+    if config.segments > 1:
+        raise Refusal(
+            f"replay.segments is {config.segments}, and images lie in a ring for each simulator, not in one "
+            "that could be divided. Use --replay.segments 1."
+        )
     stack, *shape = spec.observation_shape
     ring, window = config.capacity // simulators, stack + steps
     # the beginnings of episodes take room too, a stack each: half is left for them
@@ -141,11 +171,17 @@ def open_replay(
     """
     images = spec.stacked
     capacity = config.capacity // simulators * simulators if images else config.capacity
-    chances = (
-        Prioritized(capacity, alpha=config.alpha, epsilon=config.epsilon, seed=seed, threads=threads)
-        if config.alpha > 0
-        else Uniform(capacity, seed=seed)
-    )
+
+    def chances_of(slots: int, seed: int) -> Prioritized | Uniform:
+        if config.alpha == 0:
+            return Uniform(slots, seed=seed)
+        return Prioritized(slots, alpha=config.alpha, epsilon=config.epsilon, seed=seed, threads=threads)
+
+    chances: Chances = chances_of(capacity, seed)
+    if config.segments > 1:
+        size = capacity // config.segments
+        segments = [chances_of(size, derive_seed(seed, "segment", k)) for k in range(config.segments)]
+        chances = Segmented(segments, whole=config.segment_draws == "one", seed=seed)
     if images:
         stack, *shape = spec.observation_shape
         return FrameReplay(

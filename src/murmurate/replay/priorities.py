@@ -103,6 +103,10 @@ class Prioritized:
 
     def draw(self, count: int, beta: float, out: Draw | None = None) -> Draw:
         refuse_too_many(count, self._filled)
+        return self.draw_any(count, beta, out)
+
+    def draw_any(self, count: int, beta: float, out: Draw | None = None) -> Draw:
+        """``draw``, also of more than there are."""
         return self.tree.sample(count, beta, self.stratified, out)
 
     def state(self) -> dict[str, Any]:
@@ -152,6 +156,10 @@ class Uniform:
 
     def draw(self, count: int, beta: float, out: Draw | None = None) -> Draw:
         refuse_too_many(count, self._filled)
+        return self.draw_any(count, beta, out)
+
+    def draw_any(self, count: int, beta: float, out: Draw | None = None) -> Draw:
+        """``draw``, also of more than there are."""
         found = self._slots[torch.randint(self._filled, (count,), generator=self._generator)]
         if out is None:
             return Draw(found, torch.ones(count))

@@ -1,0 +1,153 @@
+"""Slots in numbered segments, of each of which a batch draws its share; or the whole batch from one of them.
+
+Zhang, section 3.2.3 and Algorithm 2 (MEMR): every M rollouts of a model begin at states that were drawn with
+other priorities, so each M are a segment of their own, and a batch is drawn from one segment that is chosen
+first. As a ring fills slots in order, its segments of M slots are just that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from murmurate.replay._native_tree import nothing_to_draw
+from murmurate.replay.priorities import Prioritized, Uniform, refuse_too_many
+from murmurate.replay.sum_tree import Draw
+
+
+class Segmented:
+    """See ``Chances``. Segment k has the slots after those of the segments before it.
+
+    shares: of the draws, one for each segment; None: equal ones. A segment that is not full yet has as much
+        of its share as there is in it, and the others the rest.
+    whole: a batch is drawn from one segment, chosen with the chance of its share. Its weights are those
+        within the segment (Zhang: they are not valid across). Otherwise each batch has each segment's share
+        from it, to less than one draw, and item i of segment k is drawn with chance share_k p_i / P_k: the
+        weight of that, over the greatest of all segments, is (p_i / least p of k) ** -beta times a factor
+        of the segment.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[Prioritized | Uniform],
+        *,
+        shares: Sequence[float] | None = None,
+        whole: bool = False,
+        seed: int = 0,
+    ) -> None:
+        if not segments:
+            raise ValueError("there are no segments: give at least one")
+        shares = [1.0] * len(segments) if shares is None else list(shares)
+        if len(shares) != len(segments) or not all(0 < share < math.inf for share in shares):
+            raise ValueError(
+                f"the shares {shares} are not one positive number for each of {len(segments)} segments"
+            )
+        self.segments, self.shares, self.whole = list(segments), shares, whole
+        ends = torch.tensor([segment.capacity for segment in segments]).cumsum(0)
+        self.capacity = int(ends[-1])
+        self._ends = ends
+        self._starts: list[int] = [0, *ends[:-1].tolist()]
+        self._generator = torch.Generator().manual_seed(seed)
+
+    @property
+    def filled(self) -> int:
+        return sum(segment.filled for segment in self.segments)
+
+    def put(self, slots: Tensor, error: Tensor | None = None) -> None:
+        for segment, here, slot in self._divided(slots):
+            segment.put(slot, None if error is None else error[here])
+
+    def take_out(self, slots: Tensor) -> None:
+        for segment, _, slot in self._divided(slots):
+            segment.take_out(slot)
+
+    def update(self, slots: Tensor, error: Tensor) -> None:
+        for segment, here, slot in self._divided(slots):
+            segment.update(slot, error[here])
+
+    @property
+    def mass(self) -> tuple[float, float]:
+        """Of chances times slots that are filled: all alike have one each."""
+        least = min(self._least_chances().values(), default=math.inf)
+        return float(self.filled), self.filled * least
+
+    def draw(self, count: int, beta: float, out: Draw | None = None) -> Draw:
+        refuse_too_many(count, self.filled)
+        if out is None:
+            out = Draw(torch.empty(count, dtype=torch.int64), torch.empty(count))
+        least = self._least_chances()
+        if not least:
+            raise nothing_to_draw()
+        rarest = min(least.values())
+        start = 0
+        for k, number in self._counts(count).items():
+            part = Draw(*(x[start : start + number] for x in out))
+            self.segments[k].draw_any(number, beta, part)
+            part.indices.add_(self._starts[k])
+            if not self.whole:
+                part.weights.mul_((rarest / least[k]) ** beta)
+            start += number
+        return out
+
+    def _segment_chances(self) -> dict[int, float]:
+        """Of each segment that has anything, the chance that a draw is from it."""
+        wishes = {
+            k: share * segment.filled / segment.capacity
+            for k, (share, segment) in enumerate(zip(self.shares, self.segments, strict=True))
+            if segment.filled and segment.mass[0] > 0
+        }
+        total = sum(wishes.values())
+        return {k: wish / total for k, wish in wishes.items()}
+
+    def _counts(self, count: int) -> dict[int, int]:
+        """How many of a batch's draws come from which segment."""
+        chances = self._segment_chances()
+        drawn = float(torch.rand((), dtype=torch.float64, generator=self._generator))
+        if self.whole:
+            upto = torch.tensor(list(chances.values()), dtype=torch.float64).cumsum(0)
+            place = min(int((upto <= drawn).sum()), len(chances) - 1)
+            return {list(chances)[place]: count}
+        # systematic: at the points drawn, drawn + 1, .. along the shares of the batch, so that the number of
+        # each is its share on average, and never off by one
+        found, upto_now, before = {}, 0.0, 0
+        for k, chance in chances.items():
+            upto_now += chance
+            after = count if k == max(chances) else min(count, math.floor(upto_now * count + drawn))
+            if after > before:
+                found[k] = after - before
+            before = max(before, after)
+        return found
+
+    def _least_chances(self) -> dict[int, float]:
+        """Of each segment the chance of what is drawn from it most rarely."""
+        found = {}
+        for k, chance in self._segment_chances().items():
+            total, least = self.segments[k].mass
+            found[k] = chance * least / total
+        return found
+
+    def _divided(self, slots: Tensor) -> Iterator[tuple[Prioritized | Uniform, Tensor, Tensor]]:
+        """(segment, which of ``slots`` are in it, their places in it) for each that has any."""
+        number = torch.bucketize(slots, self._ends, right=True)
+        for k in torch.unique(number).tolist():
+            here = number == k
+            yield self.segments[k], here, slots[here] - self._starts[k]
+
+    def state(self) -> dict[str, Any]:
+        segments = [segment.state() for segment in self.segments]
+        return {"segments": segments, "generator": self._generator.get_state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Raises ValueError for a state of other segments."""
+        if len(state["segments"]) != len(self.segments):
+            raise ValueError(
+                f"the state is of {len(state['segments'])} segments and these are {len(self.segments)}: open "
+                "the replay with as many"
+            )
+        for segment, saved in zip(self.segments, state["segments"], strict=True):
+            segment.load(saved)
+        self._generator.set_state(state["generator"])
