@@ -12,7 +12,7 @@ namespace murmurate {
 namespace {
 
 constexpr int64_t kChunk = 1024;  // of a batch: what one thread takes at once
-constexpr int kGroup = 64;  // queries that are searched side by side, so that their cache misses overlap
+constexpr int kGroup = 64;  // queries, or twice as many, are searched side by side, so that cache misses overlap
 // Queries from which on a second thread takes more off than it costs to wake it: 200 microseconds' worth.
 constexpr int64_t kMany = 8192;
 
@@ -83,8 +83,9 @@ inline double not_negative(double x) {
 
 #ifdef __AVX512F__
 
+template <int kCount>
 inline void all_not_above(const double* x, float* found) {
-  for (int i = 0; i < kGroup; i += 8)
+  for (int i = 0; i < kCount; i += 8)
     _mm256_store_ps(found + i, _mm512_cvt_roundpd_ps(_mm512_loadu_pd(x + i), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC));
 }
 
@@ -104,9 +105,10 @@ inline int leaf(const float* line, float x) {
 }
 
 // The first step of all queries: the one line of its level stays in a register, where 16 of them bisect it.
+template <int kCount>
 inline void find_in_root(const float* before, double* rest, int64_t* child) {
   const Line sums = load(before);
-  for (int i = 0; i < kGroup; i += kLine) {
+  for (int i = 0; i < kCount; i += kLine) {
     double* low = rest + i;
     double* high = low + 8;
     constexpr int kDown = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC;
@@ -132,8 +134,9 @@ inline void find_in_root(const float* before, double* rest, int64_t* child) {
 
 #else
 
+template <int kCount>
 inline void all_not_above(const double* x, float* found) {
-  for (int i = 0; i < kGroup; ++i) found[i] = not_above(x[i]);
+  for (int i = 0; i < kCount; ++i) found[i] = not_above(x[i]);
 }
 
 #ifdef __SSE2__
@@ -170,21 +173,22 @@ inline int leaf(const float* line, float x) {
 
 // A group of queries goes down side by side, so that their cache misses overlap, and without a branch on what
 // is found, which would be mispredicted half of the time.
+template <int kCount>
 inline void find_group(const Tree& tree, const double* mass, int64_t* index) {
-  alignas(64) double rest[kGroup];
-  alignas(64) float bound[kGroup];
-  alignas(64) int64_t line[kGroup] = {};
+  alignas(64) double rest[kCount];
+  alignas(64) float bound[kCount];
+  alignas(64) int64_t line[kCount] = {};
   std::memcpy(rest, mass, sizeof rest);
   int level = tree.top;
 #ifdef __AVX512F__
-  find_in_root(tree.before[level], rest, line);
+  find_in_root<kCount>(tree.before[level], rest, line);
   --level;
 #endif
   for (; level > 0; --level) {
     const float* before = tree.before[level];
     const float* next = level > 1 ? tree.before[level - 1] : tree.raw[0];
-    all_not_above(rest, bound);
-    for (int i = 0; i < kGroup; ++i) {
+    all_not_above<kCount>(rest, bound);
+    for (int i = 0; i < kCount; ++i) {
       const float* sums = before + line[i] * kLine;
       // before the first there is nothing, which is not above any bound. A writer may change a line between two
       // looks at it: what is found is then another leaf, but a leaf
@@ -196,18 +200,19 @@ inline void find_group(const Tree& tree, const double* mass, int64_t* index) {
 #endif
     }
   }
-  all_not_above(rest, bound);
-  for (int i = 0; i < kGroup; ++i) index[i] = line[i] * kLine + leaf(tree.raw[0] + line[i] * kLine, bound[i]);
+  all_not_above<kCount>(rest, bound);
+  for (int i = 0; i < kCount; ++i) index[i] = line[i] * kLine + leaf(tree.raw[0] + line[i] * kLine, bound[i]);
 }
 
 void find_some(const Tree& tree, const double* mass, int64_t count, int64_t* index) {
   int64_t done = 0;
-  for (; done + kGroup <= count; done += kGroup) find_group(tree, mass + done, index + done);
+  for (; done + 2 * kGroup <= count; done += 2 * kGroup) find_group<2 * kGroup>(tree, mass + done, index + done);
+  for (; done + kGroup <= count; done += kGroup) find_group<kGroup>(tree, mass + done, index + done);
   if (done < count) {
     double some[kGroup] = {};
     int64_t found[kGroup];
     std::memcpy(some, mass + done, sizeof(double) * static_cast<std::size_t>(count - done));
-    find_group(tree, some, found);
+    find_group<kGroup>(tree, some, found);
     std::memcpy(index + done, found, sizeof(int64_t) * static_cast<std::size_t>(count - done));
   }
 }

@@ -1,5 +1,6 @@
 // The Python side of the kernels: functions of integers, most of them addresses of tensors' memory, because
-// that is what a call is cheapest with. Whoever calls checks shapes and keeps the memory alive.
+// that is what a call is cheapest with. Whoever calls checks shapes and keeps the memory alive. Where tensors are
+// taken too, they are checked here.
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

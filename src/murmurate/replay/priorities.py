@@ -95,15 +95,18 @@ class Prioritized:
         self._present[slots] = False
 
     def update(self, slots: Tensor, error: Tensor) -> None:
-        self.highest = max(self.highest, self.tree.update(slots, error, self.alpha, self.epsilon))
+        greatest = self.tree.update(slots, error, self.alpha, self.epsilon)
+        if greatest > self.highest:
+            self.highest = greatest
 
     @property
     def mass(self) -> tuple[float, float]:
         return self.tree.total, self.tree.minimum
 
     def draw(self, count: int, beta: float, out: Draw | None = None) -> Draw:
-        refuse_too_many(count, self._filled)
-        return self.draw_any(count, beta, out)
+        if count > self._filled:
+            refuse_too_many(count, self._filled)
+        return self.tree.sample(count, beta, self.stratified, out)
 
     def draw_any(self, count: int, beta: float, out: Draw | None = None) -> Draw:
         """``draw``, also of more than there are."""
