@@ -16,7 +16,7 @@ from murmurate.replay.sum_tree import SumTree, sum_tree
 
 pytestmark = pytest.mark.skipif(native.kernels is None, reason=native.simd)
 CAPACITY = 70_000
-COUNTS = (1, 8_191, 8_192, 8_193, 50_001)
+COUNTS = (1, 16_383, 16_384, 16_385, 50_001)
 MANY = 3_000_000  # long enough for every thread to have its turn, on one core too
 
 

@@ -13,8 +13,8 @@ namespace {
 
 constexpr int64_t kChunk = 1024;  // of a batch: what one thread takes at once
 constexpr int kGroup = 64;  // queries, or twice as many, are searched side by side, so that cache misses overlap
-// Queries from which on a second thread takes more off than it costs to wake it: 200 microseconds' worth.
-constexpr int64_t kMany = 8192;
+// Queries from which on a second thread takes more off than it costs to wake it: 150 microseconds of work.
+constexpr int64_t kMany = 16384;
 
 // -- set ----------------------------------------------------------------------------------------------------
 

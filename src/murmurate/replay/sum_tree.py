@@ -102,7 +102,7 @@ def sum_tree(
     seed: of the draws; the same one draws the same, whichever the backend (but where sums round otherwise).
     memory: where the tree is to lie, of at least ``tree_bytes(capacity)`` zeros that others may share; the
         native tree only.
-    threads: so many search for a large batch (8192 draws and more); what they find is the same, to the bit.
+    threads: so many search for a large batch (16,384 draws and more); what they find is the same, to the bit.
         The torch tree has as many as torch has.
 
     Raises Refusal if ``backend`` is native and there is none, or it cannot do what is asked.
