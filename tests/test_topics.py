@@ -186,3 +186,12 @@ def test_a_killed_run_is_resumed(path, tmp_path):
     assert run("resume", folder, "--minutes", 0.05, "--launcher", "inline") == 0
     assert summary(folder)["env_steps"] >= saved > 0
     assert summary(folder)["perplexity"] < 50
+
+
+def test_a_simulated_cluster_finds_topics_too(path, tmp_path):
+    arguments = ("--world.path", path, "--agent.topics", K, "--agent.batch", 32, "--strategy", "dpsgd")
+    more = ("--strategy.threads", 1, "--replicas", 3, "--updates", 20, "--out", tmp_path / "run")
+    assert run("simulate", "corpus-lda", *arguments, *more) == 0
+    facts = summary(tmp_path / "run")
+    assert facts["perplexity"] < 60
+    assert facts["virtual_seconds"] > 0

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from murmurate import checkpoint
+from murmurate.collect.documents import CorpusWorld
 from murmurate.collect.interface import spec_of
 from murmurate.folder import write_json
+from murmurate.held_out import held_out
 from murmurate.run_spec import Run
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.member import Centre, Spent
@@ -69,7 +71,11 @@ def summarize(
         "best_eval_return_mean": None,
     }
     where = folder / "checkpoints" / "last"
-    if reason == "finished" and checkpoint.damage(where) is None:
+    if reason != "finished" or checkpoint.damage(where) is not None:
+        pass
+    elif isinstance(run.world, CorpusWorld):
+        facts |= held_out(run, where)
+    else:
         result = play(run, where, run.eval_episodes)
         facts["eval_return_mean"] = facts["best_eval_return_mean"] = result.mean
         facts["eval_return_stderr"] = None if result.stderr != result.stderr else result.stderr
