@@ -80,6 +80,7 @@ def write_run(folder: Path, run: Run, **more: Any) -> None:
         {
             **plain(run),
             **more,
+            "unit": run.unit,
             "versions": versions(),
             "hardware": hardware(run),
             "command": ["murmurate", *sys.argv[1:]],

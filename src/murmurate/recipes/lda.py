@@ -24,6 +24,7 @@ def lda(name: str) -> Run:
         simulators=1,
         env_steps=1_000_000,
         checkpoint_every_env_steps=1_000_000,
+        record_every_seconds=0.2,  # small corpora are through in seconds
     )
 
 

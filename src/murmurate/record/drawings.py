@@ -50,7 +50,8 @@ def lines(groups: Sequence[Group], key: str, axis: Axis, label: str, *, log_y: b
             if group.index in curves:
                 _line(axes, palette, group, curves[group.index], divisor)
         virtual = all(run.virtual for group in groups for run in group.runs)
-        tidy(axes, palette, label, axis_label(axis, unit, virtual=virtual))
+        counted = groups[0].runs[0].unit
+        tidy(axes, palette, label, axis_label(axis, unit, virtual=virtual, counted=counted))
         if axis == "total_bytes":
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: size(value)))

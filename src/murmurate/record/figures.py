@@ -156,7 +156,8 @@ def over(
         for index, run in enumerate(runs):
             colour = palette.accent if len(runs) == 1 else palette.runs[index % RUN_COLOURS]
             _one_run(axes, run, key, axis, colour, divisor)
-        tidy(axes, palette, label, axis_label(axis, unit, virtual=runs[0].virtual))
+        shown = axis_label(axis, unit, virtual=runs[0].virtual, counted=runs[0].unit)
+        tidy(axes, palette, label, shown)
         if key in _WHOLE:
             axes.yaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
         if from_zero:
@@ -294,7 +295,7 @@ def thin(x: Array, y: Array) -> tuple[Array, Array]:
     return x[chosen], y[chosen]
 
 
-def axis_label(axis: Axis, unit: str, *, virtual: bool = False) -> str:
+def axis_label(axis: Axis, unit: str, *, virtual: bool = False, counted: str = "env steps") -> str:
     if axis == "time_seconds":
         return f"{'virtual' if virtual else 'wall'} time ({unit})"
-    return "env steps of all replicas" if axis == "total_env_steps" else "bytes exchanged by all members"
+    return f"{counted} of all replicas" if axis == "total_env_steps" else "bytes exchanged by all members"

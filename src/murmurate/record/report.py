@@ -89,15 +89,15 @@ def _render(runs: Sequence[RecordedRun]) -> str:
 def _one(run: RecordedRun) -> dict[str, Any]:
     state, bad = _state(run)
     parts = [
-        sections.returns([run]),
+        sections.returns([run]) if run.plays else sections.perplexity([run]),
         sections.speed([run]),
         sections.staleness([run]),
         sections.timelines([("", run)]),
         sections.disagreement(run),
         sections.gradients(run),
-        sections.learning(run),
+        sections.learning(run) if run.plays else None,
         sections.events([run]),
-        sections.episode(run),
+        sections.episode(run) if run.plays else None,
         sections.repeat([run]),
         sections.Section("The run", details=_details(run)),
     ]
@@ -135,7 +135,7 @@ def _several(runs: Sequence[RecordedRun]) -> dict[str, Any]:
         "facts": [],
         "comparison": comparison.table(shown),
         "sections": [
-            comparison.returns(shown),
+            comparison.returns(shown) if runs[0].plays else sections.perplexity(runs),
             comparison.times(shown),
             comparison.staleness(shown),
             comparison.disagreement(shown),
@@ -151,12 +151,17 @@ def _headline(run: RecordedRun) -> list[dict[str, str]]:
         return {"name": name, "value": value, "small": small}
 
     frames, wall = run.fact("frames"), run.fact("wall_seconds")
+    if run.plays:
+        first = fact("training return", number(run.fact("train_return_mean")), "last 100 episodes")
+    else:
+        small = f"{number(run.fact('test_documents'))} test documents"
+        first, frames = fact("perplexity", number(run.fact("perplexity")), small), None
     facts = [
-        fact("training return", number(run.fact("train_return_mean")), "last 100 episodes"),
-        fact("env steps", number(run.fact("env_steps")), f"{number(frames)} frames" if frames else ""),
+        first,
+        fact(run.unit, number(run.fact("env_steps")), f"{number(frames)} frames" if frames else ""),
         *([fact("virtual time", number(seconds(run)), "seconds")] if run.virtual else []),
         *([fact("wall time", clock(wall), "h:mm:ss")] if wall is not None else []),
-        fact("speed", number(env_steps_per_second(run)), "env steps/s"),
+        fact("speed", number(env_steps_per_second(run)), f"{run.unit}/s"),
         fact("replicas", str(run.replicas), f"dead: {_dead(run)}" if run.deaths else ""),
     ]
     evaluated = run.fact("eval_return_mean")

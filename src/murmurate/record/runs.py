@@ -71,6 +71,16 @@ class RecordedRun:
         return int(self.run.get("replicas") or 1 + max(self.histories))
 
     @property
+    def unit(self) -> str:
+        """What ``env_steps`` counts."""
+        return str(self.run.get("unit", "env steps"))
+
+    @property
+    def plays(self) -> bool:
+        """Whether it is of something that is played, and has returns."""
+        return self.unit == "env steps"
+
+    @property
     def label(self) -> str:
         many = "" if self.replicas == 1 else f", {self.replicas} replicas"
         return f"{self.recipe}, {self.strategy_name}{many}"

@@ -86,12 +86,29 @@ def returns(runs: Sequence[RecordedRun]) -> Section:
     )
 
 
+def perplexity(runs: Sequence[RecordedRun]) -> Section:
+    title = "Perplexity"
+    runs = [run for run in runs if run.has("perplexity")]
+    if not runs:
+        return Section(
+            title, "No validation documents were looked at on the way, so there is nothing to draw."
+        )
+    label = "perplexity of documents kept back"
+    drawn = [
+        figures.svg(
+            figures.over(runs, "perplexity", "total_env_steps", label), name="perplexity by documents"
+        ),
+        figures.svg(figures.over(runs, "perplexity", "time_seconds", label), name="perplexity by wall time"),
+    ]
+    return Section(title, "By document completion; lower is better.", legend=_legend(runs), figures=drawn)
+
+
 def speed(runs: Sequence[RecordedRun]) -> Section:
     title = "Speed"
     runs = [run for run in runs if run.has("env_steps_per_second")]
     if not runs:
         return Section(title, "The runs recorded no env_steps_per_second.")
-    label = "env steps per second, each replica"
+    label = f"{runs[0].unit} per second, each replica"
     drawn = [
         figures.svg(
             figures.over(runs, "env_steps_per_second", "time_seconds", label, from_zero=True), name="speed"
@@ -103,7 +120,8 @@ def speed(runs: Sequence[RecordedRun]) -> Section:
             waiting, "waiting_seconds", "time_seconds", "time spent waiting for others (seconds, summed up)"
         )
         drawn.append(figures.svg(draw, name="waiting"))
-    return Section(title, "One env step is one decision of the agent.", _legend(runs), drawn)
+    said = "One env step is one decision of the agent." if runs[0].plays else ""
+    return Section(title, said, _legend(runs), drawn)
 
 
 def staleness(runs: Sequence[RecordedRun]) -> Section:
@@ -239,7 +257,6 @@ def gradients(run: RecordedRun) -> Section:
 
 def learning(run: RecordedRun) -> Section:
     labels = {
-        "perplexity": "perplexity of documents kept back",
         "loss": "loss",
         "entropy": "entropy of the policy (nats)",
         "value_loss": "value loss",
