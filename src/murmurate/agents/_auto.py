@@ -1,8 +1,9 @@
-"""What a config leaves to be decided by the world and the machine."""
+"""What agents have in common: what a config leaves to the world and the machine, and how rates fall."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -24,3 +25,15 @@ def without_auto(config: Config, spec: EnvSpec, device: torch.device) -> Config:
         precision = "bfloat16" if images and native_bfloat16(device) else "float32"
     changed: Config = dataclasses.replace(this, torso=torso, precision=precision)
     return changed
+
+
+def linear(end: float, updates: int | None) -> Callable[[int], float] | None:
+    """A rate's factor by the clock: from 1 to ``end`` over so many updates; None stays at 1."""
+    if updates is None or end == 1.0:
+        return None
+    total = updates
+
+    def factor(clock: int) -> float:
+        return 1.0 + (end - 1.0) * min(clock / total, 1.0)
+
+    return factor

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from murmurate.agents._auto import without_auto
+from murmurate.agents._auto import linear, without_auto
 from murmurate.agents.interface import Action, OnPolicy
 from murmurate.losses.policy import (
     categorical_log_prob_and_entropy,
@@ -113,7 +113,7 @@ class A2CAgent:
             self.net,
             self._optimizer,
             clip=config.clip,
-            schedule=_linear(config.learning_rate_end, updates),
+            schedule=linear(config.learning_rate_end, updates),
             compute_dtype=self._low,
             in_compute=lambda name: name.startswith("torso."),
         )
@@ -259,14 +259,3 @@ class A2CAgent:
 
     def load(self, state: dict[str, Any]) -> None:
         pass
-
-
-def _linear(end: float, updates: int | None) -> Callable[[int], float] | None:
-    if updates is None or end == 1.0:
-        return None
-    total = updates
-
-    def factor(clock: int) -> float:
-        return 1.0 + (end - 1.0) * min(clock / total, 1.0)
-
-    return factor

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from murmurate.agents._auto import without_auto
+from murmurate.agents._auto import linear, without_auto
 from murmurate.agents.interface import Action, OffPolicy
 from murmurate.losses.q_learning import q_loss, q_target, td_error
 from murmurate.nets.q_network import q_network
@@ -32,6 +32,7 @@ class DQN:
     exploration: chance of a random action. ``annealed`` falls from 1 to ``epsilon`` over ``explore_updates``
         own updates; ``ladder`` gives each simulator one of its own, epsilon ** (1 + 7 i / (B - 1)) (Horgan et
         al. 2018, section 4.1).
+    learning_rate_end: the rate falls linearly to this share of its start over the run (1: constant).
     adam_epsilon: added to the root of the mean squares. Rainbow's 1.5e-4 belongs to larger gradients: on Pong
         95% of these roots are below 1.1e-5, and it makes the mean step 28 times smaller.
     dueling: two streams, of the state's value and the actions' advantages (Wang et al. 2016).
@@ -44,6 +45,7 @@ class DQN:
     n_step: int = 1
     discount: float = 0.99
     learning_rate: float = 1e-4
+    learning_rate_end: float = 1.0
     adam_epsilon: float = 1e-8
     clip: float = 10.0
     target_every: int = 2_000
@@ -77,7 +79,7 @@ class DQN:
 
         Raises ValueError for hyper-parameters that make no sense.
         """
-        return DQNAgent(self, spec, replicate, seed=seed, device=device)
+        return DQNAgent(self, spec, replicate, seed=seed, device=device, updates=updates)
 
 
 class DQNAgent:
@@ -91,6 +93,7 @@ class DQNAgent:
         *,
         seed: int,
         device: torch.device,
+        updates: int | None = None,
     ) -> None:
         if config.target_every < 1:
             raise ValueError(f"target_every is {config.target_every}; it counts updates from 1")
@@ -112,6 +115,7 @@ class DQNAgent:
                 parameters, lr=config.learning_rate, eps=config.adam_epsilon, fused=True
             ),
             clip=config.clip,
+            schedule=linear(config.learning_rate_end, updates),
             compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
             in_compute=lambda name: name.startswith("torso."),
         )
