@@ -36,7 +36,7 @@ def settings(name: str) -> dict[str, Any]:
             batch=64,
             n_step=10,
             learning_rate=1e-3,
-            learning_rate_end=0.0,
+            learning_rate_end=0.3,
             adam_epsilon=1.5e-4,
             target_every=200,
             epsilon=0.04,
