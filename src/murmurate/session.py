@@ -24,7 +24,7 @@ from murmurate.launch import launcher
 from murmurate.launch import offered as capabilities_of
 from murmurate.loading import learners
 from murmurate.play import film, write_strip
-from murmurate.recipes import recipe
+from murmurate.recipes import finished, recipe
 from murmurate.record.reader import truncate_after
 from murmurate.replicator import Replicator, check_capabilities
 from murmurate.run_spec import Run
@@ -48,6 +48,7 @@ class Finish:
 
 def train(run: Run, folder: Path) -> Finish:
     """Check everything that can be checked, then run. Raises Refusal with nothing changed."""
+    run = finished(run)
     preflight(run)
     run = resolved(run)
     crew = _crew(run)

@@ -141,6 +141,51 @@ def test_dpsvi_with_b_m_and_p_of_1_is_svi_with_step_rho_eta():
     torch.testing.assert_close(found, alone.replica.values().detach(), rtol=1e-5, atol=2e-3)
 
 
+def test_a_late_answer_leaves_topics_that_can_be_read():
+    """What was learned since a push stays beside v', so a word that a topic lost meanwhile is below 0 there.
+
+    Steps of a half, a master that hardly moves, and answers that are many steps late.
+    """
+    strategy = DPSGD(threads=1, local_updates=1, batch=1, global_learning_rate=0.01)
+    model = TopicModel(**{**vars(MODEL), "step_rule": "average", "rate": 0.5})
+    low = []
+
+    def worker(door):
+        replicator = Replicator(strategy, door)
+        it = learner(replicator.replicate, model)
+        if is_centre(door):
+            serve_until(replicator, door)
+            return it.found()
+        for batch in batches(count=60):
+            door.compute(1e-3)
+            it.learn(batch)
+            x = it.replica.params.detach().view(WORDS + 1, -1)
+            low.append(float(x.min()))
+            assert torch.isfinite(x).all()
+            assert float(it.found().matrix.min()) > 0
+        finish(replicator, door)
+        return it.found()
+
+    centre = SimulatedFabric(2, seed=3, latency=(5e-3, 2e-2)).run([worker] * 2)[1]
+    assert min(low) < -MODEL.prior  # it did come to that
+    assert centre.completion_perplexity(corpus()) < learner().found().completion_perplexity(corpus())
+
+
+def test_what_is_below_zero_counts_as_none():
+    """The same step as from 0, but for what the numbers themselves are."""
+    moves = []
+    for floor in (-20.4, 0.0):
+        it = learner()
+        it.replica.keeps_scale = False  # as under strategies that exchange dense vectors
+        x = it.replica.params.detach().view(WORDS + 1, -1)
+        x[:WORDS:7, 0] = floor
+        before = x.clone()
+        it.learn(next(batches()))
+        moves.append(x - (1 - MODEL.eta(0)) * before)
+    torch.testing.assert_close(*moves, rtol=1e-5, atol=1e-4)
+    assert float(moves[0].min()) > -1e-4
+
+
 @pytest.mark.parametrize("strategy", [Solo(), Hogwild(), AllReduce(), GALA(), PullGossip()])
 def test_one_replica_is_solo_under_every_strategy(strategy):
     (found,) = SimulatedFabric(1, seed=0).run([functools.partial(work, strategy, 10)])

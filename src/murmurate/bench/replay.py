@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from murmurate import native
 from murmurate.bench import _replay_own
-from murmurate.bench._peers import home
 from murmurate.bench._result import Log, median, spread
-from murmurate.errors import RunFailed
+from murmurate.bench._server import Server, absent
 
 NAME = "replay"
 SUMMARY = "prioritized draws and updates beside torchrl, cpprb, Tianshou and flashbax; and how exact they are"
 
 PEERS = ("torchrl", "cpprb", "tianshou", "flashbax")
 _OURS = "murmurate"
-_WINDOWS = Path(__file__).with_name("_windows")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,14 +80,14 @@ def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
     """Seconds a call of each case by each library, and the ratios; see ``benchmarks/README.md``."""
     plan = plan or (FULL if full else Plan())
     with contextlib.ExitStack() as stack:
-        field = {_OURS: stack.enter_context(_Server.own())}
+        field = {_OURS: stack.enter_context(Server.own("murmurate.bench._replay_own"))}
         peers = []
         for name in PEERS:
-            if (missing := _missing(name)) is not None:
+            if (missing := absent(name)) is not None:
                 peers.append({"peer": name, "status": missing})
                 continue
             log(f"starting {name}")
-            field[name] = stack.enter_context(_Server.peer(name))
+            field[name] = stack.enter_context(Server.peer(name))
             peers.append({"peer": name, "status": "ran", "version": field[name].version})
         seconds = {case: _race(field, case, plan, log) for case in plan.cases}
     return {
@@ -108,19 +100,26 @@ def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
     }
 
 
-def _race(field: dict[str, _Server], case: Case, plan: Plan, log: Log) -> dict[str, list[float]]:
+def _race(field: dict[str, Server], case: Case, plan: Plan, log: Log) -> dict[str, list[float]]:
     """Seconds a call, by library, a round each."""
     found: dict[str, list[float]] = {}
     calls = plan.cold_calls if case.cold else plan.calls
     for _ in range(plan.rounds):
         for name, server in field.items():
-            if (seconds := server.ask(case, max(3, calls * 256 // max(case.batch, 256)))) is not None:
+            if (seconds := _ask(server, case, max(3, calls * 256 // max(case.batch, 256)))) is not None:
                 found.setdefault(name, []).append(seconds)
     for server in field.values():
-        server.forget()
+        server.say({"forget": True})  # it gives its memory back
     said = ", ".join(f"{name} {1e6 * median(values):,.2f}" for name, values in found.items())
     log(f"{case.label}, microseconds: {said}")
     return found
+
+
+def _ask(server: Server, case: Case, calls: int) -> float | None:
+    """Seconds a call; None if the library has no such thing."""
+    request = {"task": case.task, "capacity": case.capacity, "batch": case.batch}
+    answer = server.say({**request, "calls": calls, "cold": case.cold})
+    return None if "missing" in answer else float(answer["seconds"])
 
 
 def _entry(case: Case, found: dict[str, list[float]]) -> dict[str, Any]:
@@ -194,82 +193,3 @@ def _exactness(plan: Plan, log: Log) -> dict[str, Any]:
     log(f"distance from the exact chances after {updates:,} updates")
     found["total_variation_after_updates"] = _replay_own.drift(capacity, updates)
     return found
-
-
-def _missing(name: str) -> str | None:
-    """Why a peer cannot be asked."""
-    folder = home() / name
-    if (folder / ".venv" / "bin" / "python").exists():
-        return None
-    how = f"benchmarks/peers/{name}/README.md says how, or set MURMURATE_PEERS"
-    return f"not installed: it needs its own virtual environment; {how}"
-
-
-@dataclasses.dataclass
-class _Server:
-    """A library in its own process, on one core (see ``replay_windows``)."""
-
-    process: subprocess.Popen[str]
-    version: str = ""
-
-    @classmethod
-    def own(cls) -> contextlib.AbstractContextManager[_Server]:
-        return cls._start([sys.executable, "-m", "murmurate.bench._replay_own"])
-
-    @classmethod
-    def peer(cls, name: str) -> contextlib.AbstractContextManager[_Server]:
-        folder = home() / name
-        return cls._start([str(folder / ".venv" / "bin" / "python"), str(folder / "run.py")])
-
-    @classmethod
-    @contextlib.contextmanager
-    def _start(cls, command: list[str]) -> Iterator[_Server]:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _path(command[0])},
-        )
-        # the last core: the first one serves most of the machine's interrupts
-        os.sched_setaffinity(process.pid, {max(os.sched_getaffinity(0))})
-        server = cls(process)
-        try:
-            server.version = str(server._answer().get("version", ""))
-            yield server
-        finally:
-            process.kill()
-            process.wait()
-
-    def ask(self, case: Case, calls: int) -> float | None:
-        """Seconds a call; None if the library has no such thing."""
-        request = {"task": case.task, "capacity": case.capacity, "batch": case.batch}
-        answer = self._say({**request, "calls": calls, "cold": case.cold})
-        return None if "missing" in answer else float(answer["seconds"])
-
-    def forget(self) -> None:
-        """Give its memory back."""
-        self._say({"forget": True})
-
-    def _say(self, request: dict[str, Any]) -> dict[str, Any]:
-        if self.process.stdin is None:
-            raise RuntimeError("pipes were asked for")
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        """The next line that is an answer: a library may print what it likes between them."""
-        if self.process.stdout is None:
-            raise RuntimeError("pipes were asked for")
-        for line in self.process.stdout:
-            with contextlib.suppress(ValueError):
-                answer: dict[str, Any] = json.loads(line)
-                return answer
-        raise RunFailed(f"{' '.join(self.process.args)} ended by itself. Run it by hand to see why.")  # type: ignore[arg-type]
-
-
-def _path(python: str) -> str:
-    """Where modules are found: ours as it finds them itself, a peer only the protocol."""
-    return os.environ.get("PYTHONPATH", "") if python == sys.executable else str(_WINDOWS)

@@ -1,7 +1,8 @@
 """Recipes: functions that return a full Run. The only place where an agent meets a strategy.
 
 Each file has an ``ALGORITHM`` and a ``recipe(world_name) -> Run``, and ``WORLDS`` if it is not for all of
-them; together they are the recipes ``<world>-<algorithm>``. Nothing else has to know of a new file.
+them; together they are the recipes ``<world>-<algorithm>``. Nothing else has to know of a new file. Where a
+field that the user chose decides another one, ``finished(run) -> Run`` says so.
 """
 
 from __future__ import annotations
@@ -32,6 +33,15 @@ def recipe(name: str) -> Run:
         if name.endswith(f"-{algorithm}"):
             return known[algorithm](name.removesuffix(f"-{algorithm}"))
     raise unknown("recipe", name, recipe_names())
+
+
+def finished(run: Run) -> Run:
+    """``run`` with what follows from fields that were changed since its recipe gave it."""
+    for module in _modules():
+        if run.recipe.endswith(f"-{module.ALGORITHM}") and hasattr(module, "finished"):
+            changed: Run = module.finished(run)
+            return changed
+    return run
 
 
 def recipe_names() -> list[str]:

@@ -233,9 +233,8 @@ class TopicLearner:
 
     def _follow(self, replica: Replica, corpus: Corpus) -> Folded:
         """One step along lambda - lambda-hat, with (n / G) times what these documents are expected to say."""
-        x = replica.params.detach().view(-1, self.width)
         row, word = self._compact(corpus.words)
-        beta = replica.scale.steady(lambda scale: self._expected(x, row, scale)).to("cpu")
+        beta = replica.scale.steady(lambda scale: self._expected(replica, row, scale)).to("cpu")
         documents = Documents(
             torch.from_numpy(corpus.starts), word, torch.from_numpy(corpus.counts.astype(np.float32))
         )
@@ -254,11 +253,15 @@ class TopicLearner:
         replica.follow(Rows(index.to(self.device), more.to(self.device)))
         return folded
 
-    def _expected(self, x: Tensor, row: Tensor, scale: float) -> Tensor:
+    def _expected(self, replica: Replica, row: Tensor, scale: float) -> Tensor:
+        x, row = replica.params.detach().view(-1, self.width), row.to(replica.device)
+        if not replica.keeps_scale:
+            # where u went down while an answer was under way, v' + (u - u at the push) may be below 0: such
+            # a word the topic has not, until the next steps have brought it back
+            x = torch.cat([x[row], x[-1:]]).clamp_(min=0.0)
+            row = torch.arange(len(row), device=x.device)
         total = self.words * self.prior + scale * x[-1].double()
-        return expected_topics(
-            x, row.to(x.device), total, topics=self.config.topics, prior=self.prior, scale=scale
-        )
+        return expected_topics(x, row, total, topics=self.config.topics, prior=self.prior, scale=scale)
 
     def _compact(self, words: Any) -> tuple[Tensor, Tensor]:
         """(distinct words [R] int64, for each word [N] int32 which of them it is)."""
@@ -278,7 +281,7 @@ class TopicLearner:
     def found(self) -> Topics:
         """The topics as they are now."""
         matrix = self.replica.values().detach().view(-1, self.width)[:-1, : self.config.topics]
-        return Topics(self.prior + matrix.cpu(), self.alpha[: self.config.topics].clone())
+        return Topics(self.prior + matrix.cpu().clamp(min=0.0), self.alpha[: self.config.topics].clone())
 
     # -- state --------------------------------------------------------------------------------------
 

@@ -1,0 +1,43 @@
+"""Answers ``murmurate bench topics`` with tomotopy's collapsed Gibbs sampler (see README.md)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+import numpy as np
+import tomotopy
+
+try:
+    from topics_windows import Fit, Rows, Watch, serve
+except ImportError as problem:
+    raise SystemExit("no topics_windows: set PYTHONPATH to src/murmurate/bench/_windows") from problem
+
+SWEEPS = 5  # between two looks at the clock
+
+
+def prepare(rows: Rows, options: dict[str, Any]) -> Fit:
+    topics, prior = options["topics"], options["prior"]
+    model = tomotopy.LDAModel(k=topics, alpha=options["alpha"], eta=prior, seed=options["seed"])
+    model.optim_interval = 0  # alpha stays what it is for everybody
+    names = np.array([str(word) for word in range(rows.vocabulary_size)])
+    for first, last in zip(rows.starts[:-1], rows.starts[1:], strict=True):
+        model.add_doc(np.repeat(names[rows.words[first:last]], rows.counts[first:last]).tolist())
+
+    def matrix() -> np.ndarray:
+        found = np.full((rows.vocabulary_size, topics), prior, np.float32)
+        place = np.array([int(word) for word in model.used_vocabs])
+        for k in range(topics):
+            found[place, k] = model.get_topic_word_dist(k, normalize=False)
+        return found
+
+    def fit(watch: Watch) -> None:
+        for sweep in range(SWEEPS, options["passes"] + 1, SWEEPS):
+            model.train(SWEEPS, workers=1)
+            watch(sweep * len(rows), matrix)
+
+    return fit
+
+
+if __name__ == "__main__":
+    serve("tomotopy", importlib.metadata.version("tomotopy"), prepare)

@@ -1,0 +1,114 @@
+"""Our side of ``bench topics``, in a process of its own as the peers are: see ``topics_windows``.
+
+What is run is what ``murmurate topics fit`` runs, learner, source and strategy; without a launcher, a
+recorder and checkpoints, as the peers are without them. Several replicas take turns on this one core, on a
+simulated fabric: those who wait cost nothing, and each is as far behind the others as its schedule says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+
+import murmurate
+from murmurate import native
+from murmurate.bench._windows.topics_windows import Fit, Rows, Watch, serve
+from murmurate.collect.documents import Chosen, DocumentSource
+from murmurate.fabric.simulated import SimulatedFabric
+from murmurate.recipes import finished, recipe
+from murmurate.replicator import Replicator
+from murmurate.run_spec import Run
+from murmurate.spec import EnvSpec, Examples
+from murmurate.strategies import strategy
+from murmurate.vector import Replica
+from murmurate.workloads.corpus import Corpus
+from murmurate.workloads.topic_model import TopicLearner, TopicModel
+
+
+def run_for(options: dict[str, Any]) -> Run:
+    """The run of ``options``: fields of the model by their names, and ``strategy``, its fields, and
+    ``replicas``. What is None or not named is as the recipe has it."""
+    run = recipe("corpus-lda")
+    named = {field.name for field in dataclasses.fields(run.agent)} & set(options)
+    fields = {name: options[name] for name in named if options[name] is not None}
+    agent = dataclasses.replace(run.agent, **fields, validate_every=0)
+    how = options.get("strategy") or {"name": "solo"}
+    chosen = strategy(how["name"])(**{name: value for name, value in how.items() if name != "name"})
+    run = dataclasses.replace(
+        run, agent=agent, strategy=chosen, replicas=options.get("replicas", 1), seed=options["seed"]
+    )
+    return finished(run)
+
+
+def prepare(rows: Rows, options: dict[str, Any]) -> Fit:
+    run = run_for(options)
+    corpus = Corpus(rows.starts, rows.words, rows.counts, None, rows.vocabulary_size)
+    documents = Chosen(corpus, np.arange(len(corpus)))
+    return functools.partial(_alone if run.members == 1 else _together, run, documents)
+
+
+def _learner(run: Run, documents: Chosen, replicate: Any) -> TopicLearner:
+    if not isinstance(run.agent, TopicModel):
+        raise ValueError("corpus-lda has a topic model")
+    spec = EnvSpec("corpus", (documents.corpus.vocabulary_size,), torch.int32, 0, documents=len(documents))
+    return run.agent.build(spec, replicate, seed=run.seed, device=torch.device("cpu"), corpus=documents)
+
+
+def _source(run: Run, documents: Chosen, rank: int) -> DocumentSource:
+    diet = run.agent.learns_from
+    if not isinstance(diet, Examples):
+        raise ValueError("a topic model learns from documents")
+    return DocumentSource(documents, diet.batch, seed=run.seed, rank=rank, replicas=run.replicas)
+
+
+def _matrix(learner: TopicLearner) -> np.ndarray:
+    return learner.found().matrix.numpy()
+
+
+def _alone(run: Run, documents: Chosen, watch: Watch) -> None:
+    learner = _learner(run, documents, Replica)
+    seen = 0
+    for batch in _source(run, documents, 0):
+        learner.learn(batch)
+        seen += batch.env_steps
+        watch(seen, functools.partial(_matrix, learner))
+
+
+def _together(run: Run, documents: Chosen, watch: Watch) -> None:
+    """Ends by the last mark's Enough, as all do. What is looked at is the centre's, or the first's."""
+    seen, shown = [0] * run.members, {}
+
+    def member(rank: int, door: Any) -> None:
+        replicator = Replicator(run.strategy, door)
+        learner = _learner(run, documents, replicator.replicate)
+        shown[rank] = learner
+        if rank == run.replicas:
+            _serve(replicator)
+        for batch in _source(run, documents, rank):
+            learner.learn(batch)
+            seen[rank] += batch.env_steps
+            watch(sum(seen), lambda: _matrix(shown[run.members - 1 if run.strategy.centre else 0]))
+
+    fabric = SimulatedFabric(run.members, seed=run.seed, keep_log=False)
+    fabric.run([functools.partial(member, rank) for rank in range(run.members)])
+
+
+def _serve(replicator: Replicator) -> None:
+    while True:
+        with torch.no_grad():
+            for bond in replicator.bonds.values():
+                bond.strategy.serve(bond.replica, bond.channel)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    serve(f"murmurate ({native.simd})", murmurate.__version__, prepare)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""A corpus of NYTimes's size from a file to topics, by the command that a user gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from murmurate.bench._result import Log
+from murmurate.errors import RunFailed
+from murmurate.workloads.generated import generate
+from murmurate.workloads.writing import write
+
+_POLL_SECONDS = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """Sizes: of the UCI repository's NYTimes. replicas: of DPSVI's nodes, a process each."""
+
+    documents: int = 300_000
+    vocabulary: int = 102_660
+    mean_length: float = 330
+    topics: int = 50
+    replicas: int = 2
+
+
+def measure(plan: Stream, log: Log) -> dict[str, Any]:
+    """One pass of ``murmurate topics fit`` under Hogwild: seconds, perplexity, peaks of memory."""
+    with tempfile.TemporaryDirectory(prefix="topics-stream-") as folder:
+        corpus = Path(folder, "docword.generated.txt")
+        entries = _write(plan, corpus, log)
+        log(f"streaming {corpus.stat().st_size / 2**20:,.0f} MiB of UCI text")
+        run = Path(folder, "run")
+        command = [sys.executable, "-m", "murmurate", "topics", "fit", str(corpus), "--out", str(run)]
+        command += ["--topics", str(plan.topics), "--replicas", str(plan.replicas), "--passes", "1"]
+        began = time.monotonic()
+        peaks = _watched(command, Path(folder, "said"))
+        wall = time.monotonic() - began
+        summary = json.loads((run / "summary.json").read_text())
+    return {
+        "entries": entries,
+        "wall_seconds": wall,
+        "training_seconds": summary["wall_seconds"],
+        "documents": summary["env_steps"],
+        "perplexity": summary["perplexity"],
+        "peak_resident_bytes": {name: peaks[name] for name in sorted(peaks)},
+        "peak_resident_bytes_most": max(peaks.values()),
+    }
+
+
+def _write(plan: Stream, path: Path, log: Log) -> int:
+    """Entries of the corpus, which is not kept in memory."""
+    log(f"drawing {plan.documents:,} documents")
+    corpus = generate(plan.documents, plan.vocabulary, plan.topics, plan.mean_length, seed=0).corpus
+    write(corpus, path, "uci")
+    return len(corpus.words)
+
+
+def _watched(command: list[str], said: Path) -> dict[str, int]:
+    """Peak resident bytes of each process of the command's tree; files that are mapped count too."""
+    peaks: dict[str, int] = {}
+    with open(said, "wb") as file:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    try:
+        while process.poll() is None:
+            for pid in _tree(process.pid):
+                if (peak := _peak(pid)) is not None:
+                    name = "command" if pid == process.pid else f"process {pid}"
+                    peaks[name] = max(peaks.get(name, 0), peak)
+            time.sleep(_POLL_SECONDS)
+    finally:
+        process.kill()
+        process.wait()
+    if process.returncode:
+        raise RunFailed(f"{' '.join(command)} failed: {said.read_text(errors='replace')[-600:]}")
+    return peaks
+
+
+def _tree(pid: int) -> list[int]:
+    try:
+        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _peak(pid: int) -> int | None:
+    """The kernel's own high-water mark, so that nothing is missed between two looks."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), None)

@@ -1,0 +1,94 @@
+"""Fits topic models when asked to: one JSON request a line on stdin, one JSON answer a line on stdout.
+
+A request is ``{"corpus", "options", "marks", "out"}``: a file of documents (see ``read``), options of the
+model, numbers of documents, and a folder. What a library has learned when it has seen so many documents is
+left there, lambda [V, K] float32 as a ``.npy``; what it is worth is judged elsewhere, for all by the same
+code.
+
+CPU seconds are those of the whole process (``time.process_time``) from when the documents are in the
+library's own form: importing, reading and converting them cost nothing, nor does writing lambda out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Rows(NamedTuple):
+    """Documents: [D + 1] int64, [N] int32, [N] int32; document d has words starts[d]:starts[d + 1]."""
+
+    starts: np.ndarray
+    words: np.ndarray
+    counts: np.ndarray
+    vocabulary_size: int
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+
+def write(path: Path, rows: Any) -> None:
+    """``rows``: anything with the fields of ``Rows``."""
+    arrays = {name: getattr(rows, name) for name in ("starts", "words", "counts")}
+    np.savez(path, **arrays, vocabulary_size=rows.vocabulary_size)
+
+
+def read(path: str) -> Rows:
+    with np.load(path) as found:
+        return Rows(found["starts"], found["words"], found["counts"], int(found["vocabulary_size"]))
+
+
+class Enough(Exception):
+    """The last mark is behind us."""
+
+
+class Watch:
+    """To be called after each step with the documents seen so far and a function that gives lambda."""
+
+    def __init__(self, marks: list[int], out: Path) -> None:
+        self.curve: list[dict[str, Any]] = []
+        self._marks, self._out = sorted(marks), out
+        self._began = time.process_time()
+
+    def __call__(self, documents: int, topics: Callable[[], np.ndarray]) -> None:
+        """Raises Enough at the last mark: a library that would go on is stopped by it."""
+        if documents < self._marks[0]:
+            return
+        now = time.process_time()
+        while self._marks and self._marks[0] <= documents:
+            self._marks.pop(0)
+        path = self._out / f"{len(self.curve)}.npy"
+        np.save(path, np.ascontiguousarray(topics(), dtype=np.float32))
+        self.curve.append({"documents": documents, "cpu_seconds": now - self._began, "topics": str(path)})
+        if not self._marks:
+            raise Enough
+        self._began += time.process_time() - now
+
+
+# what is timed, once the documents are in a library's own form
+Fit = Callable[[Watch], None]
+
+
+def serve(name: str, version: str, prepare: Callable[[Rows, dict[str, Any]], Fit]) -> None:
+    """Answer until stdin ends. ``prepare(documents, options)`` gives what is to be timed."""
+    print(json.dumps({"peer": name, "version": version}), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        out = Path(request["out"])
+        out.mkdir(parents=True, exist_ok=True)
+        try:
+            fit = prepare(read(request["corpus"]), request["options"])
+            watch = Watch(request["marks"], out)
+            with contextlib.suppress(Enough):
+                fit(watch)
+            answer: dict[str, Any] = {"curve": watch.curve}
+        except Exception as problem:  # told, so that the race goes on without it
+            answer = {"failed": f"{name}: {type(problem).__name__}: {problem}"}
+        print(json.dumps(answer), flush=True)

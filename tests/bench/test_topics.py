@@ -1,0 +1,108 @@
+"""``bench topics`` on a corpus of a few hundred documents, and its figures from curves written by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from murmurate.bench import topics
+from murmurate.bench._server import Server
+from murmurate.bench.topics import Contender, Plan, Point
+
+TINY = Plan(
+    documents=300, held_out=60, vocabulary=120, mean_length=60, real=False, passes=2, rounds=2, trap=300
+)
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MURMURATE_PEERS", str(tmp_path_factory.mktemp("nobody")))
+        return topics.measure(False, quiet, TINY)
+
+
+def test_without_peers_it_measures_ours_and_says_who_is_absent(result: dict) -> None:
+    assert [peer["peer"] for peer in result["peers"]] == list(topics.PEERS)
+    assert all(peer["status"].startswith("not installed") for peer in result["peers"])
+    assert result["documents_per_second"] > 0
+    for key in ("ratio_sklearn", "ratio_gensim", "perplexity_sklearn", "perplexity_gensim"):
+        assert result[key] is None
+    assert json.loads(json.dumps(result))["perplexity"] == result["perplexity"]
+    rows = {row["label"]: row for row in result["corpora"]["generated"]}
+    assert len(rows) == 6
+    for row in rows.values():
+        documents = [point["documents"] for point in row["curve"]]
+        seconds = [point["cpu_seconds"] for point in row["curve"]]
+        assert documents == sorted(set(documents))
+        assert seconds == sorted(seconds)
+        assert row["perplexity"]["repetitions"] == 2
+
+
+def test_every_step_rule_is_run_from_every_start(result: dict) -> None:
+    labels = {row["label"] for row in result["step_rules"]}
+    assert len(labels) == 12
+    assert {f"{rule} from {start}" for rule in topics._RULES for start in topics._STARTS} < labels
+
+
+def test_lambda_comes_back_as_it_was_fitted_and_is_judged(tmp_path: Path) -> None:
+    train, test = topics._generated(TINY)
+    options = {**topics._COMMON, "topics": 5, "batch": 50, "init": "random"}
+    contender = Contender("ours", "murmurate", options, (0.5, 8.0))
+    with Server.own("murmurate.bench._topics_own") as server:
+        early, late = topics.fit(server, train, contender, 0, tmp_path)
+        again = topics.fit(server, train, contender, 0, tmp_path)
+    assert (early[0], late[0]) == (150, 2400)
+    assert late[2].shape == (120, 5)
+    assert np.array_equal(again[1][2], late[2])  # the seed decides
+    assert not np.array_equal(early[2], late[2])
+    # what has been seen, scaled to the corpus: a topic's words add up to about all tokens
+    assert late[2].sum() == pytest.approx(train.tokens, rel=0.3)
+    assert topics.perplexity(np.ones((120, 5), np.float32), test) == pytest.approx(120)  # who knows nothing
+    assert topics.perplexity(late[2], test) < 110
+
+
+def points(*pairs: tuple[float, float]) -> list[Point]:
+    return [Point(100 * (i + 1), seconds, value) for i, (seconds, value) in enumerate(pairs)]
+
+
+CURVES = {
+    "murmurate 20 iterations": [points((1, 900), (2, 700)), points((1, 920), (4, 720))],
+    "murmurate defaults": [points((1, 800), (2, 790)), points((1, 800), (2, 790))],
+    "murmurate dpsvi": [points((1, 760), (2, 650)), points((1, 760), (2, 650))],
+    "gensim 20 iterations": [points((4, 950), (10, 760)), points((4, 950), (10, 780))],
+    "gensim": [points((9, 990), (19, 980)), points((9, 990), (19, 980))],
+    "scikit-learn 20 iterations": [points((2, 970), (6, 790)), points((2, 970), (12, 810))],
+    "tomotopy": [points((3, 900), (6, 800), (9, 700)), points((3, 900), (6, 800), (9, 720))],
+}
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    figures = topics.headline(CURVES)
+    assert figures["documents_per_second"] == pytest.approx(75)  # 200 / 2 and 200 / 4
+    assert figures["ratio_gensim"] == pytest.approx((5 + 2.5) / 2)
+    assert figures["ratio_sklearn"] == pytest.approx(3)
+    assert figures["perplexity_gensim"] == 770
+    assert figures["perplexity_sklearn"] == 800
+    assert (figures["perplexity"], figures["perplexity_defaults"]) == (710, 790)
+
+
+def test_time_is_to_where_the_best_of_the_peers_ends() -> None:
+    row = topics.to_the_peers(CURVES)
+    assert (row["peer"], row["perplexity"], row["cpu_seconds"]) == ("gensim 20 iterations", 770, 10)
+    assert row["ours"]["murmurate 20 iterations"] == {"cpu_seconds": 3, "times_faster": 10 / 3}
+    assert row["ours"]["murmurate defaults"] == {"cpu_seconds": None, "times_faster": None}
+    assert row["ours"]["murmurate dpsvi"] == {"cpu_seconds": 1, "times_faster": 10}
+
+
+def test_the_sampler_is_looked_at_after_thirty_sweeps() -> None:
+    row = topics.beside_the_sampler(CURVES, Plan(sweeps=30))
+    assert (row["sampler_perplexity"], row["sampler_cpu_seconds"]) == (710, 9)
+    assert (row["perplexity"], row["cpu_seconds_to_the_samplers"]) == (650, 2)
+    assert "sampler_perplexity" not in topics.beside_the_sampler(CURVES, Plan(sweeps=20))
