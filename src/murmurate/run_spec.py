@@ -111,6 +111,7 @@ class Run:
                 raise Refusal(
                     f"{self.agent.name} learns from documents: there are no actors, no replay, no returns."
                 )
+            self.strategy.check_shrinking(diet.shrinks, self.replicas)
             return
         if self.actors > self.simulators:
             raise Refusal(

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability, Fabric, Letter
 from murmurate.rows import Scale
 from murmurate.strategies._answer import answer, clear, demand_centre
@@ -120,11 +121,39 @@ class DPSGD(Strategy):
         """Nodes of one thread have nothing to share: they may sit on different hosts."""
         return self.needs - {Capability.SHARED_MEMORY} if self.threads == 1 else self.needs
 
+    def _threads_of(self, replicas: int) -> int:
+        """p of so many replicas."""
+        return min(self.threads or replicas, replicas)
+
+    def _rho(self, replicas: int) -> float:
+        p = self._threads_of(replicas)
+        # moves of all nodes since the same v then count as their mean
+        nodes = -(-replicas // p)
+        rho = 1 / nodes if self.global_learning_rate is None else self.global_learning_rate
+        return scaled_rate(rho, p, self.local_updates, self.batch) if self.scale_rates else rho
+
+    def check_shrinking(self, eta: float, replicas: int) -> None:
+        """The p B updates of a push leave s = (1 - eta)^(pB) of v, so M pushes take rho M (1 - s) of it."""
+        p, rho = self._threads_of(replicas), self._rho(replicas)
+        if self.scale_rates:
+            eta = scaled_rate(eta, p, self.local_updates, self.batch)
+        left = max(1 - eta, 0.0) ** (p * self.local_updates)
+        taken = rho * self.batch * (1 - left)
+        if taken < 1 or rho * self.batch <= 1:  # the latter is a mean of what the nodes have
+            return
+        most = 0.99 / (self.batch * (1 - left))
+        raise Refusal(
+            f"parameters that must stay above 0 may fall below it: with eta = {eta:.3g} the p B = {p} x "
+            f"{self.local_updates} updates before a push leave s = {left:.3g} of v, and the master takes "
+            f"rho sum(1 - s) = {rho:.3g} x {self.batch} x {1 - left:.3g} = {taken:.3g} of it away, which "
+            f"must be below 1. Use --strategy.global-learning-rate {most:.2g} or less, or smaller steps."
+        )
+
     # -- the node -----------------------------------------------------------------------------------
 
     def attach(self, replica: Replica, fabric: Fabric) -> None:
         replicas = replicas_of(fabric)
-        p = min(self.threads or len(replicas), len(replicas))
+        p = self._threads_of(len(replicas))
         nodes = [list(replicas[k : k + p]) for k in range(0, len(replicas), p)]
         mine = next((k for k, node in enumerate(nodes) if fabric.rank in node), None)
 
@@ -141,10 +170,8 @@ class DPSGD(Strategy):
         # one cell a replica, so that no count is lost to a race
         clocks = torch.zeros(fabric.size, dtype=torch.int64)
         self._clocks = clocks if p == 1 else fabric.shared("clocks", clocks)
-        # moves of all nodes since the same v then count as their mean
-        rho = 1 / len(nodes) if self.global_learning_rate is None else self.global_learning_rate
+        rho = self._rho(len(replicas))
         if self.scale_rates:
-            rho = scaled_rate(rho, p, self.local_updates, self.batch)
             replica.scale_rates(scaled_rate(1.0, p, self.local_updates, self.batch))
         # optimizer moments are shared in a node, as in Hogwild
         replica.rebind(params, shared if p > 1 else None)

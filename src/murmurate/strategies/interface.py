@@ -64,6 +64,10 @@ class Strategy:
         """What this one needs of a fabric: ``needs``, or less with some hyper-parameters."""
         return self.needs
 
+    def check_shrinking(self, eta: float, replicas: int) -> None:
+        """Raise Refusal if parameters of which each update takes away a share ``eta``, and which must stay
+        above 0, could become less by an agreement. A mean, or an update after the other, cannot."""
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled and copied by its hyper-parameters alone: what it remembers is one replica's."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}

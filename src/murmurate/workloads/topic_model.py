@@ -69,7 +69,7 @@ class TopicModel:
 
     @property
     def learns_from(self) -> Examples:
-        return Examples(self.batch)
+        return Examples(self.batch, shrinks=self.eta(0))  # lambda <- (1 - eta) lambda + eta lambda-hat
 
     def resolved(self, spec: EnvSpec, device: torch.device) -> TopicModel:
         return self
@@ -90,8 +90,11 @@ class TopicModel:
                 raise ValueError(f"{what} is {value_}; a Dirichlet's parameter is above 0")
         if not 0 < self.rate < 1:
             raise ValueError(f"rate is {self.rate}; a step towards lambda-hat lies between 0 and 1")
-        if not (self.delay > 0 and 0 <= self.forgetting <= 1):
-            raise ValueError("delay is above 0 and forgetting between 0 and 1")
+        if not (self.delay >= 1 and 0 <= self.forgetting <= 1):
+            raise ValueError(
+                f"delay is {self.delay:g} and forgetting {self.forgetting:g}; delay is at least 1, so that "
+                "the first step is not longer than the way to lambda-hat, and forgetting between 0 and 1"
+            )
 
     def build(
         self,

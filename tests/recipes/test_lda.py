@@ -1,0 +1,90 @@
+"""``corpus-lda``: what the paper's steps decide, and steps that would leave no topics."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+
+from laws.centre import finish, is_centre, serve_until
+from laws.problems import Point
+from murmurate.errors import Refusal
+from murmurate.fabric.simulated import SimulatedFabric
+from murmurate.recipes import finished, recipe
+from murmurate.replicator import Replicator
+from murmurate.run_spec import Run
+from murmurate.strategies.dpsgd import DPSGD
+from murmurate.strategies.gala import GALA
+from murmurate.strategies.hogwild import Hogwild
+
+
+def run(strategy, replicas=1, **model) -> Run:
+    it = recipe("corpus-lda")
+    agent = dataclasses.replace(it.agent, **model)
+    return dataclasses.replace(it, agent=agent, strategy=strategy, replicas=replicas)
+
+
+def moved(it: Run, door):
+    """Where v is after one push of B updates by 1 each: rho eta B."""
+    replicator = Replicator(it.strategy, door)
+    replica = replicator.replicate(
+        "x", Point(0.0), lambda p: torch.optim.SGD(p, lr=1.0), schedule=it.agent.eta
+    )
+    if is_centre(door):
+        serve_until(replicator, door)
+    else:
+        for _ in range(it.strategy.local_updates):
+            replica.follow(-torch.ones(1, dtype=replica.params.dtype))
+        finish(replicator, door)
+    return float(replicator.consensus()["x"])
+
+
+@pytest.mark.parametrize(("updates", "rate"), [(1, 0.1), (16, 0.1), (16, 0.4)])
+def test_the_papers_eta_and_rho_are_both_rate_over_the_fourth_root(updates, rate):
+    """Mohamad et al., equation 13; they multiply."""
+    strategy = DPSGD(threads=1, local_updates=updates, wait=True)
+    it = finished(run(strategy, step_rule="paper", rate=rate))
+    found, _ = SimulatedFabric(2, seed=0).run([functools.partial(moved, it)] * 2)
+    each = rate / updates**0.25
+    assert found == pytest.approx(each * each * updates, rel=1e-5)
+
+
+def test_what_the_user_chose_stays():
+    own = run(DPSGD(global_learning_rate=0.3), step_rule="paper")
+    assert finished(own) == own
+    for other in (run(DPSGD()), run(Hogwild(), step_rule="paper"), run(DPSGD(), step_rule="average")):
+        assert finished(other) == other
+
+
+@pytest.mark.parametrize(
+    ("strategy", "replicas", "model", "words"),
+    [
+        # s = 0.8^10 = 0.107; 1/2 x 4 x 0.893
+        (
+            DPSGD(threads=1, batch=4),
+            2,
+            {"delay": 1.0, "step_rule": "average", "rate": 0.2},
+            ["s = 0.107", "0.5 x 4 x 0.893 = 1.79", "below 1", "--strategy.global-learning-rate 0.28"],
+        ),
+        (DPSGD(threads=2, global_learning_rate=1.5), 2, {}, ["p B = 2 x 10", "1.5 x 1 x"]),
+        (DPSGD(threads=1, batch=3), 2, {"delay": 1.0}, ["s = 0 of v", "0.5 x 3 x 1 = 1.5"]),
+    ],
+)
+def test_steps_after_which_a_topic_could_be_below_zero_are_refused(strategy, replicas, model, words):
+    with pytest.raises(Refusal) as refused:
+        run(strategy, replicas, **model).validate()
+    for word in words:
+        assert word in str(refused.value)
+
+
+def test_steps_that_leave_something_are_taken():
+    run(DPSGD(threads=1, batch=4, global_learning_rate=0.27), 2, step_rule="average", rate=0.2).validate()
+    run(DPSGD(threads=1), 4).validate()
+    run(DPSGD(threads=4, local_updates=1000), 4).validate()  # s is 0 to the last bit, and v' = u
+    run(GALA(), 4, delay=1.0).validate()
+    paper = run(DPSGD(threads=1, local_updates=15, batch=16), 8, step_rule="paper")
+    finished(paper).validate()
+    a2c = recipe("cartpole-hsa2c")
+    dataclasses.replace(a2c, strategy=DPSGD(global_learning_rate=5.0)).validate()  # nothing there is above 0
