@@ -73,14 +73,15 @@ def contenders(plan: Plan) -> list[Contender]:
     """All of one corpus, ours first."""
     marks = (0.25, 0.5, *range(1, plan.passes + 1))
     random = {**_COMMON, "init": "random"}
-    dpsvi = {**_OWN, "batch": 64, "step_rule": "average", "replicas": 4, "strategy": NODES}
+    nodes = {**NODES, "local_updates": 4}
+    dpsvi = {**_OWN, "batch": 256, "step_rule": "average", "replicas": 4, "strategy": nodes}
     field = [
         Contender(f"{_OURS}{_TWENTY}", _OURS, {**random, "iterations": 20}, marks),
         Contender(f"{_OURS} 50 iterations", _OURS, {**random, "iterations": 50}, marks),
         Contender(f"{_OURS} 100 iterations", _OURS, {**random, "iterations": 100}, marks),
         Contender(f"{_OURS} batches of 256", _OURS, {**random, "iterations": 20, "batch": 256}, marks),
         Contender(f"{_OURS} defaults", _OURS, _OWN, marks),
-        Contender(f"{_OURS} dpsvi", _OURS, dpsvi, (*marks, plan.passes + 1)),
+        Contender(f"{_OURS} dpsvi", _OURS, dpsvi, (*marks, *(plan.passes * n for n in (2, 4)))),
     ]
     for name in ("gensim", "scikit-learn"):
         field.append(Contender(f"{name}{_TWENTY}", name, {**_COMMON, "iterations": 20}, marks))
