@@ -8,7 +8,7 @@ from pathlib import Path
 
 _BARE = """
 import sys
-extras = "cryptography ray ale_py mujoco cv2 imageio imageio_ffmpeg pygame stable_baselines3 scipy"
+extras = "cryptography ray ale_py mujoco cv2 imageio imageio_ffmpeg pygame stable_baselines3 scipy sklearn"
 for name in extras.split():
     sys.modules[name] = None  # an import of it fails
 from murmurate.cli import main

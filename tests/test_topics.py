@@ -104,7 +104,7 @@ def test_what_makes_no_sense_is_refused(path, folder, capsys, tmp_path):
         ((*fit,), "Say which corpus"),
         ((*fit, tmp_path / "no.txt"), "no.txt"),
         ((*fit, path, "--passes", 0), "passes is 0"),
-        ((*fit, path, "--topics", 1), "topics is 1"),
+        ((*fit, path, "--topics", 0), "topics is 0"),
         ((*fit, path, "--topic", 5), "no field called 'topic'"),
         ((*fit, path, "--strategy", "dpsdg"), "dpsgd"),
         ((*fit, path, "--actors", 2), "no actors"),

@@ -162,3 +162,32 @@ def test_nothing_to_measure_is_refused():
         topics.completion_perplexity(nothing)
     with pytest.raises(ValueError, match="without a word"):
         topics.bound_perplexity(nothing)
+
+
+def test_the_full_bound_is_gensims_on_the_same_topics():
+    """gensim's definition: exp(-log_perplexity), on all documents and on some that stand for more."""
+    gensim = pytest.importorskip("gensim.models", reason="gensim is what it is compared with")
+    corpus, share = drawn()
+    prior, alpha, matrix = 0.05, 0.25, share * 1e4 + 0.05
+    model = gensim.LdaModel(
+        id2word={v: str(v) for v in range(WORDS)},
+        num_topics=K,
+        alpha=[alpha] * K,
+        eta=prior,
+        iterations=1000,
+        gamma_threshold=1e-6,
+        dtype=np.float64,
+    )
+    model.state.sstats = matrix.double().T.numpy() - prior
+    model.sync_state()
+    bags = [list(zip(*corpus_entries(corpus, d), strict=True)) for d in range(len(corpus))]
+    topics = Topics(matrix, torch.full((K,), alpha))
+    for documents in (None, 5 * len(corpus)):
+        theirs = math.exp(-model.log_perplexity(bags, total_docs=documents))
+        mine = topics.full_bound_perplexity(corpus, prior=prior, documents=documents)
+        assert mine == pytest.approx(theirs, rel=1e-3)
+
+
+def corpus_entries(corpus, document):
+    part = slice(corpus.starts[document], corpus.starts[document + 1])
+    return corpus.words[part].tolist(), corpus.counts[part].tolist()

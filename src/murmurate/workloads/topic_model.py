@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from murmurate.losses.checks import check_shape
 from murmurate.losses.topics import Documents, Folded, expected_topics, fold_in, width_for
 from murmurate.rows import Rows
 from murmurate.spec import Batch, EnvSpec, Examples, Outcome, derive_seed
@@ -82,7 +83,7 @@ class TopicModel:
 
     def check(self) -> None:
         """Raise ValueError for hyper-parameters that make no sense."""
-        least = {"topics": 2, "batch": 1, "iterations": 1}
+        least = {"topics": 1, "batch": 1, "iterations": 1}
         for what, value in least.items():
             if getattr(self, what) < value:
                 raise ValueError(f"{what} is {getattr(self, what)}; at least {value}")
@@ -108,15 +109,16 @@ class TopicModel:
         updates: int | None = None,
         corpus: Library | None = None,
         validation: Library | None = None,
+        start: Tensor | None = None,
     ) -> TopicLearner:
         """The learner of one replica; all begin alike, from (seed).
 
         corpus: what ``init`` looks at; without one it begins at random. validation: documents whose
-        perplexity it tells of now and then.
+        perplexity it tells of now and then. start: lambda [V, K] to go on from, whatever ``init`` says.
         """
         self.check()
         return TopicLearner(
-            self, spec, replicate, seed=seed, device=device, corpus=corpus, validation=validation
+            self, spec, replicate, seed=seed, device=device, corpus=corpus, validation=validation, start=start
         )
 
 
@@ -145,6 +147,7 @@ class TopicLearner:
         device: torch.device,
         corpus: Library | None,
         validation: Library | None,
+        start: Tensor | None = None,
     ) -> None:
         self.config, self.device = config, device
         self.documents, self.words = spec.documents, spec.observation_shape[0]
@@ -155,10 +158,10 @@ class TopicLearner:
         self._validation = None if validation is None or few == 0 else validation.select(range(few))
         self._perplexity: float | None = None
         self.prior = 1 / config.topics if config.prior is None else config.prior
-        start = self._start(seed, corpus)
+        begin = self._start(seed, corpus) if start is None else self._less_prior(start)
         self.replica: Replica = replicate(
             "topics",
-            TopicMatrix(start).to(device),
+            TopicMatrix(begin).to(device),
             lambda parameters: torch.optim.SGD(parameters, lr=1.0),
             schedule=config.eta,
         )
@@ -173,6 +176,13 @@ class TopicLearner:
         start = self._from_documents(random, corpus)
         if self.config.init == "svi":
             return self._after_a_pass(start, seed, corpus)
+        return start
+
+    def _less_prior(self, matrix: Tensor) -> Tensor:
+        """[V, W] of lambda [V, K]. Raises ValueError for another shape."""
+        check_shape(torch.Size((self.words, self.config.topics)), "words and topics", start=matrix)
+        start = torch.zeros(self.words, self.width)
+        start[:, : self.config.topics] = matrix - self.prior
         return start
 
     def _random(self, random: np.random.Generator) -> Tensor:
@@ -199,7 +209,7 @@ class TopicLearner:
         sample = corpus.select(random.choice(len(corpus), size=min(len(corpus), 20_000), replace=False))
         everywhere = np.bincount(sample.words, sample.counts, minlength=self.words).astype(np.float32)
         everywhere /= max(float(everywhere.sum()), 1.0)
-        tokens = sample.tokens / len(sample) * len(corpus)
+        tokens = sample.tokens / len(sample) * self.documents
         mixed = _SEED_SHARE * start[:, :k] + (1 - _SEED_SHARE) * everywhere[:, None]
         start[:, :k] = mixed * np.float32(tokens / k)
         return torch.from_numpy(start)

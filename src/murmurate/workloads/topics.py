@@ -26,16 +26,17 @@ from murmurate.losses.topics import (
 from murmurate.workloads.corpus import Corpus
 
 _DOCUMENTS = 1_024  # folded in at a time
-_ITERATIONS, _TOLERANCE = 100, 1e-4  # of evaluation, whatever training was content with
 
 
 @dataclass(frozen=True)
 class Topics:
     """lambda: [V, K] float32, parameters of each topic's Dirichlet over words. alpha: [K], of a document's
-    topics."""
+    topics. iterations, tolerance: of a document's E-step, whatever training was content with."""
 
     matrix: Tensor
     alpha: Tensor
+    iterations: int = 100
+    tolerance: float = 1e-4
 
     @property
     def count(self) -> int:
@@ -59,12 +60,14 @@ class Topics:
 
     def transform(self, corpus: Corpus) -> NDArray[np.float32]:
         """[D, K] the mean of each document's topics: rows sum to 1."""
-        parts = [
-            folded.gamma[:, : self.count].double()
-            for _, folded, _ in self._fold(corpus, _ITERATIONS, _TOLERANCE)
-        ]
-        gamma = torch.cat(parts) if parts else torch.empty(0, self.count, dtype=torch.float64)
-        return (gamma / gamma.sum(1, keepdim=True)).float().numpy()
+        gamma = self.gammas(corpus)
+        shares: NDArray[np.float32] = (gamma / gamma.sum(1, keepdims=True)).astype(np.float32)
+        return shares
+
+    def gammas(self, corpus: Corpus) -> NDArray[np.float64]:
+        """[D, K] parameters of the Dirichlet over topics that stands for each document."""
+        parts = [folded.gamma[:, : self.count].double() for _, folded, _ in self._fold(corpus)]
+        return torch.cat(parts).numpy() if parts else np.empty((0, self.count))
 
     # -- how good they are --------------------------------------------------------------------------
 
@@ -94,7 +97,7 @@ class Topics:
     def bound_perplexity(self, corpus: Corpus) -> float:
         """exp(-bound / tokens) with the documents' terms of the evidence lower bound alone, so that it does
         not depend on how many documents there are. Raises ValueError for a corpus without a token."""
-        return math.exp(-self._document_bound(corpus) / _tokens(corpus))
+        return math.exp(-self.document_bound(corpus) / _tokens(corpus))
 
     def full_bound_perplexity(self, corpus: Corpus, *, prior: float, documents: int | None = None) -> float:
         """exp(-bound / tokens) with the topics' own terms too, as gensim and scikit-learn compute it.
@@ -103,20 +106,21 @@ class Topics:
         ``total_samples`` and ``sub_sampling``, gensim's ``subsample_ratio``); None takes them as all.
         """
         scale = 1.0 if documents is None else documents / len(corpus)
-        bound = scale * self._document_bound(corpus) + self._topic_bound(prior)
+        bound = scale * self.document_bound(corpus) + self.topic_bound(prior)
         return math.exp(-bound / (scale * _tokens(corpus)))
 
-    def _document_bound(self, corpus: Corpus) -> float:
+    def document_bound(self, corpus: Corpus) -> float:
+        """The documents' terms of the evidence lower bound."""
         alpha = torch.ones(width_for(self.count))
         alpha[: self.count] = self.alpha
         parts = (
             document_bound(documents, beta, alpha, folded.gamma, topics=self.count).sum()
-            for documents, folded, beta in self._fold(corpus, _ITERATIONS, _TOLERANCE)
+            for documents, folded, beta in self._fold(corpus)
         )
         return float(sum(parts, torch.zeros((), dtype=torch.float64)))
 
-    def _topic_bound(self, prior: float) -> float:
-        """E[log p(beta | prior) - log q(beta | lambda)]."""
+    def topic_bound(self, prior: float) -> float:
+        """The topics' own: E[log p(beta | prior) - log q(beta | lambda)]."""
         x = self.matrix.double()
         total = x.sum(0)
         log_beta = torch.digamma(x) - torch.digamma(total)
@@ -125,9 +129,7 @@ class Topics:
         given = self.count * (math.lgamma(v * prior) - v * math.lgamma(prior))
         return float(((prior - x) * log_beta).sum()) + given - float(own)
 
-    def _fold(
-        self, corpus: Corpus, iterations: int, tolerance: float
-    ) -> Iterator[tuple[Documents, Folded, Tensor]]:
+    def _fold(self, corpus: Corpus) -> Iterator[tuple[Documents, Folded, Tensor]]:
         width = width_for(self.count)
         x = torch.zeros(len(self.matrix), width)
         x[:, : self.count] = self.matrix
@@ -142,7 +144,12 @@ class Topics:
                 torch.from_numpy(corpus.counts[part].astype(np.float32)),
             )
             folded = fold_in(
-                documents, beta, alpha, topics=self.count, iterations=iterations, tolerance=tolerance
+                documents,
+                beta,
+                alpha,
+                topics=self.count,
+                iterations=self.iterations,
+                tolerance=self.tolerance,
             )
             yield documents, folded, beta
 

@@ -1,0 +1,342 @@
+"""Topic models as an estimator of scikit-learn (docs/estimator.md)."""
+
+from __future__ import annotations
+
+import contextlib
+import numbers
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+
+from murmurate.errors import MissingExtra, Refusal
+from murmurate.passes import Passes
+from murmurate.strategies import strategy as strategy_by_name
+from murmurate.strategies.interface import Strategy
+from murmurate.workloads.corpus import FRACTIONS, Corpus
+from murmurate.workloads.topic_model import TopicModel
+from murmurate.workloads.topics import Topics
+
+try:
+    from joblib import effective_n_jobs
+    from scipy.sparse import csr_matrix, issparse
+    from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+    from sklearn.utils import check_random_state
+    from sklearn.utils.validation import check_is_fitted, check_non_negative, validate_data
+except ImportError as error:
+    raise MissingExtra("scikit-learn", "topics", "The estimator") from error
+
+__all__ = ["LatentDirichletAllocation"]
+
+T = TypeVar("T")
+
+_KINDS = [np.float64, np.float32, np.int64, np.int32]  # of counts that are taken as they are
+_LIMITS: dict[str, tuple[Any, float, float]] = {
+    "n_components": (numbers.Integral, 1, np.inf),
+    "doc_topic_prior": (numbers.Real, 0, np.inf),
+    "topic_word_prior": (numbers.Real, 0, np.inf),
+    "learning_decay": (numbers.Real, 0, 1),
+    "learning_offset": (numbers.Real, 1, np.inf),
+    "learning_rate": (numbers.Real, 0, 1),
+    "max_iter": (numbers.Integral, 1, np.inf),
+    "batch_size": (numbers.Integral, 1, np.inf),
+    "total_samples": (numbers.Real, 1, np.inf),
+    "perp_tol": (numbers.Real, 0, np.inf),
+    "mean_change_tol": (numbers.Real, 0, np.inf),
+    "max_doc_update_iter": (numbers.Integral, 1, np.inf),
+    "replicas": (numbers.Integral, 1, np.inf),
+}
+_MAY_BE_NONE = ("doc_topic_prior", "topic_word_prior")
+
+
+class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """Latent Dirichlet allocation by stochastic variational inference, on one replica or several.
+
+    Stands in for ``sklearn.decomposition.LatentDirichletAllocation(learning_method="online")``: what has a
+    name there means here what it means there.
+
+    Args:
+        n_components: topics, K.
+        doc_topic_prior, topic_word_prior: of a document's topics and a topic's words; none is 1 / K.
+        learning_method: "online", or "batch": one step to lambda-hat of all documents a pass.
+        learning_decay, learning_offset: the step of update t is (learning_offset + t) ** -learning_decay,
+            t = 1 being the first.
+        max_iter: passes of ``fit``. batch_size: documents of an update, at most.
+        evaluate_every: passes between looks at the perplexity of what ``fit`` was given, which ends once it
+            moves by less than ``perp_tol``; 0 or less never looks.
+        total_samples: documents that those of ``partial_fit`` stand for.
+        mean_change_tol, max_doc_update_iter: when a document's E-step ends.
+        n_jobs: threads of ``transform``, ``score`` and ``perplexity``; who learns in parallel are replicas.
+        verbose: 1 prints passes.
+        random_state: from which one replica always learns the same.
+        strategy: how replicas agree; its name, or one with hyper-parameters of one's own.
+        replicas: processes that learn.
+        init: "documents", "random" or "svi" (see ``TopicModel``).
+        step_rule: "robbins-monro" as above; "average" and "paper" take ``learning_rate`` instead.
+
+    Attributes:
+        components_: lambda, [K, V]. exp_dirichlet_component_: exp(E[log beta]), [K, V].
+        n_batch_iter_: updates, and 1. n_iter_: passes of ``fit``.
+        bound_: perplexity of what ``fit`` was given.
+        doc_topic_prior_, topic_word_prior_, random_state_, n_features_in_, feature_names_in_.
+
+    Differs: documents are shuffled for each pass of ``fit``; mini-batches of a pass are about as large as one
+    another; numbers are float32 while it learns, whatever ``components_`` is.
+    """
+
+    def __init__(
+        self,
+        n_components: int = 10,
+        *,
+        doc_topic_prior: float | None = None,
+        topic_word_prior: float | None = None,
+        learning_method: str = "online",
+        learning_decay: float = 0.7,
+        learning_offset: float = 10.0,
+        max_iter: int = 10,
+        batch_size: int = 128,
+        evaluate_every: int = -1,
+        total_samples: float = 1e6,
+        perp_tol: float = 1e-1,
+        mean_change_tol: float = 1e-3,
+        max_doc_update_iter: int = 100,
+        n_jobs: int | None = None,
+        verbose: int = 0,
+        random_state: Any = None,
+        strategy: str | Strategy = "solo",
+        replicas: int = 1,
+        init: Literal["documents", "random", "svi"] = "documents",
+        step_rule: Literal["robbins-monro", "average", "paper"] = "robbins-monro",
+        learning_rate: float = 0.1,
+    ) -> None:
+        self.n_components = n_components
+        self.doc_topic_prior = doc_topic_prior
+        self.topic_word_prior = topic_word_prior
+        self.learning_method = learning_method
+        self.learning_decay = learning_decay
+        self.learning_offset = learning_offset
+        self.max_iter = max_iter
+        self.batch_size = batch_size
+        self.evaluate_every = evaluate_every
+        self.total_samples = total_samples
+        self.perp_tol = perp_tol
+        self.mean_change_tol = mean_change_tol
+        self.max_doc_update_iter = max_doc_update_iter
+        self.n_jobs = n_jobs
+        self.verbose = verbose
+        self.random_state = random_state
+        self.strategy = strategy
+        self.replicas = replicas
+        self.init = init
+        self.step_rule = step_rule
+        self.learning_rate = learning_rate
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.positive_only = True
+        tags.input_tags.sparse = True
+        tags.input_tags.categorical = True  # whole numbers
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    # -- learning -----------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any = None) -> LatentDirichletAllocation:
+        """Find the topics of the documents X [D, V], counts of words; what was found before is forgotten."""
+        self._check_parameters()
+        corpus, kind = self._counts(X, reset=True)
+        self._begin()
+        every = self.evaluate_every if self.evaluate_every > 0 else self.max_iter
+        if self.verbose:
+            every = 1
+        last: float | None = None
+        matrix: torch.Tensor | None = None
+        while matrix is None or self.n_iter_ < self.max_iter:
+            number = min(every, self.max_iter - self.n_iter_)
+            matrix = self._learn(corpus, len(corpus), matrix, self.n_iter_, number)
+            self.n_iter_ += number
+            now = None
+            if self.evaluate_every > 0 and self.n_iter_ % self.evaluate_every == 0:
+                now = self._topics(matrix).full_bound_perplexity(corpus, prior=self.topic_word_prior_)
+            if self.verbose:
+                said = "" if now is None else f", perplexity: {now:.4f}"
+                print(f"iteration: {self.n_iter_} of max_iter: {self.max_iter}{said}")
+            if now is not None:
+                if last is not None and abs(last - now) < self.perp_tol:
+                    break
+                last = now
+        self.components_ = matrix.T.numpy().astype(kind)
+        self.bound_ = self._perplexity(corpus)
+        return self
+
+    def partial_fit(self, X: Any, y: Any = None) -> LatentDirichletAllocation:
+        """Go on learning, from some of ``total_samples`` documents, once and in their order."""
+        self._check_parameters()
+        first = not hasattr(self, "components_")
+        corpus, kind = self._counts(X, reset=first)
+        if first:
+            self._begin()
+        start = None if first else self._matrix()
+        found = self._learn(corpus, round(self.total_samples), start, self.n_iter_, 1, shuffled=False)
+        self.components_ = found.T.numpy().astype(kind if first else self.components_.dtype)
+        return self
+
+    def _begin(self) -> None:
+        self.random_state_ = check_random_state(self.random_state)
+        self._seed = int(self.random_state_.randint(2**31 - 1))
+        self.n_batch_iter_, self.n_iter_ = 1, 0
+        share = 1.0 / self.n_components
+        self.doc_topic_prior_ = share if self.doc_topic_prior is None else float(self.doc_topic_prior)
+        self.topic_word_prior_ = share if self.topic_word_prior is None else float(self.topic_word_prior)
+
+    def _learn(
+        self,
+        corpus: Corpus,
+        documents: int,
+        start: torch.Tensor | None,
+        first: int,
+        number: int,
+        shuffled: bool = True,
+    ) -> torch.Tensor:
+        """lambda [V, K] after so many passes."""
+        model = self._model(len(corpus))
+        passes = Passes(model, documents, self._seed, first, number, shuffled)
+        with _as_value_errors():
+            found = passes.run(corpus, self._strategy(), self.replicas, start)
+        self.n_batch_iter_ += found.updates
+        return found.matrix
+
+    def _model(self, documents: int) -> TopicModel:
+        batch = self.learning_method == "batch"
+        return TopicModel(
+            topics=self.n_components,
+            batch=documents if batch else self.batch_size,
+            alpha=self.doc_topic_prior_,
+            prior=self.topic_word_prior_,
+            iterations=self.max_doc_update_iter,
+            tolerance=self.mean_change_tol,
+            step_rule=self.step_rule,
+            rate=self.learning_rate,
+            delay=self.learning_offset + self.n_batch_iter_,  # so that it goes on where it was
+            forgetting=0.0 if batch else self.learning_decay,
+            init=self.init,
+            validate_every=0,
+        )
+
+    def _strategy(self) -> Strategy:
+        given = self.strategy
+        return given if isinstance(given, Strategy) else strategy_by_name(given)()
+
+    # -- what was found -----------------------------------------------------------------------------
+
+    @property
+    def exp_dirichlet_component_(self) -> Any:
+        check_is_fitted(self)
+        matrix = torch.from_numpy(self.components_)
+        return torch.exp(torch.digamma(matrix) - torch.digamma(matrix.sum(1, keepdim=True))).numpy()
+
+    @property
+    def _n_features_out(self) -> int:
+        return len(self.components_)
+
+    def transform(self, X: Any, *, normalize: bool = True) -> Any:
+        """[D, K] topics of the documents X [D, V]; rows sum to 1 if they are to."""
+        check_is_fitted(self)
+        corpus, _ = self._counts(X, reset=False)
+        gamma = np.concatenate(self._each(corpus, self._topics(self._matrix()).gammas))
+        if normalize:
+            gamma /= gamma.sum(1, keepdims=True)
+        return gamma.astype(self.components_.dtype)
+
+    def fit_transform(self, X: Any, y: Any = None, *, normalize: bool = True) -> Any:
+        """``fit``, then the topics of the same documents."""
+        return self.fit(X, y).transform(X, normalize=normalize)
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """The evidence lower bound of the documents X [D, V], as if they were all."""
+        check_is_fitted(self)
+        return self._bound(self._counts(X, reset=False)[0])
+
+    def perplexity(self, X: Any, sub_sampling: bool = False) -> float:
+        """exp(-bound / tokens) of the documents X [D, V]; with ``sub_sampling`` they stand for
+        ``total_samples``. Raises ValueError for documents without a word."""
+        check_is_fitted(self)
+        return self._perplexity(self._counts(X, reset=False)[0], sub_sampling)
+
+    def _perplexity(self, corpus: Corpus, sub_sampling: bool = False) -> float:
+        scale = self.total_samples / len(corpus) if sub_sampling else 1.0
+        if not corpus.tokens:
+            raise ValueError("documents without a word have no perplexity")
+        return float(np.exp(-self._bound(corpus, scale) / (scale * corpus.tokens)))
+
+    def _bound(self, corpus: Corpus, scale: float = 1.0) -> float:
+        topics = self._topics(self._matrix())
+        documents = sum(self._each(corpus, topics.document_bound))
+        return scale * documents + topics.topic_bound(self.topic_word_prior_)
+
+    def _each(self, corpus: Corpus, ask: Callable[[Corpus], T]) -> list[T]:
+        """What ``ask`` says of each thread's share of the documents."""
+        jobs = min(effective_n_jobs(self.n_jobs), max(len(corpus), 1))
+        if jobs == 1:
+            return [ask(corpus)]
+        with ThreadPoolExecutor(jobs) as pool:
+            return list(pool.map(ask, map(corpus.select, np.array_split(np.arange(len(corpus)), jobs))))
+
+    def _topics(self, matrix: torch.Tensor) -> Topics:
+        alpha = torch.full((matrix.shape[1],), self.doc_topic_prior_)
+        return Topics(matrix, alpha, self.max_doc_update_iter, self.mean_change_tol)
+
+    def _matrix(self) -> torch.Tensor:
+        """lambda [V, K] float32."""
+        return torch.from_numpy(np.ascontiguousarray(self.components_.T, dtype=np.float32))
+
+    # -- what comes in ------------------------------------------------------------------------------
+
+    def _counts(self, X: Any, *, reset: bool) -> tuple[Corpus, Any]:
+        """X as a corpus, and what kind of numbers results are to have."""
+        X = validate_data(self, X, reset=reset, accept_sparse="csr", dtype=_KINDS)
+        check_non_negative(X, type(self).__name__)
+        rows = X if issparse(X) else csr_matrix(X)
+        if rows.data.dtype.kind == "f" and (rows.data != np.floor(rows.data)).any():
+            worst = rows.data[rows.data != np.floor(rows.data)][0]
+            raise ValueError(f"X has a count of {worst:g}. {FRACTIONS}")
+        with _as_value_errors():
+            corpus = Corpus.from_scipy(rows)
+        return corpus, np.float32 if X.dtype == np.float32 else np.float64
+
+    def _check_parameters(self) -> None:
+        """Raise ValueError or TypeError that names the parameter."""
+        for name, (kind, least, most) in _LIMITS.items():
+            value = getattr(self, name)
+            if value is None and name in _MAY_BE_NONE:
+                continue
+            if not isinstance(value, kind) or isinstance(value, bool):
+                whole = "a whole number" if kind is numbers.Integral else "a number"
+                raise TypeError(f"{name} is {value!r}; give {whole}")
+            if not least <= value <= most or (name in _MAY_BE_NONE and value == 0):
+                raise ValueError(f"{name} is {value}; it lies between {least} and {most}")
+        choices = {
+            "learning_method": ("online", "batch"),
+            "init": ("documents", "random", "svi"),
+            "step_rule": ("robbins-monro", "average", "paper"),
+        }
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(known)}")
+        if self.learning_method == "batch" and self.replicas > 1:
+            raise ValueError(
+                "batch learning has one replica, which sees all documents. Use learning_method='online'."
+            )
+        with _as_value_errors():
+            self._strategy()
+
+
+@contextlib.contextmanager
+def _as_value_errors() -> Iterator[None]:
+    """What the package refuses, as scikit-learn's users expect it."""
+    try:
+        yield
+    except Refusal as refusal:
+        raise ValueError(str(refusal)) from refusal

@@ -1,0 +1,287 @@
+"""The estimator: scikit-learn's checks, its own figures on the same lambda, and what it refuses."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from murmurate.passes import Passes
+from murmurate.strategies.gala import GALA
+from murmurate.workloads.generated import generate
+from murmurate.workloads.topic_model import TopicModel
+
+pytest.importorskip("sklearn", reason="the estimator is for those who have scikit-learn")
+
+import sklearn.decomposition
+from scipy.sparse import csc_matrix, csr_matrix
+from sklearn.base import clone
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.pipeline import make_pipeline
+from sklearn.utils.estimator_checks import check_estimator
+
+from murmurate.sklearn import LatentDirichletAllocation
+
+K, WORDS, DOCUMENTS = 5, 120, 400
+PRIORS = {"n_components": K, "doc_topic_prior": 0.2, "topic_word_prior": 0.1, "random_state": 3}
+
+
+@functools.lru_cache
+def counts():
+    drawn = generate(
+        documents=DOCUMENTS,
+        vocabulary=WORDS,
+        topics=K,
+        mean_length=60,
+        seed=4,
+        topic_mass=8.0,
+        alpha_mass=1.0,
+    )
+    return drawn.corpus.as_scipy().astype(np.float64)
+
+
+def fitted(**more):
+    return LatentDirichletAllocation(**PRIORS, **{"max_iter": 3, "batch_size": 50} | more).fit(counts())
+
+
+def theirs(mine, **more):
+    """scikit-learn's model with the same lambda and settings."""
+    model = sklearn.decomposition.LatentDirichletAllocation(
+        **PRIORS, max_iter=1, learning_method="online", **more
+    ).fit(counts()[:20])
+    model.components_ = mine.components_.copy()
+    model.exp_dirichlet_component_ = mine.exp_dirichlet_component_
+    model.n_batch_iter_ = mine.n_batch_iter_
+    return model
+
+
+def test_it_is_an_estimator():
+    """No check is expected to fail: with the tags of whole, non-negative numbers all can be passed."""
+    results = check_estimator(
+        LatentDirichletAllocation(batch_size=10, max_iter=5), on_fail=None, on_skip=None
+    )
+    wrong = {r["check_name"]: r["exception"] for r in results if r["status"] not in ("passed", "skipped")}
+    assert not wrong
+    assert sum(r["status"] == "passed" for r in results) > 40
+
+
+def test_perplexity_score_and_transform_are_scikit_learns_on_the_same_lambda():
+    mine = fitted(total_samples=5000)
+    other = theirs(mine, total_samples=5000)
+    x = counts()[300:]
+    assert mine.perplexity(x) == pytest.approx(other.perplexity(x), rel=1e-3)
+    assert mine.score(x) == pytest.approx(other.score(x), rel=1e-3)
+    sampled = mine.perplexity(x, sub_sampling=True)
+    assert sampled == pytest.approx(other.perplexity(x, sub_sampling=True), rel=1e-3)
+    assert sampled < 0.99 * mine.perplexity(x)  # the topics' own terms weigh less beside more documents
+    np.testing.assert_allclose(mine.transform(x), other.transform(x), atol=5e-3)
+    raw = mine.transform(x, normalize=False)
+    np.testing.assert_allclose(raw.sum(1), K * 0.2 + np.asarray(x.sum(1)).ravel(), rtol=1e-4)
+
+
+def test_a_step_is_scikit_learns():
+    """From the same lambda, on the same documents; its E-step begins elsewhere and ends at the same place."""
+    exact = {"max_doc_update_iter": 1000, "mean_change_tol": 1e-6, "batch_size": 100, "total_samples": 800}
+    mine = fitted(**exact, max_iter=1)
+    other = theirs(mine, **{k: v for k, v in exact.items() if k != "max_iter"})
+    before = mine.components_.copy()
+    mine.partial_fit(counts()[:100])
+    other.partial_fit(counts()[:100])
+    assert np.abs(mine.components_ - before).max() > 1.0
+    np.testing.assert_allclose(mine.components_, other.components_, rtol=1e-3, atol=1e-2)
+    assert mine.n_batch_iter_ == other.n_batch_iter_
+
+
+def test_batch_learning_steps_to_lambda_hat_of_all_documents():
+    exact = {"max_doc_update_iter": 1000, "mean_change_tol": 1e-6}
+    mine = fitted(learning_method="batch", max_iter=3, **exact)
+    assert mine.n_batch_iter_ == 4
+    _, statistics = theirs(fitted(learning_method="batch", max_iter=2, **exact), **exact)._e_step(
+        counts(), cal_sstats=True, random_init=False
+    )
+    np.testing.assert_allclose(mine.components_, 0.1 + statistics, rtol=1e-3, atol=1e-2)
+
+
+def test_it_finds_what_scikit_learn_finds():
+    mine = fitted(max_iter=5, max_doc_update_iter=20)
+    other = sklearn.decomposition.LatentDirichletAllocation(
+        **PRIORS, max_iter=5, batch_size=50, max_doc_update_iter=20, learning_method="online"
+    ).fit(counts())
+    assert mine.bound_ == pytest.approx(mine.perplexity(counts()), rel=1e-9)
+    assert mine.bound_ < 1.02 * other.bound_
+    assert mine.n_iter_ == 5
+
+
+# -- what is drawn, and going on --------------------------------------------------------------------------
+
+
+def test_the_same_seed_learns_the_same():
+    one, same, other = fitted(), fitted(), clone(fitted()).set_params(random_state=4).fit(counts())
+    np.testing.assert_array_equal(one.components_, same.components_)
+    assert np.abs(one.components_ - other.components_).max() > 1.0
+    theirs = LatentDirichletAllocation(**PRIORS | {"random_state": np.random.RandomState(3)}, max_iter=3)
+    theirs.set_params(batch_size=50).fit(counts())
+    np.testing.assert_array_equal(one.components_, theirs.components_)
+
+
+def test_partial_fit_goes_on_where_it_was():
+    settings = {"batch_size": 40, "total_samples": DOCUMENTS}
+    whole = LatentDirichletAllocation(**PRIORS, **settings)
+    whole.partial_fit(counts()[:40])
+    parts = pickle.loads(pickle.dumps(whole))
+    whole.partial_fit(counts()[40:])
+    for first in range(40, DOCUMENTS, 40):
+        parts = pickle.loads(pickle.dumps(parts)).partial_fit(counts()[first : first + 40])
+    assert parts.n_batch_iter_ == whole.n_batch_iter_ == 11
+    np.testing.assert_allclose(parts.components_, whole.components_, rtol=1e-3, atol=1e-2)
+    assert parts.perplexity(counts()) < 1.1 * fitted(max_iter=1, batch_size=40).perplexity(counts())
+
+
+def test_it_ends_when_the_perplexity_stands_still(capsys):
+    still = fitted(evaluate_every=2, perp_tol=1e9, max_iter=9, verbose=1)
+    assert still.n_iter_ == 4
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == 4
+    assert told[3].startswith("iteration: 4 of max_iter: 9, perplexity: ")
+    assert float(told[3].split()[-1]) == pytest.approx(still.bound_, rel=1e-3)
+    assert fitted(evaluate_every=1, perp_tol=0.0, max_iter=3).n_iter_ == 3
+
+
+def test_all_that_says_the_same_learns_the_same():
+    whole = counts()
+    row, column = whole.nonzero()
+    twice = csr_matrix(  # each count as two entries of one place
+        (
+            np.r_[whole.data - 1, np.ones(whole.nnz)],
+            (np.r_[row, row], np.r_[column, column]),
+        ),
+        shape=whole.shape,
+    )
+    wanted = fitted().components_
+    for x in (whole.toarray(), whole.astype(np.int32), csc_matrix(whole), twice, whole.astype(np.float32)):
+        found = LatentDirichletAllocation(**PRIORS, max_iter=3, batch_size=50).fit(x)
+        assert found.components_.dtype == (np.float32 if x.dtype == np.float32 else np.float64)
+        np.testing.assert_array_equal(found.components_.astype(np.float64), wanted)
+
+
+def test_threads_say_the_same():
+    one = fitted()
+    more = pickle.loads(pickle.dumps(one)).set_params(n_jobs=3)
+    np.testing.assert_array_equal(one.transform(counts()), more.transform(counts()))
+    assert one.score(counts()) == pytest.approx(more.score(counts()), rel=1e-12)
+
+
+def test_a_pipeline_over_text_has_named_topics():
+    text = ["ships sail the sea", "the sea and the ships", "dogs bark at cats", "cats flee dogs"] * 5
+    pipe = make_pipeline(CountVectorizer(), LatentDirichletAllocation(2, random_state=0)).fit(text)
+    names = ["latentdirichletallocation0", "latentdirichletallocation1"]
+    assert list(pipe.get_feature_names_out()) == names
+    topics = pipe.transform(["sea ships", "cats dogs"])
+    assert topics.argmax(1).tolist() in ([0, 1], [1, 0])
+
+
+# -- replicas ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("strategy", "replicas"), [("hogwild", 2), ("all-reduce", 2), (GALA(), 2), ("dpsgd", 2), ("dpsgd", 1)]
+)
+def test_replicas_on_real_processes_find_topics_together(strategy, replicas):
+    alone = fitted(max_iter=4, batch_size=25)
+    found = fitted(max_iter=4, batch_size=25, strategy=strategy, replicas=replicas)
+    assert found.bound_ < 1.15 * alone.bound_
+    assert found.n_batch_iter_ > 4 * DOCUMENTS / 25 / replicas
+    later = pickle.loads(pickle.dumps(found)).set_params(total_samples=DOCUMENTS).partial_fit(counts())
+    assert later.n_batch_iter_ > found.n_batch_iter_
+    assert later.perplexity(counts()) < 1.15 * alone.bound_
+
+
+def test_all_reduce_learns_the_same_twice():
+    found = [fitted(strategy="all-reduce", replicas=2).components_ for _ in range(2)]
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+@pytest.mark.parametrize(
+    ("total", "batch", "replicas"), [(10, 3, 1), (10, 3, 2), (7, 2, 3), (1, 4, 3), (3, 1, 2)]
+)
+def test_replicas_divide_each_pass(total, batch, replicas, shuffled):
+    passes = Passes(TopicModel(batch=batch), total, 0, first=1, number=2, shuffled=shuffled)
+    parts = [list(passes.parts(total, rank, replicas)) for rank in range(replicas)]
+    (count,) = {len(own) for own in parts}
+    assert count == 2 * -(-total // (batch * replicas))
+    for number in range(2):
+        now = [p for own in parts for p in own[number * count // 2 : (number + 1) * count // 2]]
+        assert all(1 <= len(part) <= batch for part in now)
+        seen = np.concatenate(now)
+        assert set(seen) == set(range(total))
+        assert len(seen) == total or total < batch * replicas or batch == 1
+    assert shuffled or (np.diff(np.concatenate(parts[0])) > 0).sum() >= len(np.concatenate(parts[0])) - 2
+
+
+# -- refusals ---------------------------------------------------------------------------------------------
+
+BAD = {
+    "fractions": (np.full((3, 4), 0.5), r"count of 0\.5.*counts"),
+    "negative": (-np.ones((3, 4)), "Negative values"),
+    "not a number": (np.full((3, 4), np.nan), "NaN"),
+    "no document": (np.ones((0, 4)), "0 sample"),
+    "too large": (np.full((3, 4), 2.0**40), "Leave that word out"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+@pytest.mark.parametrize("verb", ["fit", "partial_fit"])
+def test_what_is_no_count_is_refused(what, verb):
+    x, words = BAD[what]
+    with pytest.raises(ValueError, match=words):
+        getattr(LatentDirichletAllocation(2), verb)(x)
+    with pytest.raises(ValueError, match=words):
+        getattr(LatentDirichletAllocation(2), verb)(csr_matrix(x))
+
+
+@pytest.mark.parametrize("verb", ["transform", "perplexity", "score", "partial_fit"])
+def test_another_number_of_words_is_refused(verb):
+    with pytest.raises(ValueError, match="features"):
+        getattr(fitted(), verb)(np.ones((2, WORDS + 1)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ({"n_components": 0}, ValueError, "n_components is 0"),
+        ({"n_components": 2.5}, TypeError, "n_components is 2.5; give a whole number"),
+        ({"doc_topic_prior": 0.0}, ValueError, "doc_topic_prior"),
+        ({"learning_decay": 2}, ValueError, "learning_decay is 2"),
+        ({"learning_method": "gibbs"}, ValueError, "it is one of online, batch"),
+        ({"init": "zeros"}, ValueError, "init"),
+        ({"strategy": "gosip"}, ValueError, "There is no strategy called 'gosip'"),
+        ({"replicas": 2}, ValueError, "solo trains one replica"),
+        ({"replicas": 2, "strategy": "gala", "learning_method": "batch"}, ValueError, "online"),
+        ({"step_rule": "average", "learning_rate": 1}, ValueError, "rate is 1"),
+    ],
+)
+def test_parameters_that_make_no_sense_are_refused(settings, error, words):
+    with pytest.raises(error, match=words):
+        LatentDirichletAllocation(**settings).fit(counts())
+
+
+def test_documents_without_a_word():
+    mine = fitted()
+    with pytest.raises(ValueError, match="without a word"):
+        mine.perplexity(np.zeros((2, WORDS)))
+    np.testing.assert_allclose(mine.transform(np.zeros((2, WORDS))), 1 / K)
+
+
+def test_without_scikit_learn_the_extra_is_named():
+    script = "import sys; sys.modules['sklearn'] = None\nimport murmurate.passes, murmurate.sklearn"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, env=os.environ
+    )
+    assert "MissingExtra: The estimator needs the package scikit-learn" in done.stderr
+    assert "pip install 'murmurate[topics]'" in done.stderr
