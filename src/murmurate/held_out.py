@@ -11,7 +11,7 @@ from murmurate.errors import Refusal
 from murmurate.loading import load_agent
 from murmurate.run_spec import Run
 from murmurate.workloads.corpus import Corpus
-from murmurate.workloads.topic_model import TopicLearner
+from murmurate.workloads.topic_model import LatentTopics
 from murmurate.workloads.topics import Topics
 
 _COHERENCE_DOCUMENTS = 20_000
@@ -31,9 +31,9 @@ def found(run: Run, where: Path) -> Found:
     if not isinstance(run.world, CorpusWorld):
         raise Refusal(f"{run.recipe} is no topic model: topics are found by murmurate topics fit.")
     learner = load_agent(run, where)
-    if not isinstance(learner, TopicLearner):
+    if not isinstance(learner.model, LatentTopics):
         raise Refusal(f"{run.recipe} has no topics.")
-    return Found(learner.found(), learner.prior, run.world)
+    return Found(learner.found(), learner.model.prior, run.world)
 
 
 def held_out(run: Run, where: Path) -> dict[str, Any]:

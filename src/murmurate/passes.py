@@ -20,8 +20,10 @@ from murmurate.own_loop import OwnLoop
 from murmurate.spec import Batch, EnvSpec, derive_seed
 from murmurate.strategies.interface import Strategy
 from murmurate.vector import Replica
+from murmurate.workloads.conjugate import ConjugateLearner
 from murmurate.workloads.corpus import Corpus
-from murmurate.workloads.topic_model import TopicLearner, TopicModel
+from murmurate.workloads.topic_model import TopicModel
+from murmurate.workloads.topics import Topics
 
 _ENDING_SECONDS = 60.0  # that replicas wait for one another at the end, so that all that was learned counts
 _ARRAYS = ("starts", "words", "counts")
@@ -65,7 +67,7 @@ class Passes:
                 own = np.resize(own if len(own) else order, updates)
             yield from np.array_split(own, updates)
 
-    def learner(self, replicate: Any, corpus: Corpus, start: Tensor | None) -> TopicLearner:
+    def learner(self, replicate: Any, corpus: Corpus, start: Tensor | None) -> ConjugateLearner[Topics]:
         spec = EnvSpec("corpus", (corpus.vocabulary_size,), torch.int32, 0, documents=self.documents)
         cpu = torch.device("cpu")
         return self.model.build(spec, replicate, seed=self.seed, device=cpu, corpus=corpus, start=start)
@@ -112,5 +114,5 @@ def _part(
         it.learn(Batch(corpus.select(part)))
     updates = it.replica.steps_taken()
     loop.finish(_ENDING_SECONDS)
-    matrix = loop.agreed(it.replica.name)["topics"][:-1, : passes.model.topics]
-    return ((it.prior + matrix).numpy(), updates) if loop.is_main else None
+    matrix = it.model.found(loop.agreed(it.replica.name)["topics"]).matrix
+    return (matrix.numpy(), updates) if loop.is_main else None

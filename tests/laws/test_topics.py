@@ -56,18 +56,18 @@ def batches(rank=0, size=1, count=12):
 
 def matrix(it):
     """lambda [V, K], float64."""
-    return it.prior + it.replica.values().detach().double().view(WORDS + 1, -1)[:-1, :K]
+    return it.model.prior + it.replica.values().detach().double().view(WORDS + 1, -1)[:-1, :K]
 
 
 def lambda_hat(it, documents):
     """zeta + n / G sum E[t] (Mohamad et al., equation 52) at the learner's present lambda."""
-    now = torch.zeros(WORDS, it.width)
+    now = torch.zeros(WORDS, it.model.width)
     now[:, :K] = matrix(it).float()
     beta = expected_topics(now, torch.arange(WORDS), now.double().sum(0), topics=K, prior=0.0)
     times = torch.from_numpy(documents.counts.astype(np.float32))
     batch = Documents(torch.from_numpy(documents.starts), torch.from_numpy(documents.words), times)
-    folded = fold_in(batch, beta, it.alpha, topics=K, iterations=MODEL.iterations)
-    return it.prior + DOCUMENTS / len(documents) * folded.statistics[:, :K].double()
+    folded = fold_in(batch, beta, it.model.alpha, topics=K, iterations=MODEL.iterations)
+    return it.model.prior + DOCUMENTS / len(documents) * folded.statistics[:, :K].double()
 
 
 def test_inference_is_equation_50():

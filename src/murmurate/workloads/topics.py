@@ -111,13 +111,17 @@ class Topics:
 
     def document_bound(self, corpus: Corpus) -> float:
         """The documents' terms of the evidence lower bound."""
+        return float(self.document_bounds(corpus).sum())
+
+    def document_bounds(self, corpus: Corpus) -> Tensor:
+        """[D] float64: of each document."""
         alpha = torch.ones(width_for(self.count))
         alpha[: self.count] = self.alpha
-        parts = (
-            document_bound(documents, beta, alpha, folded.gamma, topics=self.count).sum()
+        parts = [
+            document_bound(documents, beta, alpha, folded.gamma, topics=self.count)
             for documents, folded, beta in self._fold(corpus)
-        )
-        return float(sum(parts, torch.zeros((), dtype=torch.float64)))
+        ]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
     def topic_bound(self, prior: float) -> float:
         """The topics' own: E[log p(beta | prior) - log q(beta | lambda)]."""
