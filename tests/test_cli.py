@@ -295,7 +295,7 @@ def _surface() -> dict[str, Any]:
     verbs = dict(next(a for a in _parser()._actions if a.dest == "verb").choices or {})
     inner = next(a for a in verbs["topics"]._actions if a.dest == "inner").choices or {}
     verbs |= {f"topics {name}": parser for name, parser in dict(inner).items()}
-    frozen = ("cartpole-gala", "pong-gala", "cartpole-a2c", "pong-a2c", "corpus-lda")
+    frozen = ("cartpole-gala", "pong-gala", "cartpole-a2c", "pong-a2c", "corpus-lda", "table-gmm")
     runs = {name: recipe(name) for name in frozen}
     cartpole = recipe("cartpole-gala")
     return {

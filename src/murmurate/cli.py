@@ -227,6 +227,11 @@ def told(finish: Any, folder: Path) -> int:
             f"{summary['env_steps']:,} documents in {summary['wall_seconds']:.0f} s. "
             f"Perplexity of {summary['test_documents']:,} test documents: {summary['perplexity']:,.0f}"
         )
+    if summary.get("log_likelihood") is not None:
+        print(
+            f"{summary['env_steps']:,} rows in {summary['wall_seconds']:.0f} s. "
+            f"Log-likelihood of {summary['test_rows']:,} test rows: {summary['log_likelihood']:.3f} nats each"
+        )
     if len(summary["dead_replicas"]) < summary["replicas"]:
         for rank in summary["dead_replicas"]:
             print(f"replica {rank} died on the way; the others went on")

@@ -1,4 +1,4 @@
-"""What a run's topics say of documents that it never saw."""
+"""What was learned of a corpus or a table, as told by documents or rows that were kept back."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.collect.documents import CorpusWorld
+from murmurate.collect.tables import TableWorld
 from murmurate.errors import Refusal
 from murmurate.loading import load_agent
 from murmurate.run_spec import Run
+from murmurate.workloads.conjugate import ConjugateLearner
 from murmurate.workloads.corpus import Corpus
+from murmurate.workloads.mixture import Mixture
 from murmurate.workloads.topic_model import LatentTopics
 from murmurate.workloads.topics import Topics
 
@@ -37,7 +40,27 @@ def found(run: Run, where: Path) -> Found:
 
 
 def held_out(run: Run, where: Path) -> dict[str, Any]:
-    """Perplexity of the test documents (fields: ``docs/metrics.md``); None where there are none."""
+    """How well the test documents, or rows, are foretold (fields: ``docs/metrics.md``); None without any."""
+    return _rows(run, where, run.world) if isinstance(run.world, TableWorld) else _documents(run, where)
+
+
+def _rows(run: Run, where: Path, world: TableWorld) -> dict[str, Any]:
+    learner: ConjugateLearner[Mixture] = load_agent(run, where)
+    mixture, (_, _, test) = learner.found(), world.divided()
+    facts: dict[str, Any] = {
+        "test_rows": len(test),
+        "log_likelihood": None,
+        "bound_per_row": None,
+        "weights": sorted(mixture.weights.tolist(), reverse=True),
+    }
+    if len(test):
+        rows = test.select(range(len(test)))
+        facts["log_likelihood"] = float(mixture.log_likelihood(rows).mean())
+        facts["bound_per_row"] = learner.elbo(rows) / learner.examples
+    return facts
+
+
+def _documents(run: Run, where: Path) -> dict[str, Any]:
     it = found(run, where)
     train, _, test = it.world.divided()
     documents = test.select(range(len(test)))

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 
 from murmurate import checkpoint
-from murmurate.collect.documents import CorpusWorld
 from murmurate.collect.evaluate import record_game
+from murmurate.collect.interface import ExampleWorld
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.folder import read_run
 from murmurate.loading import load_agent
@@ -76,8 +76,8 @@ def write_video(run: Run, where: Path, target: Path, seed: int | None = None) ->
 
 def film(run: Run, where: Path, seed: int | None = None) -> Frames:
     """Frames [n, H, W, 3] of one greedy game on a seed training never saw."""
-    if isinstance(run.world, CorpusWorld):
-        raise Refusal("a corpus has no pictures. Use murmurate topics show.")
+    if isinstance(run.world, ExampleWorld):
+        raise Refusal(f"{run.recipe} has no pictures: it learns from {run.unit}.")
     agent = load_agent(run, where)
     chosen = derive_seed(run.seed, "film") if seed is None else seed
     torch.set_num_threads(run.placement.threads)

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from murmurate.agents.interface import AgentConfig, OnPolicy, Workload
 from murmurate.collect.acted import Acted, Cast
-from murmurate.collect.documents import CorpusWorld, DocumentSource
+from murmurate.collect.documents import DocumentSource
 from murmurate.collect.drawing import Drawing
-from murmurate.collect.interface import Simulators, Source, World, spec_of
+from murmurate.collect.interface import ExampleWorld, Simulators, Source, World, spec_of
 from murmurate.collect.replayed import Replayed
 from murmurate.collect.rollouts import Rollouts, open_groups
 from murmurate.errors import Refusal
@@ -49,7 +49,7 @@ class Run:
     """
 
     recipe: str
-    world: World | CorpusWorld
+    world: World | ExampleWorld
     agent: AgentConfig | Workload
     strategy: Strategy
     replicas: int = 1
@@ -104,12 +104,13 @@ class Run:
 
     def _validate_diet(self) -> None:
         diet = self.agent.learns_from
-        if isinstance(self.world, CorpusWorld) != isinstance(diet, Examples):
+        holds = self.world.holds if isinstance(self.world, ExampleWorld) else None
+        if holds != (diet.of if isinstance(diet, Examples) else None):
             raise Refusal(f"{self.agent.name} cannot learn from the world '{self.world.name}'.")
         if isinstance(diet, Examples):
             if self.actors or self.replay is not None or self.stop_at_return is not None:
                 raise Refusal(
-                    f"{self.agent.name} learns from documents: there are no actors, no replay, no returns."
+                    f"{self.agent.name} learns from {diet.of}: there are no actors, no replay, no returns."
                 )
             self.strategy.check_shrinking(diet.shrinks, self.replicas)
             return
@@ -166,7 +167,8 @@ class Run:
     @property
     def unit(self) -> str:
         """What ``env_steps`` counts."""
-        return "documents" if isinstance(self.agent.learns_from, Examples) else "env steps"
+        diet = self.agent.learns_from
+        return diet.of if isinstance(diet, Examples) else "env steps"
 
     def spec(self, groups: list[Simulators]) -> EnvSpec:
         """Of what was opened, or of the corpus."""
@@ -177,8 +179,8 @@ class Run:
         planned = self.planned_updates()
         if planned is not None and self.strategy.counts_all:
             planned *= self.replicas
-        more = {}
-        if isinstance(self.world, CorpusWorld):
+        more: dict[str, Any] = {}
+        if isinstance(self.world, ExampleWorld):
             train, validation, _ = self.world.divided()
             more = {"corpus": train, "validation": validation if rank == 0 else None}
         return self.agent.build(
@@ -197,7 +199,7 @@ class Run:
 
     def source(self, rank: int, learner: Any, groups: list[Simulators]) -> Source:
         """Where one replica's batches come from."""
-        if isinstance(self.world, CorpusWorld):
+        if isinstance(self.world, ExampleWorld):
             return self._documents(rank, self.world)
         diet, seed = self.agent.learns_from, derive_seed(self.seed, "source", rank)
         device = self.placement.device(rank)
@@ -237,7 +239,7 @@ class Run:
             seat=lambda low: learner.seat(rank * self.simulators + low, self.replicas * self.simulators),
         )
 
-    def _documents(self, rank: int, world: CorpusWorld) -> DocumentSource:
+    def _documents(self, rank: int, world: ExampleWorld) -> DocumentSource:
         diet = self.agent.learns_from
         if not isinstance(diet, Examples):
             raise ValueError("who learns from documents says so")
@@ -264,7 +266,7 @@ class Run:
 
     def open_simulators(self) -> list[Simulators]:
         """What a learner plays itself; one, for its spec, where actors do."""
-        if isinstance(self.world, CorpusWorld):
+        if isinstance(self.world, ExampleWorld):
             return []
         own = 1 if self.actors else self.simulators
         return open_groups(self.world, own, training=True, double_buffer=self.double_buffer)

@@ -12,8 +12,7 @@ import torch
 
 from murmurate import checkpoint
 from murmurate.agents.interface import Learner
-from murmurate.collect.documents import CorpusWorld
-from murmurate.collect.interface import spec_of
+from murmurate.collect.interface import ExampleWorld, spec_of
 from murmurate.coordinator import Coordinator, SecondInterrupt, all_is_saved
 from murmurate.errors import MissingExtra, Refusal, RunFailed
 from murmurate.fabric.arena import refuse_if_small
@@ -316,6 +315,6 @@ def picture(folder: Path) -> None:
     """A strip of pictures of one game for the report, where the world can be drawn here."""
     where = folder / "checkpoints" / "last"
     run = read_run(folder, recipe)
-    if checkpoint.damage(where) is None and not isinstance(run.world, CorpusWorld):
+    if checkpoint.damage(where) is None and not isinstance(run.world, ExampleWorld):
         with contextlib.suppress(MissingExtra):
             write_strip(film(run, where), folder / "videos" / "frames.png")

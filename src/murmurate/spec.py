@@ -82,10 +82,12 @@ class Trajectory:
 class Examples(NamedTuple):
     """What a workload learns from: mini-batches of ``batch`` of a fixed set of examples. Nobody acts.
 
-    shrinks: the share of its parameters that an update takes away at most, where these must stay above 0.
+    of: what they are, "documents" or "rows". shrinks: the share of its parameters that an update takes away
+    at most, where these must stay above 0.
     """
 
     batch: int
+    of: str = "documents"
     shrinks: float = 0.0
 
 

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from murmurate import checkpoint
-from murmurate.collect.documents import CorpusWorld
 from murmurate.collect.evaluate import EvalResult, evaluate
-from murmurate.collect.interface import spec_of
+from murmurate.collect.interface import ExampleWorld, spec_of
 from murmurate.coordinator import Coordinator
 from murmurate.errors import Refusal
 from murmurate.folder import write_json
@@ -28,8 +27,9 @@ def play(run: Run, folder: Path, episodes: int, seed: int | None = None) -> Eval
 
     Raises Refusal where there is nothing to play.
     """
-    if isinstance(run.world, CorpusWorld):
-        raise Refusal("documents are not played. Use murmurate topics evaluate.")
+    if isinstance(run.world, ExampleWorld):
+        further = "Use murmurate topics evaluate." if run.unit == "documents" else "See summary.json."
+        raise Refusal(f"{run.unit} are not played. {further}")
     agent = load_agent(run, folder)
     where = derive_seed(run.seed, "evaluation games") if seed is None else seed
     return evaluate(run.world, agent, episodes, where)
@@ -102,7 +102,7 @@ def _from_checkpoint(run: Run, last: Path, best: Path, games: bool) -> dict[str,
     states = [checkpoint.read_part(last, rank) for rank in ranks]
     played: dict[str, Any] = {}
     if games:
-        played = held_out(run, last) if isinstance(run.world, CorpusWorld) else _games(run, last, best)
+        played = held_out(run, last) if isinstance(run.world, ExampleWorld) else _games(run, last, best)
     return {
         **nothing,
         **played,

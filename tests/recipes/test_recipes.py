@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from murmurate import checkpoint
@@ -20,7 +21,7 @@ from murmurate.workloads.reading import write
 
 def test_every_recipe_resolves_and_its_run_stands() -> None:
     names = recipe_names()
-    assert len(names) == len(world_names()) * (len(algorithms()) - 1) + 1  # topics are found in corpora
+    assert len(names) == len(world_names()) * (len(algorithms()) - 2) + 2  # of a corpus, and of a table
     assert len(names) > 200, "over a hundred ALE games, with each algorithm"
     for name in names:
         run = recipe(name)
@@ -60,7 +61,7 @@ def test_names_that_are_no_recipe_are_refused(name: str) -> None:
 @pytest.mark.parametrize("algorithm", sorted(algorithms()))
 def test_every_strategy_carries_every_recipe(algorithm: str, strategy: str, tmp_path: Path) -> None:
     run = dataclasses.replace(
-        recipe(f"{'corpus' if algorithm == 'lda' else 'cartpole'}-{algorithm}"),
+        recipe(f"{ {'lda': 'corpus', 'gmm': 'table'}.get(algorithm, 'cartpole') }-{algorithm}"),
         strategy=strategies()[strategy](),
         replicas=1 if strategy == "solo" else 2,
     )
@@ -69,6 +70,9 @@ def test_every_strategy_carries_every_recipe(algorithm: str, strategy: str, tmp_
         corpus = tmp_path / "docword.small.txt"
         write(generate(documents=40, vocabulary=30, topics=2, mean_length=9, seed=0).corpus, corpus, "uci")
         short += f" --world.path {corpus} --agent.topics 3 --agent.batch 4"
+    if algorithm == "gmm":
+        np.save(tmp_path / "table.npy", np.random.default_rng(0).normal(size=(60, 2)))
+        short += f" --world.path {tmp_path / 'table.npy'} --agent.components 3 --agent.batch 4"
     if run.replay is not None:
         short += (
             " --replay.learning-starts 50 --actors 0"  # actors are processes: tests/collect/test_acted.py

@@ -25,8 +25,10 @@ from murmurate.run_spec import Run
 from murmurate.spec import EnvSpec, Examples
 from murmurate.strategies import strategy
 from murmurate.vector import Replica
+from murmurate.workloads.conjugate import ConjugateLearner
 from murmurate.workloads.corpus import Corpus
-from murmurate.workloads.topic_model import TopicLearner, TopicModel
+from murmurate.workloads.topic_model import TopicModel
+from murmurate.workloads.topics import Topics
 
 
 def run_for(options: dict[str, Any]) -> Run:
@@ -51,25 +53,27 @@ def prepare(rows: Rows, options: dict[str, Any]) -> Fit:
     return functools.partial(_alone if run.members == 1 else _together, run, documents)
 
 
-def _learner(run: Run, documents: Chosen, replicate: Any) -> TopicLearner:
+def _learner(run: Run, documents: Chosen[Corpus], replicate: Any) -> ConjugateLearner[Topics]:
     if not isinstance(run.agent, TopicModel):
         raise ValueError("corpus-lda has a topic model")
-    spec = EnvSpec("corpus", (documents.corpus.vocabulary_size,), torch.int32, 0, documents=len(documents))
+    words = documents.select(np.arange(0)).vocabulary_size
+    spec = EnvSpec("corpus", (words,), torch.int32, 0, documents=len(documents))
     return run.agent.build(spec, replicate, seed=run.seed, device=torch.device("cpu"), corpus=documents)
 
 
-def _source(run: Run, documents: Chosen, rank: int) -> DocumentSource:
+def _source(run: Run, documents: Chosen[Corpus], rank: int) -> DocumentSource:
     diet = run.agent.learns_from
     if not isinstance(diet, Examples):
         raise ValueError("a topic model learns from documents")
     return DocumentSource(documents, diet.batch, seed=run.seed, rank=rank, replicas=run.replicas)
 
 
-def _matrix(learner: TopicLearner) -> np.ndarray:
-    return learner.found().matrix.numpy()
+def _matrix(learner: ConjugateLearner[Topics]) -> np.ndarray:
+    matrix: np.ndarray = learner.found().matrix.numpy()
+    return matrix
 
 
-def _alone(run: Run, documents: Chosen, watch: Watch) -> None:
+def _alone(run: Run, documents: Chosen[Corpus], watch: Watch) -> None:
     learner = _learner(run, documents, Replica)
     seen = 0
     for batch in _source(run, documents, 0):
@@ -78,7 +82,7 @@ def _alone(run: Run, documents: Chosen, watch: Watch) -> None:
         watch(seen, functools.partial(_matrix, learner))
 
 
-def _together(run: Run, documents: Chosen, watch: Watch) -> None:
+def _together(run: Run, documents: Chosen[Corpus], watch: Watch) -> None:
     """Ends by the last mark's Enough, as all do. What is looked at is the centre's, or the first's."""
     seen, shown = [0] * run.members, {}
 

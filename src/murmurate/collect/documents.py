@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -15,8 +15,11 @@ from numpy.typing import NDArray
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Fabric
 from murmurate.spec import Batch, EnvSpec, derive_seed
+from murmurate.workloads.conjugate import Library
 from murmurate.workloads.corpus import Corpus
 from murmurate.workloads.reading import read
+
+E = TypeVar("E")
 
 
 @dataclass(frozen=True)
@@ -40,28 +43,20 @@ class CorpusWorld:
     cache: str | None = None
 
     name: ClassVar[str] = "corpus"
+    holds: ClassVar[str] = "documents"
 
     def whole(self) -> Corpus:
         """All documents. Raises Refusal for a corpus that cannot be read."""
         return _read(self)
 
-    def divided(self) -> tuple[Chosen, Chosen, Chosen]:
+    def divided(self) -> tuple[Chosen[Corpus], Chosen[Corpus], Chosen[Corpus]]:
         """The documents (to learn from, to validate with, to test with)."""
         corpus = self.whole()
-        count = len(corpus)
-        kept = []
-        for what, share in (("validation", self.validation), ("test", self.test)):
-            if share < 0 or (share >= 1 and share != int(share)):
-                raise Refusal(f"world.{what} is {share}; give a number of documents, or a share below 1.")
-            kept.append(int(share) if share >= 1 else round(share * count))
-        if count - sum(kept) < 1:
-            raise Refusal(
-                f"{self.path} has {count:,} documents and {sum(kept):,} of them are kept back: nothing is "
-                "left to learn from. Use a smaller --world.validation and --world.test."
-            )
-        order = np.random.default_rng(derive_seed(self.split_seed, "split")).permutation(count)
-        validation, test, train = np.split(order, np.cumsum(kept))
-        return Chosen(corpus, train), Chosen(corpus, validation), Chosen(corpus, test)
+        parts = divide(
+            len(corpus), self.validation, self.test, self.split_seed, what=f"{self.path} has", of=self.holds
+        )
+        train, validation, test = (Chosen(corpus, part) for part in parts)
+        return train, validation, test
 
     @property
     def spec(self) -> EnvSpec:
@@ -70,17 +65,37 @@ class CorpusWorld:
         return EnvSpec("corpus", (self.whole().vocabulary_size,), torch.int32, 0, documents=len(train))
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """Some documents of a corpus, which are not copied before they are asked for."""
+def divide(
+    count: int, validation: float, test: float, split_seed: int, *, what: str, of: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Numbers of the examples (to learn from, to validate with, to test with). Raises Refusal if none of the
+    first are left."""
+    kept = []
+    for name, share in (("validation", validation), ("test", test)):
+        if share < 0 or (share >= 1 and share != int(share)):
+            raise Refusal(f"world.{name} is {share}; give a number of {of}, or a share below 1.")
+        kept.append(int(share) if share >= 1 else round(share * count))
+    if count - sum(kept) < 1:
+        raise Refusal(
+            f"{what} {count:,} {of} and {sum(kept):,} of them are kept back: nothing is left to learn from. "
+            "Use a smaller --world.validation and --world.test."
+        )
+    order = np.random.default_rng(derive_seed(split_seed, "split")).permutation(count)
+    held, tested, train = np.split(order, np.cumsum(kept))
+    return train, held, tested
 
-    corpus: Corpus
+
+@dataclass(frozen=True)
+class Chosen(Generic[E]):
+    """Some documents of a corpus, or rows of a table, which are not copied before they are asked for."""
+
+    corpus: Library[E]
     documents: NDArray[np.int64]  # their numbers
 
     def __len__(self) -> int:
         return len(self.documents)
 
-    def select(self, chosen: Any) -> Corpus:
+    def select(self, chosen: Any) -> E:
         """Those of them, copied."""
         return self.corpus.select(self.documents[chosen])
 
@@ -99,10 +114,10 @@ def _read(world: CorpusWorld) -> Corpus:
 
 
 class DocumentSource:
-    """Yields mini-batches for ever (a ``Source``): each pass goes once through all documents, and is divided
+    """Yields mini-batches for ever (a ``Source``): each pass goes once through all examples, and is divided
     among the replicas, each of which sees its part in an order of its own."""
 
-    def __init__(self, documents: Chosen, batch: int, *, seed: int, rank: int, replicas: int) -> None:
+    def __init__(self, documents: Chosen[Any], batch: int, *, seed: int, rank: int, replicas: int) -> None:
         self.alive: Callable[[int], bool] = lambda played: False
         self._documents, self._batch = documents, batch
         self._seed, self._rank, self._replicas = seed, rank, replicas

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from murmurate.agents.interface import Action
 from murmurate.collect.documents import CorpusWorld
+from murmurate.collect.tables import TableWorld
 from murmurate.fabric.interface import Fabric
 from murmurate.spec import Batch, EnvSpec, TimeStep
 
 Picture = npt.NDArray[np.uint8]  # [H, W, 3], RGB
+ExampleWorld = CorpusWorld | TableWorld  # where nobody acts
 
 
 class Simulators(Protocol):
@@ -77,9 +79,9 @@ class World(Protocol):
         ...
 
 
-def spec_of(world: World | CorpusWorld) -> EnvSpec:
+def spec_of(world: World | ExampleWorld) -> EnvSpec:
     """What can be seen and done in ``world``; opens one simulator for a moment to find out."""
-    if isinstance(world, CorpusWorld):
+    if isinstance(world, ExampleWorld):
         return world.spec
     simulators = world.open(1, training=True)
     simulators.close()

@@ -114,6 +114,8 @@ class Console:
             parts.append(f"return {_number(at.return_mean)}")
         if at.perplexity is not None:
             parts.append(f"perplexity {at.perplexity:,.0f}")
+        if at.log_likelihood is not None:
+            parts.append(f"log-likelihood {at.log_likelihood:.3f}")
         if at.staleness is not None:
             parts.append(f"staleness {at.staleness:.0f}")
         if at.disagreement is not None:

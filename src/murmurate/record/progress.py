@@ -149,6 +149,10 @@ class Progress:
     def perplexity(self) -> float | None:
         return self._over_living("perplexity", min)
 
+    @property
+    def log_likelihood(self) -> float | None:
+        return self._over_living("log_likelihood", max)
+
     def eta_seconds(self, target_env_steps: int | None, target_seconds: float | None = None) -> float | None:
         """Seconds to the nearer of the given ends at the rate of the last minute; None if unknown."""
         ends: list[float] = []

@@ -89,7 +89,7 @@ def _render(runs: Sequence[RecordedRun]) -> str:
 def _one(run: RecordedRun) -> dict[str, Any]:
     state, bad = _state(run)
     parts = [
-        sections.returns([run]) if run.plays else sections.perplexity([run]),
+        sections.returns([run]) if run.plays else sections.kept_back([run]),
         sections.speed([run]),
         sections.staleness([run]),
         sections.timelines([("", run)]),
@@ -135,7 +135,7 @@ def _several(runs: Sequence[RecordedRun]) -> dict[str, Any]:
         "facts": [],
         "comparison": comparison.table(shown),
         "sections": [
-            comparison.returns(shown) if runs[0].plays else sections.perplexity(runs),
+            comparison.returns(shown) if runs[0].plays else sections.kept_back(runs),
             comparison.times(shown),
             comparison.staleness(shown),
             comparison.disagreement(shown),
@@ -154,8 +154,9 @@ def _headline(run: RecordedRun) -> list[dict[str, str]]:
     if run.plays:
         first = fact("training return", number(run.fact("train_return_mean")), "last 100 episodes")
     else:
-        small = f"{number(run.fact('test_documents'))} test documents"
-        first, frames = fact("perplexity", number(run.fact("perplexity")), small), None
+        judged = [key for key in ("perplexity", "log_likelihood") if run.fact(key) is not None]
+        key = judged[0] if judged else "perplexity"
+        first, frames = fact(key.replace("_", "-"), number(run.fact(key)), "of what was kept back"), None
     facts = [
         first,
         fact(run.unit, number(run.fact("env_steps")), f"{number(frames)} frames" if frames else ""),

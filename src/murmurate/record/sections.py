@@ -86,21 +86,26 @@ def returns(runs: Sequence[RecordedRun]) -> Section:
     )
 
 
-def perplexity(runs: Sequence[RecordedRun]) -> Section:
-    title = "Perplexity"
-    runs = [run for run in runs if run.has("perplexity")]
-    if not runs:
-        return Section(
-            title, "No validation documents were looked at on the way, so there is nothing to draw."
-        )
-    label = "perplexity of documents kept back"
-    drawn = [
-        figures.svg(
-            figures.over(runs, "perplexity", "total_env_steps", label), name="perplexity by documents"
+def kept_back(runs: Sequence[RecordedRun]) -> Section:
+    """What examples that were kept back say of a model that plays nothing."""
+    kinds = {
+        "perplexity": (
+            "Perplexity",
+            "perplexity of documents kept back",
+            "By document completion; lower is better.",
         ),
-        figures.svg(figures.over(runs, "perplexity", "time_seconds", label), name="perplexity by wall time"),
+        "log_likelihood": ("Log-likelihood", "log-likelihood of rows kept back (nats)", "Higher is better."),
+    }
+    key = next((key for key in kinds if any(run.has(key) for run in runs)), "perplexity")
+    title, label, said = kinds[key]
+    runs = [run for run in runs if run.has(key)]
+    if not runs:
+        return Section(title, "Nothing that was kept back was looked at on the way.")
+    drawn = [
+        figures.svg(figures.over(runs, key, axis, label), name=f"{key} by {axis}")
+        for axis in ("total_env_steps", "time_seconds")
     ]
-    return Section(title, "By document completion; lower is better.", legend=_legend(runs), figures=drawn)
+    return Section(title, said, legend=_legend(runs), figures=drawn)
 
 
 def speed(runs: Sequence[RecordedRun]) -> Section:

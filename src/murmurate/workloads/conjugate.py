@@ -170,6 +170,6 @@ def check_steps(*, rate: float, delay: float, forgetting: float) -> None:
         raise ValueError(f"rate is {rate}; a step towards lambda-hat lies between 0 and 1")
     if not (delay >= 1 and 0 <= forgetting <= 1):
         raise ValueError(
-            f"delay is {delay:g} and forgetting {forgetting:g}; delay is at least 1, so that the first step is "
-            "not longer than the way to lambda-hat, and forgetting between 0 and 1"
+            f"delay is {delay:g} and forgetting {forgetting:g}; delay is at least 1, so that the first step "
+            "is not longer than the way to lambda-hat, and forgetting between 0 and 1"
         )

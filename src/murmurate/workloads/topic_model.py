@@ -151,8 +151,8 @@ class LatentTopics(nn.Module):
         row, word = self._compact(examples.words)
         place = row.to(x.device)
         if scale == 1.0:
-            # where whole vectors are exchanged, v' + (u - u at the push) may be below 0: such a word the topic
-            # has not, until the next steps have brought it back
+            # where whole vectors are exchanged, v' + (u - u at the push) may be below 0: such a word the
+            # topic has not, until the next steps have brought it back
             x = torch.cat([x[place], x[-1:]]).clamp_(min=0.0)
             place = torch.arange(len(row), device=x.device)
         total = self.words * self.prior + scale * x[-1].double()

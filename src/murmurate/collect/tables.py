@@ -1,0 +1,58 @@
+"""A table of numbers as what is learned from."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from murmurate.collect.documents import Chosen, divide
+from murmurate.errors import Refusal
+from murmurate.spec import EnvSpec
+from murmurate.workloads.table import Table, read_table
+
+
+@dataclass(frozen=True)
+class TableWorld:
+    """Rows of numbers in a file (``.npy``, ``.npz``, or text such as ``.csv``), and which are kept back.
+
+    path: of the file. validation, test: rows kept back, as a number or, below 1, as a share.
+    split_seed: decides which ones.
+    """
+
+    path: str = ""
+    validation: float = 0.02
+    test: float = 0.05
+    split_seed: int = 0
+
+    name: ClassVar[str] = "table"
+    holds: ClassVar[str] = "rows"
+
+    def whole(self) -> Table:
+        """All rows. Raises Refusal for a file that cannot be read."""
+        return _read(self.path)
+
+    def divided(self) -> tuple[Chosen[Table], Chosen[Table], Chosen[Table]]:
+        """The rows (to learn from, to validate with, to test with)."""
+        table = self.whole()
+        parts = divide(
+            len(table), self.validation, self.test, self.split_seed, what=f"{self.path} has", of=self.holds
+        )
+        train, validation, test = (Chosen(table, part) for part in parts)
+        return train, validation, test
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What a mixture must know: an observation is a row [D]."""
+        train, _, _ = self.divided()
+        return EnvSpec("table", (self.whole().columns,), torch.float64, 0, documents=len(train))
+
+
+@functools.lru_cache(maxsize=2)
+def _read(path: str) -> Table:
+    if not path:
+        raise Refusal("say which table: murmurate train table-gmm --world.path TABLE.")
+    return read_table(Path(path))

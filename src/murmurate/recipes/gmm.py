@@ -1,0 +1,30 @@
+"""``table-gmm``: a Bayesian Gaussian mixture by stochastic variational inference."""
+
+from __future__ import annotations
+
+from murmurate.collect.tables import TableWorld
+from murmurate.errors import unknown
+from murmurate.run_spec import Run
+from murmurate.strategies.hogwild import Hogwild
+from murmurate.workloads.mixture_model import MixtureModel
+
+ALGORITHM = "gmm"
+WORLDS = ("table",)
+
+
+def gmm(name: str) -> Run:
+    """One replica; ``--replicas N`` adds others on one lambda. Which table is for the user to say."""
+    if name not in WORLDS:
+        raise unknown("world", name, WORLDS)
+    return Run(
+        recipe=f"{name}-{ALGORITHM}",
+        world=TableWorld(),
+        agent=MixtureModel(),
+        strategy=Hogwild(),
+        simulators=1,
+        env_steps=1_000_000,
+        checkpoint_every_env_steps=1_000_000,
+    )
+
+
+recipe = gmm

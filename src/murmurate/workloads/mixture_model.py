@@ -1,0 +1,227 @@
+"""A Bayesian Gaussian mixture by stochastic variational inference, under any strategy.
+
+Mohamad et al., section 7, of which it is an example; Hoffman et al. 2013, section 2. What is followed and
+exchanged: ``workloads.conjugate``; formulas: ``losses.mixture``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from murmurate.errors import Refusal
+from murmurate.losses.mixture import (
+    Posterior,
+    Prior,
+    divergence,
+    log_joint,
+    posterior,
+    statistics,
+    width_of,
+)
+from murmurate.rows import Rows
+from murmurate.spec import EnvSpec, Examples, derive_seed
+from murmurate.vector import Replica
+from murmurate.workloads.conjugate import ConjugateLearner, Library, StepRule, check_steps, step_size
+from murmurate.workloads.mixture import Mixture, placed
+from murmurate.workloads.table import Table
+
+_LOOKED_AT = 20_000  # rows that the prior and the start are made from
+_LLOYD_STEPS = 10
+
+
+@dataclass(frozen=True)
+class MixtureModel:
+    """Hyper-parameters of the model and of its inference.
+
+    components: K, at most; those that nothing needs become light. batch: G, rows of an update.
+    covariance: of a component: ``full``, or ``diagonal``.
+    concentration: alpha_0 of the Dirichlet prior of the weights; none is 1 / K. precision: beta_0, how many
+        rows the prior's mean counts for, which is the mean of the rows. freedom: nu_0 of the Wishart prior of
+        a precision; none is the number of columns. Its scatter W_0^-1 is the rows' covariance.
+    step_rule: of the local step eta at update t, and of what a pushed step counts for (rho).
+        ``robbins-monro``: eta = (delay + t) ** -forgetting, and ``average`` a constant eta of ``rate``; the
+        steps of several replicas count as their mean. ``paper``: eta = rho = rate / (p B M) ** 0.25
+        (Mohamad et al., equation 13); the two multiply.
+    init: ``k-means`` begins with the clusters of some rows, ``random`` with those nearest to K of them.
+    validate_every: own updates between looks at the likelihood of some validation rows; 0 never looks.
+    """
+
+    name: ClassVar[str] = "gmm"
+    summary: ClassVar[str] = "Bayesian Gaussian mixture by stochastic variational inference"
+
+    components: int = 10
+    batch: int = 256
+    covariance: Literal["full", "diagonal"] = "full"
+    concentration: float | None = None
+    precision: float = 1.0
+    freedom: float | None = None
+    step_rule: StepRule = "robbins-monro"
+    rate: float = 0.1
+    delay: float = 10.0
+    forgetting: float = 0.7
+    init: Literal["k-means", "random"] = "k-means"
+    validate_every: int = 100
+
+    @property
+    def learns_from(self) -> Examples:
+        return Examples(self.batch, "rows")
+
+    def resolved(self, spec: EnvSpec, device: torch.device) -> MixtureModel:
+        return self
+
+    def eta(self, t: int) -> float:
+        """The local step after ``t`` updates, before a strategy scales it."""
+        return step_size(t, self.step_rule, rate=self.rate, delay=self.delay, forgetting=self.forgetting)
+
+    def check(self, columns: int) -> None:
+        """Raise ValueError for hyper-parameters that make no sense."""
+        for what in ("components", "batch"):
+            if getattr(self, what) < 1:
+                raise ValueError(f"{what} is {getattr(self, what)}; at least 1")
+        for what in ("concentration", "precision"):
+            value = getattr(self, what)
+            if value is not None and not value > 0:
+                raise ValueError(f"{what} is {value}; it counts rows, and is above 0")
+        least = columns - 1 if self.covariance == "full" else 0
+        if self.freedom is not None and not self.freedom > least:
+            raise ValueError(f"freedom is {self.freedom}; with {columns} columns it is above {least}")
+        check_steps(rate=self.rate, delay=self.delay, forgetting=self.forgetting)
+
+    def build(
+        self,
+        spec: EnvSpec,
+        replicate: Callable[..., Replica],
+        *,
+        seed: int,
+        device: torch.device,
+        updates: int | None = None,
+        corpus: Library[Table] | None = None,
+        validation: Library[Table] | None = None,
+    ) -> ConjugateLearner[Mixture]:
+        """The learner of one replica; all begin alike, from (seed).
+
+        corpus: what the prior and the start are made from; without one both are to be loaded. validation:
+        rows whose likelihood it tells of now and then.
+        """
+        columns = spec.observation_shape[0]
+        self.check(columns)
+        model = GaussianMixture(self, columns)
+        if corpus is not None:
+            random = np.random.default_rng(derive_seed(seed, "mixture"))
+            few = random.choice(len(corpus), size=min(len(corpus), _LOOKED_AT), replace=False)
+            model.begin(corpus.select(few), spec.documents, random)
+        return ConjugateLearner(
+            model.to(device),
+            replicate,
+            examples=spec.documents,
+            eta=self.eta,
+            validation=validation,
+            validate_every=self.validate_every,
+        )
+
+
+class GaussianMixture(nn.Module):
+    """x [K, W] float64 is lambda less its prior (``losses.mixture`` has its rows).
+
+    The prior is made from the data, so it is kept with the parameters: ``centre`` [D] is its mean, which all
+    values are taken less, and ``scatter`` [D, D] or [D].
+    """
+
+    label = "mixture"
+    centre: Tensor
+    scatter: Tensor
+
+    def __init__(self, config: MixtureModel, columns: int) -> None:
+        super().__init__()
+        self.config = config
+        self.full = config.covariance == "full"
+        width, kind = width_of(columns, self.full), torch.float64
+        self.table = nn.Parameter(torch.zeros(config.components, width, dtype=kind))
+        self.register_buffer("centre", torch.zeros(columns, dtype=kind))
+        scatter = torch.eye(columns, dtype=kind) if self.full else torch.ones(columns, dtype=kind)
+        self.register_buffer("scatter", scatter)
+
+    @property
+    def width(self) -> int:
+        return self.table.shape[1]
+
+    @property
+    def prior(self) -> Prior:
+        """zeta."""
+        config = self.config
+        concentration = 1 / config.components if config.concentration is None else config.concentration
+        freedom = len(self.centre) if config.freedom is None else config.freedom
+        return Prior(concentration, config.precision, freedom, self.scatter.cpu())
+
+    def expected(self, x: Tensor, scale: float, examples: Table, /) -> Posterior:
+        return posterior((scale * x).cpu(), self.prior)
+
+    def statistics(
+        self, expected: Posterior, examples: Table, weight: float, /
+    ) -> tuple[Rows, dict[str, Tensor | float]]:
+        y = placed(examples, self.centre.cpu())
+        joint = log_joint(y, expected)
+        values = weight * statistics(y, torch.softmax(joint, 1), self.full)
+        bound = torch.logsumexp(joint, 1)
+        return Rows(torch.arange(len(values)), values), {"bound_per_row": bound.mean()}
+
+    def bound(self, x: Tensor, examples: Table, /) -> tuple[Tensor, float]:
+        found = self.found(x)
+        return found.bounds(examples), -float(divergence(found.posterior, self.prior))
+
+    def refresh(self, x: Tensor, /) -> None:
+        """Nothing is kept twice."""
+
+    def found(self, x: Tensor, /) -> Mixture:
+        return Mixture(posterior(x.cpu().clone(), self.prior), self.centre.cpu().clone())
+
+    def judged(self, x: Tensor, examples: Table, /) -> dict[str, float]:
+        return {"log_likelihood": float(self.found(x).log_likelihood(examples).mean())}
+
+    # -- the beginning ------------------------------------------------------------------------------
+
+    def begin(self, rows: Table, total: int, random: np.random.Generator) -> None:
+        """The prior, and a start that counts for ``total`` rows, from some of them. Raises Refusal for a
+        column that says nothing."""
+        y = torch.from_numpy(rows.values.astype(np.float64))
+        variance, mean = torch.var_mean(y, 0, correction=0)
+        still = (variance <= 1e-20 * (1 + mean.square())).nonzero().flatten().tolist()
+        if still:
+            raise Refusal(
+                f"Column {still[0]} (from 0) is the same in {len(y):,} rows to learn from. Leave it out."
+            )
+        self.centre.copy_(mean)
+        y = y - mean
+        covariance = y.T @ y / len(y)
+        self.scatter.copy_(covariance + 1e-9 * torch.diag(variance) if self.full else variance)
+        cluster = _clusters(y / variance.sqrt(), self.config.components, self.config.init, random)
+        share = nn.functional.one_hot(cluster, self.config.components).double()
+        with torch.no_grad():
+            self.table.copy_(total / len(y) * statistics(y, share, self.full))
+
+
+def _clusters(y: Tensor, count: int, init: str, random: np.random.Generator) -> Tensor:
+    """[n] the cluster of each row [n, D]: by k-means++ (Arthur and Vassilvitskii 2007) and some of Lloyd's
+    steps, or by the nearest of some rows."""
+    if init == "random":
+        centres = y[random.choice(len(y), size=count, replace=len(y) < count)]
+        return torch.cdist(y, centres).argmin(1)
+    chosen = [int(random.integers(len(y)))]
+    nearest = (y - y[chosen[0]]).square().sum(1)
+    while len(chosen) < count:
+        chance = nearest.numpy() / float(nearest.sum()) if float(nearest.sum()) > 0 else None
+        chosen.append(int(random.choice(len(y), p=chance)))
+        nearest = torch.minimum(nearest, (y - y[chosen[-1]]).square().sum(1))
+    centres = y[chosen].clone()
+    for _ in range(_LLOYD_STEPS):
+        cluster = torch.cdist(y, centres).argmin(1)
+        size = torch.bincount(cluster, minlength=count)
+        sums = torch.zeros_like(centres).index_add_(0, cluster, y)
+        centres = torch.where(size[:, None] > 0, sums / size.clamp(min=1)[:, None], centres)
+    return torch.cdist(y, centres).argmin(1)

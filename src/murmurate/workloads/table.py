@@ -1,0 +1,123 @@
+"""Tables of numbers: rows that are learned from, and the files they stand in."""
+
+from __future__ import annotations
+
+import gzip
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from murmurate.errors import Refusal
+
+_BLOCK = 1 << 16  # rows that are looked at at a time
+_SEPARATORS = (",", ";", "\t")
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """n rows of D numbers, [n, D]. Raises Refusal for an array that is none."""
+
+    values: NDArray[Any]
+
+    def __post_init__(self) -> None:
+        x = self.values
+        if not isinstance(x, np.ndarray) or x.ndim != 2 or x.dtype.kind not in "biuf" or not x.shape[1]:
+            shape, kind = getattr(x, "shape", "no shape"), getattr(x, "dtype", type(x).__name__)
+            raise Refusal(
+                f"A table is an array of numbers [rows, columns], and this is {kind} of shape {shape}."
+            )
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def columns(self) -> int:
+        """D."""
+        return int(self.values.shape[1])
+
+    def select(self, rows: ArrayLike) -> Table:
+        """Those rows, in that order, copied; their numbers, or a mask [n]."""
+        return Table(self.values[np.asarray(rows)])
+
+    def check(self) -> None:
+        """Raise Refusal that names the first row with a number that is not finite, or the first column that
+        says nothing."""
+        varies = np.zeros(self.columns, np.bool_)
+        for first in range(0, len(self), _BLOCK):
+            block = self.values[first : first + _BLOCK]
+            varies |= (block != self.values[0]).any(0)
+            wrong = ~np.isfinite(block).all(1)
+            if wrong.any():
+                row = first + int(wrong.argmax())
+                raise Refusal(
+                    f"Row {row} (from 0) is {self.values[row].tolist()}: a value is missing or infinite. "
+                    "Leave such rows out, or fill them in."
+                )
+        if len(self) and not varies.all():
+            raise Refusal(f"Column {int(varies.argmin())} (from 0) is the same in every row. Leave it out.")
+
+
+def read_table(path: Path) -> Table:
+    """The table in an ``.npy`` (mapped, not read), ``.npz`` (of one array) or text file, gzip or not.
+
+    Text has a row a line, numbers apart by commas, semicolons, tabs or blanks, and perhaps a first line with
+    the names of its columns. Raises Refusal that names the line, or the row, that is wrong.
+    """
+    try:
+        table = Table(_read(path))
+    except OSError as error:
+        raise Refusal(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (ValueError, EOFError, UnicodeDecodeError) as error:
+        raise Refusal(f"{path} is no table of numbers: {error}.") from error
+    except Refusal as refusal:
+        raise Refusal(f"{path}: {refusal}") from refusal
+    if not len(table):
+        raise Refusal(f"{path} has no row.")
+    try:
+        table.check()
+    except Refusal as refusal:
+        raise Refusal(f"{path}: {refusal}") from refusal
+    return table
+
+
+def _read(path: Path) -> NDArray[Any]:
+    if path.suffix == ".npy":
+        return _as_columns(np.load(path, mmap_mode="r", allow_pickle=False))
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as arrays:
+            if len(arrays.files) != 1:
+                raise Refusal(f"it holds {arrays.files}; a table's file holds one array.")
+            return _as_columns(arrays[arrays.files[0]])
+    separator, before = _layout(path)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*input contained no data")
+        return np.loadtxt(path, delimiter=separator, skiprows=before, ndmin=2, dtype=np.float64)
+
+
+def _as_columns(values: NDArray[Any]) -> NDArray[Any]:
+    return values[:, None] if values.ndim == 1 else values
+
+
+def _layout(path: Path) -> tuple[str | None, int]:
+    """(what stands between numbers, None for blanks; lines before the first of them)."""
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
+        for number, line in enumerate(lines):
+            said = line.partition("#")[0].strip()
+            if not said:
+                continue
+            separator = next((s for s in _SEPARATORS if s in said), None)
+            named = not any(_is_number(cell) for cell in said.split(separator))
+            return separator, number + named
+    return None, 0
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,267 @@
+"""The conjugate-exponential family: one learner, whatever the model.
+
+A natural-gradient step on all examples is the exact coordinate update; bounds do not fall; every strategy
+carries it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from laws.centre import finish, is_centre, serve_until
+from murmurate.fabric.processes import run_members
+from murmurate.fabric.simulated import SimulatedFabric
+from murmurate.losses.mixture import divergence
+from murmurate.replicator import Replicator
+from murmurate.spec import Batch, EnvSpec
+from murmurate.strategies.all_reduce import AllReduce
+from murmurate.strategies.dpsgd import DPSGD
+from murmurate.strategies.gala import GALA
+from murmurate.strategies.hogwild import Hogwild
+from murmurate.vector import Replica
+from murmurate.workloads.generated import generate
+from murmurate.workloads.mixture_model import MixtureModel
+from murmurate.workloads.table import Table
+from murmurate.workloads.topic_model import TopicModel
+
+K, D, ROWS = 4, 3, 1200
+CPU = torch.device("cpu")
+FULL_STEPS = {"step_rule": "robbins-monro", "forgetting": 0.0}  # eta is 1
+MODELS = {
+    kind: MixtureModel(components=K, batch=60, covariance=kind, validate_every=0)
+    for kind in ("full", "diagonal")
+}
+
+
+@functools.lru_cache
+def table(rows=ROWS, seed=0):
+    """Rows of four well-shaped clusters, far from 0."""
+    random = np.random.default_rng(3)
+    means = random.normal(0, 4, (K, D)) + np.array([300.0, 0.0, -20.0])
+    shapes = random.normal(0, 0.7, (K, D, D)) + 0.5 * np.eye(D)
+    draw = np.random.default_rng([4, seed])
+    which = draw.choice(K, rows, p=[0.4, 0.3, 0.2, 0.1])
+    return Table(means[which] + np.einsum("nij,nj->ni", shapes[which], draw.normal(size=(rows, D))))
+
+
+def learner(model, replicate=Replica, seed=0):
+    spec = EnvSpec("table", (D,), torch.float64, 0, documents=ROWS)
+    return model.build(spec, replicate, seed=seed, device=CPU, corpus=table())
+
+
+def variant(kind, **changes):
+    return MixtureModel(**{**vars(MODELS[kind]), **changes})
+
+
+def topics(replicate=Replica, **changes):
+    corpus = generate(documents=150, vocabulary=60, topics=3, mean_length=40, seed=1, topic_mass=6.0).corpus
+    spec = EnvSpec("corpus", (60,), torch.int32, 0, documents=150)
+    model = TopicModel(topics=3, batch=150, alpha=0.3, prior=0.1, validate_every=0, **changes)
+    return model.build(spec, replicate, seed=0, device=CPU, corpus=corpus), corpus
+
+
+def batches(rank=0, count=20, size=60):
+    order = np.random.default_rng(rank).permutation(ROWS)
+    for number in range(count):
+        yield Batch(table().select(order[(number * size + np.arange(size)) % ROWS]), env_steps=size)
+
+
+# -- batch variational inference, as Bishop prints it --------------------------------------------------------
+
+
+class Bishop:
+    """Equations 10.46 to 10.63 in numpy, row by row and component by component, in the data's coordinates."""
+
+    def __init__(self, it):
+        self.x = table().values
+        self.full = it.config.covariance == "full"
+        self.m_0, self.w_0 = it.centre.numpy(), it.scatter.numpy()  # its inverse
+        self.alpha_0, self.beta_0, self.nu_0 = 1 / K, 1.0, float(D)
+
+    def update(self, r):
+        """M-step: (alpha, beta, nu, m, W^-1), given responsibilities [n, K]."""
+        q = []
+        for k in range(K):
+            n = r[:, k].sum()
+            mean = (r[:, k, None] * self.x).sum(0) / n
+            away = self.x - mean
+            spread = (r[:, k, None, None] * away[:, :, None] * away[:, None]).sum(0) / n
+            beta = self.beta_0 + n
+            moved = np.outer(mean - self.m_0, mean - self.m_0)
+            more = n * spread + self.beta_0 * n / beta * moved
+            inverse = self.w_0 + (more if self.full else np.diag(more))
+            m = (self.beta_0 * self.m_0 + n * mean) / beta
+            q.append((self.alpha_0 + n, beta, self.nu_0 + n, m, inverse))
+        return q
+
+    def responsibilities(self, q):
+        total = sum(alpha for alpha, *_ in q)
+        log = np.empty((len(self.x), K))
+        for k, (alpha, beta, nu, m, inverse) in enumerate(q):
+            if self.full:
+                freedoms, precision = [nu - d for d in range(D)], np.linalg.inv(inverse)
+                log_w = -np.linalg.slogdet(inverse)[1]
+            else:
+                freedoms, precision = [nu] * D, np.diag(1 / inverse)
+                log_w = -np.log(inverse).sum()
+            log_precision = sum(_digamma(f / 2) for f in freedoms) + D * math.log(2) + log_w
+            away = self.x - m
+            square = np.einsum("ni,ij,nj->n", away, precision, away)
+            log[:, k] = _digamma(alpha) - _digamma(total) + 0.5 * (log_precision - D / beta - nu * square)
+        log -= log.max(1, keepdims=True)
+        r = np.exp(log)
+        return r / r.sum(1, keepdims=True)
+
+
+def _digamma(x):
+    return float(torch.digamma(torch.tensor(x, dtype=torch.float64)))
+
+
+@pytest.mark.parametrize("kind", sorted(MODELS))
+def test_a_full_step_on_all_rows_is_the_exact_coordinate_update(kind):
+    """G = n and eta = 1: equation 50 is equation 46."""
+    it = learner(variant(kind, **FULL_STEPS))
+    bishop, step = Bishop(it.model), Batch(table())
+    for _ in range(3):
+        found = it.found()
+        before = [tuple(part[k].numpy() for part in _bishops(found)) for k in range(K)]
+        r = bishop.responsibilities(before)
+        np.testing.assert_allclose(found.responsibilities(table()).numpy(), r, atol=1e-8)
+        wanted = bishop.update(r)
+        it.learn(step)
+        for k in range(K):
+            for part, right in zip(_bishops(it.found()), wanted[k], strict=True):
+                np.testing.assert_allclose(part[k].numpy(), right, rtol=1e-9, atol=1e-8)
+
+
+def _bishops(found):
+    q = found.posterior
+    return q.alpha, q.beta, q.nu, found.means, q.scatter
+
+
+@pytest.mark.parametrize("kind", sorted(MODELS))
+def test_it_steps_to_exactly_what_its_statistics_are(kind):
+    """To 1e-10: x after a step of eta = 1 is n / G sum E[t], whatever it was."""
+    it = learner(variant(kind, **FULL_STEPS))
+    before = it.values().clone()
+    seen = it.model.expected(before, 1.0, table())
+    rows, _ = it.model.statistics(seen, table(), 1.0)
+    it.learn(Batch(table()))
+    torch.testing.assert_close(it.values(), rows.values, rtol=1e-10, atol=1e-10)
+    assert (it.values() - before).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("kind", sorted(MODELS))
+@pytest.mark.parametrize("forgetting", [0.0, 0.5])
+def test_the_bound_of_a_mixture_does_not_fall(kind, forgetting):
+    """Whatever the step, on all rows each goes up the bound; there it stands still in the end."""
+    it = learner(variant(kind, init="random", step_rule="robbins-monro", forgetting=forgetting, delay=1.0))
+    bounds = [it.elbo(table())]
+    for _ in range(25):
+        it.learn(Batch(table()))
+        bounds.append(it.elbo(table()))
+    rises = np.diff(bounds)
+    assert (rises > -1e-8 * abs(bounds[0])).all()
+    assert bounds[-1] > bounds[0] + 10
+
+
+def test_the_bound_of_topics_does_not_fall():
+    it, corpus = topics(forgetting=0.0, iterations=500, tolerance=1e-6)
+    bounds = [it.elbo(corpus)]
+    for _ in range(15):
+        it.learn(Batch(corpus))
+        bounds.append(it.elbo(corpus))
+    assert (np.diff(bounds) > -1e-6 * abs(bounds[0])).all()
+    assert bounds[-1] > bounds[0] + 10
+
+
+@pytest.mark.parametrize("kind", sorted(MODELS))
+def test_the_bound_of_one_component_is_the_evidence(kind):
+    """There nothing is hidden, so the bound is tight: the sum of what each row was foretold with."""
+    it = learner(variant(kind, components=1, **FULL_STEPS))
+    few = table().select(range(15))
+    it.examples = len(few)
+    it.learn(Batch(few))
+    nothing = it.model.found(torch.zeros_like(it.values()))
+    assert float(divergence(nothing.posterior, it.model.prior)) == pytest.approx(0, abs=1e-9)
+    evidence, seen = 0.0, torch.zeros_like(it.values())
+    for row in range(len(few)):
+        one = few.select([row])
+        evidence += float(it.model.found(seen).log_likelihood(one))
+        rows, _ = it.model.statistics(it.model.expected(seen, 1.0, one), one, 1.0)
+        seen += rows.values
+    assert it.elbo(few) == pytest.approx(evidence, rel=1e-9)
+
+
+# -- beside scikit-learn -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "theirs"), [("full", "full"), ("diagonal", "diag")])
+def test_held_out_rows_are_as_likely_as_under_scikit_learns(kind, theirs):
+    mixture = pytest.importorskip("sklearn.mixture", reason="scikit-learn is what it is compared with")
+    other = mixture.BayesianGaussianMixture(
+        n_components=K,
+        covariance_type=theirs,
+        weight_concentration_prior_type="dirichlet_distribution",
+        max_iter=500,
+        random_state=0,
+    ).fit(table().values)
+    it = learner(MODELS[kind])
+    for batch in batches(count=200):
+        it.learn(batch)
+    held = table(800, seed=1)
+    assert float(it.found().bounds(held).mean()) == pytest.approx(other.score(held.values), rel=0.02)
+    assert float(it.found().log_likelihood(held).mean()) == pytest.approx(other.score(held.values), rel=0.02)
+    np.testing.assert_allclose(sorted(it.found().weights), sorted(other.weights_), atol=0.03)
+
+
+# -- strategies ----------------------------------------------------------------------------------------------
+
+
+def work(strategy, count, door):
+    torch.set_num_threads(1)
+    replicator = Replicator(strategy, door)
+    it = learner(MODELS["full"], replicator.replicate)
+    if strategy.centre and is_centre(door):
+        serve_until(replicator, door)
+        return replicator.consensus()["mixture"]
+    for batch in batches(door.rank, count=count):
+        it.learn(batch)
+    if strategy.centre:
+        finish(replicator, door)
+    else:
+        replicator.publish()
+        door.channel("end", torch.zeros(1)).mean_(torch.zeros(1))
+    return replicator.consensus()["mixture"]
+
+
+@pytest.mark.parametrize(
+    "strategy", [Hogwild(), AllReduce(), GALA(), DPSGD(threads=1, local_updates=3)], ids=lambda s: s.name
+)
+def test_replicas_on_real_processes_find_components_together(strategy):
+    size = 2 + strategy.centre
+    found = run_members(size, [functools.partial(work, strategy, 60)] * size)[0]
+    alone = learner(MODELS["full"])
+    for batch in batches(count=120):
+        alone.learn(batch)
+    it = learner(MODELS["full"])
+    with torch.no_grad():
+        it.replica.params.copy_(found)
+    held = table(800, seed=1)
+    wanted = float(alone.found().log_likelihood(held).mean())
+    assert float(it.found().log_likelihood(held).mean()) == pytest.approx(wanted, rel=0.02)
+    assert float(it.values()[:, 0].sum()) == pytest.approx(ROWS, rel=0.05)  # all rows have a component
+
+
+def test_all_reduce_over_two_is_one_on_the_joined_batch():
+    found, other = SimulatedFabric(2, seed=0).run([functools.partial(work, AllReduce(), 15)] * 2)
+    assert torch.equal(found, other)
+    alone = learner(MODELS["full"])
+    for one, two in zip(batches(0, 15), batches(1, 15), strict=True):
+        alone.learn(Batch(Table(np.concatenate([one.data.values, two.data.values]))))
+    torch.testing.assert_close(found, alone.replica.values().detach(), rtol=1e-9, atol=1e-7)

@@ -1,0 +1,103 @@
+"""``murmurate train table-gmm`` from a file to a mixture, and what makes no sense."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from murmurate.cli import main
+from murmurate.folder import read_run
+from murmurate.loading import load_agent
+from murmurate.recipes import recipe
+from murmurate.workloads.table import Table
+from short_runs import refused
+
+CENTRES = np.array([[0.0, 100.0], [8.0, 104.0], [-8.0, 92.0]])
+SHORT = ("--launcher", "inline", "--agent.components", 6, "--agent.batch", 50)
+
+
+def drawn(rows, seed):
+    random = np.random.default_rng(seed)
+    return CENTRES[random.choice(3, rows, p=[0.5, 0.3, 0.2])] + random.normal(size=(rows, 2))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("table") / "drawn.csv"
+    np.savetxt(path, drawn(2000, 0), delimiter=",", header="x,y", comments="")
+    return path
+
+
+def run(*arguments: object) -> int:
+    return main([str(a) for a in arguments])
+
+
+def facts(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def folder(path, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mixture") / "run"
+    arguments = ("train", "table-gmm", "--world.path", path, *SHORT, "--env-steps", 20_000, "--out", folder)
+    assert run(*arguments) == 0
+    return folder
+
+
+def test_a_run_finds_the_clusters(folder):
+    summary = facts(folder)
+    assert summary["test_rows"] == 100
+    assert summary["resume_exact"]
+    # of the three: -sum p log p for the choice, 1 + log 2 pi for two unit normals
+    entropy = 1 + np.log(2 * np.pi) - sum(p * np.log(p) for p in (0.5, 0.3, 0.2))
+    assert summary["log_likelihood"] == pytest.approx(-entropy, abs=0.35)
+    assert summary["bound_per_row"] < summary["log_likelihood"]
+    mixture = load_agent(read_run(folder, recipe), folder / "checkpoints" / "last").found()
+    np.testing.assert_allclose(sorted(mixture.weights.tolist(), reverse=True), summary["weights"])
+    assert sum(summary["weights"]) == pytest.approx(1)
+    shares = mixture.responsibilities(Table(CENTRES))
+    torch.testing.assert_close(shares.sum(1), torch.ones(3, dtype=torch.float64))
+    nearest = mixture.means[shares.argmax(1)].numpy()
+    np.testing.assert_allclose(nearest, CENTRES, atol=1.0)
+    held = Table(drawn(500, 1))
+    assert float(mixture.log_likelihood(held).mean()) == pytest.approx(-entropy, abs=0.2)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert any("log_likelihood" in line and "bound_per_row" in line for line in lines)
+
+
+def test_what_was_stopped_goes_on_to_the_same_end(path, tmp_path):
+    """Two replicas under all-reduce: a run that was resumed ends as one that was not, to the bit."""
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    common = ("--world.path", path, *SHORT, "--replicas", 2, "--strategy", "all-reduce")
+    assert run("train", "table-gmm", *common, "--env-steps", 6000, "--out", whole) == 0
+    assert run("train", "table-gmm", *common, "--env-steps", 3000, "--out", halves) == 0
+    assert run("resume", halves, "--env-steps", 6000) == 0
+    ends = [
+        load_agent(read_run(f, recipe), f / "checkpoints" / "last").replica.params for f in (whole, halves)
+    ]
+    assert torch.equal(*ends)
+    assert facts(halves)["log_likelihood"] == facts(whole)["log_likelihood"]
+
+
+def test_what_makes_no_sense_is_refused(path, folder, capsys, tmp_path):
+    still = tmp_path / "still.npy"
+    np.save(still, np.c_[np.ones(50), np.arange(50)])
+    for arguments, words in [
+        ((), "say which table"),
+        (("--world.path", tmp_path / "no.csv"), "no.csv"),
+        (("--world.path", path, "--agent.components", 0), "components is 0"),
+        (("--world.path", path, "--agent.freedom", 1.0), "above 1"),
+        (("--world.path", path, "--agent.concentration", 0.0), "concentration is 0.0"),
+        (("--world.path", path, "--world.test", 2000), "nothing is left"),
+        (("--world.path", path, "--actors", 2), "learns from rows"),
+        (("--world.path", still), "Column 0"),
+    ]:
+        train = ("train", "table-gmm", "--launcher", "inline", "--out", tmp_path / "x")
+        said = refused(capsys, *train, *arguments)
+        assert words in said, (arguments, said)
+    capsys.readouterr()
+    assert "rows are not played" in refused(capsys, "eval", folder)
+    assert "no topic model" in refused(capsys, "topics", "show", folder)

@@ -1,0 +1,83 @@
+"""Tables of numbers in files, and what is wrong in them."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pytest
+
+from murmurate.errors import Refusal
+from murmurate.workloads.table import Table, read_table
+
+NUMBERS = np.array([[1.5, 2.0, -3.0], [4.0, 5e3, 0.25]])
+TEXTS = {
+    "a.csv": "x,y,z\n1.5,2,-3\n4,5e3,0.25\n",
+    "b.csv": "1.5;2;-3\n4;5e3;0.25\n",
+    "c.tsv": "a\tb\tc\n1.5\t2\t-3\n4\t5e3\t0.25\n",
+    "d.txt": "  1.5  2 -3\n 4 5e3   0.25\n\n",
+    "e.csv": "# made by hand\n1.5,2,-3\n4,5e3,0.25\n",
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("zipped", [False, True])
+def test_text(name, zipped, tmp_path):
+    path = tmp_path / (name + ".gz" * zipped)
+    path.write_bytes(gzip.compress(TEXTS[name].encode()) if zipped else TEXTS[name].encode())
+    np.testing.assert_array_equal(read_table(path).values, NUMBERS)
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.int64])
+def test_arrays(kind, tmp_path):
+    wanted = NUMBERS.astype(kind)
+    np.save(tmp_path / "a.npy", wanted)
+    np.savez(tmp_path / "a.npz", rows=wanted)
+    np.save(tmp_path / "one.npy", wanted[:, 0])
+    assert isinstance(read_table(tmp_path / "a.npy").values, np.memmap)
+    for name in ("a.npy", "a.npz"):
+        np.testing.assert_array_equal(read_table(tmp_path / name).values, wanted)
+    assert read_table(tmp_path / "one.npy").columns == 1
+    chosen = read_table(tmp_path / "a.npy").select([1, 0, 1])
+    np.testing.assert_array_equal(chosen.values, wanted[[1, 0, 1]])
+
+
+BAD = {
+    "no number": (b"1,2\n3,four\n", "four"),
+    "too few": (b"1,2\n3\n", "columns"),
+    "missing": (b"1,2\n3,nan\n", "Row 1 .*missing or infinite"),
+    "a column of one value": (b"1,2\n1,3\n", "Column 0 .*the same"),
+    "nothing": (b"", "no row"),
+    "names alone": (b"x,y\n", "no row"),
+    "not text": (b"\xff\xfe\x00\x01\n", "no table of numbers"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_is_no_table_is_refused(what, tmp_path):
+    content, words = BAD[what]
+    path = tmp_path / "bad.csv"
+    path.write_bytes(content)
+    with pytest.raises(Refusal, match=words) as refused:
+        read_table(path)
+    assert str(path) in str(refused.value)
+
+
+def test_arrays_that_are_none_are_refused(tmp_path):
+    np.savez(tmp_path / "two.npz", a=NUMBERS, b=NUMBERS)
+    np.save(tmp_path / "deep.npy", np.zeros((2, 2, 2)))
+    np.save(tmp_path / "words.npy", np.array([["a", "b"]]))
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "deep.npy").read_bytes()[:100])
+    (tmp_path / "cut.csv.gz").write_bytes(gzip.compress(b"1,2\n" * 1000)[:40])
+    for name, words in [
+        ("two.npz", "one array"),
+        ("deep.npy", r"\(2, 2, 2\)"),
+        ("words.npy", "<U1"),
+        ("cut.npy", "no table of numbers"),
+        ("cut.csv.gz", "cut.csv.gz"),
+        ("nowhere.csv", "cannot be read"),
+    ]:
+        with pytest.raises(Refusal, match=words):
+            read_table(tmp_path / name)
+    with pytest.raises(Refusal, match="list"):
+        Table([[1.0]])  # type: ignore[arg-type]
