@@ -32,6 +32,24 @@ COLUMNS: dict[str, list[tuple[str, str]]] = {
         ("double buffer on: env steps / s", "double_buffer.env_steps_per_second_on.median"),
         ("off", "double_buffer.env_steps_per_second_off.median"),
     ],
+    "topics": [
+        ("documents / CPU s", "documents_per_second"),
+        ("x gensim", "ratio_gensim"),
+        ("x scikit-learn", "ratio_sklearn"),
+        ("perplexity", "perplexity"),
+        ("gensim", "perplexity_gensim"),
+        ("scikit-learn", "perplexity_sklearn"),
+        ("own defaults", "perplexity_defaults"),
+        (
+            "x faster to where the better of them ends",
+            "to_the_peers_perplexity.generated.ours.murmurate defaults.times_faster",
+        ),
+        ("DPSVI: CPU s to the sampler's", "dpsvi_and_the_sampler.generated.cpu_seconds_to_the_samplers"),
+        ("sampler: CPU s", "dpsvi_and_the_sampler.generated.sampler_cpu_seconds"),
+        ("stream: s", "stream.wall_seconds"),
+        ("perplexity", "stream.perplexity"),
+        ("most bytes a process", "stream.peak_resident_bytes_most"),
+    ],
     "cartpole-throughput": [
         ("env steps / CPU s, 16", "env_steps_per_cpu_second"),
         ("x SB3 A2C, 16", "ratio_sb3_a2c"),
@@ -109,8 +127,26 @@ def _replay(result: dict[str, Any]) -> Rows:
     return [(row["label"], row) for row in result["cases"]]
 
 
+def _topics(result: dict[str, Any]) -> Rows:
+    """By corpus and library, then the step rules."""
+    parts = {**result["corpora"], "step rules": result["step_rules"]}
+    return [(f"{part}: {row['label']}", row) for part, rows in parts.items() for row in rows]
+
+
 # bench -> heading of the first column, the rows, and their columns as above; a table a result
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, str]]]] = {
+    "topics": (
+        "corpus: library",
+        _topics,
+        [
+            ("documents / CPU s", "documents_per_second.median"),
+            ("perplexity at the end", "perplexity.median"),
+            ("least", "perplexity.least"),
+            ("greatest", "perplexity.greatest"),
+            ("CPU s", "cpu_seconds.median"),
+            ("repetitions", "perplexity.repetitions"),
+        ],
+    ),
     "cartpole-learning": (
         "strategy",
         _learning,
