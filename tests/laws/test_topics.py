@@ -13,7 +13,9 @@ from murmurate.fabric.processes import run_members
 from murmurate.fabric.simulated import SimulatedFabric
 from murmurate.losses.topics import Documents, expected_topics, fold_in
 from murmurate.replicator import Replicator
+from murmurate.rows import Rows
 from murmurate.spec import Batch, EnvSpec
+from murmurate.strategies._parcels import NodeRows
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.gala import GALA
@@ -318,3 +320,60 @@ def test_a_push_costs_its_rows():
     distinct = 8 * 30  # at most, of a mini-batch
     width = 16
     assert few < (count + 2) * 2 * 4 * (2 * distinct * (width + 1) + 6) + 4 * 4 * (WIDE + 1) * width
+
+
+@functools.lru_cache
+def even():
+    """Topics that use most words, so that a dozen mini-batches leave few out."""
+    return generate(
+        documents=DOCUMENTS, vocabulary=WORDS, topics=K, mean_length=60, seed=3, topic_mass=200.0
+    ).corpus
+
+
+def crowded(strategy, count, door):
+    """The least of all parameters that a node has ever had; its every push moves nearly all words."""
+    torch.set_num_threads(1)
+    replicator = Replicator(strategy, door)
+    model = TopicModel(topics=K, batch=10, alpha=0.3, prior=0.1, step_rule="average", rate=0.1)
+    spec = EnvSpec("corpus", (WORDS,), torch.int32, 0, documents=DOCUMENTS)
+    it = model.build(spec, replicator.replicate, seed=0, device=torch.device("cpu"), corpus=even())
+    least = 0.0
+    if is_centre(door):
+        serve_until(replicator, door)
+    else:
+        order = np.random.default_rng(door.rank).permutation(DOCUMENTS)
+        for number in range(count):
+            it.learn(Batch(even().select(order[(10 * number + np.arange(10)) % DOCUMENTS])))
+            least = min(least, float(it.replica.values().min()))
+        finish(replicator, door)
+    return least
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_counts_stay_counts_when_nearly_all_words_have_moved(seed):
+    """Most nodes learn from a v one fold old. Taken of that, what it is shrunk by is more than is left."""
+    strategy = DPSGD(threads=1, local_updates=12, batch=4, wait=True)
+    least = SimulatedFabric(5, seed=seed).run([functools.partial(crowded, strategy, 96)] * 5)
+    assert min(least[:-1]) >= 0
+
+
+def test_rows_that_a_letter_does_not_hold_wait_for_the_next():
+    rows, width = 100, 16
+    module = torch.nn.Module()
+    module.matrix = torch.nn.Parameter(torch.zeros(rows, width))
+    replica = Replica("x", module, lambda parameters: torch.optim.SGD(parameters, lr=1.0))
+    node = NodeRows(replica, torch.zeros(rows * width), lambda key, like: like)
+    moves = torch.rand(rows, width, generator=torch.Generator().manual_seed(0)) + 0.5
+    moves[7] /= 100  # moves least
+    replica.keeps_scale = True
+    replica.follow(Rows(torch.arange(rows), moves, shrink=0.25))
+    taken = torch.zeros(rows, width)
+    for number in range(2):
+        parcel = node.take(0)
+        assert len(parcel.pack()) < rows * width
+        assert (7 in parcel.row) == (number == 1)
+        taken[parcel.row] += parcel.values
+        node.advance(parcel)
+    torch.testing.assert_close(taken, moves)
+    assert not len(node.take(0).row)
+    torch.testing.assert_close(node.values().view(rows, width), moves)

@@ -8,6 +8,10 @@ Since the last pull a node has shrunk its vector by some factor s_m and moved a 
 which is Algorithm 1, line 4, with the shrink taken of the present v instead of the pulled one. Its answer is
 by what v has shrunk since the version that the node had, and the rows that have changed since. Between the
 two, both keep their vectors scaled, and nothing touches all of them.
+
+With the present v a count stays a count: the shrink of a v some folds old may take more than is left. So
+nearly all rows are pushed as rows too. As a letter is never longer than the vector, those that have moved
+least then wait for the next push.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from murmurate.vector import Replica
 
 _HEAD = 6  # three float64 as float32
 _VERSIONS = 10_000  # of v whose scale the master remembers
+_NEARLY_ALL = 0.9  # of the rows that have moved, that a letter of them holds; else it is the vector
 
 
 class Parcel(NamedTuple):
@@ -54,7 +59,12 @@ class Parcel(NamedTuple):
 
 def fits(rows: int, width: int, size: int) -> bool:
     """Whether so many rows are a shorter letter than the vector of ``size`` numbers."""
-    return _HEAD + rows * (width + 1) < size
+    return rows <= most_rows(width, size)
+
+
+def most_rows(width: int, size: int) -> int:
+    """Rows of a letter that is shorter than the vector of ``size`` numbers."""
+    return max(0, (size - _HEAD - 1) // (width + 1))
 
 
 class NodeRows:
@@ -85,13 +95,17 @@ class NodeRows:
         return self._base * math.exp(float(self._scales[0]))
 
     def take(self, version: int) -> Parcel:
-        """What is to be pushed, while nobody writes; the rows count as not moved from now on."""
+        """What is to be pushed, while nobody writes; its rows count as not moved from now on."""
         self._scales[2] = 1
         row = self.touched.nonzero()[:, 0]
-        self.touched.zero_()
         u, base = self._views()
         logarithm = self._replica.scale.logarithm
         increments = (u[row] - base[row]).mul_(math.exp(logarithm))
+        most = most_rows(self.width, len(self._replica))
+        if _NEARLY_ALL * len(row) <= most < len(row):
+            far = increments.abs().sum(1).topk(most, sorted=False).indices.sort().values
+            row, increments = row[far], increments[far]
+        self.touched[row] = 0
         return Parcel(math.exp(logarithm - float(self._scales[0])), version, row, increments)
 
     def dense(self, parcel: Parcel) -> Tensor:
