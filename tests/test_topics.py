@@ -118,11 +118,24 @@ def test_what_makes_no_sense_is_refused(path, folder, capsys, tmp_path):
         assert words in said, (arguments, said)
 
 
-def test_other_words_are_refused(folder, capsys, tmp_path):
+def test_other_words_are_found_by_their_names_or_refused(folder, capsys, tmp_path):
     other = tmp_path / "docword.other.txt"
     write(generate(documents=5, vocabulary=70, topics=2, seed=0).corpus, other, "uci")
-    said = refused(capsys, "topics", "evaluate", folder, other)
-    assert "vocabulary" in said or "words" in said
+    assert "over 70 words" in refused(capsys, "topics", "evaluate", folder, other)
+    names = tmp_path / "vocab.other.txt"
+    names.write_text("".join(f"strange{v}\n" for v in range(70)))
+    assert "Not a word" in refused(capsys, "topics", "evaluate", folder, other)
+    names.write_text("".join(f"word{v:03}\n" for v in reversed(range(70))))
+    assert run("topics", "evaluate", folder, other) == 0
+
+
+def test_transform_says_which_row_is_which_document(folder, tmp_path):
+    gap = tmp_path / "docword.gap.txt"
+    gap.write_text("3\n100\n2\n1 2 5\n3 7 1\n")  # its second document has no word
+    assert run("topics", "transform", folder, gap, "--out", tmp_path / "w.npz") == 0
+    found = np.load(tmp_path / "w.npz")
+    assert found["documents"].tolist() == [0, 2]
+    assert len(found["topics"]) == 2
 
 
 # -- real processes -----------------------------------------------------------------------------------------
@@ -154,23 +167,25 @@ def documents(folder, replica):
     return mine[-1]["env_steps"] if mine else 0
 
 
-@pytest.mark.parametrize("strategy", ["hogwild", "dpsgd", "gala"])
-def test_a_killed_worker_is_named_and_the_others_go_on(path, tmp_path, strategy):
+@pytest.mark.parametrize(("strategy", "victim"), [("hogwild", 1), ("dpsgd", 0), ("dpsgd", 1), ("gala", 1)])
+def test_a_killed_worker_is_named_and_the_others_go_on(path, tmp_path, strategy, victim):
     folder = tmp_path / "run"
     more = ("--strategy", strategy, "--replicas", 2, "--minutes", 0.4, "--record-every-seconds", 0.2)
     process = start(path, folder, *more)
     try:
         until(lambda: documents(folder, 1) > 0 and documents(folder, 0) > 0)
         roles = [json.loads(line) for line in (folder / "roles.jsonl").read_text().splitlines()]
-        os.kill(next(r["pid"] for r in roles if r["role"] == "replica" and r["index"] == 1), signal.SIGKILL)
-        at_death = documents(folder, 0)
+        os.kill(
+            next(r["pid"] for r in roles if r["role"] == "replica" and r["index"] == victim), signal.SIGKILL
+        )
+        at_death = documents(folder, 1 - victim)
         said, _ = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 0, said
     facts = summary(folder)
-    assert facts["dead_replicas"] == [1]
-    assert documents(folder, 0) > at_death
+    assert facts["dead_replicas"] == [victim]
+    assert documents(folder, 1 - victim) > at_death
     assert facts["perplexity"] < 50
 
 

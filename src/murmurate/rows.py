@@ -22,8 +22,9 @@ from murmurate.native import kernels
 T = TypeVar("T")
 
 _PATIENCE_SECONDS, _PAUSE_SECONDS = 1.0, 50e-6
-LEAST_SCALE = 1e-20  # below it the vector is multiplied by it
-_NO_SMALLER = 1e-34  # below it numbers of the vector would not be finite
+# Below the first the vector is multiplied by its scale; below the second nobody shrinks it further before
+# that. float32 ends at 3e38, and numbers of a vector may be counts of 1e15.
+LEAST_SCALE, _NO_SMALLER = 1e-10, 1e-20
 
 
 class Rows(NamedTuple):
@@ -43,16 +44,22 @@ class Rows(NamedTuple):
         return gradient
 
 
-def check_rows(rows: Rows, size: int) -> None:
-    """Raise ValueError for rows that a vector of ``size`` numbers does not have."""
+def check_rows(rows: Rows, x: Tensor) -> None:
+    """Raise ValueError for rows that a vector x [N] does not have, or numbers that it cannot take."""
     row, values = rows.row, rows.values
-    if row.dim() != 1 or values.dim() != 2 or len(row) != len(values) or size % values.shape[1]:
+    shaped = row.dim() == 1 and values.dim() == 2 and len(row) == len(values) and values.shape[1] > 0
+    if not shaped or x.numel() % values.shape[1]:
         raise ValueError(
             "rows are row [R] and values [R, W] of a vector of so many whole rows; these are "
-            f"{list(row.shape)} and {list(values.shape)} for {size} numbers"
+            f"{list(row.shape)} and {list(values.shape)} for {x.numel()} numbers"
         )
-    if len(row) and not 0 <= int(row.min()) <= int(row.max()) < size // values.shape[1]:
-        raise ValueError(f"there is no row {int(row.max())}: the vector has {size // values.shape[1]}")
+    if row.dtype != torch.int64 or values.dtype != x.dtype or {row.device, values.device} != {x.device}:
+        raise ValueError(
+            f"rows are int64 and their values {x.dtype}, both on {x.device}; these are {row.dtype} on "
+            f"{row.device} and {values.dtype} on {values.device}"
+        )
+    if len(row) and not 0 <= int(row.min()) <= int(row.max()) < x.numel() // values.shape[1]:
+        raise ValueError(f"there is no row {int(row.max())}: the vector has {x.numel() // values.shape[1]}")
 
 
 def check_plain(optimizer: torch.optim.Optimizer, clip: float | None, name: str) -> None:
@@ -82,17 +89,28 @@ class Scale:
 
     Each writes its own cell alone, so nothing is lost where several shrink one vector without a lock. To
     multiply the scale into the vector one of them closes it for a moment: that waits for those who write,
-    and who has read meanwhile reads again.
+    and who has read meanwhile reads again. Who closes it is settled by Lamport's bakery (1974).
     """
 
     def __init__(self) -> None:
-        self._logs = torch.zeros(1, dtype=torch.float64)
-        self._marks = torch.zeros(2, dtype=torch.int64)  # how often it was closed and opened; who writes
-        self._own = 0
+        self.share(torch.zeros(1, dtype=torch.float64), torch.zeros(self.marks(1), dtype=torch.int64), 0)
+
+    @staticmethod
+    def marks(members: int) -> int:
+        """How many marks so many members need: how often it was closed and opened; who writes; who is drawing
+        a number, and the numbers drawn."""
+        return 1 + 3 * members
 
     def share(self, logs: Tensor, marks: Tensor, own: int) -> None:
-        """logs: [members] float64, marks: [1 + members] int64, in shared memory. own: our cell of them."""
-        self._logs, self._marks, self._own = logs, marks, own
+        """logs: [members] float64, marks: [marks(members)] int64, in shared memory. own: our cell of them."""
+        self._logs, self._own = logs, own
+        self._turn, n = marks[:1], len(logs)
+        self._writing, self._drawing, self._number = marks[1:].view(3, n).unbind(0)
+
+    @property
+    def shared(self) -> bool:
+        """Whether others may write to the vector."""
+        return len(self._logs) > 1
 
     @property
     def value(self) -> float:
@@ -119,14 +137,16 @@ class Scale:
         return by == 1
 
     def await_room(self, make: Callable[[], None]) -> None:
-        """``make`` room where the scale has become small; another member may have to, and is waited for."""
+        """``make`` room where the scale has become small. Raises RuntimeError if that does not come about."""
         if self.value >= LEAST_SCALE:
             return
         make()
         end = time.monotonic() + 10 * _PATIENCE_SECONDS
         while self.value < _NO_SMALLER:
             if time.monotonic() > end:
-                raise RuntimeError("nobody multiplied the scale in: is the lowest living replica stopped?")
+                raise RuntimeError(
+                    "the scale cannot be multiplied in: has a replica been stopped in a write?"
+                )
             time.sleep(_PAUSE_SECONDS)
             make()
 
@@ -141,45 +161,70 @@ class Scale:
         while True:
             turn = self._await_open()
             found = look(self.value)
-            if int(self._marks[0]) == turn:
+            if int(self._turn[0]) == turn:
                 return found
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """While the vector is written to; nobody closes it meanwhile."""
-        cell = self._own + 1
         while True:
-            self._marks[cell] = 1
+            self._writing[self._own] = 1
             _fence()  # who closes it looks at the cells after it has closed
-            if int(self._marks[0]) % 2 == 0:
+            if int(self._turn[0]) % 2 == 0:
                 break
-            self._marks[cell] = 0
+            self._writing[self._own] = 0
             self._await_open()
         try:
             yield
         finally:
             _fence()
-            self._marks[cell] = 0
+            self._writing[self._own] = 0
 
     @contextlib.contextmanager
     def closed(self, living: Sequence[int]) -> Iterator[bool]:
-        """The vector for one alone; False if one of ``living`` has been writing for too long. Only one
-        member may call this."""
-        self._marks[0] += 1
-        _fence()
-        try:
-            end = time.monotonic() + _PATIENCE_SECONDS
-            others = [rank for rank in living if rank != self._own]
-            while (busy := any(int(self._marks[r + 1]) for r in others)) and time.monotonic() < end:
+        """The vector for one alone; False if one of ``living`` has been in the way for too long."""
+        others = [rank for rank in living if rank != self._own]
+        end = time.monotonic() + _PATIENCE_SECONDS
+
+        def awaited(busy: Callable[[int], bool]) -> bool:
+            while any(busy(rank) for rank in others):
+                if time.monotonic() > end:
+                    return False
                 time.sleep(_PAUSE_SECONDS)
-            yield not busy
-        finally:
+            return True
+
+        try:
+            if not self._has_turn(awaited):
+                yield False
+                return
+            self._turn[0] += 1
             _fence()
-            self._marks[0] += 1
+            try:
+                yield awaited(lambda rank: bool(self._writing[rank]))
+            finally:
+                _fence()
+                self._turn[0] += 1
+        finally:
+            self._number[self._own] = 0
+
+    def _has_turn(self, awaited: Callable[[Callable[[int], bool]], bool]) -> bool:
+        """Draw a number, and wait for those with lower ones."""
+        self._drawing[self._own] = 1
+        _fence()
+        mine = self._number[self._own] = int(self._number.max()) + 1
+        _fence()
+        self._drawing[self._own] = 0
+        _fence()
+
+        def first(rank: int) -> bool:
+            theirs = int(self._number[rank])
+            return theirs > 0 and (theirs, rank) < (mine, self._own)
+
+        return awaited(lambda rank: bool(self._drawing[rank])) and awaited(first)
 
     def _await_open(self) -> int:
         end = time.monotonic() + 10 * _PATIENCE_SECONDS
-        while (turn := int(self._marks[0])) % 2:
+        while (turn := int(self._turn[0])) % 2:
             if time.monotonic() > end:
                 raise RuntimeError(
                     "whoever multiplied the scale into the shared vector died in the middle, and what it "

@@ -25,9 +25,12 @@ def state_of(replica: Replica) -> dict[str, Any]:
     }
     if not replica.shape_aware:
         optimizer = {k: _logical(replica, k, v) for k, v in optimizer.items()}
+    vector, logarithm = replica.scale.steady(
+        lambda _: (replica.params.detach().clone(), replica.scale.logarithm)
+    )
     return {
-        "params": {name: values.detach().clone() for name, values in replica.named_views()},
-        "log_scale": replica.scale.logarithm,
+        "params": {name: values.clone() for name, values in replica.named_views(vector)},
+        "log_scale": logarithm,
         "optimizer": optimizer,
         "buffers": {name: b.detach().clone() for name, b in replica.module.named_buffers()},
         "learning_rates": [group["lr"] for group in replica.optimizer.param_groups],

@@ -26,7 +26,7 @@ from murmurate.run_spec import Run
 from murmurate.session import Finish, train
 from murmurate.strategies import strategy
 from murmurate.workloads.corpus import Corpus
-from murmurate.workloads.reading import read
+from murmurate.workloads.reading import Skipped, kind_of, read, vocabulary_beside
 
 _SHORT = {  # options of ``fit`` by shorter names
     **{name: f"agent.{name}" for name in ("topics", "batch", "alpha", "prior", "iterations", "tolerance")},
@@ -34,7 +34,20 @@ _SHORT = {  # options of ``fit`` by shorter names
         name: f"agent.{name}"
         for name in ("step-rule", "rate", "delay", "forgetting", "init", "validate-every")
     },
-    **{name: f"world.{name}" for name in ("kind", "vocabulary", "validation", "test", "skip-bad", "cache")},
+    **{
+        name: f"world.{name}"
+        for name in (
+            "kind",
+            "vocabulary",
+            "validation",
+            "test",
+            "skip-bad",
+            "cache",
+            "one-based",
+            "transpose",
+            "vocabulary-size",
+        )
+    },
 }
 
 
@@ -160,39 +173,53 @@ i { display: inline-block; height: .7em; background: #9cc3e4; margin-right: .5em
 """
 
 
-def _other(it: Found, path: Path, kind: str | None, skip_bad: bool) -> Corpus:
-    """Another corpus over the same words. Raises Refusal where they are not the same."""
-    mine = it.world.whole()
-    other = read(path, kind=kind, vocabulary=mine.vocabulary, skip_bad=skip_bad)
-    if other.vocabulary_size != mine.vocabulary_size:
-        raise Refusal(
-            f"{path} is over {other.vocabulary_size:,} words, the topics over {mine.vocabulary_size:,}. "
-            "Give a corpus with the same vocabulary."
-        )
-    return other
+def _other(it: Found, options: argparse.Namespace) -> tuple[Corpus, Skipped]:
+    """Another corpus over the run's words, and what of its source is not in it. Words that the run does not
+    know are left out. Raises Refusal where it cannot be told which words it is over."""
+    mine, path, skipped = it.world.whole(), options.corpus, Skipped()
+    kind = options.kind or kind_of(path)
+    given: dict[str, Any] = {"kind": kind, "skip_bad": options.skip_bad, "one_based": options.one_based}
+    if kind == "text":
+        return read(path, vocabulary=mine.vocabulary, skipped=skipped, **given), skipped
+    if kind in ("lda-c", "svmlight") and not vocabulary_beside(path).exists():
+        given["vocabulary_size"] = mine.vocabulary_size
+    other = read(path, skipped=skipped, **given)
+    if other.vocabulary is None or mine.vocabulary is None or other.vocabulary == mine.vocabulary:
+        if other.vocabulary_size != mine.vocabulary_size:
+            raise Refusal(
+                f"{path} is over {other.vocabulary_size:,} words, the topics over {mine.vocabulary_size:,}. "
+                "Give a corpus with the same vocabulary, or one that names its words."
+            )
+        return other, skipped
+    return other.over(mine.vocabulary), skipped
 
 
 def transform_command(options: argparse.Namespace, rest: list[str]) -> int:
     if options.out.suffix not in (".npz", ".parquet"):
         raise Refusal(f"{options.out} is neither .npz nor .parquet: say which with --out.")
+    if not options.out.resolve().parent.is_dir():
+        raise Refusal(f"There is no folder {options.out.resolve().parent} to write to. Make it first.")
     it = load(options.folder)
-    corpus = _other(it, options.corpus, options.kind, options.skip_bad)
+    corpus, skipped = _other(it, options)
     weights = it.topics.transform(corpus)
+    documents = np.setdiff1d(np.arange(len(corpus) + len(skipped.documents)), skipped.documents)
     if options.out.suffix == ".npz":
-        np.savez_compressed(options.out, topics=weights)
+        np.savez_compressed(options.out, topics=weights, documents=documents)
     else:
-        _write_parquet(options.out, weights)
+        _write_parquet(options.out, weights, documents)
     print(f"{len(weights):,} documents x {weights.shape[1]} topics in {options.out}")
+    if len(skipped.documents):
+        print(f"{skipped}; the column documents says which row is which")
     return 0
 
 
-def _write_parquet(path: Path, weights: Any) -> None:
+def _write_parquet(path: Path, weights: Any, documents: Any) -> None:
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         raise MissingExtra("pyarrow", "topics", "A parquet file") from error
-    columns = {f"topic_{k}": weights[:, k] for k in range(weights.shape[1])}
+    columns = {"documents": documents} | {f"topic_{k}": weights[:, k] for k in range(weights.shape[1])}
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
 
 
@@ -204,7 +231,7 @@ def evaluate_command(options: argparse.Namespace, rest: list[str]) -> int:
         if not len(documents):
             raise Refusal("the run kept no test documents back. Name a corpus to evaluate on.")
     else:
-        documents = _other(it, options.corpus, options.kind, skip_bad=False)
+        documents, _ = _other(it, options)
     result = measures(it, documents, options.seed)
     if options.json:
         print(json.dumps(result))

@@ -37,16 +37,22 @@ def add_verbs(verbs: Any, told: Callable[[Any, Path], int]) -> None:
     weigh.add_argument("folder", type=Path)
     weigh.add_argument("corpus", type=Path)
     weigh.add_argument("--out", type=Path, required=True)
-    weigh.add_argument("--kind", default=None)
-    weigh.add_argument("--skip-bad", action="store_true")
+    _reads(weigh)
     weigh.set_defaults(act=_later("transform_command"))
     judge = verbs.add_parser("evaluate", help="perplexity of the test documents, or of other ones")
     judge.add_argument("folder", type=Path)
     judge.add_argument("corpus", type=Path, nargs="?")
-    judge.add_argument("--kind", default=None)
+    _reads(judge)
     judge.add_argument("--seed", type=int, default=0, help="of which words are kept back")
     judge.add_argument("--json", action="store_true")
     judge.set_defaults(act=_later("evaluate_command"))
+
+
+def _reads(verb: argparse.ArgumentParser) -> None:
+    """How another corpus is to be read."""
+    verb.add_argument("--kind", default=None)
+    verb.add_argument("--skip-bad", action="store_true")
+    verb.add_argument("--one-based", type=lambda word: word == "true", default=None, metavar="true|false")
 
 
 def _later(name: str) -> Callable[[argparse.Namespace, list[str]], int]:

@@ -265,6 +265,11 @@ class Replica:
                 f"the loss of replica '{self.name}' is {loss.item()} at its update {self.clock}. "
                 "A smaller learning rate or gradient clipping usually helps."
             )
+        if self.scale.logarithm:
+            raise ValueError(
+                f"replica '{self.name}' has followed gradients of rows, so its module shows a scaled vector: "
+                "call replica.fold() before a loss is computed."
+            )
         # not backward, for which the gradient must be cleared, to add to it: three passes instead of one
         gradients = torch.autograd.grad(loss, self.own_parameters(), allow_unused=True)
         if not self._checked:
@@ -285,13 +290,14 @@ class Replica:
         Raises ValueError for a wrong shape, and for rows with an optimizer that is not plain SGD.
         """
         if isinstance(gradient, Rows):
-            check_rows(gradient, len(self))
+            check_rows(gradient, self._storage)
             check_plain(self.optimizer, self.clip, self.name)
             if self.keeps_scale:
                 self._pending = gradient
             else:
                 self._storage_grad.copy_(gradient.dense(self._storage))
             return self._agree()
+        self._leave_scale()
         if gradient.shape != self._storage_grad.shape:
             raise ValueError(f"gradient has shape {tuple(gradient.shape)}, the vector ({len(self)},)")
         self._storage_grad.copy_(gradient)
@@ -305,8 +311,19 @@ class Replica:
 
     def values(self) -> Tensor:
         """[N] the parameters with their scale multiplied out: the vector itself where that is 1."""
-        scale = self.scale.value
-        return self._storage if scale == 1.0 else self._storage * scale
+        return self.scale.steady(lambda scale: self._storage if scale == 1.0 else self._storage * scale)
+
+    def _leave_scale(self) -> None:
+        """A dense gradient is of the parameters themselves. Raises ValueError where others follow rows."""
+        if self.scale.logarithm == 0.0:
+            return
+        if self.scale.shared or self.touched is not None:
+            raise ValueError(
+                f"replica '{self.name}' follows gradients of rows on a vector that it shares: let all of its "
+                "gradients be rows, or all be dense."
+            )
+        self.fold()
+        self.reload()
 
     def fold(self) -> None:
         """Multiply the scale into the vector; nobody else may be writing to it."""

@@ -15,7 +15,7 @@ from murmurate.losses.topics import Documents, expected_topics, fold_in
 from murmurate.replicator import Replicator
 from murmurate.rows import Rows
 from murmurate.spec import Batch, EnvSpec
-from murmurate.strategies._parcels import NodeRows
+from murmurate.strategies._parcels import MasterRows, NodeRows, Parcel
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.gala import GALA
@@ -155,6 +155,7 @@ def test_a_late_answer_leaves_topics_that_can_be_read():
     def worker(door):
         replicator = Replicator(strategy, door)
         it = learner(replicator.replicate, model)
+        it.replica.keeps_scale = False  # whole vectors go to and fro
         if is_centre(door):
             serve_until(replicator, door)
             return it.found()
@@ -373,7 +374,48 @@ def test_rows_that_a_letter_does_not_hold_wait_for_the_next():
         assert len(parcel.pack()) < rows * width
         assert (7 in parcel.row) == (number == 1)
         taken[parcel.row] += parcel.values
-        node.advance(parcel)
+        node.advance(parcel, alone=True)
     torch.testing.assert_close(taken, moves)
     assert not len(node.take(0).row)
     torch.testing.assert_close(node.values().view(rows, width), moves)
+
+
+def test_letters_that_nobody_packed_are_refused_and_change_nothing():
+    module = torch.nn.Module()
+    module.matrix = torch.nn.Parameter(torch.ones(20, 16))
+    master = MasterRows(Replica("x", module, lambda parameters: torch.optim.SGD(parameters, lr=1.0)))
+    good = Parcel(0.9, 0, torch.tensor([3, 19]), torch.ones(2, 16)).pack()
+    assert master.is_sound(good)
+    wrong = [
+        good[:3],
+        good[:-1],
+        Parcel(0.9, 0, torch.tensor([3, 20]), torch.ones(2, 16)).pack(),
+        Parcel(0.9, 0, torch.tensor([-1, 2]), torch.ones(2, 16)).pack(),
+        Parcel(0.0, 0, torch.tensor([3]), torch.ones(1, 16)).pack(),
+        Parcel(float("nan"), 0, torch.tensor([3]), torch.ones(1, 16)).pack(),
+        Parcel(0.9, 0, torch.tensor([3]), torch.full((1, 16), float("nan"))).pack(),
+    ]
+    assert not any(master.is_sound(letter) for letter in wrong)
+    assert all(len(master.answer(letter)) == 320 for letter in wrong)
+
+
+def test_a_push_whose_answer_is_lost_counts_once():
+    """Its leader died: the next push is from the same version, and the answer to that is by both."""
+    rows, width = 50, 16
+    module = torch.nn.Module()
+    module.matrix = torch.nn.Parameter(torch.ones(rows, width))
+    replica = Replica("x", module, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    node = NodeRows(replica, torch.ones(rows * width), lambda key, like: like)
+    replica.keeps_scale = True
+    v = torch.ones(rows, width, dtype=torch.float64)
+    for _ in range(2):  # the answer to the first never comes
+        replica.follow(Rows(torch.arange(5), torch.ones(5, width)))
+        parcel = node.take(0)
+        node.advance(parcel, alone=True)
+        v *= parcel.factor
+        v[parcel.row] += parcel.values
+    factor = 0.81  # both pushes are folded with rho = 1
+    answer = Parcel(factor, 2, torch.arange(5), v[:5].float()).pack()
+    node.pull(answer, afresh=False)
+    torch.testing.assert_close(node.values().view(rows, width), v.float(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(replica.values().view(rows, width), v.float(), rtol=1e-5, atol=0)

@@ -117,6 +117,27 @@ def test_expected_topics(backend, k):
     assert (beta[:, k:] == 0).all()
 
 
+def test_what_the_kernels_cannot_take_is_refused_or_left_to_the_twin(backend):
+    documents, beta, alpha = problem()
+    with pytest.raises(ValueError, match="word must be torch"):
+        fold_in(replace(documents, word=documents.word.long()), beta, alpha, topics=5)
+    with pytest.raises(ValueError, match="gamma must be shaped"):
+        fold_in(documents, beta, alpha, topics=5, gamma=torch.ones(3, 16))
+    x, total = beta[:, :10].clone(), torch.full((10,), 9.0, dtype=torch.float64)
+    with pytest.raises(ValueError, match="there is no word 40"):
+        expected_topics(x, torch.tensor([40]), total, topics=5, prior=0.1)
+    row = torch.tensor([3, 1])
+    narrow = expected_topics(x, row, total, topics=5, prior=0.1)  # ten are no whole register
+    wide = expected_topics(
+        torch.cat([x, torch.zeros(40, 6)], 1), row, torch.cat([total, total[:6]]), topics=5, prior=0.1
+    )
+    torch.testing.assert_close(narrow[:, :5], wide[:, :5], rtol=1e-5, atol=0)
+    found = fold_in(documents, beta[:, :10], alpha[:10], topics=5)
+    torch.testing.assert_close(
+        found.gamma[:, :5], fold_in(documents, beta, alpha, topics=5).gamma[:, :5], rtol=1e-4, atol=1e-4
+    )
+
+
 def test_the_bound_is_the_oracles(backend):
     documents, beta, alpha = problem()
     gamma = fold_in(documents, beta, alpha, topics=5, iterations=50).gamma

@@ -31,6 +31,8 @@ class CorpusWorld:
     validation, test: documents kept back, as a number or, below 1, as a share.
     split_seed: decides which ones. skip_bad: leave out what cannot be read, and count it, instead of
         refusing the corpus. cache: folder for the converted corpus; none is beside it.
+    transpose: a Matrix Market file is [words, documents]. one_based: whether ids begin at 1 (SVMlight has to
+        be told). vocabulary_size: V, where the format does not say.
     """
 
     path: str = ""
@@ -41,6 +43,9 @@ class CorpusWorld:
     split_seed: int = 0
     skip_bad: bool = False
     cache: str | None = None
+    transpose: bool = False
+    one_based: bool | None = None
+    vocabulary_size: int | None = None
 
     name: ClassVar[str] = "corpus"
     holds: ClassVar[str] = "documents"
@@ -110,6 +115,9 @@ def _read(world: CorpusWorld) -> Corpus:
         vocabulary=None if world.vocabulary is None else Path(world.vocabulary),
         skip_bad=world.skip_bad,
         cache=None if world.cache is None else Path(world.cache),
+        transpose=world.transpose,
+        one_based=world.one_based,
+        vocabulary_size=world.vocabulary_size,
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from murmurate.fabric.arena import fence
@@ -118,6 +119,14 @@ class Box:
         lent[slot] = 1
         letters[slot] = weakref.ref(letter, give_back)
         return letter
+
+
+def check_letter(x: Tensor, count: int, dtype: torch.dtype) -> None:
+    """Raise ValueError for what cannot be a letter of a channel for ``count`` numbers of ``dtype``."""
+    if not 0 < x.numel() <= count:
+        raise ValueError(f"a letter has 1 to {count} numbers, this one {x.numel()}")
+    if x.numel() < count and x.dtype != dtype:
+        raise ValueError(f"a short letter goes as it is, in the channel's {dtype}; this one is {x.dtype}")
 
 
 def tag_words(known: dict[str, bytes], tag: str) -> bytes:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from murmurate.fabric._box import HEAD, Box, Cells, tag_words
+from murmurate.fabric._box import HEAD, Box, Cells, check_letter, tag_words
 from murmurate.fabric.arena import Arena
 from murmurate.fabric.interface import Letter, Traffic
 from murmurate.fabric.roster import Roster
@@ -67,6 +67,7 @@ class Letterbox:
 
     def send(self, to: int, tag: str, x: Tensor, note: float, patience_seconds: float) -> bool:
         words = tag_words(self._words, tag)
+        check_letter(x, self._letters.shape[-1], self._dtype)
         box, board = self._outgoing[to], self._roster.board
         mark = self._mark(self.rank, to)
         found: int | None = None

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmurate.fabric._box import tag_words
+from murmurate.fabric._box import check_letter, tag_words
 from murmurate.fabric._compress import Behind, Codec, Feedback, Filling
 from murmurate.fabric._desk import STREAMS, Desk, Into, Lane
 from murmurate.fabric._hub import Hub
@@ -92,6 +92,7 @@ class Postbox:
         """To be called without the lock, by one thread for each (to, tag)."""
         hub = self._hub
         tag_words(self._words, tag)
+        check_letter(x, self._count, self._dtype)
         lane: Lane | None = None
         slot: int | None = None
         with hub.lock:

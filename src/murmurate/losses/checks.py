@@ -20,6 +20,13 @@ def check_shape(shape: torch.Size, like: str, **tensors: Tensor) -> None:
             raise ValueError(f"{name} must be shaped {list(shape)} like {like}, but it is {list(x.shape)}")
 
 
+def check_kind(dtype: torch.dtype, **tensors: Tensor) -> None:
+    """Raise ``ValueError`` unless each named tensor is of ``dtype``."""
+    for name, x in tensors.items():
+        if x.dtype != dtype:
+            raise ValueError(f"{name} must be {dtype}, but it is {x.dtype}")
+
+
 def check_bool(**tensors: Tensor) -> None:
     """Raise ``ValueError`` unless each named tensor is a mask."""
     for name, x in tensors.items():

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from murmurate.losses.checks import check_rank, check_shape
+from murmurate.losses.checks import check_kind, check_rank, check_shape
 from murmurate.native import kernels
 
 LANES = 16
@@ -80,14 +80,17 @@ def expected_topics(
         [R, W]; 0 from K on.
 
     Raises:
-        ValueError: on a wrong rank or shape.
+        ValueError: on a wrong rank, shape or dtype, or a word that x has not.
     """
     check_rank(2, x=x)
     check_rank(1, row=row, total=total)
-    check_shape(x[0].shape, "a row", total=total)
+    check_shape(x.shape[1:], "a row", total=total)
+    check_kind(torch.int64, row=row)
+    if len(row) and not 0 <= int(row.min()) <= int(row.max()) < len(x):
+        raise ValueError(f"there is no word {int(row.max())}: x has {len(x)}")
     factor = torch.zeros(x.shape[1], dtype=torch.float32, device=x.device)
     factor[:topics] = torch.exp(-torch.digamma(total[:topics])).float()
-    if kernels is None or not _plain(x):
+    if kernels is None or not _plain(x, rows=True):
         beta = _exp_digamma(prior + scale * x[row]) * factor
         beta[:, topics:] = 0.0
         return beta
@@ -133,13 +136,17 @@ def fold_in(
         gamma: [G, W] to begin with; None begins at 1.
 
     Raises:
-        ValueError: on a wrong rank or shape, or a word without a row.
+        ValueError: on a wrong rank, shape or dtype, or a word without a row.
     """
     check_rank(2, beta=beta)
     check_rank(1, alpha=alpha, starts=documents.starts, word=documents.word, times=documents.times)
     check_shape(beta[0].shape if len(beta) else alpha.shape, "a row of beta", alpha=alpha)
     check_shape(documents.word.shape, "word", times=documents.times)
     check_starts(documents)
+    check_kind(torch.int32, word=documents.word)
+    check_kind(torch.float32, times=documents.times)
+    if gamma is not None:
+        check_shape(torch.Size((len(documents), len(alpha))), "documents and topics", gamma=gamma)
     if len(documents.word) and not 0 <= int(documents.word.min()) <= int(documents.word.max()) < len(beta):
         raise ValueError(f"a word has no row: beta has {len(beta)}")
     start = gamma
@@ -147,11 +154,11 @@ def fold_in(
     statistics = torch.zeros_like(beta)
     if not len(documents.word):
         return Folded(alpha.expand_as(gamma).clone(), statistics, 0)
-    if kernels is None or not _plain(beta):
+    if kernels is None or not _plain(beta, rows=True):
         return _fold_in(documents, beta, alpha, topics, iterations, tolerance, gamma)
     parts = documents.starts, documents.word, documents.times
     starts, word, times = (part.contiguous() for part in parts)
-    beta, alpha = beta.contiguous(), alpha.contiguous()
+    alpha, gamma = alpha.float().contiguous(), gamma.float().contiguous()
     done = kernels.fold_in(
         starts.data_ptr(), word.data_ptr(), times.data_ptr(), len(documents), beta.data_ptr(), beta.shape[1],
         topics, alpha.data_ptr(), iterations, tolerance, gamma.data_ptr(), statistics.data_ptr(),
@@ -160,7 +167,7 @@ def fold_in(
     return Folded(gamma, statistics, done)
 
 
-_PIECE = 1 << 16
+_PIECE = 1 << 14
 _LEAST = 1e-30  # as in the compiled kernel: a word that no topic has divides nothing by 0
 
 
@@ -216,7 +223,7 @@ def _dots(starts: Tensor, columns: Tensor, theta: Tensor, beta: Tensor, shape: t
         return found
     except RuntimeError:  # a torch without MKL
         document = torch.repeat_interleave(torch.arange(shape[0], device=beta.device), starts.diff())
-        return torch.cat([(theta[document[k]] * beta[columns[k]]).sum(1) for k in _pieces(len(columns))])
+        return torch.cat([(theta[document[k]] * beta[columns[k]]).sum(1) for k in pieces(len(columns))])
 
 
 def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -225,13 +232,15 @@ def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]
         return torch.sparse_csr_tensor(starts, columns, values, shape, check_invariants=False)
 
 
-def _pieces(count: int) -> list[slice]:
+def pieces(count: int) -> list[slice]:
     """So that what is gathered stays small."""
     return [slice(start, start + _PIECE) for start in range(0, count, _PIECE)]
 
 
-def _plain(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.dtype == torch.float32
+def _plain(x: Tensor, rows: bool = False) -> bool:
+    """Whether the compiled kernels take it; ``rows``: whole registers of them, side by side."""
+    fits = not rows or (x.is_contiguous() and x.shape[1] % LANES == 0)
+    return x.device.type == "cpu" and x.dtype == torch.float32 and fits
 
 
 def document_bound(
@@ -251,7 +260,7 @@ def document_bound(
     )
     theta = torch.exp(log_theta)
     likely = torch.zeros(len(documents), dtype=torch.float64, device=beta.device)
-    for k in _pieces(len(document)):
+    for k in pieces(len(document)):
         p = (theta[document[k]] * beta[documents.word[k].long(), :topics].double()).sum(1)
         likely.index_add_(0, document[k], documents.times[k].double() * torch.log(p + _LEAST))
     prior = torch.lgamma(a.sum()) - torch.lgamma(a).sum() + ((a - 1) * log_theta).sum(1)

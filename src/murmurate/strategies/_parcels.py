@@ -29,6 +29,7 @@ from murmurate.strategies.interface import require
 from murmurate.vector import Replica
 
 _HEAD = 6  # three float64 as float32
+_MOST_SHRUNK = -25.0  # logarithm of a scale at which what it scales has lost its numbers' digits
 _VERSIONS = 10_000  # of v whose scale the master remembers
 _NEARLY_ALL = 0.9  # of the rows that have moved, that a letter of them holds; else it is the vector
 
@@ -51,10 +52,18 @@ class Parcel(NamedTuple):
 
     @classmethod
     def unpack(cls, x: Tensor, width: int) -> Parcel:
-        factor, version, rows = x[:_HEAD].clone().view(torch.float64).tolist()
+        """Raises ValueError for a letter that nobody packed."""
+        factor, version, rows = (
+            x[:_HEAD].clone().view(torch.float64).tolist() if len(x) >= _HEAD else (0, 0, -1)
+        )
+        if not (0 < factor < math.inf and rows >= 0 and len(x) == _HEAD + rows * (width + 1)):
+            raise ValueError(f"a letter of {len(x)} numbers is no parcel of rows of {width}")
         end = _HEAD + int(rows)
         row = x[_HEAD:end].clone().view(torch.int32).long()
-        return cls(factor, int(version), row, x[end:].reshape(-1, width))
+        values = x[end:].reshape(-1, width)
+        if not bool(torch.isfinite(values).all()):
+            raise ValueError("rows that are not finite")
+        return cls(factor, int(version), row, values)
 
 
 def fits(rows: int, width: int, size: int) -> bool:
@@ -71,17 +80,24 @@ class NodeRows:
     """What the threads of a node know together of its scaled u and base.
 
     scales: [3] float64, shared: the base's logarithm, that of s_m of the last push, and whether rows were
-    followed at all. touched: [N / W] uint8, shared: rows moved since the last push.
+    followed at all. touched: [N / W] uint8, shared: 1 for rows moved since the last push, 2 for those of a
+    push that may not have arrived. A row too many costs its bytes and nothing else: what is pushed is u - v.
     """
 
     def __init__(self, replica: Replica, base: Tensor, shared: Callable[[str, Tensor], Tensor]) -> None:
         self.width = replica.row_width or 1
         self._replica, self._base = replica, base
+        self._foreign = False
         self._scales = shared("scales", torch.zeros(3, dtype=torch.float64))
         rows = len(replica) // self.width if replica.row_width else 1
         self.touched = shared("touched", torch.zeros(rows, dtype=torch.uint8))
         if replica.row_width:
             replica.touched = self.touched
+
+    @property
+    def stretched(self) -> bool:
+        """u has shrunk so much since the last push that the pulled v hardly counts in it any more."""
+        return self._replica.scale.logarithm - float(self._scales[0]) < _MOST_SHRUNK
 
     @property
     def used(self) -> bool:
@@ -95,8 +111,9 @@ class NodeRows:
         return self._base * math.exp(float(self._scales[0]))
 
     def take(self, version: int) -> Parcel:
-        """What is to be pushed, while nobody writes; its rows count as not moved from now on."""
+        """What is to be pushed, while nobody writes. version: of v in the base (of a joiner's: none)."""
         self._scales[2] = 1
+        version = -1 if self._foreign else version
         row = self.touched.nonzero()[:, 0]
         u, base = self._views()
         logarithm = self._replica.scale.logarithm
@@ -105,7 +122,7 @@ class NodeRows:
         if _NEARLY_ALL * len(row) <= most < len(row):
             far = increments.abs().sum(1).topk(most, sorted=False).indices.sort().values
             row, increments = row[far], increments[far]
-        self.touched[row] = 0
+        self.touched[row] = 2
         return Parcel(math.exp(logarithm - float(self._scales[0])), version, row, increments)
 
     def dense(self, parcel: Parcel) -> Tensor:
@@ -114,15 +131,13 @@ class NodeRows:
         add_rows(difference, Rows(parcel.row, parcel.values), 1.0)
         return difference
 
-    def advance(self, parcel: Parcel) -> None:
-        """It was sent: the base becomes what u then was."""
+    def advance(self, parcel: Parcel, alone: bool) -> None:
+        """It was sent: the base becomes what u then was. alone: nobody writes."""
         self._scales[0] += math.log(parcel.factor)
-        self._scales[1] = math.log(parcel.factor)
+        self._scales[1] += math.log(parcel.factor)  # a push whose answer went to a dead leader counts too
         add_rows(self._base, Rows(parcel.row, parcel.values), math.exp(-float(self._scales[0])))
-
-    def keep(self, parcel: Parcel) -> None:
-        """It was not sent: the rows are for the next push."""
-        self.touched[parcel.row] = 1
+        if alone:
+            self.touched[parcel.row[self.touched[parcel.row] == 2]] = 0
 
     def pull(self, x: Tensor, afresh: bool) -> None:
         """u <- s v' + what was learned since the push, and the base v', while nobody writes.
@@ -151,8 +166,11 @@ class NodeRows:
         u[row] = theirs + own
         self._scales[0], self._scales[1] = now, 0.0
         self._replica.scale.restore(now + since)
+        self._foreign = False
         if afresh:
             self.touched.zero_()
+        if abs(now + since) > -_MOST_SHRUNK:
+            self.fold()
 
     def fold(self) -> None:
         """Multiply the scale into u, and the same into the base, so that untouched rows stay equal."""
@@ -160,9 +178,14 @@ class NodeRows:
         self._replica.fold()
         self._base.mul_(math.exp(factor))
         self._scales[0] -= factor
+        if abs(float(self._scales[0])) > -2 * _MOST_SHRUNK:  # rare: then all rows are pushed as they are
+            self._base.mul_(math.exp(float(self._scales[0])))
+            self._scales[0] = 0.0
+            self.touched.fill_(1)
 
-    def restore(self, params: Tensor, base: Tensor) -> None:
-        """Both as whole vectors, from a checkpoint or a peer."""
+    def restore(self, params: Tensor, base: Tensor, foreign: bool) -> None:
+        """Both as whole vectors, from a checkpoint or a peer. foreign: the base is no version of v."""
+        self._foreign = foreign
         self._replica.scale.restore(0.0)
         self._replica.params.detach().copy_(params)
         self._base.copy_(base)
@@ -178,7 +201,8 @@ class MasterRows:
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self.width = replica.row_width or 1
-        self._changed = torch.zeros(len(replica) // self.width, dtype=torch.int64)
+        rows = len(replica) // self.width if replica.row_width else 0  # other models have no rows to follow
+        self._changed = torch.zeros(rows, dtype=torch.int64)
         self._shrunk = 0.0  # logarithm, over all folds of the scale into the vector
         self._logs: OrderedDict[int, float] = OrderedDict()
         self.remember()
@@ -191,6 +215,16 @@ class MasterRows:
 
     def is_parcel(self, x: Tensor) -> bool:
         return len(x) != len(self._replica)
+
+    def is_sound(self, x: Tensor) -> bool:
+        """Whether what a node pushed can be folded: a whole vector, or rows that v has."""
+        if not self.is_parcel(x):
+            return True
+        try:
+            row = Parcel.unpack(x, self.width).row
+        except ValueError:
+            return False
+        return not len(row) or (0 <= int(row.min()) <= int(row.max()) < len(self._changed))
 
     def step(self, pushes: Sequence[Tensor], rho: float) -> None:
         """v <- (1 - rho sum (1 - s_m)) v + rho sum increments."""
@@ -225,7 +259,7 @@ class MasterRows:
     def answer(self, push: Tensor) -> Tensor:
         """What a node needs to have the present v: rows, or all of it where that is shorter."""
         whole = self._replica.values().detach  # made only where it is needed
-        if not self.is_parcel(push):
+        if not self.is_parcel(push) or not self.is_sound(push):
             return whole()
         parcel = Parcel.unpack(push, self.width)
         if parcel.version not in self._logs:

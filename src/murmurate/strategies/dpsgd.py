@@ -10,7 +10,7 @@ from torch import Tensor
 
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability, Fabric, Letter
-from murmurate.rows import Scale
+from murmurate.rows import LEAST_SCALE, Scale
 from murmurate.strategies._answer import answer, clear, demand_centre
 from murmurate.strategies._cut import Cut
 from murmurate.strategies._parcels import MasterRows, NodeRows, fits
@@ -176,9 +176,8 @@ class DPSGD(Strategy):
         # optimizer moments are shared in a node, as in Hogwild
         replica.rebind(params, shared if p > 1 else None)
         logs = shared("log scales", torch.zeros(fabric.size, dtype=torch.float64))
-        replica.scale.share(
-            logs, shared("writers", torch.zeros(fabric.size + 1, dtype=torch.int64)), fabric.rank
-        )
+        marks = shared("scale marks", torch.zeros(Scale.marks(fabric.size), dtype=torch.int64))
+        replica.scale.share(logs, marks, fabric.rank)
         rows = NodeRows(replica, self._base, shared)
         self._rank, self._nodes, self._scale = fabric.rank, nodes, replica.scale
         if mine is None:
@@ -212,7 +211,10 @@ class DPSGD(Strategy):
             self._pull(kept or fabric.receive(_REPLY), replica, fabric)
         elif self._marks[_AWAITED]:
             self._marks[_AWAITED] = 0  # it goes to the leader before us, who is dead
-        due = self._done() - int(self._marks[_PUSHED_AT]) >= self.local_updates * p
+        stretched = self._rows is not None and self._rows.stretched
+        if stretched and self._marks[_AWAITED] and self._kept is None:
+            self._pull(answer(fabric, _REPLY, self.deadline_seconds, _LOST), replica, fabric)
+        due = stretched or self._done() - int(self._marks[_PUSHED_AT]) >= self.local_updates * p
         if due and not self._marks[_AWAITED]:
             clear(fabric, _REPLY)
             self._push(replica, fabric)
@@ -226,7 +228,8 @@ class DPSGD(Strategy):
     def _push(self, replica: Replica, fabric: Fabric) -> None:
         """Push u - v (line 10). Other threads write on, so the base advances by just what was pushed.
 
-        Of a leader killed in between, the next one pushes the same again: at most one push of its node.
+        Of a leader killed between the push and that, the next one pushes the same again: at most one push of
+        its node.
         """
         if self._rows is not None and self._rows.used:
             self._push_rows(self._rows, replica, fabric)
@@ -254,9 +257,8 @@ class DPSGD(Strategy):
             done, parcel = self._done(), rows.take(int(self._marks[_VERSION]))
         short = fits(len(parcel.row), rows.width, len(replica))
         if self._sent(parcel.pack() if short else rows.dense(parcel), done, fabric):
-            rows.advance(parcel)
-        else:
-            rows.keep(parcel)
+            with replica.scale.closed(self._others(fabric)) as alone:
+                rows.advance(parcel, alone)
 
     def _others(self, fabric: Fabric) -> list[int]:
         """Living threads of this node."""
@@ -265,11 +267,10 @@ class DPSGD(Strategy):
         return sorted(set(self._node) & set(fabric.living()))
 
     def _make_room(self, replica: Replica, fabric: Fabric) -> None:
-        """The leader multiplies the scale into the node's vector, while nobody writes to it."""
-        others = self._others(fabric)
-        if self._rows is not None and fabric.rank == min(others):
-            with replica.scale.closed(others) as alone:
-                if alone:
+        """Multiply the scale into the node's vector, while nobody writes to it, unless that was done."""
+        if self._rows is not None:
+            with replica.scale.closed(self._others(fabric)) as alone:
+                if alone and replica.scale.value < LEAST_SCALE:
                     self._rows.fold()
 
     def _pull(self, letter: Letter | None, replica: Replica, fabric: Fabric) -> None:
@@ -310,7 +311,11 @@ class DPSGD(Strategy):
 
     def _fold(self, letter: Letter, replica: Replica, fabric: Fabric) -> None:
         """The version answered counts updates of v; a minus says that what was pushed is refused."""
-        refused = 0 < self.delay_bound < replica.clock - letter.note
+        if self._master_rows is None:
+            raise RuntimeError("attach comes before serve")
+        refused = 0 < self.delay_bound < replica.clock - letter.note or not self._master_rows.is_sound(
+            letter.x
+        )
         if refused:
             self.refused += 1
         else:
@@ -318,8 +323,6 @@ class DPSGD(Strategy):
         if len(self._unfolded) == self.batch:
             self._step_master(replica)
         version = -replica.clock if refused else replica.clock
-        if self._master_rows is None:
-            raise RuntimeError("attach comes before serve")
         fabric.send(letter.sender, _REPLY, self._master_rows.answer(letter.x), note=version)
 
     def _step_master(self, replica: Replica) -> None:
@@ -330,7 +333,8 @@ class DPSGD(Strategy):
             rows.step([one.x for one in self._unfolded], self._master.param_groups[0]["lr"])
         else:
             updates = [rows.dense(one.x) for one in self._unfolded]
-            replica.fold()
+            if replica.scale.logarithm:
+                replica.fold()
             replica.grad.zero_()
             for update in updates:
                 replica.grad.sub_(update)
@@ -377,8 +381,8 @@ class DPSGD(Strategy):
     def state(self) -> dict[str, Any]:
         kept = {
             "rank": self._rank,
-            # of the same moment, though others write on
-            "params": self._params * self._scale.value,
+            # whole, though others write on
+            "params": self._scale.steady(lambda scale: self._params * scale),
             "base": self._base.clone() if self._rows is None else self._rows.values(),
             "marks": self._marks.clone(),
             "clocks": self._clocks.clone(),
@@ -417,7 +421,7 @@ class DPSGD(Strategy):
         # another node pushes what it learned itself
         base = saved["base"] if own else saved["params"]
         if self._rows is not None:
-            self._rows.restore(saved["params"], base)
+            self._rows.restore(saved["params"], base, foreign=not own)
         self._marks.copy_(saved["marks"])
         self._marks[_PUSHED_AT] = min(int(self._marks[_PUSHED_AT]), self._done()) if own else self._done()
         self._marks[_AWAITED] = fabric.rank + 1

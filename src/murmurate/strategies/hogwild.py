@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Fabric
+from murmurate.rows import LEAST_SCALE, Scale
 from murmurate.strategies.interface import Strategy
 from murmurate.vector import Exchange, Replica
 
@@ -48,7 +49,7 @@ class Hogwild(Strategy):
         self._clocks = fabric.shared("clocks", torch.zeros(fabric.size, dtype=torch.int64))
         replica.steps_taken = lambda: int(self._clocks.sum())
         logs = fabric.shared("scale", torch.zeros(fabric.size, dtype=torch.float64))
-        marks = fabric.shared("scale.marks", torch.zeros(fabric.size + 1, dtype=torch.int64))
+        marks = fabric.shared("scale.marks", torch.zeros(Scale.marks(fabric.size), dtype=torch.int64))
         replica.scale.share(logs, marks, fabric.rank)
         replica.make_room = lambda: self._make_room(replica, fabric)
 
@@ -62,12 +63,10 @@ class Hogwild(Strategy):
         return Exchange(round=replica.clock, heard=heard, staleness=staleness)
 
     def _make_room(self, replica: Replica, fabric: Fabric) -> None:
-        """The lowest living replica multiplies the scale into the vector, while nobody writes to it."""
-        living = fabric.living()
-        if fabric.rank == min(living):
-            with replica.scale.closed(living) as alone:
-                if alone:
-                    replica.fold()
+        """Multiply the scale into the vector, while nobody writes to it, unless another has done so."""
+        with replica.scale.closed(fabric.living()) as alone:
+            if alone and replica.scale.value < LEAST_SCALE:
+                replica.fold()
 
     def state(self) -> dict[str, Any]:
         return {"clocks": self._clocks.clone()}

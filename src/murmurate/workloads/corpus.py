@@ -119,6 +119,28 @@ class Corpus:
                     "above 0. Corpus.from_entries sorts and sums."
                 )
 
+    def over(self, vocabulary: tuple[str, ...]) -> Corpus:
+        """The same documents over other words, by their names; words that are not among them are left out.
+
+        Raises Refusal without names, or if not a word of the documents is among them.
+        """
+        if self.vocabulary is None:
+            raise Refusal("Words have no names here. Give the corpus its vocabulary.")
+        number = {word: i for i, word in enumerate(vocabulary)}
+        place = np.array([number.get(word, -1) for word in self.vocabulary], np.int64)
+        words = place[self.words]
+        known = words >= 0
+        if len(words) and not known.any():
+            raise Refusal("Not a word of these documents is among those that the topics are over.")
+        documents = np.repeat(np.arange(len(self)), self.lengths)
+        return Corpus.from_entries(
+            documents[known],
+            words[known],
+            self.counts[known],
+            shape=(len(self), len(vocabulary)),
+            vocabulary=vocabulary,
+        )
+
     def as_scipy(self) -> Any:
         """[D, V] ``scipy.sparse.csr_matrix`` of counts, on the same memory. Raises MissingExtra."""
         try:

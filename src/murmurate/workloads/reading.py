@@ -15,12 +15,13 @@ import numpy as np
 from murmurate.errors import Refusal
 from murmurate.workloads import _cache, _headers, _matrices, _pairs, _texts, _triples
 from murmurate.workloads._faults import Faults, Skipped
+from murmurate.workloads._headers import vocabulary_beside
 from murmurate.workloads._kinds import KINDS, kind_of
 from murmurate.workloads.corpus import Corpus
 from murmurate.workloads.tokens import Tokens
 from murmurate.workloads.writing import write
 
-__all__ = ["KINDS", "Skipped", "read", "write"]
+__all__ = ["KINDS", "Skipped", "kind_of", "read", "vocabulary_beside", "write"]
 
 _BELONGS_TO = {
     "transpose": ("matrix-market", "npz"),
@@ -118,7 +119,7 @@ def _check(path: Path, kind: str, given: dict[str, Any]) -> None:
     if kind == "svmlight" and given["one_based"] is None:
         raise Refusal(
             f"{path} does not say whether its word ids begin at 0 or at 1. Say so: one_based=True or "
-            "one_based=False."
+            "one_based=False (--one-based true, on the command line)."
         )
 
 
@@ -127,7 +128,7 @@ def _vocabulary(
 ) -> tuple[tuple[str, ...] | None, str]:
     """The words, and where they are from. Text takes none by itself: it has its own."""
     if given is None:
-        beside = _headers.vocabulary_beside(source)
+        beside = vocabulary_beside(source)
         if kind == "text" or not beside.exists():
             return None, ""
         given = beside

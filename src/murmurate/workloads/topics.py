@@ -21,6 +21,7 @@ from murmurate.losses.topics import (
     document_bound,
     expected_topics,
     fold_in,
+    pieces,
     width_for,
 )
 from murmurate.workloads.corpus import Corpus
@@ -88,7 +89,8 @@ class Topics:
             document = torch.from_numpy(np.repeat(np.arange(first, last), lengths))
             word = torch.from_numpy(kept.words[part].astype(np.int64))
             times = torch.from_numpy(kept.counts[part].astype(np.float64))
-            log += float((times * torch.log((theta[document] * share[word]).sum(1))).sum())
+            for k in pieces(len(word)):
+                log += float((times[k] * torch.log((theta[document[k]] * share[word[k]]).sum(1))).sum())
             tokens += int(times.sum())
         if not tokens:
             raise ValueError("no word was kept back: the documents are too short, or there are none")
