@@ -119,6 +119,15 @@ def _scaling(result: dict[str, Any]) -> Rows:
     ]
 
 
+def _speedups(result: dict[str, Any]) -> Rows:
+    """By case, those of each step rule together."""
+    return [
+        (f"{rule}: {row['workers']}, {row['threads']}, {row['local_updates']}, {row['batch']}", row)
+        for rule, of in result["rules"].items()
+        for row in of["cases"]
+    ]
+
+
 _REPLAYS = ("torchrl", "cpprb", "tianshou", "flashbax")
 
 
@@ -221,6 +230,18 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
             ("scaling factor", "scaling_factor"),
             ("over cores", "scaling_factor_of_cores"),
             ("by the model", "predicted_scaling_factor"),
+        ],
+    ),
+    "topics-speedup": (
+        "step rule: nW, p, B, M",
+        _speedups,
+        [
+            ("speed-up over the panel's first", "speedup"),
+            ("TSP over the same rule alone", "tsp_serial"),
+            ("over SVI, batch 1024", "tsp_svi"),
+            ("documents to the target", "documents"),
+            ("virtual s", "seconds"),
+            ("documents / virtual s", "documents_per_second"),
         ],
     ),
     "straggler": (

@@ -169,7 +169,15 @@ def test_mail_to_one_queues_at_its_port(ports):
     assert times == [pytest.approx(t) for t in expected]
 
 
-def test_handling_is_work_of_the_core():
+@pytest.mark.parametrize(
+    "network",
+    [
+        Network(handling_seconds=0.125),
+        Network(handling_bandwidth=8 * BYTES),
+        Network(handling_seconds=0.0625, handling_bandwidth=16 * BYTES),
+    ],
+)
+def test_handling_is_work_of_the_core(network):
     def send(member):
         fabric = door_to(member)
         for _ in range(4):
@@ -183,7 +191,7 @@ def test_handling_is_work_of_the_core():
             pass
         return member.exchanging_seconds, fabric.traffic.waiting_seconds
 
-    sent, taken = cluster(2, Network(handling_seconds=0.125)).run([send, take_all])
+    sent, taken = cluster(2, network).run([send, take_all])
     assert sent == (pytest.approx(1.5), 0.5)
     assert taken[0] == 0.5
     assert taken[1] == pytest.approx(3.0)  # what it worked it did not wait

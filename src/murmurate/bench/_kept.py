@@ -25,7 +25,8 @@ def kept_run(folder: Path, recipe: str, options: Sequence[str], log: Log) -> Rec
             raise RunFailed(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()}")
         summary = json.loads((folder / "summary.json").read_text())
         rate, mean = summary["env_steps_per_second"], summary["eval_return_mean"]
-        log(f"{folder.name}: {rate:,.0f} env steps/s, evaluation {mean:.1f}")
+        found = "" if mean is None else f", evaluation {mean:.1f}"
+        log(f"{folder.name}: {rate:,.0f} env steps/s{found}")
     return open_run(folder)
 
 

@@ -147,9 +147,10 @@ class Channel:
         """Count a message given or taken, and have the core work for it."""
         self.traffic.bytes += x.nbytes
         network = self._world.links.network
-        if network is not None and network.handling_seconds:
-            self._baton.owe(self._rank, network.handling_seconds)
-            self._owner.exchanging_seconds += network.handling_seconds
+        work = 0.0 if network is None else network.work_seconds(x.nbytes)
+        if work:
+            self._baton.owe(self._rank, work)
+            self._owner.exchanging_seconds += work
 
     # -- Register ---------------------------------------------------------------------------------
 

@@ -91,7 +91,8 @@ class Network:
     ``trace_seconds``. bandwidth: bytes a second, each way, of a member's port. ports: a port carries one
     message of mail at a time each way, so that a centre's is what many senders queue for. loss: share of
     messages that are lost; mail and collectives send again after ``resend_seconds``, a register's reader
-    waits for the next version. handling_seconds: work of the core for each message given or taken.
+    waits for the next version. handling_seconds: work of the core for each message given or taken, and
+    handling_bandwidth: bytes a second that it copies or adds up for one.
 
     collective: ``ring`` is 2(n-1) steps of messages of 1/n of the bytes, side by side (Patarasuk and Yuan
     2009); ``tree`` is 2 ceil(log2 n) steps of all of them; ``fastest`` is whichever takes less without
@@ -106,12 +107,14 @@ class Network:
     loss: float = 0.0
     resend_seconds: float = 0.2
     handling_seconds: float = 0.0
+    handling_bandwidth: float = math.inf
     collective: Literal["ring", "tree", "fastest"] = "fastest"
 
     def __post_init__(self) -> None:
         for name in ("latency_seconds", "spread", "handling_seconds", "resend_seconds"):
             _least(name, getattr(self, name), 0.0)
         _positive("the bandwidth", self.bandwidth)
+        _positive("the bandwidth of handling", self.handling_bandwidth)
         for seconds in self.trace_seconds:
             _least("a measured latency", seconds, 0.0)
         if not 0 <= self.loss < 1:
@@ -127,6 +130,10 @@ class Network:
     def transfer_seconds(self, size_bytes: float) -> float:
         """How long the bytes keep a port busy."""
         return size_bytes / self.bandwidth
+
+    def work_seconds(self, size_bytes: float) -> float:
+        """How long a message keeps the core of who gives or takes it."""
+        return self.handling_seconds + size_bytes / self.handling_bandwidth
 
     def delays(self, count: int, size_bytes: float, generator: np.random.Generator) -> NDArray[np.float64]:
         """[count]: what each of so many messages takes, lost or not."""

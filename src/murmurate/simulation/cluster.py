@@ -19,6 +19,7 @@ _NETWORK = {
     "bandwidth": "bandwidth",
     "spread": "spread",
     "handling": "handling_seconds",
+    "handling-bandwidth": "handling_bandwidth",
     "resend": "resend_seconds",
     "collective": "collective",
     "ports": "ports",
@@ -34,7 +35,8 @@ class Cluster:
         spread of its logarithm); ``straggler:0.01,4`` (replica 0 takes 4 times as long); ``sleeper:0.01,3``
         (replica 0 sleeps 3 of its step times after each step); ``trace:FILE`` (numbers, or a run folder).
     network: ``latency=`` seconds, ``bandwidth=`` bytes a second of each port, ``spread=`` of a message's
-        logarithm, ``trace=FILE`` of measured latencies, ``handling=`` seconds of the core for each message,
+        logarithm, ``trace=FILE`` of measured latencies, ``handling=`` seconds of the core for each message
+        and ``handling-bandwidth=`` bytes a second of them,
         ``resend=`` seconds after which what was lost is sent again, ``collective=`` ring, tree or fastest,
         ``ports=no`` for ports that carry any number of messages at once.
     loss: share of messages that are lost.

@@ -1,0 +1,165 @@
+"""What DPSVI costs on this machine: a mini-batch, a push and its answer at the master, real runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from murmurate.bench import _roles
+from murmurate.bench._kept import kept_run
+from murmurate.bench._result import Log
+from murmurate.errors import RunFailed
+from murmurate.fabric.interface import FabricFactory
+from murmurate.record.runs import RecordedRun
+from murmurate.replicator import Replicator
+from murmurate.run_spec import Run
+from murmurate.strategies._parcels import NodeRows
+from murmurate.vector import Replica
+
+_DEADLINE_SECONDS = 60.0
+_LEFT_OUT = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Of one core of this machine.
+
+    step_seconds: CPU seconds of a mini-batch. step_spread: theirs, of the logarithm. svi_step_seconds: of a
+    mini-batch of SVI's, which is larger.
+    message_seconds, byte_seconds: the master's work for a message, and for each byte of it.
+    pushes: by local updates, what that was fitted to: bytes of a push and its answer, CPU seconds.
+    """
+
+    step_seconds: float
+    step_spread: float
+    svi_step_seconds: float
+    message_seconds: float
+    byte_seconds: float
+    pushes: dict[str, dict[str, float]]
+
+
+def costs(serial: Run, svi: Run, pushing: dict[int, Run], updates: int, pushes: int, log: Log) -> Costs:
+    """pushing: by local updates, runs of one worker and a master."""
+    log("a mini-batch")
+    step = step_seconds(serial, updates)
+    low, middle, high = statistics.quantiles(step, n=4)
+    large = statistics.median(step_seconds(svi, max(updates // 8, 5)))
+    found = {}
+    for local_updates, run in pushing.items():
+        log(f"a push of {local_updates} mini-batches")
+        found[str(local_updates)] = push_cost(run, pushes)
+    each = [(one["bytes"], one["master_cpu_seconds"]) for one in found.values()]
+    message, byte = fitted(each)
+    return Costs(middle, math.log(high / low) / 1.349, large, message, byte, found)
+
+
+def step_seconds(run: Run, updates: int) -> list[float]:
+    """CPU seconds of each of so many updates of one learner: documents chosen, E-step, update."""
+    torch.set_num_threads(1)
+    learner = run.learner(Replica, 0, run.spec([]))
+    source = run.source(0, learner, [])
+    ends = []
+    for batch in itertools.islice(source, updates + _LEFT_OUT + 1):
+        learner.learn(batch)
+        ends.append(time.process_time())
+    return [after - before for before, after in itertools.pairwise(ends[_LEFT_OUT:])]
+
+
+def fitted(measured: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """(seconds a message, seconds a byte) from (bytes, seconds) of pairs of messages: a push, its answer.
+
+    Least squares; neither is below 0.
+    """
+    size, seconds = np.array(measured, dtype=np.float64).T
+    slope, start = (
+        np.linalg.lstsq(np.stack([size, np.ones_like(size)], 1), seconds, rcond=None)[0]
+        if np.ptp(size) > 0
+        else (0.0, seconds.mean())
+    )
+    if slope < 0:
+        slope, start = 0.0, seconds.mean()
+    if start < 0:
+        slope, start = size @ seconds / (size @ size), 0.0
+    return float(start) / 2, float(slope)
+
+
+def push_cost(run: Run, pushes: int) -> dict[str, float]:
+    """Bytes of a push and its answer, and CPU seconds of the master: to take it, fold it, make and give the
+    answer. Medians over ``pushes``, on two real processes that exchange through shared memory."""
+    _, (sizes, seconds) = _roles.together(2, _exchange, run, pushes)
+    return {"bytes": statistics.median(sizes), "master_cpu_seconds": statistics.median(seconds)}
+
+
+def _exchange(fabric: FabricFactory, run: Run, pushes: int) -> tuple[list[int], list[float]]:
+    replicator = Replicator(run.strategy, fabric)
+    learner = run.learner(replicator.replicate, fabric.rank, run.spec([]))
+    (bond,) = replicator.bonds.values()
+    if fabric.rank == 0:
+        for batch in run.source(0, learner, []):
+            learner.learn(batch)
+            if bond.last.round > pushes:
+                return [], []
+    sizes: list[int] = []
+    seconds: list[float] = []
+    end = time.monotonic() + _DEADLINE_SECONDS
+    with torch.no_grad():
+        while len(sizes) <= pushes:
+            before, work = bond.channel.traffic.bytes, time.process_time()
+            if bond.strategy.serve(bond.replica, bond.channel):
+                seconds.append(time.process_time() - work)
+                sizes.append(bond.channel.traffic.bytes - before)
+            elif time.monotonic() > end:
+                raise RunFailed(f"the worker did not push {pushes} times within {_DEADLINE_SECONDS:g} s")
+    return sizes[1:], seconds[1:]
+
+
+def push_bytes(run: Run, local_updates: Sequence[int]) -> dict[str, Any]:
+    """What a worker pushes after so many mini-batches from where it begins, against the whole vector."""
+    found: dict[str, Any] = {}
+    for B in local_updates:
+        torch.set_num_threads(1)
+        learner = run.learner(Replica, 0, run.spec([]))
+        replica = learner.replica
+        replica.keeps_scale = True
+        node = NodeRows(replica, replica.params.detach().clone(), lambda key, like: like)
+        source = run.source(0, learner, [])
+        for _ in range(B):
+            learner.learn(next(iter(source)))
+        parcel = node.take(0)
+        found[str(B)] = {
+            "rows": len(parcel.row),
+            "sparse_bytes": parcel.pack().nbytes,
+            "dense_bytes": replica.params.nbytes,
+        }
+    return found
+
+
+def real(name: str, options: Sequence[str], where: Path, log: Log) -> dict[str, Any]:
+    """Documents a second of all replicas, and (documents, perplexity) on the way, of a real run."""
+    run = kept_run(where / name, "corpus-lda", options, log)
+    return {
+        "documents_per_second": _per_second(run),
+        "points": [
+            [int(record["total_env_steps"]), float(record["perplexity"])]
+            for record in run.records
+            if record.get("perplexity") is not None
+        ],
+    }
+
+
+def _per_second(run: RecordedRun) -> float:
+    """From a tenth of its documents on: start-up is in no figure."""
+    seen = sorted({float(r["time_seconds"]): int(r["total_env_steps"]) for r in run.records}.items())
+    late = [one for one in seen if one[1] >= seen[-1][1] / 10]
+    if len(late) < 2 or late[-1][0] <= late[0][0]:
+        raise RunFailed("the run is too short to tell a speed: give more documents")
+    return (late[-1][1] - late[0][1]) / (late[-1][0] - late[0][0])

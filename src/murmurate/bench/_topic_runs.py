@@ -1,0 +1,151 @@
+"""DPSVI in virtual time, looked at from outside: its perplexity after so many documents and seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+
+from murmurate.collect.documents import CorpusWorld
+from murmurate.errors import RunFailed
+from murmurate.fabric.simulated import Crashed, Member, SimulatedFabric
+from murmurate.run_spec import Run
+from murmurate.simulation.cluster import Cluster
+from murmurate.simulation.member import Centre, Learner
+from murmurate.spec import Batch, derive_seed
+from murmurate.vector import Exchange, Replica
+from murmurate.workloads.corpus import Corpus
+from murmurate.workloads.topic_model import TopicLearner
+
+
+class Look(NamedTuple):
+    """documents: learned from by all replicas so far. seconds: virtual."""
+
+    documents: int
+    seconds: float
+    perplexity: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Looking:
+    """Validation documents and when they are looked at: after ``first`` documents, then each time after
+    ``factor`` times as many (or ``first`` more, where that is 1). A run ends once its perplexity is at
+    ``target``, or after ``most`` documents."""
+
+    validation: Corpus
+    first: int
+    factor: float
+    most: int
+    target: float = 0.0
+
+
+class _Watch:
+    """Looks at the centre's topics, or at the one learner's, at no cost of virtual time."""
+
+    def __init__(self, looking: Looking, learners: int) -> None:
+        self.looking = looking
+        self.looks: list[Look] = []
+        self.documents, self._next, self._left = 0, float(looking.first), learners
+        self.centre: Centre | None = None
+        self.over_at = math.inf
+
+    def stepped(self, learner: Learner, batch: Batch) -> None:
+        self.documents += batch.env_steps
+        if self.documents < self._next:
+            return
+        shown = learner if self.centre is None else self.centre
+        found = cast(TopicLearner, shown.agent).found()
+        now, perplexity = learner.door.now, found.completion_perplexity(self.looking.validation)
+        self.looks.append(Look(self.documents, now, perplexity))
+        step = self.looking.first if self.looking.factor == 1 else self._next * (self.looking.factor - 1)
+        self._next += step
+        if perplexity <= self.looking.target:
+            self.over_at = now
+
+    def over(self, learner: Learner) -> bool:
+        return self.over_at < math.inf or self.documents >= self.looking.most
+
+    def admission_due(self, learner: Learner) -> bool:
+        return False
+
+    def admit(self, learner: Learner) -> None:
+        raise RuntimeError("nobody comes late here")
+
+    def finish(self, learner: Learner) -> None:
+        pass
+
+    def left(self, learner: Learner) -> None:
+        self._left -= 1
+
+    def all_left(self) -> bool:
+        return self._left == 0
+
+
+def looks(run: Run, cluster: Cluster, looking: Looking, *, dense: bool = False) -> list[Look]:
+    """What is seen of ``run`` on ``cluster``.
+
+    The seconds of an update lie between reading the topics and writing to them: the threads of a node
+    overtake one another, as real ones do. ``murmurate simulate`` lets them pass before the reading.
+    dense: gradients of all rows, and so whole vectors pushed. Raises RunFailed if a member fails.
+    """
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    network = cluster.network_model()
+    watch = _Watch(looking, run.replicas)
+    fabric = SimulatedFabric(
+        run.members,
+        derive_seed(run.seed, "schedule") % 2**32,
+        network=network,
+        capabilities=run.strategy.needed(),
+        keep_log=False,
+        own_clocks=True,
+    )
+
+    def learn(door: Member) -> None:
+        learner = Learner(run, door, itertools.repeat((0.0, 0.0)), 0)
+        generator = np.random.default_rng(derive_seed(run.seed, "compute", door.rank))
+        seconds = cluster.compute_model().steps(door.rank, generator)
+        (bond,) = learner.replicator.bonds.values()
+
+        def step(replica: Replica) -> Exchange:
+            door.compute(next(seconds)[0])
+            return bond.step(replica)
+
+        bond.replica.exchange = step
+        bond.replica.keeps_scale = bond.replica.keeps_scale and not dense
+        learner.go(watch)
+
+    def serve(door: Member) -> None:
+        watch.centre = Centre(run, door)
+        watch.centre.go(watch)
+
+    ended = fabric.run([learn] * run.replicas + [serve] * run.strategy.centre)
+    if any(isinstance(end, Crashed) for end in ended):
+        raise RunFailed(f"a member of {run.strategy.name} with {run.replicas} replicas died")
+    return watch.looks
+
+
+def reached(seen: Sequence[Look], target: float) -> Look | None:
+    """The first time at ``target``, between two looks on a straight line; None if it was never seen."""
+    for before, after in itertools.pairwise(seen):
+        if after.perplexity <= target < before.perplexity:
+            share = (before.perplexity - target) / (before.perplexity - after.perplexity)
+            return Look(
+                round(before.documents + share * (after.documents - before.documents)),
+                before.seconds + share * (after.seconds - before.seconds),
+                target,
+            )
+    return seen[0] if seen and seen[0].perplexity <= target else None
+
+
+def validation(run: Run) -> Corpus:
+    """The documents that ``run`` keeps back to look at."""
+    if not isinstance(run.world, CorpusWorld):
+        raise ValueError(f"{run.recipe} has no documents")
+    _, kept, _ = run.world.divided()
+    return kept.select(range(len(kept)))

@@ -1,0 +1,405 @@
+"""DPSVI's speed-up (Mohamad et al., eq. 12, Fig. 1 to 3), and what its pushes of a few rows cost and give."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from murmurate.bench import _topic_costs, _topic_runs
+from murmurate.bench._result import Log
+from murmurate.bench._topic_costs import Costs
+from murmurate.bench._topic_runs import Look, Looking
+from murmurate.collect.documents import CorpusWorld
+from murmurate.folder import plain, write_json
+from murmurate.recipes import recipe
+from murmurate.run_spec import Run
+from murmurate.simulation.cluster import Cluster
+from murmurate.strategies.dpsgd import DPSGD, scaled_rate
+from murmurate.strategies.interface import Strategy
+from murmurate.strategies.solo import Solo
+from murmurate.workloads.corpus import Corpus
+from murmurate.workloads.generated import generate
+from murmurate.workloads.topic_model import TopicModel
+from murmurate.workloads.writing import write
+
+NAME = "topics-speedup"
+SUMMARY = (
+    "DPSVI's speed-up by workers, threads and B, real and simulated, and its sparse pushes; --full: hours"
+)
+
+_DEADLINE_SECONDS = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """documents, vocabulary, topics, mean_length: of the generated corpus. kept: of them, to look at.
+
+    workers: nW at p = B = 1. threads: p at nW = 1, B = 15. both: p = nW at each of local_updates.
+    workers_batch, batch: M under the paper's rule, of the first and of the others. rate: eta of ``average``.
+    target_documents: after so many the serial run's perplexity is the target. most: documents of a run.
+    sparse_*: documents, looks, local updates and rates of sparse against dense pushes.
+    widths: vocabularies (and mean lengths) of the bytes of a push. real_documents: of a run on processes.
+    """
+
+    documents: int = 10_000
+    vocabulary: int = 2_000
+    topics: int = 20
+    mean_length: float = 200
+    kept: int = 300
+    workers: tuple[int, ...] = (1, 4, 14)
+    threads: tuple[int, ...] = (1, 3, 8)
+    both: tuple[int, ...] = (2, 8)
+    local_updates: tuple[int, ...] = (5, 20)
+    largest: tuple[int, int] | None = None
+    workers_batch: int = 36
+    batch: int = 16
+    rate: float = 0.02
+    target_documents: int = 4_000
+    most: int = 300_000
+    sparse_documents: int = 20_000
+    sparse_looks: int = 10
+    sparse_local_updates: tuple[int, ...] = (5, 15)
+    sparse_rates: tuple[float, ...] = (0.02,)
+    widths: tuple[tuple[int, float], ...] = ((10_000, 229), (102_660, 330))
+    width_local_updates: tuple[int, ...] = (1, 5, 15)
+    real_documents: int = 40_000
+    measured_updates: int = 100
+    pushes: int = 20
+    network: str = "latency=1e-4,bandwidth=1.25e9"
+    where: str = "runs/topics-speedup"
+
+
+FULL = Plan(
+    documents=20_000,
+    vocabulary=10_000,
+    topics=50,
+    mean_length=229,
+    workers=(1, 4, 9, 14, 19),
+    threads=(1, 3, 5, 8, 10),
+    both=(2, 4, 6, 8),
+    local_updates=(5, 10, 15, 20),
+    largest=(20, 10),
+    most=600_000,
+    sparse_documents=200_000,
+    sparse_rates=(0.02, 0.1),
+    real_documents=200_000,
+    measured_updates=300,
+    pushes=50,
+)
+
+PAPER = {
+    "linear_up_to_workers": 14,
+    "linear_up_to_threads": 8,
+    "slower_from_both": 6,
+    "source": "Mohamad et al., section 4.1.1 to 4.1.3; Fig. 1 to 3 are drawn, not printed",
+}
+SAID = (
+    "Simulated threads have a core each: those of a real node contend for its memory's bandwidth. The "
+    "worker's end of a message is charged what the master's was measured to cost."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A point of Fig. 1 to 3 under a step rule. batch: M."""
+
+    panel: str
+    rule: str
+    workers: int
+    threads: int
+    local_updates: int
+    batch: int
+
+    @property
+    def name(self) -> str:
+        shape = f"nW={self.workers} p={self.threads} B={self.local_updates} M={self.batch}"
+        return f"{self.rule} {shape}"
+
+
+def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
+    """TSP = T(SVI) / T(DPSVI) at equal perplexity of documents kept back.
+
+    T(SVI) is given for two: ``serial`` is DPSVI's own rule at nW = p = B = M = 1, and ``svi`` the paper's
+    best (mini-batches of 1024, kappa 0.5, tau0 1). ``speedup`` is over the panel's first case, that with the
+    fewest replicas, times as many: what Fig. 1 to 3 call linear can be only that, as the step rule makes
+    steps shorter where p, B or M grow. What was measured below ``plan.where`` is not measured again.
+    """
+    plan = plan or (FULL if full else Plan())
+    where = Path(plan.where)
+    where.mkdir(parents=True, exist_ok=True)
+    world = _world(plan.vocabulary, plan.mean_length, plan.documents, plan)
+    asked = [world.path, plan.measured_updates, plan.pushes, plan.width_local_updates]
+    cost = Costs(**_kept(where, "costs", asked, lambda: dataclasses.asdict(_costs(plan, world, log))))
+    svi = run_of(world, svi_model(plan), Solo(), 1)
+    return {
+        "costs": dataclasses.asdict(cost),
+        "paper": PAPER,
+        "said": SAID,
+        "real": real(plan, world, log) if plan.real_documents else None,
+        "sparse": {"perplexity": sparse(plan, world, log), "push_bytes": widths(plan, log)},
+        "rules": {rule: _rule(rule, svi, cost, plan, log) for rule in ("paper", "average")},
+        "plan": dataclasses.asdict(plan),
+    }
+
+
+def _kept(where: Path, name: str, key: Any, make: Callable[[], Any]) -> Any:
+    """What ``make`` gives, once for each ``name`` and ``key``."""
+    told = json.dumps(key)
+    path = where / f"{name.replace(' ', '-')}-{hashlib.sha256(told.encode()).hexdigest()[:12]}.json"
+    if not path.exists():
+        write_json(path, make())
+    return json.loads(path.read_text())
+
+
+# -- what is run ----------------------------------------------------------------------------------------
+
+
+def _world(vocabulary: int, mean_length: float, documents: int, plan: Plan) -> CorpusWorld:
+    path = Path(plan.where) / f"corpus-{vocabulary}-{mean_length:g}-{documents}-{plan.topics}.npz"
+    if not path.exists():
+        write(generate(documents, vocabulary, plan.topics, mean_length).corpus, path, "npz")
+    return CorpusWorld(path=str(path.resolve()), validation=plan.kept, test=0)
+
+
+def run_of(world: CorpusWorld, model: TopicModel, strategy: Strategy, replicas: int) -> Run:
+    base = dataclasses.replace(recipe("corpus-lda"), launcher="simulated")
+    return dataclasses.replace(base, world=world, agent=model, strategy=strategy, replicas=replicas)
+
+
+def svi_model(plan: Plan) -> TopicModel:
+    """The paper's baseline at its best (section 4.1)."""
+    return TopicModel(topics=plan.topics, batch=1024, delay=1.0, forgetting=0.5, validate_every=0)
+
+
+def model(plan: Plan, rule: str) -> TopicModel:
+    rate = 0.1 if rule == "paper" else plan.rate
+    return TopicModel(topics=plan.topics, batch=64, step_rule="average", rate=rate, validate_every=0)
+
+
+def dpsvi(plan: Plan, world: CorpusWorld, case: Case) -> Run:
+    """Nodes wait for the master's answer (Algorithm 2, line 3, follows line 10)."""
+    strategy = DPSGD(
+        threads=case.threads,
+        local_updates=case.local_updates,
+        batch=case.batch,
+        global_learning_rate=0.1 if case.rule == "paper" else None,
+        scale_rates=case.rule == "paper",
+        wait=True,
+        deadline_seconds=_DEADLINE_SECONDS,
+    )
+    return run_of(world, model(plan, case.rule), strategy, case.workers * case.threads)
+
+
+def cases(plan: Plan, rule: str) -> Iterator[Case]:
+    """Under ``average`` M is nW: as rho is 1 / nW, more would move v by more than the nodes did."""
+
+    def batch(workers: int, M: int) -> int:
+        return M if rule == "paper" else workers
+
+    for n in plan.workers:
+        yield Case("workers", rule, n, 1, 1, batch(n, plan.workers_batch))
+    for p in plan.threads:
+        yield Case("threads", rule, 1, p, 15, batch(1, plan.batch))
+    for B in plan.local_updates:
+        for n in plan.both:
+            yield Case("both", rule, n, n, B, batch(n, plan.batch))
+    if plan.largest is not None:
+        workers, threads = plan.largest
+        yield Case("largest", rule, workers, threads, 15, batch(workers, plan.batch))
+
+
+def _costs(plan: Plan, world: CorpusWorld, log: Log) -> Costs:
+    serial = run_of(world, model(plan, "paper"), Solo(), 1)
+    svi = run_of(world, svi_model(plan), Solo(), 1)
+    pushing = {B: dpsvi(plan, world, Case("", "average", 1, 1, B, 1)) for B in plan.width_local_updates}
+    return _topic_costs.costs(serial, svi, pushing, plan.measured_updates, plan.pushes, log)
+
+
+# -- Fig. 1 to 3 ----------------------------------------------------------------------------------------
+
+
+def cluster(seconds: float, cost: Costs, plan: Plan) -> Cluster:
+    network = f"{plan.network},handling={cost.message_seconds}"
+    if cost.byte_seconds:
+        network += f",handling-bandwidth={1 / cost.byte_seconds}"
+    return Cluster(compute=f"lognormal:{seconds},{cost.step_spread}", network=network)
+
+
+def _rule(rule: str, svi: Run, cost: Costs, plan: Plan, log: Log) -> dict[str, Any]:
+    world = svi.world
+    if not isinstance(world, CorpusWorld):
+        raise ValueError("topics are found in a corpus")
+    kept = _topic_runs.validation(svi)
+
+    def looks(name: str, run: Run, seconds: float, target: float, most: int) -> list[Look]:
+        def look() -> list[Look]:
+            log(name)
+            looking = Looking(kept, first=1_000, factor=1.2, most=most, target=target)
+            return _topic_runs.looks(run, cluster(seconds, cost, plan), looking)
+
+        key = [plain(run), dataclasses.asdict(cost), target, most, plan.network]
+        return [Look(*one) for one in _kept(Path(plan.where), name, key, look)]
+
+    serial = run_of(world, model(plan, rule), Solo(), 1)
+    if rule == "paper":  # eta and rho both, so that the step is their product
+        serial = dpsvi(plan, world, Case("", rule, 1, 1, 1, 1))
+    seen = looks(f"{rule} serial", serial, cost.step_seconds, 0.0, plan.target_documents)
+    target = min(one.perplexity for one in seen)
+    serial_at = _topic_runs.reached(seen, target)
+    svi_seen = looks(f"{rule} svi", svi, cost.svi_step_seconds, target, plan.most)
+    svi_at = _topic_runs.reached(svi_seen, target)
+    rows: list[dict[str, Any]] = []
+    first: dict[tuple[str, int], tuple[Case, Look | None]] = {}
+    for case in cases(plan, rule):
+        run = dpsvi(plan, world, case)
+        at = _topic_runs.reached(looks(case.name, run, cost.step_seconds, target, plan.most), target)
+        group = (case.panel, case.local_updates)
+        first.setdefault(group, (case, at))
+        rows.append(_row(case, at, serial_at, svi_at, first[group]))
+    eta = 0.1 if rule == "paper" else plan.rate
+    return {
+        "target_perplexity": target,
+        "serial": {
+            "step": eta * eta if rule == "paper" else eta,
+            "batch": 64,
+            "reached": serial_at and serial_at._asdict(),
+        },
+        "svi": {"step": "(1 + t) ** -0.5", "batch": 1024, "reached": svi_at and svi_at._asdict()},
+        "cases": rows,
+    }
+
+
+def _row(
+    case: Case, at: Look | None, serial: Look | None, svi: Look | None, first: tuple[Case, Look | None]
+) -> dict[str, Any]:
+    """eta, rho: as scaled. speedup: over the panel's first, times how many replicas that had."""
+    p, B, M = case.threads, case.local_updates, case.batch
+    few = first[0].workers * first[0].threads
+
+    def over(other: Look | None) -> float | None:
+        return None if at is None or other is None else other.seconds / at.seconds
+
+    alone = over(first[1])
+    return {
+        **dataclasses.asdict(case),
+        "eta_and_rho": scaled_rate(0.1, p, B, M) if case.rule == "paper" else None,
+        "documents": None if at is None else at.documents,
+        "seconds": None if at is None else at.seconds,
+        "tsp_serial": over(serial),
+        "tsp_svi": over(svi),
+        "speedup": None if alone is None else alone * few,
+        "documents_per_second": None if at is None else at.documents / at.seconds,
+    }
+
+
+# -- sparse pushes --------------------------------------------------------------------------------------
+
+
+def sparse(plan: Plan, world: CorpusWorld, log: Log) -> list[dict[str, Any]]:
+    """Perplexities with pushes of rows and of whole vectors under one schedule, 4 workers, M = 4.
+
+    A dense run shrinks the v that was pulled, which may be some folds old: where steps are long its counts
+    become negative and it has no perplexity (None).
+    """
+    rows = []
+    first = plan.sparse_documents // plan.sparse_looks
+    for rate in plan.sparse_rates:
+        for B in plan.sparse_local_updates:
+            chosen = dataclasses.replace(plan, rate=rate)
+            run = dpsvi(chosen, world, Case("", "average", 4, 1, B, 4))
+            kept = _topic_runs.validation(run)
+            found = [_pushing(plan, run, kept, first, dense, log) for dense in (False, True)]
+            apart = [abs(a / b - 1) for a, b in zip(*found, strict=True) if a is not None and b is not None]
+            whole = len(apart) == len(found[1]) == plan.sparse_looks
+            rows.append(
+                {
+                    "local_updates": B,
+                    "rate": rate,
+                    "documents": first,
+                    "sparse": found[0],
+                    "dense": found[1],
+                    "most_apart": max(apart) if whole else None,
+                }
+            )
+    return rows
+
+
+def _pushing(plan: Plan, run: Run, kept: Corpus, first: int, dense: bool, log: Log) -> list[float | None]:
+    name = "dense" if dense else "sparse"
+
+    def look() -> list[float | None]:
+        log(f"{name} pushes")
+        looking = Looking(kept, first=first, factor=1, most=first * plan.sparse_looks)
+        free = Cluster(compute="lognormal:0.01,0.1", network="latency=1e-4")
+        seen = _topic_runs.looks(run, free, looking, dense=dense)
+        values = [one.perplexity for one in seen[: plan.sparse_looks]]
+        return [value if math.isfinite(value) else None for value in values]
+
+    key = [plain(run), first, plan.sparse_looks]
+    found: list[float | None] = _kept(Path(plan.where), name, key, look)
+    return found
+
+
+def widths(plan: Plan, log: Log) -> dict[str, Any]:
+    """Bytes of a push by vocabulary and B, with mini-batches of 64."""
+    found = {}
+    for vocabulary, mean_length in plan.widths:
+        log(f"bytes of a push with {vocabulary} words")
+        world = _world(vocabulary, mean_length, 64 * max(plan.width_local_updates) + plan.kept, plan)
+        run = run_of(world, model(plan, "average"), Solo(), 1)
+        found[str(vocabulary)] = _topic_costs.push_bytes(run, plan.width_local_updates)
+    return found
+
+
+# -- real processes -------------------------------------------------------------------------------------
+
+
+def real(plan: Plan, world: CorpusWorld, log: Log) -> dict[str, Any]:
+    """One and two threads (B = 15), one and two workers (B = 15, M = nW) under ``average``, on this machine.
+
+    T is the documents that a run took to the target, over its documents a second. The master is a process
+    of its own, which on two cores two learners leave none to.
+    """
+    shapes = {"serial": None, "1 node": (1, 1), "2 threads": (2, 1), "2 workers": (1, 2)}
+    found = {}
+    for name, shape in shapes.items():
+        words = [
+            *("--world.path", world.path, "--world.validation", plan.kept, "--world.test", 0),
+            *("--agent.topics", plan.topics, "--agent.batch", 64, "--agent.step-rule", "average"),
+            *("--agent.rate", plan.rate, "--agent.validate-every", 50),
+            *("--env-steps", plan.real_documents, "--checkpoint-every-env-steps", 10**9),
+            *("--record-every-seconds", 0.05),
+        ]
+        if shape is None:
+            words += ["--strategy", "solo", "--replicas", 1]
+        else:
+            threads, workers = shape
+            words += ["--strategy", "dpsgd", "--replicas", threads * workers]
+            words += ["--strategy.threads", threads, "--strategy.local-updates", 15]
+            words += ["--strategy.batch", workers, "--strategy.wait", "true"]
+        key = hashlib.sha256(json.dumps(words).encode()).hexdigest()[:12]
+        folder = f"real-{name.replace(' ', '-')}-{key}"
+        found[name] = _topic_costs.real(folder, [str(word) for word in words], Path(plan.where), log)
+    return {"cases": found} | times(found)
+
+
+def times(found: dict[str, Any]) -> dict[str, Any]:
+    """T and TSP at the lowest perplexity that all of the runs came to."""
+    target = max(min(perplexity for _, perplexity in one["points"]) for one in found.values())
+    seconds = {}
+    for name, one in found.items():
+        seen = [Look(documents, documents / one["documents_per_second"], x) for documents, x in one["points"]]
+        at = _topic_runs.reached(seen, target)
+        seconds[name] = None if at is None else at.seconds
+    serial = seconds["serial"]
+    tsp = {
+        name: None if serial is None or one is None else serial / one
+        for name, one in seconds.items()
+        if name != "serial"
+    }
+    return {"target_perplexity": target, "seconds": seconds, "tsp_serial": tsp}
