@@ -19,27 +19,24 @@ HERE = Path(__file__).parent
 SHOWN = {"paper": "solid", "average": (0, (4, 2))}
 
 
-def panel(
-    result: dict[str, Any], name: str, count: str, label: str, linear_to: int, square: bool = False
-) -> Draw:
-    """Speed-up over the first case; grey is the paper's claim. square: workers times threads."""
+def panel(result: dict[str, Any], name: str, count: str, label: str, linear_to: int, power: int) -> Draw:
+    """Speed-up over the panel's first case of the same B; grey is the paper's claim, count ** power."""
 
     def draw(axes: Axes, palette: Palette) -> None:
-        most = linear_to
+        most, colours = linear_to, by_local_updates(result)
         for rule, dashes in SHOWN.items():
             rows = [row for row in result["rules"][rule]["cases"] if row["panel"] == name]
-            for index, B in enumerate(sorted({row["local_updates"] for row in rows})):
+            for B in sorted({row["local_updates"] for row in rows}):
                 points = [
                     (row[count], row["speedup"])
                     for row in rows
                     if row["local_updates"] == B and row["speedup"] is not None
                 ]
-                most = max([most, *(x for x, _ in points)])
-                colour = palette.runs[index % RUN_COLOURS] if square else palette.accent
-                axes.plot(
-                    *zip(*points, strict=True), color=colour, linestyle=dashes, marker="o", markersize=3
-                )
-        power = 2 if square else 1
+                if points:
+                    most = max(most, *(x for x, _ in points))
+                    axes.plot(
+                        *zip(*points, strict=True), color=colours[B], linestyle=dashes, marker="o", ms=3
+                    )
         claimed = [x / 10 for x in range(10, 10 * linear_to + 1)]
         axes.plot(claimed, [x**power for x in claimed], color=palette.muted, linewidth=4, alpha=0.25)
         tidy(axes, palette, "speed-up at equal perplexity", label)
@@ -49,20 +46,23 @@ def panel(
     return draw
 
 
+def by_local_updates(result: dict[str, Any]) -> dict[int, str]:
+    """A colour for each B."""
+    found = {row["local_updates"] for of in result["rules"].values() for row in of["cases"]}
+    return {B: PRINT.runs[index % RUN_COLOURS] for index, B in enumerate(sorted(found))}
+
+
 def main(result: dict[str, Any]) -> Path:
     paper = result["paper"]
     draws = [
-        panel(result, "workers", "workers", "workers (p = B = 1)", paper["linear_up_to_workers"]),
-        panel(result, "threads", "threads", "threads (1 worker, B = 15)", paper["linear_up_to_threads"]),
-        panel(result, "both", "workers", "workers = threads", paper["slower_from_both"], square=True),
+        panel(result, "workers", "workers", "workers (1 thread each)", paper["linear_up_to_workers"], 1),
+        panel(result, "threads", "threads", "threads (1 worker)", paper["linear_up_to_threads"], 1),
+        panel(result, "both", "workers", "workers = threads of each", paper["slower_from_both"], 2),
     ]
-    updates = sorted({r["local_updates"] for r in result["rules"]["paper"]["cases"] if r["panel"] == "both"})
-    legend = [(f"right: B = {B}", PRINT.runs[i % RUN_COLOURS]) for i, B in enumerate(updates)]
-    legend += [
-        ("the paper's rule; dashed: average", PRINT.accent),
-        ("grey: linear as far as the paper claims", "#c8cccd"),
-    ]
-    figure = png(draws, "DPSVI, simulated with costs measured on one core", legend, height=4.3)
+    legend = [(f"B = {B}", colour) for B, colour in by_local_updates(result).items()]
+    legend.append(("grey: linear as far as the paper claims", "#c8cccd"))
+    title = "DPSVI, simulated with costs measured on one core. Solid: the paper's step rule; dashed: average"
+    figure = png(draws, title, legend, height=4.3)
     path = HERE / "figures" / "topics-speedup.png"
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=110)

@@ -25,6 +25,7 @@ def plan(tmp_path_factory):
         mean_length=40,
         kept=60,
         workers=(1, 3),
+        workers_local_updates=(1,),
         threads=(1, 3),
         both=(2,),
         local_updates=(2,),

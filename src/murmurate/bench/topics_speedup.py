@@ -39,7 +39,8 @@ _DEADLINE_SECONDS = 60.0
 class Plan:
     """documents, vocabulary, topics, mean_length: of the generated corpus. kept: of them, to look at.
 
-    workers: nW at p = B = 1. threads: p at nW = 1, B = 15. both: p = nW at each of local_updates.
+    workers: nW at p = 1 and each B of workers_local_updates (the paper has 1). threads: p at nW = 1, B = 15.
+    both: p = nW at each B of local_updates. largest: nW, p at B = 15.
     workers_batch, batch: M under the paper's rule, of the first and of the others. rate: eta of ``average``.
     target_documents: after so many the serial run's perplexity is the target. most: documents of a run.
     sparse_*: documents, looks, local updates and rates of sparse against dense pushes.
@@ -52,6 +53,7 @@ class Plan:
     mean_length: float = 200
     kept: int = 300
     workers: tuple[int, ...] = (1, 4, 14)
+    workers_local_updates: tuple[int, ...] = (1, 15)
     threads: tuple[int, ...] = (1, 3, 8)
     both: tuple[int, ...] = (2, 8)
     local_updates: tuple[int, ...] = (5, 20)
@@ -201,8 +203,9 @@ def cases(plan: Plan, rule: str) -> Iterator[Case]:
     def batch(workers: int, M: int) -> int:
         return M if rule == "paper" else workers
 
-    for n in plan.workers:
-        yield Case("workers", rule, n, 1, 1, batch(n, plan.workers_batch))
+    for B in plan.workers_local_updates:
+        for n in plan.workers:
+            yield Case("workers", rule, n, 1, B, batch(n, plan.workers_batch))
     for p in plan.threads:
         yield Case("threads", rule, 1, p, 15, batch(1, plan.batch))
     for B in plan.local_updates:
