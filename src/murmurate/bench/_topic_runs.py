@@ -19,8 +19,9 @@ from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.member import Centre, Learner
 from murmurate.spec import Batch, derive_seed
 from murmurate.vector import Exchange, Replica
+from murmurate.workloads.conjugate import ConjugateLearner
 from murmurate.workloads.corpus import Corpus
-from murmurate.workloads.topic_model import TopicLearner
+from murmurate.workloads.topics import Topics
 
 
 class Look(NamedTuple):
@@ -59,7 +60,7 @@ class _Watch:
         if self.documents < self._next:
             return
         shown = learner if self.centre is None else self.centre
-        found = cast(TopicLearner, shown.agent).found()
+        found = cast(ConjugateLearner[Topics], shown.agent).found()
         now, perplexity = learner.door.now, found.completion_perplexity(self.looking.validation)
         self.looks.append(Look(self.documents, now, perplexity))
         step = self.looking.first if self.looking.factor == 1 else self._next * (self.looking.factor - 1)
