@@ -52,6 +52,8 @@ def _save(figure: Figure, path: Path) -> None:
 def step_rules(result: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(10.5, 4.6), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
+    unigram = result["unigram_perplexity"]["generated"]
+    least = min(point["perplexity"] for row in result["step_rules"] for point in row["curve"])
     for axes, key in zip(panels, ("documents", "cpu_seconds"), strict=True):
         for row in result["step_rules"]:
             rule, _, start = row["label"].partition(" from ")
@@ -59,11 +61,11 @@ def step_rules(result: dict[str, Any], path: Path) -> None:
             if rule.startswith("paper,"):
                 look = {"color": "#222222", "linestyle": STARTS[start]}
             _curve(axes, row, key, **look)
-        axes.axhline(result["unigram_perplexity"]["generated"], color="#999999", linewidth=0.8)
+        axes.axhline(unigram, color="#999999", linewidth=0.8)
+        # a random start, before the first push, is far above
+        axes.set_ylim(0.97 * least, 1.05 * unigram)
         _dress(axes, key)
-    panels[0].annotate(
-        "counting words alone", (0, result["unigram_perplexity"]["generated"]), fontsize=8, va="bottom"
-    )
+    panels[0].annotate("counting words alone", (0, unigram), fontsize=8, va="bottom")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
     _save(figure, path)
 
@@ -80,6 +82,7 @@ def libraries(result: dict[str, Any], path: Path) -> None:
             drawn[library] += 1
             _curve(axes, row, "cpu_seconds", marker=".", markersize=4, **look)
         axes.set_xscale("log")
+        axes.set_ylim(top=1.05 * result["unigram_perplexity"][name])
         _dress(axes, "cpu_seconds", name)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
     _save(figure, path)
