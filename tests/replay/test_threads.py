@@ -69,6 +69,7 @@ def test_no_threads_at_all_is_refused() -> None:
 
 def test_threads_flush_denormals_where_the_caller_does() -> None:
     """What is below the least normal number counts where denormals do, and is nothing where not."""
+    torch.set_flush_denormal(False)  # another test may have left it on
     full(threads=3).sample(MANY, 0.4)  # threads that have worked with denormals
     small = priorities(scale=4 * torch.finfo(torch.float32).tiny)
 
