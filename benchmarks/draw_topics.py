@@ -24,7 +24,7 @@ DASHES = ("-", "--", ":", "-.", (0, (1, 3)), (0, (5, 1, 1, 1, 1, 1)))
 
 def newest(folder: Path, full: bool = True) -> dict[str, Any]:
     """The last result, one of ``--full`` if there is one."""
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*-topics*.json"))]
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*-topics.json"))]
     chosen: dict[str, Any] = max(found, key=lambda result: (result["full"] and full, result["date"]))
     return chosen
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from murmurate.bench import topics
+from murmurate.bench import topics, topics_stream
 from murmurate.bench._server import Server
 from murmurate.bench.topics import Contender, Plan, Point
 
@@ -106,3 +106,13 @@ def test_the_sampler_is_looked_at_after_thirty_sweeps() -> None:
     assert (row["sampler_perplexity"], row["sampler_cpu_seconds"]) == (710, 9)
     assert (row["perplexity"], row["cpu_seconds_to_the_samplers"]) == (650, 2)
     assert "sampler_perplexity" not in topics.beside_the_sampler(CURVES, Plan(sweeps=20))
+
+
+def test_a_small_stream_is_learned_by_the_command_and_its_processes_are_measured() -> None:
+    plan = topics_stream.Stream(documents=400, vocabulary=100, mean_length=50, topics=4)
+    told = topics_stream.measure(False, quiet, plan)
+    assert told["documents"] >= 372 - 256  # a pass through all but those kept back, in whole batches
+    assert told["perplexity"] < 110
+    assert told["entries"] > 400
+    assert len(told["peak_resident_bytes"]) >= 3  # the command and two replicas
+    assert 2**24 < told["peak_resident_bytes_most"] < 2**31

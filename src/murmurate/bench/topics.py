@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from murmurate import native
-from murmurate.bench import _topics_stream
+from murmurate.bench import topics_stream
 from murmurate.bench._result import Log, median, spread
 from murmurate.bench._server import Server, absent
 from murmurate.bench._windows.topics_windows import write
@@ -65,10 +65,10 @@ class Plan:
     rounds: int = 2
     trap: int = 32_000
     peers: tuple[str, ...] = PEERS
-    stream: _topics_stream.Stream | None = None
+    stream: topics_stream.Stream | None = None
 
 
-FULL = Plan(passes=5, slow_passes=5, sweeps=100, rounds=3, trap=200_000, stream=_topics_stream.Stream())
+FULL = Plan(passes=5, slow_passes=5, sweeps=100, rounds=3, trap=200_000, stream=topics_stream.Stream())
 
 
 def contenders(plan: Plan) -> list[Contender]:
@@ -143,7 +143,7 @@ def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
             for name, pair in pairs.items()
         }
         trap = _race(field, traps(plan), pairs["generated"], folder, 1, log)
-    streamed = None if plan.stream is None else _topics_stream.measure(plan.stream, log)
+    streamed = None if plan.stream is None else topics_stream.measure(True, log, plan.stream)
     return {
         "simd": native.simd,
         **headline(found["generated"]),

@@ -19,12 +19,15 @@ from murmurate.errors import RunFailed
 from murmurate.workloads.generated import generate
 from murmurate.workloads.writing import write
 
+NAME = "topics-stream"
+SUMMARY = "a corpus of NYTimes's size from a file to topics in bounded memory, on real processes"
+
 _POLL_SECONDS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """Sizes: of the UCI repository's NYTimes. replicas: of DPSVI's nodes, a process each."""
+    """Sizes: of the UCI repository's NYTimes. replicas: a process each, on one lambda."""
 
     documents: int = 300_000
     vocabulary: int = 102_660
@@ -33,12 +36,15 @@ class Stream:
     replicas: int = 2
 
 
-def measure(plan: Stream, log: Log) -> dict[str, Any]:
-    """One pass of ``murmurate topics fit`` under Hogwild: seconds, perplexity, peaks of memory."""
+def measure(full: bool, log: Log, plan: Stream | None = None) -> dict[str, Any]:
+    """One pass of ``murmurate topics fit`` under Hogwild: seconds, perplexity, peaks of memory. The same with
+    ``full``."""
+    plan = plan or Stream()
     with tempfile.TemporaryDirectory(prefix="topics-stream-") as folder:
         corpus = Path(folder, "docword.generated.txt")
         entries = _write(plan, corpus, log)
-        log(f"streaming {corpus.stat().st_size / 2**20:,.0f} MiB of UCI text")
+        size = corpus.stat().st_size
+        log(f"streaming {size / 2**20:,.0f} MiB of UCI text")
         run = Path(folder, "run")
         command = [sys.executable, "-m", "murmurate", "topics", "fit", str(corpus), "--out", str(run)]
         command += ["--topics", str(plan.topics), "--replicas", str(plan.replicas), "--passes", "1"]
@@ -48,12 +54,14 @@ def measure(plan: Stream, log: Log) -> dict[str, Any]:
         summary = json.loads((run / "summary.json").read_text())
     return {
         "entries": entries,
+        "corpus_bytes": size,
         "wall_seconds": wall,
         "training_seconds": summary["wall_seconds"],
         "documents": summary["env_steps"],
         "perplexity": summary["perplexity"],
         "peak_resident_bytes": {name: peaks[name] for name in sorted(peaks)},
         "peak_resident_bytes_most": max(peaks.values()),
+        "plan": dataclasses.asdict(plan),
     }
 
 
