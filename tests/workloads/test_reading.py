@@ -281,3 +281,9 @@ def test_words_that_no_line_can_hold_are_not_written(tmp_path):
         write(made, tmp_path / "x", "parquet")
     with pytest.raises(Refusal, match="cannot be written"):
         write(corpus(0), tmp_path / "no" / "x", "uci")
+
+
+def test_a_folder_without_text_says_what_is_missing(tmp_path):
+    (tmp_path / "readme.md").write_text("words")
+    with pytest.raises(Refusal, match=r"no \.txt file"):
+        read(tmp_path, kind="text")

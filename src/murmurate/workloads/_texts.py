@@ -35,7 +35,12 @@ def _sound(where: int | str, text: bytes, faults: Faults) -> str:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
-    for path in sorted(folder.rglob("*.txt")):
+    paths = sorted(folder.rglob("*.txt"))
+    if not paths:
+        raise Refusal(
+            f"There is no .txt file in {folder}. A document is a file of that kind, or a line of one file."
+        )
+    for path in paths:
         try:
             yield str(path.relative_to(folder)), path.read_bytes()
         except OSError as error:
