@@ -20,7 +20,6 @@ from murmurate.losses.topics import (
 )
 from oracles.topics import bound, folded
 
-needs_native = pytest.mark.skipif(native.kernels is None, reason=native.simd)
 SETS = ["portable", "avx2", "avx512"]
 
 
