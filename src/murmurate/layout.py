@@ -92,3 +92,13 @@ def merge(parts: Sequence[Part]) -> list[tuple[int, int]]:
         else:
             runs.append((part.start, part.stop))
     return runs
+
+
+def refuse_late_hooks(parts: Sequence[Part]) -> None:
+    """Raise RuntimeError, naming the parameter, for a hook that would never be called."""
+    for part in parts:
+        if getattr(getattr(part.owner, part.attribute), "_post_accumulate_grad_hooks", None):
+            raise RuntimeError(
+                f"parameter '{part.name}' has a hook that waits for its gradient to be accumulated, and "
+                "descend never does that. Use register_hook, which is called with the gradient."
+            )

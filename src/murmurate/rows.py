@@ -84,6 +84,19 @@ def add_rows(x: Tensor, rows: Rows, step: float) -> None:
     kernels.add_rows(x.data_ptr(), width, row.data_ptr(), len(row), values.data_ptr(), step)
 
 
+def step_rows(x: Tensor, scale: Scale, rows: Rows, rate: float, touched: Tensor | None) -> None:
+    """scale * x <- scale * x - rate (shrink scale * x - values), in the scale and a few rows of x [N].
+
+    touched: [V] uint8, where the rows are marked.
+    """
+    with scale.writing():
+        if scale.shrink(rate * rows.shrink):
+            x.zero_()
+        add_rows(x, rows, rate / scale.value)
+        if touched is not None:
+            touched[rows.row] = 1
+
+
 class Scale:
     """By how much a vector has shrunk: the exponential of a sum of logarithms, one from each who shrinks it.
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from murmurate.layout import grouping, lay_out, merge, view
+from murmurate.layout import grouping, lay_out, merge, refuse_late_hooks, view
 from murmurate.moments import MakeOptimizer, check_start, entries, materialise
-from murmurate.rows import Rows, Scale, add_rows, check_plain, check_rows
+from murmurate.rows import Rows, Scale, check_plain, check_rows, step_rows
 from murmurate.saved import load_into, state_of
 
 __all__ = ["Exchange", "MakeOptimizer", "NotFinite", "Replica", "Rows"]
@@ -245,14 +245,6 @@ class Replica:
                         "loss with replica.descend(loss)."
                     )
 
-    def _refuse_late_hooks(self) -> None:
-        for part in self.parts:
-            if getattr(getattr(part.owner, part.attribute), "_post_accumulate_grad_hooks", None):
-                raise RuntimeError(
-                    f"parameter '{part.name}' has a hook that waits for its gradient to be accumulated, and "
-                    "descend never does that. Use register_hook, which is called with the gradient."
-                )
-
     # -- learning -----------------------------------------------------------------------------------
 
     def descend(self, loss: Tensor) -> Exchange:
@@ -274,7 +266,7 @@ class Replica:
         gradients = torch.autograd.grad(loss, self.own_parameters(), allow_unused=True)
         if not self._checked:
             self.check()
-            self._refuse_late_hooks()
+            refuse_late_hooks(self.parts)
             self._checked = True
         with torch.no_grad():
             for place, gradient in zip(self._places, gradients, strict=True):
@@ -306,8 +298,8 @@ class Replica:
     @property
     def row_width(self) -> int | None:
         """W of a module whose only parameter is a matrix [V, W]; None for any other."""
-        (shape,) = {part.shape for part in self.parts} if len(self.parts) == 1 else {None}
-        return shape[1] if shape is not None and len(shape) == 2 else None
+        shapes = [part.shape for part in self.parts]
+        return shapes[0][1] if len(shapes) == 1 and len(shapes[0]) == 2 else None
 
     def values(self) -> Tensor:
         """[N] the parameters with their scale multiplied out: the vector itself where that is 1."""
@@ -333,12 +325,7 @@ class Replica:
         """x <- x - rate (shrink x - values), in the scale and a few rows."""
         (rate,) = self._rates()
         before = self.values().clone() if self.measure else None
-        with self.scale.writing():
-            if self.scale.shrink(rate * rows.shrink):
-                self._storage.zero_()
-            add_rows(self._storage, rows, rate / self.scale.value)
-            if self.touched is not None:
-                self.touched[rows.row] = 1
+        step_rows(self._storage, self.scale, rows, rate, self.touched)
         if before is not None:
             self.update_norm = torch.linalg.vector_norm(self.values() - before)
             self.measure = False
