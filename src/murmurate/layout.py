@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -102,3 +102,31 @@ def refuse_late_hooks(parts: Sequence[Part]) -> None:
                 f"parameter '{part.name}' has a hook that waits for its gradient to be accumulated, and "
                 "descend never does that. Use register_hook, which is called with the gradient."
             )
+
+
+def check_views(
+    name: str, parts: Sequence[Part], storage: Tensor, gradient: Tensor, low: Mapping[str, Tensor | None]
+) -> None:
+    """Raise RuntimeError, naming the parameter, if one is no view into replica ``name``'s vectors any more.
+
+    low: by parameter, the low-precision copy that it is a view of instead, and then has no gradient.
+    """
+    for part in parts:
+        parameter = getattr(part.owner, part.attribute)
+        places = [("values", parameter, storage), ("gradient", parameter.grad, gradient)]
+        if (copy := low.get(part.name)) is not None:
+            places = [("values", parameter, copy)]
+        for what, tensor, base in places:
+            if tensor is None or tensor.data_ptr() != base[part.start :].data_ptr():
+                raise RuntimeError(
+                    f"the {what} of parameter '{part.name}' came loose from replica '{name}'. "
+                    "Call .to() and .half() before replicate, never call zero_grad, and end each "
+                    "loss with replica.descend(loss)."
+                )
+
+
+def disable_flatten(module: nn.Module) -> None:
+    """cuDNN's weight flattening would move recurrent weights out of the vector."""
+    for inner in module.modules():
+        if isinstance(inner, nn.RNNBase):
+            inner.flatten_parameters = lambda: None  # type: ignore[method-assign]

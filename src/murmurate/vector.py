@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from murmurate.layout import grouping, lay_out, merge, refuse_late_hooks, view
+from murmurate.layout import check_views, disable_flatten, grouping, lay_out, merge, refuse_late_hooks, view
 from murmurate.moments import MakeOptimizer, check_start, entries, materialise
 from murmurate.rows import Rows, Scale, check_plain, check_rows, step_rows
 from murmurate.saved import load_into, state_of
@@ -126,7 +126,7 @@ class Replica:
         self._point_module()
         self.optimizer = make_optimizer(self._optimizer_input())
         self._initial_lr = [group["lr"] for group in self.optimizer.param_groups]
-        _disable_flatten(module)
+        disable_flatten(module)
 
     # -- the vector ---------------------------------------------------------------------------------
 
@@ -231,19 +231,8 @@ class Replica:
                     f"the optimizer of replica '{self.name}' lost its gradient and would step on nothing. "
                     "Never call its zero_grad: descend clears the gradient."
                 )
-        low = {part.name for part in self._compute_parts}
-        for part in self.parts:
-            parameter = getattr(part.owner, part.attribute)
-            places = [("values", parameter, self._storage), ("gradient", parameter.grad, self._storage_grad)]
-            if part.name in low and self._low is not None:
-                places = [("values", parameter, self._low)]
-            for what, tensor, base in places:
-                if tensor is None or tensor.data_ptr() != base[part.start :].data_ptr():
-                    raise RuntimeError(
-                        f"the {what} of parameter '{part.name}' came loose from replica '{self.name}'. "
-                        "Call .to() and .half() before replicate, never call zero_grad, and end each "
-                        "loss with replica.descend(loss)."
-                    )
+        low = {part.name: self._low for part in self._compute_parts}
+        check_views(self.name, self.parts, self._storage, self._storage_grad, low)
 
     # -- learning -----------------------------------------------------------------------------------
 
@@ -405,10 +394,3 @@ class Replica:
 def _update_alone(replica: Replica) -> Exchange:
     replica.update()
     return Exchange(round=replica.clock, heard=1, staleness=0)
-
-
-def _disable_flatten(module: nn.Module) -> None:
-    """cuDNN's weight flattening would move recurrent weights out of the vector."""
-    for inner in module.modules():
-        if isinstance(inner, nn.RNNBase):
-            inner.flatten_parameters = lambda: None  # type: ignore[method-assign]

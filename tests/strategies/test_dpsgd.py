@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from murmurate.fabric.interface import Capability, FabricError
-from murmurate.strategies.dpsgd import DPSGD, scaled_rate
+from murmurate.strategies._step_sizes import scaled_rate
+from murmurate.strategies.dpsgd import DPSGD
 from strategies.desk import Company
 
 ALONE = {"threads": 1, "wait": True}

@@ -1,16 +1,18 @@
-"""Training runs that a bench keeps: one that has come to its end is not run again, so a bench goes on where
-it was cut off."""
+"""What a bench keeps: neither a run that came to its end nor a value that was found is made again."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from murmurate.bench._result import Log
 from murmurate.errors import RunFailed
+from murmurate.folder import write_json
 from murmurate.record.runs import RecordedRun, open_run
 
 
@@ -36,3 +38,12 @@ def _is_done(folder: Path) -> bool:
         return bool(json.loads((folder / "summary.json").read_text())["exit"] == "finished")
     except FileNotFoundError:
         return False
+
+
+def kept_value(where: Path, name: str, key: Any, make: Callable[[], Any]) -> Any:
+    """What ``make`` gives, once for each ``name`` and ``key``."""
+    told = json.dumps(key)
+    path = where / f"{name.replace(' ', '-')}-{hashlib.sha256(told.encode()).hexdigest()[:12]}.json"
+    if not path.exists():
+        write_json(path, make())
+    return json.loads(path.read_text())

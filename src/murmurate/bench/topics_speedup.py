@@ -6,20 +6,22 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from murmurate.bench import _topic_costs, _topic_runs
+from murmurate.bench._kept import kept_value
 from murmurate.bench._result import Log
 from murmurate.bench._topic_costs import Costs
 from murmurate.bench._topic_runs import Look, Looking
 from murmurate.collect.documents import CorpusWorld
-from murmurate.folder import plain, write_json
+from murmurate.folder import plain
 from murmurate.recipes import recipe
 from murmurate.run_spec import Run
 from murmurate.simulation.cluster import Cluster
-from murmurate.strategies.dpsgd import DPSGD, scaled_rate
+from murmurate.strategies._step_sizes import scaled_rate
+from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.interface import Strategy
 from murmurate.strategies.solo import Solo
 from murmurate.workloads.corpus import Corpus
@@ -28,9 +30,7 @@ from murmurate.workloads.topic_model import TopicModel
 from murmurate.workloads.writing import write
 
 NAME = "topics-speedup"
-SUMMARY = (
-    "DPSVI's speed-up by workers, threads and B, real and simulated, and its sparse pushes; --full: hours"
-)
+SUMMARY = "DPSVI's speed-up by workers, threads and B, real and simulated; its sparse pushes; --full: hours"
 
 _DEADLINE_SECONDS = 60.0
 
@@ -136,7 +136,7 @@ def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
     where.mkdir(parents=True, exist_ok=True)
     world = _world(plan.vocabulary, plan.mean_length, plan.documents, plan)
     asked = [world.path, plan.measured_updates, plan.pushes, plan.width_local_updates]
-    cost = Costs(**_kept(where, "costs", asked, lambda: dataclasses.asdict(_costs(plan, world, log))))
+    cost = Costs(**kept_value(where, "costs", asked, lambda: dataclasses.asdict(_costs(plan, world, log))))
     svi = run_of(world, svi_model(plan), Solo(), 1)
     return {
         "costs": dataclasses.asdict(cost),
@@ -147,15 +147,6 @@ def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
         "rules": {rule: _rule(rule, svi, cost, plan, log) for rule in ("paper", "average")},
         "plan": dataclasses.asdict(plan),
     }
-
-
-def _kept(where: Path, name: str, key: Any, make: Callable[[], Any]) -> Any:
-    """What ``make`` gives, once for each ``name`` and ``key``."""
-    told = json.dumps(key)
-    path = where / f"{name.replace(' ', '-')}-{hashlib.sha256(told.encode()).hexdigest()[:12]}.json"
-    if not path.exists():
-        write_json(path, make())
-    return json.loads(path.read_text())
 
 
 # -- what is run ----------------------------------------------------------------------------------------
@@ -246,7 +237,7 @@ def _rule(rule: str, svi: Run, cost: Costs, plan: Plan, log: Log) -> dict[str, A
             return _topic_runs.looks(run, cluster(seconds, cost, plan), looking)
 
         key = [plain(run), dataclasses.asdict(cost), target, most, plan.network]
-        return [Look(*one) for one in _kept(Path(plan.where), name, key, look)]
+        return [Look(*one) for one in kept_value(Path(plan.where), name, key, look)]
 
     serial = run_of(world, model(plan, rule), Solo(), 1)
     if rule == "paper":  # eta and rho both, so that the step is their product
@@ -344,7 +335,7 @@ def _pushing(plan: Plan, run: Run, kept: Corpus, first: int, dense: bool, log: L
         return [value if math.isfinite(value) else None for value in values]
 
     key = [plain(run), first, plan.sparse_looks]
-    found: list[float | None] = _kept(Path(plan.where), name, key, look)
+    found: list[float | None] = kept_value(Path(plan.where), name, key, look)
     return found
 
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from murmurate.rows import Rows, add_rows
+from murmurate.rows import LEAST_SCALE, Rows, add_rows
 from murmurate.strategies.interface import require
 from murmurate.vector import Replica
 
@@ -171,6 +171,12 @@ class NodeRows:
             self.touched.zero_()
         if abs(now + since) > -_MOST_SHRUNK:
             self.fold()
+
+    def make_room(self, living: Sequence[int]) -> None:
+        """Fold, while nobody of the ``living`` threads writes, unless one of them has done so."""
+        with self._replica.scale.closed(living) as alone:
+            if alone and self._replica.scale.value < LEAST_SCALE:
+                self.fold()
 
     def fold(self) -> None:
         """Multiply the scale into u, and the same into the base, so that untouched rows stay equal."""

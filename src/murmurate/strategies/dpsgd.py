@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability, Fabric, Letter
-from murmurate.rows import LEAST_SCALE, Scale
+from murmurate.rows import Scale
 from murmurate.strategies._answer import answer, clear, demand_centre
 from murmurate.strategies._cut import Cut
 from murmurate.strategies._parcels import MasterRows, NodeRows, fits
+from murmurate.strategies._step_sizes import refuse_shrinking, scaled_rate
 from murmurate.strategies.interface import (
     MemberEvent,
     Strategy,
@@ -32,15 +32,6 @@ _LOST = "v"
 # without an answer, or 0; the version of v in the base; the version that the oldest update since the last
 # push was made from; how often v has come.
 _PUSHED_AT, _AWAITED, _VERSION, _OLDEST, _PULLS = range(5)
-
-
-def scaled_rate(rate: float, p: int, B: int, M: int, reference: tuple[int, int, int] = (1, 1, 1)) -> float:
-    """rho' = rho (pBM / p'B'M')^(1/4) (Corollary 1): from ``reference``'s p, B, M to these.
-
-    It holds for eta and for rho alike; a pushed gradient moves v by their product.
-    """
-    old = reference[0] * reference[1] * reference[2]
-    return float(rate * (old / (p * B * M)) ** 0.25)
 
 
 @dataclass
@@ -137,19 +128,7 @@ class DPSGD(Strategy):
         p, rho = self._threads_of(replicas), self._rho(replicas)
         if self.scale_rates:
             eta = scaled_rate(eta, p, self.local_updates, self.batch)
-        left = max(1 - eta, 0.0) ** (p * self.local_updates)
-        taken = rho * self.batch * (1 - left)
-        if taken < 1 or rho * self.batch <= 1:  # the latter is a mean of what the nodes have
-            return
-        most = 0.99 / (self.batch * (1 - left))
-        raise Refusal(
-            f"parameters that must stay above 0 may fall below it: with eta = {eta:.3g} the p B = {p} x "
-            f"{self.local_updates} updates before a push leave s = {left:.3g} of v, and the master takes "
-            f"rho sum(1 - s) = {rho:.3g} x {self.batch} x {1 - left:.3g} = {taken:.3g} of it away, which "
-            f"must be below 1. Use --strategy.global-learning-rate {most:.2g} or less, or smaller steps."
-        )
-
-    # -- the node -----------------------------------------------------------------------------------
+        refuse_shrinking(eta, rho, p, self.local_updates, self.batch)
 
     def attach(self, replica: Replica, fabric: Fabric) -> None:
         replicas = replicas_of(fabric)
@@ -188,7 +167,7 @@ class DPSGD(Strategy):
         else:
             self._node = node = nodes[mine]
             self._rows = rows
-            replica.make_room = lambda: self._make_room(replica, fabric)
+            replica.make_room = lambda: rows.make_room(self._others(fabric))
             # schedules follow all updates; those of other nodes are taken to be as many as here
             replica.steps_taken = lambda: self._done() * len(replicas) // len(node)
 
@@ -265,13 +244,6 @@ class DPSGD(Strategy):
         if len(self._node) == 1:
             return self._node
         return sorted(set(self._node) & set(fabric.living()))
-
-    def _make_room(self, replica: Replica, fabric: Fabric) -> None:
-        """Multiply the scale into the node's vector, while nobody writes to it, unless that was done."""
-        if self._rows is not None:
-            with replica.scale.closed(self._others(fabric)) as alone:
-                if alone and replica.scale.value < LEAST_SCALE:
-                    self._rows.fold()
 
     def _pull(self, letter: Letter | None, replica: Replica, fabric: Fabric) -> None:
         """u <- v' + (u - u at the push) (line 3)."""

@@ -1,0 +1,33 @@
+"""DPSGD's step sizes: how they follow p, B and M, and how far they may go."""
+
+from __future__ import annotations
+
+from murmurate.errors import Refusal
+
+
+def scaled_rate(rate: float, p: int, B: int, M: int, reference: tuple[int, int, int] = (1, 1, 1)) -> float:
+    """rho' = rho (pBM / p'B'M')^(1/4) (Corollary 1): from ``reference``'s p, B, M to these.
+
+    It holds for eta and for rho alike; a pushed gradient moves v by their product.
+    """
+    old = reference[0] * reference[1] * reference[2]
+    return float(rate * (old / (p * B * M)) ** 0.25)
+
+
+def refuse_shrinking(eta: float, rho: float, p: int, B: int, M: int) -> None:
+    """Raise Refusal where parameters that must stay above 0 may fall below it.
+
+    eta: the share of them that an update takes away. The p B updates of a push leave s = (1 - eta)^(pB) of v,
+    so M pushes take rho M (1 - s) of it.
+    """
+    left = max(1 - eta, 0.0) ** (p * B)
+    taken = rho * M * (1 - left)
+    if taken < 1 or rho * M <= 1:  # the latter is a mean of what the nodes have
+        return
+    most = 0.99 / (M * (1 - left))
+    raise Refusal(
+        f"parameters that must stay above 0 may fall below it: with eta = {eta:.3g} the p B = {p} x "
+        f"{B} updates before a push leave s = {left:.3g} of v, and the master takes "
+        f"rho sum(1 - s) = {rho:.3g} x {M} x {1 - left:.3g} = {taken:.3g} of it away, which "
+        f"must be below 1. Use --strategy.global-learning-rate {most:.2g} or less, or smaller steps."
+    )
