@@ -6,6 +6,7 @@ import json
 import os
 import resource
 from collections import namedtuple
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -42,14 +43,17 @@ def test_people_see_every_finding(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_it_says_which_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "kernels", object())
-    monkeypatch.setattr(native, "simd", "avx2")
-    assert _look("compiled kernels")["found"] == "avx2"
+    for amx, found, status in ((False, "torch", "note"), (True, "compiled, in AMX", "ok")):
+        monkeypatch.setattr(native, "kernels", SimpleNamespace(has_amx=lambda amx=amx: amx))
+        monkeypatch.setattr(native, "simd", "avx512")
+        assert _look("compiled kernels")["found"] == "avx512"
+        assert (_look("torso")["found"], _look("torso")["status"]) == (found, status)
     monkeypatch.setattr(native, "kernels", None)
     monkeypatch.setattr(native, "simd", "not built: no module")
     check = _look("compiled kernels")
     assert check["status"] == "note"
     assert "C++ compiler" in check["advice"]
+    assert _look("torso")["found"] == "torch"
 
 
 def test_few_open_files_are_bad_and_the_command_is_given() -> None:

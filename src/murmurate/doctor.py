@@ -25,8 +25,8 @@ _OK, _NOTE, _BAD = "ok", "note", "bad"
 def findings() -> dict[str, Any]:
     """``{"checks": [{"name", "status", "found", "advice"}], "ok": bool, "hardware", "versions"}``."""
     looks: list[Callable[[], dict[str, str]]] = [
-        _cores, _threads, _memory, _shared_memory, _open_files, _gpu, _bfloat16, _kernels, _roms, _mujoco,
-        _video,
+        _cores, _threads, _memory, _shared_memory, _open_files, _gpu, _bfloat16, _kernels, _torso, _roms,
+        _mujoco, _video,
     ]  # fmt: skip
     checks = [look() for look in looks]
     return {
@@ -118,6 +118,19 @@ def _kernels() -> dict[str, str]:
         _NOTE,
         native.simd,
         "all works, replay slower; where there is a C++ compiler: pip install --force-reinstall --no-deps",
+    )
+
+
+def _torso() -> dict[str, str]:
+    if native.kernels is None:
+        return _check("torso", _NOTE, "torch", "image networks are slower: see compiled kernels")
+    if native.kernels.has_amx():
+        return _check("torso", _OK, "compiled, in AMX", "where it computes in bfloat16")
+    return _check(
+        "torso",
+        _NOTE,
+        "torch",
+        "its bfloat16 kernel takes Linux, AMX (Intel, since 2023) and a compiler of 2021",
     )
 
 

@@ -327,8 +327,15 @@ PyObject* touch(PyObject*, PyObject* const* args, Py_ssize_t n) {
 }  // namespace
 
 #include "topics_module.hpp"
+#include "torso_module.hpp"
 
 namespace {
+
+void take(const char* name) {
+  kernels = named(name);
+  topic_kernels = topic_kernels_named(name);
+  block_kernels = block_kernels_named(name);
+}
 
 // simd() -> the instruction set in use; use(name) -> takes another one, ValueError if it does not run here
 PyObject* simd(PyObject*, PyObject*) { return PyUnicode_FromString(kernels->name); }
@@ -338,7 +345,7 @@ PyObject* use(PyObject*, PyObject* word) {
   if (!text) return nullptr;
   const char* name = PyBytes_AsString(text);
   const Kernels* wanted = name && runs(name) ? named(name) : nullptr;
-  if (wanted) kernels = wanted, topic_kernels = topic_kernels_named(name);
+  if (wanted) take(name);
   Py_DECREF(text);
   if (!wanted) return PyErr_Format(PyExc_ValueError, "%R does not run on this machine", word);
   Py_RETURN_NONE;
@@ -353,6 +360,11 @@ PyMethodDef methods[] = {
     {"touch", FAST(touch), nullptr},           {"exp_digamma", FAST(exp_digamma), nullptr},
     {"expected_topics", FAST(expected_topics), nullptr},
     {"fold_in", FAST(fold_in), nullptr},       {"add_rows", FAST(add_rows), nullptr},
+    {"lay_frames", FAST(lay_frames), nullptr}, {"torso", FAST(make_torso), nullptr},
+    {"torso_inner", FAST(inner_size), nullptr},
+    {"torso_forward", FAST(forward_torso), nullptr},
+    {"torso_backward", FAST(backward_torso), nullptr},
+    {"has_amx", has_amx, METH_NOARGS, nullptr},
     {"total", total, METH_O, nullptr},         {"minimum", minimum, METH_O, nullptr},
     {"leaves", leaves, METH_O, nullptr},       {"simd", simd, METH_NOARGS, nullptr},
     {"use", use, METH_O, nullptr},             {nullptr, nullptr, 0, nullptr},
@@ -365,8 +377,7 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT, "_kernels", nullptr, -1, methods, n
 PyMODINIT_FUNC PyInit__kernels() {
   for (const char* name : {"avx512", "avx2", "portable"}) {
     if (runs(name)) {
-      kernels = named(name);
-      topic_kernels = topic_kernels_named(name);
+      take(name);
       break;
     }
   }

@@ -1,14 +1,16 @@
 """Convolutional torsos for stacks of frames: the nets of the two DQN papers.
 
 Milliseconds of one thread on an AVX-512 and AMX core, Nature-2013, forward alone for a batch of 16 and
-forward with backward for one of 80 (least of 30 to 60 interleaved runs, on a busy machine):
+forward with backward for one of 80 (least of 150 interleaved runs, on a busy machine):
 
                                          float32        bfloat16
-    row by row (``channels_last=False``) 1.33   22.4    0.99   12.0
-    channels last                        1.44   14.6    0.90    8.5
-    channels last, in blocks (as here)   1.38   14.3    0.83    7.1
+    row by row (``channels_last=False``) 1.68   23.8    1.39   11.6
+    channels last                        2.00   16.6    1.09    9.4
+    channels last, in blocks             2.09   14.9    1.07    7.2
+    the same, compiled (as here)         1.81   13.2    0.39    3.8
 
-``_Blocks`` says why.
+``_Blocks`` says why blocks, and ``native/torso.hpp`` how the last row computes: frames are laid in blocks by
+a kernel anywhere, and in bfloat16 all layers are one where there is AMX.
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ from typing import NamedTuple, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from murmurate.nets import _conv_kernels
+
+_USUAL = ((0, 0), (1, 1), 1)  # padding, dilation, groups
 
 
 class Convolution(NamedTuple):
@@ -77,6 +83,7 @@ class ConvTorso(nn.Module):
             if convolution.dim() == 4:
                 convolution.data = convolution.data.contiguous(memory_format=self.memory_format)
         self.linear = nn.Linear(channels * height * wide, width)
+        self.layers_in_blocks = None if self.blocks is None else _in_blocks(shape, layers)
 
     def lay(self, observation: Tensor) -> Tensor:
         """uint8 [B, C, H, W] as the first layer reads it, if that takes work that several nets of this shape
@@ -89,8 +96,9 @@ class ConvTorso(nn.Module):
         return observation if self.blocks is None else self._laid(self.blocks, observation)
 
     def _laid(self, blocks: _Blocks, observation: Tensor) -> Tensor:
-        laid: Tensor = blocks(observation, self.linear.weight.dtype)
-        return laid
+        dtype = self.linear.weight.dtype
+        laid: Tensor | None = _conv_kernels.lay(observation, dtype)
+        return blocks(observation, dtype) if laid is None else laid
 
     def _check(self, observation: Tensor) -> None:
         if observation.dtype != torch.uint8 or observation.shape[1:] != self.shape:
@@ -109,6 +117,33 @@ class ConvTorso(nn.Module):
         laid = blocks is not None and observation.shape[1:] == blocks.shape
         if not laid:
             self._check(observation)
+        parameters = self._plain_parameters()
+        if blocks is not None and self.layers_in_blocks is not None and parameters is not None:
+            observation = observation if laid else self._laid(blocks, observation)
+            computed = _conv_kernels.run(self.layers_in_blocks, observation, parameters)
+            if computed is not None:
+                return computed
+            laid = True
+        return self._plainly(observation, laid)
+
+    def _plain_parameters(self) -> list[Tensor] | None:
+        """Weight and bias of each layer; None if somebody has put another in its place, or hooks on it."""
+        found = []
+        for layer in (*self.convolutions, self.linear):
+            hooked = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks
+            plain = (
+                type(layer) is nn.Conv2d or type(layer) is nn.Linear
+            )  # parametrized ones are of other types
+            if hooked or layer._backward_pre_hooks or not plain or layer.bias is None:
+                return None
+            if isinstance(layer, nn.Conv2d) and (layer.padding, layer.dilation, layer.groups) != _USUAL:
+                return None
+            found += [layer.weight, layer.bias]
+        return found
+
+    def _plainly(self, observation: Tensor, laid: bool) -> Tensor:
+        """``forward`` as torch does it."""
+        blocks = self.blocks
         first, *rest = cast("list[nn.Conv2d]", list(self.convolutions))
         weight = first.weight * (1.0 / 255.0)
         if blocks is None:
@@ -122,6 +157,20 @@ class ConvTorso(nn.Module):
             x = convolution(x).relu_()
         features: Tensor = self.linear(x.permute(0, 2, 3, 1).flatten(1))
         return features.relu_()
+
+
+def _in_blocks(shape: Sequence[int], layers: Sequence[Convolution]) -> tuple[_conv_kernels.Layer, ...] | None:
+    """Convolutions with stride 1 over blocks of stride x stride; None where a filter is not whole blocks."""
+    channels, height, width = shape
+    made = []
+    for layer in layers:
+        s = layer.stride
+        if layer.kernel % s:
+            return None
+        height, width, side = height // s, width // s, layer.kernel // s
+        made.append(_conv_kernels.Layer(height, width, channels * s * s, side, layer.channels, s))
+        channels, height, width = layer.channels, height - side + 1, width - side + 1
+    return tuple(made)
 
 
 class _Blocks(nn.Module):

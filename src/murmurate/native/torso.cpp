@@ -1,0 +1,185 @@
+// Built once, for AMX. Left factors are read where they lie; right ones are packed (see tiles.hpp), and they are the
+// small ones: filters, and of the fully connected layer the batch.
+#include <cstdlib>
+
+#include "torso_parts.hpp"
+
+namespace murmurate {
+namespace {
+
+class Room {
+ public:
+  ~Room() { std::free(base_); }
+  char* of(int64_t bytes) {
+    if (bytes > bytes_) {
+      std::free(base_);
+      base_ = static_cast<char*>(std::aligned_alloc(kBytes, static_cast<std::size_t>(up(bytes, kBytes))));
+      bytes_ = base_ ? bytes : 0;
+    }
+    return base_;
+  }
+
+ private:
+  char* base_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+thread_local Room room;
+
+// The filters as a right factor: window x filter.
+void pack_filters(const Layer& l, const Brain* weight, const int32_t* order, Brain* to) {
+  const int64_t deep = depth(l);
+  for (int64_t n = 0; n < l.filters; n += kRows)
+    for (int64_t k = 0; k < deep; k += 2)
+      for (int64_t o = n; o < n + kRows; ++o) {
+        *to++ = weight[o * deep + order[k]];
+        *to++ = weight[o * deep + order[k + 1]];
+      }
+}
+
+void widen(const Brain* from, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; i += kRows) _mm512_storeu_ps(to + i, widened(load16(from + i)));
+}
+
+// place[p]: where the outputs of place p of layer i go in its image, -1 for what means nothing or nobody reads
+void places_of(const Torso& t, int64_t i, int32_t* place) {
+  const Layer& l = t.layer[i];
+  const bool behind = i + 1 < t.layers;
+  const Layer next = behind ? t.layer[i + 1] : Layer{out_height(l), out_width(l), l.filters, 1, 0, 1};
+  const int64_t s = next.block;
+  for (int64_t y = 0; y < l.height; ++y)
+    for (int64_t x = 0; x < l.width; ++x) {
+      const bool read = y < s * next.height && x < s * next.width;
+      const int64_t block = (y / s * next.width + x / s) * next.channels;
+      *place++ = read ? static_cast<int32_t>(block + (y % s * s + x % s) * l.filters) : -1;
+    }
+}
+
+struct Forward {
+  int64_t* offset;
+  int32_t *order, *place;
+  float* bias;
+  Brain* right;
+};
+
+Forward share_forward(const Torso& t, int64_t batch, Shares& shares) {
+  int64_t steps = flat(t) / kDeep, places = 0, deep = 0, width = t.features;
+  int64_t right = up(batch, kRows) * flat(t);
+  for (int64_t i = 0; i < t.layers; ++i) {
+    const Layer& l = t.layer[i];
+    if (depth(l) > deep) deep = depth(l);
+    if (grid(l) > places) places = grid(l);
+    if (l.filters > width) width = l.filters;
+    if (depth(l) * l.filters > right) right = depth(l) * l.filters;
+  }
+  if (deep / kDeep > steps) steps = deep / kDeep;
+  return {shares.take<int64_t>(steps), shares.take<int32_t>(deep), shares.take<int32_t>(places),
+          shares.take<float>(width), shares.take<Brain>(right)};
+}
+
+void convolve(const Torso& t, int64_t i, int64_t batch, const Brain* x, const Brain* weight, const Brain* bias,
+              const Forward& f, Brain* out) {
+  const Layer& l = t.layer[i];
+  const int64_t places = grid(l), size = outputs(t, i);
+  const float scale = i ? 1.0f : kPixel;
+  order_of(l, i == 0, f.order);
+  pack_filters(l, weight, f.order, f.right);
+  places_of(t, i, f.place);
+  widen(bias, l.filters, f.bias);
+  settle();
+  const int64_t steps = steps_of(l.kernel, l.kernel * l.channels, l.width * l.channels, f.offset);
+  // ends with the last place that means something: no window reaches beyond the last image
+  const int64_t line = (batch - 1) * places + (out_height(l) - 1) * l.width + out_width(l);
+  const __m512 times = _mm512_set1_ps(scale);
+  const int32_t* place = f.place;
+  const float* add = f.bias;
+  go_along({x, line, {l.channels, f.offset, steps, kTile}, f.right, l.filters / kRows},
+           [=](int64_t first, int64_t skip, int64_t tile, const float* sums) {
+             const __m512 bias = _mm512_loadu_ps(add + tile * kRows);
+             int64_t at = (first + skip) % places;
+             Brain* image = out + (first + skip) / places * size + tile * kRows;
+             for (int64_t row = skip; row < kRows; ++row) {
+               const __m512 y = _mm512_fmadd_ps(_mm512_load_ps(sums + row * kRows), times, bias);
+               if (place[at] >= 0) store16(image + place[at], rounded(rectified(y)));
+               const bool whole = ++at == places;
+               at = whole ? 0 : at;
+               image += whole ? size : 0;
+             }
+           });
+}
+
+// The layer's weights are the left factor, as they lie; the batch is the right one, and results lie across.
+void connect(const Torso& t, int64_t batch, const Brain* x, const Brain* weight, const Brain* bias, const Forward& f,
+             Brain* out) {
+  alignas(64) float sums[4 * kSums];
+  const int64_t deep = flat(t), steps = deep / kDeep, wide = steps * kTile;
+  for (int64_t n = 0; n < batch; n += kRows)
+    columns_of(x + n * deep, deep, batch - n < kRows ? batch - n : kRows, steps, f.right + n / kRows * wide);
+  widen(bias, t.features, f.bias);
+  settle();
+  steps_of(1, deep, 0, f.offset);
+  const Inner inner = {deep, f.offset, steps, kTile};
+  for (int64_t n = 0; n < batch; n += 2 * kRows) {
+    const Brain* b = f.right + n / kRows * wide;
+    const bool two = n + kRows < batch;
+    for (int64_t m = 0; m < t.features; m += 2 * kRows) {
+      const Brain* a = weight + m * deep;
+      products_2x2(inner, a, a + kRows * deep, b, two ? b + wide : b, sums, sums + 2 * kSums);
+      for (int64_t part = 0; part < 4; ++part) {
+        const int64_t sample = n + part % 2 * kRows, feature = m + part / 2 * kRows;
+        __m512i r[16];
+        for (int64_t i = 0; i < kRows; ++i) r[i] = _mm512_load_si512(sums + part * kSums + i * kRows);
+        transpose(r);
+        const __m512 add = _mm512_loadu_ps(f.bias + feature);
+        for (int64_t i = 0; i < kRows && sample + i < batch; ++i) {
+          const __m512 y = _mm512_add_ps(_mm512_castsi512_ps(r[i]), add);
+          store16(out + (sample + i) * t.features + feature, rounded(rectified(y)));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+char* room_of(int64_t bytes) { return room.of(bytes); }
+
+bool torso_fits(const Torso& t) {
+  for (int64_t i = 0; i < t.layers; ++i) {
+    const Layer& l = t.layer[i];
+    if (l.kernel < 1 || l.block < 1 || l.filters < 1 || l.height < l.kernel || l.width < l.kernel) return false;
+    if (l.filters % kRows || l.channels % kRows || l.kernel * l.channels % kDeep) return false;
+    if ((out_height(l) - 1) * l.width + out_width(l) < kRows) return false;  // no tile of places in an image
+    if (i == 0) continue;
+    const Layer& before = t.layer[i - 1];
+    if (l.kernel * l.filters % kDeep || l.channels != l.block * l.block * before.filters) return false;
+    if (l.height != out_height(before) / l.block || l.width != out_width(before) / l.block) return false;
+  }
+  return t.features > 0 && t.features % kDeep == 0 && flat(t) % kDeep == 0;
+}
+
+int64_t torso_inner(const Torso& t, int64_t batch) {
+  int64_t numbers = 0;
+  for (int64_t i = 0; i < t.layers; ++i) numbers += up(batch * outputs(t, i), kDeep);
+  return numbers;
+}
+
+bool torso_forward(const Torso& t, int64_t batch, const Brain* laid, const Brain* const* parameters, Brain* inner,
+                   Brain* features) {
+  Shares measured = {nullptr, 0};
+  share_forward(t, batch, measured);
+  Shares shares = {room_of(measured.used), 0};
+  if (!shares.base) return false;
+  const Forward f = share_forward(t, batch, shares);
+  const Tiles tiles;
+  const Brain* x = laid;
+  for (int64_t i = 0; i < t.layers; ++i) {
+    convolve(t, i, batch, x, parameters[2 * i], parameters[2 * i + 1], f, inner);
+    x = inner;
+    inner += up(batch * outputs(t, i), kDeep);
+  }
+  connect(t, batch, x, parameters[2 * t.layers], parameters[2 * t.layers + 1], f, features);
+  return true;
+}
+
+}  // namespace murmurate

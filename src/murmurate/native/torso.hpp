@@ -1,0 +1,46 @@
+// A torso of convolutions and one fully connected layer, each with a ReLU: both passes in bfloat16, with sums in
+// float32, in the matrix registers of AMX.
+//
+// Every layer is read in blocks: a convolution with kernel s T and stride s over c channels is one with kernel T
+// and stride 1 over the s s c channels of blocks of s x s. A layer's input [batch, height, width, channels] so is a
+// row of places, and what a filter reads at a place lies at fixed distances behind it. All places of a batch are
+// gone through in one line; at the last T - 1 of a row or column the result means nothing and is left out.
+#pragma once
+
+#include <cstdint>
+
+namespace murmurate {
+
+using Brain = uint16_t;  // the bits of a bfloat16
+
+struct Layer {
+  int64_t height, width;  // of the input, in blocks
+  int64_t channels;       // of a block
+  int64_t kernel;         // T: blocks of a filter, in height and in width
+  int64_t filters;
+  int64_t block;  // s
+};
+
+struct Torso {
+  static constexpr int64_t kMost = 8;  // layers
+  int64_t layers;
+  Layer layer[kMost];
+  int64_t features;  // of the fully connected layer
+};
+
+// Whether whole registers cover the layers, and each layer reads what the one before it gives.
+bool torso_fits(const Torso&);
+
+// Numbers that torso_forward leaves for torso_backward: the outputs of the convolutions, for the layer behind.
+int64_t torso_inner(const Torso&, int64_t batch);
+
+// laid: the frames in blocks, from 0 to 255. parameters: weight and bias of each layer, filters as [filter, row,
+// column, channel]. Both return false if there is no memory. What AMX needs is up to the caller (see torso_module.hpp).
+bool torso_forward(const Torso&, int64_t batch, const Brain* laid, const Brain* const* parameters, Brain* inner,
+                   Brain* features);
+
+// gradients: of each of the parameters, given that of the features.
+bool torso_backward(const Torso&, int64_t batch, const Brain* laid, const Brain* inner, const Brain* features,
+                    const Brain* gradient, const Brain* const* parameters, Brain* const* gradients);
+
+}  // namespace murmurate

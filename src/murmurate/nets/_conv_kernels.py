@@ -1,0 +1,141 @@
+"""The compiled torso of ``nets/conv.py``: frames in blocks, and both passes in bfloat16 where there is AMX.
+
+``native/torso.hpp`` says how it computes. Everything here has its twin in ``conv.py``, which runs elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from murmurate import native
+
+_BITS = {torch.bfloat16: 16, torch.float32: 32}
+_MOST_CHANNELS = 1024  # of frames; see native/blocks.hpp
+
+
+class Layer(NamedTuple):
+    """A convolution in blocks of ``block`` x ``block``: their rows and columns in its input, numbers in one,
+    blocks along a filter's side, filters (``native/torso.hpp``)."""
+
+    height: int
+    width: int
+    channels: int
+    kernel: int
+    filters: int
+    block: int
+
+
+def lay(observation: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """uint8 [B, C, H, W], H and W multiples of 4, to ``dtype`` [B, 16 C, H / 4, W / 4], channels last; None
+    where the kernel cannot."""
+    kernels = native.kernels
+    if kernels is None or dtype not in _BITS or observation.device.type != "cpu" or _traced():
+        return None
+    batch, channels, height, width = observation.shape
+    if channels > _MOST_CHANNELS:
+        return None
+    rows = observation.reshape(batch, -1)  # no copy of what lies in one piece, in a larger window too
+    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    out = torch.empty((batch, height // 4, width // 4, 16 * channels), dtype=dtype, device=rows.device)
+    shape = (channels, height, width)
+    kernels.lay_frames(rows.data_ptr(), rows.stride(0), shape, batch, _BITS[dtype], out.data_ptr())
+    return out.permute(0, 3, 1, 2)
+
+
+def run(layers: tuple[Layer, ...], laid: Tensor, parameters: Sequence[Tensor]) -> Tensor | None:
+    """Frames in blocks [B, C, height, width], numbers from 0 to 255, to features [B, width]; None where the
+    kernels cannot. ``parameters``: weight and bias of each convolution and of the fully connected layer.
+    Frames get no gradient; a second derivative is refused."""
+    if not _serves(laid, parameters):
+        return None
+    features_wide = parameters[-1].shape[0]
+    torso = _torso(layers, features_wide)
+    if torso is None or tuple([p.shape for p in parameters]) != _shapes(layers, features_wide):
+        return None
+    if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
+        features: Tensor = _Passes.apply(torso, laid, *parameters)  # type: ignore[no-untyped-call]
+        return features
+    return _forward(torso, laid, parameters)[1]
+
+
+def _traced() -> bool:
+    return torch.compiler.is_compiling()
+
+
+def _serves(laid: Tensor, parameters: Sequence[Tensor]) -> bool:
+    """Whether everything lies as the kernels read it."""
+    if native.kernels is None or not native.kernels.has_amx() or _traced():
+        return False
+    if laid.dtype != torch.bfloat16 or laid.requires_grad or not len(laid):
+        return False
+    for x in (laid, *parameters):
+        if x.dtype != torch.bfloat16 or x.device.type != "cpu":
+            return False
+        if not (x.is_contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.is_contiguous()):
+            return False
+    return True
+
+
+@lru_cache
+def _torso(layers: tuple[Layer, ...], features: int) -> Any:
+    """The kernels' description of a torso; None where the registers do not fit it."""
+    assert native.kernels is not None
+    return native.kernels.torso(layers, features)
+
+
+@lru_cache
+def _shapes(layers: tuple[Layer, ...], features: int) -> tuple[tuple[int, ...], ...]:
+    """Of the parameters that the kernels read."""
+    shapes: list[tuple[int, ...]] = []
+    for x in layers:
+        side = x.kernel * x.block
+        shapes += [(x.filters, x.channels // x.block**2, side, side), (x.filters,)]
+    flat = x.filters * (x.height - x.kernel + 1) * (x.width - x.kernel + 1)
+    return (*shapes, (features, flat), (features,))
+
+
+def _forward(torso: Any, laid: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """(outputs of the convolutions, features)."""
+    kernels = native.kernels
+    assert kernels is not None
+    batch = len(laid)
+    inner = torch.empty(kernels.torso_inner(torso, batch), dtype=torch.bfloat16, device=laid.device)
+    features = torch.empty((batch, parameters[-1].shape[0]), dtype=torch.bfloat16, device=laid.device)
+    places = tuple([p.data_ptr() for p in parameters])
+    kernels.torso_forward(torso, batch, laid.data_ptr(), places, inner.data_ptr(), features.data_ptr())
+    return inner, features
+
+
+class _Passes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, torso: Any, laid: Tensor, *parameters: Tensor) -> Tensor:
+        inner, features = _forward(torso, laid, parameters)
+        ctx.torso = torso
+        ctx.save_for_backward(laid, inner, features, *parameters)
+        return features
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        kernels = native.kernels
+        assert kernels is not None
+        laid, inner, features, *parameters = ctx.saved_tensors
+        gradients = [torch.empty_like(p) for p in parameters]  # each lies as its parameter does
+        gradient = gradient.contiguous()  # held: the kernels read it by its address
+        kernels.torso_backward(
+            ctx.torso,
+            len(laid),
+            laid.data_ptr(),
+            inner.data_ptr(),
+            features.data_ptr(),
+            gradient.data_ptr(),
+            tuple([p.data_ptr() for p in parameters]),
+            tuple([g.data_ptr() for g in gradients]),
+        )
+        return None, None, *gradients
