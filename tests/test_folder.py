@@ -54,7 +54,13 @@ def _unusual(strategy: Any) -> Any:
 
 def _another(value: Any) -> Any:
     if isinstance(value, str):
-        return {"ring": "complete", "complete": "ring", "exponential": "ring", "pull": "push"}[value]
+        return {
+            "ring": "complete",
+            "complete": "ring",
+            "exponential": "ring",
+            "pull": "push",
+            "present": "pulled",
+        }[value]
     if isinstance(value, bool):
         return not value
     if isinstance(value, float):

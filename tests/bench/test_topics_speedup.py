@@ -8,8 +8,9 @@ import pytest
 from murmurate.bench import _topic_runs, topics_speedup
 from murmurate.bench._result import teller
 from murmurate.bench._topic_costs import Costs, fitted
+from murmurate.bench._topic_plan import Plan
 from murmurate.bench._topic_runs import Look, Looking, reached
-from murmurate.bench.topics_speedup import Case, Plan, cluster, dpsvi, times
+from murmurate.bench.topics_speedup import Case, cluster, dpsvi, times
 from murmurate.recipes import recipe
 
 QUIET = teller(True)
@@ -110,7 +111,9 @@ def test_the_bench_tells_all_and_keeps_what_it_has(plan):
         assert rule["serial"]["reached"] is not None
         for case in rule["cases"]:
             assert (case["tsp_serial"] is None) == (case["documents"] is None)
-    assert len(result["sparse"]["perplexity"][0]["dense"]) == plan.sparse_looks
+    for pushes in result["sparse"]["perplexity"]:
+        assert len(pushes["dense"]) == plan.sparse_looks
+        assert pushes["most_apart"] < 1e-5 < pushes["present_most_apart"]
     one, three = (result["sparse"]["push_bytes"]["600"][B] for B in ("1", "3"))
     assert one["sparse_bytes"] < three["sparse_bytes"] < three["dense_bytes"]
     told = []

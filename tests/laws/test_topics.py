@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -15,7 +16,8 @@ from murmurate.losses.topics import Documents, expected_topics, fold_in
 from murmurate.replicator import Replicator
 from murmurate.rows import Rows
 from murmurate.spec import Batch, EnvSpec
-from murmurate.strategies._parcels import MasterRows, NodeRows, Parcel
+from murmurate.strategies._master_rows import MasterRows
+from murmurate.strategies._parcels import NodeRows, Parcel
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.gala import GALA
@@ -292,6 +294,27 @@ def test_one_node_pushes_the_same_as_dense(local_updates, wait):
     assert float((dense - sparse).norm() / dense.norm()) < (1e-5 if wait else 0.005)
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("batch", "local_updates", "delay_bound"), [(1, 3, 0), (2, 2, 0), (3, 1, 0), (1, 2, 1)]
+)
+def test_the_shrink_of_the_pulled_v_is_that_of_dense_pushes(batch, local_updates, delay_bound, seed):
+    """Algorithm 1, line 4, to rounding, though other nodes have moved v since."""
+    strategy = DPSGD(
+        threads=1,
+        local_updates=local_updates,
+        batch=batch,
+        delay_bound=delay_bound,
+        wait=True,
+        shrinks="pulled",
+    )
+    (sparse, few), (dense, many) = both(strategy, 5, seed=seed)
+    assert few < 0.9 * many
+    assert float((sparse - dense).norm() / dense.norm()) < 1e-5
+    (present, _), _ = both(dataclasses.replace(strategy, shrinks="present"), 5, seed=seed)
+    assert float((present - dense).norm() / dense.norm()) > 1e-4
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(
     "strategy",
@@ -380,10 +403,15 @@ def test_rows_that_a_letter_does_not_hold_wait_for_the_next():
     torch.testing.assert_close(node.values().view(rows, width), moves)
 
 
-def test_letters_that_nobody_packed_are_refused_and_change_nothing():
+def replica_of_ones(rows):
+    """A replica of ones [rows, 16]."""
     module = torch.nn.Module()
-    module.matrix = torch.nn.Parameter(torch.ones(20, 16))
-    master = MasterRows(Replica("x", module, lambda parameters: torch.optim.SGD(parameters, lr=1.0)))
+    module.matrix = torch.nn.Parameter(torch.ones(rows, 16))
+    return Replica("x", module, lambda parameters: torch.optim.SGD(parameters, lr=1.0))
+
+
+def test_letters_that_nobody_packed_are_refused_and_change_nothing():
+    master = MasterRows(replica_of_ones(20), [[0]])
     good = Parcel(0.9, 0, torch.tensor([3, 19]), torch.ones(2, 16)).pack()
     assert master.is_sound(good)
     wrong = [
@@ -397,6 +425,35 @@ def test_letters_that_nobody_packed_are_refused_and_change_nothing():
     ]
     assert not any(master.is_sound(letter) for letter in wrong)
     assert all(len(master.answer(letter)) == 320 for letter in wrong)
+
+
+def test_the_master_outlives_all_nodes_and_begins_anew_after_a_resume():
+    replica = replica_of_ones(20)
+    replica.keeps_scale = True
+    replica.follow(Rows(torch.arange(2), torch.zeros(2, 16), shrink=0.0))  # its vector has rows
+    master = MasterRows(replica, [[0], [1]], pulled=True)
+
+    def push(version):
+        letter = Parcel(0.9, version, torch.tensor([3]), torch.ones(1, 16)).pack()
+        master.step([letter], 1.0)
+        replica.tick()
+        master.remember()
+        return letter
+
+    began = replica.clock
+    letter = push(began)
+    master.answered(letter, 0, [], unfolded=False)  # whoever pushed it is dead, and so are all
+    master.restart()
+    resumed = replica.clock
+    before = replica.values().detach().view(20, 16).clone()
+    push(resumed)
+    late = push(resumed)  # of another node, from the same version
+    expected = before * (1 - 0.1 - 0.1)
+    expected[3] += 2
+    torch.testing.assert_close(replica.values().detach().view(20, 16), expected)
+    assert len(master.answer(late)) < 320  # rows, as the version is known
+    old = Parcel(0.9, began, torch.tensor([3]), torch.ones(1, 16)).pack()
+    assert len(master.answer(old)) == 320  # of one that is not, all
 
 
 def test_a_push_whose_answer_is_lost_counts_once():

@@ -75,15 +75,21 @@ def contenders(plan: Plan) -> list[Contender]:
     """All of one corpus, ours first."""
     marks, slow = ((0.25, 0.5, *range(1, n + 1)) for n in (plan.passes, plan.slow_passes))
     random = {**_COMMON, "init": "random"}
-    nodes = {**NODES, "local_updates": 4}
-    dpsvi = {**_OWN, "batch": 256, "step_rule": "average", "replicas": 4, "strategy": nodes}
+    nodes = {**NODES, "local_updates": 2}
+    average = {"step_rule": "average", "rate": 0.15}
+    dpsvi = {**_OWN, **average, "batch": 256, "replicas": 4, "strategy": nodes}
     field = [
         Contender(f"{_OURS}{_TWENTY}", _OURS, {**random, "iterations": 20}, marks),
         Contender(f"{_OURS} 50 iterations", _OURS, {**random, "iterations": 50}, slow),
         Contender(f"{_OURS} 100 iterations", _OURS, {**random, "iterations": 100}, slow),
         Contender(f"{_OURS} batches of 256", _OURS, {**random, "iterations": 20, "batch": 256}, marks),
         Contender(f"{_OURS} defaults", _OURS, _OWN, marks),
-        Contender(f"{_OURS} dpsvi", _OURS, dpsvi, (*marks, *(plan.passes * n for n in (1.5, 2, 3, 4)))),
+        Contender(
+            f"{_OURS} dpsvi",
+            _OURS,
+            dpsvi,
+            (*marks, *(plan.passes * n for n in (1.5, 2, 2.5, 2.75, 3, 3.25, 3.5, 4))),
+        ),
     ]
     for name in ("gensim", "scikit-learn"):
         field.append(Contender(f"{name}{_TWENTY}", name, {**_COMMON, "iterations": 20}, marks))

@@ -7,13 +7,15 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from murmurate.bench import _topic_costs, _topic_runs
 from murmurate.bench._kept import kept_value
 from murmurate.bench._result import Log
 from murmurate.bench._topic_costs import Costs
+from murmurate.bench._topic_plan import FULL, Plan
 from murmurate.bench._topic_runs import Look, Looking
 from murmurate.collect.documents import CorpusWorld
 from murmurate.folder import plain
@@ -24,7 +26,6 @@ from murmurate.strategies._step_sizes import scaled_rate
 from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.interface import Strategy
 from murmurate.strategies.solo import Solo
-from murmurate.workloads.corpus import Corpus
 from murmurate.workloads.generated import generate
 from murmurate.workloads.topic_model import TopicModel
 from murmurate.workloads.writing import write
@@ -34,65 +35,6 @@ SUMMARY = "DPSVI's speed-up by workers, threads and B, real and simulated; its s
 
 _DEADLINE_SECONDS = 60.0
 
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """documents, vocabulary, topics, mean_length: of the generated corpus. kept: of them, to look at.
-
-    workers: nW at p = 1 and each B of workers_local_updates (the paper has 1). threads: p at nW = 1, B = 15.
-    both: p = nW at each B of local_updates. largest: nW, p at B = 15.
-    workers_batch, batch: M under the paper's rule, of the first and of the others. rate: eta of ``average``.
-    target_documents: after so many the serial run's perplexity is the target. most: documents of a run.
-    sparse_*: documents, looks, local updates and rates of sparse against dense pushes.
-    widths: vocabularies (and mean lengths) of the bytes of a push. real_documents: of a run on processes.
-    """
-
-    documents: int = 10_000
-    vocabulary: int = 2_000
-    topics: int = 20
-    mean_length: float = 200
-    kept: int = 300
-    workers: tuple[int, ...] = (1, 4, 14)
-    workers_local_updates: tuple[int, ...] = (1, 15)
-    threads: tuple[int, ...] = (1, 3, 8)
-    both: tuple[int, ...] = (2, 8)
-    local_updates: tuple[int, ...] = (5, 20)
-    largest: tuple[int, int] | None = None
-    workers_batch: int = 36
-    batch: int = 16
-    rate: float = 0.02
-    target_documents: int = 4_000
-    most: int = 300_000
-    sparse_documents: int = 20_000
-    sparse_looks: int = 10
-    sparse_local_updates: tuple[int, ...] = (5, 15)
-    sparse_rates: tuple[float, ...] = (0.02,)
-    widths: tuple[tuple[int, float], ...] = ((10_000, 229), (102_660, 330))
-    width_local_updates: tuple[int, ...] = (1, 5, 15)
-    real_documents: int = 40_000
-    measured_updates: int = 100
-    pushes: int = 20
-    network: str = "latency=1e-4,bandwidth=1.25e9"
-    where: str = "runs/topics-speedup"
-
-
-FULL = Plan(
-    documents=20_000,
-    vocabulary=10_000,
-    topics=50,
-    mean_length=229,
-    workers=(1, 4, 9, 14, 19),
-    threads=(1, 3, 5, 8, 10),
-    both=(2, 4, 6, 8),
-    local_updates=(5, 10, 15, 20),
-    largest=(20, 10),
-    most=600_000,
-    sparse_documents=200_000,
-    sparse_rates=(0.02, 0.1),
-    real_documents=200_000,
-    measured_updates=300,
-    pushes=50,
-)
 
 PAPER = {
     "linear_up_to_workers": 14,
@@ -160,8 +102,8 @@ def _world(vocabulary: int, mean_length: float, documents: int, plan: Plan) -> C
 
 
 def run_of(world: CorpusWorld, model: TopicModel, strategy: Strategy, replicas: int) -> Run:
-    base = dataclasses.replace(recipe("corpus-lda"), launcher="simulated")
-    return dataclasses.replace(base, world=world, agent=model, strategy=strategy, replicas=replicas)
+    base = replace(recipe("corpus-lda"), launcher="simulated")
+    return replace(base, world=world, agent=model, strategy=strategy, replicas=replicas)
 
 
 def svi_model(plan: Plan) -> TopicModel:
@@ -174,7 +116,9 @@ def model(plan: Plan, rule: str) -> TopicModel:
     return TopicModel(topics=plan.topics, batch=64, step_rule="average", rate=rate, validate_every=0)
 
 
-def dpsvi(plan: Plan, world: CorpusWorld, case: Case) -> Run:
+def dpsvi(
+    plan: Plan, world: CorpusWorld, case: Case, shrinks: Literal["present", "pulled"] = "present"
+) -> Run:
     """Nodes wait for the master's answer (Algorithm 2, line 3, follows line 10)."""
     strategy = DPSGD(
         threads=case.threads,
@@ -183,6 +127,7 @@ def dpsvi(plan: Plan, world: CorpusWorld, case: Case) -> Run:
         global_learning_rate=0.1 if case.rule == "paper" else None,
         scale_rates=case.rule == "paper",
         wait=True,
+        shrinks=shrinks,
         deadline_seconds=_DEADLINE_SECONDS,
     )
     return run_of(world, model(plan, case.rule), strategy, case.workers * case.threads)
@@ -297,40 +242,48 @@ def _row(
 def sparse(plan: Plan, world: CorpusWorld, log: Log) -> list[dict[str, Any]]:
     """Perplexities with pushes of rows and of whole vectors under one schedule, 4 workers, M = 4.
 
-    A dense run shrinks the v that was pulled, which may be some folds old: where steps are long its counts
-    become negative and it has no perplexity (None).
+    A dense push shrinks the v that was pulled, which may be some folds old: where steps are long counts
+    become negative and there is no perplexity (None). ``sparse`` does the same, ``present`` the present v.
     """
     rows = []
     first = plan.sparse_documents // plan.sparse_looks
     for rate in plan.sparse_rates:
         for B in plan.sparse_local_updates:
-            chosen = dataclasses.replace(plan, rate=rate)
-            run = dpsvi(chosen, world, Case("", "average", 4, 1, B, 4))
-            kept = _topic_runs.validation(run)
-            found = [_pushing(plan, run, kept, first, dense, log) for dense in (False, True)]
-            apart = [abs(a / b - 1) for a, b in zip(*found, strict=True) if a is not None and b is not None]
-            whole = len(apart) == len(found[1]) == plan.sparse_looks
+            chosen = replace(plan, rate=rate)
+            case = Case("", "average", 4, 1, B, 4)
+            pulled, present = dpsvi(chosen, world, case, "pulled"), dpsvi(chosen, world, case)
+            kinds = {"sparse": (pulled, False), "dense": (pulled, True), "present": (present, False)}
+            found = {kind: _pushing(plan, *kinds[kind], first, f"{kind} pushes", log) for kind in kinds}
             rows.append(
                 {
                     "local_updates": B,
                     "rate": rate,
                     "documents": first,
-                    "sparse": found[0],
-                    "dense": found[1],
-                    "most_apart": max(apart) if whole else None,
+                    **found,
+                    "most_apart": _most_apart(found["sparse"], found["dense"]),
+                    "present_most_apart": _most_apart(found["present"], found["dense"]),
                 }
             )
     return rows
 
 
-def _pushing(plan: Plan, run: Run, kept: Corpus, first: int, dense: bool, log: Log) -> list[float | None]:
-    name = "dense" if dense else "sparse"
+def _most_apart(ours: list[float | None], theirs: list[float | None]) -> float | None:
+    """The largest relative difference of two curves; None if one of them breaks off."""
+    apart = [None if a is None or b is None else abs(a / b - 1) for a, b in zip(ours, theirs, strict=True)]
+    whole = [one for one in apart if one is not None]
+    return max(whole) if len(whole) == len(apart) else None
 
+
+def _pushing(plan: Plan, run: Run, dense: bool, first: int, name: str, log: Log) -> list[float | None]:
     def look() -> list[float | None]:
-        log(f"{name} pushes")
-        looking = Looking(kept, first=first, factor=1, most=first * plan.sparse_looks)
+        log(name)
+        looking = Looking(_topic_runs.validation(run), first, 1, first * plan.sparse_looks)
         free = Cluster(compute="lognormal:0.01,0.1", network="latency=1e-4")
-        seen = _topic_runs.looks(run, free, looking, dense=dense)
+        try:
+            seen = _topic_runs.looks(run, free, looking, dense=dense)
+        except ValueError as refusal:  # dense pushes make counts negative, those of rows are refused
+            log(f"{name}: {refusal}")
+            return [None] * plan.sparse_looks
         values = [one.perplexity for one in seen[: plan.sparse_looks]]
         return [value if math.isfinite(value) else None for value in values]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from murmurate.fabric.interface import Capability, Fabric, Letter
 from murmurate.rows import Scale
 from murmurate.strategies._answer import answer, clear, demand_centre
 from murmurate.strategies._cut import Cut
-from murmurate.strategies._parcels import MasterRows, NodeRows, fits
+from murmurate.strategies._master_rows import MasterRows
+from murmurate.strategies._parcels import NodeRows, fits
 from murmurate.strategies._step_sizes import refuse_shrinking, scaled_rate
 from murmurate.strategies.interface import (
     MemberEvent,
@@ -53,6 +54,8 @@ class DPSGD(Strategy):
         (Differs: Algorithm 9, line 34, writes v' over what other threads did in between.)
     delay_bound: D; the master refuses an update of a v more than D of its own updates old, and the node goes
         on from the fresh v. 0: none is refused.
+    shrinks: of which v a push takes its share, where gradients shrink all of it. Line 4 has that which the
+        node had ``pulled``. Of the ``present`` one counts stay counts (``_master_rows``).
     deadline_seconds: how long a push or a wait may take. The outcome is to go on, and to push or pull later.
     """
 
@@ -64,6 +67,7 @@ class DPSGD(Strategy):
     scale_rates: bool = False
     wait: bool = False
     delay_bound: int = 0
+    shrinks: Literal["present", "pulled"] = "present"
     deadline_seconds: float = 10.0
 
     name: ClassVar[str] = "dpsgd"
@@ -161,7 +165,7 @@ class DPSGD(Strategy):
         self._rank, self._nodes, self._scale = fabric.rank, nodes, replica.scale
         if mine is None:
             replica.touched = None
-            self._master_rows = MasterRows(replica)
+            self._master_rows = MasterRows(replica, nodes, pulled=self.shrinks == "pulled")
             self._v = replica.params
             self._master = torch.optim.SGD([replica.params], lr=rho, momentum=self.global_momentum)
         else:
@@ -219,8 +223,8 @@ class DPSGD(Strategy):
 
     def _sent(self, update: Tensor, done: int, fabric: Fabric) -> bool:
         """Whether the centre gets it: then the node waits for an answer."""
-        centre, oldest, patience = centre_of(fabric), int(self._marks[_OLDEST]), self.deadline_seconds
-        sent = fabric.send(centre, _PUSH, update, oldest, deadline_seconds=patience)
+        oldest, patience = int(self._marks[_OLDEST]), self.deadline_seconds
+        sent = fabric.send(centre_of(fabric), _PUSH, update, oldest, deadline_seconds=patience)
         if sent:
             self._marks[_PUSHED_AT], self._marks[_OLDEST] = done, self._marks[_VERSION]
             self._marks[_AWAITED] = fabric.rank + 1
@@ -241,9 +245,7 @@ class DPSGD(Strategy):
 
     def _others(self, fabric: Fabric) -> list[int]:
         """Living threads of this node."""
-        if len(self._node) == 1:
-            return self._node
-        return sorted(set(self._node) & set(fabric.living()))
+        return self._node if len(self._node) == 1 else sorted(set(self._node) & set(fabric.living()))
 
     def _pull(self, letter: Letter | None, replica: Replica, fabric: Fabric) -> None:
         """u <- v' + (u - u at the push) (line 3)."""
@@ -283,19 +285,17 @@ class DPSGD(Strategy):
 
     def _fold(self, letter: Letter, replica: Replica, fabric: Fabric) -> None:
         """The version answered counts updates of v; a minus says that what was pushed is refused."""
-        if self._master_rows is None:
+        rows = self._master_rows
+        if rows is None:
             raise RuntimeError("attach comes before serve")
-        refused = 0 < self.delay_bound < replica.clock - letter.note or not self._master_rows.is_sound(
-            letter.x
-        )
-        if refused:
-            self.refused += 1
-        else:
+        refused = 0 < self.delay_bound < replica.clock - letter.note or not rows.is_sound(letter.x)
+        self.refused += refused
+        if not refused:
             self._unfolded.append(letter)
         if len(self._unfolded) == self.batch:
             self._step_master(replica)
-        version = -replica.clock if refused else replica.clock
-        fabric.send(letter.sender, _REPLY, self._master_rows.answer(letter.x), note=version)
+        fabric.send(letter.sender, _REPLY, rows.answer(letter.x), note=replica.clock * (-1 if refused else 1))
+        rows.answered(letter.x, letter.sender, fabric.living(), unfolded=bool(self._unfolded))
 
     def _step_master(self, replica: Replica) -> None:
         rows = self._master_rows
@@ -305,13 +305,13 @@ class DPSGD(Strategy):
             rows.step([one.x for one in self._unfolded], self._master.param_groups[0]["lr"])
         else:
             updates = [rows.dense(one.x) for one in self._unfolded]
+            rows.change_all()
             if replica.scale.logarithm:
                 replica.fold()
             replica.grad.zero_()
             for update in updates:
                 replica.grad.sub_(update)
             self._master.step()
-            rows.all_changed()
         replica.tick()
         rows.remember()
         self._unfolded.clear()
@@ -378,7 +378,8 @@ class DPSGD(Strategy):
 
     def resumed(self, replica: Replica, fabric: Fabric) -> None:
         """Each node goes on from its leader's u and base; the master answers all of them once."""
-        if fabric.rank == centre_of(fabric):
+        if self._master_rows is not None:
+            self._master_rows.restart()
             for node in self._nodes:
                 leader = self._leader(node, fabric)
                 if leader is not None:

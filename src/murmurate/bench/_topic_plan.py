@@ -1,0 +1,65 @@
+"""How much ``bench topics-speedup`` measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Plan:
+    """documents, vocabulary, topics, mean_length: of the generated corpus. kept: of them, to look at.
+
+    workers: nW at p = 1 and each B of workers_local_updates (the paper has 1). threads: p at nW = 1, B = 15.
+    both: p = nW at each B of local_updates. largest: nW, p at B = 15.
+    workers_batch, batch: M under the paper's rule, of the first and of the others. rate: eta of ``average``.
+    target_documents: after so many the serial run's perplexity is the target. most: documents of a run.
+    sparse_*: documents, looks, local updates and rates of sparse against dense pushes.
+    widths: vocabularies (and mean lengths) of the bytes of a push. real_documents: of a run on processes.
+    """
+
+    documents: int = 10_000
+    vocabulary: int = 2_000
+    topics: int = 20
+    mean_length: float = 200
+    kept: int = 300
+    workers: tuple[int, ...] = (1, 4, 14)
+    workers_local_updates: tuple[int, ...] = (1, 15)
+    threads: tuple[int, ...] = (1, 3, 8)
+    both: tuple[int, ...] = (2, 8)
+    local_updates: tuple[int, ...] = (5, 20)
+    largest: tuple[int, int] | None = None
+    workers_batch: int = 36
+    batch: int = 16
+    rate: float = 0.02
+    target_documents: int = 4_000
+    most: int = 300_000
+    sparse_documents: int = 20_000
+    sparse_looks: int = 10
+    sparse_local_updates: tuple[int, ...] = (5, 15)
+    sparse_rates: tuple[float, ...] = (0.02,)
+    widths: tuple[tuple[int, float], ...] = ((10_000, 229), (102_660, 330))
+    width_local_updates: tuple[int, ...] = (1, 5, 15)
+    real_documents: int = 40_000
+    measured_updates: int = 100
+    pushes: int = 20
+    network: str = "latency=1e-4,bandwidth=1.25e9"
+    where: str = "runs/topics-speedup"
+
+
+FULL = Plan(
+    documents=20_000,
+    vocabulary=10_000,
+    topics=50,
+    mean_length=229,
+    workers=(1, 4, 9, 14, 19),
+    threads=(1, 3, 5, 8, 10),
+    both=(2, 4, 6, 8),
+    local_updates=(5, 10, 15, 20),
+    largest=(20, 10),
+    most=600_000,
+    sparse_documents=200_000,
+    sparse_rates=(0.02, 0.1),
+    real_documents=200_000,
+    measured_updates=300,
+    pushes=50,
+)
