@@ -141,6 +141,8 @@ def test_a_member_that_starts_anew_is_heard_again(before, after):
             there.publish(fill(number))
             there.send(0, "x", fill(number))
         assert here.wait_newer([1], [0], 10.0)
+        there.send(0, "last", fill(4))
+        assert here.wait("last", 10.0) is not None, "what was sent before it has come too"
         assert here.wait("x", 10.0) is not None
         assert until(lambda: here.version(1) == 4)
         assert here.send(1, "lost", fill(7))
