@@ -20,11 +20,13 @@ def spo_dqn(name: str) -> Run:
     """Two learners that share the simulators of one (Differs: each fills its own bank, where Zhang's actors
     fill them all in turn)."""
     usual = settings(name)
-    # an update of each is a batch of all
     agent = dataclasses.replace(usual.pop("agent"), selector="agreed")
     usual["simulators"] //= 2
+    # each learner sees half of the steps, and needs as many updates as one alone
     if name == "cartpole":
-        usual["env_steps"] *= 2  # each learner sees half of them, and needs its updates
+        usual["env_steps"] *= 2
+    else:
+        agent = dataclasses.replace(agent, batch=agent.batch // 2)
     return Run(
         recipe=f"{name}-{ALGORITHM}", agent=agent, strategy=LocalSGD(period=_PERIOD), replicas=2, **usual
     )
