@@ -151,8 +151,10 @@ def test_a_member_that_starts_anew_is_heard_again(before, after):
         assert not here.send(1, "x", fill(0))
         fabrics[1] = NetworkFabric(1, 2, store, run_id=RUN, secret=SECRET, **options, shared_memory=after)
         (again,) = channels(fabrics[1:])
-        assert until(lambda: list(fabrics[0].living()) == [0, 1])
-        assert (fabrics[0].hub.links[1].near is not None) == after
+        link = fabrics[0].hub.links[1]
+        assert until(lambda: link.connections == 2), "it lives by its new card before the line to it stands"
+        assert list(fabrics[0].living()) == [0, 1]
+        assert (link.near is not None) == after
         assert torch.equal(here.peek(1)[0], fill(3)), "the former life's, as long as there is nothing newer"
         left = [here.wait("x", 10.0) for _ in range(3)]
         assert [float(letter.x[0]) for letter in left] == [1.0, 2.0, 3.0], "what it sent can still be read"
