@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from murmurate.cli import main
 from murmurate.workloads.generated import generate
 from murmurate.workloads.writing import write
 from short_runs import refused
+from waiting import until
 
 K = 5
 FIELDS = ("--topics", K, "--batch", 32, "--alpha", 0.2, "--prior", 0.1)
@@ -150,13 +150,6 @@ def start(path, folder, *more):
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-
-
-def until(condition, seconds=90.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.05)
 
 
 def documents(folder, replica):

@@ -43,8 +43,8 @@ def test_people_see_every_finding(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_it_says_which_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    for amx, found, status in ((False, "torch", "note"), (True, "compiled, in AMX", "ok")):
-        monkeypatch.setattr(native, "kernels", SimpleNamespace(has_amx=lambda amx=amx: amx))
+    for which, found, status in (([], "torch", "note"), (["amx", "avx512_bf16"], "compiled, amx", "ok")):
+        monkeypatch.setattr(native, "kernels", SimpleNamespace(torso_kernels=lambda which=which: which))
         monkeypatch.setattr(native, "simd", "avx512")
         assert _look("compiled kernels")["found"] == "avx512"
         assert (_look("torso")["found"], _look("torso")["status"]) == (found, status)

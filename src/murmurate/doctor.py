@@ -124,13 +124,14 @@ def _kernels() -> dict[str, str]:
 def _torso() -> dict[str, str]:
     if native.kernels is None:
         return _check("torso", _NOTE, "torch", "image networks are slower: see compiled kernels")
-    if native.kernels.has_amx():
-        return _check("torso", _OK, "compiled, in AMX", "where it computes in bfloat16")
+    if which := native.kernels.torso_kernels():
+        return _check("torso", _OK, f"compiled, {which[0]}", "where it computes in bfloat16")
     return _check(
         "torso",
         _NOTE,
         "torch",
-        "its bfloat16 kernel takes Linux, AMX (Intel, since 2023) and a compiler of 2021",
+        "its bfloat16 kernels take AVX512_BF16 (AMD since Zen 4, some of Intel) or AMX (Intel since 2023, "
+        "on Linux), and a compiler of 2021",
     )
 
 

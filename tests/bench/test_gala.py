@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from murmurate.bench._result import teller
 from murmurate.checkpoint import commit, write_part
 from murmurate.errors import Refusal, RunFailed
 from murmurate.record.reader import read_metrics
+from waiting import until
 
 SILENT = teller(True)
 
@@ -376,11 +376,13 @@ def test_a_real_run_cut_off_by_ctrl_c_is_saved_and_gone_on_with(tmp_path: Path) 
         [sys.executable, "-c", _BENCH, str(end), small.where], env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     try:
-        metrics, deadline = job.folder / "metrics.jsonl", time.monotonic() + 120
-        while not (metrics.exists() and any(r.get("env_steps") for r in read_metrics(metrics))):
+        metrics = job.folder / "metrics.jsonl"
+
+        def begun() -> bool:
             assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+            return metrics.exists() and any(r.get("env_steps") for r in read_metrics(metrics))
+
+        until(begun, "the first env steps")
         process.send_signal(signal.SIGINT)
         assert process.wait(120) != 0
     finally:

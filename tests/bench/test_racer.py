@@ -9,6 +9,7 @@ import pytest
 
 from murmurate.bench._racer import Racer, Window
 from murmurate.errors import RunFailed
+from waiting import until
 
 # appends {"env_steps": n} every 50 ms; a child burns the CPU while the parent only writes
 _PARENT_WITH_BUSY_CHILD = """
@@ -58,10 +59,7 @@ def test_outside_its_windows_a_racer_stands_still(busy: Racer) -> None:
     def still() -> bool:
         return all(m.status() == psutil.STATUS_STOPPED for m in members)
 
-    deadline = time.monotonic() + 30
-    while not still() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert still()
+    until(still, "both stand still")
     before = (busy.progress.stat().st_size, busy.cpu_seconds())
     time.sleep(0.2)
     assert (busy.progress.stat().st_size, busy.cpu_seconds()) == before

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -24,6 +24,7 @@ from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.interface import Steps
 from murmurate.spec import EnvSpec, Episode
 from murmurate.vector import Replica
+from waiting import until
 
 pytestmark = pytest.mark.timeout(120)
 SPEC = EnvSpec("toy", (2, 3), torch.uint8, actions=4)
@@ -65,8 +66,7 @@ def test_records_come_whole_and_in_order_from_another_process() -> None:
     )
     process.start()
     for number in range(500):
-        while not ring.waiting:
-            time.sleep(1e-5)
+        until(lambda: ring.waiting, every=1e-5)
         assert ring.waiting <= SLOTS
         record = ring.take()
         for name, expected in steps(number, values=number % 5 > 0)._asdict().items():
@@ -125,13 +125,6 @@ def acted(
         yield source, learner
     finally:
         source.close()
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def pids(source: Acted) -> list[int]:

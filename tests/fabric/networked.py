@@ -54,16 +54,6 @@ def fill(value):
     return torch.full((N,), float(value))
 
 
-def until(condition, seconds=20.0):
-    """Wait for something that other threads do; whether it came."""
-    pause = threading.Event()
-    for _ in range(int(seconds / 0.01)):
-        if condition():
-            return True
-        pause.wait(0.01)
-    return False
-
-
 class Cable:
     """Carries bytes to a port, both ways; ``cut`` makes it swallow them, as a pulled plug does."""
 

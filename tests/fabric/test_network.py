@@ -9,11 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fabric.networked import N, at_once, channels, fill, members, until
+from fabric.networked import N, at_once, channels, fill, members
 from murmurate.fabric._shelf import UNREAD_LIMIT
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network import NetworkFabric
 from murmurate.pool import Pool, as_tensor
+from waiting import until
 
 
 def exercise(fabrics):
@@ -106,7 +107,7 @@ def test_a_publisher_stops_for_who_reads_no_more_and_goes_on_when_it_does():
         held = there._shelf._subscriptions[0]
         for number in range(1, 100):
             here.publish(fill(number))
-            assert until(lambda number=number: held.version == number + 1 or not held.asked)
+            until(lambda number=number: held.version == number + 1 or not held.asked)
         assert held.version <= 1 + UNREAD_LIMIT
         assert here.traffic.bytes <= (1 + UNREAD_LIMIT) * 4 * N
         assert there.version(0) == 100, "one question, and the newest is there"
@@ -147,10 +148,10 @@ def test_messages_for_a_channel_that_is_made_later_wait_for_it(shared_memory):
         assert here.send(1, "x", fill(1))
         here.publish(fill(2))
         hub = fabrics[1].hub
-        assert until(lambda: hub._early or any(key[0] == "desk" for _, key in hub._early_told))
+        until(lambda: hub._early or any(key[0] == "desk" for _, key in hub._early_told))
         there = fabrics[1].channel("late", torch.zeros(N))
         assert torch.equal(there.wait("x", 10.0).x, fill(1))
-        assert until(lambda: there.version(0) == 1)
+        until(lambda: there.version(0) == 1)
 
 
 def test_members_with_different_models_are_told_so():
@@ -181,7 +182,7 @@ def test_what_was_sent_before_the_close_still_arrives_and_nothing_is_left_behind
         here.publish(fill(7))
         closing = threading.Thread(target=fabrics[0].close)
         closing.start()
-        assert until(lambda: fabrics[1].hub.links[0].finished)
+        until(lambda: fabrics[1].hub.links[0].finished)
         assert [float(there.wait("x", 10.0).x[0]) for _ in range(30)] == [float(n) for n in range(30)]
         assert there.version(0) == 1, "who closes answers until the others close too"
         assert there.mean_(fill(2)) == 1, "who has finished is not waited for"
@@ -189,4 +190,4 @@ def test_what_was_sent_before_the_close_still_arrives_and_nothing_is_left_behind
         fabrics[1].close()
         closing.join(20)
         assert not closing.is_alive()
-    assert until(lambda: not [t for t in set(threading.enumerate()) - before if t.is_alive()])
+    until(lambda: not [t for t in set(threading.enumerate()) - before if t.is_alive()])

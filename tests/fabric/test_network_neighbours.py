@@ -10,9 +10,10 @@ import time
 import pytest
 import torch
 
-from fabric.networked import at_once, cabled, channels, members, until
+from fabric.networked import at_once, cabled, channels, members
 from murmurate.fabric._compress import Plain
 from murmurate.fabric._neighbour import Lender, Neighbour, Region, Span
+from waiting import until
 
 N = 200_000  # a vector of 800 kB
 LIKE = torch.zeros(N)
@@ -56,7 +57,7 @@ def test_who_does_not_want_to_share_memory_is_sent_everything():
         here, there = channels(fabrics, like=LIKE)
         here.send(1, "x", vector(1))
         assert torch.equal(there.wait("x", 20.0).x, vector(1))
-        assert until(lambda: cable.carried_bytes > LIKE.nbytes)
+        until(lambda: cable.carried_bytes > LIKE.nbytes)
 
 
 @pytest.mark.parametrize("floats", [300_000, 1_000_000])
@@ -140,7 +141,7 @@ def test_a_queue_in_memory_is_bounded_under_each_tag_and_others_go_on():
                 taken += 1
                 assert taken <= capacity
                 there.receive("nothing")  # takes all out of the slots
-            assert until(lambda tag=tag: not here.send(1, tag, torch.zeros(5), deadline_seconds=0.0))
+            until(lambda tag=tag: not here.send(1, tag, torch.zeros(5), deadline_seconds=0.0))
             assert here.send(1, "another", torch.zeros(5))
             assert there.wait("another", 20.0)
             assert [float(there.wait(tag, 20.0).x[0]) for _ in range(taken)] == list(range(taken))
@@ -236,7 +237,7 @@ def test_memory_that_cannot_be_mapped_is_sent_instead(monkeypatch):
         assert torch.equal(there.peek(0)[0], vector(-1))
         monkeypatch.undo()
         cable.snap()
-        assert until(lambda: fabrics[1].hub.links[0].connections == 2)
+        until(lambda: fabrics[1].hub.links[0].connections == 2)
         here.publish(vector(-2))  # a reader that mapped it now would not be seen to read
         assert there.wait_newer([0], [13], 20.0)
         assert torch.equal(there.peek(0)[0], vector(-2))
@@ -256,7 +257,7 @@ def test_a_letter_that_is_being_written_when_memory_turns_out_unreadable_is_sent
             wire = encode(codec, x, room)
             monkeypatch.setattr(Plain, "encode", encode)
             there.append(fabrics[1].channel("model", LIKE))
-            assert until(lambda: lane.withdrawn)
+            until(lambda: lane.withdrawn)
             return wire
 
         assert here.send(1, "x", vector(0))
@@ -278,7 +279,7 @@ def test_a_vector_that_is_being_written_when_memory_turns_out_unreadable_is_sent
             wire = encode(codec, x, room)
             monkeypatch.setattr(Plain, "encode", encode)
             there.append(fabrics[1].channel("model", LIKE))
-            assert until(lambda: lane.withdrawn)
+            until(lambda: lane.withdrawn)
             assert there[0].version(0) == 0
             return wire
 
@@ -316,7 +317,7 @@ def test_without_descriptors_vectors_are_sent(monkeypatch):
         assert there.wait_newer([0], [0], 20.0)
         assert torch.equal(there.peek(0)[0], vector(6))
         assert torch.equal(here.peek(0)[0], vector(6))
-        assert until(lambda: cable.carried_bytes > 2 * LIKE.nbytes)  # counted once it has been passed on
+        until(lambda: cable.carried_bytes > 2 * LIKE.nbytes)  # counted once it has been passed on
 
 
 def test_a_member_takes_half_of_the_descriptors_at_most(monkeypatch):
@@ -355,7 +356,7 @@ def test_descriptors_are_given_back():
             there.wait("x", 20.0)
         assert len(os.listdir("/proc/self/fd")) < before + 30
     del fabrics, here, there
-    assert until(lambda: gc.collect() >= 0 and len(os.listdir("/proc/self/fd")) <= before)
+    until(lambda: gc.collect() >= 0 and len(os.listdir("/proc/self/fd")) <= before)
 
 
 def test_only_the_process_itself_is_taken_for_it():

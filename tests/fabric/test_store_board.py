@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -14,6 +13,7 @@ from murmurate.fabric import store_board
 from murmurate.fabric.board import Board
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.store_board import StoreBoard
+from waiting import until
 
 
 @pytest.fixture
@@ -30,15 +30,6 @@ def pair(store: TCPStore) -> Iterator[tuple[StoreBoard, StoreBoard]]:
             yield leader, other
 
 
-def comes(condition: Callable[[], bool]) -> bool:
-    until = time.monotonic() + 20
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.005)
-    return True
-
-
 def test_all_start_alive_and_at_zero(pair: tuple[StoreBoard, StoreBoard]) -> None:
     for board in pair:
         assert (list(board.living()), board.total_env_steps()) == ([0, 1, 2], 0)
@@ -50,21 +41,21 @@ def test_each_sees_what_the_others_write(pair: tuple[StoreBoard, StoreBoard]) ->
     other.advance(1, 40, 4)
     leader.advance(0, 10, 1)
     leader.advance(2, 0, 7)
-    assert comes(lambda: leader.env_steps(1) == 40 and other.env_steps(0) == 10 and other.clock(2) == 7)
+    until(lambda: leader.env_steps(1) == 40 and other.env_steps(0) == 10 and other.clock(2) == 7)
     assert leader.total_env_steps() == other.total_env_steps() == 50
     assert leader.request_checkpoint() == 1
-    assert comes(lambda: other.checkpoint_requested == 1)
+    until(lambda: other.checkpoint_requested == 1)
     for rank, board in ((0, leader), (2, leader), (1, other)):
         assert not leader.saved_by_all(1)
         board.saved(rank, 1)
-    assert comes(lambda: leader.saved_by_all(1) and other.saved_by_all(1))
+    until(lambda: leader.saved_by_all(1) and other.saved_by_all(1))
 
 
 def test_wishes_and_deaths_come_from_the_leader(pair: tuple[StoreBoard, StoreBoard]) -> None:
     leader, other = pair
     leader.bury(2)
     leader.request_stop()
-    assert comes(lambda: other.stop_requested and list(other.living()) == [0, 1])
+    until(lambda: other.stop_requested and list(other.living()) == [0, 1])
 
 
 def test_what_was_written_last_is_seen_after_a_close(store: TCPStore) -> None:
@@ -80,10 +71,10 @@ def test_silence_is_told_from_idleness(
 ) -> None:
     monkeypatch.setattr(store_board, "_BEAT_SECONDS", 0.05)
     leader, other = pair
-    assert comes(lambda: leader._beats[1][0] >= 5), "it writes nothing and yet is heard of"
+    until(lambda: leader._beats[1][0] >= 5, "it writes nothing and yet is heard of")
     other.close()
     before = leader.silent_seconds(1)
-    assert comes(lambda: leader.silent_seconds(1) > before + 0.5)
+    until(lambda: leader.silent_seconds(1) > before + 0.5)
     assert leader.silent_seconds(0) == 0.0
 
 
@@ -98,7 +89,7 @@ def test_a_lost_store_is_told_and_hangs_nobody() -> None:
     board = StoreBoard(2, server.clone(), [0], leads=True)
     assert board.exchange()
     del server
-    assert comes(lambda: board.lost)
+    until(lambda: board.lost)
     board.advance(0, 1, 1)
     assert board.env_steps(0) == 1
     assert not board.exchange()

@@ -10,26 +10,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-# Only a failure waits this long; a machine with other work may take minutes to start a run.
-DEADLINE_SECONDS = float(os.environ.get("MURMURATE_TEST_DEADLINE_SECONDS", "200"))
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """The first true value of ``condition``; fails, saying ``what``, at the deadline."""
-    end = time.monotonic() + DEADLINE_SECONDS
-    while not (value := condition()):
-        if time.monotonic() > end:
-            raise AssertionError(f"not within {DEADLINE_SECONDS:g} s: {what}")
-        time.sleep(0.01)
-    return value
+from waiting import DEADLINE_SECONDS, until
 
 
 class Command:

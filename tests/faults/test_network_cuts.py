@@ -11,9 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fabric.networked import RUN, SECRET, N, at_once, cabled, channels, fill, members, until
+from fabric.networked import RUN, SECRET, N, at_once, cabled, channels, fill, members
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network import Died, NetworkFabric, run_members
+from waiting import until
 
 LETTERS = 300
 
@@ -55,8 +56,8 @@ def test_after_a_cut_the_newest_vector_and_all_letters_are_there():
         here.publish(fill(1))
         assert there.wait_newer([0], [0], 10.0)
         cable.cut()
-        assert until(lambda: list(fabrics[0].living()) == [0])
-        assert until(lambda: list(fabrics[1].living()) == [1])
+        until(lambda: list(fabrics[0].living()) == [0])
+        until(lambda: list(fabrics[1].living()) == [1])
         # as long as it is away: sends are kept, reads give what there was, waiting for the silent is no use
         assert all(here.send(1, "x", fill(number)) for number in range(20))
         assert here.publish(fill(2)) == 2
@@ -64,10 +65,10 @@ def test_after_a_cut_the_newest_vector_and_all_letters_are_there():
         assert there.peek(0)[1] == 1
         assert there.wait_newer([0], [1], 30.0)
         cable.mend()
-        assert until(lambda: list(fabrics[0].living()) == list(fabrics[1].living()) == [0, 1])
+        until(lambda: list(fabrics[0].living()) == list(fabrics[1].living()) == [0, 1])
         letters = [there.wait("x", 10.0) for _ in range(20)]
         assert [float(letter.x[0]) for letter in letters] == [float(number) for number in range(20)]
-        assert until(lambda: there.version(0) == 3)
+        until(lambda: there.version(0) == 3)
         assert torch.equal(there.peek(0)[0], fill(3))
 
 
@@ -84,7 +85,7 @@ def test_a_full_queue_to_a_peer_behind_a_cut_gives_up_at_the_deadline(shared_mem
         cable.mend()
         got = [float(there.wait("x", 20.0).x[0]) for _ in range(accepted)]
         assert got == [float(number) for number in range(accepted)]
-        assert until(lambda: here.send(1, "x", fill(7), deadline_seconds=0.0))
+        until(lambda: here.send(1, "x", fill(7), deadline_seconds=0.0))
 
 
 def test_a_mean_waits_out_a_cut_and_is_the_same_on_both_sides():
@@ -96,7 +97,7 @@ def test_a_mean_waits_out_a_cut_and_is_the_same_on_both_sides():
             for turn in range(6):
                 if turn == 3 and disturb:
                     cable.cut()
-                    assert until(lambda: list(fabrics[0].living()) == [0])
+                    until(lambda: list(fabrics[0].living()) == [0])
                     cable.mend()
                 x = fill(value * (turn + 1))
                 results.append((fabric.mean_(x), float(x[0])))
@@ -121,7 +122,7 @@ def test_a_cut_longer_than_the_deadline_leaves_one_side_only():
         assert one == 1  # half of the members, with the lowest rank among them
         assert "[0]" in other
         cable.mend()
-        assert until(lambda: list(fabrics[1].living()) == [0, 1])
+        until(lambda: list(fabrics[1].living()) == [0, 1])
         again, late = at_once(lambda: mean(here), lambda: mean(there))
         assert again == 1
         assert "left out" in late
@@ -144,15 +145,15 @@ def test_a_member_that_starts_anew_is_heard_again(before, after):
         there.send(0, "last", fill(4))
         assert here.wait("last", 10.0) is not None, "what was sent before it has come too"
         assert here.wait("x", 10.0) is not None
-        assert until(lambda: here.version(1) == 4)
+        until(lambda: here.version(1) == 4)
         assert here.send(1, "lost", fill(7))
         fabrics[1].hub._shut()  # as if its process had ended
-        assert until(lambda: list(fabrics[0].living()) == [0])
+        until(lambda: list(fabrics[0].living()) == [0])
         assert not here.send(1, "x", fill(0))
         fabrics[1] = NetworkFabric(1, 2, store, run_id=RUN, secret=SECRET, **options, shared_memory=after)
         (again,) = channels(fabrics[1:])
         link = fabrics[0].hub.links[1]
-        assert until(lambda: link.connections == 2), "it lives by its new card before the line to it stands"
+        until(lambda: link.connections == 2, "it lives by its new card before the line to it stands")
         assert list(fabrics[0].living()) == [0, 1]
         assert (link.near is not None) == after
         assert torch.equal(here.peek(1)[0], fill(3)), "the former life's, as long as there is nothing newer"

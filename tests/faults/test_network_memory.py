@@ -13,10 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fabric.networked import RUN, SECRET, at_once, cabled, channels, members, until
+from fabric.networked import RUN, SECRET, at_once, cabled, channels, members
 from murmurate.fabric._compress import Plain
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network import Died, NetworkFabric, run_members
+from waiting import until
 
 N = 50_000
 LIKE = torch.zeros(N)
@@ -57,7 +58,7 @@ def test_mail_in_memory_arrives_once_each_in_order_though_connections_keep_endin
         assert sent == [True, True]
         assert there_got == ([(0, float(n), float(n)) for n in range(COUNT)], None)
         assert here_got == ([(1, float(n), float(n)) for n in range(COUNT)], None)
-        assert until(lambda: fabrics[0].hub.links[1].connections > 1)
+        until(lambda: fabrics[0].hub.links[1].connections > 1)
         assert here.send(1, "x", torch.zeros(5))
         assert there.wait("x", 20.0) is not None
         assert there.receive("x") is None
@@ -69,8 +70,8 @@ def test_what_is_in_memory_is_read_though_the_link_is_cut():
         here.publish(torch.ones(5))
         assert there.wait_newer([0], [0], 10.0)
         cable.cut()
-        assert until(lambda: list(fabrics[0].living()) == [0])
-        assert until(lambda: list(fabrics[1].living()) == [1])
+        until(lambda: list(fabrics[0].living()) == [0])
+        until(lambda: list(fabrics[1].living()) == [1])
         assert here.publish(torch.full((5,), 2.0)) == 2
         assert there.version(0) == 2
         assert torch.equal(there.peek(0)[0], torch.full((5,), 2.0))
@@ -78,7 +79,7 @@ def test_what_is_in_memory_is_read_though_the_link_is_cut():
             assert here.send(1, "x", torch.full((5,), float(number)))
         letters = [there.receive("x") for _ in range(10)]
         cable.mend()
-        assert until(lambda: list(fabrics[0].living()) == list(fabrics[1].living()) == [0, 1])
+        until(lambda: list(fabrics[0].living()) == list(fabrics[1].living()) == [0, 1])
         letters += [there.receive("x") for _ in range(10)]
         assert [float(letter.x[0]) for letter in letters] == list(range(20))
         assert there.receive("x") is None
@@ -106,16 +107,16 @@ def test_lives_that_end_while_they_read_hold_up_nobody():
             held.append(x)
             assert here.send(1, "x", vector(-1)), "which nobody reads"
             fabrics[1].hub._shut()  # as if its process had ended
-            assert until(lambda: list(fabrics[0].living()) == [0])
+            until(lambda: list(fabrics[0].living()) == [0])
             fabrics[1] = NetworkFabric(1, 2, store, run_id=RUN, secret=SECRET, **options)
             (there,) = channels(fabrics[1:], like=LIKE)
-            assert until(lambda: list(fabrics[0].living()) == [0, 1])
+            until(lambda: list(fabrics[0].living()) == [0, 1])
             assert there.wait_newer([0], [8 * life + 7], 10.0)
             assert there.version(0) == 8 * (life + 1)
             held.clear()  # the former life's letters are given back to the former life's slots
             gc.collect()
         desk = here._desk
-        assert until(lambda: len(desk.lanes) == len(desk.seen) == 1), "each shows the other its memory"
+        until(lambda: len(desk.lanes) == len(desk.seen) == 1, "each shows the other its memory")
         lender = fabrics[0].hub.passport.lender
         assert os.fstat(lender.descriptor).st_blocks * 512 < 8 * LIKE.nbytes, (
             "memory of former lives is given back"
@@ -135,7 +136,7 @@ def test_a_letter_under_way_to_a_former_life_does_not_reach_the_next(monkeypatch
             monkeypatch.undo()
             fabrics[1].hub._shut()
             fabrics[1] = NetworkFabric(1, 2, store, run_id=RUN, secret=SECRET, **options)
-            assert until(lambda: fabrics[0].hub.links[1].connected)
+            until(lambda: fabrics[0].hub.links[1].connected)
             return wire
 
         monkeypatch.setattr(Plain, "encode", and_then_it_starts_anew)
@@ -187,9 +188,9 @@ def read_until_it_is_dead(late, door):
         while not fabric.has_lost(0):
             fabric.wait("nothing", 0.005)
     else:
-        assert until(lambda: any(key[0] == "desk" for _, key in door.hub._early_told))
+        until(lambda: any(key[0] == "desk" for _, key in door.hub._early_told))
         door.channel("word", torch.zeros(1)).send(0, "told", torch.zeros(1))
-        assert until(lambda: 0 not in door.living())
+        until(lambda: 0 not in door.living())
         fabric = door.channel("model", LIKE)
     numbers = []
     while (letter := fabric.receive("x")) is not None:

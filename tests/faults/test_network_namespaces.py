@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from faults.namespaces import ADDRESSES, Cabled, why_not
+from waiting import until
 
 SIZE = 4
 _TESTS = Path(__file__).parent.parent
@@ -26,13 +27,6 @@ def _progress(folder, rank):
         return json.loads((folder / f"{rank}.progress").read_text())
     except (OSError, ValueError):
         return None
-
-
-def _until(condition, seconds, what):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"{what} did not come within {seconds} s"
-        time.sleep(0.05)
 
 
 def _through_a_cut(script, sides, cut_seconds, tmp_path, learners):
@@ -67,20 +61,20 @@ def _through_a_cut(script, sides, cut_seconds, tmp_path, learners):
         def all_heard_more_than(then):
             return all((p := told(rank)) and p[2] > then[rank][2] for rank in range(learners))
 
-        _until(lambda: all_at(30), 60, "the first steps")
+        until(lambda: all_at(30), "the first steps", 60)
         cable.whole = False
         began = time.monotonic()
         own_side = {rank: [r for r in range(size) if sides[r] == sides[rank]] for rank in range(size)}
-        _until(lambda: all_see(own_side.get), cut_seconds, "notice of the cut")
+        until(lambda: all_see(own_side.get), "notice of the cut", cut_seconds)
         before = [told(rank) for rank in range(learners)]
         while time.monotonic() - began < cut_seconds:
             time.sleep(0.1)
-        _until(lambda: all_at(max(p[0] for p in before) + 5), 10, "a step during the cut")
+        until(lambda: all_at(max(p[0] for p in before) + 5), "a step during the cut", 10)
         during = [told(rank) for rank in range(learners)]
         cable.whole = True
-        _until(lambda: all_see(lambda _: list(range(size))), 30, "the return of the other side")
-        _until(lambda: all_at(max(p[0] for p in during) + 5), 30, "steps after the return")
-        _until(lambda: all_heard_more_than(during), 30, "news after the return")
+        until(lambda: all_see(lambda _: list(range(size))), "the return of the other side", 30)
+        until(lambda: all_at(max(p[0] for p in during) + 5), "steps after the return", 30)
+        until(lambda: all_heard_more_than(during), "news after the return", 30)
         after = [told(rank) for rank in range(learners)]
         (tmp_path / "stop").touch()
         for replica in replicas:

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fabric.networked import RUN, SECRET, N, at_once, channels, fill, members, until
+from fabric.networked import RUN, SECRET, N, at_once, channels, fill, members
 from murmurate.errors import MissingExtra
 from murmurate.fabric._handshake import Hello, Passport, dial
 from murmurate.fabric._hub import short
@@ -25,6 +25,7 @@ from murmurate.fabric._seal import Card, Identity, Seal
 from murmurate.fabric._wire import META_LIMIT_BYTES, Closed, Frame, Kind, Origin, Pipe, Refused
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network import NetworkFabric
+from waiting import until
 
 CHANNEL = short("model")
 ENCRYPTED = [True, False]
@@ -58,7 +59,7 @@ class Rogue:
                 return True
             return False
 
-        assert until(dialled)
+        until(dialled)
         threading.Thread(target=self._swallow, args=(self.pipe,), daemon=True).start()
 
     def _swallow(self, pipe):
@@ -117,7 +118,7 @@ def refuses(scene, caplog, cause, act):
     with caplog.at_level(logging.WARNING, "murmurate.fabric.network"):
         with contextlib.suppress(OSError):  # it may hang up before all has been sent
             act()
-        assert until(lambda: _logged(caplog, cause)), fabric.refused
+        until(lambda: _logged(caplog, cause), cause)
     assert fabric.refused == {cause: 1}
     rogue.connect()
     rogue.numbered = fabric.hub.links[1].received
@@ -255,7 +256,7 @@ class TestOfAMember:
         with contextlib.suppress(OSError):
             for number in range(1000):
                 rogue.pipe.send(rogue.letter(number))
-        assert until(lambda: fabric.refused.get("queue"))
+        until(lambda: fabric.refused.get("queue"))
         waiting = 0
         while channel.receive("x") is not None:
             waiting += 1
@@ -303,7 +304,7 @@ class TestOfAStranger:
         with members(2) as fabrics, caplog.at_level(logging.WARNING, "murmurate.fabric.network"):
             said = words if isinstance(words, bytes) else self.hello(**words)
             self.talk(fabrics[0], lambda line: line.sendall(said))
-            assert until(lambda: _logged(caplog, cause)), fabrics[0].refused
+            until(lambda: _logged(caplog, cause), cause)
             assert fabrics[0].refused == {cause: 1}
             self.still_works(fabrics)
 
@@ -329,7 +330,7 @@ class TestOfAStranger:
             with pytest.raises((Refused, Closed, OSError)):
                 dial(passport(rank, identity), card, 0, 5.0)
             if rank == 1:
-                assert until(lambda: fabrics[0].refused == {"key": 1}), fabrics[0].refused
+                until(lambda: fabrics[0].refused == {"key": 1})
             self.still_works(fabrics)
             assert hub.links[1].connections == 1, "the true member's connection must not suffer"
 
@@ -340,7 +341,7 @@ class TestOfAStranger:
             card = fabrics[1].hub.links[0].card
             with pytest.raises((Refused, Closed, OSError)):
                 dial(thief, card, 0, 5.0)
-            assert until(lambda: fabrics[0].refused == {"key": 1})
+            until(lambda: fabrics[0].refused == {"key": 1})
             assert hub.links[1].connections == 1
             self.still_works(fabrics)
 
@@ -348,7 +349,7 @@ class TestOfAStranger:
         with members(2) as fabrics:
             port = fabrics[0].hub._listener.getsockname()[1]
             lines = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
-            assert until(lambda: fabrics[0].refused.get("crowd", 0) >= 30)
+            until(lambda: fabrics[0].refused.get("crowd", 0) >= 30)
             assert threading.active_count() < 60
             self.still_works(fabrics)
             for line in lines:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from faults.commands import Command, training, until
+from faults.commands import Command, training
 from murmurate import checkpoint
+from waiting import until
 
 pytestmark = pytest.mark.timeout(900)
 _OFTEN = ("--record-every-seconds", 0.05, "--env-steps", 10**9)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from faults.commands import training, until
+from faults.commands import training
 from murmurate import checkpoint
+from waiting import until
 
 pytestmark = pytest.mark.timeout(900)
 _LONG = ("--replicas", 2, "--env-steps", 10**9, "--record-every-seconds", 0.05)

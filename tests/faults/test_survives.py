@@ -10,8 +10,9 @@ from statistics import median
 
 import pytest
 
-from faults.commands import Command, training, until
+from faults.commands import Command, training
 from murmurate import checkpoint
+from waiting import until
 
 pytestmark = pytest.mark.timeout(900)
 _STEPS = 150_000

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from faults.commands import Command, training, until
+from faults.commands import Command, training
+from waiting import until
 
 pytestmark = pytest.mark.timeout(900)
 _SMALL = ("--replay.learning-starts", 500, "--replay.capacity", 5_000, "--agent.batch", 16)

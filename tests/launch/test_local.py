@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from faults.commands import read_lines, until
+from faults.commands import read_lines
 from murmurate import checkpoint
 from murmurate.cli import main
 from murmurate.launch import local
 from murmurate.recipes import recipe
 from murmurate.run_spec import Run
 from murmurate.session import train
+from waiting import until
 
 pytestmark = pytest.mark.timeout(900)
 

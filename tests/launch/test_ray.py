@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from faults.commands import Command, training, until
+from faults.commands import Command, training
 from launch.test_inline import params
 from launch.test_torchrun import _SHORT, alone, same
 from murmurate import checkpoint
 from murmurate.errors import MissingExtra
 from murmurate.launch import launcher
 from murmurate.recipes import recipe
+from waiting import until
 
 pytestmark = pytest.mark.timeout(900)
 _RAY = ("--launcher", "ray", "--replicas", 2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import signal
-import time
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from murmurate.strategies.gala import GALA
 from murmurate.strategies.hogwild import Hogwild
 from murmurate.strategies.local_sgd import LocalSGD
 from murmurate.vector import Replica
+from waiting import until
 
 UPDATES = 8
 FULL = Problem(optimizer="adam", float32=True, clip=0.3, scheduled=True, grouped=True)
@@ -174,14 +174,8 @@ def die(strategy, door):
     for step in range(30):
         exchanges.append(replica.follow(slope(door.rank, step, replica.params.detach())))
         if door.rank != 1 and step == 4:
-            await_the_news(door)
+            until(lambda: 1 not in door.living(), "the news of rank 1's death")
     return exchanges, replica.params.detach().clone()
-
-
-def await_the_news(door):
-    """Until rank 1 is known to be dead; if it never is, the test's own time limit speaks."""
-    while 1 in door.living():
-        time.sleep(0.001)
 
 
 @pytest.mark.parametrize(
@@ -216,8 +210,7 @@ def share_and_die(door):
     if door.rank == 0:
         channel.shared("early", mine)
         os.kill(os.getpid(), signal.SIGKILL)
-    while 0 in door.living():
-        time.sleep(0.001)
+    until(lambda: 0 not in door.living(), "the news of rank 0's death")
     return channel.shared("early", mine).clone(), channel.shared("late", mine).clone()
 
 

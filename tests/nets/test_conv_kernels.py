@@ -13,8 +13,9 @@ from murmurate.nets import _conv_kernels
 from murmurate.nets.conv import NATURE_2013, Convolution, ConvTorso, _Blocks, nature_2013, nature_2015
 from nets.test_conv import ATARI, frames, made
 
-HAS_AMX = native.kernels is not None and native.kernels.has_amx()
-amx = pytest.mark.skipif(not HAS_AMX, reason=f"no AMX for bfloat16 here, or no kernels: {native.simd}")
+BUILDS = ["amx", "avx512_bf16"]
+HERE = _conv_kernels._which()
+compiled = pytest.mark.usefixtures("compiled_for")
 built = pytest.mark.skipif(native.kernels is None, reason=f"no compiled kernels: {native.simd}")
 
 # Sums of up to 3136 products in float32, in another order, may fall to the other side of a rounding or of a
@@ -36,6 +37,14 @@ SHAPES = [
         {"layers": (Convolution(16, 4, 4), Convolution(32, 6, 2), Convolution(32, 1, 1)), "width": 32},
     ),
 ]
+
+
+@pytest.fixture(params=BUILDS)
+def compiled_for(request, monkeypatch):
+    """Each of the builds that run here, in its turn."""
+    if request.param not in HERE:
+        pytest.skip(f"no {request.param} here, or no kernels for it: {native.simd}")
+    monkeypatch.setattr(_conv_kernels, "_which", lambda: [request.param])
 
 
 class Rounded(torch.autograd.Function):
@@ -80,7 +89,7 @@ def direction_for(torso, batch, seed=2):
     return torch.randn(batch, torso.out_features, generator=generator).bfloat16()
 
 
-@amx
+@compiled
 @pytest.mark.parametrize("batch", [1, 5, 16, 33, 80])
 @pytest.mark.parametrize(("make", "shape", "options"), SHAPES)
 def test_features_and_all_gradients_are_those_of_the_definition(make, shape, options, batch):
@@ -103,7 +112,7 @@ def test_features_and_all_gradients_are_those_of_the_definition(make, shape, opt
         assert torch.equal(torso(x), mine[0])
 
 
-@amx
+@compiled
 def test_the_kernels_run_where_they_should_and_only_there():
     x = frames(0, 3)
     torso = made(nature_2013).to(torch.bfloat16)
@@ -123,7 +132,7 @@ def test_the_kernels_run_where_they_should_and_only_there():
     torch.testing.assert_close(strided(x), torso(x), rtol=0.03, atol=0.03)
 
 
-@amx
+@compiled
 @pytest.mark.parametrize("batch", [4, 600])
 def test_gradients_that_come_expanded_are_read_as_they_are(batch):
     torso, x = made(nature_2013).to(torch.bfloat16), frames(0, batch)
@@ -135,7 +144,7 @@ def test_gradients_that_come_expanded_are_read_as_they_are(batch):
     assert all(torch.equal(a, p.grad) for a, p in zip(expanded, torso.parameters(), strict=True))
 
 
-@amx
+@compiled
 def test_outputs_lie_where_the_net_does_whatever_the_default_device():
     torso, x = made(nature_2013).to(torch.bfloat16), frames(0, 3)
     there = torso(x)
@@ -143,7 +152,7 @@ def test_outputs_lie_where_the_net_does_whatever_the_default_device():
         assert torch.equal(torso(x), there)
 
 
-@amx
+@compiled
 def test_a_torso_that_somebody_has_changed_runs_as_its_twin():
     x, seen = frames(0, 3), []
     hooked = made(nature_2013).to(torch.bfloat16)
@@ -176,7 +185,7 @@ def test_a_torso_that_somebody_has_changed_runs_as_its_twin():
 
 
 @pytest.mark.parametrize("which", ["off", "portable"])
-def test_without_amx_the_twin_runs(which, monkeypatch):
+def test_without_them_the_twin_runs(which, monkeypatch):
     torso, x = made(nature_2013).to(torch.bfloat16), frames(0, 3)
     if which == "off":
         monkeypatch.setattr(native, "kernels", None)
@@ -187,13 +196,13 @@ def test_without_amx_the_twin_runs(which, monkeypatch):
     before = native.kernels.simd()
     native.kernels.use("portable")
     try:
-        assert not native.kernels.has_amx()
+        assert not _conv_kernels._which()
         assert torch.equal(torso(x), twin(torso, x))
     finally:
         native.kernels.use(before)
 
 
-@amx
+@compiled
 def test_parameters_in_a_vector_at_any_place_and_copies():
     """The vector of a replica begins where it likes: 2 bytes behind a multiple of 64, here."""
     torso = made(nature_2013).to(torch.bfloat16)
@@ -212,7 +221,7 @@ def test_parameters_in_a_vector_at_any_place_and_copies():
             assert torch.equal(mine, theirs)
 
 
-@amx
+@compiled
 def test_frames_get_no_gradient_and_there_is_no_second_derivative():
     torso = made(nature_2013).to(torch.bfloat16)
     features = torso(frames(0, 2))
@@ -224,7 +233,7 @@ def test_frames_get_no_gradient_and_there_is_no_second_derivative():
     assert gradient.abs().sum() > 0
 
 
-@amx
+@compiled
 def test_frozen_parameters_are_left_alone():
     torso = made(nature_2013).to(torch.bfloat16)
     for p in torso.convolutions.parameters():
@@ -235,7 +244,7 @@ def test_frozen_parameters_are_left_alone():
     assert torso.linear.weight.grad.abs().sum() > 0
 
 
-@amx
+@compiled
 def test_what_is_not_finite_is_not_hidden():
     torso = made(nature_2013).to(torch.bfloat16)
     with torch.no_grad():
@@ -246,7 +255,7 @@ def test_what_is_not_finite_is_not_hidden():
     assert torso.convolutions[1].weight.grad.isnan().any()
 
 
-@amx
+@compiled
 def test_nothing_is_read_behind_the_frames_or_kept_from_another_batch():
     """Batches of other sizes in between, and frames that end with a buffer, give the same numbers."""
     torso = made(nature_2013).to(torch.bfloat16)
@@ -296,7 +305,7 @@ def _passes(torso, x, direction, times=1):
     return result
 
 
-@amx
+@compiled
 def test_threads_side_by_side_do_not_disturb_one_another():
     """The lock is released meanwhile, and each thread has memory of its own."""
     jobs = []
@@ -315,7 +324,7 @@ def _child(torso, x, direction, pipe):
     pipe.send([tensor.float().numpy() for tensor in _passes(torso, x, direction)])
 
 
-@amx
+@compiled
 def test_a_forked_child_computes_the_same():
     """Replicas are forked from a process that has run the torso; its leave to use registers is theirs."""
     torso = made(nature_2013).to(torch.bfloat16)

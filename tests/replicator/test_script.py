@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from murmurate.fabric.processes import Died
 from murmurate.script import run
 from murmurate.strategies.gala import GALA
 from replicator.steps import alone, loops
+from waiting import until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -73,8 +73,8 @@ def one_is_killed(loop):
         if loop.rank == 0 and step == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         optimizer.step()
-        while loop.rank and step == 5 and 0 in loop.fabric.living():
-            time.sleep(0.001)
+        if loop.rank and step == 5:
+            until(lambda: 0 not in loop.fabric.living(), "the news of rank 0's death")
     return loop.is_main, optimizer.last.round
 
 

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from murmurate.errors import Refusal
 from murmurate.workloads.generated import generate
 from murmurate.workloads.reading import read, write
 from murmurate.workloads.tokens import Tokens
+from waiting import until
 from workloads.drawn import corpus, dense, same
 
 DEADLINE_SECONDS = 60
@@ -133,11 +133,12 @@ def test_a_conversion_that_is_killed_leaves_no_cache(tmp_path):
     path = tmp_path / "docword.x.txt"
     write(made, path, "uci")
     process = child(SLOW, path)
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not any(file.stat().st_size > 0 for file in tmp_path.glob(".*.tmp/words.npy")):
+
+    def begun() -> bool:
         assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+        return any(file.stat().st_size > 0 for file in tmp_path.glob(".*.tmp/words.npy"))
+
+    until(begun, "the conversion's first words")
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not beside(path).exists()

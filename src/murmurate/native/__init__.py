@@ -1,7 +1,7 @@
 """The compiled kernels, where they were built; everything they do has a twin in torch.
 
 MURMURATE_NATIVE chooses by hand: ``off`` for the twins, or ``portable``, ``avx2``, ``avx512`` (and with it
-AMX, where there is any).
+AVX512_BF16 and AMX, where there are any).
 """
 
 from __future__ import annotations

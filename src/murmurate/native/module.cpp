@@ -364,7 +364,7 @@ PyMethodDef methods[] = {
     {"torso_inner", FAST(inner_size), nullptr},
     {"torso_forward", FAST(forward_torso), nullptr},
     {"torso_backward", FAST(backward_torso), nullptr},
-    {"has_amx", has_amx, METH_NOARGS, nullptr},
+    {"torso_kernels", torso_names, METH_NOARGS, nullptr},
     {"total", total, METH_O, nullptr},         {"minimum", minimum, METH_O, nullptr},
     {"leaves", leaves, METH_O, nullptr},       {"simd", simd, METH_NOARGS, nullptr},
     {"use", use, METH_O, nullptr},             {nullptr, nullptr, 0, nullptr},

@@ -1,5 +1,6 @@
-// The matrix registers of AMX: 16 rows of 64 bytes, which are 16 x 32 bfloat16 numbers of a left factor, 16 x 16
-// pairs of a right one (row i holds rows 2 i and 2 i + 1 of the matrix, number beside number), or 16 x 16 float32 sums.
+// Tiles, as the matrix registers of AMX hold them: 16 rows of 64 bytes, which are 16 x 32 bfloat16 numbers of a left
+// factor, 16 x 16 pairs of a right one (row i holds rows 2 i and 2 i + 1 of the matrix, number beside number), or
+// 16 x 16 float32 sums. products.hpp multiplies them.
 #pragma once
 
 #include <immintrin.h>
@@ -13,125 +14,16 @@
 namespace murmurate {
 namespace {
 
-constexpr int64_t kRows = 16;    // of a register; also its columns of pairs or sums
+constexpr int64_t kRows = 16;    // of a tile; also its columns of pairs or sums
 constexpr int64_t kDeep = 32;    // numbers of a left factor's row
-constexpr int64_t kTile = 512;   // bfloat16 numbers of a register
-constexpr int64_t kSums = 256;   // float32 numbers of a register
+constexpr int64_t kTile = 512;   // bfloat16 numbers of a tile
+constexpr int64_t kSums = 256;   // float32 numbers of a tile
 constexpr int64_t kBytes = 64;   // of a row
 
 inline int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 // The compiler is not told that registers are loaded from memory: what was written before is written now.
 inline void settle() { __asm__ volatile("" ::: "memory"); }
-
-// All registers whole, as long as this lives.
-class Tiles {
- public:
-  Tiles() {
-    alignas(64) struct {
-      uint8_t palette = 1, start = 0, reserved[14] = {};
-      uint16_t bytes[16] = {};
-      uint8_t rows[16] = {};
-    } shape;
-    for (int i = 0; i < 8; ++i) shape.bytes[i] = kBytes, shape.rows[i] = kRows;
-    settle();
-    _tile_loadconfig(&shape);
-  }
-  ~Tiles() { _tile_release(); }
-  Tiles(const Tiles&) = delete;
-  Tiles& operator=(const Tiles&) = delete;
-};
-
-// A product's left factor: rows `stride` numbers apart; step j of the inner dimension begins offset[j] behind a row's
-// beginning. The right factor has its steps `right` numbers apart.
-struct Inner {
-  int64_t stride;
-  const int64_t* offset;
-  int64_t steps, right;
-};
-
-// Two left factors' rows times two right factors' columns: one [2, 16, 16] <- those of a0, two <- those of a1; added to
-// what is there if `add` says so.
-inline void products_2x2(const Inner& in, const Brain* a0, const Brain* a1, const Brain* b0, const Brain* b1,
-                         float* one, float* two, bool add = false) {
-  const int64_t stride = in.stride * static_cast<int64_t>(sizeof(Brain));
-  if (add) {
-    _tile_loadd(0, one, kBytes);
-    _tile_loadd(1, one + kSums, kBytes);
-    _tile_loadd(2, two, kBytes);
-    _tile_loadd(3, two + kSums, kBytes);
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
-  for (int64_t j = 0; j < in.steps; ++j) {
-    const int64_t left = in.offset[j], right = j * in.right;
-    _tile_loadd(4, a0 + left, stride);
-    _tile_loadd(6, b0 + right, kBytes);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, b1 + right, kBytes);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, a1 + left, stride);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-  }
-  _tile_stored(0, one, kBytes);
-  _tile_stored(1, one + kSums, kBytes);
-  _tile_stored(2, two, kBytes);
-  _tile_stored(3, two + kSums, kBytes);
-}
-
-// sums [4, 16, 16] <- four left factors' rows times one right factor's columns
-inline void products_4x1(const Inner& in, const Brain* const* a, const Brain* b, float* sums) {
-  const int64_t stride = in.stride * static_cast<int64_t>(sizeof(Brain));
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int64_t j = 0; j < in.steps; ++j) {
-    const int64_t left = in.offset[j];
-    _tile_loadd(7, b + j * in.right, kBytes);
-    _tile_loadd(4, a[0] + left, stride);
-    _tile_dpbf16ps(0, 4, 7);
-    _tile_loadd(5, a[1] + left, stride);
-    _tile_dpbf16ps(1, 5, 7);
-    _tile_loadd(6, a[2] + left, stride);
-    _tile_dpbf16ps(2, 6, 7);
-    _tile_loadd(4, a[3] + left, stride);
-    _tile_dpbf16ps(3, 4, 7);
-  }
-  _tile_stored(0, sums, kBytes);
-  _tile_stored(1, sums + kSums, kBytes);
-  _tile_stored(2, sums + 2 * kSums, kBytes);
-  _tile_stored(3, sums + 3 * kSums, kBytes);
-}
-
-// sums [4, 16, 16] <- themselves and one left factor's rows times four right factors' columns, each of them `apart`
-inline void products_1x4(const Inner& in, const Brain* a, const Brain* b, int64_t apart, float* sums) {
-  const int64_t stride = in.stride * static_cast<int64_t>(sizeof(Brain));
-  _tile_loadd(0, sums, kBytes);
-  _tile_loadd(1, sums + kSums, kBytes);
-  _tile_loadd(2, sums + 2 * kSums, kBytes);
-  _tile_loadd(3, sums + 3 * kSums, kBytes);
-  for (int64_t j = 0; j < in.steps; ++j) {
-    const Brain* right = b + j * in.right;
-    _tile_loadd(4, a + in.offset[j], stride);
-    _tile_loadd(5, right, kBytes);
-    _tile_dpbf16ps(0, 4, 5);
-    _tile_loadd(6, right + kTile, kBytes);
-    _tile_dpbf16ps(1, 4, 6);
-    _tile_loadd(7, right + apart, kBytes);
-    _tile_dpbf16ps(2, 4, 7);
-    _tile_loadd(5, right + apart + kTile, kBytes);
-    _tile_dpbf16ps(3, 4, 5);
-  }
-  _tile_stored(0, sums, kBytes);
-  _tile_stored(1, sums + kSums, kBytes);
-  _tile_stored(2, sums + 2 * kSums, kBytes);
-  _tile_stored(3, sums + 3 * kSums, kBytes);
-}
 
 // The right factor [words, rows] whose columns are `rows` <= 16 rows of `steps` x 32 numbers: tile behind tile.
 inline void columns_of(const Brain* from, int64_t stride, int64_t rows, int64_t steps, Brain* to) {

@@ -1,5 +1,5 @@
-// Built once, for AMX. Left factors are read where they lie; right ones are packed (see tiles.hpp), and they are the
-// small ones: filters, and of the fully connected layer the batch.
+// Built for AMX and for AVX512_BF16. Left factors are read where they lie; right ones are packed (see
+// tiles.hpp), and they are the small ones: filters, and of the fully connected layer the batch.
 #include <cstdlib>
 
 #include "torso_parts.hpp"
@@ -127,6 +127,7 @@ void connect(const Torso& t, int64_t batch, const Brain* x, const Brain* weight,
       products_2x2(inner, a, a + kRows * deep, b, two ? b + wide : b, sums, sums + 2 * kSums);
       for (int64_t part = 0; part < 4; ++part) {
         const int64_t sample = n + part % 2 * kRows, feature = m + part / 2 * kRows;
+        if (sample >= batch) continue;
         __m512i r[16];
         for (int64_t i = 0; i < kRows; ++i) r[i] = _mm512_load_si512(sums + part * kSums + i * kRows);
         transpose(r);
@@ -140,11 +141,7 @@ void connect(const Torso& t, int64_t batch, const Brain* x, const Brain* weight,
   }
 }
 
-}  // namespace
-
-char* room_of(int64_t bytes) { return room.of(bytes); }
-
-bool torso_fits(const Torso& t) {
+bool fits(const Torso& t) {
   for (int64_t i = 0; i < t.layers; ++i) {
     const Layer& l = t.layer[i];
     if (l.kernel < 1 || l.block < 1 || l.filters < 1 || l.height < l.kernel || l.width < l.kernel) return false;
@@ -158,17 +155,17 @@ bool torso_fits(const Torso& t) {
   return t.features > 0 && t.features % kDeep == 0 && flat(t) % kDeep == 0;
 }
 
-int64_t torso_inner(const Torso& t, int64_t batch) {
+int64_t inner_numbers(const Torso& t, int64_t batch) {
   int64_t numbers = 0;
   for (int64_t i = 0; i < t.layers; ++i) numbers += up(batch * outputs(t, i), kDeep);
   return numbers;
 }
 
-bool torso_forward(const Torso& t, int64_t batch, const Brain* laid, const Brain* const* parameters, Brain* inner,
-                   Brain* features) {
+bool forward(const Torso& t, int64_t batch, const Brain* laid, const Brain* const* parameters, Brain* inner,
+             Brain* features) {
   Shares measured = {nullptr, 0};
   share_forward(t, batch, measured);
-  Shares shares = {room_of(measured.used), 0};
+  Shares shares = {MURMURATE_TILES::room_of(measured.used), 0};
   if (!shares.base) return false;
   const Forward f = share_forward(t, batch, shares);
   const Tiles tiles;
@@ -181,5 +178,11 @@ bool torso_forward(const Torso& t, int64_t batch, const Brain* laid, const Brain
   connect(t, batch, x, parameters[2 * t.layers], parameters[2 * t.layers + 1], f, features);
   return true;
 }
+
+}  // namespace
+
+char* MURMURATE_TILES::room_of(int64_t bytes) { return room.of(bytes); }
+
+const TorsoKernels MURMURATE_TORSO = {MURMURATE_NAME, fits, inner_numbers, forward, MURMURATE_TILES::backward};
 
 }  // namespace murmurate

@@ -1,5 +1,5 @@
 // A torso of convolutions and one fully connected layer, each with a ReLU: both passes in bfloat16, with sums in
-// float32, in the matrix registers of AMX.
+// float32, in the matrix registers of AMX or with AVX-512's products of pairs.
 //
 // Every layer is read in blocks: a convolution with kernel s T and stride s over c channels is one with kernel T
 // and stride 1 over the s s c channels of blocks of s x s. A layer's input [batch, height, width, channels] so is a
@@ -28,19 +28,22 @@ struct Torso {
   int64_t features;  // of the fully connected layer
 };
 
-// Whether whole registers cover the layers, and each layer reads what the one before it gives.
-bool torso_fits(const Torso&);
+// gradients are of each of the parameters, given that of the features. Both passes return false if there is no memory.
+struct TorsoKernels {
+  const char* name;
+  // Whether whole tiles cover the layers, and each layer reads what the one before it gives.
+  bool (*fits)(const Torso&);
+  // Numbers that forward leaves for backward: the outputs of the convolutions, for the layer behind.
+  int64_t (*inner)(const Torso&, int64_t batch);
+  // laid: the frames in blocks, from 0 to 255. parameters: weight and bias of each layer, filters as [filter, row,
+  // column, channel].
+  bool (*forward)(const Torso&, int64_t batch, const Brain* laid, const Brain* const* parameters, Brain* inner,
+                  Brain* features);
+  bool (*backward)(const Torso&, int64_t batch, const Brain* laid, const Brain* inner, const Brain* features,
+                   const Brain* gradient, const Brain* const* parameters, Brain* const* gradients);
+};
 
-// Numbers that torso_forward leaves for torso_backward: the outputs of the convolutions, for the layer behind.
-int64_t torso_inner(const Torso&, int64_t batch);
-
-// laid: the frames in blocks, from 0 to 255. parameters: weight and bias of each layer, filters as [filter, row,
-// column, channel]. Both return false if there is no memory. What AMX needs is up to the caller (see torso_module.hpp).
-bool torso_forward(const Torso&, int64_t batch, const Brain* laid, const Brain* const* parameters, Brain* inner,
-                   Brain* features);
-
-// gradients: of each of the parameters, given that of the features.
-bool torso_backward(const Torso&, int64_t batch, const Brain* laid, const Brain* inner, const Brain* features,
-                    const Brain* gradient, const Brain* const* parameters, Brain* const* gradients);
+extern const TorsoKernels kTorsoAmx;         // matrix registers
+extern const TorsoKernels kTorsoAvx512Bf16;  // AVX512_BF16
 
 }  // namespace murmurate

@@ -1,4 +1,4 @@
-// Built once, for AMX. The gradient of a layer's outputs lies on the grid of its inputs, with zeros where an output
+// Built for AMX and for AVX512_BF16. The gradient of a layer's outputs lies on the grid of its inputs, with zeros where an output
 // means nothing and before the first image: then windows may reach across rows and images, and a filter's gradient
 // is a product with the same grid moved by as many places as its block is behind the window's first.
 #include "torso_parts.hpp"
@@ -240,11 +240,12 @@ void inputs(const Torso& t, int64_t i, int64_t batch, const Brain* x, const Brai
 
 }  // namespace
 
-bool torso_backward(const Torso& t, int64_t batch, const Brain* laid, const Brain* inner, const Brain* features,
-                    const Brain* gradient, const Brain* const* parameters, Brain* const* gradients) {
+bool MURMURATE_TILES::backward(const Torso& t, int64_t batch, const Brain* laid, const Brain* inner,
+                               const Brain* features, const Brain* gradient, const Brain* const* parameters,
+                               Brain* const* gradients) {
   Shares measured = {nullptr, 0};
   share_backward(t, batch, measured);
-  Shares shares = {room_of(measured.used), 0};
+  Shares shares = {MURMURATE_TILES::room_of(measured.used), 0};
   if (!shares.base) return false;
   const Backward b = share_backward(t, batch, shares);
   const Brain* x[Torso::kMost + 1] = {laid};  // of each layer

@@ -4,8 +4,10 @@
 #include "blocks.hpp"
 #include "torso.hpp"
 
-#if defined(MURMURATE_AMX)
+#if defined(MURMURATE_TORSO_BF16)
 #include <cpuid.h>
+#endif
+#if defined(MURMURATE_TORSO_AMX)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -42,34 +44,59 @@ PyObject* lay_frames(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Py_RETURN_NONE;
 }
 
-#if defined(MURMURATE_AMX)
-// Whether the processor has AMX for bfloat16, and the system saves its registers for this process, which has to be
-// asked for once. Where it is refused nothing is lost: torch runs.
-bool may_use_amx() {
+#if defined(MURMURATE_TORSO_BF16)
+// Whether the processor multiplies bfloat16 in AVX-512; amx: and in matrix registers, which the system saves for this
+// process once it was asked for them. Where it refuses, nothing is lost: the next best runs.
+bool multiplies(bool amx) {
   unsigned a, b, c, d;
+  if (!runs("avx512") || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a >> 5 & 1)) return false;
+  if (!amx) return true;
+#if defined(MURMURATE_TORSO_AMX)
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1)) return false;
-  if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a >> 5 & 1)) return false;  // AVX512_BF16
   constexpr long kAsk = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  return runs("avx512") && syscall(SYS_arch_prctl, kAsk, kTileData) == 0;
-}
-#endif
-
-bool amx() {
-#if defined(MURMURATE_AMX)
-  static const bool may = may_use_amx();
-  return may && !std::strcmp(kernels->name, "avx512");
+  return syscall(SYS_arch_prctl, kAsk, kTileData) == 0;
 #else
   return false;
 #endif
 }
 
-// has_amx() -> whether torso_forward and torso_backward run here, with the instruction set in use
-PyObject* has_amx(PyObject*, PyObject*) { return PyBool_FromLong(amx()); }
+const TorsoKernels* torso_kernels_named(const char* name) {
+#if defined(MURMURATE_TORSO_AMX)
+  static const bool amx = multiplies(true);
+  if (amx && !std::strcmp(name, "amx")) return &kTorsoAmx;
+#endif
+  static const bool pairs = multiplies(false);
+  return pairs && !std::strcmp(name, "avx512_bf16") ? &kTorsoAvx512Bf16 : nullptr;
+}
+#else
+const TorsoKernels* torso_kernels_named(const char*) { return nullptr; }
+#endif
 
-#if defined(MURMURATE_AMX)
+// torso_kernels() -> the names of those that run here, with the instruction set in use, the fastest first
+PyObject* torso_names(PyObject*, PyObject*) {
+  PyObject* names = PyList_New(0);
+  if (!names || std::strcmp(kernels->name, "avx512")) return names;
+  for (const char* name : {"amx", "avx512_bf16"}) {
+    if (!torso_kernels_named(name)) continue;
+    PyObject* text = PyUnicode_FromString(name);
+    const bool failed = !text || PyList_Append(names, text);
+    Py_XDECREF(text);
+    if (failed) {
+      Py_DECREF(names);
+      return nullptr;
+    }
+  }
+  return names;
+}
+
+struct Made {
+  const TorsoKernels* kernels;
+  Torso torso;
+};
+
 const char* kTorso = "murmurate.torso";
 
-Torso* torso_of(PyObject* capsule) { return static_cast<Torso*>(PyCapsule_GetPointer(capsule, kTorso)); }
+Made* torso_of(PyObject* capsule) { return static_cast<Made*>(PyCapsule_GetPointer(capsule, kTorso)); }
 
 void forget_torso(PyObject* capsule) { delete torso_of(capsule); }
 
@@ -84,54 +111,57 @@ bool addresses(PyObject* tuple, Py_ssize_t wanted, T** to) {
   return !PyErr_Occurred();
 }
 
-// torso(layers, features) -> capsule, or None where there are no registers or they do not fit; layers are tuples
-// (height, width, channels, kernel, filters, block) as in torso.hpp
+// torso(kernels, layers, features) -> capsule, or None where those kernels do not run or tiles do not fit; layers are
+// tuples (height, width, channels, kernel, filters, block) as in torso.hpp
 PyObject* make_torso(PyObject*, PyObject* const* args, Py_ssize_t n) {
-  if (!expect(n, 2)) return nullptr;
-  const Py_ssize_t layers = PyTuple_Size(args[0]);
+  if (!expect(n, 3)) return nullptr;
+  const char* name = PyUnicode_AsUTF8AndSize(args[0], nullptr);
+  if (!name) return nullptr;
+  const Py_ssize_t layers = PyTuple_Size(args[1]);
   if (PyErr_Occurred()) return nullptr;
-  if (!amx() || layers < 1 || layers > Torso::kMost) Py_RETURN_NONE;
-  std::unique_ptr<Torso> torso(new (std::nothrow) Torso);
-  if (!torso) return PyErr_NoMemory();
-  torso->layers = layers;
-  torso->features = PyLong_AsLongLong(args[1]);
+  std::unique_ptr<Made> made(new (std::nothrow) Made);
+  if (!made) return PyErr_NoMemory();
+  made->kernels = torso_kernels_named(name);
+  if (!made->kernels || layers < 1 || layers > Torso::kMost) Py_RETURN_NONE;
+  made->torso.layers = layers;
+  made->torso.features = PyLong_AsLongLong(args[2]);
   if (PyErr_Occurred()) return nullptr;
   for (Py_ssize_t i = 0; i < layers; ++i) {
-    Layer& l = torso->layer[i];
-    if (!PyArg_ParseTuple(PyTuple_GetItem(args[0], i), "LLLLLL", &l.height, &l.width, &l.channels, &l.kernel,
+    Layer& l = made->torso.layer[i];
+    if (!PyArg_ParseTuple(PyTuple_GetItem(args[1], i), "LLLLLL", &l.height, &l.width, &l.channels, &l.kernel,
                           &l.filters, &l.block))
       return nullptr;
   }
-  if (!torso_fits(*torso)) Py_RETURN_NONE;
-  PyObject* capsule = PyCapsule_New(torso.get(), kTorso, forget_torso);
-  if (capsule) torso.release();
+  if (!made->kernels->fits(made->torso)) Py_RETURN_NONE;
+  PyObject* capsule = PyCapsule_New(made.get(), kTorso, forget_torso);
+  if (capsule) made.release();
   return capsule;
 }
 
 // torso_inner(torso, batch) -> numbers that torso_forward keeps for torso_backward
 PyObject* inner_size(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 2)) return nullptr;
-  const Torso* torso = torso_of(args[0]);
-  if (!torso) return nullptr;
+  const Made* made = torso_of(args[0]);
+  if (!made) return nullptr;
   const int64_t batch = PyLong_AsLongLong(args[1]);
   if (PyErr_Occurred()) return nullptr;
-  return PyLong_FromLongLong(torso_inner(*torso, batch));
+  return PyLong_FromLongLong(made->kernels->inner(made->torso, batch));
 }
 
 // torso_forward(torso, batch, laid, parameters, inner, features)
 PyObject* forward_torso(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 6)) return nullptr;
-  const Torso* torso = torso_of(args[0]);
-  if (!torso) return nullptr;
+  const Made* made = torso_of(args[0]);
+  if (!made) return nullptr;
   const int64_t batch = PyLong_AsLongLong(args[1]);
   const Brain* laid = at<Brain>(args[2]);
   const Brain* parameters[2 * Torso::kMost + 2];
-  if (!addresses(args[3], 2 * torso->layers + 2, parameters)) return nullptr;
+  if (!addresses(args[3], 2 * made->torso.layers + 2, parameters)) return nullptr;
   Brain *inner = at<Brain>(args[4]), *features = at<Brain>(args[5]);
   if (PyErr_Occurred()) return nullptr;
   bool done;
   Py_BEGIN_ALLOW_THREADS
-  done = torso_forward(*torso, batch, laid, parameters, inner, features);
+  done = made->kernels->forward(made->torso, batch, laid, parameters, inner, features);
   Py_END_ALLOW_THREADS
   if (!done) return PyErr_NoMemory();
   Py_RETURN_NONE;
@@ -140,33 +170,22 @@ PyObject* forward_torso(PyObject*, PyObject* const* args, Py_ssize_t n) {
 // torso_backward(torso, batch, laid, inner, features, gradient, parameters, gradients)
 PyObject* backward_torso(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 8)) return nullptr;
-  const Torso* torso = torso_of(args[0]);
-  if (!torso) return nullptr;
+  const Made* made = torso_of(args[0]);
+  if (!made) return nullptr;
   const int64_t batch = PyLong_AsLongLong(args[1]);
   const Brain *laid = at<Brain>(args[2]), *inner = at<Brain>(args[3]), *features = at<Brain>(args[4]);
   const Brain* gradient = at<Brain>(args[5]);
   const Brain* parameters[2 * Torso::kMost + 2];
   Brain* gradients[2 * Torso::kMost + 2];
-  if (!addresses(args[6], 2 * torso->layers + 2, parameters)) return nullptr;
-  if (!addresses(args[7], 2 * torso->layers + 2, gradients)) return nullptr;
+  if (!addresses(args[6], 2 * made->torso.layers + 2, parameters)) return nullptr;
+  if (!addresses(args[7], 2 * made->torso.layers + 2, gradients)) return nullptr;
   if (PyErr_Occurred()) return nullptr;
   bool done;
   Py_BEGIN_ALLOW_THREADS
-  done = torso_backward(*torso, batch, laid, inner, features, gradient, parameters, gradients);
+  done = made->kernels->backward(made->torso, batch, laid, inner, features, gradient, parameters, gradients);
   Py_END_ALLOW_THREADS
   if (!done) return PyErr_NoMemory();
   Py_RETURN_NONE;
 }
-#else
-// Nobody calls these where has_amx() is false.
-PyObject* no_torso(PyObject*, PyObject* const*, Py_ssize_t) {
-  PyErr_SetString(PyExc_RuntimeError, "the torso's kernels were not built: has_amx() says so");
-  return nullptr;
-}
-PyObject* make_torso(PyObject* m, PyObject* const* a, Py_ssize_t n) { return no_torso(m, a, n); }
-PyObject* inner_size(PyObject* m, PyObject* const* a, Py_ssize_t n) { return no_torso(m, a, n); }
-PyObject* forward_torso(PyObject* m, PyObject* const* a, Py_ssize_t n) { return no_torso(m, a, n); }
-PyObject* backward_torso(PyObject* m, PyObject* const* a, Py_ssize_t n) { return no_torso(m, a, n); }
-#endif
 
 }  // namespace

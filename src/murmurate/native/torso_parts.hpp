@@ -1,12 +1,19 @@
 // What both passes through a torso need (see torso.hpp): its geometry, memory, and products along a line of places.
 #pragma once
 
-#include "tiles.hpp"
+#include "products.hpp"
 
 namespace murmurate {
 
+namespace MURMURATE_TILES {
+
 // Memory for one pass, which the thread keeps for its next one; nullptr if there is none.
 char* room_of(int64_t bytes);
+
+bool backward(const Torso&, int64_t batch, const Brain* laid, const Brain* inner, const Brain* features,
+              const Brain* gradient, const Brain* const* parameters, Brain* const* gradients);
+
+}  // namespace MURMURATE_TILES
 
 namespace {
 

@@ -1,4 +1,5 @@
-"""The compiled torso of ``nets/conv.py``: frames in blocks, and both passes in bfloat16 where there is AMX.
+"""The compiled torso of ``nets/conv.py``: frames in blocks, and both passes in bfloat16 where a processor has
+products for it (AMX, or AVX-512's BF16).
 
 ``native/torso.hpp`` says how it computes. Everything here has its twin in ``conv.py``, which runs elsewhere.
 """
@@ -55,7 +56,7 @@ def run(layers: tuple[Layer, ...], laid: Tensor, parameters: Sequence[Tensor]) -
     if not _serves(laid, parameters):
         return None
     features_wide = parameters[-1].shape[0]
-    torso = _torso(layers, features_wide)
+    torso = _torso(_which()[0], layers, features_wide)
     if torso is None or tuple([p.shape for p in parameters]) != _shapes(layers, features_wide):
         return None
     if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
@@ -64,13 +65,18 @@ def run(layers: tuple[Layer, ...], laid: Tensor, parameters: Sequence[Tensor]) -
     return _forward(torso, laid, parameters)[1]
 
 
+def _which() -> list[str]:
+    """The kernels that run here, the fastest first."""
+    return [] if native.kernels is None else native.kernels.torso_kernels()
+
+
 def _traced() -> bool:
     return torch.compiler.is_compiling()
 
 
 def _serves(laid: Tensor, parameters: Sequence[Tensor]) -> bool:
     """Whether everything lies as the kernels read it."""
-    if native.kernels is None or not native.kernels.has_amx() or _traced():
+    if not _which() or _traced():
         return False
     if laid.dtype != torch.bfloat16 or laid.requires_grad or not len(laid):
         return False
@@ -83,10 +89,10 @@ def _serves(laid: Tensor, parameters: Sequence[Tensor]) -> bool:
 
 
 @lru_cache
-def _torso(layers: tuple[Layer, ...], features: int) -> Any:
-    """The kernels' description of a torso; None where the registers do not fit it."""
+def _torso(which: str, layers: tuple[Layer, ...], features: int) -> Any:
+    """The kernels' description of a torso; None where their tiles do not fit it."""
     assert native.kernels is not None
-    return native.kernels.torso(layers, features)
+    return native.kernels.torso(which, layers, features)
 
 
 @lru_cache
