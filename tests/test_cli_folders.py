@@ -30,6 +30,20 @@ def test_a_folder_without_a_run_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_comparison_leaves_the_runs_own_page_alone(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    monkeypatch.chdir(there)
+    assert main(["report", str(run_folder)]) == 0
+    own = (run_folder / "report.html").read_bytes()
+    assert main(["report", str(run_folder), str(run_folder)]) == 0
+    assert capsys.readouterr().out.split()[-1] == "comparison.html"
+    assert [path.name for path in there.iterdir()] == ["comparison.html"]
+    assert (run_folder / "report.html").read_bytes() == own
+
+
 @pytest.mark.parametrize("verb", ["resume", "eval"])
 @pytest.mark.parametrize(
     "text", ["", "{}", "[]", "null", '{"recipe": 5}', '{"recipe": "cartpole-gala"}', "\x00"]

@@ -110,7 +110,12 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.set_defaults(act=_eval)
     report = verbs.add_parser("report", help="write report.html for one run, or several laid over")
     report.add_argument("folders", type=Path, nargs="+")
-    report.add_argument("--out", type=Path, default=None)
+    report.add_argument(
+        "--out",
+        type=Path,
+        default=None,
+        help="default: report.html in the run's folder; of several, comparison.html here",
+    )
     report.set_defaults(act=_report)
     listing = verbs.add_parser("list", help="what there is")
     listing.add_argument("what", nargs="?", default="recipes")
@@ -265,10 +270,13 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.record.report import report
     from murmurate.session import picture
 
-    first = options.folders[0]
-    if len(options.folders) == 1 and not (first / "videos" / "frames.png").exists():
-        picture(first)
-    print(report(options.folders, options.out or first / "report.html"))
+    out = options.out or Path("comparison.html")  # a run's own page stays what it is
+    if len(options.folders) == 1:
+        (folder,) = options.folders
+        out = options.out or folder / "report.html"
+        if not (folder / "videos" / "frames.png").exists():
+            picture(folder)
+    print(report(options.folders, out))
     return 0
 
 
