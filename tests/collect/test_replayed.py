@@ -45,6 +45,24 @@ def test_each_transition_is_drawn_as_often_as_is_asked_for(samples_per_insert: f
     assert made.fields()["beta"] == pytest.approx(0.7)
 
 
+def test_weights_are_over_the_greatest_of_the_batch() -> None:
+    """One transition of nearly no error, which is hardly ever drawn, must not shrink all others."""
+    made = source(dataclasses.replace(CONFIG, capacity=4000, beta=0.5, beta_end=0.5))
+    smallest, spread = [], 0
+    for _, batch in zip(range(200), made, strict=False):
+        weights = batch.data.weights
+        assert weights.max() == 1.0
+        smallest.append(weights.min().item())
+        spread += len(weights.unique()) > 1
+        errors = 1.0 + 2.0 * (batch.keys % 2)
+        batch.feedback(torch.where(batch.keys == 0, 1e-9, errors))
+    replay = made._drawing.replay
+    assert replay.chances.mass[1] < 1e-3, "the one is still there"
+    # a third of the error, to the power of alpha times beta: what is left of the weights without that one
+    assert min(smallest[100:]) == pytest.approx(3**-0.3, rel=1e-3)
+    assert spread > 100
+
+
 def test_a_fit_follows_what_was_played_in_a_row() -> None:
     """Fitted Q-iteration: 40 steps, then the 20 batches of 8 that they allow at 4 draws each, and again."""
     made = source(dataclasses.replace(CONFIG, fit_every=40))

@@ -74,7 +74,11 @@ class Drawing:
         return ReplayBatch(data, env_steps, episodes, replay=self.replay, keys=sample.keys)
 
     def _weigh(self, weights: Tensor, beta: float) -> None:
-        if self.banks is not None:
+        if self.banks is None:
+            # over the greatest of the batch: over that of the replay, as they come, one transition with an
+            # error of nearly 0 would make the steps of all others small
+            weights.div_(weights.max())
+        else:
             weights.mul_(self.banks.factor(*self.replay.chances.mass, beta))
 
     def _beta(self) -> float:
