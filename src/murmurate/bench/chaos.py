@@ -15,12 +15,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 
+from murmurate.agents.a2c import A2C
 from murmurate.bench._result import Log
 from murmurate.errors import RunFailed
+from murmurate.recipes import recipe
 from murmurate.record.reader import read_metrics
 
 NAME = "chaos"
@@ -29,6 +31,9 @@ SUMMARY = "eight replicas, one killed or stopped every 20 s, against the same ru
 _OVERTIME_SECONDS = 180.0
 _POLL_SECONDS = 0.2
 _LEAVING_SECONDS = 20.0
+_RECIPE = "cartpole-gala"
+# whose centre takes a step for each replica's gradient, where the others take one for them all
+_STEPS_FOR_EACH = ("parameter-server",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +42,9 @@ class Plan:
 
     Every ``every_seconds`` one replica, drawn with ``seed``, is sent SIGKILL or SIGSTOP in turn; after
     ``stopped_seconds`` a SIGCONT follows the latter. (The processes fabric has no link to cut.)
+
+    The learning rate is the recipe's and does not fall, as nobody knows how many env steps the minutes are; that
+    of the parameter server is divided by its replicas.
     """
 
     minutes: float = 1.0
@@ -88,9 +96,12 @@ class Trial:
             "--restarts": 1000,
             "--out": folder,
         }
+        if strategy in _STEPS_FOR_EACH:
+            usual = cast(A2C, recipe(_RECIPE).agent).learning_rate
+            options["--agent.learning-rate"] = usual / plan.replicas
         words = [str(word) for pair in options.items() for word in pair]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "murmurate", "train", "cartpole-gala", *words],
+            [sys.executable, "-m", "murmurate", "train", _RECIPE, *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
