@@ -43,8 +43,8 @@ class Plan:
     Every ``every_seconds`` one replica, drawn with ``seed``, is sent SIGKILL or SIGSTOP in turn; after
     ``stopped_seconds`` a SIGCONT follows the latter. (The processes fabric has no link to cut.)
 
-    The learning rate is the recipe's and does not fall, as nobody knows how many env steps the minutes are; that
-    of the parameter server is divided by its replicas.
+    The learning rate is the recipe's and does not fall, as nobody knows how many env steps the minutes are;
+    that of the parameter server is divided by its replicas.
     """
 
     minutes: float = 1.0
