@@ -14,7 +14,7 @@ ALGORITHM = "apex-dqn"
 def apex_dqn(name: str) -> Run:
     """Two actors that share the simulators; ``--replicas N`` adds learners that all-reduce, each with actors
     and a replay (Differs: the paper has one learner). The exponent of the importance weights stays 0.4, as in
-    the paper: as it nears 1, what is often drawn for a large error hardly moves the net any more."""
+    the paper."""
     usual = settings(name)
     usual["replay"] = dataclasses.replace(usual["replay"], beta_end=usual["replay"].beta)
     agent = dataclasses.replace(usual.pop("agent"), exploration="ladder", epsilon=0.4)
