@@ -1,6 +1,6 @@
-// Built for AMX and for AVX512_BF16. The gradient of a layer's outputs lies on the grid of its inputs, with zeros where an output
-// means nothing and before the first image: then windows may reach across rows and images, and a filter's gradient
-// is a product with the same grid moved by as many places as its block is behind the window's first.
+// Built for AMX and for AVX512_BF16. The gradient of a layer's outputs lies on the grid of its inputs, with zeros where
+// an output means nothing and before the first image: then windows may reach across rows and images, and a filter's
+// gradient is a product with the same grid moved by as many places as its block is behind the window's first.
 #include "torso_parts.hpp"
 
 namespace murmurate {

@@ -10,7 +10,7 @@ forward with backward for one of 80 (least of 150 interleaved runs, on a busy ma
     the same, compiled (as here)         1.81   13.2    0.39    3.8
 
 ``_Blocks`` says why blocks, and ``native/torso.hpp`` how the last row computes: frames are laid in blocks by
-a kernel anywhere, and in bfloat16 all layers are one where there is AMX.
+a kernel anywhere, and in bfloat16 all layers are one where there is AMX or AVX512_BF16.
 """
 
 from __future__ import annotations
