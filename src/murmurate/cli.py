@@ -270,13 +270,13 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.record.report import report
     from murmurate.session import picture
 
-    out = options.out or Path("comparison.html")  # a run's own page stays what it is
+    usual = Path("comparison.html")  # of several: a run's own page stays what it is
     if len(options.folders) == 1:
         (folder,) = options.folders
-        out = options.out or folder / "report.html"
+        usual = folder / "report.html"
         if not (folder / "videos" / "frames.png").exists():
             picture(folder)
-    print(report(options.folders, out))
+    print(report(options.folders, options.out or usual))
     return 0
 
 

@@ -178,7 +178,7 @@ def test_it_travels_to_a_role_by_its_hyper_parameters(kind):
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_it_learns_on_every_fabric(kind, fabric, size):
     if size not in sizes(kind):
-        pytest.skip("refused: see below")
+        pytest.skip(f"{kind.name} refuses {size} replicas: another test shows it")
     roles = members(kind, size, UPDATES)
     if fabric == "network" and Capability.SHARED_MEMORY in kind.needs:
         with pytest.raises(Refusal, match=f"{kind.name} needs shared memory"):
@@ -237,7 +237,7 @@ def check_exchanges(exchanges, size):
 def test_under_any_schedule_members_come_nearer_than_strangers(kind, seed):
     """Each alone drifts to its own noise; agreeing, whatever the way, keeps them nearer together."""
     if kind.name == "solo":
-        pytest.skip("has nobody to agree with")
+        pytest.skip("alone, a strategy has nobody to come nearer to")
     size = 3
     roles = members(kind, size, TOGETHER, OPTIMIZERS["sgd"])
     found = SimulatedFabric(len(roles), seed=seed, latency=(0.0, 5e-6)).run(roles)[:size]
@@ -297,7 +297,7 @@ def test_a_missing_need_is_refused_before_anything_with_a_strategy_that_would_do
 def test_nobody_hangs_when_another_dies(kind, call):
     """The simulated fabric raises on a deadlock, so an end is the proof."""
     if kind.name == "solo":
-        pytest.skip("the run ends with it")
+        pytest.skip("alone, nobody is left who could hang")
     roles = members(kind, 3, 20)
     fabric = SimulatedFabric(len(roles), seed=call, crashes={1: call}, collective_deadline_seconds=1e6)
     one, dead, two = fabric.run(roles)[:3]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,6 +12,7 @@ import torch
 from murmurate.fabric.arena import Arena
 from murmurate.fabric.board import Board, HandOver
 from murmurate.fabric.processes import ProcessChannel, ProcessFabric
+from waiting import until
 
 N = 5
 
@@ -225,9 +225,10 @@ def test_a_joiner_takes_part_from_one_round_on_for_everybody(
         door.admit(2, here.board.life(2))
         assert list(door.living()) == [0, 1, 2]
     z = full(9.0)
+    came = quick._rounds[:2].copy()
 
     def enter() -> int:
-        time.sleep(0.05)  # the others are waiting for it by now
+        until(lambda: bool((quick._rounds[:2] > came).all()), "the others wait for it")
         fabric.enter(place)
         return its_channel.mean_(z)
 

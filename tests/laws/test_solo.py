@@ -58,7 +58,7 @@ def solo(name, optimizer):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_bit_for_bit(strategy, name, optimizer):
     if optimizer == "dampened" and getattr(strategy, "shared_moments", False):
-        pytest.skip("refused: see test_hogwild")
+        pytest.skip("shared moments refuse dampening, as tests/laws/test_hogwild.py shows")
     problem = variant(name, optimizer)
     expected = solo(name, optimizer)
     (found,) = SimulatedFabric(1, seed=3).run([functools.partial(problem.learn, strategy, UPDATES)])
