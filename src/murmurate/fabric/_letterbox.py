@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,8 +41,9 @@ class Letterbox:
         self._bytes = like.numel() * like.element_size()
         self._device, self._dtype = like.device, like.dtype
         n, shape = roster.board.size, (like.numel(),)
-        sent = arena.counters(f"{name}.sent", (n, n, 1))
-        taken = arena.counters(f"{name}.taken", (n, n, 1))
+        # [reader, sender]: what a reader asks for again and again lies side by side
+        sent = arena.counters(f"{name}.sent", (n, n))
+        taken = arena.counters(f"{name}.taken", (n, n))
         order = arena.counters(f"{name}.order", (n, n, _MAIL_SLOTS))
         lent = arena.counters(f"{name}.lent", (n, n, _MAIL_SLOTS))
         heads = arena.take(f"{name}.heads", n * n * _MAIL_SLOTS * HEAD.size)
@@ -55,19 +55,21 @@ class Letterbox:
             here, length = (sender, to), _MAIL_SLOTS * HEAD.size
             start = (sender * n + to) * length
             mine = heads[start : start + length]
-            cells = Cells(sent[here].data, taken[here].data, order[here].data, lent[here].data, mine)
+            counts = sent[to, sender : sender + 1].data, taken[to, sender : sender + 1].data
+            cells = Cells(*counts, order[here].data, lent[here].data, mine)
             return Box(cells, list(whole[here]), pool, self._bytes)
 
         self._outgoing = [box(rank, to) for to in range(n)]
         self._boxes = [box(sender, rank) for sender in range(n)]
-        self._letters = letters[rank]
-        self._incoming, self._consumed = sent[:, rank, 0], taken[:, rank, 0]
+        self._count = like.numel()
+        self._slots = [list(slots) for slots in letters[rank]]
+        self._sent, self._taken = sent[rank].data, taken[rank].data
         self._inbox: dict[str, deque[Letter]] = {}
         self._words: dict[str, bytes] = {}
 
     def send(self, to: int, tag: str, x: Tensor, note: float, patience_seconds: float) -> bool:
         words = tag_words(self._words, tag)
-        check_letter(x, self._letters.shape[-1], self._dtype)
+        check_letter(x, self._count, self._dtype)
         box, board = self._outgoing[to], self._roster.board
         mark = self._mark(self.rank, to)
         found: int | None = None
@@ -79,9 +81,10 @@ class Letterbox:
 
         if not self._wait(room, patience_seconds) or not self._roster.is_alive(to) or found is None:
             return False
-        short = x.numel() * x.element_size() if x.numel() < self._letters.shape[-1] else 0
-        self._store(self._letters[to, found, : x.numel()], x)
-        box.send(found, words, note, mark, short)
+        short = x.numel() < self._count
+        slot = self._slots[to][found]
+        self._store(slot[: x.numel()] if short else slot, x)
+        box.send(found, words, note, mark, x.nbytes if short else 0)
         return True
 
     def receive(self, tag: str) -> Letter | None:
@@ -98,11 +101,11 @@ class Letterbox:
         return self.receive(tag)
 
     def _empty_letterbox(self) -> None:
-        news = self._incoming != self._consumed
-        for sender in np.flatnonzero(news).tolist() if news.any() else ():
-            box, mark = self._boxes[sender], self._mark(sender, self.rank)
+        if self._sent == self._taken:
+            return
+        for sender, box in enumerate(self._boxes):
             while box.has_news:
-                tag, note, _, x = box.take(self._arrived, mark)
+                tag, note, _, x = box.take(self._arrived, self._mark(sender, self.rank))
                 if x is None:
                     self.traffic.refused += 1
                 else:
