@@ -36,13 +36,19 @@ bool runs(const char* name) {
   return !std::strcmp(name, "portable");
 }
 
-const Kernels* named(const char* name) {
-#if defined(MURMURATE_X86)
-  if (!std::strcmp(name, "avx512")) return &kAvx512;
-  if (!std::strcmp(name, "avx2")) return &kAvx2;
-#endif
-  return std::strcmp(name, "portable") ? nullptr : &kPortable;
+// The table of kernels that was built for an instruction set.
+template <typename Table>
+const Table* built_for(const char* name, const Table& portable, const Table* avx2, const Table* avx512) {
+  if (!std::strcmp(name, "avx512")) return avx512;
+  if (!std::strcmp(name, "avx2")) return avx2;
+  return &portable;
 }
+
+#if defined(MURMURATE_X86)
+#define BUILDS(tables) tables##Portable, &tables##Avx2, &tables##Avx512
+#else
+#define BUILDS(tables) tables##Portable, nullptr, nullptr
+#endif
 
 int64_t lines_for(int64_t numbers) { return (numbers + kLine - 1) / kLine; }
 
@@ -331,10 +337,11 @@ PyObject* touch(PyObject*, PyObject* const* args, Py_ssize_t n) {
 
 namespace {
 
+// An instruction set that runs here.
 void take(const char* name) {
-  kernels = named(name);
-  topic_kernels = topic_kernels_named(name);
-  block_kernels = block_kernels_named(name);
+  kernels = built_for<Kernels>(name, BUILDS(k));
+  topic_kernels = built_for<TopicKernels>(name, BUILDS(kTopics));
+  block_kernels = built_for<BlockKernels>(name, BUILDS(kBlocks));
 }
 
 // simd() -> the instruction set in use; use(name) -> takes another one, ValueError if it does not run here
@@ -344,7 +351,7 @@ PyObject* use(PyObject*, PyObject* word) {
   PyObject* text = PyUnicode_AsUTF8String(word);
   if (!text) return nullptr;
   const char* name = PyBytes_AsString(text);
-  const Kernels* wanted = name && runs(name) ? named(name) : nullptr;
+  const bool wanted = name && runs(name);
   if (wanted) take(name);
   Py_DECREF(text);
   if (!wanted) return PyErr_Format(PyExc_ValueError, "%R does not run on this machine", word);

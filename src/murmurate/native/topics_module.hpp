@@ -7,14 +7,6 @@ namespace {
 
 const TopicKernels* topic_kernels = nullptr;
 
-const TopicKernels* topic_kernels_named(const char* name) {
-#if defined(MURMURATE_X86)
-  if (!std::strcmp(name, "avx512")) return &kTopicsAvx512;
-  if (!std::strcmp(name, "avx2")) return &kTopicsAvx2;
-#endif
-  return std::strcmp(name, "portable") ? nullptr : &kTopicsPortable;
-}
-
 // exp_digamma(x, count, out)
 PyObject* exp_digamma(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 3)) return nullptr;

@@ -16,14 +16,6 @@ namespace {
 
 const BlockKernels* block_kernels = nullptr;
 
-const BlockKernels* block_kernels_named(const char* name) {
-#if defined(MURMURATE_X86)
-  if (!std::strcmp(name, "avx512")) return &kBlocksAvx512;
-  if (!std::strcmp(name, "avx2")) return &kBlocksAvx2;
-#endif
-  return std::strcmp(name, "portable") ? nullptr : &kBlocksPortable;
-}
-
 // lay_frames(pixels, stride, shape, batch, bits, out): shape is (channels, height, width); bits are 16 for bfloat16
 // or 32 for float32
 PyObject* lay_frames(PyObject*, PyObject* const* args, Py_ssize_t n) {
