@@ -13,6 +13,8 @@ from murmurate.errors import Refusal
 from murmurate.recipes import recipe
 from murmurate.record.reader import read_metrics
 from murmurate.record.report import report
+from murmurate.record.runs import open_run
+from murmurate.record.strips import window
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
 from murmurate.strategies import strategies, strategy
@@ -135,7 +137,7 @@ def test_minutes_are_virtual_and_an_end_of_all_env_steps_holds(tmp_path):
 
 def test_many_replicas_write_few_lines_and_few_write_their_own(tmp_path):
     result(tmp_path / "many", run_of(replicas=20, updates=10), Cluster(lines=5))
-    lines = [r for r in read_metrics(tmp_path / "many" / "metrics.jsonl") if r.get("kind") != "event"]
+    lines = [r for r in read_metrics(tmp_path / "many" / "metrics.jsonl") if "kind" not in r]
     assert 5 <= len(lines) <= 7
     assert {r["replica"] for r in lines} == {0}
     assert {r["joined_replicas"] for r in lines} == {20}
@@ -176,6 +178,33 @@ def test_the_command_writes_a_folder_that_report_and_eval_read(tmp_path, capsys)
     assert stored["simulated"]["compute"] == "constant:0.02"
     assert report([folder], folder / "report.html").read_text().startswith("<!")
     assert main(["eval", str(folder), "--episodes", "1", "--json"]) == 0
+
+
+@pytest.mark.parametrize(("replicas", "shown"), [(3, 3), (20, 12)])
+def test_its_page_shows_who_waited_for_the_straggler_in_virtual_time(tmp_path, replicas, shown):
+    """Alone or joined, lines say how stale all updates were, and spans what a dozen members did."""
+    summary = result(
+        tmp_path, run_of("all-reduce", replicas, updates=30), Cluster(compute="straggler:0.01,4")
+    )
+    counts = [
+        record.get("staleness_counts", {})
+        for record in read_metrics(tmp_path / "metrics.jsonl")
+        if "kind" not in record
+    ]
+    assert sum(sum(one.values()) for one in counts) == summary["total_updates"]
+    found = window(open_run(tmp_path))
+    assert (len(found.members), found.left_out) == (shown, replicas - shown)
+    passed = found.end_seconds - found.start_seconds
+    waited = {
+        name: sum(span.length for span in spans if span.kind == "wait") / passed
+        for name, spans in found.members.items()
+    }
+    assert waited.pop("replica 0") < 0.05
+    assert all(0.65 < share < 0.85 for share in waited.values())
+    page = report([tmp_path], tmp_path / "report.html").read_text()
+    assert "virtual time (seconds)" in page
+    assert "milliseconds after" in page
+    assert "wall time (" not in page
 
 
 @pytest.mark.parametrize(

@@ -119,9 +119,9 @@ def spans(t: float, member: int) -> list[list]:
     return found
 
 
-def write_records(folder: Path, records: list[dict], *, replicas: int, strategy: dict) -> None:
-    """A run folder that holds just ``records``."""
+def write_records(folder: Path, records: list[dict], *, replicas: int, strategy: dict, **more: dict) -> None:
+    """A run folder that holds just ``records``; ``more`` stands in its run.json."""
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     run = {"recipe": "cartpole-gala", "strategy": strategy, "replicas": replicas, "seed": 3}
-    (folder / "run.json").write_text(json.dumps(run))
+    (folder / "run.json").write_text(json.dumps(run | more))

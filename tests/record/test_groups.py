@@ -13,7 +13,7 @@ from a_run_folder import write_records, write_run
 from murmurate.record import comparison, groups
 from murmurate.record.drawings import classes, size
 from murmurate.record.groups import grouped
-from murmurate.record.runs import open_run, summed, to_virtual
+from murmurate.record.runs import open_run, summed
 
 
 def line(t: float, replica: int, **fields) -> dict:
@@ -166,13 +166,6 @@ def test_the_table_of_a_group_by_hand(tmp_path: Path) -> None:
     assert cells[7] == ("0", "max 9")
     assert cells[9] == ("8.16 GB", "1.09 MB")  # 4 x 300 x 6.8e6, over 4 x 1875 updates
     assert cells[10] == ("none", "")
-
-
-def test_virtual_time_replaces_wall_time_and_places_what_has_none() -> None:
-    lines = [line(1.0, 0, virtual_seconds=100.0), line(3.0, 0, virtual_seconds=300.0), {"time_seconds": 2.0}]
-    assert to_virtual(lines)
-    assert [one["time_seconds"] for one in lines] == [100.0, 300.0, 200.0]
-    assert not to_virtual([line(1.0, 0)])
 
 
 def test_classes_cover_all_values_once_and_grow() -> None:

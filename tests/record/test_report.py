@@ -238,8 +238,7 @@ def test_a_timeline_and_a_histogram_of_one_run(gala: tuple[Path, str]) -> None:
 def test_virtual_seconds_are_the_axis_of_a_simulated_run(tmp_path: Path) -> None:
     records = [
         {
-            "time_seconds": t,
-            "virtual_seconds": 1000 * t,
+            "time_seconds": 1000 * t,
             "replica": i,
             "env_steps": int(t * 50),
             "updates": int(t * 5),
@@ -249,8 +248,8 @@ def test_virtual_seconds_are_the_axis_of_a_simulated_run(tmp_path: Path) -> None
         for t in (1.0, 2.0, 3.0)
         for i in (0, 1)
     ]
-    write_records(tmp_path / "run", records, replicas=2, strategy={"name": "gala", "topology": "ring"})
-    write_records(tmp_path / "other", records, replicas=2, strategy={"name": "hogwild"})
+    for name, strategy in (("run", {"name": "gala", "topology": "ring"}), ("other", {"name": "hogwild"})):
+        write_records(tmp_path / name, records, replicas=2, strategy=strategy, simulated={"lines": 100})
     (tmp_path / "run" / "summary.json").write_text('{"virtual_seconds": 3000.0, "wall_seconds": 3.0}')
     one = page_of(tmp_path / "run")
     assert "virtual time (minutes)" in [t.text for t in svgs_of(one)["return by wall time"].iter("text")]

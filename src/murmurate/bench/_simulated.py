@@ -53,7 +53,7 @@ def simulated(run: Run, cluster: Cluster) -> tuple[dict[str, Any], list[Record]]
         records = read_metrics(where / "metrics.jsonl")
     if summary["exit"] != "finished":
         raise RunFailed(f"{run.strategy.name} with {run.replicas} replicas: {summary['exit']}")
-    return summary, [record for record in records if record.get("kind") != "event"]
+    return summary, [record for record in records if "kind" not in record]
 
 
 def curve(records: Sequence[Record]) -> list[tuple[float, float]]:

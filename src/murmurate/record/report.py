@@ -162,7 +162,7 @@ def _headline(run: RecordedRun) -> list[dict[str, str]]:
         fact(run.unit, number(run.fact("env_steps")), f"{number(frames)} frames" if frames else ""),
         *([fact("virtual time", number(seconds(run)), "seconds")] if run.virtual else []),
         *([fact("wall time", clock(wall), "h:mm:ss")] if wall is not None else []),
-        fact("speed", number(env_steps_per_second(run)), f"{run.unit}/s"),
+        fact("speed", number(env_steps_per_second(run)), f"{run.unit}/{'virtual ' if run.virtual else ''}s"),
         fact("replicas", str(run.replicas), f"dead: {_dead(run)}" if run.deaths else ""),
     ]
     evaluated = run.fact("eval_return_mean")

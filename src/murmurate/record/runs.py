@@ -40,8 +40,8 @@ class Series:
 class RecordedRun:
     """``run`` is run.json, ``summary`` is summary.json (empty while the run goes on or was killed).
 
-    ``centre`` are the centre's own lines, where the strategy has one. ``virtual``: the times of all lines are
-    seconds of the simulated cluster, not of the machine that simulated it.
+    ``centre`` are the centre's own lines, where the strategy has one; ``members`` those of single replicas
+    where a record joins many.
     """
 
     folder: Path
@@ -50,7 +50,12 @@ class RecordedRun:
     records: list[Record] = field(repr=False)
     events: list[Record] = field(repr=False)
     centre: list[Record] = field(default_factory=list, repr=False)
-    virtual: bool = False
+    members: list[Record] = field(default_factory=list, repr=False)
+
+    @property
+    def virtual(self) -> bool:
+        """Whether all times are seconds of a simulated cluster, not of the machine that simulated it."""
+        return "simulated" in self.run
 
     @property
     def recipe(self) -> str:
@@ -266,35 +271,16 @@ def open_run(folder: Path | str) -> RecordedRun:
         )
     summary_file = folder / "summary.json"
     summary = _object(summary_file) if summary_file.is_file() else {}
-    lines = read_metrics(metrics_file)
+    lines = sorted(read_metrics(metrics_file), key=lambda line: line["time_seconds"])
     events = [line for line in lines if line.get("kind") == "event"]
-    virtual = to_virtual(lines)
     records = [line for line in lines if line.get("kind") != "event" and line["replica"] is not None]
-    centre = sorted((r for r in lines if r.get("kind") == "centre"), key=lambda r: r["time_seconds"])
+    centre, members = ([line for line in lines if line.get("kind") == kind] for kind in ("centre", "member"))
     if not records:
         raise Refusal(
             f"{folder} holds no records yet; wait until the run has learned for some seconds, "
             f"or go on with it: murmurate resume {folder}"
         )
-    events.sort(key=lambda e: e["time_seconds"])
-    return RecordedRun(folder, run, summary, records, events, centre, virtual)
-
-
-def to_virtual(lines: Sequence[Record]) -> bool:
-    """If any line has ``virtual_seconds``, make that the time of all lines; whether it was so.
-
-    Lines without it (the launcher's) are placed between those with it, by their wall time.
-    """
-    known = sorted((r["time_seconds"], r["virtual_seconds"]) for r in lines if "virtual_seconds" in r)
-    if not known:
-        return False
-    wall, virtual = np.array(known, dtype=np.float64).T
-    virtual = np.maximum.accumulate(virtual)
-    for line in lines:
-        given = line.get("virtual_seconds")
-        between = np.interp(line["time_seconds"], wall, virtual)
-        line["time_seconds"] = float(between if given is None else given)
-    return True
+    return RecordedRun(folder, run, summary, records, events, centre, members)
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -113,7 +113,9 @@ def speed(runs: Sequence[RecordedRun]) -> Section:
     runs = [run for run in runs if run.has("env_steps_per_second")]
     if not runs:
         return Section(title, "The runs recorded no env_steps_per_second.")
-    label = f"{runs[0].unit} per second, each replica"
+    seconds = "virtual second" if all(run.virtual for run in runs) else "second"
+    whose = "all replicas" if all(run.has("joined_replicas") for run in runs) else "each replica"
+    label = f"{runs[0].unit} per {seconds}, {whose}"
     drawn = [
         figures.svg(
             figures.over(runs, "env_steps_per_second", "time_seconds", label, from_zero=True), name="speed"
@@ -166,7 +168,9 @@ def timelines(runs: Sequence[tuple[str, RecordedRun]], note: str = "") -> Sectio
     ]
     if not drawn:
         return Section(
-            title, "No spans of time were recorded; the first are, about a second after the start."
+            title,
+            "No spans of time were recorded; the first are, about a second after the start (simulated: five "
+            "steps after it).",
         )
     if any(found.left_out for found in cut):
         note = f"{note} Of many members a dozen are shown, evenly chosen.".strip()

@@ -41,9 +41,11 @@ Burst = list[Span]
 
 def bursts(run: RecordedRun) -> dict[str, list[Burst]]:
     """Each member's bursts in order of time; the centre comes last."""
-    sources = [(f"replica {i}", history) for i, history in run.histories.items()]
+    sources = {i: list(history) for i, history in run.histories.items()}
+    for line in run.members:
+        sources.setdefault(int(line["member"]), []).append(line)
     found: dict[str, list[Burst]] = {}
-    for name, history in [*sources, ("centre", run.centre)]:
+    for name, history in [*((f"replica {i}", sources[i]) for i in sorted(sources)), ("centre", run.centre)]:
         mine = [_burst(record["spans"]) for record in history if isinstance(record.get("spans"), list)]
         if mine := [burst for burst in mine if burst]:
             found[name] = mine
@@ -62,9 +64,7 @@ def window(run: RecordedRun) -> Window | None:
     found = bursts(run)
     if not found:
         return None
-    names = list(found)
-    if len(names) > SHOWN_MEMBERS:
-        names = [names[i] for i in np.linspace(0, len(names) - 1, SHOWN_MEMBERS).round().astype(int)]
+    names = [list(found)[i] for i in shown_of(len(found))]
     begun = min(history[0]["time_seconds"] for history in run.histories.values())
     middle = (begun + max(run.last_heard(replica) for replica in run.histories)) / 2
 
@@ -84,7 +84,15 @@ def window(run: RecordedRun) -> Window | None:
     if len(turns) > _MOST_TURNS:
         end = turns[_MOST_TURNS]
     cut = {name: _cut(spans, start, end) for name, spans in shown.items()}
-    return Window(start, end, cut, len(found) - len(names))
+    members = max(len(found), run.replicas)
+    return Window(start, end, cut, members - len(names) if members > SHOWN_MEMBERS else 0)
+
+
+def shown_of(members: int) -> list[int]:
+    """All of few; of many a dozen, evenly chosen, the first and the last among them."""
+    if members <= SHOWN_MEMBERS:
+        return list(range(members))
+    return [int(i) for i in np.linspace(0, members - 1, SHOWN_MEMBERS).round()]
 
 
 def alike(windows: Sequence[Window]) -> list[Window]:

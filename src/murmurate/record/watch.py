@@ -7,6 +7,7 @@ clock and a count.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -42,6 +43,9 @@ class Bursts:
         while due <= seconds:
             due += min(due * (self.growth - 1), self.longest_pause_seconds)
         return due
+
+
+NEVER = Bursts(first_seconds=math.inf)
 
 
 class Watch:

@@ -16,6 +16,8 @@ from murmurate.fabric.interface import Capability, Fabric
 from murmurate.fabric.simulated import Member
 from murmurate.joining import adopted
 from murmurate.post import FINAL_REQUEST, SETTLE_SECONDS
+from murmurate.record.watch import NEVER, Bursts
+from murmurate.record.watch import Watch as Diary
 from murmurate.replicator import Replicator
 from murmurate.run_spec import Run
 from murmurate.spec import Batch, Outcome, derive_seed
@@ -48,10 +50,12 @@ class Learner:
     """One replica: the loop of design section 3, with the seconds that each step takes.
 
     ``life`` counts from 0 how often this rank has begun; later ones play other games. ``steps`` yields
-    (seconds busy, seconds asleep afterwards).
+    (seconds busy, seconds asleep afterwards). ``bursts``: when it notes what it does.
     """
 
-    def __init__(self, run: Run, door: Member, steps: Iterator[tuple[float, float]], life: int) -> None:
+    def __init__(
+        self, run: Run, door: Member, steps: Iterator[tuple[float, float]], life: int, bursts: Bursts = NEVER
+    ) -> None:
         self.run, self.door, self.rank, self.life = run, door, door.rank, life
         self.began_seconds = door.now
         self.busy_seconds = 0.0
@@ -70,6 +74,8 @@ class Learner:
         self._gate: Fabric | None = None
         if self.synchronous:
             self._gate = door.channel("gate", torch.zeros(1))
+        gates = [] if self._gate is None else [self._gate]
+        self.diary = Diary(lambda: door.now, list(self.replicator.bonds.values()), gates, bursts)
 
     @property
     def clock(self) -> int:
@@ -95,18 +101,21 @@ class Learner:
             busy, asleep = next(self._steps)
             self.door.compute(busy)
             self.busy_seconds += busy
+            self.diary.lap("learn")
             self.outcome = self.agent.learn(batch)
             batch.feedback(self.outcome.priorities)
             self.env_steps += batch.env_steps
             watch.stepped(self, batch)
             if asleep:
                 self.door.compute(asleep)
+                self.diary.lap(None)
             if self._round_ended():
                 if self._gate is not None and watch.admission_due(self):
                     self._gate.mean_(torch.zeros(1))  # all are between the same two rounds now
                     watch.admit(self)
                 if watch.over(self):
                     break
+            self.diary.turn()
         watch.finish(self)
         self.replicator.settle(FINAL_REQUEST, SETTLE_SECONDS)
         self.replicator.publish()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import signal
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -22,6 +24,8 @@ from murmurate.fabric.simulated import Faults as MailFaults
 from murmurate.fabric.simulated import Member, SimulatedFabric
 from murmurate.folder import claim, held, plain, unclaim, write_roles, write_run
 from murmurate.post import member_state, staging
+from murmurate.record.strips import shown_of
+from murmurate.record.watch import NEVER, Bursts
 from murmurate.run_spec import Run
 from murmurate.session import FAILED, FINISHED, Finish, preflight, resolved
 from murmurate.simulation.cluster import Cluster
@@ -36,6 +40,7 @@ LAUNCHER = "simulated"
 _DEADLINE_SECONDS = 600.0  # virtual: for collectives
 _LATEST_SECONDS = 60.0  # virtual: for the last vectors to arrive before the mean of them is taken
 _END = "simulated"
+_TURNS_OF_A_BURST = 20
 
 
 def simulate(run: Run, cluster: Cluster, folder: Path, quiet: bool = False) -> Finish:
@@ -66,6 +71,8 @@ class Simulation:
         self._say = (lambda line: None) if quiet else functools.partial(print, file=sys.stderr, flush=True)
         self._times = cluster.compute_model()
         self._lives = [0] * run.replicas
+        self._noted = frozenset(shown_of(run.replicas))
+        self._bursts = self._about(_TURNS_OF_A_BURST)
         late, network = cluster.late(run.replicas), cluster.network_model()
         self.fabric = SimulatedFabric(
             run.members,
@@ -94,7 +101,7 @@ class Simulation:
                 self.fabric.run([self._learn] * run.replicas + [self._serve] * run.strategy.centre)
                 if not watch.finished:
                     raise RunFailed("all replicas died")
-                watch.record()
+                watch.record(last=True)
                 self._save()
             except (NotFinite, FabricError, RunFailed) as failure:
                 self.failure = f"failed: {failure}"
@@ -117,7 +124,14 @@ class Simulation:
         life = self._lives[door.rank]
         seed = derive_seed(self.run.seed, f"compute, life {life}", door.rank)
         steps = self._times.steps(door.rank, np.random.default_rng(seed))
-        return Learner(self.run, door, steps, life)
+        return Learner(self.run, door, steps, life, self._bursts if door.rank in self._noted else NEVER)
+
+    def _about(self, turns: int) -> Bursts:
+        """So many turns, first after five usual steps, then each time half as late again."""
+        rank = self.run.replicas - 1  # not the straggler
+        steps = self._times.steps(rank, np.random.default_rng(0))
+        usual = statistics.median(sum(next(steps)) for _ in range(100))
+        return Bursts(5 * usual, longest_pause_seconds=math.inf, seconds=0.0, least_turns=turns)
 
     def _serve(self, door: Member) -> None:
         self.centre = Centre(self.run, door)

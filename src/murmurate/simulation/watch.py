@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -156,8 +156,9 @@ class Watch:
             self.events.append({"event": name, "message": message, "time_seconds": round(now, 6), **fields})
         self.recorder.event(name, message, env_steps=self.env_steps, updates=0, **fields)
 
-    def record(self) -> None:
-        """A line for each replica where they are few; else one for all of them."""
+    def record(self, last: bool = False) -> None:
+        """A line for each replica where they are few; else one for all of them, and what some of them did
+        when in lines of kind "member"."""
         living = [r for r in self.fabric.living if r in self.learners]
         if not living:
             return
@@ -167,10 +168,20 @@ class Watch:
                 self._recorders[line] = Recorder(
                     self._path, line, 0.0, clock=lambda: self.fabric.virtual_seconds
                 )
-            self._recorders[line].record(self._joined([self.learners[r] for r in ranks], line) | spread)
+            diaries = [self.learners[r].diary.fields(last=last) for r in ranks]
+            if len(ranks) > 1:
+                self._tell_of_members(ranks, diaries)
+            facts = self._joined([self.learners[r] for r in ranks], line)
+            self._recorders[line].record(facts | _summed(diaries) | spread)
         if time.monotonic() - self._told > _TELL_SECONDS:
             self._told = time.monotonic()
             self._say(self.line())
+
+    def _tell_of_members(self, ranks: Sequence[int], diaries: Sequence[dict[str, Any]]) -> None:
+        for rank, diary in zip(ranks, diaries, strict=True):
+            if spans := diary.pop("spans", None):
+                clock = self.learners[rank].clock
+                self.recorder.record({"kind": "member", "member": rank, "updates": clock, "spans": spans})
 
     def line(self) -> str:
         mean = f", return {statistics.fmean(self.returns):.2f}" if self.returns else ""
@@ -235,6 +246,15 @@ def vector(learner: Learner) -> Tensor:
     """[N]: all parameters of a learner, float32."""
     bonds = learner.replicator.bonds
     return torch.cat([bonds[name].replica.values().detach().float().cpu() for name in sorted(bonds)])
+
+
+def _summed(diaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What one replica's diary says; of several how stale their updates were, together."""
+    counts: Counter[int] = Counter()
+    for diary in diaries:
+        counts.update(diary.pop("staleness_counts", {}))
+    rest = diaries[0] if len(diaries) == 1 else {}
+    return rest | ({"staleness_counts": dict(sorted(counts.items()))} if counts else {})
 
 
 def _means(metrics: Sequence[dict[str, Tensor | float]]) -> dict[str, float]:
