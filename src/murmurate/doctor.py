@@ -126,6 +126,8 @@ def _torso() -> dict[str, str]:
         return _check("torso", _NOTE, "torch", "image networks are slower: see compiled kernels")
     if which := native.kernels.torso_kernels():
         return _check("torso", _OK, f"compiled, {which[0]}", "where it computes in bfloat16")
+    if (chosen := os.environ.get("MURMURATE_NATIVE")) is not None:
+        return _check("torso", _NOTE, "torch", f"its kernels are not in {chosen}: unset MURMURATE_NATIVE")
     return _check(
         "torso",
         _NOTE,

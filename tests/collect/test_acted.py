@@ -24,9 +24,9 @@ from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.interface import Steps
 from murmurate.spec import EnvSpec, Episode
 from murmurate.vector import Replica
-from waiting import until
+from waiting import DEADLINE_SECONDS, until
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(2 * DEADLINE_SECONDS)
 SPEC = EnvSpec("toy", (2, 3), torch.uint8, actions=4)
 CONFIG = ReplayConfig(capacity=2_000, learning_starts=64, samples_per_insert=4.0, publish_every=3)
 AGENT = DQN(batch=16, n_step=2, exploration="ladder", epsilon=0.4, hidden=8)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from murmurate.fabric._hub import short
 from murmurate.fabric._seal import Card
 from murmurate.fabric.network import NetworkFabric
+from waiting import DEADLINE_SECONDS
 
 SECRET = b"the run's secret"
 RUN = "a run"
@@ -43,7 +44,7 @@ def members(size, stores=None, each=None, **options):
 def at_once(*functions):
     """Call them in a thread each; their results."""
     with ThreadPoolExecutor(len(functions)) as pool:
-        return [future.result(60) for future in [pool.submit(f) for f in functions]]
+        return [future.result(2 * DEADLINE_SECONDS) for future in [pool.submit(f) for f in functions]]
 
 
 def channels(fabrics, name="model", like=None):

@@ -236,8 +236,9 @@ def test_memory_that_cannot_be_mapped_is_sent_instead(monkeypatch):
         assert there.wait_newer([0], [12], 20.0)
         assert torch.equal(there.peek(0)[0], vector(-1))
         monkeypatch.undo()
+        before = fabrics[1].hub.links[0].connections
         cable.snap()
-        until(lambda: fabrics[1].hub.links[0].connections == 2)
+        until(lambda: fabrics[1].hub.links[0].connections > before, "the line stands again")
         here.publish(vector(-2))  # a reader that mapped it now would not be seen to read
         assert there.wait_newer([0], [13], 20.0)
         assert torch.equal(there.peek(0)[0], vector(-2))

@@ -61,7 +61,7 @@ def _through_a_cut(script, sides, cut_seconds, tmp_path, learners):
         def all_heard_more_than(then):
             return all((p := told(rank)) and p[2] > then[rank][2] for rank in range(learners))
 
-        until(lambda: all_at(30), "the first steps", 60)
+        until(lambda: all_at(30), "the first steps")
         cable.whole = False
         began = time.monotonic()
         own_side = {rank: [r for r in range(size) if sides[r] == sides[rank]] for rank in range(size)}
@@ -69,12 +69,12 @@ def _through_a_cut(script, sides, cut_seconds, tmp_path, learners):
         before = [told(rank) for rank in range(learners)]
         while time.monotonic() - began < cut_seconds:
             time.sleep(0.1)
-        until(lambda: all_at(max(p[0] for p in before) + 5), "a step during the cut", 10)
+        until(lambda: all_at(max(p[0] for p in before) + 5), "a step during the cut")
         during = [told(rank) for rank in range(learners)]
         cable.whole = True
-        until(lambda: all_see(lambda _: list(range(size))), "the return of the other side", 30)
-        until(lambda: all_at(max(p[0] for p in during) + 5), "steps after the return", 30)
-        until(lambda: all_heard_more_than(during), "news after the return", 30)
+        until(lambda: all_see(lambda _: list(range(size))), "the return of the other side")
+        until(lambda: all_at(max(p[0] for p in during) + 5), "steps after the return")
+        until(lambda: all_heard_more_than(during), "news after the return")
         after = [told(rank) for rank in range(learners)]
         (tmp_path / "stop").touch()
         for replica in replicas:

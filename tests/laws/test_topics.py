@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 
 import numpy as np
 import pytest
@@ -296,18 +297,19 @@ def test_one_node_pushes_the_same_as_dense(local_updates, wait):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
-    ("batch", "local_updates", "delay_bound"), [(1, 3, 0), (2, 2, 0), (3, 1, 0), (1, 2, 1)]
+    "fields",
+    [
+        {"batch": 1, "local_updates": 3},
+        {"batch": 2, "local_updates": 2},
+        {"batch": 3, "local_updates": 1},
+        {"batch": 1, "local_updates": 2, "delay_bound": 1},
+        {"batch": 3, "local_updates": 2, "global_learning_rate": 0.2, "global_momentum": 0.3},
+    ],
+    ids=["B 3", "B 2, M 2", "M 3", "late", "momentum"],
 )
-def test_the_shrink_of_the_pulled_v_is_that_of_dense_pushes(batch, local_updates, delay_bound, seed):
+def test_the_shrink_of_the_pulled_v_is_that_of_dense_pushes(fields, seed):
     """Algorithm 1, line 4, to rounding, though other nodes have moved v since."""
-    strategy = DPSGD(
-        threads=1,
-        local_updates=local_updates,
-        batch=batch,
-        delay_bound=delay_bound,
-        wait=True,
-        shrinks="pulled",
-    )
+    strategy = DPSGD(threads=1, wait=True, shrinks="pulled", **fields)
     (sparse, few), (dense, many) = both(strategy, 5, seed=seed)
     assert few < 0.9 * many
     assert float((sparse - dense).norm() / dense.norm()) < 1e-5
@@ -422,6 +424,7 @@ def test_letters_that_nobody_packed_are_refused_and_change_nothing():
         Parcel(0.0, 0, torch.tensor([3]), torch.ones(1, 16)).pack(),
         Parcel(float("nan"), 0, torch.tensor([3]), torch.ones(1, 16)).pack(),
         Parcel(0.9, 0, torch.tensor([3]), torch.full((1, 16), float("nan"))).pack(),
+        Parcel(0.9, math.inf, torch.tensor([3]), torch.ones(1, 16)).pack(),
     ]
     assert not any(master.is_sound(letter) for letter in wrong)
     assert all(len(master.answer(letter)) == 320 for letter in wrong)

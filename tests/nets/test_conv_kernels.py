@@ -7,6 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
 
 from murmurate import native
 from murmurate.nets import _conv_kernels
@@ -182,6 +186,71 @@ def test_a_torso_that_somebody_has_changed_runs_as_its_twin():
     without = made(nature_2013).to(torch.bfloat16)
     without.linear.bias = None
     assert torch.equal(without(x), twin(without, x))
+
+    stepped = made(nature_2013).to(torch.bfloat16)
+    stepped.convolutions[1].stride = (1, 1)
+    with pytest.raises(RuntimeError):
+        stepped(x)
+
+    wrapped = made(nature_2013).to(torch.bfloat16)
+    wrapped.linear.forward = lambda features: torch.ones(3, 256, dtype=torch.bfloat16)
+    assert torch.equal(wrapped(x), torch.ones(3, 256, dtype=torch.bfloat16))
+
+
+@compiled
+def test_saved_tensors_may_come_back_lying_otherwise():
+    """As torch's own hooks that keep them elsewhere give them back."""
+    torso, x = made(nature_2013).to(torch.bfloat16), frames(0, 3)
+    torso(x).sum().backward()
+    expected = [p.grad.clone() for p in torso.parameters()]
+    torso.zero_grad()
+    with torch.autograd.graph.save_on_cpu(pin_memory=True):
+        features = torso(x)
+    assert "_Passes" in features.grad_fn.name()
+    features.sum().backward()
+    assert all(torch.equal(p.grad, e) for p, e in zip(torso.parameters(), expected, strict=True))
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.float(), lambda t: t):
+        features = torso(x)
+    with pytest.raises(RuntimeError, match="hook on saved tensors"):
+        features.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of old ways to record
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_what_torch_records_fakes_or_transforms_is_left_to_torch(kind, monkeypatch):
+    """There is nothing at an address then. Against the same without kernels, and without a crash."""
+    torso, x = made(nature_2013).to(kind), frames(0, 3)
+    parameters = dict(torso.named_parameters())
+
+    def loss(parameters, x):
+        return torch.func.functional_call(torso, parameters, (x,)).float().square().sum()
+
+    def all_of_it():
+        gradients = torch.func.grad(loss)(parameters, x)
+        each = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x[:, None])
+        with forward_ad.dual_level():
+            moved = {n: forward_ad.make_dual(p.detach(), torch.ones_like(p)) for n, p in parameters.items()}
+            tangent = forward_ad.unpack_dual(torch.func.functional_call(torso, moved, (x,))).tangent
+        recorded = make_fx(lambda x: torso(x).detach())(x)(frames(1, 3))
+        with FlopCounterMode(display=False) as counter:
+            torso(x)
+        return [
+            *gradients.values(),
+            *each.values(),
+            tangent,
+            recorded,
+            torch.tensor(counter.get_total_flops()),
+        ]
+
+    found = all_of_it()
+    monkeypatch.setattr(native, "kernels", None)
+    for one, other in zip(found, all_of_it(), strict=True):
+        torch.testing.assert_close(one, other)
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError):  # as without kernels: it views numbers as words
+        torch.jit.trace(torso, (x,))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert torso(mode.from_tensor(x)).shape == (3, 256)
 
 
 @pytest.mark.parametrize("which", ["off", "portable"])

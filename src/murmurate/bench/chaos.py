@@ -32,7 +32,7 @@ _OVERTIME_SECONDS = 180.0
 _POLL_SECONDS = 0.2
 _LEAVING_SECONDS = 20.0
 _RECIPE = "cartpole-gala"
-# whose centre takes a step for each replica's gradient, where the others take one for them all
+# whose centre takes a whole step for each replica's gradient
 _STEPS_FOR_EACH = ("parameter-server",)
 
 

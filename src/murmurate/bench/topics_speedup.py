@@ -243,7 +243,8 @@ def sparse(plan: Plan, world: CorpusWorld, log: Log) -> list[dict[str, Any]]:
     """Perplexities with pushes of rows and of whole vectors under one schedule, 4 workers, M = 4.
 
     A dense push shrinks the v that was pulled, which may be some folds old: where steps are long counts
-    become negative and there is no perplexity (None). ``sparse`` does the same, ``present`` the present v.
+    become negative and are read as 0. ``sparse`` does the same, and is refused there (None); ``present``
+    shrinks the present v.
     """
     rows = []
     first = plan.sparse_documents // plan.sparse_looks
@@ -281,7 +282,9 @@ def _pushing(plan: Plan, run: Run, dense: bool, first: int, name: str, log: Log)
         free = Cluster(compute="lognormal:0.01,0.1", network="latency=1e-4")
         try:
             seen = _topic_runs.looks(run, free, looking, dense=dense)
-        except ValueError as refusal:  # dense pushes make counts negative, those of rows are refused
+        except ValueError as refusal:
+            if dense or getattr(run.strategy, "shrinks", "") != "pulled":
+                raise
             log(f"{name}: {refusal}")
             return [None] * plan.sparse_looks
         values = [one.perplexity for one in seen[: plan.sparse_looks]]

@@ -9,11 +9,11 @@ namespace {
 
 class Room {
  public:
-  ~Room() { std::free(base_); }
+  ~Room() { _mm_free(base_); }
   char* of(int64_t bytes) {
     if (bytes > bytes_) {
-      std::free(base_);
-      base_ = static_cast<char*>(std::aligned_alloc(kBytes, static_cast<std::size_t>(up(bytes, kBytes))));
+      _mm_free(base_);
+      base_ = static_cast<char*>(_mm_malloc(static_cast<std::size_t>(bytes), kBytes));
       bytes_ = base_ ? bytes : 0;
     }
     return base_;

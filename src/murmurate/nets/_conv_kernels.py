@@ -11,7 +11,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 from murmurate import native
@@ -36,25 +37,35 @@ def lay(observation: Tensor, dtype: torch.dtype) -> Tensor | None:
     """uint8 [B, C, H, W], H and W multiples of 4, to ``dtype`` [B, 16 C, H / 4, W / 4], channels last; None
     where the kernel cannot."""
     kernels = native.kernels
-    if kernels is None or dtype not in _BITS or observation.device.type != "cpu" or _traced():
+    if kernels is None or dtype not in _BITS or _watched() or not _lies_here(observation):
         return None
     batch, channels, height, width = observation.shape
     if channels > _MOST_CHANNELS:
         return None
-    rows = observation.reshape(batch, -1)  # no copy of what lies in one piece, in a larger window too
-    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    rows = rows_of(observation)
     out = torch.empty((batch, height // 4, width // 4, 16 * channels), dtype=dtype, device=rows.device)
     shape = (channels, height, width)
     kernels.lay_frames(rows.data_ptr(), rows.stride(0), shape, batch, _BITS[dtype], out.data_ptr())
     return out.permute(0, 3, 1, 2)
 
 
+def rows_of(observation: Tensor) -> Tensor:
+    """[B, ...] to [B, N] with rows in one piece: no copy of what lies so, in a larger window too."""
+    rows = observation.reshape(observation.shape[0], -1)
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def computes(dtype: torch.dtype) -> bool:
+    """Whether ``run`` may do something for parameters of this kind."""
+    return dtype == torch.bfloat16 and bool(_which()) and not _watched()
+
+
 def run(layers: tuple[Layer, ...], laid: Tensor, parameters: Sequence[Tensor]) -> Tensor | None:
     """Frames in blocks [B, C, height, width], numbers from 0 to 255, to features [B, width]; None where the
     kernels cannot. ``parameters``: weight and bias of each convolution and of the fully connected layer.
     Frames get no gradient; a second derivative is refused."""
-    kernels = [] if _traced() else _which()
-    if not kernels or not _serves(laid, parameters):
+    kernels = _which()
+    if not kernels or _watched() or not _serves(laid, parameters):
         return None
     features_wide = parameters[-1].shape[0]
     torso = _torso(kernels[0], layers, features_wide)
@@ -71,8 +82,31 @@ def _which() -> list[str]:
     return [] if native.kernels is None else native.kernels.torso_kernels()
 
 
-def _traced() -> bool:
-    return torch.compiler.is_compiling()
+def _watched() -> bool:
+    """Whether torch records, fakes or transforms what is computed: kernels that read by address would be left
+    out of it, or find nothing there."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None  # jit.trace
+        or torch._C._len_torch_dispatch_stack() > 0  # fake tensors, make_fx, counters of operations
+        or torch._C._functorch.peek_interpreter_stack() is not None  # torch.func
+        or forward_ad._current_level >= 0
+    )
+
+
+def _lies_here(x: Tensor) -> bool:
+    """Whether its address is that of its numbers."""
+    return type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu"
+
+
+def _lies(x: Tensor) -> Tensor:
+    """As the kernels read it: hooks on saved tensors may give back what lies otherwise."""
+    if x.dtype != torch.bfloat16 or not _lies_here(x):
+        raise RuntimeError(
+            f"a hook on saved tensors gave back {x.dtype} on {x.device} for bfloat16 on the CPU: let it keep "
+            "their kind, or set MURMURATE_NATIVE=off"
+        )
+    return x.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.contiguous_format)
 
 
 def _serves(laid: Tensor, parameters: Sequence[Tensor]) -> bool:
@@ -80,7 +114,7 @@ def _serves(laid: Tensor, parameters: Sequence[Tensor]) -> bool:
     if laid.dtype != torch.bfloat16 or laid.requires_grad or not len(laid):
         return False
     for x in (laid, *parameters):
-        if x.dtype != torch.bfloat16 or x.device.type != "cpu":
+        if x.dtype != torch.bfloat16 or not _lies_here(x):
             return False
         if not (x.is_contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.is_contiguous()):
             return False
@@ -130,7 +164,12 @@ class _Passes(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         kernels = native.kernels
         assert kernels is not None
-        laid, inner, features, *parameters = ctx.saved_tensors
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise RuntimeError(
+                "the compiled torso takes gradients of one output at a time (is_grads_batched, vmap): set "
+                "MURMURATE_NATIVE=off for many"
+            )
+        laid, inner, features, *parameters = map(_lies, ctx.saved_tensors)
         gradients = [torch.empty_like(p) for p in parameters]  # each lies as its parameter does
         gradient = gradient.contiguous()  # held: the kernels read it by its address
         kernels.torso_backward(

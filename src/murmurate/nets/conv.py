@@ -21,6 +21,7 @@ from typing import NamedTuple, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from murmurate.nets import _conv_kernels
 
@@ -127,16 +128,27 @@ class ConvTorso(nn.Module):
         return self._plainly(observation, laid)
 
     def _plain_parameters(self) -> list[Tensor] | None:
-        """Weight and bias of each layer; None if somebody has put another in its place, or hooks on it."""
+        """Weight and bias of each layer for the kernels; None where these cannot, and if somebody has put
+        another layer in its place, changed it, or put hooks on it."""
+        blocks = self.layers_in_blocks
+        if blocks is None or not _conv_kernels.computes(self.linear.weight.dtype):
+            return None
+        if len(blocks) != len(self.convolutions) or _has_any_global_hook():  # type: ignore[no-untyped-call]
+            return None
         found = []
-        for layer in (*self.convolutions, self.linear):
+        strides = [(one.block, one.block) for one in blocks]
+        for layer, stride in zip((*self.convolutions, self.linear), (*strides, None), strict=True):
             hooked = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks
             plain = (
                 type(layer) is nn.Conv2d or type(layer) is nn.Linear
             )  # parametrized ones are of other types
-            if hooked or layer._backward_pre_hooks or not plain or layer.bias is None:
+            if hooked or layer._backward_pre_hooks or "forward" in vars(layer):
                 return None
-            if isinstance(layer, nn.Conv2d) and (layer.padding, layer.dilation, layer.groups) != _USUAL:
+            if not plain or layer.bias is None:
+                return None
+            if isinstance(layer, nn.Conv2d) and (
+                layer.stride != stride or (layer.padding, layer.dilation, layer.groups) != _USUAL
+            ):
                 return None
             found += [layer.weight, layer.bias]
         return found
@@ -203,8 +215,7 @@ class _Blocks(nn.Module):
     def forward(self, observation: Tensor, dtype: torch.dtype) -> Tensor:
         """uint8 [B, C, H, W] to ``dtype`` [B, 16 C, H / 4, W / 4], channels last."""
         batch = observation.shape[0]
-        words = observation.reshape(batch, -1)  # no copy of what lies in one piece, in a larger window too
-        words = (words if words.stride(1) == 1 else words.contiguous()).view(torch.int32)
+        words = _conv_kernels.rows_of(observation).view(torch.int32)
         words = words.gather(1, self.word.expand(batch, -1))
         blocks = words.view(torch.uint8).view(batch, self.rows, self.columns, -1)
         return blocks.to(dtype).permute(0, 3, 1, 2)

@@ -94,7 +94,8 @@ class MasterRows:
         require(
             shrink < 1,
             f"the master would shrink v by {shrink:g} of itself, and parameters that are counts become "
-            "negative: use a smaller global_learning_rate, fewer local_updates, or a smaller step",
+            "negative: use a smaller global_learning_rate, fewer local_updates, or a smaller step"
+            + (", or --strategy.shrinks present" if self._keeps else ""),
         )
         moves = [Rows(one.row, one.values) for one in parcels]
         moves += [
@@ -128,7 +129,10 @@ class MasterRows:
 
     def answer(self, push: Tensor) -> Tensor:
         """What a node needs to have the present v: rows, or all of it where that is shorter."""
-        whole = self._replica.values().detach  # made only where it is needed
+
+        def whole() -> Tensor:
+            return self._replica.values().detach()
+
         if not self.is_parcel(push) or not self.is_sound(push):
             return whole()
         parcel = self._read(push)
@@ -149,9 +153,11 @@ class MasterRows:
 
         A node's next push may be from the same version: its leader may die before it has the answer.
         """
+        parcel = self._read(push) if self.is_parcel(push) and self.is_sound(push) else None
+        if not unfolded:
+            self._opened.clear()  # or their slots stay lent
         if not self._keeps:
             return
-        parcel = self._read(push) if self.is_parcel(push) and self.is_sound(push) else None
         there = set(living)
         for number, node in enumerate(self._nodes):
             if rank in node:

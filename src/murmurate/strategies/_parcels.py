@@ -51,7 +51,12 @@ class Parcel(NamedTuple):
         factor, version, rows = (
             x[:_HEAD].clone().view(torch.float64).tolist() if len(x) >= _HEAD else (0, 0, -1)
         )
-        if not (0 < factor < math.inf and rows >= 0 and len(x) == _HEAD + rows * (width + 1)):
+        if not (
+            0 < factor < math.inf
+            and math.isfinite(version)
+            and rows >= 0
+            and len(x) == _HEAD + rows * (width + 1)
+        ):
             raise ValueError(f"a letter of {len(x)} numbers is no parcel of rows of {width}")
         end = _HEAD + int(rows)
         row = x[_HEAD:end].view(torch.int32).long()
