@@ -18,11 +18,13 @@ SUMMARY = "env steps per CPU second of DQN on Pong against Stable-Baselines3's"
 SIMULATORS = 8
 # a smaller store and a shorter beginning than the recipe's, so that all are learning when the windows begin
 _EQUAL = ("--simulators", str(SIMULATORS), "--replay.capacity", "20000", "--replay.learning-starts", "1000")
+_PLAIN = ("--replay.alpha", "0", "--agent.selector", "target")  # uniform replay, Q-learning, as the peer's
 _OURS = {
     "float32": ("--agent.precision", "float32"),
     "bfloat16": ("--agent.precision", "bfloat16"),
     "float32 ahead": ("--agent.precision", "float32", "--replay.ahead", "2"),
-    "uniform float32": ("--agent.precision", "float32", "--replay.alpha", "0", "--agent.selector", "target"),
+    "uniform float32": ("--agent.precision", "float32", *_PLAIN),
+    "uniform bfloat16": ("--agent.precision", "bfloat16", *_PLAIN),
 }
 
 
@@ -35,7 +37,7 @@ class Plan:
 
 
 def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
-    """``pong-dqn`` (prioritized, double) in both precisions, and as plain as the peer's; the same net,
+    """``pong-dqn`` (prioritized, double), and as plain as the peer's, each in both precisions; the same net,
     batches of 32, each transition drawn 8 times, 8 simulators; and the peer with one, as usual."""
     plan = plan or (Plan(rounds=10, window_cpu_seconds=8.0) if full else Plan())
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder, racers(Path(folder)) as field:

@@ -70,6 +70,7 @@ def torso_backward(
     gradient: int,
     parameters: tuple[int, ...],
     gradients: tuple[int, ...],
+    first: int,
     /,
 ) -> None: ...
 def total(tree: Any, /) -> float: ...

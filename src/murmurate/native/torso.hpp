@@ -28,7 +28,8 @@ struct Torso {
   int64_t features;  // of the fully connected layer
 };
 
-// gradients are of each of the parameters, given that of the features. Both passes return false if there is no memory.
+// gradients are of each of the parameters, given that of the features; layers before `first` are left out, and the
+// addresses of theirs not looked at. Both passes return false if there is no memory.
 struct TorsoKernels {
   const char* name;
   // Whether whole tiles cover the layers, and each layer reads what the one before it gives.
@@ -40,7 +41,7 @@ struct TorsoKernels {
   bool (*forward)(const Torso&, int64_t batch, const Brain* laid, const Brain* const* parameters, Brain* inner,
                   Brain* features);
   bool (*backward)(const Torso&, int64_t batch, const Brain* laid, const Brain* inner, const Brain* features,
-                   const Brain* gradient, const Brain* const* parameters, Brain* const* gradients);
+                   const Brain* gradient, const Brain* const* parameters, Brain* const* gradients, int64_t first);
 };
 
 extern const TorsoKernels kTorsoAmx;         // matrix registers

@@ -203,11 +203,11 @@ void pack_turned(const Layer& l, const Brain* weight, const int32_t* order, Brai
         }
 }
 
-// Inputs of layer i > 0; what passes the ReLU goes to the grid of the layer before.
+// Inputs of layer i > 0, after its filters, whose order is used again; what passes the ReLU goes to the grid of the
+// layer before.
 void inputs(const Torso& t, int64_t i, int64_t batch, const Brain* x, const Brain* weight, const Backward& b) {
   const Layer &l = t.layer[i], &before = t.layer[i - 1];
   const int64_t places = grid(l), size = grid(before) * before.filters;
-  order_of(l, false, b.order);
   pack_turned(l, weight, b.order, b.right);
   settle();
   for (int64_t p = 0; p < places; ++p)
@@ -242,7 +242,7 @@ void inputs(const Torso& t, int64_t i, int64_t batch, const Brain* x, const Brai
 
 bool MURMURATE_TILES::backward(const Torso& t, int64_t batch, const Brain* laid, const Brain* inner,
                                const Brain* features, const Brain* gradient, const Brain* const* parameters,
-                               Brain* const* gradients) {
+                               Brain* const* gradients, int64_t first) {
   Shares measured = {nullptr, 0};
   share_backward(t, batch, measured);
   Shares shares = {MURMURATE_TILES::room_of(measured.used), 0};
@@ -259,12 +259,13 @@ bool MURMURATE_TILES::backward(const Torso& t, int64_t batch, const Brain* laid,
   enter(t, batch, features, gradient, b, gradients[2 * t.layers + 1]);
   settle();
   connected_weight(t, batch, x[t.layers], b, gradients[2 * t.layers]);
+  if (first == t.layers) return true;
   clear(b.bias, last(t).filters * static_cast<int64_t>(sizeof(float)));
   connected_input(t, batch, x[t.layers], parameters[2 * t.layers], b);
-  for (int64_t i = t.layers - 1; i >= 0; --i) {
+  for (int64_t i = t.layers - 1; i >= first; --i) {
     round_all(b.bias, t.layer[i].filters, gradients[2 * i + 1]);
     filters(t, i, batch, x[i], b, gradients[2 * i]);
-    if (i == 0) break;
+    if (i == first) break;
     clear(b.bias, t.layer[i - 1].filters * static_cast<int64_t>(sizeof(float)));
     inputs(t, i, batch, x[i], parameters[2 * i], b);
   }

@@ -159,9 +159,9 @@ PyObject* forward_torso(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Py_RETURN_NONE;
 }
 
-// torso_backward(torso, batch, laid, inner, features, gradient, parameters, gradients)
+// torso_backward(torso, batch, laid, inner, features, gradient, parameters, gradients, first): see torso.hpp
 PyObject* backward_torso(PyObject*, PyObject* const* args, Py_ssize_t n) {
-  if (!expect(n, 8)) return nullptr;
+  if (!expect(n, 9)) return nullptr;
   const Made* made = torso_of(args[0]);
   if (!made) return nullptr;
   const int64_t batch = PyLong_AsLongLong(args[1]);
@@ -171,10 +171,12 @@ PyObject* backward_torso(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Brain* gradients[2 * Torso::kMost + 2];
   if (!addresses(args[6], 2 * made->torso.layers + 2, parameters)) return nullptr;
   if (!addresses(args[7], 2 * made->torso.layers + 2, gradients)) return nullptr;
+  const int64_t first = PyLong_AsLongLong(args[8]);
   if (PyErr_Occurred()) return nullptr;
   bool done;
   Py_BEGIN_ALLOW_THREADS
-  done = made->kernels->backward(made->torso, batch, laid, inner, features, gradient, parameters, gradients);
+  done = made->kernels->backward(made->torso, batch, laid, inner, features, gradient, parameters, gradients,
+                                 first);
   Py_END_ALLOW_THREADS
   if (!done) return PyErr_NoMemory();
   Py_RETURN_NONE;

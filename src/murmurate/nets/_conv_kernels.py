@@ -170,6 +170,8 @@ class _Passes(torch.autograd.Function):
                 "MURMURATE_NATIVE=off for many"
             )
         laid, inner, features, *parameters = map(_lies, ctx.saved_tensors)
+        wanted = ctx.needs_input_grad[2:]
+        first = next(i for i, asked in enumerate(wanted) if asked) // 2  # layers before it are frozen
         gradients = [torch.empty_like(p) for p in parameters]  # each lies as its parameter does
         gradient = gradient.contiguous()  # held: the kernels read it by its address
         kernels.torso_backward(
@@ -181,5 +183,6 @@ class _Passes(torch.autograd.Function):
             gradient.data_ptr(),
             tuple([p.data_ptr() for p in parameters]),
             tuple([g.data_ptr() for g in gradients]),
+            first,
         )
-        return None, None, *gradients
+        return None, None, *(g if asked else None for g, asked in zip(gradients, wanted, strict=True))
