@@ -70,6 +70,8 @@ COLUMNS: dict[str, list[tuple[str, str]]] = {
         ("x SB3 DQN", "by_kind.bfloat16.ratio_sb3_dqn.median"),
         ("as plain as SB3's, float32", "by_kind.uniform float32.env_steps_per_cpu_second.median"),
         ("x SB3 DQN", "by_kind.uniform float32.ratio_sb3_dqn.median"),
+        ("as plain, bfloat16", "by_kind.uniform bfloat16.env_steps_per_cpu_second.median"),
+        ("x SB3 DQN", "by_kind.uniform bfloat16.ratio_sb3_dqn.median"),
         ("D = 2, float32", "by_kind.float32 ahead.env_steps_per_cpu_second.median"),
         ("SB3 DQN", "sb3_env_steps_per_cpu_second"),
         ("SB3 with 1 simulator", "sb3_1_simulator_env_steps_per_cpu_second"),
