@@ -153,7 +153,8 @@ class MasterRows:
 
         A node's next push may be from the same version: its leader may die before it has the answer.
         """
-        parcel = self._read(push) if self.is_parcel(push) and self.is_sound(push) else None
+        known = self._keeps and self.is_parcel(push) and self.is_sound(push)
+        parcel = self._read(push) if known else None
         if not unfolded:
             self._opened.clear()  # or their slots stay lent
         if not self._keeps:
