@@ -27,6 +27,10 @@ _PATIENCE_SECONDS, _PAUSE_SECONDS = 1.0, 50e-6
 LEAST_SCALE, _NO_SMALLER = 1e-10, 1e-20
 
 
+class ShrinksAway(ValueError):
+    """A step would take more of a vector than there is of it."""
+
+
 class Rows(NamedTuple):
     """The gradient ``shrink * x - values``, where ``values`` stand in a few rows of x [V, W].
 
@@ -141,11 +145,11 @@ class Scale:
     def shrink(self, by: float) -> bool:
         """To ``1 - by`` of what it was; True if nothing is left: the vector is then to be set to 0.
 
-        Raises ValueError for a step too far, which for a vector that others write to is one to 0 already.
+        Raises ShrinksAway for a step too far, which for a vector that others write to is one to 0 already.
         """
         alone = len(self._logs) == 1
         if not (by < 1 or (by == 1 and alone)):
-            raise ValueError(f"a step of {by:g} times the vector leaves nothing of it: make the rate smaller")
+            raise ShrinksAway(f"a step of {by:g} times the vector leaves nothing of it: make the rate less")
         self._logs[self._own] += math.log1p(-by) if by < 1 else -float(self._logs[0])
         return by == 1
 

@@ -20,6 +20,7 @@ from murmurate.bench._topic_runs import Look, Looking
 from murmurate.collect.documents import CorpusWorld
 from murmurate.folder import plain
 from murmurate.recipes import recipe
+from murmurate.rows import ShrinksAway
 from murmurate.run_spec import Run
 from murmurate.simulation.cluster import Cluster
 from murmurate.strategies._step_sizes import scaled_rate
@@ -282,9 +283,7 @@ def _pushing(plan: Plan, run: Run, dense: bool, first: int, name: str, log: Log)
         free = Cluster(compute="lognormal:0.01,0.1", network="latency=1e-4")
         try:
             seen = _topic_runs.looks(run, free, looking, dense=dense)
-        except ValueError as refusal:
-            if dense or getattr(run.strategy, "shrinks", "") != "pulled":
-                raise
+        except ShrinksAway as refusal:
             log(f"{name}: {refusal}")
             return [None] * plan.sparse_looks
         values = [one.perplexity for one in seen[: plan.sparse_looks]]

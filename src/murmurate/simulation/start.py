@@ -72,7 +72,7 @@ class Simulation:
         self._times = cluster.compute_model()
         self._lives = [0] * run.replicas
         self._noted = frozenset(shown_of(run.replicas))
-        self._bursts = self._about(_TURNS_OF_A_BURST)
+        self._bursts = self._early_bursts()
         late, network = cluster.late(run.replicas), cluster.network_model()
         self.fabric = SimulatedFabric(
             run.members,
@@ -126,12 +126,12 @@ class Simulation:
         steps = self._times.steps(door.rank, np.random.default_rng(seed))
         return Learner(self.run, door, steps, life, self._bursts if door.rank in self._noted else NEVER)
 
-    def _about(self, turns: int) -> Bursts:
-        """So many turns, first after five usual steps, then each time half as late again."""
+    def _early_bursts(self) -> Bursts:
+        """The first after five usual steps, then each half as late again; of a few turns, however long."""
         rank = self.run.replicas - 1  # not the straggler
         steps = self._times.steps(rank, np.random.default_rng(0))
         usual = statistics.median(sum(next(steps)) for _ in range(100))
-        return Bursts(5 * usual, longest_pause_seconds=math.inf, seconds=0.0, least_turns=turns)
+        return Bursts(5 * usual, longest_pause_seconds=math.inf, seconds=0.0, least_turns=_TURNS_OF_A_BURST)
 
     def _serve(self, door: Member) -> None:
         self.centre = Centre(self.run, door)

@@ -19,9 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from murmurate.rows import Rows, add_rows
+from murmurate.rows import Rows, ShrinksAway, add_rows
 from murmurate.strategies._parcels import Parcel, fits
-from murmurate.strategies.interface import require
 from murmurate.vector import Replica
 
 _VERSIONS = 10_000  # of v whose scale is remembered
@@ -87,16 +86,16 @@ class MasterRows:
         return not len(row) or (0 <= int(row.min()) <= int(row.max()) < len(self._changed))
 
     def step(self, pushes: Sequence[Tensor], rho: float) -> None:
-        """v <- v + rho sum ((s_m - 1) v_m + increments_m). Raises ValueError if that shrinks v away."""
+        """v <- v + rho sum ((s_m - 1) v_m + increments_m). Raises ShrinksAway if none of v were left."""
         parcels = [self._read(x) for x in pushes]
         found = [self._pulled(parcel.version) for parcel in parcels]
         shrink = rho * sum((1 - s.factor) * v.factor for s, v in zip(parcels, found, strict=True))
-        require(
-            shrink < 1,
-            f"the master would shrink v by {shrink:g} of itself, and parameters that are counts become "
-            "negative: use a smaller global_learning_rate, fewer local_updates, or a smaller step"
-            + (", or --strategy.shrinks present" if self._keeps else ""),
-        )
+        if shrink >= 1:
+            raise ShrinksAway(
+                f"the master would shrink v by {shrink:g} of itself, and parameters that are counts become "
+                "negative: use a smaller global_learning_rate, fewer local_updates, or a smaller step"
+                + (", or --strategy.shrinks present" if self._keeps else "")
+            )
         moves = [Rows(one.row, one.values) for one in parcels]
         moves += [
             Rows(v.row, (s.factor - 1) * v.excess) for s, v in zip(parcels, found, strict=True) if len(v.row)
