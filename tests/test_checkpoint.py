@@ -381,6 +381,21 @@ def test_nothing_is_linked_from_a_checkpoint_whose_list_is_lost(tmp_path: Path) 
     assert checkpoint.read_replay(tmp_path / "last", 0) is not None
 
 
+def test_of_a_damaged_checkpoint_nothing_is_taken_over_once_another_is_gone_on_from(tmp_path: Path) -> None:
+    for _ in range(2):
+        _with_chunks(tmp_path, {"a": 1.0})
+    shutil.copytree(tmp_path / "last", tmp_path / "copy")  # as one copies a run: files of its own
+    shutil.rmtree(tmp_path / "last")
+    (tmp_path / "copy").rename(tmp_path / "last")
+    [spoilt] = (tmp_path / "last").glob("replay-0-a*")
+    spoilt.write_bytes(b"x" * spoilt.stat().st_size)
+    with pytest.warns(UserWarning, match="previous instead"):
+        assert checkpoint.newest(tmp_path).name == "previous"
+    checkpoint.distrust(tmp_path / "last")
+    _with_chunks(tmp_path, {"a": 1.0})
+    assert checkpoint.damage(tmp_path / "last") is None
+
+
 def test_without_links_chunks_are_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError("no links here")

@@ -198,6 +198,13 @@ def _set_replays_aside(checkpoint: Path) -> None:
         path.rename(path.with_name(f"damaged-{path.name}"))
 
 
+def distrust(checkpoint: Path) -> None:
+    """A damaged checkpoint's list becomes ``damaged-state.json``: of what it vouches for nothing is taken over
+    into the next one."""
+    if (checkpoint / "state.json").exists():
+        (checkpoint / "state.json").rename(checkpoint / "damaged-state.json")
+
+
 def damage(checkpoint: Path, replays: bool = True) -> str | None:
     """What is wrong with a checkpoint, in a sentence; None if it is whole. replays: look at them too."""
     try:

@@ -160,6 +160,8 @@ def _go_on(run: Run, stored: Run, folder: Path, found: Path) -> Finish:
         )
     if run != stored:
         write_run(folder, run)
+    if found.name != "last":
+        checkpoint.distrust(found.with_name("last"))
     # each replica saved at a moment of its own, and the checkpoint was complete some time after that
     counts = {rank: checkpoint.env_steps(found, rank) for rank in saved}
     clocks = {rank: checkpoint.updates(found, rank) for rank in learned}

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from murmurate.replay._fits import check_steps
 from murmurate.replay.frames import Frames
 from murmurate.replay.interface import Chosen, Sample, Steps
 from murmurate.replay.memory import Take, private
@@ -44,7 +45,9 @@ class FrameReplay:
         self.chances, self.steps, self.inserted = chances, steps, 0
         self.frames = Frames(length, shape, streams=simulators, stack=stack, steps=steps, take=take)
         one = Column((), torch.float32)
-        columns = {"action": Column((), torch.int64), "reward": one, "discount": one}
+        self._observation = Column((stack, *shape), torch.uint8)
+        self._action = Column((), torch.int64)
+        columns = {"action": self._action, "reward": one, "discount": one}
         self.rows = Rows(chances.capacity, columns, take)
         # k, from s to s': less than n for the last steps before an episode is cut off
         self._lengths = torch.full((chances.capacity,), steps, dtype=torch.int16)
@@ -66,6 +69,7 @@ class FrameReplay:
 
     def observe(self, low: int, steps: Steps) -> int:
         """Observations are [b, stack, H, W] uint8, the newest image last."""
+        check_steps(steps, low, len(self._heads), self._observation, self._action)
         streams = torch.arange(low, low + len(steps.reward))
         ended = steps.terminated | steps.truncated
         if (begins := self._first[streams]).any():

@@ -83,7 +83,10 @@ class Replay(Protocol):
         ...
 
     def observe(self, low: int, steps: Steps) -> int:
-        """One step of the simulators from number ``low`` on; returns how many transitions it completed."""
+        """One step of the simulators from number ``low`` on; returns how many transitions it completed.
+
+        Raises ValueError for a step that does not fit; then nothing has changed.
+        """
         ...
 
     def restart(self, low: int, count: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from murmurate.replay._fits import check_errors, check_steps
 from murmurate.replay.interface import Chosen, Sample, Steps
 from murmurate.replay.memory import Take, private
 from murmurate.replay.priorities import Chances
@@ -41,7 +42,8 @@ class RowReplay:
             "reward": one,
             "discount": one,
         }
-        self.chances, self.head = chances, 0
+        self.chances, self.head, self.simulators = chances, 0, simulators
+        self._observation, self._action = observation, action
         self._most = steps * simulators
         self.rows = Rows(chances.capacity, columns, take)
         self._returns = NStepReturns(simulators, steps, discount)
@@ -63,6 +65,7 @@ class RowReplay:
         return self.head + self._most > self.chances.capacity
 
     def observe(self, low: int, steps: Steps) -> int:
+        check_steps(steps, low, self.simulators, self._observation, self._action)
         here = slice(low, low + len(steps.reward))
         self._errors.step(low, len(steps.reward), steps.taken)
         for kept, new in ((self._seen, steps.observation), (self._done, steps.action)):
@@ -86,7 +89,13 @@ class RowReplay:
 
     def insert(self, values: Mapping[str, Tensor], count: int, error: Tensor | None = None) -> int:
         """``count`` transitions at once: [count, ...] of each column. error: [count], of their first
-        priorities; see ``Chances.put``. Raises ValueError for more than there is room for."""
+        priorities; see ``Chances.put``.
+
+        Raises ValueError for more than there is room for, and for values or errors that do not fit or are not
+        finite; then nothing has changed.
+        """
+        if error is not None:
+            check_errors(error, count)
         if count > self.chances.capacity:
             raise ValueError(f"{count} transitions at once do not fit into {self.chances.capacity} slots")
         start = self.head % self.chances.capacity
