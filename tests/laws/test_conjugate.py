@@ -49,9 +49,17 @@ def table(rows=ROWS, seed=0):
     return Table(means[which] + np.einsum("nij,nj->ni", shapes[which], draw.normal(size=(rows, D))))
 
 
-def learner(model, replicate=Replica, seed=0):
-    spec = EnvSpec("table", (D,), torch.float64, 0, documents=ROWS)
-    return model.build(spec, replicate, seed=seed, device=CPU, corpus=table())
+@functools.lru_cache
+def wide():
+    """Rows of ten clusters in five columns: of ten components a letter holds nine."""
+    random = np.random.default_rng(5)
+    which = random.integers(0, 10, ROWS)
+    return Table(random.normal(0, 6, (10, 5))[which] + random.normal(size=(ROWS, 5)))
+
+
+def learner(model, replicate=Replica, seed=0, rows=table):
+    spec = EnvSpec("table", (rows().values.shape[1],), torch.float64, 0, documents=ROWS)
+    return model.build(spec, replicate, seed=seed, device=CPU, corpus=rows())
 
 
 def variant(kind, **changes):
@@ -65,10 +73,10 @@ def topics(replicate=Replica, **changes):
     return model.build(spec, replicate, seed=0, device=CPU, corpus=corpus), corpus
 
 
-def batches(rank=0, count=20, size=60):
+def batches(rank=0, count=20, size=60, rows=table):
     order = np.random.default_rng(rank).permutation(ROWS)
     for number in range(count):
-        yield Batch(table().select(order[(number * size + np.arange(size)) % ROWS]), env_steps=size)
+        yield Batch(rows().select(order[(number * size + np.arange(size)) % ROWS]), env_steps=size)
 
 
 # -- batch variational inference, as Bishop prints it --------------------------------------------------------
@@ -223,14 +231,14 @@ def test_held_out_rows_are_as_likely_as_under_scikit_learns(kind, theirs):
 # -- strategies ----------------------------------------------------------------------------------------------
 
 
-def work(strategy, count, door):
+def work(strategy, count, door, model=MODELS["full"], rows=table):
     torch.set_num_threads(1)
     replicator = Replicator(strategy, door)
-    it = learner(MODELS["full"], replicator.replicate)
+    it = learner(model, replicator.replicate, rows=rows)
     if strategy.centre and is_centre(door):
         serve_until(replicator, door)
         return replicator.consensus()["mixture"]
-    for batch in batches(door.rank, count=count):
+    for batch in batches(door.rank, count=count, rows=rows):
         it.learn(batch)
     if strategy.centre:
         finish(replicator, door)
@@ -256,6 +264,23 @@ def test_replicas_on_real_processes_find_components_together(strategy):
     wanted = float(alone.found().log_likelihood(held).mean())
     assert float(it.found().log_likelihood(held).mean()) == pytest.approx(wanted, rel=0.02)
     assert float(it.values()[:, 0].sum()) == pytest.approx(ROWS, rel=0.05)  # all rows have a component
+
+
+def test_pushes_of_nearly_all_components_are_taken():
+    """Their letters hold rows, of float64 as the vector is."""
+    model = MixtureModel(components=10, batch=60, init="random", validate_every=0)
+    part = functools.partial(work, DPSGD(threads=1, local_updates=3), 60, model=model, rows=wide)
+    found, *_ = SimulatedFabric(3, seed=0).run([part] * 3)
+    it, alone = (learner(model, rows=wide) for _ in range(2))
+    start = float(it.found().log_likelihood(wide()).mean())
+    for batch in batches(count=120, rows=wide):
+        alone.learn(batch)
+    with torch.no_grad():
+        it.replica.params.copy_(found)
+    wanted = float(alone.found().log_likelihood(wide()).mean())
+    assert wanted > start + 0.1
+    assert float(it.found().log_likelihood(wide()).mean()) == pytest.approx(wanted, rel=0.02)
+    assert float(it.values()[:, 0].sum()) == pytest.approx(ROWS, rel=0.05)
 
 
 def test_all_reduce_over_two_is_one_on_the_joined_batch():

@@ -383,20 +383,23 @@ def test_counts_stay_counts_when_nearly_all_words_have_moved(seed):
     assert min(least[:-1]) >= 0
 
 
-def test_rows_that_a_letter_does_not_hold_wait_for_the_next():
-    rows, width = 100, 16
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_rows_that_a_letter_does_not_hold_wait_for_the_next(dtype):
+    rows, width = 100, 32
     module = torch.nn.Module()
-    module.matrix = torch.nn.Parameter(torch.zeros(rows, width))
+    module.matrix = torch.nn.Parameter(torch.zeros(rows, width, dtype=dtype))
     replica = Replica("x", module, lambda parameters: torch.optim.SGD(parameters, lr=1.0))
-    node = NodeRows(replica, torch.zeros(rows * width), lambda key, like: like)
-    moves = torch.rand(rows, width, generator=torch.Generator().manual_seed(0)) + 0.5
+    node = NodeRows(replica, torch.zeros(rows * width, dtype=dtype), lambda key, like: like)
+    moves = (torch.rand(rows, width, generator=torch.Generator().manual_seed(0)) + 0.5).to(dtype)
     moves[7] /= 100  # moves least
     replica.keeps_scale = True
     replica.follow(Rows(torch.arange(rows), moves, shrink=0.25))
-    taken = torch.zeros(rows, width)
+    taken = torch.zeros(rows, width, dtype=dtype)
     for number in range(2):
-        parcel = node.take(0)
-        assert len(parcel.pack()) < rows * width
+        letter = node.take(0).pack()
+        assert letter.dtype == dtype
+        assert len(letter) < rows * width
+        parcel = Parcel.unpack(letter, width)
         assert (7 in parcel.row) == (number == 1)
         taken[parcel.row] += parcel.values
         node.advance(parcel, alone=True)

@@ -140,7 +140,7 @@ class MasterRows:
         news = self._changed > parcel.version
         news[parcel.row] = True
         row = news.nonzero()[:, 0]
-        if not fits(len(row), self.width, len(self._replica)):
+        if not fits(len(row), self.width, self._replica.params):
             return whole()
         values = self._values(row)
         factor = math.exp(self._shrunk - self._logs[parcel.version])
@@ -188,7 +188,7 @@ class MasterRows:
 
     def _pulled(self, version: int) -> _Pulled:
         """The v of ``version``; the present one if it is too old to be known."""
-        nothing = torch.empty(0, self.width)
+        nothing = torch.empty(0, self.width, dtype=self._replica.params.dtype)
         steps = [at for at in self._before if at >= version]
         known = len(steps) == self._replica.clock - version and version in self._logs
         if not self._keeps or not steps or not known:

@@ -24,7 +24,7 @@ from torch import Tensor
 from murmurate.rows import LEAST_SCALE, Rows, add_rows
 from murmurate.vector import Replica
 
-_HEAD = 6  # three float64 as float32
+_HEAD_BYTES = 24  # three float64
 _MOST_SHRUNK = -25.0  # logarithm of a scale at which what it scales has lost its numbers' digits
 _NEARLY_ALL = 0.9  # of the rows that have moved, that a letter of them holds; else it is the vector
 
@@ -39,27 +39,29 @@ class Parcel(NamedTuple):
     values: Tensor
 
     def pack(self) -> Tensor:
-        """[6 + R + R W] float32: the head, the rows' numbers by their bits, the values."""
+        """[H + R + R W] in the values' dtype: the head and the rows' numbers by their bits, the values."""
+        dtype = self.values.dtype
         head = torch.tensor([self.factor, self.version, len(self.row)], dtype=torch.float64)
-        return torch.cat(
-            [head.view(torch.float32), self.row.int().view(torch.float32), self.values.reshape(-1)]
-        )
+        row = self.row.to(_whole(dtype))
+        # of one dtype: torch.cat would turn bits into numbers of the widest
+        return torch.cat([head.view(dtype), row.view(dtype), self.values.reshape(-1)])
 
     @classmethod
     def unpack(cls, x: Tensor, width: int) -> Parcel:
         """Raises ValueError for a letter that nobody packed."""
+        head, number = _lengths(x.dtype)
         factor, version, rows = (
-            x[:_HEAD].clone().view(torch.float64).tolist() if len(x) >= _HEAD else (0, 0, -1)
+            x[:head].clone().view(torch.float64).tolist() if len(x) >= head else (0, 0, -1)
         )
         if not (
             0 < factor < math.inf
             and math.isfinite(version)
             and rows >= 0
-            and len(x) == _HEAD + rows * (width + 1)
+            and len(x) == head + rows * (width + number)
         ):
             raise ValueError(f"a letter of {len(x)} numbers is no parcel of rows of {width}")
-        end = _HEAD + int(rows)
-        row = x[_HEAD:end].view(torch.int32).long()
+        end = head + int(rows) * number
+        row = x[head:end].clone().view(_whole(x.dtype)).long()
         values = x[end:].reshape(-1, width)
         # a sum is four times as quick, and it is finite unless a number is not or all are huge
         if not bool(values.sum().isfinite()) and not bool(values.isfinite().all()):
@@ -67,14 +69,25 @@ class Parcel(NamedTuple):
         return cls(factor, int(version), row, values)
 
 
-def fits(rows: int, width: int, size: int) -> bool:
-    """Whether so many rows are a shorter letter than the vector of ``size`` numbers."""
-    return rows <= most_rows(width, size)
+def _whole(dtype: torch.dtype) -> torch.dtype:
+    """Of a row's number in a letter of ``dtype``."""
+    return torch.int64 if dtype.itemsize == 8 else torch.int32
 
 
-def most_rows(width: int, size: int) -> int:
-    """Rows of a letter that is shorter than the vector of ``size`` numbers."""
-    return max(0, (size - _HEAD - 1) // (width + 1))
+def _lengths(dtype: torch.dtype) -> tuple[int, int]:
+    """Numbers of ``dtype`` that the head takes in a letter, and that the number of a row takes."""
+    return _HEAD_BYTES // dtype.itemsize, _whole(dtype).itemsize // dtype.itemsize
+
+
+def fits(rows: int, width: int, vector: Tensor) -> bool:
+    """Whether so many rows are a shorter letter than ``vector`` [N]."""
+    return rows <= most_rows(width, vector)
+
+
+def most_rows(width: int, vector: Tensor) -> int:
+    """Rows of a letter that is shorter than ``vector`` [N]."""
+    head, number = _lengths(vector.dtype)
+    return max(0, (len(vector) - head - 1) // (width + number))
 
 
 class NodeRows:
@@ -119,7 +132,7 @@ class NodeRows:
         u, base = self._views()
         logarithm = self._replica.scale.logarithm
         increments = (u[row] - base[row]).mul_(math.exp(logarithm))
-        most = most_rows(self.width, len(self._replica))
+        most = most_rows(self.width, self._replica.params)
         if _NEARLY_ALL * len(row) <= most < len(row):
             far = increments.abs().sum(1).topk(most, sorted=False).indices.sort().values
             row, increments = row[far], increments[far]

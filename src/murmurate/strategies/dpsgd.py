@@ -238,7 +238,7 @@ class DPSGD(Strategy):
             if not alone:
                 return  # somebody stopped in the middle of a write: later
             done, parcel = self._done(), rows.take(int(self._marks[_VERSION]))
-        short = fits(len(parcel.row), rows.width, len(replica))
+        short = fits(len(parcel.row), rows.width, replica.params)
         if self._sent(parcel.pack() if short else rows.dense(parcel), done, fabric):
             with replica.scale.closed(self._others(fabric)) as alone:
                 rows.advance(parcel, alone)
