@@ -18,6 +18,7 @@ from murmurate.record.strips import window
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
 from murmurate.strategies import strategies, strategy
+from murmurate.strategies._master_rows import MasterRows
 from short_runs import refused
 
 STEP = 0.01
@@ -125,6 +126,12 @@ def test_a_crashed_one_that_stays_away_is_named(tmp_path):
     assert summary["faults"]["died"] == len(summary["dead_replicas"])
     named = [e["member"] for e in summary["events"] if e["event"] == "died"]
     assert sorted(named) == summary["dead_replicas"]
+
+
+def test_a_centre_that_refuses_everything_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(MasterRows, "is_sound", lambda self, x: False)
+    summary = result(tmp_path / "run", run_of("dpsgd"))
+    assert ["refused all that was sent to it" in e["message"] for e in summary["events"]] == [True]
 
 
 def test_minutes_are_virtual_and_an_end_of_all_env_steps_holds(tmp_path):

@@ -46,6 +46,7 @@ class Serving:
         )
         self.watch = Watch(lambda: self.recorder.seconds, list(self.replicator.bonds.values()))
         self._last_record = time.monotonic()
+        self._warned = False
         self.answered = 0
         self.pace = Pace()
         self.doorway = (
@@ -100,6 +101,9 @@ class Serving:
         if now - self._last_record < self.run.record_every_seconds and not last:
             return
         self._last_record = now
+        if not self._warned and (words := self.replicator.refused_all):
+            self._warned = True
+            self.recorder.event("warning", words, member=self.post.rank)
         self.recorder.record(
             {
                 "kind": "centre",

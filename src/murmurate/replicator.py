@@ -149,6 +149,17 @@ class Replicator:
         return sum(b.strategy.refused + b.channel.traffic.refused for b in self.bonds.values())
 
     @property
+    def refused_all(self) -> str:
+        """At a centre that has folded nothing yet of what came: what a person should know. Else empty."""
+        names = [f"'{name}'" for name, b in self.bonds.items() if b.strategy.refused and not b.replica.clock]
+        if not names:
+            return ""
+        return (
+            f"the centre has refused all that was sent to it for {' and '.join(names)}, as not finite or not "
+            "readable: the model is what it was at the start. Stop the run; look for data that is not finite."
+        )
+
+    @property
     def waiting_seconds(self) -> float:
         return sum(b.channel.traffic.waiting_seconds for b in self.bonds.values())
 

@@ -18,6 +18,7 @@ from murmurate.recipes import recipe
 from murmurate.run_spec import Run
 from murmurate.session import resume, train
 from murmurate.strategies import strategies
+from murmurate.strategies._master_rows import MasterRows
 
 
 def short(strategy: str = "gala", **fields: Any) -> Run:
@@ -89,6 +90,17 @@ def test_every_strategy_trains_saves_and_goes_on(strategy: str, tmp_path: Path) 
         assert [r["time_seconds"] for r in mine] == sorted(r["time_seconds"] for r in mine)
         assert [r["updates"] for r in mine] == sorted(r["updates"] for r in mine)
         assert mine[-1]["env_steps"] == checkpoint.read_part(last, rank)["env_steps"]
+
+
+def test_a_run_whose_centre_refuses_everything_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MasterRows, "is_sound", lambda self, x: False)
+    finish = train(short("dpsgd", updates=30), tmp_path / "x")
+    said = [r["message"] for r in records(tmp_path / "x") if r.get("event") == "warning"]
+    assert finish.summary["refused"] > 0
+    assert len(said) == 1
+    assert re.search("the centre has refused all .* for 'a2c'.* what it was at the start", said[0])
 
 
 @pytest.mark.parametrize("strategy", ["all-reduce", "local-sgd", "solo"])

@@ -101,6 +101,8 @@ class Simulation:
                 self.fabric.run([self._learn] * run.replicas + [self._serve] * run.strategy.centre)
                 if not watch.finished:
                     raise RunFailed("all replicas died")
+                if self.centre is not None and (words := self.centre.replicator.refused_all):
+                    watch.event("warning", words)
                 watch.record(last=True)
                 self._save()
             except (NotFinite, FabricError, RunFailed) as failure:
