@@ -15,7 +15,7 @@ from murmurate.fabric.processes import run_members
 from murmurate.fabric.simulated import SimulatedFabric
 from murmurate.losses.topics import Documents, expected_topics, fold_in
 from murmurate.replicator import Replicator
-from murmurate.rows import Rows
+from murmurate.rows import Rows, ShrinksAway
 from murmurate.spec import Batch, EnvSpec
 from murmurate.strategies._master_rows import MasterRows
 from murmurate.strategies._parcels import NodeRows, Parcel
@@ -175,6 +175,35 @@ def test_a_late_answer_leaves_topics_that_can_be_read():
     centre = SimulatedFabric(2, seed=3, latency=(5e-3, 2e-2)).run([worker] * 2)[1]
     assert min(low) < -MODEL.prior  # it did come to that
     assert centre.completion_perplexity(corpus()) < learner().found().completion_perplexity(corpus())
+
+
+def late(strategy, count, door):
+    """The least of all parameters that a node has ever had, of the master the topics in the end."""
+    torch.set_num_threads(1)
+    replicator = Replicator(strategy, door)
+    it = learner(replicator.replicate, dataclasses.replace(MODEL, step_rule="average", rate=0.1))
+    if is_centre(door):
+        serve_until(replicator, door)
+        return float(it.replica.values().min()), it.found()
+    least = 0.0
+    for batch in batches(door.rank, count=count):
+        door.compute(1e-3)
+        it.learn(batch)
+        least = min(least, float(it.replica.values().min()))
+    finish(replicator, door)
+    return least, None
+
+
+def test_pushes_later_than_asked_for_leave_counts_and_topics():
+    """With an answer at once a fold takes 0.82 of v; these nodes learn on for 10 to 40 steps instead of 5."""
+    strategy = DPSGD(threads=1, local_updates=5, batch=4)
+    strategy.check_shrinking(0.1, replicas=2)
+    found = SimulatedFabric(3, seed=0, latency=(0.005, 0.02)).run(
+        [functools.partial(late, strategy, 150)] * 3
+    )
+    assert min(least for least, _ in found) >= 0
+    start = learner().found().completion_perplexity(corpus())
+    assert found[-1][1].completion_perplexity(corpus()) < 0.7 * start
 
 
 def test_what_is_below_zero_counts_as_none():
@@ -431,6 +460,24 @@ def test_letters_that_nobody_packed_are_refused_and_change_nothing():
     ]
     assert not any(master.is_sound(letter) for letter in wrong)
     assert all(len(master.answer(letter)) == 320 for letter in wrong)
+
+
+@pytest.mark.parametrize(("factor", "rho"), [(0.6, 1.0), (0.2, 0.99 / 1.6)])
+def test_a_fold_that_would_leave_nothing_has_a_smaller_rho(factor, rho):
+    """Of its shrink and of its increments alike; any other is as Algorithm 1, line 4, has it."""
+    replica = replica_of_ones(20)
+    letters = [Parcel(factor, 0, torch.tensor([row]), torch.full((1, 16), 5.0)).pack() for row in (3, 4)]
+    MasterRows(replica, [[0], [1]]).step(letters, 1.0)
+    expected = torch.full((20, 16), 1 - rho * 2 * (1 - factor))
+    expected[3:5] += rho * 5.0
+    torch.testing.assert_close(replica.values().detach().view(20, 16), expected)
+
+
+def test_of_a_pulled_v_nothing_left_is_an_error():
+    master = MasterRows(replica_of_ones(20), [[0], [1]], pulled=True)
+    letter = Parcel(0.2, 0, torch.tensor([3]), torch.ones(1, 16)).pack()
+    with pytest.raises(ShrinksAway, match=r"shrink v by 1\.6 .* use --strategy.shrinks present"):
+        master.step([letter, letter], 1.0)
 
 
 def test_the_master_outlives_all_nodes_and_begins_anew_after_a_resume():

@@ -7,6 +7,11 @@ A push says that all of v shrinks to s_m of itself. Algorithm 1, line 4, means t
 and v may have had some steps since. A row that has had none is v_m = f v with one factor f; what the others
 were the master keeps, until nobody can push from that version any more. Of the present v taken instead, a
 count stays a count: the shrink of an old v may take more of it than is left.
+
+Nodes that learn on until their answer comes push less often than they are asked to, so s_m is less, and
+rho sum_m (1 - s_m) of the present v may be 1 and more though it was not with an answer at once. Such a fold
+has a smaller rho, with which the sum is 0.99: then v is nearly the mean of increments_m / (1 - s_m), and each
+of these is a mean of what the node's mini-batches say v should be.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from murmurate.vector import Replica
 _VERSIONS = 10_000  # of v whose scale is remembered
 _OPENED = 8  # pushes that need not be read again
 _STEPS_BACK = 100  # of v, for which it is remembered what they changed
+_MOST_TAKEN = 0.99  # of v, by a fold that would leave nothing
 
 
 class _Pulled(NamedTuple):
@@ -86,16 +92,21 @@ class MasterRows:
         return not len(row) or (0 <= int(row.min()) <= int(row.max()) < len(self._changed))
 
     def step(self, pushes: Sequence[Tensor], rho: float) -> None:
-        """v <- v + rho sum ((s_m - 1) v_m + increments_m). Raises ShrinksAway if none of v were left."""
+        """v <- v + rho sum ((s_m - 1) v_m + increments_m), with a smaller rho where none of v were left.
+
+        Of a ``pulled`` v a smaller one would not keep counts above 0: there ShrinksAway is raised.
+        """
         parcels = [self._read(x) for x in pushes]
         found = [self._pulled(parcel.version) for parcel in parcels]
         shrink = rho * sum((1 - s.factor) * v.factor for s, v in zip(parcels, found, strict=True))
-        if shrink >= 1:
+        if shrink >= 1 and self._keeps:
             raise ShrinksAway(
                 f"the master would shrink v by {shrink:g} of itself, and parameters that are counts become "
-                "negative: use a smaller global_learning_rate, fewer local_updates, or a smaller step"
-                + (", or --strategy.shrinks present" if self._keeps else "")
+                "negative: use --strategy.shrinks present, a smaller global_learning_rate, fewer "
+                "local_updates, or a smaller step"
             )
+        if shrink >= 1:
+            rho, shrink = rho * _MOST_TAKEN / shrink, _MOST_TAKEN
         moves = [Rows(one.row, one.values) for one in parcels]
         moves += [
             Rows(v.row, (s.factor - 1) * v.excess) for s, v in zip(parcels, found, strict=True) if len(v.row)

@@ -18,7 +18,7 @@ def refuse_shrinking(eta: float, rho: float, p: int, B: int, M: int) -> None:
     """Raise Refusal where parameters that must stay above 0 may fall below it.
 
     eta: the share of them that an update takes away. The p B updates of a push leave s = (1 - eta)^(pB) of v,
-    so M pushes take rho M (1 - s) of it.
+    so M pushes take rho M (1 - s) of it. Late pushes, which are of more, the master holds back itself.
     """
     left = max(1 - eta, 0.0) ** (p * B)
     taken = rho * M * (1 - left)
