@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from murmurate.passes import Passes
+from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.gala import GALA
 from murmurate.workloads.generated import generate
 from murmurate.workloads.topic_model import TopicModel
@@ -264,6 +265,16 @@ def test_another_number_of_words_is_refused(verb):
         ({"replicas": 2}, ValueError, "solo trains one replica"),
         ({"replicas": 2, "strategy": "gala", "learning_method": "batch"}, ValueError, "online"),
         ({"step_rule": "average", "learning_rate": 1}, ValueError, "rate is 1"),
+        (
+            {
+                "strategy": DPSGD(threads=1, batch=4, global_learning_rate=0.9),
+                "replicas": 2,
+                "step_rule": "average",
+                "learning_rate": 0.5,
+            },
+            ValueError,
+            r"0\.9 x 4 x 0\.999 = 3\.6 .*must be below 1",
+        ),
     ],
 )
 def test_parameters_that_make_no_sense_are_refused(settings, error, words):

@@ -76,9 +76,10 @@ class Passes:
         """Learn: in this process where one replica is all there is, else in one process for each.
 
         Those import the script that calls this again, which therefore has its work under ``if __name__ ==
-        "__main__"``. Raises Refusal for a strategy that cannot have so many replicas, and RunFailed if all of
-        them died.
+        "__main__"``. Raises Refusal for a strategy that cannot have so many replicas, or that could leave
+        nothing of lambda, and RunFailed if all of them died.
         """
+        strategy.check_shrinking(self.model.eta(0), replicas)
         if replicas > 1 or strategy.centre:
             return self._together(corpus, strategy, replicas, start)
         it = self.learner(Replica, corpus, start)
