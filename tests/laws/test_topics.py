@@ -494,8 +494,8 @@ def test_the_master_outlives_all_nodes_and_begins_anew_after_a_resume():
         return letter
 
     began = replica.clock
-    letter = push(began)
-    master.answered(letter, 0, [], unfolded=False)  # whoever pushed it is dead, and so are all
+    push(began)
+    master.answered(0, [], unfolded=False)  # whoever pushed it is dead, and so are all
     master.restart()
     resumed = replica.clock
     before = replica.values().detach().view(20, 16).clone()
@@ -509,23 +509,29 @@ def test_the_master_outlives_all_nodes_and_begins_anew_after_a_resume():
     assert len(master.answer(old)) == 320  # of one that is not, all
 
 
-def test_a_push_whose_answer_is_lost_counts_once():
-    """Its leader died: the next push is from the same version, and the answer to that is by both."""
-    rows, width = 50, 16
-    module = torch.nn.Module()
-    module.matrix = torch.nn.Parameter(torch.ones(rows, width))
-    replica = Replica("x", module, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
-    node = NodeRows(replica, torch.ones(rows * width), lambda key, like: like)
-    replica.keeps_scale = True
-    v = torch.ones(rows, width, dtype=torch.float64)
-    for _ in range(2):  # the answer to the first never comes
-        replica.follow(Rows(torch.arange(5), torch.ones(5, width)))
+@pytest.mark.parametrize("shrinks", ["present", "pulled"])
+def test_a_push_whose_answer_is_lost_counts_once(shrinks):
+    """Its leader died: the next push shrinks what the node had then, which is no version of v."""
+    rows = 50
+    replica, centre = replica_of_ones(rows), replica_of_ones(rows)
+    for one in (replica, centre):
+        one.scale_rates(0.1)
+        one.keeps_scale = True
+    node = NodeRows(replica, torch.ones(rows * 16), lambda key, like: like)
+    master = MasterRows(centre, [[0, 1]], pulled=shrinks == "pulled")
+    for expected in (0, -1):  # the answer to the first never comes
+        replica.follow(Rows(torch.arange(5), torch.ones(5, 16) / 2))
         parcel = node.take(0)
+        assert parcel.version == expected
+        letter = parcel.pack()
         node.advance(parcel, alone=True)
-        v *= parcel.factor
-        v[parcel.row] += parcel.values
-    factor = 0.81  # both pushes are folded with rho = 1
-    answer = Parcel(factor, 2, torch.arange(5), v[:5].float()).pack()
+        master.step([letter], 1.0)  # v is what one node alone makes of it
+        centre.tick()
+        master.remember()
+        answer = master.answer(letter)
+        master.answered(0, [1], unfolded=False)
+        torch.testing.assert_close(centre.values(), replica.values(), rtol=1e-5, atol=0)
     node.pull(answer, afresh=False)
-    torch.testing.assert_close(node.values().view(rows, width), v.float(), rtol=1e-5, atol=0)
-    torch.testing.assert_close(replica.values().view(rows, width), v.float(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(node.values(), centre.values().detach(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(replica.values(), centre.values(), rtol=1e-5, atol=0)
+    assert node.take(2).version == 2

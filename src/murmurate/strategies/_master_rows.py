@@ -157,14 +157,9 @@ class MasterRows:
         factor = math.exp(self._shrunk - self._logs[parcel.version])
         return Parcel(factor, self._replica.clock, row, values).pack()
 
-    def answered(self, push: Tensor, rank: int, living: Iterable[int], *, unfolded: bool) -> None:
-        """The node of ``rank`` pushed this and has its answer under way. Forget what nobody of the ``living``
-        pushes from, unless there are ``unfolded`` pushes.
-
-        A node's next push may be from the same version: its leader may die before it has the answer.
-        """
-        known = self._keeps and self.is_parcel(push) and self.is_sound(push)
-        parcel = self._read(push) if known else None
+    def answered(self, rank: int, living: Iterable[int], *, unfolded: bool) -> None:
+        """The node of ``rank`` has the present version under way; should its leader die, it pushes from none.
+        Forget what nobody of the ``living`` pushes from, unless there are ``unfolded`` pushes."""
         if not unfolded:
             self._opened.clear()  # or their slots stay lent
         if not self._keeps:
@@ -172,7 +167,7 @@ class MasterRows:
         there = set(living)
         for number, node in enumerate(self._nodes):
             if rank in node:
-                self._held[number] = self._replica.clock if parcel is None else parcel.version
+                self._held[number] = self._replica.clock
         if unfolded:
             return
         held = [self._held.get(number, 0) for number, node in enumerate(self._nodes) if there & {*node}]

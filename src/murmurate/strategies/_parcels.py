@@ -125,9 +125,12 @@ class NodeRows:
         return self._base * math.exp(float(self._scales[0]))
 
     def take(self, version: int) -> Parcel:
-        """What is to be pushed, while nobody writes. version: of v in the base (of a joiner's: none)."""
+        """What is to be pushed, while nobody writes. version: of v in the base.
+
+        Of no version is that of a joiner, or of a push whose answer went to a leader who is dead.
+        """
         self._scales[2] = 1
-        version = -1 if self._foreign else version
+        version = -1 if self._foreign or self._scales[1] else version
         row = self.touched.nonzero()[:, 0]
         u, base = self._views()
         logarithm = self._replica.scale.logarithm
@@ -148,7 +151,7 @@ class NodeRows:
     def advance(self, parcel: Parcel, alone: bool) -> None:
         """It was sent: the base becomes what u then was. alone: nobody writes."""
         self._scales[0] += math.log(parcel.factor)
-        self._scales[1] += math.log(parcel.factor)  # a push whose answer went to a dead leader counts too
+        self._scales[1] = math.log(parcel.factor)
         add_rows(self._base, Rows(parcel.row, parcel.values), math.exp(-float(self._scales[0])))
         if alone:
             self.touched[parcel.row[self.touched[parcel.row] == 2]] = 0

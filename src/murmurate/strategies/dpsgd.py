@@ -295,7 +295,7 @@ class DPSGD(Strategy):
         if len(self._unfolded) == self.batch:
             self._step_master(replica)
         fabric.send(letter.sender, _REPLY, rows.answer(letter.x), note=replica.clock * (-1 if refused else 1))
-        rows.answered(letter.x, letter.sender, fabric.living(), unfolded=bool(self._unfolded))
+        rows.answered(letter.sender, fabric.living(), unfolded=bool(self._unfolded))
 
     def _step_master(self, replica: Replica) -> None:
         rows = self._master_rows
