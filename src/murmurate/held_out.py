@@ -12,7 +12,7 @@ from murmurate.errors import Refusal
 from murmurate.loading import load_agent
 from murmurate.run_spec import Run
 from murmurate.workloads.conjugate import ConjugateLearner
-from murmurate.workloads.corpus import Corpus
+from murmurate.workloads.corpus import Corpus, Over
 from murmurate.workloads.mixture import Mixture
 from murmurate.workloads.topic_model import LatentTopics
 from murmurate.workloads.topics import Topics
@@ -71,7 +71,7 @@ def _documents(run: Run, where: Path) -> dict[str, Any]:
     }
 
 
-def measures(it: Found, documents: Corpus, seed: int = 0) -> dict[str, Any]:
+def measures(it: Found, documents: Corpus | Over, seed: int = 0) -> dict[str, Any]:
     """Perplexities of ``documents``, each by its name."""
     nothing = {"test_documents": len(documents), "perplexity": None, "perplexity_bound": None}
     if documents.tokens < 2:

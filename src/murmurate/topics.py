@@ -25,7 +25,7 @@ from murmurate.recipes import recipe
 from murmurate.run_spec import Run
 from murmurate.session import Finish, train
 from murmurate.strategies import strategy
-from murmurate.workloads.corpus import Corpus
+from murmurate.workloads.corpus import Corpus, Over
 from murmurate.workloads.reading import Skipped, kind_of, read, vocabulary_beside
 
 _SHORT = {  # options of ``fit`` by shorter names
@@ -173,7 +173,7 @@ i { display: inline-block; height: .7em; background: #9cc3e4; margin-right: .5em
 """
 
 
-def _other(it: Found, options: argparse.Namespace) -> tuple[Corpus, Skipped]:
+def _other(it: Found, options: argparse.Namespace) -> tuple[Corpus | Over, Skipped]:
     """Another corpus over the run's words, and what of its source is not in it. Words that the run does not
     know are left out. Raises Refusal where it cannot be told which words it is over."""
     mine, path, skipped = it.world.whole(), options.corpus, Skipped()
@@ -227,7 +227,7 @@ def evaluate_command(options: argparse.Namespace, rest: list[str]) -> int:
     it = load(options.folder)
     if options.corpus is None:
         _, _, test = it.world.divided()
-        documents = test.select(range(len(test)))
+        documents: Corpus | Over = test.select(range(len(test)))
         if not len(documents):
             raise Refusal("the run kept no test documents back. Name a corpus to evaluate on.")
     else:

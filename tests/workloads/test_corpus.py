@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
 import numpy as np
@@ -62,6 +63,26 @@ def test_select_is_the_rows_of_the_table(seed, entries):
             part.check()
             assert np.array_equal(dense(part), dense(made)[documents])
             assert np.array_equal(part.document_tokens(), dense(part).sum(axis=1))
+
+
+@given(seed=st.integers(0, 2**31), shared=st.integers(1, 30))
+@settings(deadline=None, max_examples=40)
+def test_over_other_words_is_the_columns_of_the_table(seed, shared):
+    made = dataclasses.replace(corpus(seed, empty=True), vocabulary=tuple(f"w{i}" for i in range(30)))
+    columns = np.random.default_rng(seed).permutation(30)[:shared]
+    names = ("other", *(f"w{i}" for i in columns))
+    expected = np.concatenate([np.zeros((len(made), 1)), dense(made)[:, columns]], axis=1)
+    if not expected.any():
+        with pytest.raises(Refusal, match="Not a word"):
+            made.over(names)
+        return
+    over = made.over(names)
+    chosen = np.random.default_rng(seed).integers(0, len(made), 10)
+    part = over.select(chosen)
+    part.check()
+    assert part.vocabulary == names
+    assert np.array_equal(dense(part), expected[chosen])
+    assert (len(over), over.tokens) == (len(made), expected.sum())
 
 
 def test_select_copies_and_refuses_what_is_not_there():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -119,7 +120,7 @@ class Corpus:
                     "above 0. Corpus.from_entries sorts and sums."
                 )
 
-    def over(self, vocabulary: tuple[str, ...]) -> Corpus:
+    def over(self, vocabulary: tuple[str, ...]) -> Over:
         """The same documents over other words, by their names; words that are not among them are left out.
 
         Raises Refusal without names, or if not a word of the documents is among them.
@@ -127,19 +128,11 @@ class Corpus:
         if self.vocabulary is None:
             raise Refusal("Words have no names here. Give the corpus its vocabulary.")
         number = {word: i for i, word in enumerate(vocabulary)}
-        place = np.array([number.get(word, -1) for word in self.vocabulary], np.int64)
-        words = place[self.words]
-        known = words >= 0
-        if len(words) and not known.any():
+        place = np.array([number.get(word, -1) for word in self.vocabulary], np.int32)
+        over = Over(self, vocabulary, place)
+        if len(self.words) and not over.tokens:
             raise Refusal("Not a word of these documents is among those that the topics are over.")
-        documents = np.repeat(np.arange(len(self)), self.lengths)
-        return Corpus.from_entries(
-            documents[known],
-            words[known],
-            self.counts[known],
-            shape=(len(self), len(vocabulary)),
-            vocabulary=vocabulary,
-        )
+        return over
 
     def as_scipy(self) -> Any:
         """[D, V] ``scipy.sparse.csr_matrix`` of counts, on the same memory. Raises MissingExtra."""
@@ -195,6 +188,40 @@ class Corpus:
         np.cumsum(np.bincount(which, minlength=shape[0]), out=starts[1:])
         known = None if vocabulary is None else tuple(str(w) for w in vocabulary)
         return cls(starts, word.astype(np.int32), count.astype(np.int32), known, shape[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Over:
+    """A corpus over other words, made of a few documents when they are asked for: a second corpus would take
+    as much memory as the first."""
+
+    corpus: Corpus
+    vocabulary: tuple[str, ...]  # the other words
+    place: NDArray[np.int32]  # [V]: number of each of the corpus's words among them, -1 where it is not
+
+    def __len__(self) -> int:
+        return len(self.corpus)
+
+    @cached_property
+    def tokens(self) -> int:
+        """How many words all documents have that are among the others."""
+        return sum(
+            int(self.corpus.counts[a:b][self.place[self.corpus.words[a:b]] >= 0].sum(dtype=np.int64))
+            for a, b in pairwise([*range(0, len(self.corpus.words), _BLOCK), len(self.corpus.words)])
+        )
+
+    def select(self, documents: ArrayLike) -> Corpus:
+        """Those documents over the other words; see ``Corpus.select``."""
+        part = self.corpus.select(documents)
+        words = self.place[part.words]
+        known = words >= 0
+        found = Corpus.from_entries(
+            np.repeat(np.arange(len(part)), part.lengths)[known],
+            words[known],
+            part.counts[known],
+            shape=(len(part), len(self.vocabulary)),
+        )
+        return replace(found, vocabulary=self.vocabulary)
 
 
 def whole(counts: NDArray[Any]) -> NDArray[Any]:

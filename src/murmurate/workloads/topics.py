@@ -24,7 +24,7 @@ from murmurate.losses.topics import (
     pieces,
     width_for,
 )
-from murmurate.workloads.corpus import Corpus
+from murmurate.workloads.corpus import Corpus, Over
 
 _DOCUMENTS = 1_024  # folded in at a time
 
@@ -59,36 +59,36 @@ class Topics:
         share, word = self.word_shares().topk(min(number, len(self.matrix)), dim=0)
         return [list(zip(word[:, k].tolist(), share[:, k].tolist(), strict=True)) for k in range(self.count)]
 
-    def transform(self, corpus: Corpus) -> NDArray[np.float32]:
+    def transform(self, corpus: Corpus | Over) -> NDArray[np.float32]:
         """[D, K] the mean of each document's topics: rows sum to 1."""
-        gamma = self.gammas(corpus)
-        shares: NDArray[np.float32] = (gamma / gamma.sum(1, keepdims=True)).astype(np.float32)
-        return shares
+        expected = self._expected()
+        parts = [_shares(self._gammas(part, *expected)) for part in _parts(corpus)]
+        return np.concatenate([np.empty((0, self.count), np.float32), *parts])
 
-    def gammas(self, corpus: Corpus) -> NDArray[np.float64]:
+    def gammas(self, corpus: Corpus | Over) -> NDArray[np.float64]:
         """[D, K] parameters of the Dirichlet over topics that stands for each document."""
-        parts = [folded.gamma[:, : self.count].double() for _, folded, _ in self._fold(corpus)]
-        return torch.cat(parts).numpy() if parts else np.empty((0, self.count))
+        expected = self._expected()
+        parts = [self._gammas(part, *expected) for part in _parts(corpus)]
+        return np.concatenate([np.empty((0, self.count)), *parts])
 
     # -- how good they are --------------------------------------------------------------------------
 
-    def completion_perplexity(self, corpus: Corpus, *, seed: int = 0, observed: float = 0.5) -> float:
+    def completion_perplexity(self, corpus: Corpus | Over, *, seed: int = 0, observed: float = 0.5) -> float:
         """Of words that were kept back, given the others of their document (document completion).
 
         Each token is shown with chance ``observed``; the documents' topics are folded in from those, and
         the others have chance sum_k E[theta_k] E[beta_kw]. Lower is better; V if nothing was learned.
         Raises ValueError if no token is left to predict.
         """
-        shown, kept = divide(corpus, observed, seed)
-        share = self.word_shares()
-        theta = torch.from_numpy(self.transform(shown)).double()
+        random = np.random.default_rng(seed)
+        share, expected = self.word_shares(), self._expected()
         log, tokens = 0.0, 0
-        for first, last in _batches(len(kept)):
-            part = slice(kept.starts[first], kept.starts[last])
-            lengths = np.diff(kept.starts[first : last + 1])
-            document = torch.from_numpy(np.repeat(np.arange(first, last), lengths))
-            word = torch.from_numpy(kept.words[part].astype(np.int64))
-            times = torch.from_numpy(kept.counts[part].astype(np.float64))
+        for part in _parts(corpus):
+            shown, kept = divide(part, observed, random)
+            theta = torch.from_numpy(_shares(self._gammas(shown, *expected))).double()
+            document = torch.from_numpy(np.repeat(np.arange(len(kept)), kept.lengths))
+            word = torch.from_numpy(kept.words.astype(np.int64))
+            times = torch.from_numpy(kept.counts.astype(np.float64))
             for k in pieces(len(word)):
                 log += float((times[k] * torch.log((theta[document[k]] * share[word[k]]).sum(1))).sum())
             tokens += int(times.sum())
@@ -96,12 +96,14 @@ class Topics:
             raise ValueError("no word was kept back: the documents are too short, or there are none")
         return math.exp(-log / tokens)
 
-    def bound_perplexity(self, corpus: Corpus) -> float:
+    def bound_perplexity(self, corpus: Corpus | Over) -> float:
         """exp(-bound / tokens) with the documents' terms of the evidence lower bound alone, so that it does
         not depend on how many documents there are. Raises ValueError for a corpus without a token."""
         return math.exp(-self.document_bound(corpus) / _tokens(corpus))
 
-    def full_bound_perplexity(self, corpus: Corpus, *, prior: float, documents: int | None = None) -> float:
+    def full_bound_perplexity(
+        self, corpus: Corpus | Over, *, prior: float, documents: int | None = None
+    ) -> float:
         """exp(-bound / tokens) with the topics' own terms too, as gensim and scikit-learn compute it.
 
         documents: of the corpus that these stand for: their terms are scaled up to it (scikit-learn's
@@ -111,19 +113,18 @@ class Topics:
         bound = scale * self.document_bound(corpus) + self.topic_bound(prior)
         return math.exp(-bound / (scale * _tokens(corpus)))
 
-    def document_bound(self, corpus: Corpus) -> float:
+    def document_bound(self, corpus: Corpus | Over) -> float:
         """The documents' terms of the evidence lower bound."""
         return float(self.document_bounds(corpus).sum())
 
-    def document_bounds(self, corpus: Corpus) -> Tensor:
+    def document_bounds(self, corpus: Corpus | Over) -> Tensor:
         """[D] float64: of each document."""
-        alpha = torch.ones(width_for(self.count))
-        alpha[: self.count] = self.alpha
-        parts = [
-            document_bound(documents, beta, alpha, folded.gamma, topics=self.count)
-            for documents, folded, beta in self._fold(corpus)
-        ]
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+        beta, alpha = self._expected()
+        parts = [torch.zeros(0, dtype=torch.float64)]
+        for part in _parts(corpus):
+            documents, folded = self._fold(part, beta, alpha)
+            parts.append(document_bound(documents, beta, alpha, folded.gamma, topics=self.count))
+        return torch.cat(parts)
 
     def topic_bound(self, prior: float) -> float:
         """The topics' own: E[log p(beta | prior) - log q(beta | lambda)]."""
@@ -135,29 +136,36 @@ class Topics:
         given = self.count * (math.lgamma(v * prior) - v * math.lgamma(prior))
         return float(((prior - x) * log_beta).sum()) + given - float(own)
 
-    def _fold(self, corpus: Corpus) -> Iterator[tuple[Documents, Folded, Tensor]]:
+    def _expected(self) -> tuple[Tensor, Tensor]:
+        """(exp E[log beta] [V, W], alpha [W]) that documents are folded in with."""
         width = width_for(self.count)
         x = torch.zeros(len(self.matrix), width)
         x[:, : self.count] = self.matrix
         alpha = torch.ones(width)
         alpha[: self.count] = self.alpha
         beta = expected_topics(x, torch.arange(len(x)), x.double().sum(0), topics=self.count, prior=0.0)
-        for first, last in _batches(len(corpus)):
-            part = slice(int(corpus.starts[first]), int(corpus.starts[last]))
-            documents = Documents(
-                torch.from_numpy(corpus.starts[first : last + 1] - corpus.starts[first]),
-                torch.from_numpy(np.ascontiguousarray(corpus.words[part])),
-                torch.from_numpy(corpus.counts[part].astype(np.float32)),
-            )
-            folded = fold_in(
-                documents,
-                beta,
-                alpha,
-                topics=self.count,
-                iterations=self.iterations,
-                tolerance=self.tolerance,
-            )
-            yield documents, folded, beta
+        return beta, alpha
+
+    def _fold(self, part: Corpus, beta: Tensor, alpha: Tensor) -> tuple[Documents, Folded]:
+        documents = Documents(
+            torch.from_numpy(part.starts),
+            torch.from_numpy(part.words),
+            torch.from_numpy(part.counts.astype(np.float32)),
+        )
+        folded = fold_in(
+            documents,
+            beta,
+            alpha,
+            topics=self.count,
+            iterations=self.iterations,
+            tolerance=self.tolerance,
+        )
+        return documents, folded
+
+    def _gammas(self, part: Corpus, beta: Tensor, alpha: Tensor) -> NDArray[np.float64]:
+        _, folded = self._fold(part, beta, alpha)
+        gamma: NDArray[np.float64] = folded.gamma[:, : self.count].double().numpy()
+        return gamma
 
     def coherence(self, corpus: Corpus, number: int = 10) -> NDArray[np.float64]:
         """[K] mean normalised pointwise mutual information of each topic's top words over documents (Bouma
@@ -168,11 +176,10 @@ class Topics:
         place = np.full(len(self.matrix), -1)
         place[wanted] = np.arange(len(wanted))
         together = np.zeros((len(wanted), len(wanted)))
-        for first, last in _batches(len(corpus)):
-            part = slice(int(corpus.starts[first]), int(corpus.starts[last]))
-            word = place[corpus.words[part]]
-            document = np.repeat(np.arange(last - first), np.diff(corpus.starts[first : last + 1]))
-            present = np.zeros((last - first, len(wanted)), np.float32)
+        for part in _parts(corpus):
+            word = place[part.words]
+            document = np.repeat(np.arange(len(part)), part.lengths)
+            present = np.zeros((len(part), len(wanted)), np.float32)
             present[document[word >= 0], word[word >= 0]] = 1.0
             together += present.T @ present
         together /= max(len(corpus), 1)
@@ -195,8 +202,11 @@ def _npmi(together: NDArray[np.float64]) -> float:
     return float(np.mean(values)) if values else 0.0
 
 
-def divide(corpus: Corpus, observed: float, seed: int) -> tuple[Corpus, Corpus]:
-    """Each token into the first corpus with chance ``observed``, else into the second."""
+def divide(corpus: Corpus, observed: float, seed: int | np.random.Generator) -> tuple[Corpus, Corpus]:
+    """Each token into the first corpus with chance ``observed``, else into the second.
+
+    Parts of a corpus, one after another with the same generator, are divided as the whole would be.
+    """
     if not 0 < observed < 1:
         raise ValueError(f"observed is {observed}; a share between 0 and 1")
     shown = np.random.default_rng(seed).binomial(corpus.counts, observed).astype(np.int32)
@@ -212,11 +222,18 @@ def _with_counts(corpus: Corpus, counts: NDArray[np.int32]) -> Corpus:
     )
 
 
-def _batches(count: int) -> list[tuple[int, int]]:
-    return [(first, min(first + _DOCUMENTS, count)) for first in range(0, count, _DOCUMENTS)]
+def _parts(corpus: Corpus | Over) -> Iterator[Corpus]:
+    """All of it, copied a few documents at a time: what is made of them stays as small."""
+    for first in range(0, len(corpus), _DOCUMENTS):
+        yield corpus.select(np.arange(first, min(first + _DOCUMENTS, len(corpus))))
 
 
-def _tokens(corpus: Corpus) -> int:
+def _shares(gammas: NDArray[np.float64]) -> NDArray[np.float32]:
+    shares: NDArray[np.float32] = (gammas / gammas.sum(1, keepdims=True)).astype(np.float32)
+    return shares
+
+
+def _tokens(corpus: Corpus | Over) -> int:
     if not corpus.tokens:
         raise ValueError("a corpus without a word has no perplexity")
     return corpus.tokens
