@@ -97,6 +97,23 @@ def test_resumed_is_uninterrupted(path, tmp_path, folder):
     assert summary(short)["perplexity"] == summary(folder)["perplexity"]
 
 
+def test_text_is_resumed_and_asked_with_the_words_it_was_begun_with(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("zoo.txt").write_text("Hund und Katze und Maus\n" * 20 + "Stadt und Land\n" * 20)
+    Path("mine.txt").write_text("und")
+    said = ("--min-df", 1, "--max-df", 1.0, "--stop-words", "mine.txt", "--max-vocabulary", 4)
+    inline = ("--topics", 2, "--batch", 8, "--validation", 4, "--launcher", "inline", "--out", "run")
+    assert run("topics", "fit", "zoo.txt", *said, *inline, "--passes", 1) == 0
+    monkeypatch.chdir("/")
+    assert run("resume", tmp_path / "run", "--env-steps", 200) == 0
+    capsys.readouterr()
+    assert run("topics", "show", tmp_path / "run", "--json") == 0
+    words = {one["word"] for row in json.loads(capsys.readouterr().out) for one in row["words"]}
+    assert words == {"hund", "katze", "land", "maus"}
+    assert run("topics", "evaluate", tmp_path / "run", tmp_path / "zoo.txt", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["test_documents"] == 40
+
+
 def test_what_makes_no_sense_is_refused(path, folder, capsys, tmp_path):
     capsys.readouterr()
     fit = ("topics", "fit")
@@ -109,6 +126,8 @@ def test_what_makes_no_sense_is_refused(path, folder, capsys, tmp_path):
         ((*fit, path, "--strategy", "dpsdg"), "dpsgd"),
         ((*fit, path, "--actors", 2), "no actors"),
         ((*fit, path, "--test", 600), "nothing is left"),
+        ((*fit, path, "--min-df", 3), "an option of text"),
+        ((*fit, path, "--stop-words", tmp_path / "no.txt"), "no.txt cannot be read"),
         (("topics", "show", folder, "--words", 0), "words is 0"),
         (("topics", "transform", folder, path, "--out", tmp_path / "w.csv"), ".npz nor .parquet"),
         (("eval", folder), "topics evaluate"),

@@ -5,6 +5,7 @@ Found from the dataclasses themselves, so a new field of an agent, world or stra
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import re
@@ -145,11 +146,12 @@ def _value(kind: Any, word: str) -> Any:
     """``word`` as a ``kind``. Raises ValueError."""
     if typing.get_origin(kind) in (Union, types.UnionType):
         inner = [k for k in typing.get_args(kind) if k is not type(None)]
-        return (
-            None
-            if word.lower() == "none" and len(inner) < len(typing.get_args(kind))
-            else _value(inner[0], word)
-        )
+        if word.lower() == "none" and len(inner) < len(typing.get_args(kind)):
+            return None
+        for one in inner[:-1]:
+            with contextlib.suppress(ValueError):
+                return _value(one, word)
+        return _value(inner[-1], word)
     if typing.get_origin(kind) is Literal:
         if word not in typing.get_args(kind):
             raise ValueError

@@ -46,6 +46,11 @@ _SHORT = {  # options of ``fit`` by shorter names
             "one-based",
             "transpose",
             "vocabulary-size",
+            "min-letters",
+            "stop-words",
+            "min-df",
+            "max-df",
+            "max-vocabulary",
         )
     },
 }

@@ -8,11 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from murmurate.collect import documents
 from murmurate.collect.documents import Chosen, CorpusWorld, DocumentSource
 from murmurate.errors import Refusal
+from murmurate.options import change
 from murmurate.workloads.corpus import Corpus
 from murmurate.workloads.generated import generate
+from murmurate.workloads.tokens import STOP_WORDS, Tokens, count
 from murmurate.workloads.writing import write
+from workloads.drawn import same
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +67,63 @@ def test_what_is_kept_back_depends_on_its_seed_alone(path):
         ({"validation": 1.5}, "world.validation is 1.5"),
         ({"path": ""}, "say which corpus"),
         ({"path": "/nowhere/docword.txt"}, "nowhere"),
+        ({"min_df": 3}, "--min-df.* is an option of text, and .* is read as uci"),
+        ({"max_df": 1}, "--max-df.* is an option of text"),
+        ({"max_vocabulary": 9}, "--max-vocabulary.* is an option of text"),
+        ({"min_letters": 1}, "--min-letters.* is an option of text"),
+        ({"stop_words": __file__}, "--stop-words.* is an option of text"),
+        ({"stop_words": "/nowhere/stop.txt"}, "nowhere/stop.txt cannot be read"),
+        ({"min_df": -1}, "min_df is -1"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(path, changes, words):
     with pytest.raises(Refusal, match=words):
         dataclasses.replace(CorpusWorld(str(path)), **changes).divided()
+
+
+TEXTS = ["The cat's here", "the old cat of Köln", "a dog, the dog", "Hund und Katze", "und so on"]
+
+
+@pytest.mark.parametrize(
+    ("words", "tokens"),
+    [
+        ("", Tokens()),
+        ("--min-df 1 --max-df 1.0", Tokens(min_df=1, max_df=1.0)),
+        ("--min-df 1 --max-df 1", Tokens(min_df=1, max_df=1)),
+        ("--min-df 0.4 --max-df 6e-1", Tokens(min_df=0.4, max_df=0.6)),
+        ("--min-df 1 --max-vocabulary 2", Tokens(min_df=1, max_vocabulary=2)),
+        ("--min-df 1 --min-letters 4", Tokens(min_df=1, min_letters=4)),
+        ("--stop-words mine.txt --min-df 1", Tokens(stop_words=frozenset(["und", "of", "s"]), min_df=1)),
+        ("--stop-words none --min-df 1", Tokens(stop_words=STOP_WORDS, min_df=1)),
+    ],
+)
+def test_options_of_text_are_the_tokens_of_python(words, tokens, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("zoo.txt").write_text("\n".join(TEXTS))
+    Path("mine.txt").write_text("Und\n\nof 's")
+    world = change(CorpusWorld("zoo.txt", cache="kept"), words.split(), "")
+    monkeypatch.chdir("/")
+    made = count(TEXTS, tokens)
+    assert same(world.whole(), made.select(made.lengths > 0))
+    assert world.whole() is dataclasses.replace(world).whole()
+    assert (tmp_path / "kept").is_dir()
+
+
+def test_one_document_is_not_all_of_them_and_stop_words_are_read_again(tmp_path):
+    path, stop = tmp_path / "zoo.txt", tmp_path / "stop.txt"
+    path.write_text("cat dog\ncat\n")
+    worlds = [CorpusWorld(str(path), min_df=1, max_df=most) for most in (1, 1.0)]
+    assert [world.whole().vocabulary for world in worlds] == [("dog",), ("cat", "dog")]
+    for word, left in [("dog", ("cat",)), ("cat", ("dog",))]:
+        stop.write_text(word)
+        documents._read.cache_clear()  # as a new process has it
+        world = CorpusWorld(str(path), min_df=1, max_df=1.0, stop_words=str(stop))
+        assert world.whole().vocabulary == left
+    stop.write_bytes(b"\xff")
+    with pytest.raises(Refusal, match="not UTF-8"):
+        world.tokens()
+    with pytest.raises(Refusal, match="words of a given vocabulary"):
+        CorpusWorld(str(path), min_df=1, vocabulary=str(path)).whole()
 
 
 @pytest.mark.parametrize(("count", "batch"), [(10, 3), (10, 10), (7, 20), (12, 4)])

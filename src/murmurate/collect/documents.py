@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from murmurate.spec import Batch, EnvSpec, derive_seed
 from murmurate.workloads.conjugate import Library
 from murmurate.workloads.corpus import Corpus
 from murmurate.workloads.reading import read
+from murmurate.workloads.tokens import STOP_WORDS, Tokens, stop_words_in
 
 E = TypeVar("E")
 
@@ -26,6 +28,7 @@ E = TypeVar("E")
 class CorpusWorld:
     """A corpus in a file or a folder, and which of its documents are kept back.
 
+    Paths become absolute, so that a run may be resumed from anywhere.
     path: of the corpus. kind: of file (docs/corpora.md); none guesses.
     vocabulary: a file with a word a line; none looks beside the corpus.
     validation, test: documents kept back, as a number or, below 1, as a share.
@@ -33,6 +36,11 @@ class CorpusWorld:
         refusing the corpus. cache: folder for the converted corpus; none is beside it.
     transpose: a Matrix Market file is [words, documents]. one_based: whether ids begin at 1 (SVMlight has to
         be told). vocabulary_size: V, where the format does not say.
+    min_letters: that a word of a text has at least.
+    stop_words: file with words that a text is counted without; none is a list of English ones.
+    min_df: documents of a text that a word must stand in; 3 is a number, 0.01 a share.
+    max_df: documents of a text that a word may stand in; 1 is one document, 1.0 is all.
+    max_vocabulary: words of a text that are kept, the most frequent of these; none keeps all.
     """
 
     path: str = ""
@@ -46,13 +54,35 @@ class CorpusWorld:
     transpose: bool = False
     one_based: bool | None = None
     vocabulary_size: int | None = None
+    min_letters: int = Tokens.min_letters
+    stop_words: str | None = None
+    min_df: int | float = Tokens.min_df
+    max_df: int | float = Tokens.max_df
+    max_vocabulary: int | None = Tokens.max_vocabulary
 
     name: ClassVar[str] = "corpus"
     holds: ClassVar[str] = "documents"
 
+    def __post_init__(self) -> None:
+        for name in ("path", "vocabulary", "cache", "stop_words"):
+            if getattr(self, name):
+                object.__setattr__(self, name, str(Path(getattr(self, name)).resolve()))
+
     def whole(self) -> Corpus:
         """All documents. Raises Refusal for a corpus that cannot be read."""
-        return _read(self)
+        return _read(self, repr(self))
+
+    def tokens(self) -> Tokens | None:
+        """How its text becomes words; None where nothing else is said than what is usual. Raises Refusal for
+        numbers that make no sense, and for a file of stop words that cannot be read."""
+        said = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(Tokens)
+            if field.name != "stop_words"
+        }
+        own = STOP_WORDS if self.stop_words is None else stop_words_in(Path(self.stop_words))
+        tokens = Tokens(**said, stop_words=own)
+        return None if self.stop_words is None and tokens == Tokens() else tokens
 
     def divided(self) -> tuple[Chosen[Corpus], Chosen[Corpus], Chosen[Corpus]]:
         """The documents (to learn from, to validate with, to test with)."""
@@ -106,7 +136,8 @@ class Chosen(Generic[E]):
 
 
 @functools.lru_cache(maxsize=2)
-def _read(world: CorpusWorld) -> Corpus:
+def _read(world: CorpusWorld, said: str) -> Corpus:
+    """said: a world that says max_df 1 equals one that says 1.0, which is another corpus."""
     if not world.path:
         raise Refusal("say which corpus: murmurate topics fit CORPUS, or --world.path CORPUS.")
     return read(
@@ -118,6 +149,7 @@ def _read(world: CorpusWorld) -> Corpus:
         transpose=world.transpose,
         one_based=world.one_based,
         vocabulary_size=world.vocabulary_size,
+        tokens=world.tokens(),
     )
 
 

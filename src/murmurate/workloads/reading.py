@@ -29,6 +29,7 @@ _BELONGS_TO = {
     "vocabulary_size": ("svmlight", "lda-c"),
     "tokens": ("text",),
 }
+_TOKENS = "tokens (--min-letters, --stop-words, --min-df, --max-df or --max-vocabulary, on the command line)"
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def read(
     words alone. ``skip_bad``: leave out what is wrong. What was left out, and which documents, is put into
     ``skipped``. ``transpose``: the matrix is [words, documents]. ``one_based``: whether word ids begin at 1;
     SVMlight has to be told. ``vocabulary_size``: V, where the format does not say. ``tokens``: how text
-    becomes words.
+    becomes words, which is not said beside a vocabulary.
 
     Raises Refusal, with file and line, for anything wrong, and for options that the kind does not have.
     """
@@ -86,6 +87,10 @@ def read(
         "tokens": tokens,
     }
     _check(source, chosen, given)
+    if tokens is not None and vocabulary is not None:
+        raise Refusal(
+            f"Text is counted over exactly the words of a given vocabulary. Leave it out, or {_TOKENS}."
+        )
     words, words_from = _vocabulary(source, chosen, vocabulary)
     what = _Source(
         source, chosen, words, words_from, transpose, bool(one_based), vocabulary_size, tokens or Tokens()
@@ -112,8 +117,9 @@ def _check(path: Path, kind: str, given: dict[str, Any]) -> None:
         raise Refusal(f"{path} is a folder, and a corpus of kind {kind} is a file. Name the file.")
     for option, kinds in _BELONGS_TO.items():
         if given[option] is not None and kind not in kinds:
+            name = _TOKENS if option == "tokens" else option
             raise Refusal(
-                f"{option} is an option of {' and '.join(kinds)}, and {path} is read as {kind}. "
+                f"{name} is an option of {' and '.join(kinds)}, and {path} is read as {kind}. "
                 "Leave it out, or say the kind."
             )
     if kind == "svmlight" and given["one_based"] is None:

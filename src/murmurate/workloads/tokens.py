@@ -7,6 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +69,19 @@ class Tokens:
     def words_of(self, text: str) -> list[str]:
         stop, least = self.stop_words, self.min_letters
         return [w for w in _WORD.findall(text.lower()) if len(w) >= least and w not in stop]
+
+
+def stop_words_in(path: Path) -> frozenset[str]:
+    """Every word of a UTF-8 file, as a tokeniser finds it: ``Don't`` is ``don`` and ``t``. Raises Refusal for
+    a file that cannot be read."""
+    try:
+        return frozenset(_WORD.findall(path.read_text("utf-8").lower()))
+    except OSError as error:
+        raise Refusal(
+            f"{path} cannot be read: {error.strerror}. Check the path of the stop words."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise Refusal(f"{path} is not UTF-8, as stop words are. Convert it: iconv -t utf-8.") from error
 
 
 class Counting:
