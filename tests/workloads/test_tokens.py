@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from murmurate.errors import Refusal
-from murmurate.workloads.tokens import Tokens, count
+from murmurate.workloads import corpus, tokens
+from murmurate.workloads.tokens import Counting, Tokens, count
 from workloads.drawn import dense
 
 ALL = Tokens(min_df=1, max_df=1.0)
+WORDS = tuple(sorted(chr(97 + i // 10) * 3 + chr(97 + i % 10) for i in range(100)))
 
 
 def test_words_are_runs_of_letters():
@@ -21,6 +25,26 @@ def test_counts_by_hand():
     made = count(["cat dog cat", "", "dog bird"], ALL)
     assert made.vocabulary == ("bird", "cat", "dog")
     assert dense(made).tolist() == [[0, 2, 1], [0, 0, 0], [1, 0, 1]]
+
+
+@pytest.mark.parametrize("vocabulary", [None, WORDS])
+def test_what_was_counted_is_ordered_a_few_documents_at_a_time(vocabulary, monkeypatch):
+    counting = Counting(ALL, vocabulary)
+    for _ in range(2_000):
+        counting.add(" ".join(reversed(WORDS)))
+    cut = corpus.blocks
+    for module in (corpus, tokens):
+        monkeypatch.setattr(module, "blocks", lambda starts: cut(starts, 4_000))
+    tracemalloc.start()
+    try:
+        made = counting.finish()
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    made.check()
+    assert made.vocabulary == WORDS
+    assert len(made.words) == 200_000
+    assert most / len(made.words) < 24
 
 
 @pytest.mark.parametrize(

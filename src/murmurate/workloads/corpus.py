@@ -223,6 +223,17 @@ class Over:
         )
         return replace(found, vocabulary=self.vocabulary)
 
+    def whole(self) -> Corpus:
+        """All documents over the other words, in memory."""
+        parts = [self.select(np.arange(first, last)) for first, last in blocks(self.corpus.starts)]
+        return Corpus(
+            np.cumsum(np.concatenate([[0], *(part.lengths for part in parts)]), dtype=np.int64),
+            np.concatenate([np.empty(0, np.int32), *(part.words for part in parts)]),
+            np.concatenate([np.empty(0, np.int32), *(part.counts for part in parts)]),
+            self.vocabulary,
+            len(self.vocabulary),
+        )
+
 
 def whole(counts: NDArray[Any]) -> NDArray[Any]:
     """The counts as integers. Raises Refusal for negative, fractional and too large ones."""

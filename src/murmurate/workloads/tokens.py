@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmurate.errors import Refusal
-from murmurate.workloads.corpus import Corpus
+from murmurate.workloads.corpus import Corpus, Over, blocks
 
 _STOP_TEXT = """
 a about above across after afterwards again against all almost alone along already also although always am
@@ -85,7 +85,7 @@ def stop_words_in(path: Path) -> frozenset[str]:
 
 
 class Counting:
-    """Counts documents one by one; entries lie in memory, 8 bytes each."""
+    """Counts documents one by one; entries lie in memory, 8 bytes each, and 24 in ``finish``."""
 
     def __init__(self, tokens: Tokens, vocabulary: Sequence[str] | None = None) -> None:
         # of a given vocabulary every word counts, whatever cut it was made by
@@ -113,30 +113,23 @@ class Counting:
 
         Raises Refusal where the cut leaves no word.
         """
-        lengths = np.array(self._lengths, np.int64)
-        words, counts = np.array(self._words, np.int32), np.array(self._counts, np.int32)
-        documents = np.repeat(np.arange(len(lengths)), lengths)
+        starts = np.cumsum([0, *self._lengths], dtype=np.int64)
+        names = list(self._ids) if self._fixed is None else list(self._fixed)
+        seen = Corpus(starts, np.asarray(self._words), np.asarray(self._counts), None, len(names))
         if self._fixed is not None:
-            shape = (len(lengths), len(self._fixed))
-            return Corpus.from_entries(documents, words, counts, shape=shape, vocabulary=self._fixed)
-        names = list(self._ids)
-        place = self._places(names, words, counts, len(lengths))
-        kept = place[words] >= 0
+            return Over(seen, tuple(names), np.arange(len(names), dtype=np.int32)).whole()
+        place = self._places(names, seen)
         vocabulary = sorted(name for name, p in zip(names, place.tolist(), strict=True) if p >= 0)
-        return Corpus.from_entries(
-            documents[kept],
-            place[words[kept]],
-            counts[kept],
-            shape=(len(lengths), len(vocabulary)),
-            vocabulary=vocabulary,
-        )
+        return Over(seen, tuple(vocabulary), place).whole()
 
-    def _places(
-        self, names: Sequence[str], words: NDArray[np.int32], counts: NDArray[np.int32], total: int
-    ) -> NDArray[np.int32]:
+    def _places(self, names: Sequence[str], seen: Corpus) -> NDArray[np.int32]:
         """[words seen]: a word's number in the vocabulary, or -1 for one that is cut."""
-        cut = self._tokens
-        df = np.bincount(words, minlength=len(names))
+        cut, total = self._tokens, len(seen)
+        df, frequency = np.zeros(len(names), np.int64), np.zeros(len(names))
+        for begin, end in blocks(seen.starts):
+            part = slice(seen.starts[begin], seen.starts[end])
+            df += np.bincount(seen.words[part], minlength=len(names))
+            frequency += np.bincount(seen.words[part], seen.counts[part], minlength=len(names))
         low, high = _documents(cut.min_df, total), _documents(cut.max_df, total)
         kept = np.flatnonzero((df >= low) & (df <= high))
         if not len(kept):
@@ -146,7 +139,6 @@ class Counting:
             )
         alphabetical = sorted(kept.tolist(), key=lambda w: names[w])
         if cut.max_vocabulary is not None:
-            frequency = np.bincount(words, weights=counts, minlength=len(names))
             first = sorted(alphabetical, key=lambda w: -frequency[w])[: cut.max_vocabulary]
             alphabetical = sorted(first, key=lambda w: names[w])
         place = np.full(len(names), -1, np.int32)
