@@ -199,8 +199,8 @@ def _set_replays_aside(checkpoint: Path) -> None:
 
 
 def distrust(checkpoint: Path) -> None:
-    """A damaged checkpoint's list becomes ``damaged-state.json``: of what it vouches for nothing is taken over
-    into the next one."""
+    """A damaged checkpoint's list becomes ``damaged-state.json``: nothing that it vouches for goes on into
+    the next one."""
     if (checkpoint / "state.json").exists():
         (checkpoint / "state.json").rename(checkpoint / "damaged-state.json")
 

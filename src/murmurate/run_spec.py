@@ -134,15 +134,25 @@ class Run:
         if self.replay is None:
             raise Refusal(f"{self.agent.name} learns from a replay, and the run has none. Give it one.")
         self.replay.validate(diet.batch)
-        if self.env_steps is not None and self.env_steps / self.replicas <= self.replay.learning_starts:
-            raise Refusal(
-                f"each learner makes {self.env_steps // self.replicas:,} env steps and begins to learn after "
-                f"{self.replay.learning_starts:,}. Use more --env-steps, or --replay.learning-starts 1000."
-            )
+        self._check_learning(self.replay)
         if self.actors and self.double_buffer:
             raise Refusal("actors play while the learner learns, and need no double buffer. Leave one out.")
         if self.actors and self.launcher == "inline":
             raise Refusal("actors are processes, and the inline launcher has none. Use --launcher local.")
+
+    def _check_learning(self, replay: ReplayConfig) -> None:
+        """Refuse a run that ends before its learners begin to learn."""
+        if self.env_steps is None or replay.learnable(own := self.env_steps // self.replicas):
+            return
+        first = f"each learner makes {own:,} env steps and begins to learn after"
+        if own <= replay.learning_starts:
+            raise Refusal(
+                f"{first} {replay.learning_starts:,}. Use more --env-steps, or --replay.learning-starts 1000."
+            )
+        raise Refusal(
+            f"{first} {replay.learning_starts + replay.fit_every:,}. Use more --env-steps, or a smaller "
+            "--replay.fit-every."
+        )
 
     @property
     def members(self) -> int:

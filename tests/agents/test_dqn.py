@@ -102,6 +102,17 @@ def test_exploration_falls_and_ends() -> None:
     assert float(other) == pytest.approx(0.1 * 2 / 3, abs=4 * (0.0667 / 20_000) ** 0.5)
 
 
+def test_a_fit_begins_with_the_target_net_that_it_ends_with() -> None:
+    """Fitted Q-iteration: steps come with the first batch of a fit."""
+    made = agent(target_every=0)
+    for update in range(12):
+        before = [x.clone() for x in (made.net if update % 4 == 0 else made.target).parameters()]
+        made.learn(Batch(sample(seed=update), env_steps=40 if update % 4 == 0 else 0))
+        for kept, now in zip(before, made.target.parameters(), strict=True):
+            assert torch.equal(kept, now)
+        assert not torch.equal(made.net.head.weight, made.target.head.weight)
+
+
 def test_a_ladder_gives_each_simulator_its_own_epsilon() -> None:
     made = agent(exploration="ladder", epsilon=0.4)
     expected = [0.4 ** (1 + 7 * i / 3) for i in range(4)]
@@ -123,7 +134,7 @@ def test_it_goes_on_from_its_state(selector: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"), [({"target_every": 0}, "target_every is 0"), ({"epsilon": 1.5}, "epsilon is 1.5")]
+    ("changes", "words"), [({"target_every": -1}, "target_every is -1"), ({"epsilon": 1.5}, "epsilon is 1.5")]
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):

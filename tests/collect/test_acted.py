@@ -225,7 +225,7 @@ def test_actors_end_with_a_learner_that_is_killed() -> None:
 
 
 def test_actors_that_cannot_begin_end_the_run_and_say_why() -> None:
-    broken = dataclasses.replace(AGENT, target_every=0)
+    broken = dataclasses.replace(AGENT, target_every=-1)
     with acted() as (source, _):
         source.cast = dataclasses.replace(source.cast, agent=broken)
         with pytest.raises(RunFailed, match="died 5 times without having made a step"):

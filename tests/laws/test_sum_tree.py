@@ -189,13 +189,26 @@ def test_it_goes_on_from_its_state(backend):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("backend", [simd for simd in BACKENDS if simd != "torch"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("mass", [-1e-9, 10.0, math.inf, math.nan])
 def test_a_mass_outside_the_tree_is_refused(backend, mass):
     tree = make(backend, 100)
     tree.set(torch.arange(10), torch.ones(10))
     with pytest.raises(ValueError, match="between 0 and the total, 10"):
         tree.find(torch.tensor([0.5, mass], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("backend", [simd for simd in BACKENDS if simd != "torch"])
+def test_what_vanishes_between_a_search_and_a_look_weighs_no_more_than_the_least(backend):
+    """Leaves that another process has set to 0, whose sums it has not reached yet."""
+    tree = make(backend, 64)
+    tree.set(torch.arange(64), torch.linspace(1.0, 4.0, 64))
+    tree.priorities[16:32] = 0.0
+    drawn = tree.sample(2000, 0.4)
+    vanished = tree.priorities[drawn.indices] == 0
+    assert vanished.any()
+    assert drawn.weights[vanished].eq(1.0).all()
+    assert drawn.weights.max() <= 1.0
 
 
 @pytest.mark.skipif(native.kernels is None, reason=str(native.simd))

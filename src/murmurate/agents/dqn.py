@@ -27,6 +27,7 @@ class DQN:
     n_step: of the returns.
     target_every: own updates after which the target net becomes what the net is; under strategies with common
         rounds at the end of the round that is on by then, so this is F x H (F > 1: Zhang, section 5.2).
+        0: before the first batch after steps were played, which is once a fit with ``replay.fit_every``.
     selector: which net chooses the action that the target net values. ``online`` is double Q-learning,
         ``agreed`` takes the parameters of the last common round (SPO), ``target`` is Q-learning.
     exploration: chance of a random action. ``annealed`` falls from 1 to ``epsilon`` over ``explore_updates``
@@ -95,8 +96,8 @@ class DQNAgent:
         device: torch.device,
         updates: int | None = None,
     ) -> None:
-        if config.target_every < 1:
-            raise ValueError(f"target_every is {config.target_every}; it counts updates from 1")
+        if config.target_every < 0:
+            raise ValueError(f"target_every is {config.target_every}; it counts updates, or is 0")
         if not 0 <= config.epsilon <= 1:
             raise ValueError(f"epsilon is {config.epsilon}; a chance lies between 0 and 1")
         self.config = config = config.resolved(spec, device)
@@ -173,6 +174,8 @@ class DQNAgent:
 
     def learn(self, batch: Batch) -> Outcome:
         data: Sample = batch.data
+        if self.config.target_every == 0 and batch.env_steps:
+            _copy(self.net, self.target)
         with torch.no_grad():
             seen = self.net.lay(data.next_observation)
             target = q_target(data.reward, data.discount, self.target(seen), self._select(seen))
@@ -206,7 +209,7 @@ class DQNAgent:
         self._since += 1
         if self.replica.common_rounds and exchange.staleness:
             return
-        if self._since >= self.config.target_every:
+        if 0 < self.config.target_every <= self._since:
             _copy(self.net, self.target)
             self._since = 0
         if self.agreed is not None:

@@ -81,14 +81,14 @@ class Acting:
             self._refresh()
             seen = step.observation
             action = self._agent.act(seen, memory, first, self._generator)
-            memory = action.memory
+            memory, version = action.memory, self._version
             if held is not None:  # what followed its step has a value only now
                 self._send(held, action.best)
             self._groups.send(action.action)
             step = self._groups.receive()
             first = step.terminated | step.truncated
             taken = steps_of(seen, action.action, step)._replace(taken=action.taken)
-            held = Record(taken, list(step.episodes), self._version)
+            held = Record(taken, list(step.episodes), version)
 
     def _send(self, record: Record, best: Tensor | None) -> None:
         steps = record.steps
@@ -101,7 +101,6 @@ class Acting:
             steps = steps._replace(following=best)
         while self._ring.waiting >= SLOTS:
             time.sleep(_PAUSE_SECONDS)
-            self._refresh()
         self._ring.put(Record(steps, record.episodes, record.version))
 
     def _value(self, observation: Tensor) -> Tensor:

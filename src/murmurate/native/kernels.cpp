@@ -303,6 +303,8 @@ bool sample(const Tree& tree, uint64_t* state, int64_t count, float beta, int64_
   const double total = tree.total();
   if (!(total > 0.0 && total <= static_cast<double>(std::numeric_limits<float>::max()))) return false;
   const float scale = tree.has_minimum ? 1.0f / tree.minimum() : static_cast<float>(tree.capacity / total);
+  // a leaf that a writer changes between the search and this look weighs no more than the least
+  const float least = tree.has_minimum ? 1.0f : 0.0f;
   const uint64_t key = state[0], start = state[1];
   in_chunks(count, threads, [&](int64_t done, int64_t some) {
     double mass[kChunk];
@@ -317,7 +319,8 @@ bool sample(const Tree& tree, uint64_t* state, int64_t count, float beta, int64_
     find_some(tree, mass, some, index + done);
     float drawn[kChunk];
     for (int64_t i = 0; i < some; ++i) drawn[i] = tree.raw[0][index[done + i]];
-    for (int64_t i = 0; i < some; ++i) weight[done + i] = exp2_of(-beta * log2_of(drawn[i] * scale));
+    for (int64_t i = 0; i < some; ++i)
+      weight[done + i] = exp2_of(-beta * log2_of(std::max(drawn[i] * scale, least)));
   });
   state[1] = start + static_cast<uint64_t>(count);
   return true;

@@ -17,7 +17,8 @@ ALGORITHM = "fqi"
 
 
 def fqi(name: str) -> Run:
-    """Uniform draws of single steps (Ours, where the thesis is silent: the last five batches are kept)."""
+    """Uniform draws; of single steps on Atari (Ours, where the thesis is silent: the last five batches of
+    Atari are kept, and 50,000 steps elsewhere)."""
     usual = settings(name)
     agent, replay = usual.pop("agent"), usual.pop("replay")
     # Jin, Table 2.1: batches of 12,500 steps and some 3,000 updates of 32, one for every 4 steps
@@ -26,8 +27,7 @@ def fqi(name: str) -> Run:
     replay = dataclasses.replace(
         replay, fit_every=every, learning_starts=0, capacity=max(5 * every, 50_000), alpha=0.0
     )
-    fit = int(every * replay.samples_per_insert / agent.batch)  # both divide
-    agent = dataclasses.replace(agent, n_step=1 if atari else agent.n_step, target_every=fit)
+    agent = dataclasses.replace(agent, n_step=1 if atari else agent.n_step, target_every=0)
     return Run(recipe=f"{name}-{ALGORITHM}", agent=agent, replay=replay, strategy=AllReduce(), **usual)
 
 

@@ -94,7 +94,7 @@ class NativeTree:
         if not self._kernels.total(self._tree) > 0.0:
             raise nothing_to_draw()
         if not inside:
-            raise ValueError(f"masses lie between 0 and the total, {self.total}, and are not all there")
+            raise mass_outside(self.total)
         return index
 
     def sample(self, count: int, beta: float, stratified: bool = False, out: Draw | None = None) -> Draw:
@@ -159,6 +159,10 @@ def wrong_priority(index: Tensor, priority: Tensor, at: int, capacity: int) -> V
     if not 0 <= i < capacity:
         return ValueError(f"there is no index {i} in a tree of {capacity}")
     return ValueError(f"the priority of index {i} is {p}: priorities are finite and not negative")
+
+
+def mass_outside(total: float) -> ValueError:
+    return ValueError(f"masses lie between 0 and the total, {total}, and are not all there")
 
 
 def nothing_to_draw() -> ValueError:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmurate.replay._native_tree import check_lengths, nothing_to_draw, wrong_priority
+from murmurate.replay._native_tree import check_lengths, mass_outside, nothing_to_draw, wrong_priority
 from murmurate.replay.sum_tree import Draw
 
 
@@ -49,11 +49,10 @@ class TorchTree:
         if not bool(right.all()):
             raise wrong_priority(index, priority, int((~right).nonzero()[0]), self.capacity)
         # writes to equal indices have no order of their own: only the last of each is kept
-        order = torch.arange(len(index), device=self._device)
-        last = torch.full((self.capacity,), -1, device=self._device)
-        last.scatter_reduce_(0, index, order, "amax")
-        kept = last[index] == order
-        self._leaves[index[kept]] = priority[kept]
+        places, order = index.sort(stable=True)
+        last = torch.ones_like(places, dtype=torch.bool)
+        torch.ne(places[1:], places[:-1], out=last[:-1])
+        self._leaves[places[last]] = priority[order[last]]
         self._refresh(index)
 
     def update(self, index: Tensor, error: Tensor, alpha: float, epsilon: float) -> float:
@@ -76,6 +75,12 @@ class TorchTree:
         if not self.total > 0:
             raise nothing_to_draw()
         rest = mass.to(self._device, torch.float64).view(-1)
+        if not bool(((rest >= 0) & (rest < self.total)).all()):
+            raise mass_outside(self.total)
+        node = self._search(rest)
+        return node if out is None else out.copy_(node)
+
+    def _search(self, rest: Tensor) -> Tensor:
         node = torch.zeros(len(rest), dtype=torch.int64, device=self._device)
         for level in [*reversed(self._sums), self._leaves]:
             lines = level.view(-1, self.fan_out)[node].double()
@@ -87,7 +92,7 @@ class TorchTree:
             before = upto.gather(1, child[:, None])[:, 0] - lines.gather(1, child[:, None])[:, 0]
             rest = rest - before
             node = node * self.fan_out + child
-        return node if out is None else out.copy_(node)
+        return node
 
     def sample(self, count: int, beta: float, stratified: bool = False, out: Draw | None = None) -> Draw:
         total = self.total
@@ -97,8 +102,8 @@ class TorchTree:
         self._stream[1] += count
         if stratified:
             u = (u + torch.arange(count, dtype=torch.float64, device=self._device)) / count
-        index = self.find(u * total)
-        weight = (self._leaves[index] / self.minimum) ** -beta
+        index = self._search(u * total)  # which rounds to the total itself now and then
+        weight = (self._leaves[index] / self.minimum).clamp(min=1.0) ** -beta
         if out is None:
             return Draw(index, weight)
         out.indices.copy_(index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 import torch
@@ -77,10 +78,12 @@ class ReplayConfig:
             if not getattr(self, name) >= 0:
                 raise Refusal(f"replay.{name} is {getattr(self, name)}; it is not negative.")
         if self.fit_every and self.fit_every * self.samples_per_insert % batch:
+            # the least number of steps that allows whole batches
+            least = (batch / Fraction(self.samples_per_insert).limit_denominator(10_000)).numerator
             raise Refusal(
                 f"replay.fit_every is {self.fit_every}: at {self.samples_per_insert:g} samples per insert "
                 f"that is no whole number of batches of {batch}. Use --replay.fit-every "
-                f"{batch * max(1, self.fit_every // batch)}."
+                f"{least * max(1, round(self.fit_every / least))}."
             )
         if self.fit_every > self.capacity:
             raise Refusal(

@@ -70,7 +70,9 @@ class SumTree(Protocol):
     def find(self, mass: Tensor, out: Tensor | None = None) -> Tensor:
         """[B] int64: for each mass [B] float64 in [0, total) the least i with p_0 + .. + p_i > mass.
 
-        out: [B] int64, contiguous, to be written into."""
+        out: [B] int64, contiguous, to be written into. Raises ValueError for a mass that is not in
+        [0, total), and if all priorities are zero.
+        """
         ...
 
     def sample(self, count: int, beta: float, stratified: bool = False, out: Draw | None = None) -> Draw:
