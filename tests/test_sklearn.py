@@ -85,6 +85,18 @@ def test_perplexity_score_and_transform_are_scikit_learns_on_the_same_lambda():
     np.testing.assert_allclose(raw.sum(1), K * 0.2 + np.asarray(x.sum(1)).ravel(), rtol=1e-4)
 
 
+@pytest.mark.parametrize("prior", [0.0125, 0.01, 0.001])
+def test_words_at_a_small_prior_are_as_unlikely_as_scikit_learn_has_them(prior):
+    """But for its E-step, which loses them: it adds 2e-16 to their chances."""
+    mine = fitted()
+    mine.components_[:, :20] = mine.topic_word_prior_ = prior
+    other = theirs(mine)
+    other.topic_word_prior_ = prior
+    x = counts()[300:]
+    assert mine.score(x) == pytest.approx(other.score(x), rel=1e-3)
+    assert mine.perplexity(x) == pytest.approx(other.perplexity(x), rel=3e-3)
+
+
 def test_a_step_is_scikit_learns():
     """From the same lambda, on the same documents; its E-step begins elsewhere and ends at the same place."""
     exact = {"max_doc_update_iter": 1000, "mean_change_tol": 1e-6, "batch_size": 100, "total_samples": 800}

@@ -111,6 +111,22 @@ def test_the_same_seed_begins_alike_and_topics_are_found():
     assert after < 0.7 * np.exp(entropy)  # far below what counting words alone knows
 
 
+@pytest.mark.parametrize("k", [69, 100, 300])
+def test_a_word_that_is_new_is_learned(k):
+    """All its tokens, where the default prior of 1 / K has no exponential in float32."""
+    model = TopicModel(topics=k, batch=30, validate_every=0)
+    it = learner(model=model)
+    x = it.replica.params.detach().view(WORDS + 1, -1)
+    x[:60] = 0.0
+    it.model.refresh(x)
+    documents = next(batches()).data
+    it.follow(documents)
+    times = np.bincount(documents.words, documents.counts, minlength=WORDS)[:60]
+    expected = torch.from_numpy(model.eta(0) * DOCUMENTS / len(documents) * times).float()
+    torch.testing.assert_close(it.values()[:60].sum(1), expected, rtol=1e-4, atol=0)
+    assert float(expected.max()) > 0
+
+
 # -- strategies ---------------------------------------------------------------------------------------------
 
 

@@ -10,14 +10,7 @@ import torch
 
 from murmurate import native
 from murmurate.losses import topics
-from murmurate.losses.topics import (
-    Documents,
-    document_bound,
-    exp_digamma,
-    expected_topics,
-    fold_in,
-    width_for,
-)
+from murmurate.losses.topics import Documents, document_bound, expected_topics, fold_in, width_for
 from oracles.topics import bound, folded
 
 SETS = ["portable", "avx2", "avx512"]
@@ -56,21 +49,39 @@ def problem(k=5, words=40, documents=12, seed=0):
     return Documents(starts, word.int(), times), beta, alpha
 
 
-def test_exp_digamma(backend):
-    x = torch.logspace(math.log10(0.05), 6, 5_000, dtype=torch.float64).float()
-    true = torch.exp(torch.digamma(x.double()))
-    torch.testing.assert_close(exp_digamma(x).double(), true, rtol=4e-6, atol=0)
-    small = torch.logspace(math.log10(0.0125), math.log10(0.05), 999, dtype=torch.float64).float()
-    true = torch.exp(torch.digamma(small.double()))
-    torch.testing.assert_close(exp_digamma(small).double(), true, rtol=4e-5, atol=0)
-    assert exp_digamma(torch.tensor([1e-4])).tolist() == [0.0]  # exp(-10000)
+def logs(x, total):
+    """E[log beta] float64, where lambda is x."""
+    return torch.digamma(x.double()) - torch.digamma(total)
+
+
+def over_their_greatest(rows):
+    return rows / rows.amax(1, keepdim=True)
+
+
+@pytest.mark.parametrize("least", [0.05, 0.01, 0.001, 1e-6])
+def test_topics_of_a_word_differ_as_they_do(backend, least):
+    """However small lambda is: what digamma is near 0 they have in common."""
+    generator = torch.Generator().manual_seed(0)
+    greatest = torch.logspace(math.log10(least), 6, 3_000, dtype=torch.float64)
+    apart = torch.rand(2, 3_000, generator=generator, dtype=torch.float64)  # of 1 / lambda, and in proportion
+    x = torch.zeros(3_000, 16)
+    x[:, :3] = torch.stack([greatest, 1 / (1 / greatest + 90 * apart[0]), greatest * apart[1]], 1)
+    x[:, :3] = x[:, :3].clamp(min=least)
+    total = torch.full((16,), 9.0, dtype=torch.float64)
+    beta = expected_topics(x, torch.arange(3_000), total, topics=3, prior=0.0)[:, :3]
+    assert float(beta.amax(1).min()) >= 0.5
+    log, true = torch.log(over_their_greatest(beta.double())), logs(x[:, :3], total[:3])
+    true -= true.amax(1, keepdim=True)
+    for depth, tolerance in [(-10, 4e-6), (-80, 3e-5)]:
+        seen = true > depth
+        torch.testing.assert_close(log[seen], true[seen], rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("k", [2, 5, 16, 17, 50, 64, 100, 128, 200])
 def test_the_fixed_point_is_the_oracles(backend, k):
     documents, beta, alpha = problem(k)
     found = fold_in(documents, beta, alpha, topics=k, iterations=60, tolerance=0.0)
-    gamma, statistics = folded(documents, beta[:, :k], alpha[:k], iterations=60, tolerance=0.0)
+    gamma, statistics = folded(documents, torch.log(beta[:, :k]), alpha[:k], iterations=60, tolerance=0.0)
     torch.testing.assert_close(found.gamma[:, :k].double(), gamma, rtol=2e-4, atol=1e-5)
     torch.testing.assert_close(found.statistics[:, :k].double(), statistics, rtol=2e-4, atol=1e-5)
     assert (found.statistics[:, k:] == 0).all()
@@ -82,7 +93,7 @@ def test_the_fixed_point_is_the_oracles(backend, k):
 def test_each_document_ends_where_its_gammas_rest(backend, tolerance):
     documents, beta, alpha = problem(seed=1)
     found = fold_in(documents, beta, alpha, topics=5, iterations=100, tolerance=tolerance)
-    gamma, _ = folded(documents, beta[:, :5], alpha[:5], iterations=100, tolerance=tolerance)
+    gamma, _ = folded(documents, torch.log(beta[:, :5]), alpha[:5], iterations=100, tolerance=tolerance)
     torch.testing.assert_close(found.gamma[:, :5].double(), gamma, rtol=1e-3, atol=1e-4)
     assert len(documents) - 1 <= found.iterations < 100 * len(documents)
 
@@ -103,17 +114,55 @@ def test_it_goes_on_from_where_it_was_told_to(backend):
     torch.testing.assert_close(more.gamma, whole.gamma, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("prior", [0.3, 0.01, 0.001])
 @pytest.mark.parametrize("k", [3, 16, 50])
-def test_expected_topics(backend, k):
+def test_expected_topics(backend, k, prior):
     generator = torch.Generator().manual_seed(2)
     x = torch.zeros(30, width_for(k))
     x[:, :k] = torch.rand(30, k, generator=generator) * 100
-    total = 0.3 * 30 + 0.25 * x.double().sum(0)
+    x[:4, 1:] = 0.0
+    x[7] = 0.0
+    total = prior * 30 + 0.25 * x.double().sum(0)
     row = torch.tensor([4, 29, 0, 7])
-    beta = expected_topics(x, row, total, topics=k, prior=0.3, scale=0.25)
-    true = torch.exp(torch.digamma(0.3 + 0.25 * x[row, :k].double()) - torch.digamma(total[:k]))
-    torch.testing.assert_close(beta[:, :k].double(), true, rtol=5e-6, atol=1e-12)
+    beta = expected_topics(x, row, total, topics=k, prior=prior, scale=0.25)
+    true = logs(prior + 0.25 * x[row, :k].double(), total[:k])
+    true = torch.exp(true - true.amax(1, keepdim=True))
+    torch.testing.assert_close(over_their_greatest(beta[:, :k]).double(), true, rtol=5e-6, atol=1e-12)
     assert (beta[:, k:] == 0).all()
+
+
+def test_a_topic_without_words_is_a_topic(backend):
+    """Of few words its sum is near 0, too: the others keep theirs."""
+    x = torch.zeros(3, 16)
+    x[:2, 0], x[1, 1] = 9.0, 5.0
+    total = 0.001 * 3 + x.double().sum(0)
+    beta = expected_topics(x, torch.arange(3), total, topics=3, prior=0.001)[:, :3]
+    torch.testing.assert_close(over_their_greatest(beta)[0], torch.tensor([1.0, 0.0, 0.0]))
+    true = torch.exp(logs(0.001 + x[1, :3], total[:3]))
+    torch.testing.assert_close(
+        over_their_greatest(beta)[1].double(), true / true.max(), rtol=5e-6, atol=1e-30
+    )
+    assert float(over_their_greatest(beta)[2, 2]) == 1.0
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.001])
+@pytest.mark.parametrize("prior", [0.3, 0.01, 0.001])
+def test_a_word_at_the_prior_is_shared_out_as_any_other(backend, prior, alpha):
+    """As every word is before it was met."""
+    k = 12
+    documents, x, _ = problem(k, seed=5)
+    x[:20], x[20:] = 0.0, x[20:] * 50
+    total = prior * len(x) + x.double().sum(0)
+    beta = expected_topics(x, torch.arange(len(x)), total, topics=k, prior=prior)
+    alphas = torch.full((width_for(k),), alpha)
+    log_beta = logs(prior + x[:, :k], total[:k])
+    found = fold_in(documents, beta, alphas, topics=k, iterations=20, tolerance=0.0)
+    gamma, statistics = folded(documents, log_beta, alphas[:k], iterations=20, tolerance=0.0)
+    torch.testing.assert_close(found.gamma[:, :k].double(), gamma, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found.statistics[:, :k].double(), statistics, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found.statistics.sum(), documents.times.sum(), rtol=1e-5, atol=0)
+    mine = document_bound(documents, log_beta, alphas, found.gamma, topics=k)
+    torch.testing.assert_close(mine, bound(documents, log_beta, alphas[:k], found.gamma[:, :k]))
 
 
 def test_what_the_kernels_cannot_take_is_refused_or_left_to_the_twin(backend):
@@ -130,7 +179,9 @@ def test_what_the_kernels_cannot_take_is_refused_or_left_to_the_twin(backend):
     wide = expected_topics(
         torch.cat([x, torch.zeros(40, 6)], 1), row, torch.cat([total, total[:6]]), topics=5, prior=0.1
     )
-    torch.testing.assert_close(narrow[:, :5], wide[:, :5], rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        over_their_greatest(narrow), over_their_greatest(wide)[:, :10], rtol=1e-5, atol=0
+    )
     found = fold_in(documents, beta[:, :10], alpha[:10], topics=5)
     torch.testing.assert_close(
         found.gamma[:, :5], fold_in(documents, beta, alpha, topics=5).gamma[:, :5], rtol=1e-4, atol=1e-4
@@ -140,9 +191,10 @@ def test_what_the_kernels_cannot_take_is_refused_or_left_to_the_twin(backend):
 def test_the_bound_is_the_oracles(backend):
     documents, beta, alpha = problem()
     gamma = fold_in(documents, beta, alpha, topics=5, iterations=50).gamma
-    mine = document_bound(documents, beta, alpha, gamma, topics=5)
+    log_beta = torch.log(beta[:, :5].double())
+    mine = document_bound(documents, log_beta, alpha, gamma, topics=5)
     torch.testing.assert_close(
-        mine, bound(documents, beta[:, :5], alpha[:5], gamma[:, :5]), rtol=1e-8, atol=1e-8
+        mine, bound(documents, log_beta, alpha[:5], gamma[:, :5]), rtol=1e-8, atol=1e-8
     )
 
 
@@ -151,7 +203,7 @@ def test_the_bound_rises_with_every_iteration(backend):
     gamma, before = None, torch.full((len(documents),), -math.inf, dtype=torch.float64)
     for _ in range(8):
         gamma = fold_in(documents, beta, alpha, topics=5, iterations=1, tolerance=0.0, gamma=gamma).gamma
-        now = document_bound(documents, beta, alpha, gamma, topics=5)
+        now = document_bound(documents, torch.log(beta[:, :5].double()), alpha, gamma, topics=5)
         assert (now >= before - 1e-5).all()
         before = now
 

@@ -181,8 +181,8 @@ def test_the_weights_of_documents_are_the_oracles():
         torch.from_numpy(some.starts), torch.from_numpy(some.words), torch.from_numpy(some.counts).float()
     )
     total = topics.matrix.double().sum(0)
-    beta = torch.exp(torch.digamma(topics.matrix.double()) - torch.digamma(total))
-    gamma, _ = folded(documents, beta, topics.alpha, iterations=100, tolerance=1e-4)
+    log_beta = torch.digamma(topics.matrix.double()) - torch.digamma(total)
+    gamma, _ = folded(documents, log_beta, topics.alpha, iterations=100, tolerance=1e-4)
     expected = gamma / gamma.sum(1, keepdim=True)
     np.testing.assert_allclose(topics.transform(some), expected.numpy(), atol=2e-4)
 

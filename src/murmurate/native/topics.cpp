@@ -32,6 +32,7 @@ inline void store(float* at, Lanes x) { *reinterpret_cast<Loose*>(at) = x; }
 inline Lanes all(float x) { return x - Lanes{}; }
 inline Lanes as_numbers(Bits x) { return reinterpret_cast<Lanes>(x); }
 inline Bits as_bits(Lanes x) { return reinterpret_cast<Bits>(x); }
+inline Lanes greater(Lanes a, Lanes b) { return a > b ? a : b; }
 #else
 struct Bits {
   int32_t of[kWide];
@@ -68,6 +69,10 @@ inline Bits as_bits(Lanes x) {
   std::memcpy(&y, &x, sizeof y);
   return y;
 }
+inline Lanes greater(Lanes a, Lanes b) {
+  for (int i = 0; i < kWide; ++i) a.of[i] = a.of[i] > b.of[i] ? a.of[i] : b.of[i];
+  return a;
+}
 inline Bits operator+(Bits a, int32_t b) {
   for (int32_t& lane : a.of) lane += b;
   return a;
@@ -86,6 +91,18 @@ inline float sum(Lanes x) {
   store(of, x);
   for (int64_t width = kWide / 2; width > 0; width /= 2)
     for (int64_t i = 0; i < width; ++i) of[i] += of[i + width];
+  return of[0];
+#endif
+}
+
+inline float greatest(Lanes x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps(reinterpret_cast<__m512>(x));
+#else
+  float of[kWide];
+  store(of, x);
+  for (int64_t width = kWide / 2; width > 0; width /= 2)
+    for (int64_t i = 0; i < width; ++i) of[i] = of[i] > of[i + width] ? of[i] : of[i + width];
   return of[0];
 #endif
 }
@@ -131,11 +148,14 @@ inline Lanes exp_of_negative(Lanes x) {
 #endif
 }
 
-// exp(digamma(x)) for x > 0. digamma(x) = digamma(x + 4) - 1/x - 1/(x+1) - 1/(x+2) - 1/(x+3); and of y = x - 1/2
-// exp(digamma(x)) is y + 1/24y - 37/5760y^3 + 10313/2903040y^5 - ..., which needs neither log nor exp.
-inline Lanes exp_digamma(Lanes x) {
-  const Lanes q = x * (x + all(3.0f));  // x (x + 3) and (x + 1)(x + 2) = q + 2
-  const Lanes fractions = (all(2.0f) * x + all(3.0f)) * (all(2.0f) * q + all(2.0f)) / (q * (q + all(2.0f)));
+// exp(digamma(x) + 1/most) for 0 < x <= most. Near 0 digamma is -1/x, and of 0.01 float32 has no exponential; what
+// counts are ratios to that of the greatest of a row. 1/x - 1/most is (1 - x/most) / x, which cancels nothing.
+// digamma(x) = digamma(x + 4) - 1/x - 1/(x+1) - 1/(x+2) - 1/(x+3); and of y = x - 1/2 exp(digamma(x)) is
+// y + 1/24y - 37/5760y^3 + 10313/2903040y^5 - ..., which needs neither log nor exp.
+inline Lanes exp_digamma(Lanes x, Lanes most, Lanes inverse_most) {
+  const Lanes p = ((x + all(6.0f)) * x + all(11.0f)) * x + all(6.0f);  // (x + 1)(x + 2)(x + 3)
+  const Lanes slope = (all(3.0f) * x + all(12.0f)) * x + all(11.0f);
+  const Lanes fractions = ((most - x) * inverse_most * p + x * slope) / (x * p);
   const Lanes y = x + all(3.5f), inverse = all(1.0f) / y, square = inverse * inverse;
   Lanes series = all(-3.9535574e-3f);
   series = series * square + all(3.5524829e-3f);
@@ -144,15 +164,13 @@ inline Lanes exp_digamma(Lanes x) {
   return (y + series * inverse) * exp_of_negative(all(0.0f) - fractions);
 }
 
-void exp_digamma_of(const float* x, int64_t count, float* out) {
-  int64_t i = 0;
-  for (; i + kWide <= count; i += kWide) store(out + i, exp_digamma(load(x + i)));
-  if (i == count) return;
-  float rest[kWide];
-  for (float& lane : rest) lane = 1.0f;
-  std::memcpy(rest, x + i, static_cast<std::size_t>(count - i) * sizeof(float));
-  store(rest, exp_digamma(load(rest)));
-  std::memcpy(out + i, rest, static_cast<std::size_t>(count - i) * sizeof(float));
+// Of a row with its greatest.
+void exp_digamma_of(const float* x, int64_t width, float* out) {
+  Lanes most = load(x);
+  for (int64_t k = kWide; k < width; k += kWide) most = greater(most, load(x + k));
+  most = all(greatest(most));
+  const Lanes inverse = all(1.0f) / most;
+  for (int64_t k = 0; k < width; k += kWide) store(out + k, exp_digamma(load(x + k), most, inverse));
 }
 
 // -- rows ---------------------------------------------------------------------------------------------------
@@ -173,8 +191,12 @@ void expected(const float* x, int64_t width, int64_t topics, const int64_t* row,
     if (r + kSoon < rows) ask_for(x + row[r + kSoon] * width, width);
     const float* from = x + row[r] * width;
     float* to = beta + r * width;
+    Lanes most = load(from);
+    for (int64_t k = kWide; k < topics; k += kWide) most = greater(most, load(from + k));
+    most = all(offset) + all(scale) * all(greatest(most));
+    const Lanes inverse = all(1.0f) / most;
     for (int64_t k = 0; k < topics; k += kWide)
-      store(to + k, exp_digamma(all(offset) + all(scale) * load(from + k)) * load(factor + k));
+      store(to + k, exp_digamma(all(offset) + all(scale) * load(from + k), most, inverse) * load(factor + k));
     for (int64_t k = topics; k < width; ++k) to[k] = 0.0f;
   }
 }
@@ -308,6 +330,6 @@ int64_t fold_in(const Documents& documents, const float* beta, int64_t width, in
 }  // namespace
 
 extern const TopicKernels MURMURATE_TOPICS;
-const TopicKernels MURMURATE_TOPICS = {MURMURATE_NAME, exp_digamma_of, expected, fold_in, add_rows};
+const TopicKernels MURMURATE_TOPICS = {MURMURATE_NAME, expected, fold_in, add_rows};
 
 }  // namespace murmurate

@@ -18,13 +18,13 @@ struct Documents {
 
 struct TopicKernels {
   const char* name;
-  // out <- exp(digamma(x))
-  void (*exp_digamma)(const float* x, int64_t count, float* out);
-  // beta[r] <- exp(E[log beta of word row[r]]), up to a factor a topic: exp(digamma(offset + scale * x)) * factor
+  // beta[r] <- exp(E[log beta of word row[r]]), up to a factor a topic and one a word:
+  // exp(digamma(lambda) + 1 / greatest lambda of the row) * factor, where lambda = offset + scale * x
   void (*expected)(const float* x, int64_t width, int64_t topics, const int64_t* row, int64_t rows, float scale,
                    float offset, const float* factor, float* beta);
   // gamma [count, width] to its fixed point given beta, from what it is; statistics [rows of beta, width] gets the
-  // expected number of words of each topic added. Returns the iterations of all documents.
+  // expected number of words of each topic added. From `topics` on alpha and gamma are less than anywhere before.
+  // Returns the iterations of all documents.
   int64_t (*fold_in)(const Documents&, const float* beta, int64_t width, int64_t topics, const float* alpha,
                      int64_t iterations, float tolerance, float* work, float* gamma, float* statistics);
   // x[row[r]] += step * values[r]

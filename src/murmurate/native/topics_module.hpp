@@ -7,19 +7,6 @@ namespace {
 
 const TopicKernels* topic_kernels = nullptr;
 
-// exp_digamma(x, count, out)
-PyObject* exp_digamma(PyObject*, PyObject* const* args, Py_ssize_t n) {
-  if (!expect(n, 3)) return nullptr;
-  const float* x = at<float>(args[0]);
-  const int64_t count = PyLong_AsLongLong(args[1]);
-  float* out = at<float>(args[2]);
-  if (PyErr_Occurred()) return nullptr;
-  Py_BEGIN_ALLOW_THREADS
-  topic_kernels->exp_digamma(x, count, out);
-  Py_END_ALLOW_THREADS
-  Py_RETURN_NONE;
-}
-
 // expected_topics(x, width, topics, row, rows, scale, offset, factor, beta)
 PyObject* expected_topics(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (!expect(n, 9)) return nullptr;

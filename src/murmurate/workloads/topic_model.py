@@ -120,7 +120,7 @@ class TopicModel:
 
 class _Seen(NamedTuple):
     """row: [R] int64, the batch's distinct words. word: [N] int32, which of them each entry is. beta: [R, W]
-    exp(E[log beta])."""
+    exp(E[log beta]), up to a factor a word."""
 
     row: Tensor
     word: Tensor

@@ -119,22 +119,26 @@ class Topics:
 
     def document_bounds(self, corpus: Corpus | Over) -> Tensor:
         """[D] float64: of each document."""
-        beta, alpha = self._expected()
+        (beta, alpha), log_beta = self._expected(), self._log_beta()
         parts = [torch.zeros(0, dtype=torch.float64)]
         for part in _parts(corpus):
             documents, folded = self._fold(part, beta, alpha)
-            parts.append(document_bound(documents, beta, alpha, folded.gamma, topics=self.count))
+            parts.append(document_bound(documents, log_beta, self.alpha, folded.gamma, topics=self.count))
         return torch.cat(parts)
 
     def topic_bound(self, prior: float) -> float:
         """The topics' own: E[log p(beta | prior) - log q(beta | lambda)]."""
         x = self.matrix.double()
         total = x.sum(0)
-        log_beta = torch.digamma(x) - torch.digamma(total)
         v = len(x)
         own = torch.lgamma(total).sum() - torch.lgamma(x).sum()
         given = self.count * (math.lgamma(v * prior) - v * math.lgamma(prior))
-        return float(((prior - x) * log_beta).sum()) + given - float(own)
+        return float(((prior - x) * self._log_beta()).sum()) + given - float(own)
+
+    def _log_beta(self) -> Tensor:
+        """E[log beta] [V, K] float64."""
+        x = self.matrix.double()
+        return torch.digamma(x) - torch.digamma(x.sum(0))
 
     def _expected(self) -> tuple[Tensor, Tensor]:
         """(exp E[log beta] [V, W], alpha [W]) that documents are folded in with."""
