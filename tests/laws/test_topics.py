@@ -127,6 +127,24 @@ def test_a_word_that_is_new_is_learned(k):
     assert float(expected.max()) > 0
 
 
+def test_no_mini_batch_of_the_warm_start_is_what_is_left_over():
+    """One document would stand for all, at the last step."""
+    sizes = []
+
+    class Library:
+        def __len__(self):
+            return DOCUMENTS
+
+        def select(self, index):
+            sizes.append(len(index))
+            return corpus().select(index)
+
+    spec = EnvSpec("corpus", (WORDS,), torch.int32, 0, documents=DOCUMENTS)
+    model = dataclasses.replace(MODEL, init="svi", batch=DOCUMENTS - 1)
+    model.build(spec, Replica, seed=0, device=torch.device("cpu"), corpus=Library())
+    assert sizes[-2:] == [DOCUMENTS // 2] * 2
+
+
 # -- strategies ---------------------------------------------------------------------------------------------
 
 

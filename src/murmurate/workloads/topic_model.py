@@ -265,7 +265,8 @@ def _from_documents(
 def _after_a_pass(
     config: TopicModel, documents: int, start: Tensor, seed: int, corpus: Library[Corpus]
 ) -> Tensor:
-    """One pass of stochastic variational inference, alone."""
+    """One pass of stochastic variational inference, alone. Mini-batches are alike to a document: the last one
+    is not to be what is left over, a few that stand for all."""
     it = ConjugateLearner(
         LatentTopics(config, start),
         Replica,
@@ -273,6 +274,6 @@ def _after_a_pass(
         eta=TopicModel(batch=config.batch).eta,
     )
     order = np.random.default_rng(derive_seed(seed, "warm start")).permutation(len(corpus))
-    for first in range(0, len(order), config.batch):
-        it.follow(corpus.select(order[first : first + config.batch]))
+    for part in np.array_split(order, -(-len(order) // config.batch)):
+        it.follow(corpus.select(part))
     return it.values()[:-1].clone()
