@@ -148,6 +148,24 @@ def test_other_words_are_found_by_their_names_or_refused(folder, capsys, tmp_pat
     assert run("topics", "evaluate", folder, other) == 0
 
 
+@pytest.fixture(scope="module")
+def nameless(tmp_path_factory):
+    """A run on word ids alone."""
+    here = tmp_path_factory.mktemp("nameless")
+    write(generate(documents=60, vocabulary=30, topics=2, seed=0).corpus, here / "x.npz", "npz")
+    few = ("--topics", 2, "--launcher", "inline", "--passes", 1, "--out", here / "run")
+    assert run("topics", "fit", here / "x.npz", *few) == 0
+    return here / "run"
+
+
+def test_text_has_no_place_among_words_without_names(nameless, capsys, tmp_path):
+    capsys.readouterr()
+    (tmp_path / "x.txt").write_text("cat dog\ncat dog emu\n" * 20)
+    for verb, *more in (("transform", "--out", tmp_path / "w.npz"), ("evaluate",)):
+        said = refused(capsys, "topics", verb, nameless, tmp_path / "x.txt", *more)
+        assert "without names of its 30 words" in said
+
+
 def test_transform_says_which_row_is_which_document(folder, tmp_path):
     gap = tmp_path / "docword.gap.txt"
     gap.write_text("3\n100\n2\n1 2 5\n3 7 1\n")  # its second document has no word

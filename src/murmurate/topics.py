@@ -185,6 +185,11 @@ def _other(it: Found, options: argparse.Namespace) -> tuple[Corpus | Over, Skipp
     kind = options.kind or kind_of(path)
     given: dict[str, Any] = {"kind": kind, "skip_bad": options.skip_bad, "one_based": options.one_based}
     if kind == "text":
+        if mine.vocabulary is None:
+            raise Refusal(
+                f"{path} is text, and the run was fitted without names of its {mine.vocabulary_size:,} words: "
+                "which is which cannot be told. Fit again with --vocabulary, or give a corpus of word ids."
+            )
         return read(path, vocabulary=mine.vocabulary, skipped=skipped, **given), skipped
     if kind in ("lda-c", "svmlight") and not vocabulary_beside(path).exists():
         given["vocabulary_size"] = mine.vocabulary_size
