@@ -10,6 +10,7 @@ from murmurate.agents.interface import Agent
 from murmurate.checkpoint import write_part
 from murmurate.collect.banks import channel_of_banks
 from murmurate.collect.interface import spec_of
+from murmurate.corpus_record import refuse_another
 from murmurate.fabric.interface import Fabric
 from murmurate.joining import Doorway, Pace
 from murmurate.post import (
@@ -135,5 +136,9 @@ class Serving:
 
 
 def member(run: Run, post: Post) -> Learning | Serving:
-    """What ``post.rank`` does in ``run``: the ranks after the replicas are the centre's."""
+    """What ``post.rank`` does in ``run``: the ranks after the replicas are the centre's.
+
+    Raises Refusal where this process reads another corpus than the run began with.
+    """
+    refuse_another(post.folder, run.world)
     return Learning(run, post) if post.rank < run.replicas else Serving(run, post)

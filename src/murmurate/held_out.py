@@ -6,10 +6,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from murmurate.collect.documents import CorpusWorld
+from murmurate.collect.documents import Chosen, CorpusWorld
 from murmurate.collect.tables import TableWorld
+from murmurate.corpus_record import CorpusRecord, read_record
 from murmurate.errors import Refusal
-from murmurate.loading import load_agent
+from murmurate.loading import load_agent, run_folder
 from murmurate.run_spec import Run
 from murmurate.workloads.conjugate import ConjugateLearner
 from murmurate.workloads.corpus import Corpus, Over
@@ -22,11 +23,18 @@ _COHERENCE_DOCUMENTS = 20_000
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """A run's topics, the prior they were found with, and their corpus's settings."""
+    """A run's topics, the prior they were found with, their corpus's settings, and what it was then."""
 
     topics: Topics
     prior: float
     world: CorpusWorld
+    record: CorpusRecord
+
+    def divided(self) -> tuple[Chosen[Corpus], Chosen[Corpus], Chosen[Corpus]]:
+        """The documents (learned from, validated with, tested with). Raises Refusal where the corpus is gone
+        or has changed."""
+        self.record.check(self.world)
+        return self.world.divided()
 
 
 def found(run: Run, where: Path) -> Found:
@@ -36,7 +44,8 @@ def found(run: Run, where: Path) -> Found:
     learner = load_agent(run, where)
     if not isinstance(learner.model, LatentTopics):
         raise Refusal(f"{run.recipe} has no topics.")
-    return Found(learner.found(), learner.model.prior, run.world)
+    record = read_record(run_folder(where), run.world)
+    return Found(learner.found(), learner.model.prior, run.world, record)
 
 
 def held_out(run: Run, where: Path) -> dict[str, Any]:
@@ -62,7 +71,7 @@ def _rows(run: Run, where: Path, world: TableWorld) -> dict[str, Any]:
 
 def _documents(run: Run, where: Path) -> dict[str, Any]:
     it = found(run, where)
-    train, _, test = it.world.divided()
+    train, _, test = it.divided()
     documents = test.select(range(len(test)))
     return measures(it, documents) | {
         "coherence": float(

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from murmurate import checkpoint
+from murmurate.collect.documents import CorpusWorld
 from murmurate.collect.interface import spec_of
+from murmurate.corpus_record import read_record
 from murmurate.run_spec import Run
 from murmurate.vector import Replica
 
@@ -17,10 +19,16 @@ def load_agent(run: Run, folder: Path) -> Any:
     """An agent, or a learner where nobody acts, with the consensus parameters of a checkpoint folder
     (``checkpoints/last``, say).
 
-    Floating-point buffers are the mean over the replicas saved in it. Raises Refusal if it is damaged.
+    Floating-point buffers are the mean over the replicas saved in it. A corpus is not looked at: what is
+    to be known of it is in the run folder. Raises Refusal if the checkpoint is damaged.
     """
     torch.set_num_threads(run.placement.threads)
-    agent = run.agent.build(spec_of(run.world), Replica, seed=run.seed, device=torch.device("cpu"))
+    world = run.world
+    if isinstance(world, CorpusWorld):
+        spec = read_record(run_folder(folder), world).spec(world)
+    else:
+        spec = spec_of(world)
+    agent = run.agent.build(spec, Replica, seed=run.seed, device=torch.device("cpu"))
     states = [checkpoint.read_part(folder, rank) for rank in learners(run, folder)]
     latest = max(states, key=lambda state: state["seconds"])  # who saved last saw most of the others
     if (centre := run.replicas) in checkpoint.parts(folder):
@@ -35,6 +43,11 @@ def load_agent(run: Run, folder: Path) -> Any:
                 buffer.copy_(mean)
         replica.reload()
     return agent
+
+
+def run_folder(checkpoint_folder: Path) -> Path:
+    """The run folder that a checkpoint folder lies in."""
+    return checkpoint_folder.absolute().parents[1]
 
 
 def learners(run: Run, folder: Path) -> list[int]:

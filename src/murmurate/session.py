@@ -14,6 +14,7 @@ from murmurate import checkpoint
 from murmurate.agents.interface import Learner
 from murmurate.collect.interface import ExampleWorld, spec_of
 from murmurate.coordinator import Coordinator, SecondInterrupt, all_is_saved
+from murmurate.corpus_record import refuse_another, write_record
 from murmurate.errors import MissingExtra, Refusal, RunFailed
 from murmurate.fabric.arena import refuse_if_small
 from murmurate.fabric.interface import Capability, FabricFactory
@@ -95,6 +96,7 @@ def _begin(run: Run, folder: Path, crew: Any) -> Finish:
     try:
         with held(folder):
             write_run(folder, run)
+            write_record(folder, run.world)
             return _carry_out(run, folder, lambda start: start(run, folder))
     except Refusal as refusal:
         if any((folder / "checkpoints").glob("*/state.json")):  # it had begun: nothing is taken back
@@ -137,6 +139,7 @@ _MAY_CHANGE = frozenset(
 
 
 def _go_on(run: Run, stored: Run, folder: Path, found: Path) -> Finish:
+    refuse_another(folder, stored.world)
     manifest = checkpoint.read_manifest(found)
     saved = checkpoint.parts(found)
     if run.replicas != int(manifest["replicas"]):

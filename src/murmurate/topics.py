@@ -7,6 +7,7 @@ import dataclasses
 import html
 import json
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -105,8 +106,19 @@ def load(folder: Path) -> Found:
 
 def _named(it: Found) -> Any:
     """Word by number; the number itself where the corpus has no vocabulary."""
-    vocabulary = it.world.whole().vocabulary
+    vocabulary = it.record.vocabulary
     return str if vocabulary is None else vocabulary.__getitem__
+
+
+def _coherence(it: Found) -> list[float | None]:
+    """[K]; None, with a warning, where the corpus is not there any more."""
+    try:
+        train_, _, _ = it.divided()
+    except Refusal as refusal:
+        warnings.warn(f"no coherence: {refusal}", stacklevel=2)
+        return [None] * it.topics.count
+    told: list[float | None] = it.topics.coherence(train_.select(range(min(len(train_), 20_000)))).tolist()
+    return told
 
 
 def show_command(options: argparse.Namespace, rest: list[str]) -> int:
@@ -116,8 +128,7 @@ def show_command(options: argparse.Namespace, rest: list[str]) -> int:
     name = _named(it)
     weights = it.topics.weights().tolist()
     tops = it.topics.top_words(options.words)
-    train_, _, _ = it.world.divided()
-    coherence = it.topics.coherence(train_.select(range(min(len(train_), 20_000)))).tolist()
+    coherence = _coherence(it)
     rows = [
         {
             "topic": k,
@@ -137,10 +148,14 @@ def show_command(options: argparse.Namespace, rest: list[str]) -> int:
         table.add_column(column, justify="left" if column == "words" else "right")
     for row in rows:
         said = " ".join(one["word"] for one in row["words"])
-        table.add_row(str(row["topic"]), f"{row['weight']:.1%}", f"{row['coherence']:.2f}", said)
+        table.add_row(str(row["topic"]), f"{row['weight']:.1%}", _plain(row["coherence"]), said)
     rich.console.Console().print(table)
     print(f"With pictures: {page}")
     return 0
+
+
+def _plain(coherence: float | None) -> str:
+    return "-" if coherence is None else f"{coherence:.2f}"
 
 
 def _page(path: str, rows: list[dict[str, Any]]) -> str:
@@ -154,7 +169,7 @@ def _page(path: str, rows: list[dict[str, Any]]) -> str:
             f'<td><i style="width:{9 * one["share"] / top:.2f}em"></i>{one["share"]:.2%}</td></tr>'
             for one in row["words"]
         )
-        said = f"{row['weight']:.1%} of all words, NPMI {row['coherence']:.2f}"
+        said = f"{row['weight']:.1%} of all words, NPMI {_plain(row['coherence'])}"
         weight = f'<b style="width:{100 * row["weight"] / most:.1f}%"></b>'
         blocks.append(
             f"<section><h2>{row['topic']} <small>{said}</small></h2>{weight}<table>{bars}</table></section>"
@@ -181,14 +196,14 @@ i { display: inline-block; height: .7em; background: #9cc3e4; margin-right: .5em
 def _other(it: Found, options: argparse.Namespace) -> tuple[Corpus | Over, Skipped]:
     """Another corpus over the run's words, and what of its source is not in it. Words that the run does not
     know are left out. Raises Refusal where it cannot be told which words it is over."""
-    mine, path, skipped = it.world.whole(), options.corpus, Skipped()
+    mine, path, skipped = it.record, options.corpus, Skipped()
     kind = options.kind or kind_of(path)
     given: dict[str, Any] = {"kind": kind, "skip_bad": options.skip_bad, "one_based": options.one_based}
     if kind == "text":
         if mine.vocabulary is None:
             raise Refusal(
-                f"{path} is text, and the run was fitted without names of its {mine.vocabulary_size:,} words: "
-                "which is which cannot be told. Fit again with --vocabulary, or give a corpus of word ids."
+                f"{path} is text, and the run was fitted without names of its {mine.vocabulary_size:,} "
+                "words: which is which cannot be told. Fit anew with --vocabulary, or give a corpus of ids."
             )
         return read(path, vocabulary=mine.vocabulary, skipped=skipped, **given), skipped
     if kind in ("lda-c", "svmlight") and not vocabulary_beside(path).exists():
@@ -236,7 +251,7 @@ def _write_parquet(path: Path, weights: Any, documents: Any) -> None:
 def evaluate_command(options: argparse.Namespace, rest: list[str]) -> int:
     it = load(options.folder)
     if options.corpus is None:
-        _, _, test = it.world.divided()
+        _, _, test = it.divided()
         documents: Corpus | Over = test.select(range(len(test)))
         if not len(documents):
             raise Refusal("the run kept no test documents back. Name a corpus to evaluate on.")

@@ -87,17 +87,24 @@ class CorpusWorld:
     def divided(self) -> tuple[Chosen[Corpus], Chosen[Corpus], Chosen[Corpus]]:
         """The documents (to learn from, to validate with, to test with)."""
         corpus = self.whole()
-        parts = divide(
-            len(corpus), self.validation, self.test, self.split_seed, what=f"{self.path} has", of=self.holds
-        )
-        train, validation, test = (Chosen(corpus, part) for part in parts)
+        train, validation, test = (Chosen(corpus, part) for part in self._parts(len(corpus)))
         return train, validation, test
 
     @property
     def spec(self) -> EnvSpec:
         """What a topic model must know: an observation is a document's counts [V]."""
-        train, _, _ = self.divided()
-        return EnvSpec("corpus", (self.whole().vocabulary_size,), torch.int32, 0, documents=len(train))
+        corpus = self.whole()
+        return self.spec_of(len(corpus), corpus.vocabulary_size)
+
+    def spec_of(self, documents: int, vocabulary_size: int) -> EnvSpec:
+        """``spec`` of a corpus of that size, without a look at it."""
+        train, _, _ = self._parts(documents)
+        return EnvSpec("corpus", (vocabulary_size,), torch.int32, 0, documents=len(train))
+
+    def _parts(self, documents: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        return divide(
+            documents, self.validation, self.test, self.split_seed, what=f"{self.path} has", of=self.holds
+        )
 
 
 def divide(

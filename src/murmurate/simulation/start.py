@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from murmurate import checkpoint
+from murmurate.corpus_record import write_record
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.simulated import Faults as MailFaults
@@ -57,6 +58,7 @@ def simulate(run: Run, cluster: Cluster, folder: Path, quiet: bool = False) -> F
     try:
         with held(folder):
             write_run(folder, run, simulated=plain(cluster))
+            write_record(folder, run.world)
             return Simulation(run, cluster, folder, quiet).carry_out()
     except Refusal:
         unclaim(folder, existed)

@@ -22,7 +22,7 @@ from murmurate.errors import Refusal
 from murmurate.workloads._faults import Skipped
 from murmurate.workloads.corpus import Corpus
 
-_VERSION = 1
+_VERSION = 2
 _FILES = {"corpus.json", "starts.npy", "words.npy", "counts.npy", "missing.npy", "vocabulary.json"}
 
 
@@ -126,9 +126,19 @@ def _store(folder: Path, key: dict[str, Any], made: Converted) -> None:
         "entries": int(starts[-1]),
         "vocabulary_size": made.vocabulary_size,
         "has_vocabulary": made.vocabulary is not None,
+        "digest": _digest_of(folder, made),
         "causes": dict(made.causes),
     }
     (folder / "corpus.json").write_text(json.dumps(about, indent=1))
+
+
+def _digest_of(folder: Path, made: Converted) -> str:
+    """Of what documents there are, over which words; read from the files, so that memory stays bounded."""
+    found = hashlib.blake2b(json.dumps([made.vocabulary_size, made.vocabulary]).encode(), digest_size=16)
+    for name in ("starts", "words", "counts"):
+        with open(folder / f"{name}.npy", "rb") as file:
+            found.update(hashlib.file_digest(file, "blake2b").digest())
+    return found.hexdigest()
 
 
 def _load(cache: Path, key: dict[str, Any]) -> tuple[Corpus, Skipped] | None:
@@ -144,7 +154,8 @@ def _load(cache: Path, key: dict[str, Any]) -> tuple[Corpus, Skipped] | None:
         vocabulary = None
         if about["has_vocabulary"]:
             vocabulary = tuple(json.loads((cache / "vocabulary.json").read_text()))
-        corpus = Corpus(starts, words, counts, vocabulary, int(about["vocabulary_size"]))
+        size, mark = int(about["vocabulary_size"]), str(about["digest"])
+        corpus = Corpus(starts, words, counts, vocabulary, size, mark)
         # not so if another process puts a new one in its place meanwhile
         whole = len(words) == int(about["entries"]) and (cache / "corpus.json").read_text() == stored
         return (corpus, Skipped(Counter(about["causes"]), missing)) if whole else None

@@ -33,6 +33,7 @@ class Corpus:
     counts: NDArray[np.int32]  # [N]: all above 0
     vocabulary: tuple[str, ...] | None  # V words, or None where there are only ids
     vocabulary_size: int  # V
+    digest: str | None = None  # of all of this; None where it was not read from a file
 
     def __post_init__(self) -> None:
         kinds = {"starts": np.int64, "words": np.int32, "counts": np.int32}
