@@ -218,6 +218,23 @@ def test_a_replica_that_reads_another_corpus_is_refused(zoo):
         member(read_run(folder, recipe), Post(1, None, None, folder, 0.0))
 
 
+def test_what_is_skipped_is_counted(capsys, tmp_path):
+    path, folder = tmp_path / "zoo.txt", tmp_path / "run"
+    path.write_bytes("".join(ZOO * 4).encode() + b"caf\xe9\n\n\n")
+    found = {"not UTF-8": 1, "empty document": 2}
+    few = ("--topics", 2, "--launcher", "inline", "--passes", 1, "--skip-bad")
+    assert run("topics", "fit", path, *few, "--out", folder) == 0
+    words = "skipped: 2 x empty document, 1 x not UTF-8; 3 documents are not in the corpus"
+    assert words in capsys.readouterr().out
+    assert summary(folder)["skipped"] == found
+    assert [e["causes"] for e in summary(folder)["events"] if e["event"] == "skipped"] == [found]
+    other = ("topics", "evaluate", folder, path, "--skip-bad")
+    assert run(*other) == 0
+    assert words in capsys.readouterr().out
+    assert run(*other, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["skipped"] == found
+
+
 @pytest.fixture(scope="module")
 def nameless(tmp_path_factory):
     """A run on word ids alone."""

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from murmurate import checkpoint
+from murmurate.collect.documents import CorpusWorld
 from murmurate.errors import RunFailed
 from murmurate.fabric.board import Board
 from murmurate.post import FINAL, staging
@@ -72,6 +73,8 @@ class Coordinator:
         self._next_at = self._after(board.total_env_steps())
         self._clear_staging()
         checkpoint.mend(self.checkpoints)
+        if isinstance(run.world, CorpusWorld) and (skipped := run.world.skipped()).causes:
+            self.event("skipped", str(skipped), causes=dict(skipped.causes))
 
     # -- while it runs ------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from murmurate import checkpoint
+from murmurate.collect.documents import CorpusWorld
 from murmurate.collect.evaluate import EvalResult, evaluate
 from murmurate.collect.interface import ExampleWorld, spec_of
 from murmurate.coordinator import Coordinator
@@ -84,6 +85,8 @@ def summarize(
         "stopped_because": coordinator.stopped_because,
         "exit": exit_reason,
     }
+    if isinstance(run.world, CorpusWorld):
+        facts["skipped"] = dict(run.world.skipped().causes)
     facts |= _from_checkpoint(run, last, best, games)
     write_json(folder / "summary.json", facts)
     return facts

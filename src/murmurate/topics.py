@@ -233,7 +233,7 @@ def transform_command(options: argparse.Namespace, rest: list[str]) -> int:
     else:
         _write_parquet(options.out, weights, documents)
     print(f"{len(weights):,} documents x {weights.shape[1]} topics in {options.out}")
-    if len(skipped.documents):
+    if skipped.causes or len(skipped.documents):
         print(f"{skipped}; the column documents says which row is which")
     return 0
 
@@ -249,18 +249,20 @@ def _write_parquet(path: Path, weights: Any, documents: Any) -> None:
 
 
 def evaluate_command(options: argparse.Namespace, rest: list[str]) -> int:
-    it = load(options.folder)
+    it, skipped = load(options.folder), Skipped()
     if options.corpus is None:
         _, _, test = it.divided()
         documents: Corpus | Over = test.select(range(len(test)))
         if not len(documents):
             raise Refusal("the run kept no test documents back. Name a corpus to evaluate on.")
     else:
-        documents, _ = _other(it, options)
+        documents, skipped = _other(it, options)
     result = measures(it, documents, options.seed)
     if options.json:
-        print(json.dumps(result))
+        print(json.dumps(result | {"skipped": dict(skipped.causes)}))
         return 0
+    if skipped.causes:
+        print(skipped)
     for key, value in result.items():
         print(f"{key:<24}{value:,.1f}" if isinstance(value, float) else f"{key:<24}{value}")
     return 0

@@ -18,7 +18,7 @@ from murmurate.fabric.interface import Fabric
 from murmurate.spec import Batch, EnvSpec, derive_seed
 from murmurate.workloads.conjugate import Library
 from murmurate.workloads.corpus import Corpus
-from murmurate.workloads.reading import read
+from murmurate.workloads.reading import Skipped, read
 from murmurate.workloads.tokens import STOP_WORDS, Tokens, stop_words_in
 
 E = TypeVar("E")
@@ -70,7 +70,11 @@ class CorpusWorld:
 
     def whole(self) -> Corpus:
         """All documents. Raises Refusal for a corpus that cannot be read."""
-        return _read(self, repr(self))
+        return _read(self, repr(self))[0]
+
+    def skipped(self) -> Skipped:
+        """What of its source is not in it."""
+        return _read(self, repr(self))[1]
 
     def tokens(self) -> Tokens | None:
         """How its text becomes words; None where nothing else is said than what is usual. Raises Refusal for
@@ -143,11 +147,12 @@ class Chosen(Generic[E]):
 
 
 @functools.lru_cache(maxsize=2)
-def _read(world: CorpusWorld, said: str) -> Corpus:
+def _read(world: CorpusWorld, said: str) -> tuple[Corpus, Skipped]:
     """said: a world that says max_df 1 equals one that says 1.0, which is another corpus."""
     if not world.path:
         raise Refusal("say which corpus: murmurate topics fit CORPUS, or --world.path CORPUS.")
-    return read(
+    skipped = Skipped()
+    corpus = read(
         Path(world.path),
         kind=world.kind,
         vocabulary=None if world.vocabulary is None else Path(world.vocabulary),
@@ -157,7 +162,9 @@ def _read(world: CorpusWorld, said: str) -> Corpus:
         one_based=world.one_based,
         vocabulary_size=world.vocabulary_size,
         tokens=world.tokens(),
+        skipped=skipped,
     )
+    return corpus, skipped
 
 
 class DocumentSource:

@@ -70,6 +70,8 @@ def summarize(
         "episodes": None,
         "best_eval_return_mean": None,
     }
+    if isinstance(run.world, CorpusWorld):
+        facts["skipped"] = dict(run.world.skipped().causes)
     where = folder / "checkpoints" / "last"
     if reason != "finished" or checkpoint.damage(where) is not None:
         pass
