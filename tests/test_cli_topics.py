@@ -12,13 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from murmurate.centre import member
 from murmurate.cli import main
-from murmurate.collect import documents as of_world
-from murmurate.errors import Refusal
-from murmurate.folder import read_run
-from murmurate.post import Post
-from murmurate.recipes import recipe
 from murmurate.workloads.generated import generate
 from murmurate.workloads.writing import write
 from short_runs import refused
@@ -152,105 +146,6 @@ def test_other_words_are_found_by_their_names_or_refused(folder, capsys, tmp_pat
     assert "Not a word" in refused(capsys, "topics", "evaluate", folder, other)
     names.write_text("".join(f"word{v:03}\n" for v in reversed(range(70))))
     assert run("topics", "evaluate", folder, other) == 0
-
-
-ZOO = [f"{a} {b} {a} {c}\n" for a in ("ant", "bee", "cow") for b in ("dog", "emu") for c in ("fox", "gnu")]
-
-
-@pytest.fixture
-def zoo(tmp_path, monkeypatch):
-    """(a file of text, a run on it); what this process had read of it is forgotten."""
-    path, folder = tmp_path / "zoo.txt", tmp_path / "run"
-    path.write_text("".join(ZOO * 4))
-    few = ("--topics", 2, "--alpha", 0.2, "--launcher", "inline", "--passes", 2, "--out", folder)
-    assert run("topics", "fit", path, *few) == 0
-    of_world._read.cache_clear()
-    return path, folder
-
-
-def shown(capsys, folder):
-    """Of each topic: its words, and its coherence."""
-    capsys.readouterr()
-    assert run("topics", "show", folder, "--json") == 0
-    topics = json.loads(capsys.readouterr().out)
-    return {t["topic"]: [one["word"] for one in t["words"]] for t in topics}, topics[0]["coherence"]
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda path: path.write_text(path.read_text().replace("ant", "zebu")), "has changed since"),
-        (lambda path: path.write_text(path.read_text() + ZOO[0] * 3), "48 documents over 7 words then, 51"),
-        (lambda path: path.unlink(), "There is no"),
-    ],
-)
-def test_a_run_knows_its_words_when_its_corpus_is_another_or_gone(zoo, capsys, tmp_path, change, words):
-    path, folder = zoo
-    other = tmp_path / "other.txt"
-    other.write_text("".join(ZOO))
-    transform = ("topics", "transform", folder, other, "--out", tmp_path / "w.npz")
-    before, coherence = shown(capsys, folder)
-    assert coherence is not None
-    assert run(*transform) == 0
-    weights = np.load(tmp_path / "w.npz")["topics"]
-    change(path)
-    of_world._read.cache_clear()
-    with pytest.warns(UserWarning, match=words):
-        assert shown(capsys, folder) == (before, None)
-    assert run(*transform) == 0
-    assert np.array_equal(np.load(tmp_path / "w.npz")["topics"], weights)
-    capsys.readouterr()
-    for verb in (("resume", folder, "--env-steps", 500), ("topics", "evaluate", folder)):
-        assert words in refused(capsys, *verb)
-
-
-def test_the_same_corpus_written_again_is_the_same(zoo, capsys):
-    path, folder = zoo
-    os.utime(path, ns=(0, 0))
-    assert shown(capsys, folder)[1] is not None
-    assert run("resume", folder, "--env-steps", 200) == 0
-
-
-def test_a_replica_that_reads_another_corpus_is_refused(zoo):
-    path, folder = zoo
-    path.write_text("".join(ZOO * 5))
-    with pytest.raises(Refusal, match="has changed since"):
-        member(read_run(folder, recipe), Post(1, None, None, folder, 0.0))
-
-
-def test_what_is_skipped_is_counted(capsys, tmp_path):
-    path, folder = tmp_path / "zoo.txt", tmp_path / "run"
-    path.write_bytes("".join(ZOO * 4).encode() + b"caf\xe9\n\n\n")
-    found = {"not UTF-8": 1, "empty document": 2}
-    few = ("--topics", 2, "--launcher", "inline", "--passes", 1, "--skip-bad")
-    assert run("topics", "fit", path, *few, "--out", folder) == 0
-    words = "skipped: 2 x empty document, 1 x not UTF-8; 3 documents are not in the corpus"
-    assert words in capsys.readouterr().out
-    assert summary(folder)["skipped"] == found
-    assert [e["causes"] for e in summary(folder)["events"] if e["event"] == "skipped"] == [found]
-    other = ("topics", "evaluate", folder, path, "--skip-bad")
-    assert run(*other) == 0
-    assert words in capsys.readouterr().out
-    assert run(*other, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["skipped"] == found
-
-
-@pytest.fixture(scope="module")
-def nameless(tmp_path_factory):
-    """A run on word ids alone."""
-    here = tmp_path_factory.mktemp("nameless")
-    write(generate(documents=60, vocabulary=30, topics=2, seed=0).corpus, here / "x.npz", "npz")
-    few = ("--topics", 2, "--launcher", "inline", "--passes", 1, "--out", here / "run")
-    assert run("topics", "fit", here / "x.npz", *few) == 0
-    return here / "run"
-
-
-def test_text_has_no_place_among_words_without_names(nameless, capsys, tmp_path):
-    capsys.readouterr()
-    (tmp_path / "x.txt").write_text("cat dog\ncat dog emu\n" * 20)
-    for verb, *more in (("transform", "--out", tmp_path / "w.npz"), ("evaluate",)):
-        said = refused(capsys, "topics", verb, nameless, tmp_path / "x.txt", *more)
-        assert "without names of its 30 words" in said
 
 
 def test_transform_says_which_row_is_which_document(folder, tmp_path):

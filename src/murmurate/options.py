@@ -157,15 +157,20 @@ def _value(kind: Any, word: str) -> Any:
             raise ValueError
         return word
     if kind is bool:
-        if word.lower() not in (*_TRUE, *_FALSE):
-            raise ValueError
-        return word.lower() in _TRUE
+        return truth(word)
     if kind is int and word.replace("_", "").lower().count("e") == 1:
         number = float(word)  # 1e6 is a natural way to say a number of steps
         if number != int(number):
             raise ValueError
         return int(number)
     return kind(word)
+
+
+def truth(word: str) -> bool:
+    """Raises ValueError for a word that is neither."""
+    if word.lower() not in (*_TRUE, *_FALSE):
+        raise ValueError(f"'{word}' is neither true nor false")
+    return word.lower() in _TRUE
 
 
 def _words(kind: Any) -> str:

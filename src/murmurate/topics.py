@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import html
 import json
+import os
 import time
 import warnings
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from murmurate.run_spec import Run
 from murmurate.session import Finish, train
 from murmurate.strategies import strategy
 from murmurate.workloads.corpus import Corpus, Over
-from murmurate.workloads.reading import Skipped, kind_of, read, vocabulary_beside
+from murmurate.workloads.reading import Skipped, kind_of, vocabulary_beside
 
 _SHORT = {  # options of ``fit`` by shorter names
     **{name: f"agent.{name}" for name in ("topics", "batch", "alpha", "prior", "iterations", "tolerance")},
@@ -82,7 +83,7 @@ def fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, P
         raise Refusal(f"Say which corpus, as in: {verb} docword.nytimes.txt.gz --topics 50")
     ended = any(word.partition("=")[0] in ("--env-steps", "--updates", "--minutes") for word in rest)
     passes = options.passes if options.passes is not None or ended else 5.0
-    world = CorpusWorld(path=str(options.corpus.resolve()))
+    world = CorpusWorld(path=str(options.corpus))
     run = dataclasses.replace(run, world=world, env_steps=None if ended else run.env_steps)
     run = change(run, _long(rest), verb)
     folder = options.out or Path("runs") / f"topics-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -193,22 +194,30 @@ i { display: inline-block; height: .7em; background: #9cc3e4; margin-right: .5em
 """
 
 
+_READ_BY = ("kind", "skip_bad", "one_based", "transpose", "vocabulary", "vocabulary_size", "cache")
+
+
 def _other(it: Found, options: argparse.Namespace) -> tuple[Corpus | Over, Skipped]:
     """Another corpus over the run's words, and what of its source is not in it. Words that the run does not
     know are left out. Raises Refusal where it cannot be told which words it is over."""
-    mine, path, skipped = it.record, options.corpus, Skipped()
-    kind = options.kind or kind_of(path)
-    given: dict[str, Any] = {"kind": kind, "skip_bad": options.skip_bad, "one_based": options.one_based}
-    if kind == "text":
+    mine, path = it.record, os.path.abspath(options.corpus)
+    world = it.world if path == it.world.path else CorpusWorld(path=path)
+    said = {name: value for name in _READ_BY if (value := getattr(options, name)) is not None}
+    world = dataclasses.replace(world, **said)
+    instead: dict[str, Any] = {"kind": world.kind or kind_of(Path(path))}
+    if instead["kind"] == "text":
         if mine.vocabulary is None:
             raise Refusal(
                 f"{path} is text, and the run was fitted without names of its {mine.vocabulary_size:,} "
                 "words: which is which cannot be told. Fit anew with --vocabulary, or give a corpus of ids."
             )
-        return read(path, vocabulary=mine.vocabulary, skipped=skipped, **given), skipped
-    if kind in ("lda-c", "svmlight") and not vocabulary_beside(path).exists():
-        given["vocabulary_size"] = mine.vocabulary_size
-    other = read(path, skipped=skipped, **given)
+        if options.vocabulary is None:
+            instead["vocabulary"] = mine.vocabulary
+    elif instead["kind"] in ("lda-c", "svmlight") and not (
+        world.vocabulary_size or world.vocabulary or vocabulary_beside(Path(path)).exists()
+    ):
+        instead["vocabulary_size"] = mine.vocabulary_size
+    other, skipped = world.read_as(**instead)
     if other.vocabulary is None or mine.vocabulary is None or other.vocabulary == mine.vocabulary:
         if other.vocabulary_size != mine.vocabulary_size:
             raise Refusal(

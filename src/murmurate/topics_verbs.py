@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from murmurate.options import truth
+
 
 def add_verbs(verbs: Any, told: Callable[[Any, Path], int]) -> None:
     """Add them below ``topics``. told: says how a run ended, and gives the exit code."""
@@ -49,10 +51,21 @@ def add_verbs(verbs: Any, told: Callable[[Any, Path], int]) -> None:
 
 
 def _reads(verb: argparse.ArgumentParser) -> None:
-    """How another corpus is to be read."""
-    verb.add_argument("--kind", default=None)
-    verb.add_argument("--skip-bad", action="store_true")
-    verb.add_argument("--one-based", type=lambda word: word == "true", default=None, metavar="true|false")
+    """How the corpus is to be read; the run's own is read as it was, where nothing else is said."""
+    verb.add_argument("--kind", help="of file: docs/corpora.md has them (default: told from it)")
+    verb.add_argument("--skip-bad", action="store_true", default=None, help="leave out what is wrong in it")
+    verb.add_argument("--one-based", type=_truth, metavar="true|false", help="whether word ids begin at 1")
+    verb.add_argument("--transpose", action="store_true", default=None, help="it is [words, documents]")
+    verb.add_argument("--vocabulary", help="a file with a word a line (default: the one beside it)")
+    verb.add_argument("--vocabulary-size", type=int, metavar="V", help="where the format does not say")
+    verb.add_argument("--cache", help="folder for the converted corpus (default: beside it)")
+
+
+def _truth(word: str) -> bool:
+    try:
+        return truth(word)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _later(name: str) -> Callable[[argparse.Namespace, list[str]], int]:

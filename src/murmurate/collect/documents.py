@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,12 +66,28 @@ class CorpusWorld:
 
     def __post_init__(self) -> None:
         for name in ("path", "vocabulary", "cache", "stop_words"):
-            if getattr(self, name):
-                object.__setattr__(self, name, str(Path(getattr(self, name)).resolve()))
+            if getattr(self, name):  # a run goes on from other folders too; links keep their telling names
+                object.__setattr__(self, name, os.path.abspath(getattr(self, name)))
 
     def whole(self) -> Corpus:
         """All documents. Raises Refusal for a corpus that cannot be read."""
         return _read(self, repr(self))[0]
+
+    def read_as(self, **instead: Any) -> tuple[Corpus, Skipped]:
+        """All documents, and what of the source is not among them; ``instead``: arguments of ``read`` in the
+        place of these settings."""
+        skipped = Skipped()
+        given = {
+            "kind": self.kind,
+            "vocabulary": None if self.vocabulary is None else Path(self.vocabulary),
+            "skip_bad": self.skip_bad,
+            "cache": None if self.cache is None else Path(self.cache),
+            "transpose": self.transpose,
+            "one_based": self.one_based,
+            "vocabulary_size": self.vocabulary_size,
+            "tokens": None if "vocabulary" in instead else self.tokens(),  # given words are counted as they are
+        }
+        return read(Path(self.path), skipped=skipped, **(given | instead)), skipped
 
     def skipped(self) -> Skipped:
         """What of its source is not in it."""
@@ -151,20 +168,7 @@ def _read(world: CorpusWorld, said: str) -> tuple[Corpus, Skipped]:
     """said: a world that says max_df 1 equals one that says 1.0, which is another corpus."""
     if not world.path:
         raise Refusal("say which corpus: murmurate topics fit CORPUS, or --world.path CORPUS.")
-    skipped = Skipped()
-    corpus = read(
-        Path(world.path),
-        kind=world.kind,
-        vocabulary=None if world.vocabulary is None else Path(world.vocabulary),
-        skip_bad=world.skip_bad,
-        cache=None if world.cache is None else Path(world.cache),
-        transpose=world.transpose,
-        one_based=world.one_based,
-        vocabulary_size=world.vocabulary_size,
-        tokens=world.tokens(),
-        skipped=skipped,
-    )
-    return corpus, skipped
+    return world.read_as()
 
 
 class DocumentSource:

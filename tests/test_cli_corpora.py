@@ -1,0 +1,166 @@
+"""``murmurate topics`` and its corpora: read again, read otherwise, changed, or gone."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from murmurate.centre import member
+from murmurate.cli import main
+from murmurate.collect import documents as of_world
+from murmurate.errors import Refusal
+from murmurate.folder import read_run
+from murmurate.post import Post
+from murmurate.recipes import recipe
+from murmurate.workloads.corpus import Corpus
+from murmurate.workloads.generated import generate
+from murmurate.workloads.writing import write
+from short_runs import refused
+
+ZOO = [f"{a} {b} {a} {c}\n" for a in ("ant", "bee", "cow") for b in ("dog", "emu") for c in ("fox", "gnu")]
+
+
+def run(*arguments):
+    return main([str(a) for a in arguments])
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+@pytest.fixture
+def zoo(tmp_path, monkeypatch):
+    """(a file of text, a run on it); what this process had read of it is forgotten."""
+    path, folder = tmp_path / "zoo.txt", tmp_path / "run"
+    path.write_text("".join(ZOO * 4))
+    few = ("--topics", 2, "--alpha", 0.2, "--launcher", "inline", "--passes", 2, "--out", folder)
+    assert run("topics", "fit", path, *few) == 0
+    of_world._read.cache_clear()
+    return path, folder
+
+
+def shown(capsys, folder):
+    """Of each topic: its words, and its coherence."""
+    capsys.readouterr()
+    assert run("topics", "show", folder, "--json") == 0
+    topics = json.loads(capsys.readouterr().out)
+    return {t["topic"]: [one["word"] for one in t["words"]] for t in topics}, topics[0]["coherence"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda path: path.write_text(path.read_text().replace("ant", "zebu")), "has changed since"),
+        (lambda path: path.write_text(path.read_text() + ZOO[0] * 3), "48 documents over 7 words then, 51"),
+        (lambda path: path.unlink(), "There is no"),
+    ],
+)
+def test_a_run_knows_its_words_when_its_corpus_is_another_or_gone(zoo, capsys, tmp_path, change, words):
+    path, folder = zoo
+    other = tmp_path / "other.txt"
+    other.write_text("".join(ZOO))
+    transform = ("topics", "transform", folder, other, "--out", tmp_path / "w.npz")
+    before, coherence = shown(capsys, folder)
+    assert coherence is not None
+    assert run(*transform) == 0
+    weights = np.load(tmp_path / "w.npz")["topics"]
+    change(path)
+    of_world._read.cache_clear()
+    with pytest.warns(UserWarning, match=words):
+        assert shown(capsys, folder) == (before, None)
+    assert run(*transform) == 0
+    assert np.array_equal(np.load(tmp_path / "w.npz")["topics"], weights)
+    capsys.readouterr()
+    for verb in (("resume", folder, "--env-steps", 500), ("topics", "evaluate", folder)):
+        assert words in refused(capsys, *verb)
+
+
+def test_the_same_corpus_written_again_is_the_same(zoo, capsys):
+    path, folder = zoo
+    os.utime(path, ns=(0, 0))
+    assert shown(capsys, folder)[1] is not None
+    assert run("resume", folder, "--env-steps", 200) == 0
+
+
+def test_a_replica_that_reads_another_corpus_is_refused(zoo):
+    path, folder = zoo
+    path.write_text("".join(ZOO * 5))
+    with pytest.raises(Refusal, match="has changed since"):
+        member(read_run(folder, recipe), Post(1, None, None, folder, 0.0))
+
+
+def test_what_is_skipped_is_counted(capsys, tmp_path):
+    path, folder = tmp_path / "zoo.txt", tmp_path / "run"
+    path.write_bytes("".join(ZOO * 4).encode() + b"caf\xe9\n\n\n")
+    found = {"not UTF-8": 1, "empty document": 2}
+    few = ("--topics", 2, "--launcher", "inline", "--passes", 1, "--skip-bad")
+    assert run("topics", "fit", path, *few, "--out", folder) == 0
+    words = "skipped: 2 x empty document, 1 x not UTF-8; 3 documents are not in the corpus"
+    assert words in capsys.readouterr().out
+    assert summary(folder)["skipped"] == found
+    assert [e["causes"] for e in summary(folder)["events"] if e["event"] == "skipped"] == [found]
+    other = ("topics", "evaluate", folder, path, "--skip-bad")
+    assert run(*other) == 0
+    assert words in capsys.readouterr().out
+    assert run(*other, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["skipped"] == found
+
+
+def test_what_could_be_fitted_can_be_transformed(capsys, tmp_path, monkeypatch):
+    """As the run read it, where it is the same file; as it is said, where it is another one."""
+    drawn = generate(documents=90, vocabulary=30, topics=2, seed=0).corpus
+    entries = np.repeat(np.arange(90), drawn.lengths), drawn.words, drawn.counts
+    sideways = Corpus.from_entries(entries[1], entries[0], entries[2], shape=(30, 90))
+    for name in ("x", "y"):
+        write(sideways, tmp_path / f"{name}.mtx", "matrix-market")
+    (tmp_path / "words.txt").write_text("".join(f"word{v:02}\n" for v in range(30)))
+    told = ("--transpose", "--vocabulary", "words.txt", "--cache", "kept")
+    monkeypatch.chdir(tmp_path)
+    few = ("--topics", 2, "--launcher", "inline", "--passes", 1)
+    assert run("topics", "fit", "x.mtx", *told, *few, "--out", "run") == 0
+    monkeypatch.chdir("/")  # what was said there holds here
+    of_world._read.cache_clear()
+    assert run("resume", tmp_path / "run", "--env-steps", 100) == 0
+    assert shown(capsys, tmp_path / "run")[0][0][0].startswith("word")
+    monkeypatch.chdir(tmp_path)
+    for name, options in (("x", ()), ("y", told)):
+        assert run("topics", "transform", "run", f"{name}.mtx", *options, "--out", f"{name}.npz") == 0
+        assert run("topics", "evaluate", "run", f"{name}.mtx", *options) == 0
+        assert len(np.load(f"{name}.npz")["topics"]) == 90
+    assert not list(tmp_path.glob("*.corpus"))
+    capsys.readouterr()
+    said = refused(capsys, "topics", "evaluate", "run", "y.mtx", "--vocabulary", "words.txt")
+    assert "say transpose" in said
+
+
+@pytest.mark.parametrize(("word", "first"), [("true", 0), ("YES", 0), ("1", 0), ("False", 1), ("0", 1)])
+def test_true_and_false_are_what_fit_takes_for_them(nameless, capsys, tmp_path, word, first):
+    (tmp_path / "x.svm").write_text("7 1:9\n")
+    told = ("--one-based", word, "--out", tmp_path / "w.npz")
+    assert run("topics", "transform", nameless, tmp_path / "x.svm", *told) == 0
+    words = np.load(tmp_path / "x.svm.corpus" / "words.npy")
+    assert words.tolist() == [first]
+    capsys.readouterr()
+    said = refused(capsys, "topics", "evaluate", nameless, tmp_path / "x.svm", "--one-based", "Ja")
+    assert "'Ja' is neither true nor false" in said
+
+
+@pytest.fixture(scope="module")
+def nameless(tmp_path_factory):
+    """A run on word ids alone."""
+    here = tmp_path_factory.mktemp("nameless")
+    write(generate(documents=60, vocabulary=30, topics=2, seed=0).corpus, here / "x.npz", "npz")
+    few = ("--topics", 2, "--launcher", "inline", "--passes", 1, "--out", here / "run")
+    assert run("topics", "fit", here / "x.npz", *few) == 0
+    return here / "run"
+
+
+def test_text_has_no_place_among_words_without_names(nameless, capsys, tmp_path):
+    capsys.readouterr()
+    (tmp_path / "x.txt").write_text("cat dog\ncat dog emu\n" * 20)
+    for verb, *more in (("transform", "--out", tmp_path / "w.npz"), ("evaluate",)):
+        said = refused(capsys, "topics", verb, nameless, tmp_path / "x.txt", *more)
+        assert "without names of its 30 words" in said
