@@ -137,18 +137,23 @@ def test_the_other_way_round(tmp_path):
     [
         ("1 qid:3 1:2 3:1\n2 qid:3 2:1\n", False, [[0, 2, 0, 1], [0, 0, 1, 0]]),
         ("1,2 1:2 3:1\n2 2:1\n", True, [[2, 0, 1], [0, 1, 0]]),
-        ("# all\n+1 0:1\n", False, None),
+        ("# all\n+1 0:1\n", False, [[1]]),
+        ("# all\r\n#\r\n\t# of\n1 0:1 # it\n#\n1 1:2\n # end", False, [[1, 0], [0, 2]]),
     ],
 )
 def test_svmlight_as_others_write_it(tmp_path, text, one_based, table):
     path = put(tmp_path / "x.svmlight", text)
-    if table is None:
-        with pytest.raises(Refusal, match="line 1: the document is empty"):
-            read(path, one_based=one_based)
-        made, table = read(path, one_based=one_based, skip_bad=True), [[1]]
-    else:
-        made = read(path, one_based=one_based)
-    assert dense(made).tolist() == table
+    assert dense(read(path, one_based=one_based)).tolist() == table
+
+
+def test_remarks_are_no_documents_but_lines(tmp_path):
+    path = put(tmp_path / "x.svm", "# a\n1 0:1\n# b\n# c\n1 # no word\n# d\n\n1 1:1\n")
+    with pytest.raises(Refusal, match="line 5: the document is empty"):
+        read(path, one_based=False)
+    skipped = Skipped()
+    read(path, one_based=False, skip_bad=True, skipped=skipped)
+    assert skipped.causes == {"empty document": 2}
+    assert skipped.documents.tolist() == [1, 2]
 
 
 @given(made=corpora())

@@ -14,7 +14,8 @@ from murmurate.workloads._lines import Lines, found_in
 from murmurate.workloads._spool import Spool
 from murmurate.workloads._triples import IN_NUMBER, WHOLE, count_of, floats, shown, written_as_real
 
-_REMARK = re.compile(rb" *#[^\n]*| qid:[0-9]+")
+_REMARK = re.compile(rb"(?m)^[ \t]*(#).*| *#.*| qid:[0-9]+")  # the group: of a line that is nothing else
+_NO_DOCUMENT = b"#"  # what is left of such a line: lines keep their numbers
 _BIGGEST = 2**31 - 1
 
 # of some lines: lengths [n], words [N] from 0, counts [N]
@@ -44,7 +45,7 @@ def spool(
 def _rows(lines: Lines, reader: _Reader, labels: bool) -> Iterator[Rows]:
     for first, chunk in lines.chunks():
         if labels and (b"#" in chunk or b" qid:" in chunk):
-            chunk = _REMARK.sub(b"", chunk)
+            chunk = _REMARK.sub(rb"\1", chunk)
         yield from found_in(first, chunk, reader.fast, reader.slow)
 
 
@@ -100,6 +101,8 @@ class _Reader:
         words: list[int] = []
         counts: list[int] = []
         for number, line in enumerate(chunk.split(b"\n")[:-1], first):
+            if self._labels and line == _NO_DOCUMENT:
+                continue
             found: list[tuple[int, int]] = []
             try:
                 found = self._document(line)
