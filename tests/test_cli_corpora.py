@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 
@@ -156,6 +157,31 @@ def nameless(tmp_path_factory):
     few = ("--topics", 2, "--launcher", "inline", "--passes", 1, "--out", here / "run")
     assert run("topics", "fit", here / "x.npz", *few) == 0
     return here / "run"
+
+
+def test_a_place_that_cannot_be_written_is_refused(nameless, capsys, tmp_path):
+    shown(capsys, nameless)
+    (tmp_path / "w.npz").mkdir()
+    x = nameless.parent / "x.npz"
+    for arguments in (
+        ("show", nameless, "--out", tmp_path / "no" / "page.html"),
+        ("show", nameless, "--out", tmp_path),
+        ("transform", nameless, x, "--out", tmp_path / "w.npz"),
+    ):
+        assert f"{arguments[-1]} cannot be written" in refused(capsys, "topics", *arguments)
+
+
+def test_the_page_is_what_it_says_it_is(tmp_path, capsys, monkeypatch):
+    """UTF-8, whatever the system writes by itself."""
+    path, folder = tmp_path / "zoo.txt", tmp_path / "run"
+    path.write_text("".join(ZOO * 4).replace("emu", "жук"), encoding="utf-8")
+    few = ("--topics", 2, "--launcher", "inline", "--passes", 1, "--out", folder)
+    assert run("topics", "fit", path, *few) == 0
+    monkeypatch.setattr(io, "text_encoding", lambda encoding, stacklevel=2: encoding or "ascii")
+    shown(capsys, folder)
+    page = (folder / "topics.html").read_bytes().decode("utf-8")
+    assert "charset=utf-8" in page
+    assert "жук" in page
 
 
 def test_text_has_no_place_among_words_without_names(nameless, capsys, tmp_path):

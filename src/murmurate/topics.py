@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import html
 import json
 import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,8 @@ def show_command(options: argparse.Namespace, rest: list[str]) -> int:
         for k in sorted(range(it.topics.count), key=lambda k: -weights[k])
     ]
     page = options.out or options.folder / "topics.html"
-    page.write_text(_page(it.world.path, rows))
+    with _writing(page):
+        page.write_text(_page(it.world.path, rows), encoding="utf-8")
     if options.json:
         print(json.dumps(rows))
         return 0
@@ -153,6 +155,15 @@ def show_command(options: argparse.Namespace, rest: list[str]) -> int:
     rich.console.Console().print(table)
     print(f"With pictures: {page}")
     return 0
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Raises Refusal where ``path`` cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise Refusal(f"{path} cannot be written: {error.strerror}. Name another with --out.") from error
 
 
 def _plain(coherence: float | None) -> str:
@@ -231,16 +242,17 @@ def _other(it: Found, options: argparse.Namespace) -> tuple[Corpus | Over, Skipp
 def transform_command(options: argparse.Namespace, rest: list[str]) -> int:
     if options.out.suffix not in (".npz", ".parquet"):
         raise Refusal(f"{options.out} is neither .npz nor .parquet: say which with --out.")
-    if not options.out.resolve().parent.is_dir():
+    if not options.out.resolve().parent.is_dir():  # told before the work is done
         raise Refusal(f"There is no folder {options.out.resolve().parent} to write to. Make it first.")
     it = load(options.folder)
     corpus, skipped = _other(it, options)
     weights = it.topics.transform(corpus)
     documents = np.setdiff1d(np.arange(len(corpus) + len(skipped.documents)), skipped.documents)
-    if options.out.suffix == ".npz":
-        np.savez_compressed(options.out, topics=weights, documents=documents)
-    else:
-        _write_parquet(options.out, weights, documents)
+    with _writing(options.out):
+        if options.out.suffix == ".npz":
+            np.savez_compressed(options.out, topics=weights, documents=documents)
+        else:
+            _write_parquet(options.out, weights, documents)
     print(f"{len(weights):,} documents x {weights.shape[1]} topics in {options.out}")
     if skipped.causes or len(skipped.documents):
         print(f"{skipped}; the column documents says which row is which")

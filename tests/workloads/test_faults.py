@@ -279,6 +279,10 @@ def test_files_that_are_no_matrix(tmp_path):
         read(matrix(path, [1, 1, 1], format=np.array(b"bsr")))
     with pytest.raises(Refusal, match="save_npz"):
         read(matrix(path, [1, 1, 1], indptr=[0, 2, 9]))
+    coo = {"format": np.array(b"coo"), "row": [0, 1, 1], "col": [0, 1, 2]}
+    for short in ({"row": [0]}, {"col": [0, 1]}, {"data": [1]}):
+        with pytest.raises(Refusal, match=r"rows, \d columns and \d counts.*save_npz"):
+            read(matrix(path, [1, 1, 1], **{**coo, **short}))
     with pytest.raises(Refusal, match="save_npz"):
         read(matrix(path, ["a", "b", "c"]))
 

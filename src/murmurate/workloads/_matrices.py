@@ -66,18 +66,18 @@ def _coordinates(path: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], 
         form = parts["format"].item()
         form = form.decode() if isinstance(form, bytes) else str(form)
         shape = (int(parts["shape"][0]), int(parts["shape"][1]))
+        data = _numbers(parts["data"])
         if form == "coo":
-            return parts["row"], parts["col"], _numbers(parts["data"]), shape
+            return _alike(parts["row"], parts["col"], data, shape)
         if form not in ("csr", "csc"):
             raise Refusal(
                 f"{path} is a sparse matrix of format {form}. Save it as csr: save_npz(path, m.tocsr())."
             )
         starts = parts["indptr"].astype(np.int64)
         outer = np.repeat(np.arange(len(starts) - 1, dtype=np.int32), np.diff(starts))
-        inner, data = parts["indices"], _numbers(parts["data"])
-        if not len(outer) == len(inner) == len(data):
-            raise ValueError("lengths")
-        return (outer, inner, data, shape) if form == "csr" else (inner, outer, data, shape)
+        inner = parts["indices"]
+        rows, columns = (outer, inner) if form == "csr" else (inner, outer)
+        return _alike(rows, columns, data, shape)
     except OSError as error:
         raise Refusal(f"{path} cannot be read: {error.strerror or error}. Check the path.") from error
     except (zipfile.BadZipFile, ValueError, KeyError, IndexError, EOFError, TypeError) as error:
@@ -85,6 +85,14 @@ def _coordinates(path: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], 
             f"{path} is cut short, damaged, or no sparse matrix of scipy ({error}). Write it again with "
             "scipy.sparse.save_npz."
         ) from error
+
+
+def _alike(
+    rows: NDArray[Any], columns: NDArray[Any], counts: NDArray[Any], shape: tuple[int, int]
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], tuple[int, int]]:
+    if not len(rows) == len(columns) == len(counts):
+        raise ValueError(f"{len(rows)} rows, {len(columns)} columns and {len(counts)} counts")
+    return rows, columns, counts, shape
 
 
 def _numbers(data: NDArray[Any]) -> NDArray[Any]:
