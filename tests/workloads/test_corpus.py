@@ -159,6 +159,11 @@ def test_matrices_that_count_nothing(table, words):
         Corpus.from_scipy(Rows(table, np.float64))
 
 
+def test_a_sum_without_room_names_its_document_and_word():
+    with pytest.raises(Refusal, match="Document 1 has word 2 2147483648 times"):
+        Corpus.from_entries([0, 1, 1], [0, 2, 2], [1, 2**30, 2**30], shape=(2, 3))
+
+
 def test_a_dense_table_is_refused_with_the_remedy():
     with pytest.raises(Refusal, match="csr_matrix"):
         Corpus.from_scipy(np.ones((2, 2)))

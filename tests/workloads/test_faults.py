@@ -262,6 +262,35 @@ def test_matrices(tmp_path, counts, columns, cause, words):
     assert skipped.documents.tolist() == [1]
 
 
+TWICE = 2**30
+SUMS = {  # document 1, word 2 (from 0) twice, with 2^30 each
+    "uci": f"3\n4\n5\n1 1 2\n2 3 {TWICE}\n2 4 1\n2 3 {TWICE}\n3 2 1\n",
+    "uci, in no order": f"3\n4\n5\n2 3 {TWICE}\n3 2 1\n2 4 1\n1 1 2\n2 3 {TWICE}\n",
+    "lda-c": f"1 0:2\n3 2:{TWICE} 3:1 2:{TWICE}\n1 1:1\n",
+    "svmlight": f"0 0:2\n0 2:{TWICE} 3:1 2:{TWICE}\n0 1:1\n",
+    "npz": None,
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_without_room(tmp_path, name):
+    path, text, kind = tmp_path / "x", SUMS[name], name.partition(",")[0]
+    if text is None:
+        entries = {"row": [0, 1, 1, 1, 2], "col": [0, 2, 3, 2, 1]}
+        matrix(path, [2, TWICE, 1, TWICE, 1], format=np.array(b"coo"), shape=(3, 4), **entries)
+        path.with_name("x.npz").rename(path)
+    else:
+        path.write_text(text)
+    options = {"kind": kind, **({"one_based": False} if kind == "svmlight" else {})}
+    words = rf"^{re.escape(str(path))}, document 1 \(from 0\): word 2 \(from 0\) is there {2 * TWICE} times"
+    with pytest.raises(Refusal, match=words):
+        read(path, **options)
+    skipped = Skipped()
+    made = read(path, skip_bad=True, skipped=skipped, **options)
+    assert dense(made).tolist() == [[2, 0, 0, 0], [0, 0, 0, 1], [0, 1, 0, 0]]
+    assert skipped.causes == {"count too large": 1}
+
+
 def test_stored_zeros_are_no_fault_of_a_matrix(tmp_path):
     skipped = Skipped()
     assert len(read(matrix(tmp_path / "x.npz", [1, 1, 0]), skipped=skipped)) == 1

@@ -26,7 +26,7 @@ def spool(path: Path, transpose: bool, faults: Faults, folder: Path) -> tuple[ND
     if (rows[1:] < rows[:-1]).any():
         order = np.argsort(rows, kind="stable")
         rows, columns, counts = rows[order], columns[order], counts[order]
-    kept = Spool(folder, shape[1])
+    kept = Spool(folder, shape[1], faults)
     for first, last in blocks(np.arange(len(rows) + 1)):
         part = [array[first:last] for array in (rows, columns, counts)]
         sound = _sound(part[0], part[1], part[2], shape, faults)

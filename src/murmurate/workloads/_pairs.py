@@ -30,7 +30,7 @@ def spool(
     The first number of a line is how many pairs follow (LDA-C), or a label (``labels``: SVMlight) that is
     left out. V is one more than the greatest word id where it is not given.
     """
-    kept = Spool(folder, _BIGGEST)
+    kept = Spool(folder, _BIGGEST, faults)
     reader = _Reader(labels, one_based, vocabulary_size, faults)
     documents, greatest = 0, -1
     lines = Lines(path, faults)

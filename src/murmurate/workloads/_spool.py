@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from murmurate.workloads._faults import Faults
 from murmurate.workloads.corpus import ordered
 
 Ids = NDArray[np.int32]
+_BIGGEST = 2**31 - 1
 _BUCKET = 1 << 20  # entries of a bucket, about
 
 
@@ -47,10 +49,12 @@ class Column:
 class Spool:
     """Writes ``words.npy`` and ``counts.npy`` below a folder; documents come in their order.
 
-    Words of a document may come in any order and more than once: they are sorted and summed.
+    Words of a document may come in any order and more than once: they are sorted and summed. A sum without
+    room in 32 bits is a fault.
     """
 
-    def __init__(self, folder: Path, vocabulary_size: int) -> None:
+    def __init__(self, folder: Path, vocabulary_size: int, faults: Faults) -> None:
+        self._faults = faults
         self._words = Column(folder / "words.npy", np.int32)
         self._counts = Column(folder / "counts.npy", np.int32)
         self._vocabulary_size = vocabulary_size
@@ -75,7 +79,7 @@ class Spool:
             self._open = (joined[0], joined[1], joined[2])
 
     def _write(self, documents: Ids, words: Ids, counts: Ids) -> None:
-        documents, words, counts = ordered(documents, words, counts, self._vocabulary_size)
+        documents, words, counts = self._summed(documents, words, counts)
         if not len(documents):
             return
         first, last = int(documents[0]), int(documents[-1])
@@ -84,6 +88,20 @@ class Spool:
         self._lengths[first : last + 1] += np.bincount(documents - first)
         self._words.append(words)
         self._counts.append(counts)
+
+    def _summed(self, documents: Ids, words: Ids, counts: Ids) -> tuple[Ids, Ids, Ids]:
+        documents, words, sums = ordered(documents, words, counts, self._vocabulary_size)
+        sound = sums <= _BIGGEST
+        if not sound.all():
+            at = int(sound.argmin())
+            self._faults.bad(
+                f"document {documents[at]} (from 0)",
+                "count too large",
+                f"word {words[at]} (from 0) is there {sums[at]} times, and the largest count is {_BIGGEST}",
+                count=int(np.count_nonzero(~sound)),
+            )
+            documents, words, sums = documents[sound], words[sound], sums[sound]
+        return documents, words, sums.astype(np.int32, copy=False)
 
     def finish(self, documents: int) -> NDArray[np.int64]:
         """Distinct words of each of ``documents`` documents [D]."""

@@ -39,7 +39,7 @@ def spool(path: Path, header: Header, skip_lines: int, faults: Faults, folder: P
 
     Entries are sorted where they are not in the order of documents, at the cost of a second reading.
     """
-    kept = Spool(folder, header.vocabulary_size)
+    kept = Spool(folder, header.vocabulary_size, faults)
     before = faults.skipped.causes.copy()
     try:
         for entries in _entries(path, header, skip_lines, faults):
@@ -47,7 +47,7 @@ def spool(path: Path, header: Header, skip_lines: int, faults: Faults, folder: P
     except Unordered:
         faults.skipped.causes = before
         kept.close()
-        kept = Spool(folder, header.vocabulary_size)
+        kept = Spool(folder, header.vocabulary_size, faults)
         buckets = Buckets(folder, header.documents, header.entries)
         for entries in _entries(path, header, skip_lines, faults):
             buckets.add(*entries)

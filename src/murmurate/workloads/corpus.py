@@ -185,6 +185,12 @@ class Corpus:
         if not kept.all():
             which, word, count = which[kept], word[kept], count[kept]
         which, word, count = ordered(which, word, count, shape[1])
+        if len(count) and count.max() > np.iinfo(np.int32).max:
+            at = int(count.argmax())
+            raise Refusal(
+                f"Document {which[at]} has word {word[at]} {count[at]} times, above "
+                f"{np.iinfo(np.int32).max}. Leave that word out."
+            )
         starts = np.zeros(shape[0] + 1, np.int64)
         np.cumsum(np.bincount(which, minlength=shape[0]), out=starts[1:])
         known = None if vocabulary is None else tuple(str(w) for w in vocabulary)
@@ -257,10 +263,8 @@ def whole(counts: NDArray[Any]) -> NDArray[Any]:
 def ordered(
     documents: NDArray[Any], words: NDArray[Any], counts: NDArray[Any], vocabulary_size: int
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Entries by document, then by word, those of one pair summed; [N] each, and as they are if they are so.
-
-    Raises Refusal if a sum has no room in 32 bits.
-    """
+    """Entries by document, then by word, those of one pair summed to 64 bits; [N] each, and as they are if
+    they are so."""
     key = documents.astype(np.int64) * max(vocabulary_size, 1) + words
     if (key[1:] > key[:-1]).all():
         return documents, words, counts
@@ -268,7 +272,7 @@ def ordered(
     key = key[order]
     first = np.flatnonzero(np.diff(key, prepend=-1))
     sums = np.add.reduceat(counts[order].astype(np.int64), first)
-    return documents[order][first], words[order][first], whole(sums).astype(counts.dtype)
+    return documents[order][first], words[order][first], sums
 
 
 def blocks(starts: NDArray[np.int64], entries: int = _BLOCK) -> list[tuple[int, int]]:
