@@ -221,16 +221,22 @@ def test_vocabularies(tmp_path):
         (b"a\nb\nc\n", "has 5 words, and .*vocab.x.txt has 3"),
         (b"a\n\nc\nd\ne\n", "vocab.x.txt, line 2: there is no word"),
         (b"a\nb\n\xff\nd\ne\n", "vocab.x.txt, line 3: .* is not UTF-8"),
+        (b"a\nb\nc\nb\ne\n", "vocab.x.txt, line 4: 'b' stands in line 2 too"),
+        (b"a\r\nb\r\nc\r\nd\r\na\n", "vocab.x.txt, line 5: 'a' stands in line 1 too"),
         (b"", "has no words"),
     ):
         beside.write_bytes(content)
         with pytest.raises(Refusal, match=words):
             read(path)
+    beside.write_bytes(b"\xef\xbb\xbfa\nb\nc\nd\n\xef\xbb\xbfe\n")
+    assert read(path).vocabulary == ("a", "b", "c", "d", "\ufeffe")  # a mark is one at the beginning alone
     beside.unlink()
     with pytest.raises(Refusal, match=r"gone.txt cannot be read"):
         read(path, vocabulary=tmp_path / "gone.txt")
     with pytest.raises(Refusal, match="the given vocabulary has 1"):
         read(path, vocabulary=["a"])
+    with pytest.raises(Refusal, match="The given vocabulary has 'b' twice"):
+        read(path, vocabulary=["a", "b", "c", "b", "e"])
     (tmp_path / "x.ldac").write_text("1 2:1\n")
     with pytest.raises(Refusal, match=r"line 1: word 2 is not in 0..1"):
         read(tmp_path / "x.ldac", vocabulary=["a", "b"])

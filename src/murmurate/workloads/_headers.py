@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from pathlib import Path
 
@@ -88,13 +89,14 @@ def vocabulary_beside(path: Path) -> Path:
 
 
 def read_vocabulary(path: Path) -> tuple[str, ...]:
-    """A word a line. Raises Refusal for an empty line, for what is not UTF-8, and if it cannot be read."""
+    """A word a line. Raises Refusal for an empty line, for a word that stands there twice, for what is not
+    UTF-8, and if it cannot be read."""
     faults = Faults(path, skip=False)
-    words: list[str] = []
+    words: dict[str, int] = {}  # and their lines
     for first, chunk in Lines(path, faults).chunks():
         for number, line in enumerate(chunk.split(b"\n")[:-1], first):
             try:
-                word = line.rstrip(b"\r").decode()
+                word = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").rstrip(b"\r").decode()
             except UnicodeDecodeError as error:
                 raise faults.refusal(
                     number, f"{shown(line)} is not UTF-8", "Convert it: iconv -t utf-8."
@@ -103,7 +105,13 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
                 raise faults.refusal(
                     number, "there is no word", "A vocabulary has a word a line, in the order of ids."
                 )
-            words.append(word)
+            if word in words:
+                raise faults.refusal(
+                    number,
+                    f"{word!r} stands in line {words[word]} too",
+                    "Which of the two is meant could not be told: each word has one line.",
+                )
+            words[word] = number
     if not words:
         raise Refusal(f"{path} has no words. A vocabulary has a word a line, in the order of ids.")
     return tuple(words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +16,12 @@ from murmurate.workloads.tokens import Counting, Tokens
 def corpus(path: Path, tokens: Tokens, vocabulary: Sequence[str] | None, faults: Faults) -> Corpus:
     """All documents, those without a word too. A document that is blank, or not UTF-8, is a fault."""
     counting = Counting(tokens, vocabulary)
+    if lost := counting.unreachable():
+        warnings.warn(
+            f"{lost:,} of the {len(vocabulary or ()):,} words of the vocabulary are in no text, where words "
+            "are runs of letters in lower case: they count as never there",
+            stacklevel=2,
+        )
     for where, text in _files(path) if path.is_dir() else _lines(path, faults):
         counting.add(_sound(where, text, faults))
     return counting.finish()

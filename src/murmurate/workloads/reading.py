@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -140,6 +141,9 @@ def _vocabulary(
         given = beside
     if isinstance(given, (str, Path)):
         return _headers.read_vocabulary(Path(given)), str(given)
+    twice = [word for word, times in Counter(given).items() if times > 1]
+    if twice:
+        raise Refusal(f"The given vocabulary has {twice[0]!r} twice. Each word has one id.")
     return tuple(given), "the given vocabulary"
 
 

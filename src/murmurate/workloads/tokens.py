@@ -108,6 +108,10 @@ class Counting:
         self._lengths.append(len(found))
         return found.total()
 
+    def unreachable(self) -> int:
+        """How many words of a given vocabulary no text can have: with capitals, digits or signs, say."""
+        return sum(self._tokens.words_of(word) != [word] for word in self._fixed or ())
+
     def finish(self) -> Corpus:
         """All documents, the empty ones too. The vocabulary is in alphabetical order, or the given one.
 
