@@ -153,7 +153,7 @@ def test_a_header_that_promises_other_than_there_is(tmp_path, kind):
         ("4\nfive\n6\n", 2, "'five' stands where the header has the number of words"),
         ("4\n5\n1 1 1\n", 3, "number of entries"),
         ("4\n", 1, "the file ends where"),
-        ("", 0, "the file ends where"),
+        ("", 1, "the file ends where"),
         ("-4\n5\n6\n", 1, "number of documents"),
         ("4\n3000000000\n6\n", 3, "At most"),
     ],
@@ -209,8 +209,15 @@ def test_a_gzip_that_ends_too_early_says_how_far_it_got(tmp_path, damage, monkey
 def test_a_gzip_cut_in_its_header_is_refused(tmp_path):
     path = tmp_path / "docword.x.txt.gz"
     path.write_bytes(gzip.compress(b"4\n5\n6\n")[:12])
-    with pytest.raises(Refusal, match="cut short after 0 whole lines"):
+    with pytest.raises(Refusal, match=r"line 1: .*cut short after 0 whole lines"):
         read(path, skip_bad=True)
+
+
+def test_bytes_of_the_header_count(tmp_path):
+    path, text = tmp_path / "docword.x.txt.gz", (HEAD + GOOD[0] + "\n").encode()
+    path.write_bytes(gzip.compress(text) + gzip.compress(b"2")[:9])
+    with pytest.raises(Refusal, match=rf"after 4 whole lines \({len(text)} bytes of text\)"):
+        read(path)
 
 
 def test_vocabularies(tmp_path):

@@ -44,6 +44,21 @@ def test_a_word_of_a_topic_has_its_share():
     assert len(topics.top_words(99)[0]) == 4
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_corpus_that_cannot_be_written_makes_no_noise():
+    corpus, topics = true_topics()
+    for array in (corpus.starts, corpus.words, corpus.counts):
+        array.flags.writeable = False
+    torch.set_warn_always(True)
+    try:
+        topics.transform(corpus)
+        topics.completion_perplexity(corpus)
+        topics.bound_perplexity(corpus)
+        topics.coherence(corpus)
+    finally:
+        torch.set_warn_always(False)
+
+
 def test_documents_of_one_topic_are_put_there():
     topics = Topics(torch.tensor([[99.0, 1.0], [1.0, 99.0]]), torch.full((2,), 0.1))
     corpus = Corpus(

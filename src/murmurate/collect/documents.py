@@ -85,7 +85,9 @@ class CorpusWorld:
             "transpose": self.transpose,
             "one_based": self.one_based,
             "vocabulary_size": self.vocabulary_size,
-            "tokens": None if "vocabulary" in instead else self.tokens(),  # given words are counted as they are
+            "tokens": None
+            if "vocabulary" in instead
+            else self.tokens(),  # given words are counted as they are
         }
         return read(Path(self.path), skipped=skipped, **(given | instead)), skipped
 

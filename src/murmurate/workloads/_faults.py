@@ -45,7 +45,8 @@ class Faults:
 
     def refusal(self, where: int | str, detail: str, remedy: str) -> Refusal:
         """For what cannot be skipped."""
-        place = f"line {where}" if isinstance(where, int) else where
+        # 0: before any line was whole
+        place = f"line {max(where, 1)}" if isinstance(where, int) else where
         return Refusal(f"{self.path}, {place}: {detail}. {remedy}")
 
 

@@ -79,6 +79,7 @@ class Lines:
             self._limit(len(self._rest))
         text, self._rest = self._rest.split(b"\n", 1)
         self.number += 1
+        self._read_bytes += len(text) + 1
         return text.rstrip(b"\r")
 
     def chunks(self) -> Iterator[tuple[int, bytes]]:
