@@ -7,6 +7,7 @@ target net values, and the target net moves every F rounds.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from murmurate.recipes.dqn import settings
 from murmurate.run_spec import Run
@@ -14,21 +15,32 @@ from murmurate.strategies.local_sgd import LocalSGD
 
 ALGORITHM = "spo-dqn"
 _PERIOD = 10  # H
+_LEARNERS = 2
 
 
 def spo_dqn(name: str) -> Run:
     """Two learners that share the simulators of one (Differs: each fills its own bank, where Zhang's actors
-    fill them all in turn)."""
+    fill them all in turn; one stream, where Zhang's net has two).
+
+    On Atari each draws half a batch. Adam's step is then along a gradient sqrt(2) times as noisy, and so as
+    many times shorter in its direction, which the mean over learners does not undo: the learning rate does,
+    by the square root rule (Malladi et al. 2022).
+    """
     usual = settings(name)
     agent = dataclasses.replace(usual.pop("agent"), selector="agreed")
-    usual["simulators"] //= 2
-    # each learner sees half of the steps, and needs as many updates as one alone
+    usual["simulators"] //= _LEARNERS
+    # each learner sees its share of the steps, and needs as many updates as one alone
     if name == "cartpole":
-        usual["env_steps"] *= 2
+        usual["env_steps"] *= _LEARNERS
     else:
-        agent = dataclasses.replace(agent, batch=agent.batch // 2)
+        rate = math.sqrt(_LEARNERS) * agent.learning_rate
+        agent = dataclasses.replace(agent, batch=agent.batch // _LEARNERS, learning_rate=rate)
     return Run(
-        recipe=f"{name}-{ALGORITHM}", agent=agent, strategy=LocalSGD(period=_PERIOD), replicas=2, **usual
+        recipe=f"{name}-{ALGORITHM}",
+        agent=agent,
+        strategy=LocalSGD(period=_PERIOD),
+        replicas=_LEARNERS,
+        **usual,
     )
 
 
