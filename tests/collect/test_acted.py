@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from murmurate.agents.dqn import DQN, DQNAgent
+from murmurate.collect import acted as acted_module
 from murmurate.collect._box import SLOTS, Record, Ring, Weights
 from murmurate.collect.acted import Acted, Cast
 from murmurate.collect.drawing import Drawing
@@ -201,6 +202,25 @@ def test_an_actor_that_dies_is_started_again_and_told_of() -> None:
         while int(taken._marks[1]) < before + 10:
             learner.learn(next(source))
         assert pids(source)[1] != victim
+
+
+def test_actors_that_hang_are_started_again_and_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acted_module, "_SILENCE_SECONDS", 1.0)
+    with acted() as (source, learner):
+        for _ in range(20):
+            learner.learn(next(source))
+        source.events()
+        stopped = pids(source)
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        for actor in source._actors:  # whatever they took until now on a machine that is busy
+            actor.began, actor.longest_seconds = True, 0.0
+        for _ in range(200):
+            learner.learn(next(source))
+        told = [words for kind, words in source.events() if kind == "actor died"]
+        assert any("actor 0 of replica 0" in words and "hung: no step for" in words for words in told)
+        assert any("actor 1 of replica 0" in words for words in told)
+        assert not set(stopped) & set(pids(source))
 
 
 def test_actors_end_with_a_learner_that_is_killed() -> None:

@@ -28,12 +28,18 @@ from murmurate.spec import Batch, EnvSpec, Episode
 _PAUSE_SECONDS = 2e-4
 _PATIENCE = 500  # such pauses, before whoever learns is asked whether to go on
 _LOOK_SECONDS = 0.5  # between two looks at who is alive
+_SILENCE_SECONDS, _BEGINNING_SECONDS = (
+    60.0,
+    300.0,
+)  # without a step: then an actor hangs; before its first one
+_PACE = 20  # or so many times the longest it has ever taken, if that is more
 _DEATHS = 5  # of one actor in a row without a step: then something is wrong with all of them
 
 
 @dataclass
 class _Actor:
-    """One process. low: the number of its first simulator among the learner's."""
+    """One process. low: the number of its first simulator among the learner's. silent_seconds: that it was
+    waited for in vain by now; longest_seconds: before any step so far."""
 
     index: int
     low: int
@@ -43,6 +49,20 @@ class _Actor:
     process: subprocess.Popen[bytes] | None = None
     lives: int = 0
     silent_deaths: int = 0
+    began: bool = False  # to send, this life
+    silent_seconds: float = 0.0
+    longest_seconds: float = 0.0
+
+    def heard(self) -> None:
+        if self.began:
+            self.longest_seconds = max(self.longest_seconds, self.silent_seconds)
+        self.began, self.silent_seconds, self.silent_deaths = True, 0.0, 0
+
+    @property
+    def hangs(self) -> bool:
+        if not self.began:
+            return self.silent_seconds > _BEGINNING_SECONDS
+        return self.silent_seconds > max(_SILENCE_SECONDS, _PACE * self.longest_seconds)
 
 
 @dataclass(frozen=True)
@@ -138,7 +158,7 @@ class Acted:
                 actor = self._actors[self._turn % len(self._actors)]
                 self._turn += 1
                 if actor.ring.waiting:
-                    actor.silent_deaths = 0
+                    actor.heard()
                     return actor.ring.take(), actor
             time.sleep(_PAUSE_SECONDS)
         return None
@@ -187,6 +207,7 @@ class Acted:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         actor.lives += 1
+        actor.began, actor.silent_seconds = False, 0.0
         if actor.process.stdin is None:
             raise RuntimeError("a pipe was asked for")
         try:
@@ -198,18 +219,24 @@ class Acted:
         self._events.append(("actor began", words))
 
     def _look(self) -> None:
-        """Start again whoever has died; what it had sent is still there."""
-        if time.monotonic() - self._looked < _LOOK_SECONDS:
+        """Start again whoever has died or hangs; what it had sent is still there."""
+        elapsed = time.monotonic() - self._looked
+        if elapsed < _LOOK_SECONDS:
             return
-        self._looked = time.monotonic()
+        self._looked += elapsed
         for actor in self._actors:
-            if actor.process is None or actor.process.poll() is None:
+            if actor.process is None:
                 continue
             if actor.ring.waiting:  # what it had sent comes before another one's games
                 continue
-            name = f"actor {actor.index} of replica {self.cast.rank}"
-            code = actor.process.returncode
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            actor.silent_seconds += min(elapsed, 2 * _LOOK_SECONDS)  # of a longer time nobody listened
+            name, code = f"actor {actor.index} of replica {self.cast.rank}", actor.process.poll()
+            if code is not None:
+                how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            elif actor.hangs:
+                how = f"hung: no step for {actor.silent_seconds:.0f} s"
+            else:
+                continue
             actor.silent_deaths += 1
             if actor.silent_deaths >= _DEATHS:
                 raise RunFailed(
