@@ -29,15 +29,17 @@ def bank(rank: int, uniform: bool) -> tuple[Chances, Tensor]:
     return chances, errors
 
 
-def weigh(uniform: bool, beta: float, door: FabricFactory) -> tuple[Tensor, Tensor]:
+def weigh(uniform: bool, beta: float, least: float, door: FabricFactory) -> tuple[Tensor, Tensor]:
     """([n] what each item of this member's bank is drawn in proportion to, [n] chance times weight)"""
     chances, priority = bank(door.rank, uniform)
+    total, minimum = chances.mass
     channel = channel_of_banks(door)
-    channel.publish(torch.tensor(chances.mass, dtype=torch.float64).view(torch.int64))
-    channel.gather(torch.zeros(2, dtype=torch.int64))  # all have spoken
-    factor = Banks(channel, 3).factor(*chances.mass, beta)
-    assert 0 < factor <= 1
-    weight = factor * (priority / priority.min()) ** -beta
+    for banks in (Banks(channel, 3), Banks(channel, 3)):
+        weight = (priority / minimum / least) ** -beta
+        banks.weigh(weight, total, minimum * least, beta)
+        channel.gather(torch.zeros(1, dtype=torch.int64))  # all have spoken
+        assert weight.min() > 0
+        assert weight.max() < 1 + 1e-6
     return priority, priority / priority.sum() * weight
 
 
@@ -45,15 +47,27 @@ def weigh(uniform: bool, beta: float, door: FabricFactory) -> tuple[Tensor, Tens
 @pytest.mark.parametrize("uniform", [False, True])
 def test_chances_times_weights_are_those_of_one_replay(uniform: bool, beta: float) -> None:
     """From one replay an item would weigh p_i * p_i ** -beta, but for a constant."""
-    found = run_members(3, [functools.partial(weigh, uniform, beta)] * 3)
+    found = run_members(3, [functools.partial(weigh, uniform, beta, 1.0)] * 3)
     priority, weighed = (torch.cat(parts) for parts in zip(*found, strict=True))
     constant = weighed / priority ** (1 - beta)
     torch.testing.assert_close(constant, constant[0].expand_as(constant), rtol=1e-4, atol=0)
 
 
-def alone(door: FabricFactory) -> float:
-    return Banks(channel_of_banks(door), 1).factor(3.0, 0.5, 0.4)
+def test_an_item_that_nobody_drew_makes_no_weight_small() -> None:
+    """One with an error of nearly 0 in one bank, or in all."""
+    usual = run_members(3, [functools.partial(weigh, False, 1.0, 1.0)] * 3)
+    for kinds in ((1e-6, 1.0, 1.0), (1e-6, 1e-9, 1e-3)):
+        found = run_members(3, [functools.partial(weigh, False, 1.0, least) for least in kinds])
+        for (_, one), (_, other) in zip(usual, found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=0)
 
 
-def test_who_has_no_others_weighs_as_before() -> None:
-    assert run_members(1, [alone]) == [1.0]
+def alone(door: FabricFactory) -> list[float]:
+    weights = torch.tensor([0.5, 0.25, 0.1])
+    Banks(channel_of_banks(door), 1).weigh(weights, 3.0, 0.5, 0.4)
+    return weights.tolist()
+
+
+def test_who_has_no_others_weighs_over_the_greatest_of_the_batch() -> None:
+    [found] = run_members(1, [alone])
+    assert found == pytest.approx([1.0, 0.5, 0.2])

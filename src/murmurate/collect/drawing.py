@@ -79,7 +79,7 @@ class Drawing:
             # error of nearly 0 would make the steps of all others small
             weights.div_(weights.max())
         else:
-            weights.mul_(self.banks.factor(*self.replay.chances.mass, beta))
+            self.banks.weigh(weights, *self.replay.chances.mass, beta)
 
     def _beta(self) -> float:
         return self.config.beta_at(self._progress())

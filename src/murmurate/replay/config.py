@@ -27,9 +27,9 @@ class ReplayConfig:
 
     capacity: transitions; the oldest makes room. alpha: a transition is drawn in proportion to |error| **
         alpha (Schaul et al. 2016); 0 draws all alike.
-    beta: importance weights are (N P(i)) ** -beta over the greatest of a batch (over that of all banks, where
-        ``weights`` is ``all``). beta_end: what beta rises to, linearly over the run (where only time ends it,
-        it does not). epsilon: added to each |error|.
+    beta: importance weights are (N P(i)) ** -beta over the greatest of a batch (of the last ones of all
+        banks, where ``weights`` is ``all``). beta_end: what beta rises to, linearly over the run (where only
+        time ends it, it does not). epsilon: added to each |error|.
     learning_starts: env steps of a learner before its first update.
     samples_per_insert: how often a transition is drawn on average; a learner plays or updates, whichever is
         behind.

@@ -13,7 +13,8 @@ from murmurate.replay.sum_tree import Draw
 
 @dataclass
 class Sample:
-    """A batch of B transitions. keys: [B] int64, to be handed back with their errors. weights: [B] float32.
+    """A batch of B transitions. keys: [B] int64, to be handed back with their errors. weights: [B] float32,
+    over the greatest that any transition could have (learners take them over the greatest of the batch).
 
     reward: [B], n-step returns. discount: [B], of what follows; 0 after a termination.
     """
