@@ -106,6 +106,23 @@ def test_resume_may_say_anew_whether_the_replay_is_saved(
     assert summary()["resume_exact"] == (not saved)
 
 
+def test_a_replay_in_files_is_the_one_in_memory_and_may_move(tmp_path: Path) -> None:
+    def losses(name: str) -> dict[int, float]:
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        return {line["updates"]: line["loss"] for line in lines if "loss" in line}
+
+    ways = {"memory": ([], []), "files": (["--replay.folder", str(tmp_path / "one")], ["--replay.folder"])}
+    for name, (begin, move) in ways.items():
+        words = ["train", "cartpole-dqn", *REPLAY, *begin, "--updates", "20", "--out", str(tmp_path / name)]
+        assert main(words) == 0
+        moved = [*move, str(tmp_path / "other")] if move else []
+        assert main(["resume", str(tmp_path / name), "--updates", "40", *moved]) == 0
+    assert losses("memory") == losses("files")
+    assert len(losses("files")) == 40
+    for folder in ("one", "other"):
+        assert (tmp_path / folder / "replica-0" / "transitions.bin").stat().st_size >= 500 * 32
+
+
 def test_schedules_span_the_run_also_where_all_replicas_count_together() -> None:
     for strategy, end in ((GALA(), 25), (Hogwild(), 100)):
         run = dataclasses.replace(

@@ -232,6 +232,7 @@ class Run:
             discount=diet.discount,
             seed=derive_seed(self.seed, "replay", rank),
             threads=self.placement.threads,
+            rank=rank,
         )
         drawing = Drawing(store, self.replay, diet.batch, device, progress)
         if self.actors:

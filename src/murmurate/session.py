@@ -26,6 +26,8 @@ from murmurate.loading import learners
 from murmurate.play import film, write_strip
 from murmurate.recipes import finished, recipe
 from murmurate.record.reader import truncate_after
+from murmurate.replay.config import memory_bytes
+from murmurate.replay.memory import refuse_full_disk
 from murmurate.replicator import Replicator, check_capabilities
 from murmurate.run_spec import Run
 from murmurate.summary import summarize
@@ -185,10 +187,11 @@ def _go_on(run: Run, stored: Run, folder: Path, found: Path) -> Finish:
 
 
 def _without_saving(run: Run) -> Run:
-    """Whether checkpoints hold the replay may change too: where the newest has none, it begins empty."""
+    """Whether checkpoints hold the replay may change too: where the newest has none, it begins empty. So may
+    where it lies."""
     if run.replay is None:
         return run
-    return dataclasses.replace(run, replay=dataclasses.replace(run.replay, saved=False))
+    return dataclasses.replace(run, replay=dataclasses.replace(run.replay, saved=False, folder=None))
 
 
 def preflight(run: Run) -> None:
@@ -222,10 +225,15 @@ def preflight(run: Run) -> None:
     agent = _attempt(run)
     vector_bytes = 4 * sum(len(replica) for replica in agent.replicas.values())
     # per replica: its process, optimizer state, and at most three slots in each of two registers
-    held = run.replicas * run.replay_bytes()
+    stored = run.replay_bytes()
+    held = run.replicas * (stored if run.replay is None else memory_bytes(run.replay, stored))
+    if run.replay is not None and run.replay.folder:
+        refuse_full_disk(Path(run.replay.folder), run.replicas * stored)
     needed = run.replicas * (150 * 2**20 + 16 * vector_bytes) + held
     needed += run.replicas * run.actors * 150 * 2**20
-    replays = f" (replays take {held // 2**20:,} MiB of it: --replay.capacity)" if held else ""
+    replays = (
+        f" (replays take {held // 2**20:,} MiB of it: --replay.capacity, --replay.folder)" if held else ""
+    )
     refuse_if_small(needed, f"{run.recipe} with {run.replicas} replica(s){replays}")
 
 

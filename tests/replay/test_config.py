@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch
 from murmurate.errors import Refusal
 from murmurate.options import change
 from murmurate.recipes import recipe
+from murmurate.replay import memory
 from murmurate.replay.config import ReplayConfig, open_replay, replay_bytes
 from murmurate.replay.frame_replay import FrameReplay
 from murmurate.replay.row_replay import RowReplay
@@ -43,11 +46,23 @@ PONG = EnvSpec("pong", (4, 84, 84), torch.uint8, actions=6, stacked=True)
         ("--actors 1 --launcher inline", "actors are processes"),
         ("--actors 1 --double-buffer", "Leave one out"),
         ("--replay.capacity 1000000000000", "replays take"),
+        ("--replay.capacity 1000000000000 --replay.folder there", "replays take .*--replay.folder"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: str, words: str) -> None:
     with pytest.raises(Refusal, match=words):
         preflight(change(recipe("cartpole-dqn"), options.split(), "murmurate train cartpole-dqn"))
+
+
+def test_files_that_the_disk_has_no_room_for_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory.psutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
+    run = recipe("cartpole-dqn")
+    assert run.replay is not None
+    there = dataclasses.replace(run.replay, folder=str(tmp_path / "not" / "there"))
+    with pytest.raises(Refusal, match=r"to lie in .*there, where 0.0 GiB are left"):
+        preflight(dataclasses.replace(run, replay=there))
 
 
 def test_an_on_policy_agent_has_no_replay_and_no_actors() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -64,6 +66,19 @@ def test_rows_come_back_as_they_were(kernels, tmp_path):
             assert torch.equal(found[name], kept[name][slots])
             assert torch.equal(again[name], found[name])
             assert torch.equal(store.column(name), kept[name])
+
+
+def test_files_that_a_replay_lives_in_are_no_other_replays(tmp_path):
+    take = memory.in_folder(tmp_path)
+    first = Rows(10, COLUMNS, take)
+    kept = random_values(10, torch.Generator().manual_seed(0))
+    first.write(torch.arange(10), kept)
+    with pytest.raises(Refusal, match="in use by another replay"):
+        Rows(10, COLUMNS, take)
+    assert torch.equal(first.read(torch.arange(10))["image"], kept["image"])
+    del first
+    gc.collect()
+    assert not Rows(10, COLUMNS, take).save(10).any()
 
 
 def test_small_rows_take_no_whole_line(kernels):

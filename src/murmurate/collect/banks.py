@@ -34,8 +34,8 @@ class Banks:
         self._theirs: list[float] = []
 
     def weigh(self, weights: Tensor, total: float, least: float, beta: float) -> None:
-        """A batch's weights [B], (p / least p) ** -beta of this bank, become those that one replay would give,
-        in place; 1 at most. total, least: of the priorities in this bank."""
+        """A batch's weights [B], (p / least p) ** -beta of this bank, become those that one replay would
+        give, in place; 1 at most. total, least: of the priorities in this bank."""
         own = math.log(total) - beta * math.log(least)
         greatest = own + math.log(float(weights.max()))
         if self._draws % _EVERY == 0:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -12,6 +14,7 @@ import torch
 from murmurate.errors import Refusal
 from murmurate.replay.frame_replay import FrameReplay
 from murmurate.replay.interface import Replay
+from murmurate.replay.memory import in_folder, private
 from murmurate.replay.priorities import Chances, Prioritized, Uniform
 from murmurate.replay.row_replay import RowReplay
 from murmurate.replay.rows import Column
@@ -44,6 +47,8 @@ class ReplayConfig:
         0 waits for them.
     saved: whether checkpoints hold it, up to 7.1 GB for a million images; without, a resumed run begins with
         an empty one. ``resume`` may change it.
+    folder: on a disk, where images and rows lie in mapped files instead of memory, each learner's in a folder
+        of its own: for more than memory holds. None: in memory. ``resume`` may change it.
     publish_every: own updates after which actors are shown the parameters; for runs that have actors.
     """
 
@@ -60,7 +65,12 @@ class ReplayConfig:
     weights: Literal["own", "all"] = "own"
     ahead: int = 0
     saved: bool = True
+    folder: str | None = None
     publish_every: int = 10
+
+    def __post_init__(self) -> None:
+        if self.folder:  # a run goes on from elsewhere too
+            object.__setattr__(self, "folder", os.path.abspath(self.folder))
 
     def validate(self, batch: int) -> None:
         """Raise Refusal for values that make no sense, for batches of ``batch``."""
@@ -158,6 +168,11 @@ def replay_bytes(config: ReplayConfig, spec: EnvSpec, *, simulators: int, steps:
     return simulators * (ring + window) * math.prod(shape) + config.capacity * (32 + _CHANCE_BYTES)
 
 
+def memory_bytes(config: ReplayConfig, store_bytes: int) -> int:
+    """Of a store of so many, those that are in memory for good."""
+    return config.capacity * _CHANCE_BYTES if config.folder else store_bytes
+
+
 def open_replay(
     config: ReplayConfig,
     spec: EnvSpec,
@@ -167,9 +182,11 @@ def open_replay(
     discount: float,
     seed: int,
     threads: int = 1,
+    rank: int = 0,
 ) -> Replay:
     """The store for what is seen and done in a world: frames once each where observations are stacks of
     images, rows elsewhere. steps, discount: of the returns. threads: of searches for large batches.
+    rank: whose it is, where it lies in a folder.
 
     Raises Refusal if there is no memory for it.
     """
@@ -186,10 +203,17 @@ def open_replay(
         size = capacity // config.segments
         segments = [chances_of(size, derive_seed(seed, "segment", k)) for k in range(config.segments)]
         chances = Segmented(segments, whole=config.segment_draws == "one", seed=seed)
+    take = in_folder(Path(config.folder) / f"replica-{rank}") if config.folder else private
     if images:
         stack, *shape = spec.observation_shape
         return FrameReplay(
-            chances, tuple(shape), simulators=simulators, stack=stack, steps=steps, discount=discount
+            chances,
+            tuple(shape),
+            simulators=simulators,
+            stack=stack,
+            steps=steps,
+            discount=discount,
+            take=take,
         )
     action = Column((), torch.int64) if spec.actions else Column(spec.action_shape, torch.float32)
     return RowReplay(
@@ -199,4 +223,5 @@ def open_replay(
         simulators=simulators,
         steps=steps,
         discount=discount,
+        take=take,
     )
