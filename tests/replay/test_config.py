@@ -46,7 +46,7 @@ PONG = EnvSpec("pong", (4, 84, 84), torch.uint8, actions=6, stacked=True)
         ("--actors 1 --launcher inline", "actors are processes"),
         ("--actors 1 --double-buffer", "Leave one out"),
         ("--replay.capacity 1000000000000", "replays take"),
-        ("--replay.capacity 1000000000000 --replay.folder there", "replays take .*--replay.folder"),
+        ("--replay.capacity 1000000000000 --replay.folder there", "to lie in .*there, where"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: str, words: str) -> None:
