@@ -238,6 +238,7 @@ class Run:
         if self.actors:
             for group in groups:
                 group.close()  # it was opened to see what can be seen and done
+            learner.seat(rank * self.simulators, self.replicas * self.simulators)
             cast = Cast(
                 self.world, learner.config, self.actors, self.simulators, rank=rank, replicas=self.replicas
             )

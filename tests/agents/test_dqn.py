@@ -120,6 +120,14 @@ def test_a_ladder_gives_each_simulator_its_own_epsilon() -> None:
     torch.testing.assert_close(made.epsilon(1), torch.tensor([0.4]))
 
 
+def test_the_epsilon_that_is_told_is_that_of_the_first_of_its_simulators() -> None:
+    made = agent(exploration="ladder", epsilon=0.4)
+    for first in (8, 12):  # two groups of four, of the second of two learners
+        made.seat(first, 16)
+    told = made.learn(Batch(sample())).metrics["epsilon"]
+    assert float(told) == pytest.approx(0.4 ** (1 + 7 * 8 / 15))
+
+
 @pytest.mark.parametrize("selector", ["online", "agreed"])
 def test_it_goes_on_from_its_state(selector: str) -> None:
     one, other = agent(selector=selector), agent(selector=selector)

@@ -28,12 +28,14 @@ def runs(simd):
     return True
 
 
-BACKENDS = ["torch", *(simd for simd in SETS if runs(simd))]
+IN_TORCH = ["torch", *(["cuda"] if torch.cuda.is_available() else [])]
+BACKENDS = [*IN_TORCH, *(simd for simd in SETS if runs(simd))]
 
 
 def make(backend, capacity, fan_out=NATIVE_FAN_OUT, seed=0):
-    if backend == "torch":
-        return sum_tree(capacity, fan_out=fan_out, seed=seed, backend="torch")
+    if backend in IN_TORCH:
+        device = "cpu" if backend == "torch" else backend
+        return sum_tree(capacity, fan_out=fan_out, seed=seed, backend="torch", device=device)
     native.kernels.use(backend)
     return sum_tree(capacity, seed=seed, backend="native")
 
@@ -57,7 +59,7 @@ class Oracle:
 
     def check(self, tree, generator):
         total = self.p.sum()
-        assert np.array_equal(tree.priorities.numpy(), self.p.astype(np.float32))
+        assert np.array_equal(tree.priorities.cpu().numpy(), self.p.astype(np.float32))
         assert tree.total == pytest.approx(total, rel=1e-6)
         positive = self.p[self.p > 0]
         assert tree.minimum == (positive.min() if len(positive) else math.inf)
@@ -69,7 +71,7 @@ class Oracle:
         mass = torch.rand(200, dtype=torch.float64, generator=generator) * tree.total
         # the ends of intervals are where mistakes are made
         mass = torch.cat([mass, torch.tensor([0.0, math.nextafter(tree.total, 0.0)], dtype=torch.float64)])
-        found = tree.find(mass).numpy()
+        found = tree.find(mass).cpu().numpy()
         assert (self.p[found] > 0).all(), "a priority of zero is never drawn"
         before = upto[found] - self.p[found]
         off = np.maximum(before - mass.numpy(), mass.numpy() - upto[found])
@@ -115,7 +117,7 @@ def test_it_draws_in_proportion(backend, stratified):
     tree.set(torch.arange(capacity), priority)
     counts = torch.zeros(capacity, dtype=torch.int64)
     for _ in range(12):
-        index, weight = tree.sample(draws // 12, 0.4, stratified=stratified)
+        index, weight = (x.cpu() for x in tree.sample(draws // 12, 0.4, stratified=stratified))
         counts += torch.bincount(index, minlength=capacity)
         wanted = (priority[index] / priority[priority > 0].min()) ** -0.4
         torch.testing.assert_close(weight, wanted, rtol=1e-5, atol=0)
@@ -149,7 +151,7 @@ def test_all_draw_the_same():
     for backend in BACKENDS:
         tree = make(backend, capacity, seed=-5)
         tree.set(torch.arange(capacity), priority)
-        drawn.append(torch.cat([tree.sample(n, 0.5)[0] for n in (1, 63, 64, 65, 1500)]))
+        drawn.append(torch.cat([tree.sample(n, 0.5)[0].cpu() for n in (1, 63, 64, 65, 1500)]))
     for other in drawn[1:]:
         assert float((other != drawn[0]).double().mean()) < 1e-3
 
@@ -165,7 +167,7 @@ def test_instruction_sets_find_the_same_to_the_bit(capacity, zeros):
     priority[0] = 1.0
     found = []
     for backend in BACKENDS:
-        if backend == "torch":
+        if backend in IN_TORCH:
             continue
         tree = make(backend, capacity, seed=7)
         tree.set(torch.arange(capacity), priority)
@@ -198,7 +200,7 @@ def test_a_mass_outside_the_tree_is_refused(backend, mass):
         tree.find(torch.tensor([0.5, mass], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("backend", [simd for simd in BACKENDS if simd != "torch"])
+@pytest.mark.parametrize("backend", [simd for simd in BACKENDS if simd not in IN_TORCH])
 def test_what_vanishes_between_a_search_and_a_look_weighs_no_more_than_the_least(backend):
     """Leaves that another process has set to 0, whose sums it has not reached yet."""
     tree = make(backend, 64)

@@ -124,6 +124,7 @@ class DQNAgent:
         self.agreed = copy.deepcopy(self.target) if config.selector == "agreed" else None
         self._since = 0  # own updates since the target net moved
         self._rungs: tuple[int, int] | None = None
+        self._lowest: int | None = None  # of the simulators that it was ever seated at
 
     @property
     def clock(self) -> int:
@@ -135,6 +136,7 @@ class DQNAgent:
 
     def seat(self, first: int, total: int) -> None:
         self._rungs = first, total
+        self._lowest = first if self._lowest is None else min(self._lowest, first)
 
     def initial_memory(self, batch: int) -> Tensor | None:
         return None
@@ -144,10 +146,18 @@ class DQNAgent:
         c = self.config
         if c.exploration == "ladder":
             first, total = self._rungs or (0, simulators)
-            rungs = torch.arange(first, first + simulators, device=self.device) / max(total - 1, 1)
-            return c.epsilon ** (1.0 + 7.0 * rungs)
+            return self._ladder(torch.arange(first, first + simulators, device=self.device), total)
         passed = min(self.clock / c.explore_updates, 1.0) if c.explore_updates else 1.0
         return 1.0 + (c.epsilon - 1.0) * passed
+
+    def _ladder(self, simulator: Tensor, total: int) -> Tensor:
+        return self.config.epsilon ** (1.0 + 7.0 * simulator / max(total - 1, 1))
+
+    def _greatest_epsilon(self) -> Tensor:
+        """Of those that play for this learner: that of the first of its simulators."""
+        if self._rungs is None or self._lowest is None or self.config.exploration != "ladder":
+            return torch.as_tensor(self.epsilon(2)).max()
+        return self._ladder(torch.tensor(self._lowest), self._rungs[1])
 
     @torch.no_grad()
     def act(
@@ -189,7 +199,7 @@ class DQNAgent:
                 "loss": loss.detach(),
                 "q_mean": value.detach().mean(),
                 "td_error": error.detach().abs().mean(),
-                "epsilon": torch.as_tensor(self.epsilon(2)).max(),
+                "epsilon": self._greatest_epsilon(),
                 "gradient_norm": float("nan") if gradient_norm is None else gradient_norm,
                 "learning_rate": self.replica.optimizer.param_groups[0]["lr"],
             },
