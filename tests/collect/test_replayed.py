@@ -21,12 +21,14 @@ SCRIPT = [
 CONFIG = ReplayConfig(capacity=400, learning_starts=20, samples_per_insert=4.0)
 
 
-def source(config: ReplayConfig = CONFIG, batch: int = 8, groups=None, seed: int = 0) -> Replayed:
+def source(
+    config: ReplayConfig = CONFIG, batch: int = 8, groups=None, seed: int = 0, progress=lambda: 0.5
+) -> Replayed:
     groups = [ScriptedSimulators(SCRIPT)] if groups is None else groups
     spec: EnvSpec = groups[0].spec
     size = sum(group.size for group in groups)
     replay = open_replay(config, spec, simulators=size, steps=1, discount=0.9, seed=seed)
-    drawing = Drawing(replay, config, batch, torch.device("cpu"), lambda: 0.5)
+    drawing = Drawing(replay, config, batch, torch.device("cpu"), progress)
     return Replayed(groups, Counter(), drawing, seed=seed)
 
 
@@ -71,6 +73,19 @@ def test_a_fit_follows_what_was_played_in_a_row() -> None:
     assert [number for number, steps in enumerate(found) if steps] == [0, 20, 40, 60, 80]
     assert played[0] == 60  # of which 20 came before learning starts
     assert played[1:] == [40, 40, 40, 40]
+
+
+def test_errors_become_priorities_by_the_alpha_of_their_time() -> None:
+    config = dataclasses.replace(CONFIG, alpha=1.0, alpha_end=0.0, epsilon=0.0)
+    behind = [0.0]
+    made = source(config, progress=lambda: behind[0])
+    for share, priority in ((0.0, 4.0), (0.5, 2.0), (1.0, 1.0)):
+        behind[0] = share
+        batch = next(made)
+        batch.feedback(torch.full((8,), 4.0))
+        assert made.fields()["alpha"] == 1.0 - share
+        drawn = made.replay.chances.tree.priorities[batch.keys]
+        torch.testing.assert_close(drawn, torch.full((8,), priority))
 
 
 def test_what_is_drawn_is_what_was_played() -> None:

@@ -27,6 +27,7 @@ PONG = EnvSpec("pong", (4, 84, 84), torch.uint8, actions=6, stacked=True)
     ("options", "words"),
     [
         ("--replay.alpha 1.5", "replay.alpha is 1.5"),
+        ("--replay.alpha-end -0.5", "replay.alpha_end is -0.5"),
         ("--replay.samples-per-insert 0", "who draws nothing learns nothing"),
         ("--replay.samples-per-insert inf", "samples_per_insert is inf"),
         ("--replay.fit-every 1001", "no whole number of batches of 64. Use --replay.fit-every 1000"),

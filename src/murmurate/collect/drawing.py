@@ -69,6 +69,8 @@ class Drawing:
         """The batch, with what was played since the last one."""
         self._drawn += self.batch
         self.batches += 1
+        if self.config.alpha_end is not None:
+            self.replay.chances.temper(self.config.alpha_at(self._progress()))
         sample = self._ahead.next(self._beta())
         data = _there(sample, self.device)
         return ReplayBatch(data, env_steps, episodes, replay=self.replay, keys=sample.keys)
@@ -90,6 +92,7 @@ class Drawing:
             "replay_transitions": len(self.replay),
             "samples_per_insert": self._drawn / after,
             "beta": self._beta(),
+            **({} if self.config.alpha_end is None else {"alpha": self.config.alpha_at(self._progress())}),
         }
 
     def state(self) -> dict[str, Any]:

@@ -29,7 +29,8 @@ class ReplayConfig:
     """What one learner keeps.
 
     capacity: transitions; the oldest makes room. alpha: a transition is drawn in proportion to |error| **
-        alpha (Schaul et al. 2016); 0 draws all alike.
+        alpha (Schaul et al. 2016); 0 draws all alike. alpha_end: what alpha becomes, linearly over the run,
+        for errors as they come; None: it stays.
     beta: importance weights are (N P(i)) ** -beta over the greatest of a batch (of the last ones of all
         banks, where ``weights`` is ``all``). beta_end: what beta rises to, linearly over the run (where only
         time ends it, it does not). epsilon: added to each |error|.
@@ -54,6 +55,7 @@ class ReplayConfig:
 
     capacity: int = 1_000_000
     alpha: float = 0.6
+    alpha_end: float | None = None
     beta: float = 0.4
     beta_end: float = 1.0
     epsilon: float = 1e-6
@@ -81,8 +83,9 @@ class ReplayConfig:
                 f"replay.samples_per_insert is {self.samples_per_insert}; who draws nothing learns "
                 "nothing. Use --replay.samples-per-insert 8."
             )
-        for name in ("alpha", "beta", "beta_end"):
-            if not 0 <= getattr(self, name) <= 1:
+        for name in ("alpha", "alpha_end", "beta", "beta_end"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
                 raise Refusal(f"replay.{name} is {getattr(self, name)}; it lies between 0 and 1.")
         for name in ("epsilon", "fit_every", "ahead", "learning_starts", "publish_every"):
             if not getattr(self, name) >= 0:
@@ -129,6 +132,10 @@ class ReplayConfig:
                 "replay.weights is all: banks are compared by their priorities, and each of several segments "
                 "has its own. Use --replay.weights own, or --replay.segments 1."
             )
+
+    def alpha_at(self, progress: float) -> float:
+        """progress: share of the run that lies behind, in [0, 1]."""
+        return self.alpha if self.alpha_end is None else self.alpha + (self.alpha_end - self.alpha) * progress
 
     def beta_at(self, progress: float) -> float:
         """progress: share of the run that lies behind, in [0, 1]."""
@@ -194,7 +201,7 @@ def open_replay(
     capacity = config.capacity // simulators * simulators if images else config.capacity
 
     def chances_of(slots: int, seed: int) -> Prioritized | Uniform:
-        if config.alpha == 0:
+        if config.alpha == 0 and not config.alpha_end:
             return Uniform(slots, seed=seed)
         return Prioritized(slots, alpha=config.alpha, epsilon=config.epsilon, seed=seed, threads=threads)
 

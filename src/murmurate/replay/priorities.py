@@ -42,6 +42,10 @@ class Chances(Protocol):
         """Raises ValueError if there are fewer than ``count`` slots to draw."""
         ...
 
+    def temper(self, alpha: float) -> None:
+        """Errors become priorities by this exponent from now on; priorities that are there stay."""
+        ...
+
     def state(self) -> dict[str, Any]: ...
     def load(self, state: dict[str, Any]) -> None: ...
 
@@ -108,6 +112,9 @@ class Prioritized:
             refuse_too_many(count, self._filled)
         return self.tree.sample(count, beta, self.stratified, out)
 
+    def temper(self, alpha: float) -> None:
+        self.alpha = alpha
+
     def draw_any(self, count: int, beta: float, out: Draw | None = None) -> Draw:
         """``draw``, also of more than there are."""
         return self.tree.sample(count, beta, self.stratified, out)
@@ -123,7 +130,7 @@ class Prioritized:
 
 
 class Uniform:
-    """See ``Chances``: all alike; errors are not looked at, and weights are 1."""
+    """See ``Chances``: all alike; errors and exponents are not looked at, and weights are 1."""
 
     def __init__(self, capacity: int, *, seed: int = 0) -> None:
         self.capacity = capacity
@@ -169,6 +176,9 @@ class Uniform:
         out.indices.copy_(found)
         out.weights.fill_(1.0)
         return out
+
+    def temper(self, alpha: float) -> None:
+        pass
 
     def state(self) -> dict[str, Any]:
         return {"slots": self._slots[: self._filled].clone(), "generator": self._generator.get_state()}

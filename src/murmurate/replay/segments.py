@@ -69,6 +69,10 @@ class Segmented:
         for segment, here, slot in self._divided(slots):
             segment.update(slot, error[here])
 
+    def temper(self, alpha: float) -> None:
+        for segment in self.segments:
+            segment.temper(alpha)
+
     @property
     def mass(self) -> tuple[float, float]:
         """Of chances times slots that are filled: all alike have one each."""
