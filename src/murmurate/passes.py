@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from murmurate.errors import RunFailed
 from murmurate.fabric.processes import Died
 from murmurate.own_loop import OwnLoop
 from murmurate.spec import Batch, EnvSpec, derive_seed
+from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.interface import Strategy
 from murmurate.vector import Replica
 from murmurate.workloads.conjugate import ConjugateLearner
@@ -27,6 +29,16 @@ from murmurate.workloads.topics import Topics
 
 _ENDING_SECONDS = 60.0  # that replicas wait for one another at the end, so that all that was learned counts
 _ARRAYS = ("starts", "words", "counts")
+
+
+def with_steps_of(model: TopicModel, strategy: Strategy) -> Strategy:
+    """With the paper's steps under DPSGD also rho follows them: eta = rho = rate / (p B M) ** 0.25 (Mohamad
+    et al., equation 13). A rho of the user's own stays as it is, and with it eta."""
+    if not isinstance(strategy, DPSGD) or model.step_rule != "paper":
+        return strategy
+    if strategy.global_learning_rate is not None:
+        return strategy
+    return dataclasses.replace(strategy, global_learning_rate=model.rate, scale_rates=True)
 
 
 class Learned(NamedTuple):
@@ -79,6 +91,7 @@ class Passes:
         "__main__"``. Raises Refusal for a strategy that cannot have so many replicas, or that could leave
         nothing of lambda, and RunFailed if all of them died.
         """
+        strategy = with_steps_of(self.model, strategy)
         strategy.check_shrinking(self.model.eta(0), replicas)
         if replicas > 1 or strategy.centre:
             return self._together(corpus, strategy, replicas, start)

@@ -6,8 +6,8 @@ import dataclasses
 
 from murmurate.collect.documents import CorpusWorld
 from murmurate.errors import unknown
+from murmurate.passes import with_steps_of
 from murmurate.run_spec import Run
-from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.hogwild import Hogwild
 from murmurate.workloads.topic_model import TopicModel
 
@@ -32,15 +32,10 @@ def lda(name: str) -> Run:
 
 
 def finished(run: Run) -> Run:
-    """With the paper's steps under DPSGD also rho follows them: eta = rho = rate / (p B M) ** 0.25 (Mohamad
-    et al., equation 13). A rho of the user's own stays as it is, and with it eta."""
-    model, strategy = run.agent, run.strategy
-    if not (isinstance(model, TopicModel) and isinstance(strategy, DPSGD) and model.step_rule == "paper"):
+    """With the rho that follows from the steps (``with_steps_of``)."""
+    if not isinstance(run.agent, TopicModel):
         return run
-    if strategy.global_learning_rate is not None:
-        return run
-    both = dataclasses.replace(strategy, global_learning_rate=model.rate, scale_rates=True)
-    return dataclasses.replace(run, strategy=both)
+    return dataclasses.replace(run, strategy=with_steps_of(run.agent, run.strategy))
 
 
 recipe = lda
