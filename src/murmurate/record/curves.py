@@ -25,7 +25,9 @@ def plot_returns(directories: Sequence[Path | str], out_png: Path | str, title: 
     label = "return (mean of the last 100 episodes)"
     draws = [over(runs, "return_mean", axis, label) for axis in ("total_env_steps", "time_seconds")]
     colours = [PRINT.accent] if len(runs) == 1 else [PRINT.runs[i % RUN_COLOURS] for i in range(len(runs))]
-    figure = png(draws, title, [(run.label, colour) for run, colour in zip(runs, colours, strict=True)])
+    alike = len({run.label for run in runs}) < len(runs)
+    names = [f"{run.label} ({run.folder.name})" if alike else run.label for run in runs]
+    figure = png(draws, title, list(zip(names, colours, strict=True)))
     out_png = Path(out_png)
     figure.savefig(out_png, dpi=160)
     return out_png
