@@ -8,10 +8,11 @@ import torch
 from murmurate.replay import frames
 from murmurate.replay.ahead import Ahead
 from murmurate.replay.frame_replay import FrameReplay
-from murmurate.replay.interface import Steps
+from murmurate.replay.interface import Chosen, Steps
 from murmurate.replay.priorities import Prioritized, Uniform
 from murmurate.replay.row_replay import RowReplay
 from murmurate.replay.rows import Column
+from murmurate.replay.sum_tree import Draw
 from oracles.n_step_adder import Adder
 
 KINDS = {"prioritized": Prioritized, "uniform": Uniform}
@@ -309,6 +310,42 @@ def test_batches_ahead_know_the_errors_of_so_many_before():
         same = [torch.equal(a, b) for a, b in zip(with_errors, without, strict=True)]
         assert same == [t <= depth for t in range(9)]
     assert all(torch.equal(a, b) for a, b in zip(drawn(3, told=9), drawn(3, told=9), strict=True))
+
+
+@pytest.mark.parametrize("depth", [0, 1, 50])
+def test_batches_ahead_hold_what_their_keys_name_though_the_replay_goes_on(depth):
+    """What is learned from is what a look into the replay by its keys finds then, if it is still there."""
+    generator = torch.Generator().manual_seed(0)
+    replay = FrameReplay(Prioritized(800), (2, 2), simulators=4, stack=4, steps=3)
+    shown = torch.zeros(4, 4, 2, 2, dtype=torch.uint8)
+    ahead, number, compared = Ahead(replay, 8, depth), 0, 0
+    for update in range(600):
+        if update < 30 or update % 2:
+            number += 1
+            after = torch.cat([shown[:, 1:], torch.full((4, 1, 2, 2), number % 251, dtype=torch.uint8)], 1)
+            reward, action = torch.randn(4, generator=generator), torch.arange(4)
+            ends = torch.rand(2, 4, generator=generator) < 0.03
+            if replay.full:
+                ahead.settle()
+            replay.observe(0, Steps(shown, action, reward, after, *ends))
+            shown = torch.where(ends.any(0)[:, None, None, None], after + 100, after)
+        if update < 30:
+            continue
+        sample = ahead.next(0.4)
+        newest = replay._heads[sample.keys >> 40]
+        kept = (sample.keys & (2**40 - 1)) >= newest - replay.frames.length + replay.frames.stack - 1
+        keys = sample.keys[kept]
+        length = replay.frames.length
+        slots = (keys >> 40) * length + (keys & (2**40 - 1)) % length
+        there = replay.gather(Chosen(keys, Draw(slots, sample.weights[kept])))
+        for name in ("observation", "action", "reward", "discount"):
+            assert torch.equal(getattr(sample, name)[kept], getattr(there, name))
+        goes_on = sample.discount[kept] > 0
+        assert torch.equal(sample.next_observation[kept][goes_on], there.next_observation[goes_on])
+        replay.update(sample.keys, torch.rand(8, generator=generator))
+        compared += int(goes_on.sum())
+    assert compared > 3000
+    ahead.close()
 
 
 def test_batches_that_are_ahead_are_saved_as_they_were_drawn():
