@@ -13,12 +13,14 @@ import signal
 import sys
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import IO, Any, Literal
 
+import psutil
 import torch
 
 # the first optimizer of a process imports this, for 1.6 s: here the fork server does, once for all members
@@ -38,6 +40,7 @@ from murmurate.strategies.interface import Strategy
 
 Main = Callable[[OwnLoop], Any]
 _FINISHED = "finished"
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -198,11 +201,20 @@ def _open_board(arena: Arena, size: int) -> Board:
 
 
 def _collect(plan: Plan, members: dict[Any, tuple[int, ForkServerProcess]], board: Board) -> list[Any]:
-    """Take results in as they come; the first that failed ends the rest, who is killed is left out."""
+    """Take results in as they come; the first that failed ends the rest, who is killed is left out. Once one
+    has finished, who is stopped and does not go on is killed; so is a centre that outlives all replicas."""
     results: dict[int, Any] = {}
     silent = set(members)
+    idle: Counter[Any] = Counter()  # looks in a row at which it was of no use
     while silent:
-        for line in silent & set(wait(list(silent))):
+        found = silent & set(wait(list(silent), _LOOK_SECONDS))
+        for line in silent - found if results and not found else ():
+            rank, process = members[line]
+            alone = rank >= plan.replicas and len(silent) == 1
+            idle[line] = idle[line] + 1 if alone or _is_stopped(process) else 0
+            if idle[line] * _LOOK_SECONDS > plan.deadline_seconds:
+                process.kill()
+        for line in found:
             silent.remove(line)
             rank, process = members[line]
             try:
@@ -226,6 +238,14 @@ def _collect(plan: Plan, members: dict[Any, tuple[int, ForkServerProcess]], boar
             f"all replicas ended without a result (exit codes {codes}); see what they printed above"
         )
     return replicas
+
+
+def _is_stopped(process: ForkServerProcess) -> bool:
+    """By a signal or a debugger: one that only takes long is not."""
+    try:
+        return psutil.Process(process.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
 
 
 def _live(rank: int, packed: bytes, size: int, arena: Arena, line: Connection) -> None:

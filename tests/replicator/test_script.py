@@ -88,6 +88,18 @@ def all_are_killed(loop):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def stop(loop):
+    if loop.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return loop.rank
+
+
+@pytest.mark.timeout(120)
+def test_who_is_stopped_holds_up_nobody_who_has_finished():
+    found = murmurate.run(stop, replicas=3, strategy="gala", deadline_seconds=2.0)
+    assert found == [0, Died(1, -signal.SIGKILL), 2]
+
+
 def test_if_all_are_killed_the_run_failed():
     with pytest.raises(RunFailed, match=r"all replicas ended without a result \(exit codes -9\)"):
         run(all_are_killed, replicas=1)
