@@ -16,7 +16,7 @@ import pytest
 from faults.commands import read_lines
 from murmurate import checkpoint
 from murmurate.cli import main
-from murmurate.launch import local
+from murmurate.launch import _ending
 from murmurate.recipes import recipe
 from murmurate.run_spec import Run
 from murmurate.session import train
@@ -62,7 +62,7 @@ def _freeze_one_and_interrupt(folder: Path, wait_for_silence: bool = False, also
 def test_a_replica_that_does_not_stop_is_killed_and_the_others_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "_STOP_DEADLINE_SECONDS", 1.0)
+    monkeypatch.setattr(_ending, "STOP_DEADLINE_SECONDS", 1.0)
     folder = tmp_path / "run"
     _meanwhile(lambda: _freeze_one_and_interrupt(folder))
     finish = train(_long(), folder)
@@ -92,13 +92,37 @@ def test_one_that_holds_up_a_round_is_excluded_and_the_others_stop_and_save(tmp_
 def test_when_nobody_stops_the_run_fails_and_the_last_checkpoint_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "_STOP_DEADLINE_SECONDS", 1.0)
+    monkeypatch.setattr(_ending, "STOP_DEADLINE_SECONDS", 1.0)
     folder = tmp_path / "run"
     _meanwhile(lambda: _freeze_one_and_interrupt(folder, also=0))
     finish = train(_long("all-reduce"), folder)
     assert finish.code == 1
     assert "no replica stopped within 1 s, and all were killed" in finish.summary["exit"]
     assert checkpoint.damage(checkpoint.newest(folder / "checkpoints")) is None
+
+
+@pytest.mark.slow
+def test_a_stopped_centre_does_not_hold_up_replicas_that_have_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_ending, "STOP_DEADLINE_SECONDS", 1.0)
+    folder = tmp_path / "run"
+
+    def stop_the_centre() -> None:
+        until(lambda: (folder / "checkpoints/last/state.json").exists(), "a checkpoint")
+        centre = [r["pid"] for r in read_lines(folder / "roles.jsonl") if r["role"] == "center"]
+        os.kill(centre[0], signal.SIGSTOP)
+
+    _meanwhile(stop_the_centre)
+    # nothing but the replica's own count ends it
+    run = dataclasses.replace(_long("parameter-server"), replicas=1, env_steps=None, updates=3_000)
+    finish = train(run, folder)
+    assert finish.code == 1
+    assert "the centre died" in finish.summary["exit"]
+    assert [e["message"] for e in finish.summary["events"] if e["event"] == "killed"] == [
+        "the centre did not stop within 1 s and is killed"
+    ]
+    assert checkpoint.damage(folder / "checkpoints" / "last") is None
 
 
 def test_a_second_process_cannot_train_in_the_same_folder(

@@ -74,13 +74,6 @@ class Arbiter:
         else:
             self._let_in()
 
-    def only_the_silent_are_left(self) -> bool:
-        """Whether some replica has come to its own end, and all that have not give no sign of life."""
-        replicas = [role for role in self.crew.roles if role.rank < self.run.replicas]
-        left = [role for role in replicas if not (role.ended or self.board.has_finished(role.rank))]
-        somebody_finished = any(self.board.has_finished(role.rank) for role in replicas)
-        return bool(left) and somebody_finished and all(self._watches[role.rank].silent for role in left)
-
     # -- signs of life ------------------------------------------------------------------------------
 
     def _listen(self, role: Role, watch: Watch, now: float) -> None:

@@ -18,6 +18,7 @@ from murmurate.coordinator import Coordinator, SecondInterrupt, signals
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.arena import Arena
 from murmurate.fabric.interface import Capability
+from murmurate.launch import _ending
 from murmurate.launch.arbiter import Arbiter
 from murmurate.launch.crew import Crew, Role
 from murmurate.launch.role import FAILED, FINISHED, REFUSED, TOO_LATE, open_board
@@ -25,7 +26,6 @@ from murmurate.run_spec import Run
 
 CAPABILITIES = frozenset(Capability)
 _POLL_SECONDS = 0.1
-_STOP_DEADLINE_SECONDS = 75.0  # longer than the fabric's, which can name a culprit
 
 
 def start(
@@ -96,8 +96,7 @@ def _context() -> ForkServerContext:
 
 def _watch(crew: Crew, coordinator: Coordinator) -> None:
     """Until every role has ended: take in deaths as they happen, and let arbiter and coordinator work."""
-    stopping_since: float | None = None
-    arbiter = Arbiter(crew, coordinator)
+    arbiter, ending = Arbiter(crew, coordinator), _ending.Ending(coordinator)
     while any(not role.ended for role in crew.roles):
         wait([role.process.sentinel for role in crew.roles if not role.ended], timeout=_POLL_SECONDS)
         for role in list(crew.roles):
@@ -105,11 +104,8 @@ def _watch(crew: Crew, coordinator: Coordinator) -> None:
                 _take_end(role, coordinator, arbiter)
         coordinator.poll()
         arbiter.poll()
-        if coordinator.is_due or arbiter.only_the_silent_are_left():
-            stopping_since = stopping_since or time.monotonic()
-            if time.monotonic() - stopping_since > _STOP_DEADLINE_SECONDS + coordinator.saving_seconds:
-                stopping_since = None
-                _kill_silent(crew.roles, coordinator)
+        if ending.is_overdue():
+            _kill_silent(crew.roles, coordinator)
 
 
 def _kill_silent(roles: list[Role], coordinator: Coordinator) -> None:
@@ -121,13 +117,14 @@ def _kill_silent(roles: list[Role], coordinator: Coordinator) -> None:
     unfinished = [role for role in late if not coordinator.board.has_finished(role.rank)]
     if not any(coordinator.board.has_finished(role.rank) for role in roles):
         raise RunFailed(
-            f"no replica stopped within {_STOP_DEADLINE_SECONDS:g} s, and all were killed. "
+            f"no replica stopped within {_ending.STOP_DEADLINE_SECONDS:g} s, and all were killed. "
             "The last checkpoint is kept. See logs/ in the run folder."
         )
     # the centre ends after the replicas: it waits for whom it was not told of, as we do
     replicas = [role for role in unfinished if role.rank < coordinator.run.replicas]
     for role in replicas or unfinished or late:
-        message = f"replica {role.rank} did not stop within {_STOP_DEADLINE_SECONDS:g} s and is killed"
+        who = coordinator.name(role.rank)
+        message = f"{who} did not stop within {_ending.STOP_DEADLINE_SECONDS:g} s and is killed"
         coordinator.event("killed", message, member=role.rank)
         role.process.kill()
 

@@ -22,6 +22,7 @@ from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.arena import Arena
 from murmurate.fabric.interface import Capability
 from murmurate.folder import write_roles
+from murmurate.launch import _ending
 from murmurate.launch._cluster import bundle, cluster, first_line, imported, place
 from murmurate.launch._ground import Process, lend
 from murmurate.launch._meeting import Ground, Meeting, fresh_secret, prove
@@ -31,7 +32,6 @@ from murmurate.run_spec import Run
 
 CAPABILITIES = frozenset(Capability)
 _POLL_SECONDS = 0.1
-_STOP_DEADLINE_SECONDS = 75.0  # longer than the fabric's, which can name a culprit
 _SIT_SECONDS = 120.0  # for an actor's process to import all it needs
 _RESTARTS = 3  # of one replica; what strikes it every time would strike on for ever
 
@@ -219,7 +219,7 @@ class _Flock:
 
     def watch(self) -> None:
         """Until every member has ended: take in ends and arrivals, and let the coordinator work."""
-        stopping_since: float | None = None
+        ending = _ending.Ending(self.coordinator)
         while self.lives:
             ended, _ = self.ray.wait(list(self.lives), num_returns=len(self.lives), timeout=_POLL_SECONDS)
             for life in ended:
@@ -227,14 +227,8 @@ class _Flock:
             self.coordinator.poll()
             if not self.coordinator.is_due:
                 self._look_who_comes()
-            if self.coordinator.is_due:
-                stopping_since = stopping_since or time.monotonic()
-                if (
-                    time.monotonic() - stopping_since
-                    > _STOP_DEADLINE_SECONDS + self.coordinator.saving_seconds
-                ):
-                    stopping_since = None
-                    self._kill_silent()
+            if ending.is_overdue():
+                self._kill_silent()
 
     def _take_end(self, rank: int, life: Any) -> None:
         try:
@@ -286,13 +280,14 @@ class _Flock:
         board = self.coordinator.board
         if not any(board.has_finished(rank) for rank in range(board.size)):
             raise RunFailed(
-                f"no replica stopped within {_STOP_DEADLINE_SECONDS:g} s, and all were killed. "
+                f"no replica stopped within {_ending.STOP_DEADLINE_SECONDS:g} s, and all were killed. "
                 "The last checkpoint is kept. See logs/ in the run folder."
             )
         unfinished = [rank for rank in late if not board.has_finished(rank)]
         # the centre ends after the replicas: it waits for whom it was not told of, as we do
         for rank in [rank for rank in unfinished if rank < self.run.replicas] or unfinished or late:
-            message = f"replica {rank} did not stop within {_STOP_DEADLINE_SECONDS:g} s and is killed"
+            who = self.coordinator.name(rank)
+            message = f"{who} did not stop within {_ending.STOP_DEADLINE_SECONDS:g} s and is killed"
             self.coordinator.event("killed", message, member=rank)
             self.ray.kill(self.seats[rank])
 

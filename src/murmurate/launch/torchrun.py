@@ -22,6 +22,7 @@ from murmurate.coordinator import Coordinator, SecondInterrupt, signals
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Capability
 from murmurate.folder import write_roles
+from murmurate.launch import _ending
 from murmurate.launch._crew import Crew, Greeting, Surroundings, crew
 from murmurate.launch._ground import Process
 from murmurate.launch._meeting import Ground, Meeting, check_folder, fresh_secret, prove
@@ -33,7 +34,6 @@ __all__ = ["CAPABILITIES", "check", "crew", "dictated_replicas", "follow", "offe
 
 CAPABILITIES = frozenset(Capability)
 _POLL_SECONDS = 0.1
-_STOP_DEADLINE_SECONDS = 75.0  # longer than the fabric's, which can name a culprit
 _SILENT_SECONDS = 30.0  # after which a rank of another host counts as dead
 _LEAVE_SECONDS = 2.0
 
@@ -148,7 +148,7 @@ class _Own:
 def _watch(roles: list[_Own], us: Crew, ground: Ground, coordinator: Coordinator) -> None:
     """Until every member has saved its last part. Raises RunFailed for one that ended before, Refusal."""
     board = ground.board
-    stopping_since: float | None = None
+    ending = _ending.Ending(coordinator)
     while not board.saved_by_all(FINAL_REQUEST):
         time.sleep(_POLL_SECONDS)
         for role in roles:
@@ -160,14 +160,12 @@ def _watch(roles: list[_Own], us: Crew, ground: Ground, coordinator: Coordinator
             ):
                 _mourn(rank, us, greeting, coordinator)
         coordinator.poll()
-        if coordinator.is_due:
-            stopping_since = stopping_since or time.monotonic()
-            if time.monotonic() - stopping_since > _STOP_DEADLINE_SECONDS + coordinator.saving_seconds:
-                late = [rank for rank in range(board.size) if not board.has_saved(rank, FINAL_REQUEST)]
-                raise RunFailed(
-                    f"rank(s) {late} did not stop within {_STOP_DEADLINE_SECONDS:g} s. "
-                    "The last checkpoint is kept."
-                )
+        if ending.is_overdue():
+            late = [rank for rank in range(board.size) if not board.has_saved(rank, FINAL_REQUEST)]
+            raise RunFailed(
+                f"rank(s) {late} did not stop within {_ending.STOP_DEADLINE_SECONDS:g} s. "
+                "The last checkpoint is kept."
+            )
 
 
 def _take(outcome: tuple[int, str | None]) -> None:
@@ -254,7 +252,7 @@ def follow(read: Callable[[Path], Run]) -> int:
             raise Refusal(str(words))
         raise RunFailed(str(words))
     ground.flush()
-    answer = us.dismissed(meeting.leader, _STOP_DEADLINE_SECONDS)
+    answer = us.dismissed(meeting.leader, _ending.STOP_DEADLINE_SECONDS)
     ground.close()
     if answer is None:
         raise RunFailed("rank 0 is gone before it could save the last checkpoint; the one before is kept")

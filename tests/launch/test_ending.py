@@ -1,0 +1,100 @@
+"""When a launcher no longer waits for those who do not end, with a clock that is turned by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from murmurate.fabric.board import Board
+from murmurate.launch._ending import STOP_DEADLINE_SECONDS, Ending
+from murmurate.launch.arbiter import CAP_SECONDS
+from murmurate.recipes import recipe
+from murmurate.strategies import strategies
+
+SAVING_SECONDS = 30.0
+DEADLINE = STOP_DEADLINE_SECONDS + SAVING_SECONDS
+NEVER = None
+
+
+class Scene:
+    """Three replicas and a centre, asked to end by nobody."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        run = dataclasses.replace(
+            recipe("cartpole-gala"), strategy=strategies()["parameter-server"](), replicas=3
+        )
+        self.board = Board(run.members)
+        self.board.open()
+        self.coordinator: Any = SimpleNamespace(
+            board=self.board, run=run, is_due=False, saving_seconds=SAVING_SECONDS
+        )
+        self.ending = Ending(self.coordinator, lambda: self.now)
+
+    def overdue_after(self, beating: tuple[int, ...], limit: float = 600.0) -> float | None:
+        """Seconds; None if not within ``limit``."""
+        began = self.now
+        while self.now - began < limit:
+            self.now += 0.5
+            for rank in beating:
+                self.board.beat(rank)
+            if self.ending.is_overdue():
+                return self.now - began
+        return NEVER
+
+
+@pytest.mark.parametrize(
+    ("finished", "dead", "beating", "due", "seconds"),
+    [
+        ((), (), (0, 1, 2), False, NEVER),
+        ((), (), (), False, NEVER),  # whoever is stopped may go on, and the others wait in vain for nothing
+        ((), (), (0, 1, 2), True, DEADLINE),
+        ((0, 1), (), (2,), False, NEVER),
+        ((0,), (), (2,), False, NEVER),
+        ((0, 1), (), (), False, CAP_SECONDS + DEADLINE),
+        ((0, 1), (2,), (), False, DEADLINE),  # the centre is left
+        ((0, 1, 2), (), (3,), False, DEADLINE),
+        ((), (0, 1, 2), (), False, DEADLINE),
+    ],
+)
+def test_who_is_waited_for_and_how_long(
+    finished: tuple[int, ...],
+    dead: tuple[int, ...],
+    beating: tuple[int, ...],
+    due: bool,
+    seconds: float | None,
+) -> None:
+    scene = Scene()
+    for rank in finished:
+        scene.board.finished(rank)
+    for rank in dead:
+        scene.board.bury(rank)
+    scene.coordinator.is_due = due
+    assert scene.overdue_after(beating) == (seconds if seconds is NEVER else pytest.approx(seconds, abs=1.5))
+
+
+def test_a_stopped_one_that_goes_on_has_all_its_time_again() -> None:
+    scene = Scene()
+    scene.board.finished(0)
+    scene.board.finished(1)
+    assert scene.overdue_after((), limit=CAP_SECONDS + DEADLINE - 5.0) is NEVER
+    assert scene.overdue_after((2,), limit=1.0) is NEVER
+    assert scene.overdue_after(()) == pytest.approx(CAP_SECONDS + DEADLINE, abs=1.5)
+
+
+def test_while_the_launcher_itself_was_stopped_nobody_was_silent() -> None:
+    scene = Scene()
+    scene.board.finished(0)
+    scene.board.finished(1)
+    scene.now += 3600.0
+    assert scene.overdue_after(()) == pytest.approx(CAP_SECONDS + DEADLINE, abs=1.5)
+
+
+def test_the_deadline_begins_anew_for_whoever_is_then_left() -> None:
+    scene = Scene()
+    scene.coordinator.is_due = True
+    assert scene.overdue_after(()) is not NEVER
+    assert scene.overdue_after(()) == pytest.approx(DEADLINE, abs=1.5)
