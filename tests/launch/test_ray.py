@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
 import shutil
@@ -9,8 +10,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +24,11 @@ from launch.test_inline import params
 from launch.test_torchrun import _SHORT, alone, same
 from murmurate import checkpoint
 from murmurate.errors import MissingExtra
+from murmurate.fabric.board import Board
 from murmurate.launch import launcher
+from murmurate.launch.ray import _Flock
 from murmurate.recipes import recipe
+from murmurate.strategies import strategies
 from waiting import until
 
 pytestmark = pytest.mark.timeout(900)
@@ -32,6 +39,49 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtra, match=r"pip install 'murmurate\[ray\]'"):
         launcher("ray").check(recipe("cartpole-gala"))
+
+
+@pytest.mark.parametrize(
+    ("case", "replaced"),
+    [
+        ("while all learn", True),
+        ("while a new epoch is forming", True),
+        ("stopped", False),
+        ("interrupted", False),
+        ("its env steps are made", False),
+        ("the others have made their updates", False),
+        ("for the fourth time", False),
+        ("the centre", False),
+    ],
+)
+def test_who_dies_is_replaced_unless_the_run_is_over(case: str, replaced: bool) -> None:
+    run = dataclasses.replace(
+        recipe("cartpole-gala"),
+        strategy=strategies()["parameter-server"](),
+        replicas=2,
+        env_steps=1_000,
+        updates=100,
+    )
+    board = Board(run.members)
+    board.open()
+    flock = _Flock.__new__(_Flock)  # no cluster: what it decides by
+    coordinator: Any = SimpleNamespace(board=board, interrupted=case == "interrupted", stopped_because="")
+    flock.run, flock.coordinator, flock.coming = run, coordinator, {}
+    flock.restarts = Counter({1: 3 * (case == "for the fourth time")})
+    flock._seat = lambda rank: (None, None)  # type: ignore[method-assign]
+    if case == "while a new epoch is forming":
+        board.request_stop()
+    if case == "stopped":
+        coordinator.stopped_because = "5 minutes have passed"
+    board.advance(
+        0,
+        env_steps=1_000 if "env steps" in case else 999,
+        clock=100 if "updates" in case else 99,
+    )
+    victim = run.replicas if case == "the centre" else 1
+    board.bury(victim)
+    flock._replace(victim)
+    assert list(flock.coming) == [victim] * replaced
 
 
 @pytest.fixture

@@ -138,7 +138,7 @@ class _Flock:
         if set(at.dead) >= set(range(self.run.replicas)):
             raise RunFailed("all replicas died; the last checkpoint is kept. See logs/ in the run folder.")
         committed = at.commit_final()
-        if not (self.reforming and committed) or at.interrupted or at.stopped_because or self._is_complete():
+        if not (self.reforming and committed) or self._is_over():
             return False
         self.checkpoint = at.checkpoints / "last"
         found = saved.parts(self.checkpoint)
@@ -159,8 +159,11 @@ class _Flock:
         self._live()
         return True
 
-    def _is_complete(self) -> bool:
-        board, run = self.coordinator.board, self.run
+    def _is_over(self) -> bool:
+        """Whether the run is at its end, or was stopped: not only this epoch, for a new one to be formed."""
+        at, board, run = self.coordinator, self.coordinator.board, self.run
+        if at.interrupted or at.stopped_because:
+            return True
         living = [rank for rank in board.living() if rank < run.replicas]
         steps = run.env_steps is not None and board.total_env_steps() >= run.env_steps
         return steps or (run.updates is not None and all(board.clock(r) >= run.updates for r in living))
@@ -247,7 +250,7 @@ class _Flock:
 
     def _replace(self, rank: int) -> None:
         """Ask Ray for another actor. A centre has no peer whose state it could take."""
-        if rank >= self.run.replicas or self.restarts[rank] >= _RESTARTS or self.coordinator.is_due:
+        if rank >= self.run.replicas or self.restarts[rank] >= _RESTARTS or self._is_over():
             return
         self.restarts[rank] += 1
         actor, sitting = self._seat(rank)
