@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import socket
@@ -16,6 +17,7 @@ from murmurate.errors import MissingExtra, Refusal
 from murmurate.run_spec import Run
 
 _PLACE_SECONDS = 60.0  # for the cluster to find room
+_RAY_UNITS = 10_000
 
 
 def imported() -> Any:
@@ -60,23 +62,32 @@ def _connect(ray: Any, address: str) -> None:
         ) from error
 
 
-def bundle(run: Run) -> dict[str, float]:
-    """What one member holds: its threads' cores, and its share of a GPU where the placement names any."""
-    gpus = {name for name in run.placement.devices if name.startswith("cuda")}
-    share = {"GPU": min(1.0, len(gpus) / run.replicas)} if gpus else {}
-    return {"CPU": float(run.placement.threads), **share}
+def bundle(run: Run, rank: int) -> dict[str, float]:
+    """What ``rank`` holds: its threads' cores, and a replica that the placement puts on a GPU a share of one.
+
+    The share is one over a whole number: as many replicas of 1/k fit on each GPU as k says, and no more GPUs
+    are needed than the placement names. A centre has no GPU.
+    """
+    cores = {"CPU": float(run.placement.threads)}
+    on_gpus = [name for name in map(run.placement.device, range(run.replicas)) if name.type == "cuda"]
+    if rank >= run.replicas or run.placement.device(rank) not in on_gpus:
+        return cores
+    sharers = math.ceil(len(on_gpus) / len(set(on_gpus)))
+    # Ray counts in ten thousandths: k shares that were rounded up would be more than a GPU
+    return cores | {"GPU": math.floor(_RAY_UNITS / sharers) / _RAY_UNITS}
 
 
 def place(ray: Any, run: Run) -> Any:
     """Room for all members, close together. Raises Refusal, with the room that there is."""
-    group = ray.util.placement_group([bundle(run)] * run.members, strategy="PACK")
+    bundles = [bundle(run, rank) for rank in range(run.members)]
+    group = ray.util.placement_group(bundles, strategy="PACK")
     if not group.wait(timeout_seconds=_PLACE_SECONDS):
         ray.util.remove_placement_group(group)
-        free = {kind: ray.available_resources().get(kind, 0) for kind in bundle(run)}
+        free = {kind: ray.available_resources().get(kind, 0) for held in bundles for kind in held}
         raise Refusal(
             f"the cluster at {socket.gethostname()} found no room for {run.members} members of "
-            f"{bundle(run)} each within {_PLACE_SECONDS:g} s; free are {free}. "
-            "Use fewer --replicas or --placement.threads, or add nodes."
+            f"{' or '.join(dict.fromkeys(map(str, bundles)))} each within {_PLACE_SECONDS:g} s; "
+            f"free are {free}. Use fewer --replicas or --placement.threads, or add nodes."
         )
     return group
 

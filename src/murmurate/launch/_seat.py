@@ -48,10 +48,7 @@ class Seat:
             check_folder(meeting)
             keep_log(Path(meeting.folder), rank)
             settle_arithmetic(run.placement.threads)
-            if run.placement.device(rank).type == "cuda" and os.environ.get("CUDA_VISIBLE_DEVICES"):
-                # Ray shows an actor its own GPU alone, which torch then counts from 0
-                placement = dataclasses.replace(run.placement, devices=("cuda:0",))
-                run = dataclasses.replace(run, placement=placement)
+            run = _placed(run, rank)
             ground = Ground(
                 meeting, self._store(meeting, store), [rank], leads=False, address=own_address(store[0])
             )
@@ -68,3 +65,14 @@ class Seat:
         timeout = datetime.timedelta(seconds=STORE_SECONDS)
         client = TCPStore(*where, is_master=False, timeout=timeout, wait_for_workers=False)
         return PrefixStore(f"epoch-{meeting.epoch}", client)
+
+
+def _placed(run: Run, rank: int) -> Run:
+    """``run`` with the device that ``rank``'s actor has: see ``murmurate.launch._cluster.bundle``."""
+    if rank >= run.replicas:
+        device = "cpu"
+    elif run.placement.device(rank).type == "cuda" and os.environ.get("CUDA_VISIBLE_DEVICES"):
+        device = "cuda:0"  # Ray shows an actor its own GPU alone, which torch then counts from 0
+    else:
+        return run
+    return dataclasses.replace(run, placement=dataclasses.replace(run.placement, devices=(device,)))

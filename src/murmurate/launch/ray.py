@@ -300,7 +300,7 @@ class _Flock:
         """(an actor for ``rank``, its sitting to be)"""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        needs = bundle(self.run)
+        needs = bundle(self.run, rank)
         strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=rank)
         actor = (
             self.ray.remote(Seat)
