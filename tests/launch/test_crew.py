@@ -72,9 +72,20 @@ def test_the_leaders_plan_reaches_the_others_and_its_word_ends_them(server: TCPS
         ground = Ground(plan(), crew.store, [rank], leads=crew.leads, address="127.0.0.1")
         ground.board.advance(rank, 10, 1)
     assert ground.board.total_env_steps() == 20
-    code = in_thread(lambda: one.dismissed(leader.process, 30.0))
+    code = in_thread(lambda: one.dismissed(lambda: False))
     leader.dismiss(143)
     assert code() == 143
+
+
+def test_who_has_finished_waits_for_the_others_as_long_as_the_leader_lives(
+    server: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hours = iter(range(100))
+    monkeypatch.setattr(_crew, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(_crew.time, "monotonic", lambda: 3600.0 * next(hours))
+    looks = iter([False, False, False, True])
+    assert Crew(around(server, 1)).dismissed(lambda: next(looks)) is None
+    assert list(looks) == [], "it looked until the leader was gone"
 
 
 def test_a_plan_of_an_earlier_start_is_not_taken(server: TCPStore) -> None:

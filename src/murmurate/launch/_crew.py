@@ -15,7 +15,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -206,11 +206,10 @@ class Crew:
     def say(self, words: str) -> None:
         self.store.set(f"said/{self.around.rank}", words)
 
-    def dismissed(self, leader: Process, deadline_seconds: float) -> int | None:
-        """The exit code that the leader gives; None if it is gone, or silent up to the deadline."""
-        until = time.monotonic() + deadline_seconds
-        while time.monotonic() < until:
-            gone = leader.is_gone()
+    def dismissed(self, leader_is_gone: Callable[[], bool]) -> int | None:
+        """The exit code that the leader gives, when the last has saved; None if it is gone before."""
+        while True:
+            gone = leader_is_gone()
             if self.store.check(["over"]):
                 code = int(self.store.get("over"))
                 self.store.add("heard", 1)
@@ -218,7 +217,6 @@ class Crew:
             if gone:
                 return None
             time.sleep(_LOOK_SECONDS)
-        return None
 
     # -- both
 

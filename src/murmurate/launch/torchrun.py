@@ -252,7 +252,8 @@ def follow(read: Callable[[Path], Run]) -> int:
             raise Refusal(str(words))
         raise RunFailed(str(words))
     ground.flush()
-    answer = us.dismissed(meeting.leader, _ending.STOP_DEADLINE_SECONDS)
+    # the others may learn on for hours yet; whether they will ever end is for rank 0 to say
+    answer = us.dismissed(lambda: ground.is_gone(0, meeting.leader, _SILENT_SECONDS))
     ground.close()
     if answer is None:
         raise RunFailed("rank 0 is gone before it could save the last checkpoint; the one before is kept")
