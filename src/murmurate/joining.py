@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from murmurate.checkpoint import read_part, write_part
 from murmurate.fabric.board import HandOver
 from murmurate.fabric.interface import Capability
@@ -104,8 +106,7 @@ class Doorway:
                 where = _folder_of(self.folder, asked.number)
                 gift = read_part(where, asked.donor)
                 shutil.rmtree(where, ignore_errors=True)
-                clock = self.board.clock(self.rank)
-                return {**gift, "replicas": adopted(self.replicator, gift["replicas"], clock)}
+                return gift
             time.sleep(_POLL_SECONDS)
         raise NotLetIn
 
@@ -123,18 +124,18 @@ def _folder_of(folder: Path, number: int) -> Path:
     return folder / "checkpoints" / f".staging-hand-over-{number}"
 
 
-def adopted(replicator: Replicator, theirs: dict[str, Any], clock: int) -> dict[str, Any]:
-    """A peer's ``Replicator.state()`` as this joiner loads it.
+def adopted(replicator: Replicator, theirs: dict[str, Any]) -> dict[str, Any]:
+    """A peer's ``Replicator.state()`` as this member loads it, which joins or was lent it by a checkpoint.
 
     What lies in memory that all share has gone on since the peer wrote, and is kept as it is; there the
-    clock, too, goes on from this rank's own count ``clock``, which others add up.
+    clock, too, goes on from this rank's own count in ``clocks``, which others add up.
     """
     if Capability.SHARED_MEMORY not in replicator.strategy.needed():
         return theirs
-    return {name: _but_shared(bond, theirs[name], clock) for name, bond in replicator.bonds.items()}
+    return {name: _but_shared(bond, theirs[name]) for name, bond in replicator.bonds.items()}
 
 
-def _but_shared(bond: Bond, theirs: dict[str, Any], clock: int) -> dict[str, Any]:
+def _but_shared(bond: Bond, theirs: dict[str, Any]) -> dict[str, Any]:
     replica = bond.replica
     present = {
         f"{index}.{key}": value
@@ -143,11 +144,15 @@ def _but_shared(bond: Bond, theirs: dict[str, Any], clock: int) -> dict[str, Any
     }
     kept = {
         "params": None,
-        # moments exist before the first step only where they are shared
-        "optimizer": present or theirs["replica"]["optimizer"],
-        "clock": clock,
+        # moments exist before the first step only where they are shared; zeros are of a node that begins anew
+        "optimizer": present if any(map(_is_used, present.values())) else theirs["replica"]["optimizer"],
+        "clock": int(theirs["strategy"]["clocks"][bond.channel.rank]),
     }
     return {**theirs, "replica": {**theirs["replica"], **kept}}
+
+
+def _is_used(memory: Any) -> bool:
+    return bool(memory.any()) if torch.is_tensor(memory) else bool(memory)
 
 
 class Pace:

@@ -14,7 +14,7 @@ import torch
 from murmurate.checkpoint import write_part
 from murmurate.collect.banks import channel_of_banks
 from murmurate.fabric.interface import Fabric
-from murmurate.joining import Doorway, Pace
+from murmurate.joining import Doorway, Pace, adopted
 from murmurate.post import FINAL, FINAL_REQUEST, SETTLE_SECONDS, Post, Restored, member_state, staging
 from murmurate.probe import Probe
 from murmurate.record.recorder import Recorder
@@ -63,12 +63,18 @@ class Learning:
         self._last_record = time.monotonic()
         self._last_steps = 0
         if post.restored is not None:
-            self._restore(post.restored)
-            post.restored = None  # it may hold a whole replay
+            own = post.restored.own
+            if own:
+                self._restore(post.restored)
             # nobody steps on a shared vector that another is still filling
             self.meeting.gather(torch.zeros(4, dtype=torch.float64))
+            if not own:  # it keeps what the others have put into memory that all share
+                self._restore(post.restored)
+            post.restored = None  # it may hold a whole replay
             self.replicator.resumed()
             self.meeting.gather(torch.zeros(4, dtype=torch.float64))
+            if not own:
+                self.replicator.entered()
         if post.joins and self.doorway is not None:
             self._join(self.doorway)
 
@@ -297,7 +303,8 @@ class Learning:
 
     def _restore(self, restored: Restored) -> None:
         state = restored.state
-        self.replicator.load(state["replicas"])
+        theirs = state["replicas"]
+        self.replicator.load(theirs if restored.own else adopted(self.replicator, theirs))
         self.learner.load(state["learner"])
         self.env_steps = self._last_steps = restored.env_steps
         if restored.own:

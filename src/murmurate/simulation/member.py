@@ -81,12 +81,9 @@ class Learner:
     def clock(self) -> int:
         return self.agent.clock
 
-    def adopt(self, donor: Learner, clock: int) -> None:
-        """Take a living peer's learning, as ``murmurate.joining`` does; then be one of all.
-
-        ``clock``: this rank's own count of updates, which goes on where all share one memory.
-        """
-        self.replicator.load(adopted(self.replicator, donor.replicator.state(), clock))
+    def adopt(self, donor: Learner) -> None:
+        """Take a living peer's learning, as ``murmurate.joining`` does; then be one of all."""
+        self.replicator.load(adopted(self.replicator, donor.replicator.state()))
         self.agent.load(donor.agent.state())
         self.door.join()
         self.replicator.entered()

@@ -155,7 +155,7 @@ class Simulation:
 
         def role(door: Member) -> None:
             learner = self._learner(door)
-            learner.adopt(donor, self.watch.clock_of(rank))
+            learner.adopt(donor)
             self.watch.begin(learner)
             learner.go(self.watch)
 

@@ -69,10 +69,6 @@ class Watch:
         self.learners[learner.rank] = learner
         self._last_clock[learner.rank] = learner.clock
 
-    def clock_of(self, rank: int) -> int:
-        """Its updates so far, in all its lives."""
-        return self._last_clock.get(rank, 0)
-
     def stepped(self, learner: Learner, batch: Batch) -> None:
         self.env_steps += batch.env_steps
         self.updates += learner.clock - self._last_clock[learner.rank]

@@ -342,12 +342,12 @@ class DPSGD(Strategy):
         return min(set(node) & set(fabric.living()), default=None)
 
     def joined(self, replica: Replica, fabric: Fabric) -> None:
-        """The reply that the former life awaited will not come; rounds are those of the own node."""
-        if len(self._node) == 1:
+        """The former life's reply will not come, but after ``resumed``; rounds are those of the own node."""
+        if self._saved and len(self._node) == 1:
             self._restore(fabric)
-        if int(self._marks[_AWAITED]) == fabric.rank + 1:
+        if self._saved and int(self._marks[_AWAITED]) == fabric.rank + 1:
             self._marks[_AWAITED] = 0
-        self._rounds = int(self._marks[_PULLS])
+        self._rounds, self._pulled_at = int(self._marks[_PULLS]), replica.clock
         self._saved = {}
 
     def state(self) -> dict[str, Any]:

@@ -1,0 +1,116 @@
+"""A replica lent a peer's part of a checkpoint goes on as one that joins a living run does."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any, cast
+
+import pytest
+import torch
+
+from laws.problems import same
+from murmurate import checkpoint
+from murmurate.centre import member
+from murmurate.fabric.board import Board
+from murmurate.fabric.interface import Capability
+from murmurate.fabric.simulated import SimulatedFabric
+from murmurate.joining import Doorway
+from murmurate.post import FINAL, Post, Restored, staging
+from murmurate.recipes import recipe
+from murmurate.run_spec import Run
+from murmurate.strategies import strategies
+from murmurate.strategies.dpsgd import DPSGD
+from murmurate.train import Learning
+
+STRATEGIES = {name: kind() for name, kind in strategies().items() if name != "solo"}
+STRATEGIES |= {"dpsgd, nodes of one": DPSGD(threads=1, local_updates=2)}
+LENT = 1
+
+
+class Door:
+    """What hands a peer's state to a joiner, without a launcher."""
+
+    def __init__(self, learning: Learning, gift: dict[str, Any]) -> None:
+        self.learning, self.gift = learning, {**gift, "answered": 0}
+
+    def take(self) -> dict[str, Any]:
+        return self.gift
+
+    def enter(self, gift: dict[str, Any]) -> None:
+        self.learning.replicator.entered()
+
+
+def together(run: Run, folder: Any, act: Any) -> list[Any]:
+    """What ``act(run, post)`` gives for every member, on a simulated fabric."""
+    torch.set_num_threads(1)
+    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    board = Board(run.members)
+    board.open()
+
+    def role(door: Any) -> Any:
+        return act(run, Post(door.rank, door, board, folder, time.monotonic()))
+
+    return SimulatedFabric(run.members, seed=0, keep_log=False).run([role] * run.members)
+
+
+def learn(run: Run, post: Post) -> None:
+    """One that is to be lent a part has made fewer updates, where nobody counts them together."""
+    if post.rank == LENT and not run.strategy.synchronous:
+        run = dataclasses.replace(run, updates=3)
+    member(run, post).go()
+
+
+def memory(learning: Any) -> tuple[Any, ...]:
+    (bond,) = learning.replicator.bonds.values()
+    state = learning.replicator.state()
+    for one in state.values():
+        one["strategy"].pop("marks", None)  # after a resume the master answers a node before it asks
+    kept = state, bond.replica.steps_taken(), bond.strategy.refused
+    if isinstance(learning, Learning):
+        learning.source.close()
+    return kept
+
+
+@pytest.fixture(params=STRATEGIES)
+def saved(request: Any, tmp_path: Any) -> tuple[Run, Any, dict[int, dict[str, Any]]]:
+    """A run, its folder, and the parts of its checkpoint."""
+    run = dataclasses.replace(
+        recipe("cartpole-gala"),
+        strategy=STRATEGIES[request.param],
+        replicas=2,
+        simulators=1,
+        env_steps=None,
+        updates=6,
+        stop_at_return=None,
+    )
+    together(run, tmp_path, learn)
+    return (
+        run,
+        tmp_path,
+        {r: checkpoint.read_part(staging(tmp_path, FINAL), r) for r in (0, 1, 2)[: run.members]},
+    )
+
+
+def test_lent_a_part_it_goes_on_as_a_joiner_does(saved: Any) -> None:
+    run, folder, parts = saved
+
+    def lent(run: Run, post: Post) -> Any:
+        own = post.rank != LENT
+        post.restored = Restored(parts[post.rank if own else 0], 0, own)
+        return memory(member(run, post))
+
+    def joined(run: Run, post: Post) -> Any:
+        if post.rank != LENT:
+            return lent(run, post)
+        learning = Learning(run, post)
+        for _ in range(2):
+            learning._meet()
+        learning._join(cast(Doorway, Door(learning, parts[0])))
+        return memory(learning)
+
+    one, other = together(run, folder, lent)[LENT], together(run, folder, joined)[LENT]
+    assert same(one, other)
+    # where all share one memory its count goes on, and elsewhere the peer's
+    shares = Capability.SHARED_MEMORY in run.strategy.needed()
+    assert one[0]["a2c"]["replica"]["clock"] == parts[LENT if shares else 0]["updates"]
