@@ -247,3 +247,16 @@ def test_a_node_of_one_that_is_started_again_pushes_nothing_of_its_peer():
     company.step(1, 10.0)
     pushes = [(who, x) for who, _, tag, x, _ in company.desk.sent if tag == "update"]
     assert pushes == [(0, [-2.0]), (1, [-20.0])]
+
+
+def test_the_schedule_of_a_node_of_one_that_is_started_again_goes_on_from_its_peers():
+    company = Company(DPSGD(**ALONE), 2, schedule=lambda k: max(0.0, 1 - k / 100))
+    for _ in range(30):
+        company.step(0, 1.0)
+    donor, joiner = company.bonds[0], company.bonds[1]
+    joiner.replica.load(donor.replica.state())
+    joiner.strategy.load(donor.strategy.state())
+    joiner.strategy.joined(joiner.replica, joiner.channel)
+    assert joiner.replica.steps_taken() == donor.replica.steps_taken() == 60
+    company.step(1, 1.0)
+    assert joiner.strategy._marks.tolist()[:2] == [30, 0], "its first push is B updates away"

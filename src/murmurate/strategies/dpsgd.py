@@ -122,7 +122,6 @@ class DPSGD(Strategy):
 
     def _rho(self, replicas: int) -> float:
         p = self._threads_of(replicas)
-        # moves of all nodes since the same v then count as their mean
         nodes = -(-replicas // p)
         rho = 1 / nodes if self.global_learning_rate is None else self.global_learning_rate
         return scaled_rate(rho, p, self.local_updates, self.batch) if self.scale_rates else rho
@@ -278,10 +277,9 @@ class DPSGD(Strategy):
     def serve(self, replica: Replica, fabric: Fabric) -> bool:
         """Collect M updates, then v <- v + rho sum_m w_m (Algorithm 1, lines 3 and 4)."""
         letter = self._pushes.receive(fabric, _IDLE_SECONDS)
-        if letter is None:
-            return False
-        self._fold(letter, replica, fabric)
-        return True
+        if letter is not None:
+            self._fold(letter, replica, fabric)
+        return letter is not None
 
     def _fold(self, letter: Letter, replica: Replica, fabric: Fabric) -> None:
         """The version answered counts updates of v; a minus says that what was pushed is refused."""
@@ -371,8 +369,8 @@ class DPSGD(Strategy):
         torch.maximum(self._clocks, state["clocks"], out=self._clocks)
         self._rounds, self._pulled_at = int(state["rounds"]), int(state["pulled_at"])
         self.refused = int(state["refused"])
-        unfolded = state.get("unfolded", {})
-        self._unfolded = [Letter(-1, unfolded[key]) for key in sorted(unfolded, key=int)]
+        left = state.get("unfolded", {})
+        self._unfolded = [Letter(-1, left[key]) for key in sorted(left, key=int)]
         if self._master is not None and "momentum" in state:
             self._master.state[self._v]["momentum_buffer"] = state["momentum"].clone()
 
@@ -389,12 +387,14 @@ class DPSGD(Strategy):
         self._saved = {}
 
     def _restore(self, fabric: Fabric) -> None:
-        saved = self._saved
+        saved, rank = self._saved, fabric.rank
         own = int(saved["rank"]) in self._node
         # another node pushes what it learned itself
         base = saved["base"] if own else saved["params"]
         if self._rows is not None:
             self._rows.restore(saved["params"], base, foreign=not own)
+        if self.threads == 1:  # others cannot tell its count, and schedules go on from the peer's
+            self._clocks[rank] = max(self._clocks[rank], saved["clocks"][int(saved["rank"])])
         self._marks.copy_(saved["marks"])
         self._marks[_PUSHED_AT] = min(int(self._marks[_PUSHED_AT]), self._done()) if own else self._done()
-        self._marks[_AWAITED] = fabric.rank + 1
+        self._marks[_AWAITED] = rank + 1
