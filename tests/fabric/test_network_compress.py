@@ -11,6 +11,7 @@ import torch
 from fabric.networked import at_once, channels, members
 from murmurate.fabric._compress import BLOCK, Feedback, codec
 from murmurate.pool import Pool
+from murmurate.strategies._cut import Cut
 
 COUNT = 3 * BLOCK + 17
 
@@ -187,3 +188,32 @@ def test_a_short_letter_is_not_compressed(compression, shared_memory):
         assert torch.equal(found[2].view(torch.int32), short[:7].view(torch.int32))
         with pytest.raises(ValueError, match="is for"):
             here.send(1, "x", torch.zeros(50_001))
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+@pytest.mark.parametrize("compression", ["none", "bfloat16", "int8"])
+def test_what_rounding_kept_back_before_a_cut_comes_after_it(compression, shared_memory):
+    """sum of what arrived = sum of what was sent, once deltas of 0 have brought the rest."""
+    with members(2, compression=compression, shared_memory=shared_memory) as fabrics:
+        here, there = channels(fabrics, like=torch.zeros(COUNT))
+        sender, receiver = Cut("delta"), Cut("delta")
+        sent, arrived = torch.zeros(COUNT), torch.zeros(COUNT)
+
+        def absorb(letter):
+            arrived.add_(letter.x)
+
+        for number in (1, 2):
+            for turn in range(5):
+                x = randn(10 * number + turn)
+                assert here.send(1, "delta", x)
+                sent += x
+            before = here.traffic.bytes
+            assert sender.announce(here, number, [1], x)
+            assert here.traffic.bytes - before == x.element_size(), (
+                "a marker of N numbers has room for a delta"
+            )
+            assert receiver.drain(there, number, [0], absorb, 20.0)
+        for _ in range(5):
+            assert here.send(1, "delta", torch.zeros(COUNT))
+            absorb(there.wait("delta", 20.0))
+        torch.testing.assert_close(arrived, sent, rtol=0, atol=1e-5)

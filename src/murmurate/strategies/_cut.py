@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import torch
 from torch import Tensor
 
 from murmurate.fabric.interface import Fabric, Letter
@@ -53,7 +52,8 @@ class Cut:
 
         False if that did not reach everybody: then the checkpoint cannot be whole.
         """
-        marker = torch.zeros_like(like)
+        # a short letter is not compressed: what rounding kept back of the deltas stays for the next one
+        marker = like.new_zeros(1)
         awaiting = [peer for peer in to if not self.has_ended(peer) or number >= LAST_CUT]
         reached = [fabric.send(peer, self.tag, marker, note=-float(number)) for peer in awaiting]
         return all(reached)
