@@ -81,6 +81,9 @@ class Serving:
         self._record(last=True)
         self.replicator.settle(FINAL_REQUEST, SETTLE_SECONDS)
         self.replicator.publish()
+        learned = any(board.clock(rank) for rank in range(self.run.replicas))
+        if learned and (words := self.replicator.untouched):
+            self.recorder.event("warning", words, member=self.post.rank)
         board.finished(self.post.rank)
         write_part(staging(self.post.folder, FINAL), self.post.rank, self._state())
         board.saved(self.post.rank, FINAL_REQUEST)

@@ -160,6 +160,19 @@ class Replicator:
         )
 
     @property
+    def untouched(self) -> str:
+        """At a centre at the end of a run in which updates were made: what a person should know if it has
+        folded nothing, and refused nothing either. Else empty."""
+        bonds = self.bonds.items()
+        names = [f"'{name}'" for name, b in bonds if not b.strategy.refused and not b.replica.clock]
+        if not names:
+            return ""
+        return (
+            f"no update of {' and '.join(names)} has reached the centre: the model is what it was at the "
+            f"start. Make the run longer (--updates), or {self.strategy.hears_every} smaller."
+        )
+
+    @property
     def waiting_seconds(self) -> float:
         return sum(b.channel.traffic.waiting_seconds for b in self.bonds.values())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -17,14 +18,17 @@ from murmurate.errors import Refusal
 from murmurate.recipes import recipe
 from murmurate.run_spec import Run
 from murmurate.session import resume, train
+from murmurate.simulation.cluster import Cluster
+from murmurate.simulation.start import simulate
 from murmurate.strategies import strategies
 from murmurate.strategies._master_rows import MasterRows
+from murmurate.strategies.interface import Strategy
 
 
-def short(strategy: str = "gala", **fields: Any) -> Run:
+def short(strategy: str | Strategy = "gala", **fields: Any) -> Run:
     """A run of a second: CartPole, inline."""
     settings: dict[str, Any] = {
-        "strategy": strategies()[strategy](),
+        "strategy": strategies()[strategy]() if isinstance(strategy, str) else strategy,
         "replicas": 1 if strategy == "solo" else 3,
         "simulators": 4,
         "env_steps": None,
@@ -101,6 +105,27 @@ def test_a_run_whose_centre_refuses_everything_says_so(
     assert finish.summary["refused"] > 0
     assert len(said) == 1
     assert re.search("the centre has refused all .* for 'a2c'.* what it was at the start", said[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "updates", "remedy"),
+    [
+        ("elastic", {}, 10, "--strategy.period"),
+        ("elastic", {}, 11, None),
+        ("parameter-server", {"period": 5}, 4, "--strategy.period"),
+        ("dpsgd", {"threads": 1, "batch": 4}, 10, "--strategy.local-updates or --strategy.batch"),
+    ],
+)
+@pytest.mark.parametrize("start", [train, functools.partial(simulate, cluster=Cluster(), quiet=True)])
+def test_a_run_of_which_the_centre_hears_nothing_says_so(
+    start: Any, name: str, options: dict[str, int], updates: int, remedy: str | None, tmp_path: Path
+) -> None:
+    run = short(strategies()[name](**options), updates=updates)
+    start(run, folder=tmp_path / "run")
+    said = [r["message"] for r in records(tmp_path / "run") if r.get("event") == "warning"]
+    assert len(said) == (remedy is not None)
+    for words in said:
+        assert re.search(f"no update of 'a2c' .* what it was at the start.*--updates.*{remedy}", words)
 
 
 @pytest.mark.parametrize("strategy", ["all-reduce", "local-sgd", "solo"])

@@ -103,8 +103,11 @@ class Simulation:
                 self.fabric.run([self._learn] * run.replicas + [self._serve] * run.strategy.centre)
                 if not watch.finished:
                     raise RunFailed("all replicas died")
-                if self.centre is not None and (words := self.centre.replicator.refused_all):
-                    watch.event("warning", words)
+                if self.centre is not None and watch.updates:
+                    centre = self.centre.replicator
+                    if words := centre.refused_all or centre.untouched:
+                        watch.event("warning", words)
+                        self._say(f"warning: {words}")
                 watch.record(last=True)
                 self._save()
             except (NotFinite, FabricError, RunFailed) as failure:

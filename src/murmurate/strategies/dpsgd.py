@@ -78,6 +78,7 @@ class DPSGD(Strategy):
     )
     remedy: ClassVar[str] = "--strategy.threads 1 makes each replica a node of its own, which shares nothing"
     centre: ClassVar[bool] = True
+    hears_every: ClassVar[str] = "--strategy.local-updates or --strategy.batch"
     keeps_scale: ClassVar[bool] = True
     counts_all: ClassVar[bool] = True
     carries: ClassVar[str] = "deltas"

@@ -44,6 +44,8 @@ class Strategy:
     counts_all: ClassVar[bool] = False
     # Whether one more member, the last rank, keeps a centre: it learns nothing and runs ``serve``.
     centre: ClassVar[bool] = False
+    # The options that say after how many updates the centre hears of them.
+    hears_every: ClassVar[str] = "--strategy.period"
     # Whether it reads and writes ``scale * params``, so that a gradient of a few rows costs those rows
     # (``Replica.follow``); for all others it is made dense.
     keeps_scale: ClassVar[bool] = False
