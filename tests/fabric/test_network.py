@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from fabric.networked import N, at_once, channels, fill, members
+from murmurate.fabric._hub import short
 from murmurate.fabric._shelf import UNREAD_LIMIT
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network import NetworkFabric
@@ -148,7 +149,7 @@ def test_messages_for_a_channel_that_is_made_later_wait_for_it(shared_memory):
         assert here.send(1, "x", fill(1))
         here.publish(fill(2))
         hub = fabrics[1].hub
-        until(lambda: hub._early or any(key[0] == "desk" for _, key in hub._early_told))
+        until(lambda: hub.early.frames or any(key[0] == "desk" for _, key in hub.early.told))
         there = fabrics[1].channel("late", torch.zeros(N))
         assert torch.equal(there.wait("x", 10.0).x, fill(1))
         until(lambda: there.version(0) == 1)
@@ -164,6 +165,22 @@ def test_members_with_different_models_are_told_so():
                 fabric.mean_(torch.zeros(count))
 
         at_once(lambda: complaint(here, N), lambda: complaint(there, N + 1))
+
+
+def test_what_came_early_and_does_not_fit_is_refused_and_all_are_told_so():
+    """Nothing of it is raised where the channel is made: that thread is the user's."""
+    with members(2, shared_memory=False) as fabrics:
+        here = fabrics[0].channel("model", torch.zeros(N))
+        assert here.send(1, "x", fill(1))
+        early = fabrics[1].hub.early
+        until(lambda: early.frames and early.told)
+        with fabrics[1].hub.lock:
+            early.hear(0, ("taken", short("model").hex(), "x"), "much")
+        there = fabrics[1].channel("model", torch.zeros(2 * N))
+        assert fabrics[1].refused == {"length": 1, "meta": 1}
+        assert early.bytes == 0
+        with pytest.raises(FabricError, match="give all members the same model"):
+            there.send(0, "x", torch.zeros(2 * N))
 
 
 def test_a_name_can_be_used_once():

@@ -188,7 +188,7 @@ def read_until_it_is_dead(late, door):
         while not fabric.has_lost(0):
             fabric.wait("nothing", 0.005)
     else:
-        until(lambda: any(key[0] == "desk" for _, key in door.hub._early_told))
+        until(lambda: any(key[0] == "desk" for _, key in door.hub.early.told))
         door.channel("word", torch.zeros(1)).send(0, "told", torch.zeros(1))
         until(lambda: 0 not in door.living())
         fabric = door.channel("model", LIKE)

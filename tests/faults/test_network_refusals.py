@@ -196,6 +196,25 @@ class TestOfAMember:
         refuses(scene, caplog, "length", lambda: rogue.pipe.send(letter, length=10 * 2**30))
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 
+    def test_early_messages_that_are_not_kept_take_no_room_from_others(self, scene, caplog):
+        """Cut off in their middle, or of a vector, of which there will be another."""
+        fabric, _, rogue = scene
+        vector, letter = rogue.letter(1), rogue.letter(1)
+        vector.kind, vector.channel, letter.channel = Kind.REGISTER, short("unmade"), short("unmade")
+
+        def act():
+            rogue.pipe.send(vector)
+            rogue.pipe._line.sendall(rogue.recorded(letter)[:90])
+            rogue.pipe.close()
+
+        refuses(scene, caplog, "truncated", act)
+        assert fabric.hub.early.bytes == 0
+        rogue.numbered = fabric.hub.links[1].received
+        kept = rogue.letter(2)
+        kept.channel = short("unmade")
+        rogue.pipe.send(kept)
+        until(lambda: fabric.hub.early.bytes == kept.length)
+
     def test_json_that_is_too_long(self, scene, caplog):
         rogue = scene[2]
         letter = rogue.letter(1)

@@ -13,8 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
+from murmurate.fabric._early import Early
 from murmurate.fabric._handshake import Passport, answer
 from murmurate.fabric._link import Link
 from murmurate.fabric._seal import Card
@@ -30,7 +29,6 @@ log = logging.getLogger("murmurate.fabric.network")
 
 _HANDSHAKE_SECONDS = 5.0
 _STRANGERS = 16  # handshakes at once, beyond one a member
-_EARLY_BYTES = 64 << 20  # what is kept of messages for channels that this member has not made yet
 _JOIN_SECONDS = 2.0
 _FIRST_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 20e-6, 500e-6  # between two looks into memory
 
@@ -73,9 +71,7 @@ class Hub:
         self.links: dict[int, Link] = {}
         self._board, self._store = board, store
         self._channels: dict[bytes, Receiver] = {}
-        self._early: dict[bytes, list[tuple[Link, Frame]]] = {}
-        self._early_told: dict[tuple[int, tuple[str, ...]], Any] = {}
-        self._early_bytes = 0
+        self.early = Early(size)
         self._turn: dict[int, int] = {}
         self._strangers: set[socket.socket] = set()
         self._listener = socket.create_server(
@@ -211,10 +207,7 @@ class Hub:
             channel = self._channels.get(frame.channel)
             if channel is not None:
                 return channel.room(frame, length)
-            if length + self._early_bytes > _EARLY_BYTES:
-                raise Refused("length", f"{length} bytes for a channel that this member has not made")
-            self._early_bytes += length
-            return np.empty(length, dtype=np.uint8)
+            return self.early.room(length)
 
     def deliver(self, link: Link, frame: Frame) -> None:
         if frame.kind is Kind.FINISHED:
@@ -222,8 +215,8 @@ class Hub:
         channel = self._channels.get(frame.channel)
         if channel is not None:
             channel.deliver(link.peer, frame)
-        elif frame.kind is not Kind.REGISTER:
-            self._early.setdefault(frame.channel, []).append((link, frame))
+        else:
+            self.early.keep(link.peer, frame)
 
     def told(self, link: Link, key: tuple[str, ...], value: Any) -> None:
         if len(key) < 2:
@@ -231,8 +224,8 @@ class Hub:
         channel = self._channel_named(key[1])
         if channel is not None:
             channel.told(link.peer, key[0], key[2:], value)
-        elif len(self._early_told) < 1000 * self.size:
-            self._early_told[link.peer, key] = value
+        else:
+            self.early.hear(link.peer, key, value)
 
     def due(self, link: Link) -> Frame | None:
         channels = list(self._channels.values())
@@ -258,8 +251,7 @@ class Hub:
             channel.met(link.peer)
 
     def returned(self, link: Link) -> None:
-        for stale in [key for key in self._early_told if key[0] == link.peer]:
-            del self._early_told[stale]
+        self.early.forget_told(link.peer)
         for channel in self._channels.values():
             channel.returned(link.peer)
 
@@ -269,17 +261,25 @@ class Hub:
     # -- what channels ask --------------------------------------------------------------------------
 
     def join_channel(self, identity: bytes, channel: Receiver) -> None:
-        """From now on what arrives for it goes there, beginning with what came early."""
+        """From now on what arrives for it goes there, beginning with what came early, where that fits."""
         with self.lock:
             if identity in self._channels:
                 raise FabricError("a channel of that name exists already: give each its own")
             self._channels[identity] = channel
-            for link, frame in self._early.pop(identity, []):
-                self._early_bytes -= frame.length
-                channel.deliver(link.peer, frame)
-            told = [item for item in self._early_told if item[1][1] == identity.hex()]
-            for peer, key in told:
-                channel.told(peer, key[0], key[2:], self._early_told.pop((peer, key)))
+            for peer, frame in self.early.take(identity):
+                with self._refusing(peer):
+                    channel.deliver(peer, frame)
+            for peer, key, value in self.early.take_told(identity):
+                with self._refusing(peer):
+                    channel.told(peer, key[0], key[2:], value)
+
+    @contextlib.contextmanager
+    def _refusing(self, rank: int) -> Iterator[None]:
+        """What ``rank`` sent is refused here: the thread that read it has long gone on."""
+        try:
+            yield
+        except Refused as refusal:
+            self.refuse(refusal.cause, str(refusal), rank)
 
     def _channel_named(self, name: str) -> Receiver | None:
         try:
