@@ -10,7 +10,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -70,7 +70,9 @@ class Simulation:
 
     def __init__(self, run: Run, cluster: Cluster, folder: Path, quiet: bool) -> None:
         self.run, self.cluster, self.folder = run, cluster, folder
-        self._say = (lambda line: None) if quiet else functools.partial(print, file=sys.stderr, flush=True)
+        self._say: Callable[[str], None] = (
+            (lambda line: None) if quiet else functools.partial(print, file=sys.stderr, flush=True)
+        )
         self._times = cluster.compute_model()
         self._lives = [0] * run.replicas
         self._noted = frozenset(shown_of(run.replicas))

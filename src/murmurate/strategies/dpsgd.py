@@ -390,8 +390,7 @@ class DPSGD(Strategy):
     def _restore(self, fabric: Fabric) -> None:
         saved, rank = self._saved, fabric.rank
         own = int(saved["rank"]) in self._node
-        # another node pushes what it learned itself
-        base = saved["base"] if own else saved["params"]
+        base = saved["base"] if own else saved["params"]  # another node pushes what it learned itself
         if self._rows is not None:
             self._rows.restore(saved["params"], base, foreign=not own)
         if self.threads == 1:  # others cannot tell its count, and schedules go on from the peer's
