@@ -19,6 +19,7 @@ from murmurate.post import (
     SETTLE_SECONDS,
     Post,
     member_state,
+    restore_counts,
     staging,
 )
 from murmurate.probe import Probe
@@ -55,6 +56,7 @@ class Serving:
         )
         if post.restored is not None:
             self.replicator.load(post.restored.state["replicas"])
+            restore_counts(self.replicator, post.restored.state)
             self.meeting.gather(torch.zeros(4, dtype=torch.float64))
             self.replicator.resumed()
             self.meeting.gather(torch.zeros(4, dtype=torch.float64))

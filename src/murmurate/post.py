@@ -88,6 +88,17 @@ def member_state(replicator: Replicator, seconds: float) -> dict[str, Any]:
     }
 
 
+def restore_counts(replicator: Replicator, state: dict[str, Any]) -> None:
+    """Go on from what ``member_state`` counted of this same member, whose strategies have loaded."""
+    for name, bond in replicator.bonds.items():
+        bond.staleness_max = int(state["staleness_max"][name])
+    traffic = next(iter(replicator.bonds.values())).channel.traffic
+    traffic.bytes = int(state["bytes_exchanged"])
+    traffic.waiting_seconds = float(state["waiting_seconds"])
+    # what strategies refused is theirs to remember
+    traffic.refused = max(0, int(state.get("refused", 0)) - replicator.refused)
+
+
 def staging(folder: Path, name: str) -> Path:
     """Where the parts of a checkpoint gather before it is committed."""
     return folder / "checkpoints" / f".staging-{name}"

@@ -129,6 +129,7 @@ class Replicator:
         """This member was started again, and has loaded a living peer's state."""
         with torch.no_grad():
             for bond in self.bonds.values():
+                bond.strategy.refused = 0  # the peer tells of its own
                 bond.strategy.joined(bond.replica, bond.channel)
                 bond.replica.reload()
 

@@ -15,7 +15,16 @@ from murmurate.checkpoint import write_part
 from murmurate.collect.banks import channel_of_banks
 from murmurate.fabric.interface import Fabric
 from murmurate.joining import Doorway, Pace, adopted
-from murmurate.post import FINAL, FINAL_REQUEST, SETTLE_SECONDS, Post, Restored, member_state, staging
+from murmurate.post import (
+    FINAL,
+    FINAL_REQUEST,
+    SETTLE_SECONDS,
+    Post,
+    Restored,
+    member_state,
+    restore_counts,
+    staging,
+)
 from murmurate.probe import Probe
 from murmurate.record.recorder import Recorder
 from murmurate.record.watch import Watch
@@ -312,11 +321,7 @@ class Learning:
             self.returns.extend(state["returns"])
             self.unreported = [list(pair) for pair in state["unreported"]]
             self.probed = dict(state.get("probed", {}))
-            for name, bond in self.replicator.bonds.items():
-                bond.staleness_max = int(state["staleness_max"][name])
-            traffic = next(iter(self.replicator.bonds.values())).channel.traffic
-            traffic.bytes = int(state["bytes_exchanged"])
-            traffic.waiting_seconds = float(state["waiting_seconds"])
+            restore_counts(self.replicator, state)
         else:
             self.source.load(self._new_games(state["source"]))
         self._prepare_probe()

@@ -66,7 +66,9 @@ def memory(learning: Any) -> tuple[Any, ...]:
     state = learning.replicator.state()
     for one in state.values():
         one["strategy"].pop("marks", None)  # after a resume the master answers a node before it asks
-    kept = state, bond.replica.steps_taken(), bond.strategy.refused
+    of = learning.replicator
+    counts = bond.staleness_max, of.refused, of.bytes_exchanged // 1_000_000, int(of.waiting_seconds)
+    kept = state, bond.replica.steps_taken(), counts
     if isinstance(learning, Learning):
         learning.source.close()
     return kept
@@ -114,3 +116,21 @@ def test_lent_a_part_it_goes_on_as_a_joiner_does(saved: Any) -> None:
     # where all share one memory its count goes on, and elsewhere the peer's
     shares = Capability.SHARED_MEMORY in run.strategy.needed()
     assert one[0]["a2c"]["replica"]["clock"] == parts[LENT if shares else 0]["updates"]
+
+
+def test_each_count_goes_on_once(saved: Any) -> None:
+    """What a member counted is restored with its own part, a centre's too, and never with a peer's."""
+    run, folder, parts = saved
+    for part in parts.values():
+        part.update(bytes_exchanged=7_000_000, waiting_seconds=5.0, refused=8)
+        part["staleness_max"] = dict.fromkeys(part["staleness_max"], 9)
+        strategy = part["replicas"]["a2c"]["strategy"]
+        strategy.update({"refused": 3} if "refused" in strategy else {})
+
+    def restored(run: Run, post: Post) -> Any:
+        own = post.rank != LENT
+        post.restored = Restored(parts[post.rank if own else 0], 0, own)
+        return memory(member(run, post))[2]
+
+    for rank, counts in enumerate(together(run, folder, restored)):
+        assert counts == ((0, 0, 0, 0) if rank == LENT else (9, 8, 7, 5))
