@@ -142,6 +142,11 @@ def test_minutes_are_virtual_and_an_end_of_all_env_steps_holds(tmp_path):
     assert 800 <= counted["env_steps"] <= 800 + 5 * 8 * 10  # up to the end of a round of 10 updates
 
 
+@pytest.mark.parametrize("name", ["local-sgd", "synchronous-elastic"])
+def test_rounds_do_not_put_off_the_last_update(name, tmp_path):
+    assert result(tmp_path / "run", run_of(name, updates=14))["total_updates"] == 5 * 14
+
+
 def test_many_replicas_write_few_lines_and_few_write_their_own(tmp_path):
     result(tmp_path / "many", run_of(replicas=20, updates=10), Cluster(lines=5))
     lines = [r for r in read_metrics(tmp_path / "many" / "metrics.jsonl") if "kind" not in r]

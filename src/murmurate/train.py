@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections import deque
@@ -183,8 +184,9 @@ class Learning:
     # -- agreeing on when to stop and save ----------------------------------------------------------
 
     def _round_ended(self) -> bool:
-        """Synchronous members may decide only where all are at the same clock: at the end of a round."""
-        if not self.synchronous:
+        """Synchronous members may decide only where all are at the same clock: at the end of a round, or
+        after the last update that was asked for, which they all count."""
+        if not self.synchronous or self.learner.clock >= (self.run.updates or math.inf):
             return True
         return all(bond.last.staleness == 0 for bond in self.replicator.bonds.values())
 

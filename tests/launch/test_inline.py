@@ -152,6 +152,18 @@ def test_stopped_and_resumed_equals_uninterrupted(strategy: str, tmp_path: Path)
     assert strategy == "solo" or len(sizes[0]) > 0
 
 
+@pytest.mark.parametrize("strategy", ["local-sgd", "synchronous-elastic"])
+def test_rounds_neither_put_off_the_last_update_nor_end_with_it(strategy: str, tmp_path: Path) -> None:
+    # a constant rate: a schedule would know of the earlier end
+    whole = short(strategy, updates=22)
+    whole = dataclasses.replace(whole, agent=dataclasses.replace(whole.agent, learning_rate_end=1.0))
+    assert train(whole, tmp_path / "whole").summary["updates"] == 22
+    assert train(dataclasses.replace(whole, updates=14), tmp_path / "parts").summary["updates"] == 14
+    resume(tmp_path / "parts", lambda run: dataclasses.replace(run, updates=22))
+    for x, y in zip(params(tmp_path / "whole"), params(tmp_path / "parts"), strict=True):
+        assert torch.equal(x, y)
+
+
 def test_updates_of_the_summary_are_the_median_and_env_steps_the_total(tmp_path: Path) -> None:
     finish = train(short(updates=None, env_steps=2_000, seed=2), tmp_path / "run")
     last = tmp_path / "run" / "checkpoints" / "last"

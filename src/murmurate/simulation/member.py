@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -134,7 +135,7 @@ class Learner:
         self._ended = self.spent()
 
     def _round_ended(self) -> bool:
-        if not self.synchronous:
+        if not self.synchronous or self.clock >= (self.run.updates or math.inf):
             return True
         return all(bond.last.staleness == 0 for bond in self.replicator.bonds.values())
 
