@@ -42,7 +42,8 @@ class Run:
     restarts: how often each replica that died is started again, with a living peer's state (launcher
         ``local``). 0 goes on without it: what killed it, as too little memory does, may kill it again.
     compression: of vectors that go between hosts (launchers ``torchrun`` and ``ray``) by register and mail:
-        ``bfloat16``, or ``int8`` with error feedback. Collectives, and members of one host, send all bits.
+        ``bfloat16``, or ``int8`` with error feedback. Refused under a strategy that uses neither; where all
+        members turn out to share one host's memory it has no effect, and an event says so.
     replay: what each learner keeps and how it draws from it, for agents that learn off-policy.
     actors: processes of each learner that share its simulators and play while it learns (Ape-X), for agents
         that learn off-policy; 0: it plays itself.

@@ -217,6 +217,12 @@ def preflight(run: Run) -> None:
             f"compression is {run.compression}, and the {run.launcher} launcher keeps all replicas on one "
             "host, where vectors are not sent. Leave it out, or use --launcher torchrun."
         )
+    if run.compression != "none" and not run.strategy.needed() & {Capability.MAIL, Capability.REGISTER}:
+        raise Refusal(
+            f"compression is {run.compression}, and {run.strategy.name} sends nothing that is compressed: "
+            "mail and register are, collectives and shared memory are not. Leave it out, or use "
+            "--strategy gala."
+        )
     if run.strategy.name == "solo" and run.replicas > 1:
         raise Refusal(
             f"solo trains one replica and {run.replicas} were asked for. "

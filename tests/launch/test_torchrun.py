@@ -83,11 +83,14 @@ def test_all_reduce_gives_the_same_bits_as_the_local_launcher(tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["parameter-server", "hogwild"])
 def test_ranks_share_memory_and_rank_0_serves_the_centre(strategy: str, tmp_path: Path) -> None:
-    with ranks(tmp_path / "run", *_SHORT, "--strategy", strategy, "--updates", 40) as command:
+    fields = ("--compression", "int8") if strategy == "parameter-server" else ()
+    with ranks(tmp_path / "run", *_SHORT, "--strategy", strategy, "--updates", 40, *fields) as command:
         assert command.wait() == 0, command.said()
         assert command.summary()["updates"] >= 40
         assert command.summary()["disagreement_final"] < 0.5
         pids = command.pids()
+        warned = [e["message"] for e in command.events("warning") if "compression" in e["message"]]
+        assert len(warned) == bool(fields)
     if strategy == "parameter-server":
         assert pids[2] == pids[0] != pids[1]
         assert checkpoint.parts(tmp_path / "run/checkpoints/last") == [0, 1, 2]
@@ -224,6 +227,8 @@ def test_ranks_do_not_outlive_torchrun(tmp_path: Path) -> None:
         ({}, ("--replicas", "3"), "started 2 rank(s) and the run has 3 replicas"),
         ({"LOCAL_WORLD_SIZE": "1"}, ("--strategy", "hogwild"), "the torchrun launcher across hosts"),
         ({"LOCAL_WORLD_SIZE": "1"}, ("--strategy", "dpsgd"), "--strategy.threads 1"),
+        ({}, ("--strategy", "all-reduce", "--compression", "int8"), "all-reduce sends nothing that is compr"),
+        ({}, ("--strategy", "hogwild", "--compression", "bfloat16"), "Leave it out, or use --strategy gala"),
     ],
 )
 def test_refusals_name_cause_and_remedy(

@@ -66,6 +66,15 @@ class Meeting:
             }
         )
 
+    @property
+    def idle_compression(self) -> str:
+        """What to say where compression was asked for and nothing goes over the network; else empty."""
+        if self.offer is None or self.compression == "none":
+            return ""
+        return (
+            f"compression {self.compression} has no effect: all members are on one host and share its memory"
+        )
+
 
 class Ground:
     """What one process stands on in a meeting; ``mine`` are the members that live in it.

@@ -130,6 +130,8 @@ class _Flock:
         if manifest is not None:
             self.coordinator.restore(manifest)
             self.coordinator.event("resumed", f"resumed at {manifest['env_steps']:,} env steps")
+        if self.meeting.idle_compression:
+            self.coordinator.event("warning", self.meeting.idle_compression)
         self._live()
 
     def another_epoch(self) -> bool:

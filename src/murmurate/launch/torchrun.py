@@ -104,6 +104,8 @@ def start(
         coordinator.restore(manifest)
         coordinator.event("resumed", f"resumed at {manifest['env_steps']:,} env steps")
     coordinator.event("launcher", _promise(us.around))
+    if meeting.idle_compression:
+        coordinator.event("warning", meeting.idle_compression)
     us.tell(meeting)
     roles = [_Own(run, rank, ground) for rank in mine]
     code = 1
