@@ -27,6 +27,7 @@ ALONE = [
     PushGossip(mixing=0.3, stale=True, with_self=True),
     SynchronousGossip(),
     SynchronousGossip("push", stale=True, with_self=True, period=2),
+    SynchronousGossip(topology="ring"),
     PushSum(),
     PushSum(topology="complete", least_weight=0.1),
     PushSum(topology="random-matching"),
@@ -87,10 +88,12 @@ def round_matrix(drawn, direction, mixing):
     matrix = np.eye(size)
     for i, j in enumerate(drawn):
         if direction == "pull":
-            matrix[i, i] -= mixing
-            matrix[i, j] += mixing
-        elif i != j:
+            matrix[i, i] -= mixing or 0.5
+            matrix[i, j] += mixing or 0.5
+        elif i != j and mixing is None:
             matrix[j, i] += 1.0
+        elif i != j:
+            matrix[j] = (1 - mixing) * matrix[j] + mixing * np.eye(size)[i]
     return matrix / matrix.sum(axis=1, keepdims=True)
 
 
@@ -99,6 +102,11 @@ def round_matrix(drawn, direction, mixing):
     SynchronousGossip(mixing=0.2, with_self=True, seed=5),
     SynchronousGossip("push", seed=1),
     SynchronousGossip("push", with_self=True, stale=True),
+    SynchronousGossip("push", mixing=0.3),
+    SynchronousGossip(topology="ring"),
+    SynchronousGossip(topology="random-matching", mixing=0.4),
+    SynchronousGossip("push", topology="exponential", with_self=True),
+    SynchronousGossip("push", topology="one-peer-exponential"),
 ], ids=words)  # fmt: skip
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_synchronous_rounds_are_the_products_of_their_matrices(strategy, size):
@@ -130,6 +138,9 @@ FAULTY = {
     "push, stale, a weight": PushGossip(mixing=0.3, stale=True, with_self=True),
     "synchronous pull": SynchronousGossip(deadline_seconds=1e3),
     "synchronous push": SynchronousGossip("push", deadline_seconds=1e3),
+    "synchronous push, turning": SynchronousGossip(
+        "push", mixing=0.4, topology="one-peer-exponential", deadline_seconds=1e3
+    ),
     "gala": GALA(topology="exponential", staleness_bound=3, deadline_seconds=1e-3),
     "gala, turning": GALA(topology="random-matching", staleness_bound=0),
 }
@@ -308,6 +319,7 @@ FITTING = {
     "push, a weight": PushGossip(mixing=0.3),
     "synchronous pull": SynchronousGossip(),
     "synchronous push": SynchronousGossip("push"),
+    "synchronous pull, ring": SynchronousGossip(topology="ring"),
     "push-sum": PushSum(),
     "push-sum, ring": PushSum(topology="ring"),
     "gala": GALA(),

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from laws.problems import Point
+from murmurate.errors import Refusal
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.simulated import Crashed, SimulatedFabric
 from murmurate.replicator import Replicator
 from murmurate.strategies.synchronous_gossip import SynchronousGossip
+from murmurate.topology import topologies, topology
 
 STARTS = [0.0, 4.0, 8.0]
 TURN, CHAIN = [1, 2, 1], [2, 0, 0]  # whom 0, 1 and 2 draw
@@ -55,6 +57,34 @@ def test_push_averages_the_own_and_all_that_was_sent():
     # 1 is sent 0 and 8, 2 is sent 4, 0 nothing: 0, 4, 6. Then 0, 6, 6; 0 is sent both, 2 is sent 0.
     assert numbers(found) == [[0.0, 4.0], [4.0, 6.0], [6.0, 3.0]]
     assert [path[0][2] for path, _ in found] == [1, 3, 2]
+
+
+def test_push_mixes_in_with_a_weight_one_after_another():
+    found = played(SynchronousGossip("push", mixing=0.25), [TURN], [[0, 0, 0]])
+    # 1 is sent 0, then 8: 4 -> 3 -> 4.25; 2 is sent 4.
+    assert numbers(found) == [[0.0], [4.25], [7.0]]
+
+
+@pytest.mark.parametrize("direction", ["pull", "push"])
+@pytest.mark.parametrize("with_self", [False, True])
+@pytest.mark.parametrize("name", topologies())
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_all_are_drawn_among_the_peers_of_that_round(direction, with_self, name, size):
+    """Each of them, and nobody else; who has none in that round draws itself."""
+    strategy, graph = SynchronousGossip(direction, topology=name, with_self=with_self), topology(name)
+    peers = graph.in_peers if direction == "pull" else graph.out_peers
+    left = {(i, j) for n in range(1, 101) for i in range(size) for j in peers(i, size, n)}
+    for number in range(1, 101):
+        for i, j in enumerate(strategy.drawn(size, number)):
+            among = peers(i, size, number)
+            assert j in among or (j == i and (with_self or not among))
+            left.discard((i, j))
+    assert not left
+
+
+def test_a_topology_that_there_is_not_is_refused_before_the_first_step():
+    with pytest.raises(Refusal, match="Did you mean 'ring'"):
+        played(SynchronousGossip(topology="rin"), None, [])
 
 
 def test_stale_mixes_what_was_before_the_update():

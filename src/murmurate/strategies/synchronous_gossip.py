@@ -15,6 +15,7 @@ from torch import Tensor
 from murmurate.fabric.interface import Capability, Fabric, FabricError, Letter
 from murmurate.spec import derive_generator
 from murmurate.strategies.interface import MemberEvent, Strategy, require
+from murmurate.topology import topology
 from murmurate.vector import Exchange, Replica
 
 _TAG = "theta"
@@ -26,16 +27,22 @@ class SynchronousGossip(Strategy):
 
     direction: ``pull``: i mixes in the vector of the j it drew (eq. 3.10); ``push``: i sends its own to j,
         which averages all it was sent (Algorithm 6).
-    mixing: beta for pull; push averages, 1/(1 + k) each.
+    mixing: beta; None is 0.5 for pull, while push then averages the own vector and the k received ones,
+        1/(1 + k) each, as Algorithm 6 does. A number for push mixes them in one after another by ascending
+        rank, theta_i <- (1 - beta) theta_i + beta theta_j.
     stale: exchange the vectors from before the update (section 3.6).
-    with_self: draw from all p members, as Theorem 2 does, otherwise from the other p - 1.
+    with_self: oneself may be drawn too, from all p members as in Theorem 2; a draw of oneself mixes nothing.
+    topology: among whom a member draws: ``complete`` is all, as in the paper; or, to pull, its in-peers and,
+        to push, its out-peers in ``ring``, ``exponential``, ..., of a time-varying graph those of the round.
+        Over all members, the dead too, as all must agree on the table.
     """
 
     direction: Literal["pull", "push"] = "pull"
-    mixing: float = 0.5
+    mixing: float | None = None
     period: int = 1
     stale: bool = False
     with_self: bool = False
+    topology: str = "complete"
     deadline_seconds: float = 60.0
     seed: int = 0
 
@@ -58,10 +65,14 @@ class SynchronousGossip(Strategy):
 
     def __post_init__(self) -> None:
         require(self.direction in ("pull", "push"), f"direction is pull or push, not {self.direction}")
-        require(0 <= self.mixing <= 1, f"mixing is a weight from 0 to 1, not {self.mixing}")
+        right = self.mixing is None or 0 <= self.mixing <= 1
+        require(right, f"mixing is a weight from 0 to 1, not {self.mixing}")
         require(
             self.period >= 1, f"period counts updates between rounds and is at least 1, not {self.period}"
         )
+
+    def attach(self, replica: Replica, fabric: Fabric) -> None:
+        topology(self.topology)  # a wrong name is refused here, and not in the first round
 
     def step(self, replica: Replica, fabric: Fabric) -> Exchange:
         due = (replica.clock + 1) % self.period == 0
@@ -76,6 +87,12 @@ class SynchronousGossip(Strategy):
     def drawn(self, size: int, number: int) -> list[int]:
         """Whom each of ``size`` members drew in round ``number``; the same for everybody who asks."""
         draws = derive_generator(self.seed, f"gossip round {number}")
+        if self.topology != "complete":
+            graph = topology(self.topology)
+            peers = graph.out_peers if self.direction == "push" else graph.in_peers
+            table = [sorted([*peers(i, size, number), *[i] * self.with_self]) for i in range(size)]
+            numbers = torch.randint(1 << 62, (size,), generator=draws).tolist()
+            return [c[n % len(c)] if c else i for i, (c, n) in enumerate(zip(table, numbers, strict=True))]
         if self.with_self:
             return torch.randint(size, (size,), generator=draws).tolist()
         if size == 1:
@@ -93,9 +110,9 @@ class SynchronousGossip(Strategy):
                 self._send(to, x, fabric)
         senders = sorted(sender for sender, to in arrows if to == fabric.rank)
         letters = self._await(senders, fabric)
+        weight = 0.5 if self.mixing is None and self.direction == "pull" else self.mixing
         for count, letter in enumerate(letters, start=1):
-            weight = self.mixing if self.direction == "pull" else 1 / (1 + count)
-            x.lerp_(letter.x, weight)
+            x.lerp_(letter.x, 1 / (1 + count) if weight is None else weight)
         return len(letters)
 
     def _send(self, to: int, x: Tensor, fabric: Fabric) -> None:
