@@ -14,7 +14,8 @@ def demand_centre(fabric: Fabric, lost: str) -> None:
     if fabric.has_lost(centre):
         raise FabricError(
             f"rank {centre}, which kept the centre, is dead or out of reach, and with it {lost}. "
-            "Go on from the last checkpoint: murmurate resume."
+            "Where there is a run folder, go on from its last checkpoint: murmurate resume; a script of your "
+            "own has to be started again."
         )
 
 
