@@ -83,15 +83,23 @@ inline Bits operator<<(Bits a, int b) {
 }
 #endif
 
+#if !defined(__AVX512F__)
+// Halves of the lanes are joined until one is left.
+template <typename Join>
+inline float halved(Lanes x, Join join) {
+  float of[kWide];
+  store(of, x);
+  for (int64_t width = kWide / 2; width > 0; width /= 2)
+    for (int64_t i = 0; i < width; ++i) of[i] = join(of[i], of[i + width]);
+  return of[0];
+}
+#endif
+
 inline float sum(Lanes x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps(reinterpret_cast<__m512>(x));
 #else
-  float of[kWide];
-  store(of, x);
-  for (int64_t width = kWide / 2; width > 0; width /= 2)
-    for (int64_t i = 0; i < width; ++i) of[i] += of[i + width];
-  return of[0];
+  return halved(x, [](float a, float b) { return a + b; });
 #endif
 }
 
@@ -99,11 +107,7 @@ inline float greatest(Lanes x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps(reinterpret_cast<__m512>(x));
 #else
-  float of[kWide];
-  store(of, x);
-  for (int64_t width = kWide / 2; width > 0; width /= 2)
-    for (int64_t i = 0; i < width; ++i) of[i] = of[i] > of[i + width] ? of[i] : of[i + width];
-  return of[0];
+  return halved(x, [](float a, float b) { return a > b ? a : b; });
 #endif
 }
 
