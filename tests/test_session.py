@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,34 @@ def test_a_refusal_after_the_run_began_takes_nothing_back(
     with pytest.raises(RunFailed, match=r"cannot be read\. The checkpoints in .* are kept"):
         session.train(run, tmp_path / "run")
     assert (tmp_path / "run" / "checkpoints" / "last" / "state.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("fails", "code", "exit_reason"), [(True, 1, "failed: it burst"), (False, 143, "interrupted")]
+)
+def test_a_signal_while_the_run_is_closed_takes_away_nothing_that_is_to_be_said(
+    fails: bool, code: int, exit_reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch elastic sends it for a death, which rank 0 may have seen already."""
+    close, commit = Coordinator.close, Coordinator.commit_final
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    def burst(self: Coordinator) -> None:
+        commit(self)
+        if fails:
+            raise RunFailed("it burst")
+
+    def closing(self: Coordinator) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        close(self)
+
+    monkeypatch.setattr(Coordinator, "commit_final", burst)
+    monkeypatch.setattr(Coordinator, "close", closing)
+    run = dataclasses.replace(recipe("cartpole-a2c"), launcher="inline", updates=2, simulators=2)
+    finish = session.train(run, tmp_path / "run")
+    assert finish.code == code
+    assert json.loads((tmp_path / "run/summary.json").read_text())["exit"] == exit_reason
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 @pytest.mark.parametrize(

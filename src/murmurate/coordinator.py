@@ -28,6 +28,7 @@ from murmurate.record.tensorboard import TensorBoard
 from murmurate.run_spec import Run
 
 _CHECKPOINT_DEADLINE_SECONDS = 60.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class SecondInterrupt(Exception):
@@ -271,7 +272,10 @@ class Coordinator:
 
 @contextmanager
 def signals(coordinator: Coordinator) -> Iterator[None]:
-    """Ctrl-C or SIGTERM once: save and stop. Twice: stop (raises SecondInterrupt)."""
+    """Ctrl-C or SIGTERM once: save and stop. Twice: stop (raises SecondInterrupt).
+
+    Afterwards, a failure included, a signal is only noted: see ``signals_restored``.
+    """
 
     def handle(number: int) -> None:
         if coordinator.interrupted:
@@ -279,30 +283,54 @@ def signals(coordinator: Coordinator) -> Iterator[None]:
         coordinator.interrupted, coordinator.signal = True, number
         coordinator.stop(f"{signal.Signals(number).name}; once more stops without saving")
 
-    with _handled(handle):
-        yield
+    yield from _handled(handle, coordinator)
 
 
 @contextmanager
 def all_is_saved(coordinator: Coordinator) -> Iterator[None]:
-    """Ctrl-C or SIGTERM raises SecondInterrupt at once: there is nothing left to save."""
+    """Ctrl-C or SIGTERM raises SecondInterrupt at once: there is nothing left to save.
+
+    Afterwards it is only noted, as after ``signals``.
+    """
 
     def handle(number: int) -> None:
         coordinator.interrupted, coordinator.signal = True, number
         raise SecondInterrupt(f"{signal.Signals(number).name} came after the last checkpoint")
 
-    with _handled(handle):
-        yield
+    yield from _handled(handle, coordinator)
 
 
 @contextmanager
-def _handled(handle: Callable[[int], None]) -> Iterator[None]:
-    def handler(number: int, frame: FrameType | None) -> None:
-        handle(number)
+def signals_restored() -> Iterator[None]:
+    """Around all of a run: what handled its signals before does so again at the end, and no sooner.
 
-    before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
+    Torch elastic sends SIGTERM as soon as it sees what rank 0 may just be dying of; what has failed must
+    still be said and written down.
+    """
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         yield
     finally:
         for number, former in before.items():
-            signal.signal(number, former)
+            signal.signal(number, former or signal.SIG_DFL)
+
+
+def _handled(handle: Callable[[int], None], coordinator: Coordinator) -> Iterator[None]:
+    def note(number: int) -> None:
+        if coordinator.interrupted and number == signal.SIGINT:
+            raise KeyboardInterrupt  # whatever is being ended takes too long for whoever waits for it
+        coordinator.interrupted, coordinator.signal = True, number
+
+    _install(handle)
+    try:
+        yield
+    finally:
+        _install(note)
+
+
+def _install(handle: Callable[[int], None]) -> None:
+    def handler(number: int, frame: FrameType | None) -> None:
+        handle(number)
+
+    for number in _SIGNALS:
+        signal.signal(number, handler)

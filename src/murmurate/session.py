@@ -13,7 +13,7 @@ import torch
 from murmurate import checkpoint
 from murmurate.agents.interface import Learner
 from murmurate.collect.interface import ExampleWorld, spec_of
-from murmurate.coordinator import Coordinator, SecondInterrupt, all_is_saved
+from murmurate.coordinator import Coordinator, SecondInterrupt, all_is_saved, signals_restored
 from murmurate.corpus_record import refuse_another, write_record
 from murmurate.errors import MissingExtra, Refusal, RunFailed
 from murmurate.fabric.arena import refuse_if_small
@@ -306,19 +306,20 @@ def _fits(run: Run, found: Path, saved: list[int]) -> None:
 
 
 def _carry_out(run: Run, folder: Path, begin: Callable[[Any], Coordinator]) -> Finish:
-    coordinator = begin(launcher(run.launcher).start)
-    code, reason = _how_it_ended(coordinator)
-    try:
+    with signals_restored():
+        coordinator = begin(launcher(run.launcher).start)
         try:
-            with all_is_saved(coordinator):
-                # who wants it to stop does not want to wait for games; murmurate eval plays them later
-                summary = summarize(run, folder, coordinator, reason, games=not coordinator.interrupted)
-        except SecondInterrupt:
-            code, reason = _how_it_ended(coordinator)
-            summary = summarize(run, folder, coordinator, reason, games=False)
-    except OSError as error:
-        raise checkpoint.disk_failure(folder, error) from error
-    return Finish(code, summary)
+            try:
+                with all_is_saved(coordinator):
+                    code, reason = _how_it_ended(coordinator)
+                    # who wants it to stop does not want to wait for games; murmurate eval plays them later
+                    summary = summarize(run, folder, coordinator, reason, games=not coordinator.interrupted)
+            except SecondInterrupt:
+                code, reason = _how_it_ended(coordinator)
+                summary = summarize(run, folder, coordinator, reason, games=False)
+        except OSError as error:
+            raise checkpoint.disk_failure(folder, error) from error
+        return Finish(code, summary)
 
 
 def _how_it_ended(coordinator: Coordinator) -> tuple[int, str]:
