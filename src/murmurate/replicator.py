@@ -152,11 +152,11 @@ class Replicator:
     @property
     def refused_all(self) -> str:
         """At a centre that has folded nothing yet of what came: what a person should know. Else empty."""
-        names = [f"'{name}'" for name, b in self.bonds.items() if b.strategy.refused and not b.replica.clock]
+        names = self._never_moved(refused=True)
         if not names:
             return ""
         return (
-            f"the centre has refused all that was sent to it for {' and '.join(names)}, as not finite or not "
+            f"the centre has refused all that was sent to it for {names}, as not finite or not "
             "readable: the model is what it was at the start. Stop the run; look for data that is not finite."
         )
 
@@ -164,14 +164,25 @@ class Replicator:
     def untouched(self) -> str:
         """At a centre at the end of a run in which updates were made: what a person should know if it has
         folded nothing, and refused nothing either. Else empty."""
-        bonds = self.bonds.items()
-        names = [f"'{name}'" for name, b in bonds if not b.strategy.refused and not b.replica.clock]
+        names = self._never_moved(refused=False)
         if not names:
             return ""
         return (
-            f"no update of {' and '.join(names)} has reached the centre: the model is what it was at the "
+            f"no update of {names} has reached the centre: the model is what it was at the "
             f"start. Make the run longer (--updates), or {self.strategy.hears_every} smaller."
         )
+
+    def _never_moved(self, *, refused: bool) -> str:
+        """The replicas that no update has moved, because all were refused or because none came."""
+        bonds = self.bonds.items()
+        return " and ".join(
+            f"'{name}'" for name, b in bonds if bool(b.strategy.refused) is refused and not b.replica.clock
+        )
+
+    @property
+    def between_rounds(self) -> bool:
+        """Whether no replica has learned since its last exchange: synchronous ones are all the same then."""
+        return all(bond.last.staleness == 0 for bond in self.bonds.values())
 
     @property
     def waiting_seconds(self) -> float:

@@ -188,7 +188,7 @@ class Learning:
         after the last update that was asked for, which they all count."""
         if not self.synchronous or self.learner.clock >= (self.run.updates or math.inf):
             return True
-        return all(bond.last.staleness == 0 for bond in self.replicator.bonds.values())
+        return self.replicator.between_rounds
 
     def _consult(self) -> tuple[bool, int, int]:
         """(stop?, newest checkpoint asked for, total env steps), the same on all synchronous members."""

@@ -137,7 +137,7 @@ class Learner:
     def _round_ended(self) -> bool:
         if not self.synchronous or self.clock >= (self.run.updates or math.inf):
             return True
-        return all(bond.last.staleness == 0 for bond in self.replicator.bonds.values())
+        return self.replicator.between_rounds
 
 
 class Centre:

@@ -124,7 +124,7 @@ class DPSGD(Strategy):
     def _rho(self, replicas: int) -> float:
         p = self._threads_of(replicas)
         nodes = -(-replicas // p)
-        rho = 1 / nodes if self.global_learning_rate is None else self.global_learning_rate
+        rho = self.global_learning_rate or 1 / nodes  # their moves since the same v count as the mean
         return scaled_rate(rho, p, self.local_updates, self.batch) if self.scale_rates else rho
 
     def check_shrinking(self, eta: float, replicas: int) -> None:
