@@ -179,7 +179,15 @@ def documents(folder, replica):
     return mine[-1]["env_steps"] if mine else 0
 
 
-@pytest.mark.parametrize(("strategy", "victim"), [("hogwild", 1), ("dpsgd", 0), ("dpsgd", 1), ("gala", 1)])
+@pytest.mark.parametrize(
+    ("strategy", "victim"),
+    [
+        ("hogwild", 1),
+        ("dpsgd", 0),
+        pytest.param("dpsgd", 1, marks=pytest.mark.slow),
+        pytest.param("gala", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_killed_worker_is_named_and_the_others_go_on(path, tmp_path, strategy, victim):
     more = ("--strategy", strategy, "--replicas", 2, "--minutes", 0.4, "--record-every-seconds", 0.2)
     for attempt in range(4):

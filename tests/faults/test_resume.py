@@ -34,8 +34,8 @@ _SEGMENTS = ("--replay.segments", 4)
     ("recipe", "strategy", "replicas", "who_is_killed", "more"),
     [
         ("cartpole-a2c", "all-reduce", 2, "launcher", ()),
-        ("cartpole-a2c", "local-sgd", 2, "everybody", ()),
-        ("cartpole-a2c", "solo", 1, "everybody", ()),
+        pytest.param("cartpole-a2c", "local-sgd", 2, "everybody", (), marks=pytest.mark.slow),
+        pytest.param("cartpole-a2c", "solo", 1, "everybody", (), marks=pytest.mark.slow),
         ("cartpole-dqn", "local-sgd", 2, "everybody", (*_REPLAY, *_SEGMENTS, "--agent.selector", "agreed")),
         ("cartpole-dqn", "solo", 1, "everybody", (*_REPLAY, "--replay.alpha", 0, "--replay.ahead", 0)),
     ],

@@ -20,7 +20,13 @@ _STEPS = 150_000
 
 @pytest.mark.parametrize(
     ("strategy", "replicas", "victim"),
-    [("gala", 4, 2), ("gala", 4, 0), ("all-reduce", 3, 0), ("local-sgd", 3, 1), ("hogwild", 3, 0)],
+    [
+        pytest.param("gala", 4, 2, marks=pytest.mark.slow),
+        ("gala", 4, 0),
+        ("all-reduce", 3, 0),
+        pytest.param("local-sgd", 3, 1, marks=pytest.mark.slow),
+        ("hogwild", 3, 0),
+    ],
 )
 def test_the_others_go_on_when_one_is_killed(
     strategy: str, replicas: int, victim: int, tmp_path: Path
