@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
+
 from murmurate.agents.interface import AgentConfig, OnPolicy, Workload
 from murmurate.collect.acted import Acted, Cast
 from murmurate.collect.documents import DocumentSource
@@ -198,10 +200,15 @@ class Run:
             spec,
             replicate,
             seed=self.seed,
-            device=self.placement.device(rank),
+            device=self.device(rank),
             updates=planned,
             **more,
         )
+
+    def device(self, rank: int) -> torch.device:
+        """Where ``rank`` works: a replica as the placement says, and a centre on the processor, where what
+        is sent to it arrives."""
+        return self.placement.device(rank) if rank < self.replicas else torch.device("cpu")
 
     @property
     def shares_banks(self) -> bool:
@@ -213,7 +220,7 @@ class Run:
         if isinstance(self.world, ExampleWorld):
             return self._documents(rank, self.world)
         diet, seed = self.agent.learns_from, derive_seed(self.seed, "source", rank)
-        device = self.placement.device(rank)
+        device = self.device(rank)
         if isinstance(diet, Examples):
             raise ValueError("who learns from examples has a corpus")
         if isinstance(diet, OnPolicy):

@@ -333,7 +333,7 @@ class Learning:
         """A source's state that plays neither a peer's games again nor the own first ones; from an
         empty replay."""
         mine = self.source.state()
-        device = self.run.placement.device(self.post.rank)
+        device = self.run.device(self.post.rank)
         purpose = f"actions after batch {theirs['batches']}"
         generator = derive_generator(self.run.seed, purpose, self.post.rank, device)
         return {

@@ -57,4 +57,4 @@ def test_an_actor_works_on_the_gpu_that_it_is_shown_and_a_centre_on_the_processo
     rank: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "" if device == "cpu" else "1")
-    assert str(_placed(_run(2, TWO, "parameter-server"), rank).placement.device(rank)) == device
+    assert str(_placed(_run(2, TWO, "parameter-server"), rank).device(rank)) == device

@@ -69,8 +69,8 @@ def bundle(run: Run, rank: int) -> dict[str, float]:
     are needed than the placement names. A centre has no GPU.
     """
     cores = {"CPU": float(run.placement.threads)}
-    on_gpus = [name for name in map(run.placement.device, range(run.replicas)) if name.type == "cuda"]
-    if rank >= run.replicas or run.placement.device(rank) not in on_gpus:
+    on_gpus = [name for name in map(run.device, range(run.replicas)) if name.type == "cuda"]
+    if run.device(rank).type != "cuda":
         return cores
     sharers = math.ceil(len(on_gpus) / len(set(on_gpus)))
     # Ray counts in ten thousandths: k shares that were rounded up would be more than a GPU

@@ -69,10 +69,7 @@ class Seat:
 
 def _placed(run: Run, rank: int) -> Run:
     """``run`` with the device that ``rank``'s actor has: see ``murmurate.launch._cluster.bundle``."""
-    if rank >= run.replicas:
-        device = "cpu"
-    elif run.placement.device(rank).type == "cuda" and os.environ.get("CUDA_VISIBLE_DEVICES"):
-        device = "cuda:0"  # Ray shows an actor its own GPU alone, which torch then counts from 0
-    else:
+    if run.device(rank).type != "cuda" or not os.environ.get("CUDA_VISIBLE_DEVICES"):
         return run
-    return dataclasses.replace(run, placement=dataclasses.replace(run.placement, devices=(device,)))
+    # Ray shows an actor its own GPU alone, which torch then counts from 0
+    return dataclasses.replace(run, placement=dataclasses.replace(run.placement, devices=("cuda:0",)))
