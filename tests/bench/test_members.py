@@ -170,7 +170,7 @@ def test_learners_that_actors_feed_lose_nothing() -> None:
     plan = replay_shared.Plan(seconds=0.5, repetitions=1, actors=2, simulators=4, capacity=4_096, filled=256)
     result = replay_shared.measure(False, lambda words: None, plan)
     assert result["lost_records"] == 0
-    assert set(result["share_of_alone"]) == {"1 learner", "2 learners"}
+    assert set(result["share_of_alone"]) == {"2 apart", "1 learner", "2 learners"}
     for of in result["cases"].values():
         assert of["draws_per_second"]["median"] > 0
         # each row is drawn eight times

@@ -48,15 +48,20 @@ class Plan:
 
 
 def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
-    """Each learner owns a bank and writes it alone; actors fill rings, and a full ring stops its actor."""
+    """Each learner owns a bank and writes it alone; actors fill rings, and a full ring stops its actor.
+
+    Beside them, processes that each feed themselves and share nothing: what busy neighbours cost by
+    themselves, through the caches and the memory that cores share.
+    """
     plan = plan or (Plan(seconds=60.0, repetitions=1) if full else Plan())
-    cases = ("alone", *(f"{n} learners" if n > 1 else "1 learner" for n in plan.learners))
+    cases = {"alone": (1, 0)} | {f"{n} apart": (n, 0) for n in plan.learners if n > 1}
+    cases |= {f"{n} learner{'s' * (n > 1)}": (n, plan.actors) for n in plan.learners}
     rows: dict[str, list[dict[str, float]]] = {case: [] for case in cases}
     for number in range(plan.repetitions):
-        for case, learners in zip(cases, (0, *plan.learners), strict=True):
+        for case, (learners, actors) in cases.items():
             log(f"{case}, {number + 1} of {plan.repetitions}")
-            members = learners + plan.actors if learners else 1
-            rows[case].append(_sum_up(_roles.together(members, work, learners, plan), max(learners, 1)))
+            answers = _roles.together(learners + actors, work, learners if actors else 0, plan)
+            rows[case].append(_sum_up(answers, learners))
     alone = [row["draws_per_cpu_second"] for row in rows["alone"]]
     return {
         "cases": {
