@@ -189,7 +189,7 @@ def documents(folder, replica):
     ],
 )
 def test_a_killed_worker_is_named_and_the_others_go_on(path, tmp_path, strategy, victim):
-    more = ("--strategy", strategy, "--replicas", 2, "--minutes", 0.4, "--record-every-seconds", 0.2)
+    more = ("--strategy", strategy, "--replicas", 2, "--minutes", 0.3, "--record-every-seconds", 0.2)
     for attempt in range(4):
         folder = tmp_path / f"run{attempt}"
         process = start(path, folder, *more)

@@ -133,8 +133,9 @@ def test_times_are_at_the_perplexity_that_all_came_to():
     assert told["tsp_serial"] == {"2 threads": 1.5}
 
 
+@pytest.mark.slow
 def test_real_threads_learn(plan, world, tmp_path):
-    small = dataclasses.replace(plan, real_documents=6_400, where=str(tmp_path))
+    small = dataclasses.replace(plan, real_documents=12_800, where=str(tmp_path))
     told = topics_speedup.real(small, world, QUIET)
     assert set(told["seconds"]) == {"serial", "1 node", "2 threads", "2 workers"}
     assert all(one["documents_per_second"] > 0 for one in told["cases"].values())

@@ -37,7 +37,10 @@ _SEGMENTS = ("--replay.segments", 4)
         pytest.param("cartpole-a2c", "local-sgd", 2, "everybody", (), marks=pytest.mark.slow),
         pytest.param("cartpole-a2c", "solo", 1, "everybody", (), marks=pytest.mark.slow),
         ("cartpole-dqn", "local-sgd", 2, "everybody", (*_REPLAY, *_SEGMENTS, "--agent.selector", "agreed")),
-        ("cartpole-dqn", "solo", 1, "everybody", (*_REPLAY, "--replay.alpha", 0, "--replay.ahead", 0)),
+        pytest.param(
+            *("cartpole-dqn", "solo", 1, "everybody", (*_REPLAY, "--replay.alpha", 0, "--replay.ahead", 0)),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_killed_and_resumed_equals_uninterrupted(

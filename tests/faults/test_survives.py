@@ -15,7 +15,7 @@ from murmurate import checkpoint
 from waiting import until
 
 pytestmark = pytest.mark.timeout(900)
-_STEPS = 150_000
+_STEPS = 100_000
 
 
 @pytest.mark.parametrize(

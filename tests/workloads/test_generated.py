@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sysconfig
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -102,9 +105,9 @@ def test_lines_are_counted_as_python_counts_them(tmp_path):
 
 
 def test_the_library_is_english(tmp_path):
-    made = generated.library_text()
+    made = generated.library_text(folder=Path(sysconfig.get_paths()["stdlib"]) / "email")
     made.check()
-    assert len(made) > 1000
+    assert len(made) > 100
     assert made.lengths.min() >= 1
     assert {"file", "list", "string"} <= set(made.vocabulary)
     assert not {"the", "and"} & set(made.vocabulary)
