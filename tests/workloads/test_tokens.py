@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import tracemalloc
+import unicodedata
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from murmurate.errors import Refusal
 from murmurate.workloads import corpus, tokens
@@ -19,6 +22,37 @@ def test_words_are_runs_of_letters():
     text = "The Köln-Bonn line: 3x re_use, don't STOP! Жук a"
     assert Tokens().words_of(text) == ["köln", "bonn", "line", "stop", "жук"]
     assert Tokens(min_letters=1, stop_words=frozenset()).words_of("a b2c") == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("हिन्दी की किताब", ["हिन्दी", "की", "किताब"]),
+        ("தமிழ் மொழி", ["தமிழ்", "மொழி"]),
+        ("می\u200cخواهم کتاب", ["می\u200cخواهم", "کتاب"]),
+        ("re\u0301sume\u0301, résumé", ["résumé", "résumé"]),
+        ("a\u0301 \u0301b", ["á", "b"]),
+    ],
+)
+def test_signs_on_letters_are_part_of_their_word(text, words):
+    assert Tokens(min_letters=1, stop_words=frozenset()).words_of(text) == words
+
+
+@given(st.text(st.sampled_from("aKé\u0301\u0947\u200c\u200d1_ .هİ½") | st.characters(), max_size=30))
+def test_words_are_what_a_walk_over_the_characters_finds(text):
+    text = unicodedata.normalize("NFC", text.lower())
+    words, word = [], ""
+    for c, following in zip(text, text[1:] + " ", strict=False):
+        joins = c in "\u200c\u200d" and is_letter(following)
+        if is_letter(c) or (word and (joins or unicodedata.category(c).startswith("M"))):
+            word += c
+        else:
+            words, word = [*words, word], ""
+    assert Tokens(min_letters=1, stop_words=frozenset()).words_of(text) == [w for w in [*words, word] if w]
+
+
+def is_letter(c):
+    return c.isalnum() and not c.isdecimal()
 
 
 def test_counts_by_hand():
