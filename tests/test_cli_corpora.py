@@ -54,7 +54,10 @@ def shown(capsys, folder):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda path: path.write_text(path.read_text().replace("ant", "zebu")), "has changed since"),
+        (
+            lambda path: path.write_text(path.read_text().replace("ant", "zebu")),
+            "is not what the run was fitted on",
+        ),
         (lambda path: path.write_text(path.read_text() + ZOO[0] * 3), "48 documents over 7 words then, 51"),
         (lambda path: path.unlink(), "There is no"),
     ],
@@ -86,10 +89,26 @@ def test_the_same_corpus_written_again_is_the_same(zoo, capsys):
     assert run("resume", folder, "--env-steps", 200) == 0
 
 
+def test_a_run_is_told_where_its_corpus_lies_by_now(zoo, capsys, tmp_path):
+    path, folder = zoo
+    moved, other = tmp_path / "elsewhere" / "animals.txt", tmp_path / "other.txt"
+    other.write_text("".join(ZOO * 5))
+    moved.parent.mkdir()
+    path.rename(moved)
+    of_world._read.cache_clear()
+    more = ("resume", folder, "--env-steps", 300)
+    capsys.readouterr()
+    assert "Say with --world.path where it is now" in refused(capsys, *more)
+    assert "is not what the run was fitted on: 48 documents" in refused(capsys, *more, "--world.path", other)
+    assert run(*more, "--world.path", moved) == 0
+    assert run(*more[:2], "--env-steps", 400) == 0, "it is remembered"
+    assert shown(capsys, folder)[1] is not None
+
+
 def test_a_replica_that_reads_another_corpus_is_refused(zoo):
     path, folder = zoo
     path.write_text("".join(ZOO * 5))
-    with pytest.raises(Refusal, match="has changed since"):
+    with pytest.raises(Refusal, match="is not what the run was fitted on"):
         member(read_run(folder, recipe), Post(1, None, None, folder, 0.0))
 
 

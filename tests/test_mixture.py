@@ -68,6 +68,25 @@ def test_a_run_finds_the_clusters(folder):
     assert any("log_likelihood" in line and "bound_per_row" in line for line in lines)
 
 
+def test_a_run_goes_on_with_its_table_wherever_that_lies(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "new").mkdir()
+    np.save("x.npy", drawn(300, 0))
+    np.save("another.npy", drawn(300, 1))
+    arguments = ("train", "table-gmm", "--world.path", "x.npy", *SHORT, "--env-steps", 500, "--out", "run")
+    assert run(*arguments) == 0
+    monkeypatch.chdir("/")
+    more = ("resume", tmp_path / "run", "--env-steps")
+    assert run(*more, 800) == 0
+    (tmp_path / "x.npy").rename(tmp_path / "new/x.npy")
+    capsys.readouterr()
+    assert "Say with --world.path where it is now" in refused(capsys, *more, 1000)
+    other = (*more, 1000, "--world.path", tmp_path / "another.npy")
+    assert "is not what the run was fitted on: 300 rows of 2 then, 300 of 2 now" in refused(capsys, *other)
+    assert run(*more, 1000, "--world.path", tmp_path / "new/x.npy") == 0
+    assert facts(tmp_path / "run")["env_steps"] >= 1000
+
+
 def test_what_was_stopped_goes_on_to_the_same_end(path, tmp_path):
     """Two replicas under all-reduce: a run that was resumed ends as one that was not, to the bit."""
     whole, halves = tmp_path / "whole", tmp_path / "halves"

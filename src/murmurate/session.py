@@ -14,7 +14,7 @@ from murmurate import checkpoint
 from murmurate.agents.interface import Learner
 from murmurate.collect.interface import ExampleWorld, spec_of
 from murmurate.coordinator import Coordinator, SecondInterrupt, all_is_saved, signals_restored
-from murmurate.corpus_record import refuse_another, write_record
+from murmurate.corpus_record import refuse_another, refuse_missing, write_record
 from murmurate.errors import MissingExtra, Refusal, RunFailed
 from murmurate.fabric.arena import refuse_if_small
 from murmurate.fabric.interface import Capability, FabricFactory
@@ -120,6 +120,7 @@ def resume(folder: Path, changes: Callable[[Run], Run] = lambda run: run) -> Fin
     """
     stored = read_run(folder, recipe)
     run = changes(stored)
+    refuse_missing(run.world)
     preflight(run)
     crew = _crew(run)
     if crew is not None and not crew.leads:
@@ -141,7 +142,7 @@ _MAY_CHANGE = frozenset(
 
 
 def _go_on(run: Run, stored: Run, folder: Path, found: Path) -> Finish:
-    refuse_another(folder, stored.world)
+    refuse_another(folder, run.world, stored.world)
     manifest = checkpoint.read_manifest(found)
     saved = checkpoint.parts(found)
     if run.replicas != int(manifest["replicas"]):
@@ -152,7 +153,7 @@ def _go_on(run: Run, stored: Run, folder: Path, found: Path) -> Finish:
     if run.strategy.centre:
         parts[run.replicas] = run.replicas
     _fits(run, found, saved)
-    begun, wanted = _without_saving(stored), _without_saving(run)
+    begun, wanted = _without_places(stored), _without_places(run)
     fixed = [
         field.name
         for field in dataclasses.fields(run)
@@ -186,12 +187,14 @@ def _go_on(run: Run, stored: Run, folder: Path, found: Path) -> Finish:
     )
 
 
-def _without_saving(run: Run) -> Run:
-    """Whether checkpoints hold the replay may change too: where the newest has none, it begins empty. So may
-    where it lies."""
-    if run.replay is None:
-        return run
-    return dataclasses.replace(run, replay=dataclasses.replace(run.replay, saved=False, folder=None))
+def _without_places(run: Run) -> Run:
+    """Where a replay and a corpus lie may change too (of a corpus ``source.json`` says whether it is the
+    same), and whether checkpoints hold the replay: where the newest has none, it begins empty."""
+    if run.replay is not None:
+        run = dataclasses.replace(run, replay=dataclasses.replace(run.replay, saved=False, folder=None))
+    if isinstance(run.world, ExampleWorld):
+        run = dataclasses.replace(run, world=run.world.without_places())
+    return run
 
 
 def preflight(run: Run) -> None:

@@ -69,6 +69,10 @@ class CorpusWorld:
             if getattr(self, name):  # a run goes on from other folders too; links keep their telling names
                 object.__setattr__(self, name, os.path.abspath(getattr(self, name)))
 
+    def without_places(self) -> CorpusWorld:
+        """The same, wherever its files lie."""
+        return dataclasses.replace(self, path="", vocabulary=None, cache=None, stop_words=None)
+
     def whole(self) -> Corpus:
         """All documents. Raises Refusal for a corpus that cannot be read."""
         return _read(self, repr(self))[0]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -30,6 +32,14 @@ class TableWorld:
 
     name: ClassVar[str] = "table"
     holds: ClassVar[str] = "rows"
+
+    def __post_init__(self) -> None:
+        if self.path:  # a run goes on from other folders too
+            object.__setattr__(self, "path", os.path.abspath(self.path))
+
+    def without_places(self) -> TableWorld:
+        """The same, wherever its file lies."""
+        return dataclasses.replace(self, path="")
 
     def whole(self) -> Table:
         """All rows. Raises Refusal for a file that cannot be read."""

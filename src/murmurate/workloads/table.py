@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,14 @@ class Table:
     def columns(self) -> int:
         """D."""
         return int(self.values.shape[1])
+
+    @cached_property
+    def digest(self) -> str:
+        """Of kind, shape and all numbers."""
+        found = hashlib.blake2b(f"{self.values.dtype.str} {self.values.shape}".encode(), digest_size=16)
+        for first in range(0, len(self), _BLOCK):
+            found.update(np.ascontiguousarray(self.values[first : first + _BLOCK]).data)
+        return found.hexdigest()
 
     def select(self, rows: ArrayLike) -> Table:
         """Those rows, in that order, copied; their numbers, or a mask [n]."""
