@@ -75,7 +75,7 @@ def contenders(plan: Plan) -> list[Contender]:
     """All of one corpus, ours first."""
     marks, slow = ((0.25, 0.5, *range(1, n + 1)) for n in (plan.passes, plan.slow_passes))
     random = {**_COMMON, "init": "random"}
-    nodes = {**NODES, "local_updates": 2}
+    nodes = {**NODES, "local_updates": 3}
     average = {"step_rule": "average", "rate": 0.15}
     dpsvi = {**_OWN, **average, "batch": 256, "replicas": 4, "strategy": nodes}
     field = [

@@ -184,7 +184,10 @@ class MasterRows:
         self.remember()
 
     def _values(self, row: Tensor) -> Tensor:
-        return self._replica.params.detach().view(-1, self.width)[row] * self._replica.scale.value
+        return (
+            self._replica.params.detach().view(-1, self.width).index_select(0, row)
+            * self._replica.scale.value
+        )
 
     def _keep(self, row: Tensor) -> None:
         """What these rows are at the present version, which is about to end."""

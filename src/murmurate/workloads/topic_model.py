@@ -153,7 +153,7 @@ class LatentTopics(nn.Module):
         if scale == 1.0:
             # where whole vectors are exchanged, v' + (u - u at the push) may be below 0: such a word the
             # topic has not, until the next steps have brought it back
-            x = torch.cat([x[place], x[-1:]]).clamp_(min=0.0)
+            x = torch.cat([x.index_select(0, place), x[-1:]]).clamp_(min=0.0)
             place = torch.arange(len(row), device=x.device)
         total = self.words * self.prior + scale * x[-1].double()
         k = self.config.topics
