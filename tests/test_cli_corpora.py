@@ -98,11 +98,55 @@ def test_a_run_is_told_where_its_corpus_lies_by_now(zoo, capsys, tmp_path):
     of_world._read.cache_clear()
     more = ("resume", folder, "--env-steps", 300)
     capsys.readouterr()
-    assert "Say with --world.path where it is now" in refused(capsys, *more)
+    assert "Say where it is now: murmurate resume DIR --world.path NEW" in refused(capsys, *more)
     assert "is not what the run was fitted on: 48 documents" in refused(capsys, *more, "--world.path", other)
     assert run(*more, "--world.path", moved) == 0
     assert run(*more[:2], "--env-steps", 400) == 0, "it is remembered"
     assert shown(capsys, folder)[1] is not None
+
+
+def test_a_run_of_an_older_version_goes_on_with_a_corpus_that_has_moved(zoo, capsys, tmp_path):
+    path, folder = zoo
+    (folder / "source.json").unlink()
+    path.rename(tmp_path / "moved.txt")
+    of_world._read.cache_clear()
+    with pytest.warns(UserWarning, match="is for you to know"):
+        assert run("resume", folder, "--env-steps", 300, "--world.path", tmp_path / "moved.txt") == 0
+    assert len(json.loads((folder / "source.json").read_text())["vocabulary"]) == 7
+    capsys.readouterr()
+    (tmp_path / "moved.txt").rename(path)
+    of_world._read.cache_clear()
+    assert "Say where it is now: murmurate resume" in refused(capsys, "topics", "evaluate", folder)
+
+
+def test_words_of_an_older_tokeniser_are_told_from_another_corpus(tmp_path, capsys):
+    path, folder = tmp_path / "zoo.txt", tmp_path / "run"
+    path.write_text("".join(ZOO * 4).replace("emu", "été"))
+    few = ("--topics", 2, "--launcher", "inline", "--passes", 1, "--out", folder)
+    assert run("topics", "fit", path, *few) == 0
+    known = json.loads((folder / "source.json").read_text())
+    del known["tokeniser"]
+    (folder / "source.json").write_text(json.dumps(known | {"digest": "another"}))
+    capsys.readouterr()
+    assert "falls into other words" in refused(capsys, "resume", folder, "--env-steps", 500)
+
+
+def test_a_vocabulary_that_is_not_where_it_was_is_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(generate(documents=90, vocabulary=30, topics=2, seed=0).corpus, tmp_path / "x.mtx", "matrix-market")
+    words = "".join(f"word{v:02}\n" for v in range(30))
+    (tmp_path / "words.txt").write_text(words)
+    few = ("--topics", 2, "--launcher", "inline", "--passes", 1, "--out", "run")
+    assert run("topics", "fit", "x.mtx", "--vocabulary", "words.txt", *few) == 0
+    (tmp_path / "words.txt").rename("w.txt")
+    of_world._read.cache_clear()
+    capsys.readouterr()
+    more = ("resume", "run", "--env-steps", 200)
+    assert "--world.vocabulary NEW" in refused(capsys, *more)
+    assert "murmurate resume DIR --world.vocabulary FILE" in refused(
+        capsys, *more, "--world.vocabulary", "none"
+    )
+    assert run(*more, "--world.vocabulary", "w.txt") == 0
 
 
 def test_a_replica_that_reads_another_corpus_is_refused(zoo):

@@ -68,6 +68,13 @@ def test_a_run_finds_the_clusters(folder):
     assert any("log_likelihood" in line and "bound_per_row" in line for line in lines)
 
 
+def test_a_simulated_cluster_learns_a_table_too(path, tmp_path):
+    few = ("--replicas", 3, "--strategy", "gala", *SHORT[2:], "--updates", 10, "--out", tmp_path / "run")
+    assert run("simulate", "table-gmm", "--world.path", path, *few) == 0
+    assert facts(tmp_path / "run")["log_likelihood"] < 0
+    assert facts(tmp_path / "run")["exit"] == "finished"
+
+
 def test_a_run_goes_on_with_its_table_wherever_that_lies(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "new").mkdir()
@@ -79,8 +86,10 @@ def test_a_run_goes_on_with_its_table_wherever_that_lies(tmp_path, capsys, monke
     more = ("resume", tmp_path / "run", "--env-steps")
     assert run(*more, 800) == 0
     (tmp_path / "x.npy").rename(tmp_path / "new/x.npy")
+    found = load_agent(read_run(tmp_path / "run", recipe), tmp_path / "run/checkpoints/last").found()
+    assert found.means.shape[1] == 2, "what was learned is in the run folder"
     capsys.readouterr()
-    assert "Say with --world.path where it is now" in refused(capsys, *more, 1000)
+    assert "Say where it is now: murmurate resume DIR --world.path NEW" in refused(capsys, *more, 1000)
     other = (*more, 1000, "--world.path", tmp_path / "another.npy")
     assert "is not what the run was fitted on: 300 rows of 2 then, 300 of 2 now" in refused(capsys, *other)
     assert run(*more, 1000, "--world.path", tmp_path / "new/x.npy") == 0

@@ -143,7 +143,8 @@ class Serving:
 def member(run: Run, post: Post) -> Learning | Serving:
     """What ``post.rank`` does in ``run``: the ranks after the replicas are the centre's.
 
-    Raises Refusal where this process reads another corpus than the run began with.
+    Raises Refusal where this process reads another corpus than the run began with, or a table of another size
+    (whose numbers the launcher has compared).
     """
-    refuse_another(post.folder, run.world)
+    refuse_another(post.folder, run.world, thorough=False)
     return Learning(run, post) if post.rank < run.replicas else Serving(run, post)

@@ -312,7 +312,8 @@ def signals_restored() -> Iterator[None]:
         yield
     finally:
         for number, former in before.items():
-            signal.signal(number, former or signal.SIG_DFL)
+            if signal.getsignal(number) is not former:  # nobody but the main thread may set one
+                signal.signal(number, former or signal.SIG_DFL)
 
 
 def _handled(handle: Callable[[int], None], coordinator: Coordinator) -> Iterator[None]:

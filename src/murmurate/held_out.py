@@ -8,7 +8,7 @@ from typing import Any
 
 from murmurate.collect.documents import Chosen, CorpusWorld
 from murmurate.collect.tables import TableWorld
-from murmurate.corpus_record import CorpusRecord, read_record
+from murmurate.corpus_record import CorpusRecord, read_record, refuse_missing
 from murmurate.errors import Refusal
 from murmurate.loading import load_agent, run_folder
 from murmurate.run_spec import Run
@@ -33,6 +33,7 @@ class Found:
     def divided(self) -> tuple[Chosen[Corpus], Chosen[Corpus], Chosen[Corpus]]:
         """The documents (learned from, validated with, tested with). Raises Refusal where the corpus is gone
         or has changed."""
+        refuse_missing(self.world)
         self.record.check(self.world)
         return self.world.divided()
 

@@ -9,9 +9,11 @@ import torch
 
 from murmurate import checkpoint
 from murmurate.collect.documents import CorpusWorld
-from murmurate.collect.interface import spec_of
+from murmurate.collect.interface import ExampleWorld, World, spec_of
+from murmurate.collect.tables import TableWorld
 from murmurate.corpus_record import read_record
 from murmurate.run_spec import Run
+from murmurate.spec import EnvSpec
 from murmurate.vector import Replica
 
 
@@ -19,15 +21,11 @@ def load_agent(run: Run, folder: Path) -> Any:
     """An agent, or a learner where nobody acts, with the consensus parameters of a checkpoint folder
     (``checkpoints/last``, say).
 
-    Floating-point buffers are the mean over the replicas saved in it. A corpus is not looked at: what is
-    to be known of it is in the run folder. Raises Refusal if the checkpoint is damaged.
+    Floating-point buffers are the mean over the replicas saved in it. A corpus or table is not looked at:
+    what is to be known of it is in the run folder. Raises Refusal if the checkpoint is damaged.
     """
     torch.set_num_threads(run.placement.threads)
-    world = run.world
-    if isinstance(world, CorpusWorld):
-        spec = read_record(run_folder(folder), world).spec(world)
-    else:
-        spec = spec_of(world)
+    spec = _spec(run.world, run_folder(folder))
     agent = run.agent.build(spec, Replica, seed=run.seed, device=torch.device("cpu"))
     states = [checkpoint.read_part(folder, rank) for rank in learners(run, folder)]
     latest = max(states, key=lambda state: state["seconds"])  # who saved last saw most of the others
@@ -53,3 +51,11 @@ def run_folder(checkpoint_folder: Path) -> Path:
 def learners(run: Run, folder: Path) -> list[int]:
     """Ranks of the replicas whose parts are in a checkpoint; a centre's part is not among them."""
     return [rank for rank in checkpoint.parts(folder) if rank < run.replicas]
+
+
+def _spec(world: World | ExampleWorld, folder: Path) -> EnvSpec:
+    if isinstance(world, CorpusWorld):
+        return read_record(folder, world).spec(world)
+    if isinstance(world, TableWorld):
+        return read_record(folder, world).spec(world)
+    return spec_of(world)

@@ -48,6 +48,7 @@ class Finish:
     folder: Path | None = None
 
 
+@signals_restored()
 def train(run: Run, folder: Path) -> Finish:
     """Check everything that can be checked, then run. Raises Refusal with nothing changed."""
     run = finished(run)
@@ -113,6 +114,7 @@ def resolved(run: Run) -> Run:
     return dataclasses.replace(run, agent=agent)
 
 
+@signals_restored()
 def resume(folder: Path, changes: Callable[[Run], Run] = lambda run: run) -> Finish:
     """Go on from a run folder's newest whole checkpoint; ``changes`` may move the run's end, say.
 
@@ -166,6 +168,7 @@ def _go_on(run: Run, stored: Run, folder: Path, found: Path) -> Finish:
         )
     if run != stored:
         write_run(folder, run)
+    write_record(folder, run.world)  # an older version kept none
     if found.name != "last":
         checkpoint.distrust(found.with_name("last"))
     # each replica saved at a moment of its own, and the checkpoint was complete some time after that
@@ -309,20 +312,19 @@ def _fits(run: Run, found: Path, saved: list[int]) -> None:
 
 
 def _carry_out(run: Run, folder: Path, begin: Callable[[Any], Coordinator]) -> Finish:
-    with signals_restored():
-        coordinator = begin(launcher(run.launcher).start)
+    coordinator = begin(launcher(run.launcher).start)
+    try:
         try:
-            try:
-                with all_is_saved(coordinator):
-                    code, reason = _how_it_ended(coordinator)
-                    # who wants it to stop does not want to wait for games; murmurate eval plays them later
-                    summary = summarize(run, folder, coordinator, reason, games=not coordinator.interrupted)
-            except SecondInterrupt:
+            with all_is_saved(coordinator):
                 code, reason = _how_it_ended(coordinator)
-                summary = summarize(run, folder, coordinator, reason, games=False)
-        except OSError as error:
-            raise checkpoint.disk_failure(folder, error) from error
-        return Finish(code, summary)
+                # who wants it to stop does not want to wait for games; murmurate eval plays them later
+                summary = summarize(run, folder, coordinator, reason, games=not coordinator.interrupted)
+        except SecondInterrupt:
+            code, reason = _how_it_ended(coordinator)
+            summary = summarize(run, folder, coordinator, reason, games=False)
+    except OSError as error:
+        raise checkpoint.disk_failure(folder, error) from error
+    return Finish(code, summary)
 
 
 def _how_it_ended(coordinator: Coordinator) -> tuple[int, str]:

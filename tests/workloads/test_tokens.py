@@ -30,6 +30,7 @@ def test_words_are_runs_of_letters():
         ("हिन्दी की किताब", ["हिन्दी", "की", "किताब"]),
         ("தமிழ் மொழி", ["தமிழ்", "மொழி"]),
         ("می\u200cخواهم کتاب", ["می\u200cخواهم", "کتاب"]),
+        ("র\u200d্যাব", ["র\u200d্যাব"]),
         ("re\u0301sume\u0301, résumé", ["résumé", "résumé"]),
         ("a\u0301 \u0301b", ["á", "b"]),
     ],
@@ -43,12 +44,16 @@ def test_words_are_what_a_walk_over_the_characters_finds(text):
     text = unicodedata.normalize("NFC", text.lower())
     words, word = [], ""
     for c, following in zip(text, text[1:] + " ", strict=False):
-        joins = c in "\u200c\u200d" and is_letter(following)
-        if is_letter(c) or (word and (joins or unicodedata.category(c).startswith("M"))):
+        joins = c in "\u200c\u200d" and (is_letter(following) or is_sign(following))
+        if is_letter(c) or (word and (joins or is_sign(c))):
             word += c
         else:
             words, word = [*words, word], ""
     assert Tokens(min_letters=1, stop_words=frozenset()).words_of(text) == [w for w in [*words, word] if w]
+
+
+def is_sign(c):
+    return unicodedata.category(c).startswith("M")
 
 
 def is_letter(c):

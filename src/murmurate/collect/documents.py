@@ -19,7 +19,7 @@ from murmurate.fabric.interface import Fabric
 from murmurate.spec import Batch, EnvSpec, derive_seed
 from murmurate.workloads.conjugate import Library
 from murmurate.workloads.corpus import Corpus
-from murmurate.workloads.reading import Skipped, read
+from murmurate.workloads.reading import Skipped, kind_of, read
 from murmurate.workloads.tokens import STOP_WORDS, Tokens, stop_words_in
 
 E = TypeVar("E")
@@ -68,6 +68,11 @@ class CorpusWorld:
         for name in ("path", "vocabulary", "cache", "stop_words"):
             if getattr(self, name):  # a run goes on from other folders too; links keep their telling names
                 object.__setattr__(self, name, os.path.abspath(getattr(self, name)))
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its words are what a tokeniser found. Raises Refusal for a file of no known kind."""
+        return (self.kind or kind_of(Path(self.path))) == "text"
 
     def without_places(self) -> CorpusWorld:
         """The same, wherever its files lie."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from murmurate import checkpoint
 from murmurate.collect.documents import CorpusWorld
-from murmurate.collect.interface import spec_of
+from murmurate.collect.interface import ExampleWorld, spec_of
 from murmurate.folder import write_json
 from murmurate.held_out import held_out
 from murmurate.run_spec import Run
@@ -75,7 +75,7 @@ def summarize(
     where = folder / "checkpoints" / "last"
     if reason != "finished" or checkpoint.damage(where) is not None:
         pass
-    elif isinstance(run.world, CorpusWorld):
+    elif isinstance(run.world, ExampleWorld):
         facts |= held_out(run, where)
     else:
         result = play(run, where, run.eval_episodes)

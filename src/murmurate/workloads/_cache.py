@@ -22,7 +22,7 @@ from murmurate.errors import Refusal
 from murmurate.workloads._faults import Skipped
 from murmurate.workloads.corpus import Corpus
 
-_VERSION = 3
+_VERSION = 2
 _FILES = {"corpus.json", "starts.npy", "words.npy", "counts.npy", "missing.npy", "vocabulary.json"}
 
 

@@ -19,7 +19,7 @@ from murmurate.workloads._faults import Faults, Skipped
 from murmurate.workloads._headers import vocabulary_beside
 from murmurate.workloads._kinds import KINDS, kind_of
 from murmurate.workloads.corpus import Corpus
-from murmurate.workloads.tokens import Tokens
+from murmurate.workloads.tokens import VERSION, Tokens
 from murmurate.workloads.writing import write
 
 __all__ = ["KINDS", "Skipped", "kind_of", "read", "vocabulary_beside", "write"]
@@ -104,6 +104,8 @@ def read(
         **given,
         "tokens": {**asdict(what.tokens), "stop_words": sorted(what.tokens.stop_words)},
     }
+    if chosen == "text":
+        key["tokeniser"] = VERSION
     place = _cache.place(source, cache)
     corpus, left_out = _cache.fetch(source, place, key, lambda folder: _convert(what, skip_bad, folder))
     if skipped is not None:

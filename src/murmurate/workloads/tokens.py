@@ -38,8 +38,10 @@ wasn way we well went were weren what whatever when whenever where whereas where
 while who whoever whole whom whose why will with within without won would wouldn yet you your yours yourself
 yourselves
 """
+VERSION = 2  # of how text falls into words; 1 knew no signs on letters
 STOP_WORDS = frozenset(_STOP_TEXT.split())
-_LETTERS = r"[^\W\d_]+"
+_LETTER = r"[^\W\d_]"
+_LETTERS = rf"{_LETTER}+"
 _ASCII_WORD = re.compile(_LETTERS)
 _JOINERS = "\u200c\u200d"  # stand within words of Persian and of Indic scripts
 
@@ -88,7 +90,7 @@ def _any_word() -> re.Pattern[str]:
     """For Python's ``re`` a sign on a letter is no part of a word: Hindi and Tamil fell into consonants."""
     signs = "".join(c for c in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(c)[0] == "M")
     # a look ahead spares ASCII the long class: five times as fast where accents are few
-    inside = rf"(?:[{signs}]+|[{_JOINERS}](?={_LETTERS}))"
+    inside = rf"(?:[{signs}]+|[{_JOINERS}](?={_LETTER}|[{signs}]))"
     # a look ahead spares ASCII the long class: five times as fast where accents are few
     return re.compile(rf"{_LETTERS}(?:(?=[^\x00-\x7f]){inside}(?:{_LETTERS})?)*")
 

@@ -1,0 +1,63 @@
+"""Draws Zhang's Fig. 4.8 of one's own runs: ``python benchmarks/draw_relaxed_loop.py DIR...``.
+
+The picture goes to ``figures/relaxed-loop.png``: mean return of the last 100 training episodes against env
+steps, a panel a recipe, a colour a D (batches drawn before the errors of those before them are known). A thin
+line is a seed, a bold one the mean over the seeds, as far as all of them came.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from murmurate.record.figures import PRINT, RUN_COLOURS, Draw, Palette, png, tidy
+from murmurate.record.runs import RecordedRun, open_run
+
+HERE = Path(__file__).parent
+Runs = dict[int, list[RecordedRun]]  # by D
+
+
+def _curve(run: RecordedRun) -> tuple[list[float], list[float]]:
+    points = [
+        (r["total_env_steps"], r["return_mean"]) for r in run.records if r.get("return_mean") is not None
+    ]
+    steps, returns = zip(*points, strict=True)
+    return list(steps), list(returns)
+
+
+def panel(recipe: str, by_depth: Runs, colours: dict[int, str]) -> Draw:
+    def draw(axes: Axes, palette: Palette) -> None:
+        for depth, runs in sorted(by_depth.items()):
+            curves = [_curve(run) for run in runs]
+            for steps, returns in curves:
+                axes.plot(steps, returns, color=colours[depth], linewidth=0.6, alpha=0.45)
+            begin, end = max(c[0][0] for c in curves), min(c[0][-1] for c in curves)
+            grid = np.linspace(begin, end, 200)
+            mean = np.mean([np.interp(grid, *curve) for curve in curves], axis=0)
+            axes.plot(grid, mean, color=colours[depth], linewidth=2)
+        seeds = " or ".join(str(n) for n in sorted({len(runs) for runs in by_depth.values()}))
+        tidy(axes, palette, f"{recipe}: return (seeds a colour: {seeds})", "env steps")
+
+    return draw
+
+
+def main(folders: list[str]) -> Path:
+    found: dict[str, Runs] = defaultdict(lambda: defaultdict(list))
+    for run in map(open_run, folders):
+        found[run.recipe][int(run.run["replay"]["ahead"])].append(run)
+    depths = sorted({depth for by_depth in found.values() for depth in by_depth})
+    colours = {depth: PRINT.runs[i % RUN_COLOURS] for i, depth in enumerate(depths)}
+    draws = [panel(recipe, by_depth, colours) for recipe, by_depth in sorted(found.items())]
+    legend = [(f"D = {depth}", colour) for depth, colour in colours.items()]
+    path = HERE / "figures" / "relaxed-loop.png"
+    path.parent.mkdir(exist_ok=True)
+    png(draws, "Learning from batches that were drawn ahead", legend).savefig(path, dpi=160)
+    return path
+
+
+if __name__ == "__main__":
+    print(main(sys.argv[1:]))
