@@ -21,7 +21,6 @@ from murmurate.workloads.table import Table
 from murmurate.workloads.tokens import VERSION
 
 _FILE = "source.json"
-_ELSEWHERE = "murmurate resume DIR --world.path NEW"
 
 
 @dataclass(frozen=True)
@@ -110,10 +109,15 @@ class TableRecord:
             )
 
 
+def _told(option: str) -> str:
+    """The command that says where something is by now."""
+    return f"murmurate resume DIR --world.{option.replace('_', '-')} NEW"
+
+
 def _another(path: str, then: str, now: str) -> Refusal:
     return Refusal(
         f"{path} is not what the run was fitted on: {then} then, {now} now, and not the same ones. Put it "
-        f"back as it was, say where that is by now ({_ELSEWHERE}), or fit anew with --out."
+        f"back as it was, say where that is by now ({_told('path')}), or fit anew with --out."
     )
 
 
@@ -192,6 +196,5 @@ def refuse_missing(world: World | ExampleWorld) -> None:
         place = getattr(world, option, None)
         if place and not Path(place).exists():
             raise Refusal(
-                f"There is no {place}, with which the run was fitted. Say where it is now: murmurate resume "
-                f"DIR --world.{option.replace('_', '-')} NEW."
+                f"There is no {place}, with which the run was fitted. Say where it is now: {_told(option)}."
             )

@@ -178,7 +178,9 @@ def test_it_travels_to_a_role_by_its_hyper_parameters(kind):
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_it_learns_on_every_fabric(kind, fabric, size):
     if size not in sizes(kind):
-        pytest.skip(f"{kind.name} refuses {size} replicas: another test shows it")
+        pytest.skip(
+            f"{kind.name} refuses {size} replicas, as test_solo_refuses_company_and_says_what_to_do shows"
+        )
     roles = members(kind, size, UPDATES)
     if fabric == "network" and Capability.SHARED_MEMORY in kind.needs:
         with pytest.raises(Refusal, match=f"{kind.name} needs shared memory"):

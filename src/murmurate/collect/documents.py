@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -119,7 +119,7 @@ class CorpusWorld:
     def divided(self) -> tuple[Chosen[Corpus], Chosen[Corpus], Chosen[Corpus]]:
         """The documents (to learn from, to validate with, to test with)."""
         corpus = self.whole()
-        train, validation, test = (Chosen(corpus, part) for part in self._parts(len(corpus)))
+        train, validation, test = (Chosen(corpus, part) for part in divide(self, len(corpus)))
         return train, validation, test
 
     @property
@@ -130,31 +130,42 @@ class CorpusWorld:
 
     def spec_of(self, documents: int, vocabulary_size: int) -> EnvSpec:
         """``spec`` of a corpus of that size, without a look at it."""
-        train, _, _ = self._parts(documents)
+        train, _, _ = divide(self, documents)
         return EnvSpec("corpus", (vocabulary_size,), torch.int32, 0, documents=len(train))
 
-    def _parts(self, documents: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        return divide(
-            documents, self.validation, self.test, self.split_seed, what=f"{self.path} has", of=self.holds
-        )
+
+class Divisible(Protocol):
+    """Examples in a file, and which of them are kept back; ``holds`` is what they are called."""
+
+    holds: ClassVar[str]
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def validation(self) -> float: ...
+
+    @property
+    def test(self) -> float: ...
+
+    @property
+    def split_seed(self) -> int: ...
 
 
-def divide(
-    count: int, validation: float, test: float, split_seed: int, *, what: str, of: str
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Numbers of the examples (to learn from, to validate with, to test with). Raises Refusal if none of the
-    first are left."""
-    kept = []
-    for name, share in (("validation", validation), ("test", test)):
+def divide(world: Divisible, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Numbers of ``count`` examples (to learn from, to validate with, to test with). Raises Refusal if none
+    of the first are left."""
+    kept, of = [], world.holds
+    for name, share in (("validation", world.validation), ("test", world.test)):
         if share < 0 or (share >= 1 and share != int(share)):
             raise Refusal(f"world.{name} is {share}; give a number of {of}, or a share below 1.")
         kept.append(int(share) if share >= 1 else round(share * count))
     if count - sum(kept) < 1:
         raise Refusal(
-            f"{what} {count:,} {of} and {sum(kept):,} of them are kept back: nothing is left to learn from. "
-            "Use a smaller --world.validation and --world.test."
+            f"{world.path} has {count:,} {of} and {sum(kept):,} of them are kept back: nothing is left to "
+            "learn from. Use a smaller --world.validation and --world.test."
         )
-    order = np.random.default_rng(derive_seed(split_seed, "split")).permutation(count)
+    order = np.random.default_rng(derive_seed(world.split_seed, "split")).permutation(count)
     held, tested, train = np.split(order, np.cumsum(kept))
     return train, held, tested
 

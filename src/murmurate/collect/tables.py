@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from murmurate.collect.documents import Chosen, divide
 from murmurate.errors import Refusal
@@ -50,7 +48,7 @@ class TableWorld:
     def divided(self) -> tuple[Chosen[Table], Chosen[Table], Chosen[Table]]:
         """The rows (to learn from, to validate with, to test with)."""
         table = self.whole()
-        train, validation, test = (Chosen(table, part) for part in self._parts(len(table)))
+        train, validation, test = (Chosen(table, part) for part in divide(self, len(table)))
         return train, validation, test
 
     @property
@@ -61,13 +59,8 @@ class TableWorld:
 
     def spec_of(self, rows: int, columns: int) -> EnvSpec:
         """``spec`` of a table of that size, without a look at it."""
-        train, _, _ = self._parts(rows)
+        train, _, _ = divide(self, rows)
         return EnvSpec("table", (columns,), torch.float64, 0, documents=len(train))
-
-    def _parts(self, rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        return divide(
-            rows, self.validation, self.test, self.split_seed, what=f"{self.path} has", of=self.holds
-        )
 
 
 @functools.lru_cache(maxsize=2)
