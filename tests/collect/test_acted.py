@@ -69,12 +69,13 @@ def test_records_come_whole_and_in_order_from_another_process() -> None:
     for number in range(500):
         until(lambda: ring.waiting, every=1e-5)
         assert ring.waiting <= SLOTS
-        record = ring.take()
+        record = ring.oldest()
         for name, expected in steps(number, values=number % 5 > 0)._asdict().items():
             found = getattr(record.steps, name)
             assert (found is None) if expected is None else torch.equal(found, expected), name
         assert record.version == number
         assert record.episodes == [Episode(1, number / 4, number)] * (number % 3)
+        ring.drop()
     process.join()
     arena.close()
 

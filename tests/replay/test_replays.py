@@ -332,7 +332,7 @@ def test_batches_ahead_hold_what_their_keys_name_though_the_replay_goes_on(depth
         if update < 30:
             continue
         sample = ahead.next(0.4)
-        newest = replay._heads[sample.keys >> 40]
+        newest = torch.from_numpy(replay._heads)[sample.keys >> 40]
         kept = (sample.keys & (2**40 - 1)) >= newest - replay.frames.length + replay.frames.stack - 1
         keys = sample.keys[kept]
         length = replay.frames.length

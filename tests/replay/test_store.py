@@ -119,7 +119,7 @@ def test_windows_are_stacks_of_the_stream_also_across_the_rings_end(kernels, sta
     for stream, head in enumerate(heads):
         for number in range(head):
             image = torch.full((1, 2, 3), (50 * stream + number) % 251, dtype=torch.uint8)
-            store.append(torch.tensor([stream]), torch.tensor([number]), image)
+            store.append(np.array([stream]), np.array([number]), image)
     for stream, head in enumerate(heads):
         numbers = range(head - length + stack - 1, head - steps)
         slots = torch.tensor([stream * length + number % length for number in numbers])
@@ -184,8 +184,8 @@ def test_chunks_keep_their_names_while_their_frames_stay(monkeypatch):
             for stream in range(1 + turn % 2):
                 image += 1
                 store.append(
-                    torch.tensor([stream]),
-                    torch.tensor([heads[stream]]),
+                    np.array([stream]),
+                    np.array([heads[stream]]),
                     torch.full((1, 2, 3), image % 256, dtype=torch.uint8),
                 )
                 heads[stream] += 1
@@ -201,17 +201,17 @@ def test_chunks_keep_their_names_while_their_frames_stay(monkeypatch):
 def test_another_writer_names_what_it_writes_otherwise():
     one, other = Frames(30, (2, 3)), Frames(30, (2, 3))
     for k in range(5):
-        one.append(torch.tensor([0]), torch.tensor([k]), torch.zeros(1, 2, 3, dtype=torch.uint8))
+        one.append(np.array([0]), np.array([k]), torch.zeros(1, 2, 3, dtype=torch.uint8))
     saved = one.save([5])
     other.load(saved)
     assert other.save([5])[0][0].name == one.save([5])[0][0].name
     for store in (one, other):
-        store.append(torch.tensor([0]), torch.tensor([5]), torch.zeros(1, 2, 3, dtype=torch.uint8))
+        store.append(np.array([0]), np.array([5]), torch.zeros(1, 2, 3, dtype=torch.uint8))
     assert other.save([6])[0][0].name != one.save([6])[0][0].name
     # and one that goes back to a state is another writer too
     former = one.save([6])[0][0].name
     one.load(saved)
-    one.append(torch.tensor([0]), torch.tensor([5]), torch.ones(1, 2, 3, dtype=torch.uint8))
+    one.append(np.array([0]), np.array([5]), torch.ones(1, 2, 3, dtype=torch.uint8))
     assert one.save([6])[0][0].name != former
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import torch
 
 from murmurate.bench import _roles
 from murmurate.bench._result import Log, median, spread
-from murmurate.collect._box import SLOTS, Record, Ring
+from murmurate.collect._box import SLOTS, Pauses, Record, Ring
 from murmurate.collect.drawing import Drawing
 from murmurate.fabric.processes import ProcessFabric
 from murmurate.replay.config import ReplayConfig, open_replay
@@ -25,10 +25,17 @@ SUMMARY = (
 )
 
 _SPEC = EnvSpec("rows", (17,), torch.float32, actions=0, action_shape=(6,))
-_PAUSE_SECONDS = 2e-4
 _RECORDS = 64  # that are made beforehand and sent in turn, so that it is the replay that is measured
 
-Feed = Callable[[], tuple[int, Record]]
+
+class Feed(Protocol):
+    """Where a learner's records come from."""
+
+    def next(self) -> tuple[int, Record]:
+        """With the number of its first simulator; valid until ``done``."""
+        ...
+
+    def done(self) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +98,7 @@ def _sum_up(answers: list[dict[str, float]], learners: int) -> dict[str, float]:
 def work(fabric: ProcessFabric, learners: int, plan: Plan) -> dict[str, float]:
     """Learners are the first members; each actor feeds all of them in turn."""
     if not learners:
-        return _learn(_own_feed(plan), plan)
+        return _learn(_Own(plan), plan)
     lanes = list(itertools.product(range(learners), range(plan.actors)))
     rings = {lane: Ring(fabric.arena, _SPEC, plan.simulators) for lane in lanes}
     stop, ended = fabric.arena.counters("stop", (learners,)), fabric.arena.counters("ended", (plan.actors,))
@@ -106,11 +113,11 @@ def work(fabric: ProcessFabric, learners: int, plan: Plan) -> dict[str, float]:
         found = _learn(feed, plan)
     finally:
         stop[fabric.rank] = 1
-    over = False
+    over, pauses = False, Pauses()
     while not over:  # the others' actors are ours, and put on
         over = bool(ended.all())
         feed.drain()
-        time.sleep(_PAUSE_SECONDS)
+        pauses.sleep()
     return found | {"taken": feed.taken, "astray": feed.astray}
 
 
@@ -128,10 +135,18 @@ def _records(plan: Plan) -> Iterator[Record]:
         yield Record(steps[number % _RECORDS], [], number)
 
 
-def _own_feed(plan: Plan) -> Feed:
-    records = _records(plan)
-    lows = itertools.cycle(range(0, plan.actors * plan.simulators, plan.simulators))
-    return lambda: (next(lows), next(records))
+class _Own:
+    """Records made here."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._records = _records(plan)
+        self._lows = itertools.cycle(range(0, plan.actors * plan.simulators, plan.simulators))
+
+    def next(self) -> tuple[int, Record]:
+        return next(self._lows), next(self._records)
+
+    def done(self) -> None:
+        pass
 
 
 class _Rings:
@@ -139,25 +154,31 @@ class _Rings:
 
     def __init__(self, rings: list[Ring], simulators: int) -> None:
         self._rings, self._simulators = rings, simulators
-        self._turn = self.taken = self.astray = 0
+        self._turn = self._which = self.taken = self.astray = 0
         self._seen = [-1] * len(rings)
+        self._pauses = Pauses()
 
-    def __call__(self) -> tuple[int, Record]:
+    def next(self) -> tuple[int, Record]:
         while True:
             for _ in self._rings:
                 which = self._turn % len(self._rings)
                 self._turn += 1
                 if self._rings[which].waiting:
-                    return which * self._simulators, self._take(which)
-            time.sleep(_PAUSE_SECONDS)
+                    self._pauses.over()
+                    return which * self._simulators, self._look(which)
+            self._pauses.sleep()
+
+    def done(self) -> None:
+        self._rings[self._which].drop()
 
     def drain(self) -> None:
         for which, ring in enumerate(self._rings):
             while ring.waiting:
-                self._take(which)
+                self._look(which)
+                self.done()
 
-    def _take(self, which: int) -> Record:
-        record = self._rings[which].take()
+    def _look(self, which: int) -> Record:
+        record, self._which = self._rings[which].oldest(), which
         self.taken += 1
         self.astray += record.version != self._seen[which] + 1
         self._seen[which] = record.version
@@ -167,7 +188,7 @@ class _Rings:
 def _act(rings: list[Ring], stop: Any, plan: Plan) -> int:
     """Fill the rings, each with records numbered on its own; how many there were."""
     records = [_records(plan) for _ in rings]
-    put = 0
+    put, pauses = 0, Pauses()
     while not stop.all():
         idle = True
         for ring, record in zip(rings, records, strict=True):
@@ -175,7 +196,9 @@ def _act(rings: list[Ring], stop: Any, plan: Plan) -> int:
                 ring.put(next(record))
                 put, idle = put + 1, False
         if idle:
-            time.sleep(_PAUSE_SECONDS)
+            pauses.sleep()
+        else:
+            pauses.over()
     return put
 
 
@@ -191,8 +214,9 @@ def _learn(feed: Feed, plan: Plan) -> dict[str, float]:
     def turn(number: int) -> None:
         while not drawing.due:
             drawing.before_steps()
-            low, record = feed()
+            low, record = feed.next()
             drawing.take_in(low, record.steps)
+            feed.done()
         batch: Batch = drawing.next(0, [])
         batch.feedback(errors[number % _RECORDS])
 

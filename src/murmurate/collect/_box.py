@@ -8,8 +8,8 @@ that is behind holds its actors back.
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from murmurate.replay.interface import Steps
 from murmurate.spec import EnvSpec, Episode
 
 SLOTS = 4  # records an actor may be ahead of its learner
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 1e-4, 2e-3
 _LINE = 8  # int64 in a cache line
 _KINDS = (torch.uint8, torch.int64, torch.float32, torch.float64, torch.bool)
 _NUMPY = {kind: torch.empty(0, dtype=kind).numpy().dtype for kind in _KINDS}
@@ -83,6 +84,7 @@ class Ring:
         self._slots = [
             {name: torch.from_numpy(records[name][slot]) for name, *_ in fields} for slot in range(SLOTS)
         ]
+        self._steps = [Steps(*(slot[name] for name in Steps._fields)) for slot in self._slots]
         self._lock = threading.Lock()
 
     @property
@@ -105,18 +107,37 @@ class Ring:
         fence(self._lock)
         self._marks[0] += 1
 
-    def take(self) -> Record:
-        """The oldest record, a copy. The caller has seen that there is one."""
+    def oldest(self) -> Record:
+        """The oldest record, where it lies: until ``drop``. The caller has seen that there is one."""
         fence(self._lock)
-        slot = self._slots[int(self._marks[1]) % SLOTS]
+        number = int(self._marks[1]) % SLOTS
+        slot, steps = self._slots[number], self._steps[number]
         version, ended, has_values = slot["about"].tolist()
-        fields: dict[str, Any] = {name: slot[name].clone() for name in Steps._fields}
         if not has_values:
-            fields["taken"] = fields["following"] = None
+            steps = steps._replace(taken=None, following=None)
         episodes = [Episode(int(s), r, int(n)) for s, r, n in slot["episodes"][:ended].tolist()]
+        return Record(steps, episodes, version)
+
+    def drop(self) -> None:
+        """The oldest record's place may be written again."""
         fence(self._lock)
         self._marks[1] += 1
-        return Record(Steps(**fields), episodes, version)
+
+
+class Pauses:
+    """Sleeps of one who looks again and again, longer and longer while there is nothing: who sleeps does not
+    take the core, and what is in its caches, from the one that is waited for."""
+
+    def __init__(self) -> None:
+        self._seconds = _SHORTEST_SECONDS
+
+    def sleep(self) -> None:
+        time.sleep(self._seconds)
+        self._seconds = min(2 * self._seconds, _LONGEST_SECONDS)
+
+    def over(self) -> None:
+        """There was something."""
+        self._seconds = _SHORTEST_SECONDS
 
 
 def _shapes(spec: EnvSpec, size: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from murmurate.agents.interface import Agent, AgentConfig
-from murmurate.collect._box import Record, Ring, Weights
+from murmurate.collect._box import Pauses, Record, Ring, Weights
 from murmurate.collect.actor import Orders
 from murmurate.collect.banks import Banks
 from murmurate.collect.drawing import Drawing
@@ -25,8 +25,7 @@ from murmurate.fabric.arena import Arena
 from murmurate.fabric.interface import Fabric
 from murmurate.spec import Batch, EnvSpec, Episode
 
-_PAUSE_SECONDS = 2e-4
-_PATIENCE = 500  # such pauses, before whoever learns is asked whether to go on
+_PATIENCE = 50  # pauses, before whoever learns is asked whether to go on
 _LOOK_SECONDS = 0.5  # between two looks at who is alive
 _SILENCE_SECONDS, _BEGINNING_SECONDS = (
     60.0,
@@ -112,6 +111,7 @@ class Acted:
         for index, (low, high) in enumerate(itertools.pairwise(bounds)):
             arena = Arena.create()
             self._actors.append(_Actor(index, low, high - low, arena, Ring(arena, spec, high - low)))
+        self._pauses = Pauses()
         self._turn = self._lag = self._lag_max = 0
         self._looked = 0.0
         self._events: list[tuple[str, str]] = []
@@ -159,13 +159,15 @@ class Acted:
                 self._turn += 1
                 if actor.ring.waiting:
                     actor.heard()
-                    return actor.ring.take(), actor
-            time.sleep(_PAUSE_SECONDS)
+                    self._pauses.over()
+                    return actor.ring.oldest(), actor
+            self._pauses.sleep()
         return None
 
     def _take_in(self, record: Record, actor: _Actor) -> list[Episode]:
         self._drawing.before_steps()
         self._drawing.take_in(actor.low, record.steps)
+        actor.ring.drop()
         self._lag = self.learner.clock + 1 - record.version
         self._lag_max = max(self._lag_max, self._lag)
         return [Episode(actor.low + e.simulator, e.episode_return, e.length) for e in record.episodes]

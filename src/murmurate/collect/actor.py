@@ -13,7 +13,6 @@ import pickle
 import signal
 import sys
 import threading
-import time
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -21,14 +20,12 @@ import torch
 from torch import Tensor
 
 from murmurate.agents.interface import Agent, AgentConfig
-from murmurate.collect._box import SLOTS, Record, Ring, Weights
+from murmurate.collect._box import SLOTS, Pauses, Record, Ring, Weights
 from murmurate.collect.interface import Simulators, World
 from murmurate.collect.steps import steps_of
 from murmurate.fabric.arena import Arena
 from murmurate.spec import derive_generator, derive_seed, native_bfloat16
 from murmurate.vector import Replica
-
-_PAUSE_SECONDS = 2e-4
 
 
 @dataclass(frozen=True)
@@ -99,8 +96,9 @@ class Acting:
                 best = best.clone()
                 best[steps.truncated] = self._value(steps.next_observation[steps.truncated])
             steps = steps._replace(following=best)
+        pauses = Pauses()
         while self._ring.waiting >= SLOTS:
-            time.sleep(_PAUSE_SECONDS)
+            pauses.sleep()
         self._ring.put(Record(steps, record.episodes, record.version))
 
     def _value(self, observation: Tensor) -> Tensor:
@@ -110,8 +108,9 @@ class Acting:
 
     def _refresh(self) -> None:
         """Take the newest parameters, if there are newer ones; wait for the first."""
+        pauses = Pauses()
         while self._weights.version == 0:
-            time.sleep(_PAUSE_SECONDS)
+            pauses.sleep()
         if self._weights.version == self._version:
             return
         replicas = list(self._agent.replicas.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ def check_steps(steps: Steps, low: int, simulators: int, observation: Column, ac
     """Raise ValueError, naming the field, for a step of other shapes or kinds than those of ``observation``
     and ``action``, of simulators that there are not, or of rewards or values that are not finite. nan is a
     value that is not known."""
-    count = len(steps.reward)
+    count = steps.reward.shape[0]  # len asks whether torch is tracing
     if not (low >= 0 and low + count <= simulators):
         raise ValueError(
             f"a step of simulators {low} to {low + count - 1}, and this replay is of {simulators}: open it "
@@ -40,9 +41,10 @@ def check_steps(steps: Steps, low: int, simulators: int, observation: Column, ac
                 f"'{name}' is {numbers.dtype} {list(numbers.shape)}, and is one float for each of {count} "
                 "simulators"
             )
-        wrong = numbers.isinf() if name != "reward" else ~numbers.isfinite()
-        if wrong.any():
-            b = int(wrong.nonzero()[0])
+        values = numbers.numpy()
+        wrong = np.isinf(values) if name != "reward" else ~np.isfinite(values)
+        if np.count_nonzero(wrong):
+            b = int(wrong.argmax())
             raise ValueError(f"'{name}' of simulator {low + b} is {float(numbers[b])}: give finite numbers")
 
 
@@ -50,7 +52,7 @@ def check_errors(error: Tensor, count: int) -> None:
     """Raise ValueError unless there is one finite error for each of ``count`` transitions."""
     if error.shape != (count,):
         raise ValueError(f"{list(error.shape)} errors of {count} transitions: give one for each")
-    wrong = ~error.isfinite()
-    if wrong.any():
-        i = int(wrong.nonzero()[0])
+    wrong = ~np.isfinite(error.detach().float().cpu().numpy())
+    if np.count_nonzero(wrong):
+        i = int(wrong.argmax())
         raise ValueError(f"the error of transition {i} is {float(error[i])}: give finite numbers")

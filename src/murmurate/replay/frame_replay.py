@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,8 +13,8 @@ from murmurate.replay.frames import Frames
 from murmurate.replay.interface import Chosen, Sample, Steps
 from murmurate.replay.memory import Take, private
 from murmurate.replay.priorities import Chances
-from murmurate.replay.returns import FirstErrors, NStepReturns
-from murmurate.replay.rows import Column, Rows
+from murmurate.replay.returns import FirstErrors, Integers, NStepReturns, push
+from murmurate.replay.rows import Column, Rows, numbers_as_bytes
 
 _STREAM_BITS = 40  # of a key: which stream lies above them, the number of a frame in it below
 
@@ -50,14 +51,14 @@ class FrameReplay:
         columns = {"action": self._action, "reward": one, "discount": one}
         self.rows = Rows(chances.capacity, columns, take)
         # k, from s to s': less than n for the last steps before an episode is cut off
-        self._lengths = torch.full((chances.capacity,), steps, dtype=torch.int16)
+        self._lengths = np.full(chances.capacity, steps, np.int16)
         self._returns = NStepReturns(simulators, steps, discount)
         self._errors = FirstErrors(simulators, steps)
-        self._heads = torch.zeros(simulators, dtype=torch.int64)  # frames so far
-        self._first = torch.ones(simulators, dtype=torch.bool)
+        self._heads = np.zeros(simulators, np.int64)  # frames so far
+        self._first = np.ones(simulators, np.bool_)
         # of the last n steps of each simulator, newest first: the number of its newest frame, and the action
-        self._seen = torch.zeros(steps, simulators, dtype=torch.int64)
-        self._done = torch.zeros(steps, simulators, dtype=torch.int64)
+        self._seen = np.zeros((steps, simulators), np.int64)
+        self._done = np.zeros((steps, simulators), np.int64)
 
     def __len__(self) -> int:
         return self.chances.filled
@@ -70,43 +71,42 @@ class FrameReplay:
     def observe(self, low: int, steps: Steps) -> int:
         """Observations are [b, stack, H, W] uint8, the newest image last."""
         check_steps(steps, low, len(self._heads), self._observation, self._action)
-        streams = torch.arange(low, low + len(steps.reward))
-        ended = steps.terminated | steps.truncated
-        if (begins := self._first[streams]).any():
-            for image in steps.observation[begins].unbind(1):
+        count, length = steps.reward.shape[0], self.frames.length
+        here, streams = slice(low, low + count), np.arange(low, low + count)
+        terminated, truncated = steps.terminated.numpy(), steps.truncated.numpy()
+        begins = self._first[here].copy()
+        if begins.any():
+            for image in steps.observation[torch.from_numpy(begins)].unbind(1):
                 self._append(streams[begins], image)
-        for kept, new in ((self._seen, self._heads[streams] - 1), (self._done, steps.action)):
-            for k in range(self.steps - 1, 0, -1):
-                kept[k, streams] = kept[k - 1, streams]
-            kept[0, streams] = new
-        self._errors.step(low, len(streams), steps.taken)
-        closed = self._returns.step(
-            low, steps.reward.numpy(), steps.terminated.numpy(), steps.truncated.numpy()
-        )
+        push(self._seen[:, here], self._heads[here] - 1)
+        push(self._done[:, here], steps.action.numpy())
+        self._errors.step(low, count, steps.taken)
+        closed = self._returns.step(low, steps.reward.numpy(), terminated, truncated)
         image = steps.next_observation[:, -1]
         self._append(streams, image)
         # after a termination windows reach n frames further all the same; what lies there is not looked at
-        if self.steps > 1 and steps.terminated.any():
+        if self.steps > 1 and terminated.any():
+            ended = torch.from_numpy(terminated)
             for _ in range(self.steps - 1):
-                self._append(streams[steps.terminated], image[steps.terminated])
-        self._first[streams] = ended
+                self._append(streams[terminated], image[ended])
+        self._first[here] = terminated | truncated
         if not len(closed):
             return 0
-        stream, age = torch.from_numpy(closed.simulator), torch.from_numpy(closed.age)
-        slots = stream * self.frames.length + self._seen[age - 1, stream] % self.frames.length
+        of = (closed.age - 1, closed.simulator)
+        slots = closed.simulator * length + self._seen[of] % length
         values = {
-            "action": self._done[age - 1, stream],
-            "reward": torch.from_numpy(closed.reward),
-            "discount": torch.from_numpy(closed.discount),
+            "action": numbers_as_bytes(self._done[of]),
+            "reward": numbers_as_bytes(closed.reward),
+            "discount": numbers_as_bytes(closed.discount),
         }
-        self.rows.write(slots, values)
+        self.rows.put(slots, values)
         # nothing follows a termination: such windows are as long as any
-        self._lengths[slots] = torch.where(steps.terminated[stream - low], self.steps, age).to(torch.int16)
-        self.chances.put(slots, self._errors.of(closed, low, steps.following))
+        self._lengths[slots] = np.where(terminated[closed.simulator - low], self.steps, closed.age)
+        self.chances.put(torch.from_numpy(slots), self._errors.of(closed, low, steps.following))
         self.inserted += len(slots)
         return len(slots)
 
-    def _append(self, streams: Tensor, images: Tensor) -> None:
+    def _append(self, streams: Integers, images: Tensor) -> None:
         """One frame more in each of ``streams``; what needed the one that it overwrites can no longer be
         drawn."""
         length, heads = self.frames.length, self._heads[streams]
@@ -114,7 +114,7 @@ class FrameReplay:
         if over.any():
             # transitions whose window begins at the overwritten frame lie stack - 1 further on
             at = (heads[over] + self.frames.stack - 1) % length
-            self.chances.take_out(streams[over] * length + at)
+            self.chances.take_out(torch.from_numpy(streams[over] * length + at))
         self.frames.append(streams, heads, images)
         self._heads[streams] = heads + 1
 
@@ -125,10 +125,10 @@ class FrameReplay:
     def choose(self, count: int, beta: float) -> Chosen:
         draw = self.chances.draw(count, beta)
         length = self.frames.length
-        stream = torch.div(draw.indices, length, rounding_mode="floor")
+        stream, place = np.divmod(draw.indices.numpy(), length)
         newest = self._heads[stream] - 1
-        number = newest - (newest - draw.indices % length) % length
-        return Chosen(stream << _STREAM_BITS | number, draw)
+        number = newest - (newest - place) % length
+        return Chosen(torch.from_numpy(stream << _STREAM_BITS | number), draw)
 
     def room(self, count: int, pinned: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
         return self.frames.room(count, pinned), self.rows.room(count, pinned)
@@ -136,7 +136,8 @@ class FrameReplay:
     def gather(self, chosen: Chosen, room: tuple[Tensor, dict[str, Tensor]] | None = None) -> Sample:
         images, values = (None, None) if room is None else room
         slots = chosen.draw.indices
-        window = self.frames.read(slots, images, self._lengths[slots] if self.steps > 1 else None)
+        lengths = torch.from_numpy(self._lengths[slots.numpy()]) if self.steps > 1 else None
+        window = self.frames.read(slots, images, lengths)
         return Sample(
             chosen.keys,
             chosen.draw.weights,
@@ -149,38 +150,40 @@ class FrameReplay:
         return self.gather(self.choose(count, beta))
 
     def update(self, keys: Tensor, error: Tensor) -> None:
-        stream, number = keys >> _STREAM_BITS, keys & ((1 << _STREAM_BITS) - 1)
+        stream, number = np.divmod(keys.numpy(), 1 << _STREAM_BITS)
         heads = self._heads[stream]
         oldest = heads - self.frames.length + self.frames.stack - 1
         here = (number >= oldest) & (number < heads)
-        slots = stream[here] * self.frames.length + number[here] % self.frames.length
-        self.chances.update(slots, error[here])
+        slots = torch.from_numpy(stream * self.frames.length + number % self.frames.length)
+        if not here.all():
+            slots, error = slots[torch.from_numpy(here)], error[torch.from_numpy(here)]
+        self.chances.update(slots, error)
 
     def state(self) -> dict[str, Any]:
         return {
-            "heads": self._heads,
+            "heads": torch.from_numpy(self._heads),
             "inserted": self.inserted,
             "frames": self.frames.save(self._heads.tolist()),
             "rows": self.rows.save(self.rows.capacity),
-            "lengths": self._lengths,
+            "lengths": torch.from_numpy(self._lengths),
             "chances": self.chances.state(),
             "returns": self._returns.state(),
-            "first": self._first,
-            "seen": self._seen,
-            "done": self._done,
+            "first": torch.from_numpy(self._first),
+            "seen": torch.from_numpy(self._seen),
+            "done": torch.from_numpy(self._done),
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        self._heads.copy_(state["heads"])
+        self._heads[:] = state["heads"].numpy()
         self.inserted = int(state["inserted"])
         self.frames.load(state["frames"])
         self.rows.load(state["rows"])
         if "lengths" in state:  # older checkpoints hold nothing shorter than n
-            self._lengths.copy_(state["lengths"])
+            self._lengths[:] = state["lengths"].numpy()
         else:
-            self._lengths.fill_(self.steps)
+            self._lengths[:] = self.steps
         self.chances.load(state["chances"])
         self._returns.load(state["returns"])
-        self._first.copy_(state["first"])
-        self._seen.copy_(state["seen"])
-        self._done.copy_(state["done"])
+        self._first[:] = state["first"].numpy()
+        self._seen[:] = state["seen"].numpy()
+        self._done[:] = state["done"].numpy()

@@ -20,6 +20,7 @@ from murmurate import native
 from murmurate.pool import Pool, as_tensor
 from murmurate.replay.interface import Chunk
 from murmurate.replay.memory import Take, array, private
+from murmurate.replay.returns import Integers
 
 _CHUNK_BYTES = 16 << 20  # of a ring, in a checkpoint
 
@@ -76,15 +77,16 @@ class Frames:
         self._token = secrets.token_hex(4)  # what we write is not what others have written before
         self._names: dict[tuple[int, int], str] = {}  # of chunks as they were loaded
 
-    def append(self, streams: Tensor, heads: Tensor, images: Tensor) -> None:
+    def append(self, streams: Integers, heads: Integers, images: Tensor) -> None:
         """Images [S, H, W] uint8, one for each of ``streams`` [S], numbered ``heads`` [S] in them; each takes
         the place of the one ``length`` before it."""
         at = heads % self.length
         place = streams * self._pitch + at
-        self._frames.index_copy_(0, place, images)
+        self._frames.index_copy_(0, torch.from_numpy(place), images)
         again = at < self.window - 1
         if again.any():
-            self._frames.index_copy_(0, place[again] + self.length, images[again])
+            twice = torch.from_numpy(place[again] + self.length)
+            self._frames.index_copy_(0, twice, images[torch.from_numpy(again)])
 
     def room(self, count: int, pinned: bool = False) -> Tensor:
         """[count, stack + n, H, W] for ``read`` to write into; comes back by itself once it is forgotten."""

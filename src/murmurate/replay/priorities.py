@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,7 +78,7 @@ class Prioritized:
         self.capacity, self.alpha, self.epsilon, self.stratified = capacity, alpha, epsilon, stratified
         self.tree = sum_tree(capacity, seed=seed, backend=backend, memory=memory, threads=threads)
         self.highest = 1.0  # of all priorities so far
-        self._present = torch.zeros(capacity, dtype=torch.bool)
+        self._present = np.zeros(capacity, np.bool_)
         self._filled = 0
 
     @property
@@ -90,13 +91,17 @@ class Prioritized:
         else:
             self.update(slots, error)
         if self._filled < self.capacity:
-            self._filled += len(torch.unique(slots[~self._present[slots]]))
-            self._present[slots] = True
+            here = slots.numpy()
+            fresh = here[~self._present[here]]
+            self._filled += len(set(fresh.tolist()))
+            self._present[fresh] = True
 
     def take_out(self, slots: Tensor) -> None:
         self.tree.set(slots, torch.zeros(len(slots)))
-        self._filled -= len(torch.unique(slots[self._present[slots]]))
-        self._present[slots] = False
+        here = slots.numpy()
+        gone = here[self._present[here]]
+        self._filled -= len(set(gone.tolist()))
+        self._present[gone] = False
 
     def update(self, slots: Tensor, error: Tensor) -> None:
         greatest = self.tree.update(slots, error, self.alpha, self.epsilon)
@@ -120,12 +125,16 @@ class Prioritized:
         return self.tree.sample(count, beta, self.stratified, out)
 
     def state(self) -> dict[str, Any]:
-        return {"tree": self.tree.state(), "highest": self.highest, "present": self._present.clone()}
+        return {
+            "tree": self.tree.state(),
+            "highest": self.highest,
+            "present": torch.from_numpy(self._present.copy()),
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         self.tree.load(state["tree"])
         self.highest = float(state["highest"])
-        self._present.copy_(state["present"])
+        self._present[:] = state["present"].numpy()
         self._filled = int(self._present.sum())
 
 

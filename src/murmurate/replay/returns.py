@@ -51,9 +51,13 @@ class NStepReturns:
         """One step of the simulators from number ``low`` on, as many as there are rewards [b]."""
         new = np.asarray(reward, np.float64)
         here = slice(low, low + len(new))
+        if self.steps == 1:  # nothing is ever open
+            self._reward[0, here] = new
+            every, age = np.arange(low, low + len(new)), np.ones(len(new), np.int64)
+            after = np.where(terminated, np.float32(0.0), np.float32(self.discount))
+            return Closed(every, age, new.astype(np.float32), after)
         rewards = self._reward[:, here]
-        rewards[1:] = rewards[:-1]
-        rewards[0] = new
+        push(rewards, new)
         ages = self._open[here] + 1
         ended = terminated | truncated
         parts = []
@@ -89,19 +93,23 @@ class FirstErrors:
     """The errors of new transitions, where whoever acted knew the values: R + d max_a Q(s', a) - Q(s, a)."""
 
     def __init__(self, simulators: int, steps: int) -> None:
-        self._taken = torch.full((steps, simulators), torch.nan)  # newest first
+        self._taken = np.full((steps, simulators), np.nan, np.float32)  # newest first
 
     def step(self, low: int, count: int, taken: Tensor | None) -> None:
-        here = self._taken[:, low : low + count]
-        here[1:] = here[:-1].clone()
-        here[0] = torch.nan if taken is None else taken
+        push(
+            self._taken[:, low : low + count], np.float32(np.nan) if taken is None else taken.float().numpy()
+        )
 
     def of(self, closed: Closed, low: int, following: Tensor | None) -> Tensor | None:
         """[M]; None if one of the values is not known."""
         if following is None:
             return None
-        simulator = torch.from_numpy(closed.simulator)
-        taken = self._taken[torch.from_numpy(closed.age) - 1, simulator]
-        after = torch.from_numpy(closed.discount) * following[simulator - low]
-        error = torch.from_numpy(closed.reward) + after - taken
-        return None if error.isnan().any() else error
+        taken = self._taken[closed.age - 1, closed.simulator]
+        error = closed.reward + closed.discount * following.float().numpy()[closed.simulator - low] - taken
+        return None if np.count_nonzero(np.isnan(error)) else torch.from_numpy(error)
+
+
+def push(kept: npt.NDArray[Any], new: npt.NDArray[Any] | np.float32) -> None:
+    """kept: [n, ...], newest first. ``new`` [...] comes first, and the oldest goes."""
+    kept[1:] = kept[:-1]
+    kept[0] = new

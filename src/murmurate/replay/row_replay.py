@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,8 +13,8 @@ from murmurate.replay._fits import check_errors, check_steps
 from murmurate.replay.interface import Chosen, Sample, Steps
 from murmurate.replay.memory import Take, private
 from murmurate.replay.priorities import Chances
-from murmurate.replay.returns import FirstErrors, NStepReturns
-from murmurate.replay.rows import Column, Rows
+from murmurate.replay.returns import FirstErrors, NStepReturns, push
+from murmurate.replay.rows import Bytes, Column, Rows, numbers_as_bytes
 
 
 class RowReplay:
@@ -48,9 +49,13 @@ class RowReplay:
         self.rows = Rows(chances.capacity, columns, take)
         self._returns = NStepReturns(simulators, steps, discount)
         self._errors = FirstErrors(simulators, steps)
-        # the last n steps of each simulator, newest first
+        # the last n steps of each simulator, newest first, and the same memory as the store takes it
         self._seen = torch.zeros(steps, simulators, *observation.shape, dtype=observation.dtype)
         self._done = torch.zeros(steps, simulators, *action.shape, dtype=action.dtype)
+        self._last = {
+            name: self.rows.as_bytes(name, kept.flatten(0, 1)).reshape(steps, simulators, -1)
+            for name, kept in (("observation", self._seen), ("action", self._done))
+        }
 
     def __len__(self) -> int:
         return self.chances.filled
@@ -66,26 +71,22 @@ class RowReplay:
 
     def observe(self, low: int, steps: Steps) -> int:
         check_steps(steps, low, self.simulators, self._observation, self._action)
-        here = slice(low, low + len(steps.reward))
-        self._errors.step(low, len(steps.reward), steps.taken)
-        for kept, new in ((self._seen, steps.observation), (self._done, steps.action)):
-            for k in range(len(kept) - 1, 0, -1):
-                kept[k, here] = kept[k - 1, here]
-            kept[0, here] = new
+        count = steps.reward.shape[0]
+        self._errors.step(low, count, steps.taken)
+        for name, kept in self._last.items():
+            push(kept[:, low : low + count], self.rows.as_bytes(name, getattr(steps, name)))
         closed = self._returns.step(
             low, steps.reward.numpy(), steps.terminated.numpy(), steps.truncated.numpy()
         )
         if not len(closed):
             return 0
-        simulator, back = torch.from_numpy(closed.simulator), torch.from_numpy(closed.age) - 1
-        values = {
-            "observation": self._seen[back, simulator],
-            "next_observation": steps.next_observation[simulator - low],
-            "action": self._done[back, simulator],
-            "reward": torch.from_numpy(closed.reward),
-            "discount": torch.from_numpy(closed.discount),
-        }
-        return self.insert(values, len(closed), self._errors.of(closed, low, steps.following))
+        of = (closed.age - 1, closed.simulator)
+        values = {name: kept[of] for name, kept in self._last.items()}
+        following = self.rows.as_bytes("next_observation", steps.next_observation)
+        values["next_observation"] = following[closed.simulator - low]
+        values["reward"] = numbers_as_bytes(closed.reward)
+        values["discount"] = numbers_as_bytes(closed.discount)
+        return self._insert(values, len(closed), self._errors.of(closed, low, steps.following))
 
     def insert(self, values: Mapping[str, Tensor], count: int, error: Tensor | None = None) -> int:
         """``count`` transitions at once: [count, ...] of each column. error: [count], of their first
@@ -94,17 +95,22 @@ class RowReplay:
         Raises ValueError for more than there is room for, and for values or errors that do not fit or are not
         finite; then nothing has changed.
         """
+        return self._insert(self.rows.checked(values, count), count, error)
+
+    def _insert(self, values: Mapping[str, Bytes], count: int, error: Tensor | None) -> int:
         if error is not None:
             check_errors(error, count)
         if count > self.chances.capacity:
             raise ValueError(f"{count} transitions at once do not fit into {self.chances.capacity} slots")
-        start = self.head % self.chances.capacity
-        self.rows.write_run(start, count, values)
-        slots = torch.arange(start, start + count)
-        if start + count > self.chances.capacity:
-            slots %= self.chances.capacity
+        start, capacity = self.head % self.chances.capacity, self.chances.capacity
+        slots = np.arange(start, start + count)
+        if start + count <= capacity:
+            self.rows.put(slice(start, start + count), values)
+        else:
+            slots %= capacity
+            self.rows.put(slots, values)
         self.head += count
-        self.chances.put(slots, error)
+        self.chances.put(torch.from_numpy(slots), error)
         return count
 
     def restart(self, low: int, count: int) -> None:
@@ -134,10 +140,12 @@ class RowReplay:
         return self.gather(self.choose(count, beta))
 
     def update(self, keys: Tensor, error: Tensor) -> None:
-        here = (keys < self.head) & (keys >= self.head - self.chances.capacity)
-        if not here.all():
-            keys, error = keys[here], error[here]
-        self.chances.update(keys % self.chances.capacity, error)
+        capacity = self.chances.capacity
+        numbers = keys.numpy()
+        here = (numbers >= self.head - capacity) & (numbers < self.head)
+        if np.count_nonzero(here) < len(numbers):
+            keys, error = keys[torch.from_numpy(here)], error[torch.from_numpy(here)]
+        self.chances.update(keys if self.head <= capacity else keys % capacity, error)
 
     def state(self) -> dict[str, Any]:
         return {

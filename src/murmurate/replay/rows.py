@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from murmurate import native
 from murmurate.replay.memory import Take, array, private
+from murmurate.replay.returns import Integers
+
+Bytes = npt.NDArray[np.uint8]
 
 _LINE_BYTES = 64
 
@@ -58,21 +62,23 @@ class Rows:
 
         Raises ValueError for values that are missing, or of another shape or kind; then nothing is written.
         """
-        checked = {name: self._checked(name, values, len(slots)) for name in self.columns}
-        row = torch.zeros(len(slots), self.row_bytes, dtype=torch.uint8)
-        for name, value in checked.items():
-            place = self._places[name]
-            row[:, place.offset : place.offset + place.bytes] = value.view(len(slots), -1).view(torch.uint8)
-        self._rows.index_copy_(0, slots, row)
+        self.put(slots.numpy(), self.checked(values, len(slots)))
 
-    def write_run(self, start: int, count: int, values: Mapping[str, Tensor]) -> None:
-        """As ``write`` for the slots from ``start`` on, round the end; a few times faster."""
-        checked = {name: self._checked(name, values, count) for name in self.columns}
-        first = min(count, self.capacity - start)
-        for name, value in checked.items():
-            self._columns[name][start : start + first] = value[:first]
-            if first < count:
-                self._columns[name][: count - first] = value[first:]
+    def put(self, where: slice | Integers, values: Mapping[str, Bytes]) -> None:
+        """``write`` of what ``checked`` gave."""
+        for name, value in values.items():
+            place = self._places[name]
+            self._bytes[where, place.offset : place.offset + place.bytes] = value
+
+    def checked(self, values: Mapping[str, Tensor], count: int) -> dict[str, Bytes]:
+        """[count, bytes] of each column. Raises as ``write`` does."""
+        return {name: self.as_bytes(name, self._checked(name, values, count)) for name in self.columns}
+
+    def as_bytes(self, name: str, values: Tensor) -> Bytes:
+        """[B, bytes] of a column's [B, ...]: the same memory, if it is in one piece; of any kind of number,
+        those too that numpy lacks."""
+        flat = values.contiguous().view(-1).view(torch.uint8).numpy()
+        return flat.reshape(values.shape[0], self._places[name].bytes)
 
     def _checked(self, name: str, values: Mapping[str, Tensor], count: int) -> Tensor:
         column = self.columns[name]
@@ -145,3 +151,8 @@ def _padded(size: int) -> int:
             return small
         small *= 2
     return -(-size // _LINE_BYTES) * _LINE_BYTES
+
+
+def numbers_as_bytes(numbers: npt.NDArray[Any]) -> Bytes:
+    """[B, bytes] of [B] numbers in one piece."""
+    return numbers.view(np.uint8).reshape(len(numbers), numbers.itemsize)
