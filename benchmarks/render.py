@@ -229,6 +229,20 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
             ("seconds", "wall_seconds.median"),
         ],
     ),
+    "relaxed-loop": (
+        "world, D",
+        lambda result: [
+            (f"{world}, {depth}", of) for world, by in result["worlds"].items() for depth, of in by.items()
+        ],
+        [
+            ("env steps / s", "env_steps_per_second.median"),
+            ("x D=0", "to_the_strict_loop.median"),
+            ("least", "to_the_strict_loop.least"),
+            ("greatest", "to_the_strict_loop.greatest"),
+            ("env steps / CPU s", "env_steps_per_cpu_second.median"),
+            ("x D=0", "to_the_strict_loop_per_cpu_second.median"),
+        ],
+    ),
     "spo-scaling": (
         "learners, H",
         lambda result: [(f"{row['learners']}, {row['period']}", row) for row in result["rows"]],

@@ -9,6 +9,7 @@ from murmurate.bench import (
     all_reduce_vs_ddp,
     atari_throughput,
     cartpole_throughput,
+    relaxed_loop,
     strategy_cost,
 )
 from murmurate.bench._racer import Window
@@ -212,3 +213,13 @@ def test_learning_passes_touch_every_parameter_and_acting_none(precision: str) -
         assert all(p.grad is None for p in parameters)
         parts["learning"]()
         assert all(p.grad is not None and bool(p.grad.any()) for p in parameters)
+
+
+def test_a_relaxed_loop_is_compared_with_the_strict_one_of_its_round() -> None:
+    found = relaxed_loop.figures(
+        {"D=0": windows(100.0, 50.0, cores=1.0), "D=1": windows(90.0, 60.0, cores=2.0)}
+    )
+    # two cores: twice the rate of the clock for the same CPU seconds
+    assert found["D=1"]["to_the_strict_loop"]["values"] == pytest.approx([1.8, 2.4])
+    assert found["D=1"]["to_the_strict_loop_per_cpu_second"]["values"] == pytest.approx([0.9, 1.2])
+    assert found["D=0"]["to_the_strict_loop"]["values"] == [1.0, 1.0]

@@ -12,7 +12,7 @@ import torch
 
 from murmurate.bench import _roles
 from murmurate.bench._result import Log, median, spread
-from murmurate.collect._box import SLOTS, Pauses, Record, Ring
+from murmurate.collect._box import Pauses, Record, Ring, give_way
 from murmurate.collect.drawing import Drawing
 from murmurate.fabric.processes import ProcessFabric
 from murmurate.replay.config import ReplayConfig, open_replay
@@ -187,12 +187,13 @@ class _Rings:
 
 def _act(rings: list[Ring], stop: Any, plan: Plan) -> int:
     """Fill the rings, each with records numbered on its own; how many there were."""
+    give_way()  # as actors of a run do
     records = [_records(plan) for _ in rings]
     put, pauses = 0, Pauses()
     while not stop.all():
         idle = True
         for ring, record in zip(rings, records, strict=True):
-            if ring.waiting < SLOTS:
+            if ring.has_room:
                 ring.put(next(record))
                 put, idle = put + 1, False
         if idle:

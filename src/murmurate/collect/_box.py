@@ -7,6 +7,8 @@ that is behind holds its actors back.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
 from dataclasses import dataclass
@@ -86,14 +88,23 @@ class Ring:
         ]
         self._steps = [Steps(*(slot[name] for name in Steps._fields)) for slot in self._slots]
         self._lock = threading.Lock()
+        self._rests = False
 
     @property
     def waiting(self) -> int:
         """Records that were put and not yet taken."""
         return int(self._marks[0] - self._marks[1])
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a record may be put. Once full, only when half of it is free again: then who fills it does
+        several records at a time, and leaves the core alone in between."""
+        waiting = self.waiting
+        self._rests = waiting >= SLOTS or (self._rests and waiting > SLOTS // 2)
+        return not self._rests
+
     def put(self, record: Record) -> None:
-        """The caller has seen that there is room: ``waiting`` < SLOTS."""
+        """The caller has seen that it ``has_room``."""
         slot = self._slots[int(self._marks[0]) % SLOTS]
         for name, value in record.steps._asdict().items():
             if value is not None:
@@ -125,19 +136,29 @@ class Ring:
 
 
 class Pauses:
-    """Sleeps of one who looks again and again, longer and longer while there is nothing: who sleeps does not
-    take the core, and what is in its caches, from the one that is waited for."""
+    """Sleeps of one who looks again and again. They double, and the first is half of what it took last time:
+    who sleeps does not take the core, and what is in its caches, from the one that is waited for."""
 
     def __init__(self) -> None:
-        self._seconds = _SHORTEST_SECONDS
+        self._seconds, self._slept = _SHORTEST_SECONDS, 0.0
 
     def sleep(self) -> None:
         time.sleep(self._seconds)
+        self._slept += self._seconds
         self._seconds = min(2 * self._seconds, _LONGEST_SECONDS)
 
     def over(self) -> None:
         """There was something."""
-        self._seconds = _SHORTEST_SECONDS
+        self._seconds = min(max(self._slept / 2, _SHORTEST_SECONDS), _LONGEST_SECONDS)
+        self._slept = 0.0
+
+
+def give_way() -> None:
+    """From now on this process does not interrupt who is running on a core when it wakes up: its turn comes,
+    and is as long. Two learners that share two cores with four actors draw a third more for it."""
+    if hasattr(os, "SCHED_BATCH"):
+        with contextlib.suppress(OSError):  # where that is forbidden
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _shapes(spec: EnvSpec, size: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

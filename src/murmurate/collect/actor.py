@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from murmurate.agents.interface import Agent, AgentConfig
-from murmurate.collect._box import SLOTS, Pauses, Record, Ring, Weights
+from murmurate.collect._box import Pauses, Record, Ring, Weights, give_way
 from murmurate.collect.interface import Simulators, World
 from murmurate.collect.steps import steps_of
 from murmurate.fabric.arena import Arena
@@ -67,6 +67,7 @@ class Acting:
         self._ring = Ring(Arena(orders.ring), spec, orders.simulators)
         self._generator = derive_generator(orders.seed, f"actions {orders.life}", orders.first)
         self._version = 0
+        self._pauses = Pauses()
 
     def go(self) -> None:
         orders = self.orders
@@ -96,9 +97,9 @@ class Acting:
                 best = best.clone()
                 best[steps.truncated] = self._value(steps.next_observation[steps.truncated])
             steps = steps._replace(following=best)
-        pauses = Pauses()
-        while self._ring.waiting >= SLOTS:
-            pauses.sleep()
+        while not self._ring.has_room:
+            self._pauses.sleep()
+        self._pauses.over()
         self._ring.put(Record(steps, record.episodes, record.version))
 
     def _value(self, observation: Tensor) -> Tensor:
@@ -134,6 +135,7 @@ def main() -> None:
     threading.Thread(target=_leave_with, args=(sys.stdin.buffer,), daemon=True).start()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
+    give_way()
     Acting(orders).go()
 
 

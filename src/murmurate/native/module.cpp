@@ -273,44 +273,6 @@ PyObject* leaves(PyObject*, PyObject* capsule) {
   return tree ? PyLong_FromSize_t(reinterpret_cast<std::size_t>(tree->raw[0])) : nullptr;
 }
 
-// gather(base, stride, bytes, index, count, out)
-PyObject* gather_rows(PyObject*, PyObject* const* args, Py_ssize_t n) {
-  if (!expect(n, 6)) return nullptr;
-  const char* base = at<char>(args[0]);
-  const int64_t stride = PyLong_AsLongLong(args[1]), bytes = PyLong_AsLongLong(args[2]);
-  const int64_t* index = at<int64_t>(args[3]);
-  const int64_t count = PyLong_AsLongLong(args[4]);
-  char* out = at<char>(args[5]);
-  if (PyErr_Occurred()) return nullptr;
-  Py_BEGIN_ALLOW_THREADS
-  gather(base, stride, bytes, index, count, out);
-  Py_END_ALLOW_THREADS
-  Py_RETURN_NONE;
-}
-
-// split(base, stride, index, count, places, out): places are pairs (offset, bytes) of int64, one for each address in
-// the tuple `out`
-PyObject* split_rows(PyObject*, PyObject* const* args, Py_ssize_t n) {
-  if (!expect(n, 6)) return nullptr;
-  const char* base = at<char>(args[0]);
-  const int64_t stride = PyLong_AsLongLong(args[1]);
-  const int64_t* index = at<int64_t>(args[2]);
-  const int64_t count = PyLong_AsLongLong(args[3]);
-  const int64_t* places = at<int64_t>(args[4]);
-  const Py_ssize_t number = PyTuple_Size(args[5]);
-  if (PyErr_Occurred()) return nullptr;
-  constexpr Py_ssize_t kMost = 64;
-  Field fields[kMost];
-  if (number > kMost) return PyErr_Format(PyExc_ValueError, "a row has at most %zd fields", kMost);
-  for (Py_ssize_t k = 0; k < number; ++k)
-    fields[k] = {places[2 * k], places[2 * k + 1], at<char>(PyTuple_GetItem(args[5], k))};
-  if (PyErr_Occurred()) return nullptr;
-  Py_BEGIN_ALLOW_THREADS
-  split(base, stride, index, count, fields, number);
-  Py_END_ALLOW_THREADS
-  Py_RETURN_NONE;
-}
-
 // touch(base, order, count) -> the sum of one number of each of `count` lines of 64 bytes, in the order
 // given, all asked for ahead of time: what reading random lines costs at least (see bench replay)
 PyObject* touch(PyObject*, PyObject* const* args, Py_ssize_t n) {
@@ -332,6 +294,7 @@ PyObject* touch(PyObject*, PyObject* const* args, Py_ssize_t n) {
 
 }  // namespace
 
+#include "gather_module.hpp"
 #include "topics_module.hpp"
 #include "torso_module.hpp"
 
@@ -364,6 +327,10 @@ PyMethodDef methods[] = {
     {"set", FAST(set), nullptr},               {"update", FAST(update), nullptr},
     {"find", FAST(find), nullptr},             {"sample", FAST(sample), nullptr},
     {"gather", FAST(gather_rows), nullptr},    {"split", FAST(split_rows), nullptr},
+    {"courier", make_courier, METH_NOARGS, nullptr},
+    {"gather_later", FAST(gather_later), nullptr},
+    {"split_later", FAST(split_later), nullptr},
+    {"await_courier", FAST(await_courier), nullptr},
     {"touch", FAST(touch), nullptr},           {"expected_topics", FAST(expected_topics), nullptr},
     {"fold_in", FAST(fold_in), nullptr},       {"add_rows", FAST(add_rows), nullptr},
     {"lay_frames", FAST(lay_frames), nullptr}, {"torso", FAST(make_torso), nullptr},

@@ -1,14 +1,14 @@
 """The relaxed loop: batches are drawn D updates before they are learned from (Zhang, section 4.3.1).
 
 With D = 0 each batch is drawn after the errors of the one before it have become priorities: the strict loop.
-With D > 0 the draw of batch t + D needs only the errors up to batch t - 1, so a second thread fetches it
-while batch t is learned from. Which batch is drawn when depends on D alone, never on how fast that thread
-is: the indices are drawn by the caller (microseconds), and the thread only copies what they name.
+With D > 0 the draw of batch t + D needs only the errors up to batch t - 1, so a courier fetches it while
+batch t is learned from. Which batch is drawn when depends on D alone, never on how fast that courier is: the
+indices are drawn by the caller (microseconds), and the courier only copies what they name. Where there are no
+compiled kernels, the caller copies too.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -16,6 +16,8 @@ from typing import Any
 
 from torch import Tensor
 
+from murmurate import native
+from murmurate.replay.courier import Courier
 from murmurate.replay.interface import Chosen, Replay, Sample
 
 
@@ -23,6 +25,7 @@ from murmurate.replay.interface import Chosen, Replay, Sample
 class _Fetched:
     sample: Sample
     room: Any
+    number: int = 0  # what the courier is to be waited for
 
 
 class Ahead:
@@ -44,20 +47,18 @@ class Ahead:
             raise ValueError(f"batches are drawn at least 0 updates ahead, not {depth}")
         self._weigh = weigh
         self.replay, self.batch, self.depth, self.pinned = replay, batch, depth, pinned
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "replay") if depth else None
-        self._coming: deque[concurrent.futures.Future[_Fetched]] = deque()
+        self._courier = Courier() if depth and native.kernels is not None else None
+        self._coming: deque[_Fetched] = deque()
         self._free: list[Any] = []
         self._lent: Any = None
 
     def next(self, beta: float) -> Sample:
         if self._lent is not None:
             self._free.append(self._lent)
-        if self._thread is None:
-            fetched = self._fetch(self._choose(beta), self._take_room())
-        else:
-            while len(self._coming) <= self.depth:
-                self._coming.append(self._thread.submit(self._fetch, self._choose(beta), self._take_room()))
-            fetched = self._coming.popleft().result()
+        while len(self._coming) <= self.depth:
+            self._coming.append(self._fetch(self._choose(beta)))
+        fetched = self._coming.popleft()
+        self._wait(fetched.number)
         self._lent = fetched.room
         return fetched.sample
 
@@ -67,27 +68,29 @@ class Ahead:
         return chosen
 
     def settle(self) -> None:
-        """Return once no thread reads the replay: before what it reads may be overwritten."""
+        """Return once nothing reads the replay: before what is read may be overwritten."""
         if self._coming:
-            concurrent.futures.wait(self._coming)
+            self._wait(self._coming[-1].number)
 
-    def _take_room(self) -> Any:
-        return self._free.pop() if self._free else self.replay.room(self.batch, self.pinned)
+    def _wait(self, number: int) -> None:
+        if self._courier is not None:
+            self._courier.wait(number)
 
-    def _fetch(self, chosen: Chosen, room: Any) -> _Fetched:
-        return _Fetched(self.replay.gather(chosen, room), room)
+    def _fetch(self, chosen: Chosen) -> _Fetched:
+        room = self._free.pop() if self._free else self.replay.room(self.batch, self.pinned)
+        sample = self.replay.gather(chosen, room, self._courier)
+        return _Fetched(sample, room, 0 if self._courier is None else self._courier.number)
 
     def state(self) -> dict[str, Any]:
         """The batches that were drawn and not yet learned from."""
-        return {"coming": [asdict(future.result().sample) for future in self._coming]}
+        self.settle()
+        return {"coming": [asdict(fetched.sample) for fetched in self._coming]}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._coming.clear()
-        for saved in state["coming"]:
-            future: concurrent.futures.Future[_Fetched] = concurrent.futures.Future()
-            future.set_result(_Fetched(Sample(**saved), None))
-            self._coming.append(future)
+        self.settle()
+        self._coming = deque(_Fetched(Sample(**saved), None) for saved in state["coming"])
 
     def close(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown(cancel_futures=True)
+        self.settle()
+        self._coming.clear()
+        self._courier = None

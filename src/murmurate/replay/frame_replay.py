@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from murmurate.replay._fits import check_steps
+from murmurate.replay.courier import Courier
 from murmurate.replay.frames import Frames
 from murmurate.replay.interface import Chosen, Sample, Steps
 from murmurate.replay.memory import Take, private
@@ -133,17 +134,22 @@ class FrameReplay:
     def room(self, count: int, pinned: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
         return self.frames.room(count, pinned), self.rows.room(count, pinned)
 
-    def gather(self, chosen: Chosen, room: tuple[Tensor, dict[str, Tensor]] | None = None) -> Sample:
+    def gather(
+        self,
+        chosen: Chosen,
+        room: tuple[Tensor, dict[str, Tensor]] | None = None,
+        courier: Courier | None = None,
+    ) -> Sample:
         images, values = (None, None) if room is None else room
         slots = chosen.draw.indices
         lengths = torch.from_numpy(self._lengths[slots.numpy()]) if self.steps > 1 else None
-        window = self.frames.read(slots, images, lengths)
+        window = self.frames.read(slots, images, lengths, courier)
         return Sample(
             chosen.keys,
             chosen.draw.weights,
             observation=window.observation,
             next_observation=window.next_observation,
-            **self.rows.read(slots, values),
+            **self.rows.read(slots, values, courier),
         )
 
     def sample(self, count: int, beta: float) -> Sample:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from murmurate import native
 from murmurate.pool import Pool, as_tensor
+from murmurate.replay.courier import Courier
 from murmurate.replay.interface import Chunk
 from murmurate.replay.memory import Take, array, private
 from murmurate.replay.returns import Integers
@@ -96,36 +97,40 @@ class Frames:
         # page faults on memory that is fresh each time cost as much as the copy
         return as_tensor(self._pool.take(math.prod(shape)), torch.uint8).view(shape)
 
-    def read(self, slots: Tensor, out: Tensor | None = None, steps: Tensor | None = None) -> Window:
-        """The windows of the transitions at ``slots`` [B] int64 (their observation's newest frames). steps:
-        [B], from s to s', n at most; None: n for all."""
+    def read(
+        self,
+        slots: Tensor,
+        out: Tensor | None = None,
+        steps: Tensor | None = None,
+        courier: Courier | None = None,
+    ) -> Window:
+        """The windows of the transitions at ``slots`` [B] int64 (their observation's newest frames); with a
+        courier, once it has been waited for. steps: [B], from s to s', n at most; None: n for all."""
         out = self.room(len(slots)) if out is None else out
         stream = torch.div(slots, self.length, rounding_mode="floor")
         oldest = (slots - stream * self.length - (self.stack - 1)) % self.length
         first = stream * self._pitch + oldest
-        self._gather(first, out)
+        self._gather(first, out, courier)
         if steps is None or bool((steps == self.steps).all()):
             return Window(out, self.stack)
         shape = (len(slots), self.stack, *self.shape)
         after = as_tensor(self._pool.take(math.prod(shape)), torch.uint8).view(shape)
-        self._gather(first + steps, after)
+        self._gather(first + steps, after, courier)
         return Window(out, self.stack, after)
 
-    def _gather(self, first: Tensor, out: Tensor) -> None:
+    def _gather(self, first: Tensor, out: Tensor, courier: Courier | None) -> None:
         """out[b] <- as many frames as it has room for, from frame ``first[b]`` on."""
         count = out.shape[1]
         if native.kernels is None:
             rows = first[:, None] + torch.arange(count)
             torch.index_select(self._frames, 0, rows.view(-1), out=out.view(-1, *self.shape))
             return
-        native.kernels.gather(
-            self._address,
-            self.frame_bytes,
-            self.frame_bytes * count,
-            first.data_ptr(),
-            len(first),
-            out.data_ptr(),
-        )
+        size = self.frame_bytes
+        if courier is not None:
+            courier.gather(self._address, size, size * count, first, out)
+        else:
+            places = first.data_ptr(), len(first), out.data_ptr()
+            native.kernels.gather(self._address, size, size * count, *places)
 
     def save(self, heads: list[int]) -> list[list[Chunk]]:
         """For each stream its frames [F, H, W] as they lie in the ring, chunk after chunk; views."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from murmurate.replay.courier import Courier
 from murmurate.replay.priorities import Chances
 from murmurate.replay.sum_tree import Draw
 
@@ -102,8 +103,9 @@ class Replay(Protocol):
         """Memory for ``gather`` to write into."""
         ...
 
-    def gather(self, chosen: Chosen, room: Any = None) -> Sample:
-        """The batch itself. What it holds lies in ``room``, if there is one, until that is used again."""
+    def gather(self, chosen: Chosen, room: Any = None, courier: Courier | None = None) -> Sample:
+        """The batch itself; with a courier, once it has been waited for. What it holds lies in ``room``, if
+        there is one, until that is used again."""
         ...
 
     def sample(self, count: int, beta: float) -> Sample:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from murmurate.replay._fits import check_errors, check_steps
+from murmurate.replay.courier import Courier
 from murmurate.replay.interface import Chosen, Sample, Steps
 from murmurate.replay.memory import Take, private
 from murmurate.replay.priorities import Chances
@@ -133,8 +134,11 @@ class RowReplay:
     def room(self, count: int, pinned: bool = False) -> dict[str, Tensor]:
         return self.rows.room(count, pinned)
 
-    def gather(self, chosen: Chosen, room: dict[str, Tensor] | None = None) -> Sample:
-        return Sample(chosen.keys, chosen.draw.weights, **self.rows.read(chosen.draw.indices, room))
+    def gather(
+        self, chosen: Chosen, room: dict[str, Tensor] | None = None, courier: Courier | None = None
+    ) -> Sample:
+        values = self.rows.read(chosen.draw.indices, room, courier)
+        return Sample(chosen.keys, chosen.draw.weights, **values)
 
     def sample(self, count: int, beta: float) -> Sample:
         return self.gather(self.choose(count, beta))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from murmurate import native
+from murmurate.replay.courier import Courier
 from murmurate.replay.memory import Take, array, private
 from murmurate.replay.returns import Integers
 
@@ -54,8 +55,8 @@ class Rows:
         self._address = self._rows.data_ptr()
         self._columns = {name: self._view(name) for name in self.columns}
         # for the kernel: offset and size of each field
-        self._fields = np.array([*self._places.values()], dtype=np.int64)
-        self._fields_address = self._fields.ctypes.data
+        self._fields = torch.tensor([*self._places.values()], dtype=torch.int64)
+        self._fields_address = self._fields.data_ptr()
 
     def write(self, slots: Tensor, values: Mapping[str, Tensor]) -> None:
         """Row slots[b] <- values[name][b] for each name; ``slots``: [B] int64.
@@ -106,8 +107,10 @@ class Rows:
             for name, column in self.columns.items()
         }
 
-    def read(self, slots: Tensor, out: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """[B, ...] of each column at ``slots`` [B] int64."""
+    def read(
+        self, slots: Tensor, out: dict[str, Tensor] | None = None, courier: Courier | None = None
+    ) -> dict[str, Tensor]:
+        """[B, ...] of each column at ``slots`` [B] int64; with a courier, once it has been waited for."""
         out = self.room(len(slots)) if out is None else out
         if native.kernels is None:
             rows = self._rows.index_select(0, slots)
@@ -115,6 +118,10 @@ class Rows:
                 column = self.columns[name]
                 part = rows[:, place.offset : place.offset + place.bytes].contiguous()
                 out[name].copy_(part.view(column.dtype).view(len(slots), *column.shape))
+            return out
+        if courier is not None:
+            places = tuple([out[name] for name in self._places])
+            courier.split(self._address, self.row_bytes, slots, self._fields, places)
             return out
         native.kernels.split(
             self._address,

@@ -1,0 +1,130 @@
+// The Python side of copies out of a store, at once or by a courier. Included by module.cpp alone.
+#pragma once
+
+#include "courier.hpp"
+
+namespace {
+
+const char* kCourier = "murmurate.courier";
+
+struct Gather {
+  const char* base;
+  int64_t stride, bytes;
+  const int64_t* index;
+  int64_t count;
+  char* out;
+
+  void operator()() const { gather(base, stride, bytes, index, count, out); }
+};
+
+// (base, stride, bytes, index, count, out); whoever calls asks whether an error is set
+Gather gather_of(PyObject* const* args) {
+  return {at<char>(args[0]),    PyLong_AsLongLong(args[1]), PyLong_AsLongLong(args[2]),
+          at<int64_t>(args[3]), PyLong_AsLongLong(args[4]), at<char>(args[5])};
+}
+
+struct Split {
+  static constexpr Py_ssize_t kMost = 64;
+  const char* base;
+  int64_t stride;
+  const int64_t* index;
+  int64_t count, number;
+  Field fields[kMost];
+
+  void operator()() const { split(base, stride, index, count, fields, number); }
+};
+
+// (base, stride, index, count, places, out): places are pairs (offset, bytes) of int64, one for each address in the
+// tuple `out`. Whether it could be read; if not, an error is set.
+bool split_of(PyObject* const* args, Split* work) {
+  const int64_t* places = at<int64_t>(args[4]);
+  work->base = at<char>(args[0]);
+  work->stride = PyLong_AsLongLong(args[1]);
+  work->index = at<int64_t>(args[2]);
+  work->count = PyLong_AsLongLong(args[3]);
+  work->number = PyTuple_Size(args[5]);
+  if (PyErr_Occurred()) return false;
+  if (work->number > Split::kMost) {
+    PyErr_Format(PyExc_ValueError, "a row has at most %zd fields", Split::kMost);
+    return false;
+  }
+  for (Py_ssize_t k = 0; k < work->number; ++k)
+    work->fields[k] = {places[2 * k], places[2 * k + 1], at<char>(PyTuple_GetItem(args[5], k))};
+  return !PyErr_Occurred();
+}
+
+// gather(base, stride, bytes, index, count, out)
+PyObject* gather_rows(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  if (!expect(n, 6)) return nullptr;
+  const Gather work = gather_of(args);
+  if (PyErr_Occurred()) return nullptr;
+  Py_BEGIN_ALLOW_THREADS
+  work();
+  Py_END_ALLOW_THREADS
+  Py_RETURN_NONE;
+}
+
+// split(base, stride, index, count, places, out)
+PyObject* split_rows(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  if (!expect(n, 6)) return nullptr;
+  Split work;
+  if (!split_of(args, &work)) return nullptr;
+  Py_BEGIN_ALLOW_THREADS
+  work();
+  Py_END_ALLOW_THREADS
+  Py_RETURN_NONE;
+}
+
+Courier* courier_of(PyObject* capsule) { return static_cast<Courier*>(PyCapsule_GetPointer(capsule, kCourier)); }
+
+// courier() -> a thread that gathers and splits while the caller goes on; it ends with what is returned
+PyObject* make_courier(PyObject*, PyObject*) {
+  Courier* made = new (std::nothrow) Courier;
+  if (!made) return PyErr_NoMemory();
+  PyObject* capsule = PyCapsule_New(made, kCourier, [](PyObject* same) {
+    Courier* courier = courier_of(same);
+    if (courier->here()) delete courier;
+  });
+  if (!capsule) delete made;
+  return capsule;
+}
+
+// The number of the work, for `await_courier`; the caller keeps what it reads and writes until then.
+template <typename Work>
+PyObject* later(PyObject* capsule, const Work& work) {
+  Courier* courier = courier_of(capsule);
+  if (!courier) return nullptr;
+  try {
+    return PyLong_FromLongLong(courier->ask(work));
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  }
+}
+
+// gather_later(courier, base, stride, bytes, index, count, out) -> number
+PyObject* gather_later(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  if (!expect(n, 7)) return nullptr;
+  const Gather work = gather_of(args + 1);
+  return PyErr_Occurred() ? nullptr : later(args[0], work);
+}
+
+// split_later(courier, base, stride, index, count, places, out) -> number
+PyObject* split_later(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  if (!expect(n, 7)) return nullptr;
+  Split work;
+  return split_of(args + 1, &work) ? later(args[0], work) : nullptr;
+}
+
+// await_courier(courier, number): returns when all work up to that number is done
+PyObject* await_courier(PyObject*, PyObject* const* args, Py_ssize_t n) {
+  if (!expect(n, 2)) return nullptr;
+  Courier* courier = courier_of(args[0]);
+  const int64_t number = PyLong_AsLongLong(args[1]);
+  if (!courier || PyErr_Occurred()) return nullptr;
+  Py_BEGIN_ALLOW_THREADS
+  courier->wait(number);
+  Py_END_ALLOW_THREADS
+  Py_RETURN_NONE;
+}
+
+}  // namespace

@@ -1,0 +1,89 @@
+"""A courier copies what it was asked to, in order, whoever does it; and is no trouble when it is left."""
+
+from __future__ import annotations
+
+import os
+import traceback
+
+import pytest
+import torch
+from torch import Tensor
+
+from murmurate import native
+from murmurate.replay.courier import _SMALL_BYTES, Courier
+
+pytestmark = pytest.mark.skipif(
+    native.kernels is None, reason=f"{native.simd}: without compiled kernels batches are copied at once"
+)
+
+ROW = 4096
+
+
+def rows(count: int = 4000) -> Tensor:
+    return torch.arange(count * ROW // 4, dtype=torch.int32).view(count, ROW // 4)
+
+
+def ask(courier: Courier, source: Tensor, index: Tensor) -> Tensor:
+    out = torch.empty(len(index), ROW // 4, dtype=torch.int32)
+    courier.gather(source.data_ptr(), ROW, ROW, index, out)
+    return out
+
+
+def test_what_was_waited_for_is_there_and_what_came_before_it_too() -> None:
+    source, courier = rows(), Courier()
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        asked = []
+        for _ in range(20):
+            # some are done at once, as they are small
+            index = torch.randint(len(source), (int(torch.randint(1, 200, (), generator=generator)),))
+            asked.append((index, ask(courier, source, index), courier.number))
+        for k in torch.randperm(len(asked), generator=generator).tolist():
+            index, out, number = asked[k]
+            courier.wait(number)
+            assert torch.equal(out, source[index])
+    assert courier.number > 500  # of those that are not small
+    assert not courier._kept
+
+
+def test_fields_of_rows_are_told_apart() -> None:
+    source, courier = rows(), Courier()
+    places = torch.tensor([[8, 16], [1024, 2048], [0, 4]])
+    index = torch.randperm(len(source))[:500]
+    out = tuple(torch.empty(500, size // 4, dtype=torch.int32) for size in places[:, 1].tolist())
+    courier.split(source.data_ptr(), ROW, index, places, out)
+    assert courier.number == 1
+    courier.wait(1)
+    for (offset, size), found in zip(places.tolist(), out, strict=True):
+        assert torch.equal(found, source[index, offset // 4 : (offset + size) // 4])
+
+
+def test_who_leaves_it_in_the_middle_waits_for_nothing() -> None:
+    source = rows()
+    for _ in range(20):
+        courier = Courier()
+        for _ in range(30):
+            ask(courier, source, torch.arange(1000))  # what it reads and writes is kept by it alone
+        del courier
+
+
+def test_a_forked_child_copies_by_itself() -> None:
+    source, courier = rows(), Courier()
+    index = torch.arange(_SMALL_BYTES // ROW + 1).flip(0)
+    ask(courier, source, index)
+    courier.wait(courier.number)
+    child = os.fork()
+    if child == 0:
+        try:
+            out = ask(courier, source, index)
+            courier.wait(courier.number)
+            right = bool((out.numpy() == source.numpy()[index.numpy()]).all())
+            del courier
+            os._exit(0 if right else 1)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    out = ask(courier, source, index)
+    courier.wait(courier.number)
+    assert torch.equal(out, source[index])
