@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from murmurate import __version__
 from murmurate.errors import Refusal, RunFailed
+from murmurate.forks import begin_fork_server, end_fork_server
 from murmurate.topics_verbs import add_verbs
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise Refusal(f"{verb} has no option {rest[0]}. See: murmurate {verb} --help")
         code: int = options.act(options, rest)
     except Refusal as refusal:
+        end_fork_server()
         print(f"murmurate: {refusal}", file=sys.stderr)
         return REFUSED
     except RunFailed as failure:
@@ -151,6 +153,8 @@ def _run(options: argparse.Namespace) -> Any:
 
 
 def _train(options: argparse.Namespace, rest: list[str]) -> int:
+    if not options.fields_help:
+        begin_fork_server(rest)
     from murmurate.options import change, show
 
     run = _run(options)
@@ -206,11 +210,20 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _resume(options: argparse.Namespace, rest: list[str]) -> int:
+    if _launched_here(options.folder):
+        begin_fork_server(rest)
     from murmurate.options import change
     from murmurate.session import resume
 
     finish = resume(options.folder, lambda run: change(run, rest, f"murmurate train {run.recipe}"))
     return told(finish, options.folder)
+
+
+def _launched_here(folder: Path) -> bool:
+    try:
+        return bool(json.loads((folder / "run.json").read_text())["launcher"] == "local")
+    except (OSError, ValueError, KeyError, TypeError):  # whoever reads it in earnest says what is wrong
+        return False
 
 
 def told(finish: Any, folder: Path) -> int:

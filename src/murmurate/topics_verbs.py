@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from murmurate.forks import begin_fork_server
 from murmurate.options import truth
 
 
@@ -15,6 +16,8 @@ def add_verbs(verbs: Any, told: Callable[[Any, Path], int]) -> None:
     """Add them below ``topics``. told: says how a run ended, and gives the exit code."""
 
     def fit_(options: argparse.Namespace, rest: list[str]) -> int:
+        if not options.fields_help:
+            begin_fork_server(rest)
         from murmurate.topics import fit_command
 
         ended = fit_command(options, rest)

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import tempfile
 import time
-from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
-from multiprocessing.context import ForkServerContext
-from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +11,7 @@ from murmurate.coordinator import Coordinator, SecondInterrupt, signals
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.arena import Arena
 from murmurate.fabric.interface import Capability
+from murmurate.forks import fork_server
 from murmurate.launch import _ending
 from murmurate.launch.arbiter import Arbiter
 from murmurate.launch.crew import Crew, Role
@@ -42,7 +36,7 @@ def start(
     ``checkpoint`` and ``parts`` (rank -> which replica's part) say what a resumed run goes on from.
     Raises Refusal if a role refused before it began.
     """
-    context = _context()
+    context = fork_server()
     arena = Arena.create()
     board = open_board(arena, run.members)
     board.open()
@@ -70,28 +64,6 @@ def start(
         coordinator.close()
         arena.close()
     return coordinator
-
-
-def _context() -> ForkServerContext:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch makes its pools in the fork server
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["murmurate.launch.role", "torch._dynamo"])
-    # A scheduler's SIGTERM goes to every process, and with the fork server all news of the roles would be
-    # lost: it inherits deaf ears. Signals of this moment reach the launcher right after it.
-    # The tracker's own start would unblock them again, so it comes first.
-    resource_tracker.ensure_running()
-    deaf = {signal.SIGINT, signal.SIGTERM}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, deaf)
-    try:
-        ensure_running()
-    except OSError as error:
-        raise Refusal(
-            f"no fork server can be started in {tempfile.gettempdir()} ({error}). "
-            "Set TMPDIR to a short path that can be written to, such as /tmp."
-        ) from error
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return context
 
 
 def _watch(crew: Crew, coordinator: Coordinator) -> None:

@@ -19,9 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 
-# the first optimizer of a process imports this, for 1.6 s: here the fork server does, once for all roles
-import torch._dynamo
-
 from murmurate.centre import member
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.arena import Arena

@@ -1,0 +1,86 @@
+"""The fork server begins before anything heavy is imported, and leaves no trace in who asked for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from murmurate import cli
+from waiting import until
+
+_ASK = """
+import json, os, sys
+from multiprocessing.forkserver import _forkserver
+from murmurate.forks import begin_fork_server, end_fork_server
+begin_fork_server(json.loads(sys.argv[1]))
+print(json.dumps({
+    "running": _forkserver._forkserver_pid is not None,
+    "threads": os.environ.get("OMP_NUM_THREADS"),
+    "heavy": [name for name in ("torch", "numpy") if name in sys.modules],
+}))
+end_fork_server()
+"""
+
+
+def asked(*arguments: str, **environment: str) -> dict[str, object]:
+    kept = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", _ASK, json.dumps(arguments)],
+        env=kept | environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def test_it_begins_before_torch_and_the_callers_threads_stay_its_own() -> None:
+    assert asked("--seed", "1") == {"running": True, "threads": None, "heavy": []}
+    assert asked(OMP_NUM_THREADS="2") == {"running": True, "threads": "2", "heavy": []}
+
+
+def test_other_launchers_need_none() -> None:
+    assert asked("--launcher", "inline") == {"running": False, "threads": None, "heavy": []}
+    assert asked("--launcher=ray")["running"] is False
+
+
+def test_where_it_cannot_begin_nothing_is_said_yet() -> None:
+    assert asked(TMPDIR="/nowhere/" + "far/" * 40)["heavy"] == []
+
+
+@pytest.mark.parametrize(
+    ("run", "here"), [({"launcher": "local"}, True), ({"launcher": "ray"}, False), ({}, False), ([], False)]
+)
+def test_a_resume_asks_for_it_where_the_run_was_this_hosts(run: object, here: bool, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    assert cli._launched_here(tmp_path) is here
+    assert cli._launched_here(tmp_path / "none") is False
+
+
+def test_a_refused_command_leaves_nobody_importing() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "murmurate", "train", "nonsense-gala"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == cli.REFUSED
+    assert "nonsense" in said
+    until(lambda: not [p for p in psutil.process_iter() if in_session(p, process.pid)])
+
+
+def in_session(process: psutil.Process, session: int) -> bool:
+    try:
+        return os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        return False
