@@ -15,10 +15,17 @@ from murmurate import cli
 from waiting import until
 
 _ASK = """
-import json, os, sys
+import json, os, sys, time
 from multiprocessing.forkserver import _forkserver
-from murmurate.forks import begin_fork_server, end_fork_server
+from murmurate.forks import begin_fork_server, end_fork_server, fork_server
 begin_fork_server(json.loads(sys.argv[1]))
+if "used" in os.environ:  # by a run, beside which another command is refused
+    process = fork_server().Process(target=time.sleep, args=(100,))
+    process.start()
+    begin_fork_server([])
+    end_fork_server()
+    assert process.is_alive()
+    process.kill()
 print(json.dumps({
     "running": _forkserver._forkserver_pid is not None,
     "threads": os.environ.get("OMP_NUM_THREADS"),
@@ -52,8 +59,10 @@ def test_other_launchers_need_none() -> None:
     assert asked("--launcher=ray")["running"] is False
 
 
-def test_where_it_cannot_begin_nothing_is_said_yet() -> None:
-    assert asked(TMPDIR="/nowhere/" + "far/" * 40)["heavy"] == []
+def test_where_it_cannot_begin_nothing_is_said_yet(tmp_path: Path) -> None:
+    far = tmp_path / ("far" * 40)  # too far for the name of a socket
+    far.mkdir()
+    assert asked(TMPDIR=str(far)) == {"running": False, "threads": None, "heavy": []}
 
 
 @pytest.mark.parametrize(
@@ -65,22 +74,32 @@ def test_a_resume_asks_for_it_where_the_run_was_this_hosts(run: object, here: bo
     assert cli._launched_here(tmp_path / "none") is False
 
 
-def test_a_refused_command_leaves_nobody_importing() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "murmurate", "train", "nonsense-gala"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == cli.REFUSED
-    assert "nonsense" in said
-    until(lambda: not [p for p in psutil.process_iter() if in_session(p, process.pid)])
+def test_a_refused_command_leaves_nobody_importing(tmp_path: Path) -> None:
+    with open(tmp_path / "said", "w") as said:  # a pipe would be waited for until the server has ended
+        process = subprocess.Popen(
+            [sys.executable, "-m", "murmurate", "train", "nonsense-gala"],
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+        until(lambda: servers(process.pid) or process.poll() is not None)
+        began = servers(process.pid)
+        assert process.wait() == cli.REFUSED
+    assert began
+    assert not servers(process.pid)
+    assert "nonsense" in (tmp_path / "said").read_text()
+
+
+def servers(session: int) -> list[psutil.Process]:
+    return [p for p in psutil.process_iter() if in_session(p, session)]
 
 
 def in_session(process: psutil.Process, session: int) -> bool:
     try:
-        return os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE
-    except (ProcessLookupError, psutil.NoSuchProcess):
+        return os.getsid(process.pid) == session and "forkserver" in " ".join(process.cmdline())
+    except (ProcessLookupError, psutil.Error):
         return False
+
+
+def test_a_server_that_others_live_under_is_not_ended() -> None:
+    assert asked("--seed", "1", used="1")["running"] is True

@@ -40,7 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise Refusal(f"{verb} has no option {rest[0]}. See: murmurate {verb} --help")
         code: int = options.act(options, rest)
     except Refusal as refusal:
-        end_fork_server()
         print(f"murmurate: {refusal}", file=sys.stderr)
         return REFUSED
     except RunFailed as failure:
@@ -52,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output, head for instance, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    finally:
+        end_fork_server()
     return code
 
 

@@ -14,18 +14,52 @@ import tempfile
 from collections.abc import Sequence
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
+from typing import Any
 
 from murmurate.errors import Refusal
 
-# the first optimizer of a process imports torch._dynamo, for 1.6 s
-_PRELOADED = ["murmurate.launch.role", "torch._dynamo"]
+_ahead: int | None = None  # the process that was begun ahead of time, as long as nobody has asked for it
 
 
 def fork_server() -> ForkServerContext:
     """Running, from now on if it was not. Raises Refusal where it cannot."""
+    global _ahead
+    context = _running()
+    _ahead = None
+    return context
+
+
+def begin_fork_server(arguments: Sequence[str]) -> None:
+    """``fork_server`` ahead of time, for a command that ends in roles of this host unless these arguments say
+    another launcher. Whatever goes wrong is said when it is needed."""
+    global _ahead
+    if any(word.startswith("--launcher") for word in arguments):
+        return
+    threads, before = os.environ.get("OMP_NUM_THREADS"), _pid()
+    with contextlib.suppress(Refusal):
+        _running()
+    if _pid() != before:
+        _ahead = _pid()
+    if threads is None:  # this process has its own torch to begin
+        os.environ.pop("OMP_NUM_THREADS", None)
+
+
+def end_fork_server() -> None:
+    """If it was begun ahead of time for nothing: it would import to its end, and whoever reads what the
+    command printed would wait for it."""
+    global _ahead
+    if _ahead is not None and _ahead == _pid():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(_ahead, signal.SIGKILL)
+        with contextlib.suppress(OSError, AttributeError):
+            _server()._stop()  # takes its end in, so that a later command begins another one
+    _ahead = None
+
+
+def _running() -> ForkServerContext:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch makes its pools in the fork server
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context.set_forkserver_preload(["murmurate.preloaded"])
     # A scheduler's SIGTERM goes to every process, and with the fork server all news of the roles would be
     # lost: it inherits deaf ears. Signals of this moment reach the launcher right after it.
     # The tracker's own start would unblock them again, so it comes first.
@@ -44,22 +78,10 @@ def fork_server() -> ForkServerContext:
     return context
 
 
-def begin_fork_server(arguments: Sequence[str]) -> None:
-    """``fork_server`` ahead of time, for a command that ends in roles of this host unless these arguments say
-    another launcher. Whatever goes wrong is said when it is needed."""
-    if any(word.startswith("--launcher") for word in arguments):
-        return
-    threads = os.environ.get("OMP_NUM_THREADS")
-    with contextlib.suppress(Refusal):
-        fork_server()
-    if threads is None:  # this process has its own torch to begin
-        os.environ.pop("OMP_NUM_THREADS", None)
+def _server() -> Any:
+    return getattr(forkserver, "_forkserver", None)
 
 
-def end_fork_server() -> None:
-    """For a command that was refused: the server would import to its end, and whoever reads what the command
-    printed would wait for it."""
-    pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
-    if pid is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+def _pid() -> int | None:
+    found: int | None = getattr(_server(), "_forkserver_pid", None)
+    return found

@@ -25,7 +25,7 @@ def rows(count: int = 4000) -> Tensor:
 
 def ask(courier: Courier, source: Tensor, index: Tensor) -> Tensor:
     out = torch.empty(len(index), ROW // 4, dtype=torch.int32)
-    courier.gather(source.data_ptr(), ROW, ROW, index, out)
+    courier.gather(source, ROW, ROW, index, out)
     return out
 
 
@@ -51,7 +51,7 @@ def test_fields_of_rows_are_told_apart() -> None:
     places = torch.tensor([[8, 16], [1024, 2048], [0, 4]])
     index = torch.randperm(len(source))[:500]
     out = tuple(torch.empty(500, size // 4, dtype=torch.int32) for size in places[:, 1].tolist())
-    courier.split(source.data_ptr(), ROW, index, places, out)
+    courier.split(source, ROW, index, places, out)
     assert courier.number == 1
     courier.wait(1)
     for (offset, size), found in zip(places.tolist(), out, strict=True):

@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from murmurate.replay import frames
+from murmurate import native
+from murmurate.collect.drawing import Drawing
+from murmurate.replay import ahead as ahead_module
+from murmurate.replay import courier, frames
 from murmurate.replay.ahead import Ahead
+from murmurate.replay.config import ReplayConfig
+from murmurate.replay.courier import Courier
 from murmurate.replay.frame_replay import FrameReplay
 from murmurate.replay.interface import Chosen, Steps
 from murmurate.replay.priorities import Prioritized, Uniform
@@ -282,6 +287,46 @@ def test_frames_go_on_from_their_state(played, chunk_bytes, monkeypatch):
             assert torch.equal(getattr(a, name), getattr(b, name)), name
 
 
+class Late(Courier):
+    """Does nothing before it is waited for: who does not wait, or waits too late, finds something else."""
+
+    def __init__(self):
+        super().__init__()
+        self._late = []
+
+    def gather(self, *what):
+        self._later(super().gather, what)
+
+    def split(self, *what):
+        self._later(super().split, what)
+
+    def _later(self, do, what):
+        self.number += 1
+        self._late.append((self.number, do, what))
+
+    def wait(self, number):
+        while self._late and self._late[0][0] <= number:
+            _, do, what = self._late.pop(0)
+            do(*what)
+        super().wait(number)
+
+
+@pytest.fixture(params=["by the caller", "at once, as small", "by a thread", "not before it is waited for"])
+def copied(request, monkeypatch):
+    """How batches that are drawn ahead get there. Whether a courier is asked, and may take its time."""
+    if request.param == "by the caller":
+        monkeypatch.setattr(native, "kernels", None)
+        return False
+    if native.kernels is None:
+        pytest.skip(f"{native.simd}: without compiled kernels there are no couriers")
+    if request.param == "by a thread":
+        monkeypatch.setattr(courier, "_SMALL_BYTES", 0)
+    elif request.param == "not before it is waited for":
+        monkeypatch.setattr(ahead_module, "Courier", Late)
+    return "small" not in request.param
+
+
+@pytest.mark.usefixtures("copied")
 def test_batches_ahead_know_the_errors_of_so_many_before():
     """With D ahead the first 1 + D batches are drawn without errors, as from a strict loop that has none."""
 
@@ -313,7 +358,7 @@ def test_batches_ahead_know_the_errors_of_so_many_before():
 
 
 @pytest.mark.parametrize("depth", [0, 1, 50])
-def test_batches_ahead_hold_what_their_keys_name_though_the_replay_goes_on(depth):
+def test_batches_ahead_hold_what_their_keys_name_though_the_replay_goes_on(depth, copied):
     """What is learned from is what a look into the replay by its keys finds then, if it is still there."""
     generator = torch.Generator().manual_seed(0)
     replay = FrameReplay(Prioritized(800), (2, 2), simulators=4, stack=4, steps=3)
@@ -345,9 +390,11 @@ def test_batches_ahead_hold_what_their_keys_name_though_the_replay_goes_on(depth
         replay.update(sample.keys, torch.rand(8, generator=generator))
         compared += int(goes_on.sum())
     assert compared > 3000
+    assert (ahead._courier is not None and ahead._courier.number > 1000) == (copied and depth > 0)
     ahead.close()
 
 
+@pytest.mark.usefixtures("copied")
 def test_batches_that_are_ahead_are_saved_as_they_were_drawn():
     replay = RowReplay(Prioritized(100), Column((1,), torch.float32), Column((), torch.int64))
     rows(replay, 100)
@@ -364,3 +411,25 @@ def test_batches_that_are_ahead_are_saved_as_they_were_drawn():
         assert (sample.keys < 100).all()
     ahead.close()
     other.close()
+
+
+@pytest.mark.usefixtures("copied")
+def test_steps_wait_for_what_is_still_to_be_copied_from_where_they_go():
+    """The replay is full from the sixth step on, and each later one overwrites some of what was drawn."""
+    replay = RowReplay(Prioritized(100), Column((1,), torch.float32), Column((), torch.int64), simulators=20)
+    config = ReplayConfig(capacity=100, learning_starts=40, samples_per_insert=4.0, ahead=3)
+    drawing = Drawing(replay, config, 16, torch.device("cpu"), lambda: 0.0)
+    no, number, seen = torch.zeros(20, dtype=torch.bool), 0, 0
+    while seen < 200:
+        while not drawing.due:
+            drawing.before_steps()
+            here = torch.arange(number, number + 20).float()
+            drawing.take_in(0, Steps(here[:, None], here.long(), here, here[:, None] + 1, no, no))
+            number += 20
+        batch = drawing.next(0, [])
+        assert torch.equal(batch.data.observation[:, 0].long(), batch.keys)
+        assert torch.equal(batch.data.action, batch.keys)
+        batch.feedback(torch.rand(16))
+        seen += 1
+    assert number > 500
+    drawing.close()

@@ -156,7 +156,7 @@ class Pauses:
 def give_way() -> None:
     """From now on this process does not interrupt who is running on a core when it wakes up: its turn comes,
     and is as long. Two learners that share two cores with four actors draw a third more for it."""
-    if hasattr(os, "SCHED_BATCH"):
+    if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:  # nobody chose another
         with contextlib.suppress(OSError):  # where that is forbidden
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 

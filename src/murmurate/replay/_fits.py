@@ -41,7 +41,7 @@ def check_steps(steps: Steps, low: int, simulators: int, observation: Column, ac
                 f"'{name}' is {numbers.dtype} {list(numbers.shape)}, and is one float for each of {count} "
                 "simulators"
             )
-        values = numbers.numpy()
+        values = numbers.detach().float().cpu().numpy()
         wrong = np.isinf(values) if name != "reward" else ~np.isfinite(values)
         if np.count_nonzero(wrong):
             b = int(wrong.argmax())

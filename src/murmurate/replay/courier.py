@@ -27,23 +27,25 @@ class Courier:
         self._kept: deque[tuple[int, tuple[Tensor, ...]]] = deque()  # what is read and written until then
         self.number = 0
 
-    def gather(self, base: int, stride: int, bytes: int, index: Tensor, out: Tensor) -> None:
-        """out[i] <- ``bytes`` from base + index[i] * stride on."""
-        what = (base, stride, bytes, index.data_ptr(), index.shape[0], out.data_ptr())
+    def gather(self, source: Tensor, stride: int, bytes: int, index: Tensor, out: Tensor) -> None:
+        """out[i] <- ``bytes`` from ``source``'s memory, from index[i] * stride on."""
+        what = (source.data_ptr(), stride, bytes, index.data_ptr(), index.shape[0], out.data_ptr())
         if bytes * index.shape[0] < _SMALL_BYTES:
             self._kernels.gather(*what)
         else:
-            self._keep(self._kernels.gather_later(self._thread, *what), index, out)
+            self._keep(self._kernels.gather_later(self._thread, *what), source, index, out)
 
-    def split(self, base: int, stride: int, index: Tensor, places: Tensor, out: tuple[Tensor, ...]) -> None:
-        """out[k][i] <- the bytes of field k of the row at base + index[i] * stride. places: [K, 2] int64,
-        offset and bytes of each field."""
+    def split(
+        self, source: Tensor, stride: int, index: Tensor, places: Tensor, out: tuple[Tensor, ...]
+    ) -> None:
+        """out[k][i] <- the bytes of field k of the row at index[i] * stride of ``source``'s memory. places:
+        [K, 2] int64, offset and bytes of each field."""
         addresses = tuple([x.data_ptr() for x in out])
-        what = (base, stride, index.data_ptr(), index.shape[0], places.data_ptr(), addresses)
+        what = (source.data_ptr(), stride, index.data_ptr(), index.shape[0], places.data_ptr(), addresses)
         if stride * index.shape[0] < _SMALL_BYTES:
             self._kernels.split(*what)
         else:
-            self._keep(self._kernels.split_later(self._thread, *what), index, places, *out)
+            self._keep(self._kernels.split_later(self._thread, *what), source, index, places, *out)
 
     def _keep(self, number: int, *tensors: Tensor) -> None:
         self.number = number

@@ -156,7 +156,7 @@ class FrameReplay:
         return self.gather(self.choose(count, beta))
 
     def update(self, keys: Tensor, error: Tensor) -> None:
-        stream, number = np.divmod(keys.numpy(), 1 << _STREAM_BITS)
+        stream, number = np.divmod(keys.cpu().numpy(), 1 << _STREAM_BITS)
         heads = self._heads[stream]
         oldest = heads - self.frames.length + self.frames.stack - 1
         here = (number >= oldest) & (number < heads)

@@ -127,7 +127,7 @@ class Frames:
             return
         size = self.frame_bytes
         if courier is not None:
-            courier.gather(self._address, size, size * count, first, out)
+            courier.gather(self._frames, size, size * count, first, out)
         else:
             places = first.data_ptr(), len(first), out.data_ptr()
             native.kernels.gather(self._address, size, size * count, *places)

@@ -97,7 +97,8 @@ class FirstErrors:
 
     def step(self, low: int, count: int, taken: Tensor | None) -> None:
         push(
-            self._taken[:, low : low + count], np.float32(np.nan) if taken is None else taken.float().numpy()
+            self._taken[:, low : low + count],
+            np.float32(np.nan) if taken is None else taken.detach().float().numpy(),
         )
 
     def of(self, closed: Closed, low: int, following: Tensor | None) -> Tensor | None:
@@ -105,7 +106,11 @@ class FirstErrors:
         if following is None:
             return None
         taken = self._taken[closed.age - 1, closed.simulator]
-        error = closed.reward + closed.discount * following.float().numpy()[closed.simulator - low] - taken
+        error = (
+            closed.reward
+            + closed.discount * following.detach().float().numpy()[closed.simulator - low]
+            - taken
+        )
         return None if np.count_nonzero(np.isnan(error)) else torch.from_numpy(error)
 
 

@@ -96,13 +96,16 @@ class RowReplay:
         Raises ValueError for more than there is room for, and for values or errors that do not fit or are not
         finite; then nothing has changed.
         """
-        return self._insert(self.rows.checked(values, count), count, error)
-
-    def _insert(self, values: Mapping[str, Bytes], count: int, error: Tensor | None) -> int:
         if error is not None:
             check_errors(error, count)
         if count > self.chances.capacity:
             raise ValueError(f"{count} transitions at once do not fit into {self.chances.capacity} slots")
+        return self._insert(self.rows.checked(values, count), count, error)
+
+    def _insert(self, values: Mapping[str, Bytes], count: int, error: Tensor | None) -> int:
+        """What is known to fit, but for errors that may have grown beyond all numbers."""
+        if error is not None:
+            check_errors(error, count)
         start, capacity = self.head % self.chances.capacity, self.chances.capacity
         slots = np.arange(start, start + count)
         if start + count <= capacity:
@@ -145,6 +148,7 @@ class RowReplay:
 
     def update(self, keys: Tensor, error: Tensor) -> None:
         capacity = self.chances.capacity
+        keys = keys.cpu()
         numbers = keys.numpy()
         here = (numbers >= self.head - capacity) & (numbers < self.head)
         if np.count_nonzero(here) < len(numbers):

@@ -78,7 +78,7 @@ class Rows:
     def as_bytes(self, name: str, values: Tensor) -> Bytes:
         """[B, bytes] of a column's [B, ...]: the same memory, if it is in one piece; of any kind of number,
         those too that numpy lacks."""
-        flat = values.contiguous().view(-1).view(torch.uint8).numpy()
+        flat = values.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
         return flat.reshape(values.shape[0], self._places[name].bytes)
 
     def _checked(self, name: str, values: Mapping[str, Tensor], count: int) -> Tensor:
@@ -92,7 +92,7 @@ class Rows:
                 f"'{name}' is {value.dtype} {list(value.shape)}, and this replay keeps {column.dtype} "
                 f"{list(shape)}"
             )
-        return value.detach().cpu().contiguous()
+        return value
 
     def room(self, count: int, pinned: bool = False) -> dict[str, Tensor]:
         """Tensors [count, ...] for ``read`` to write into."""
@@ -121,7 +121,7 @@ class Rows:
             return out
         if courier is not None:
             places = tuple([out[name] for name in self._places])
-            courier.split(self._address, self.row_bytes, slots, self._fields, places)
+            courier.split(self._rows, self.row_bytes, slots, self._fields, places)
             return out
         native.kernels.split(
             self._address,
