@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import os
+import signal
 import sys
 import time
 import warnings
@@ -308,6 +309,8 @@ def _list(options: argparse.Namespace, rest: list[str]) -> int:
 def _bench(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.bench import bench
 
+    # racers are processes of their own, and are ended where the bench is left in order
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     result = bench(options.name, full=options.full, quiet=options.json)
     print(json.dumps(result))
     return 0

@@ -1,5 +1,7 @@
 """Racers: whose CPU seconds are counted, when they run, and that none is left."""
 
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -102,3 +104,21 @@ def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
 def test_rates() -> None:
     window = Window(env_steps=600, cpu_seconds=3.0, wall_seconds=2.0)
     assert (window.per_cpu_second, window.per_second) == (200.0, 300.0)
+
+
+def test_a_bench_that_is_ended_ends_its_racers() -> None:
+    """One that is stopped is hung up on by the kernel; it is the one that runs that would go on."""
+    bench = psutil.Popen(
+        [sys.executable, "-m", "murmurate", "bench", "relaxed-loop", "--json"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        racers: list[psutil.Process] = []
+        until(lambda: racers.extend(p for p in bench.children() if "train" in p.cmdline()) or racers)
+        bench.terminate()
+        assert bench.wait() == 128 + signal.SIGTERM
+        until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in racers))
+    finally:
+        for process in [*bench.children(recursive=True), bench] if bench.is_running() else []:
+            process.kill()
