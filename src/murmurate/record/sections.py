@@ -257,7 +257,8 @@ def gradients(run: RecordedRun) -> Section:
     return Section(
         title,
         "Cosine of the angle between two replicas' gradients, averaged over the run "
-        "(Assran et al. 2019, Fig. 2b). The row hears those marked as its peers.",
+        "(Assran et al. 2019, Fig. 2b). The row hears those marked as its peers, and has measured at moments "
+        "of its own, so the two of a pair differ.",
         figures=[figures.svg(figures.heat_map(cosines, peers), 4.2, 3.9, "cosines between gradients")],
         layout="square",
         note=note + ".",
