@@ -15,12 +15,12 @@ from murmurate import cli
 from waiting import until
 
 _ASK = """
-import json, os, sys, time
+import json, os, signal, sys
 from multiprocessing.forkserver import _forkserver
 from murmurate.forks import begin_fork_server, end_fork_server, fork_server
 begin_fork_server(json.loads(sys.argv[1]))
 if "used" in os.environ:  # by a run, beside which another command is refused
-    process = fork_server().Process(target=time.sleep, args=(100,))
+    process = fork_server().Process(target=signal.pause)
     process.start()
     begin_fork_server([])
     end_fork_server()

@@ -53,8 +53,7 @@ def put_many(descriptor: int, count: int) -> None:
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
     ring = Ring(Arena(descriptor), SPEC, 3)
     for number in range(count):
-        while not ring.has_room:
-            time.sleep(1e-4)
+        until(lambda: ring.has_room, every=1e-4)
         episodes = [Episode(1, number / 4, number)] * (number % 3)
         ring.put(Record(steps(number, values=number % 5 > 0), episodes, version=number))
 

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from compiled import NO_KERNELS
 from murmurate import native
 from murmurate.replay.sum_tree import sum_tree, tree_bytes
 
 pytestmark = [
-    pytest.mark.skipif(native.kernels is None, reason=str(native.simd)),
+    pytest.mark.skipif(native.kernels is None, reason=NO_KERNELS),
     pytest.mark.timeout(240),
 ]
 CAPACITY, FILLED = 5_000, 3_777

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compiled import NO_KERNELS
 from murmurate import native
 from murmurate.replay.sum_tree import NATIVE_FAN_OUT, sum_tree, tree_bytes
 
@@ -156,7 +157,7 @@ def test_all_draw_the_same():
         assert float((other != drawn[0]).double().mean()) < 1e-3
 
 
-@pytest.mark.skipif(native.kernels is None, reason=str(native.simd))
+@pytest.mark.skipif(native.kernels is None, reason=NO_KERNELS)
 @pytest.mark.parametrize("capacity", [5, 16, 200, 257, 5_000, 70_000])
 @pytest.mark.parametrize("zeros", [0.0, 0.9])
 def test_instruction_sets_find_the_same_to_the_bit(capacity, zeros):
@@ -213,7 +214,7 @@ def test_what_vanishes_between_a_search_and_a_look_weighs_no_more_than_the_least
     assert drawn.weights.max() <= 1.0
 
 
-@pytest.mark.skipif(native.kernels is None, reason=str(native.simd))
+@pytest.mark.skipif(native.kernels is None, reason=NO_KERNELS)
 def test_no_tree_without_leaves_and_no_draw_from_a_sum_that_is_no_number():
     with pytest.raises(ValueError, match="at least one leaf"):
         tree_bytes(0)

@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from compiled import NO_KERNELS
 from murmurate import native
 from murmurate.replay.courier import _SMALL_BYTES, Courier
 
-pytestmark = pytest.mark.skipif(
-    native.kernels is None, reason=f"{native.simd}: without compiled kernels batches are copied at once"
-)
+pytestmark = pytest.mark.skipif(native.kernels is None, reason=NO_KERNELS)
 
 ROW = 4096
 

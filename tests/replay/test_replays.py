@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from compiled import NO_KERNELS
 from murmurate import native
 from murmurate.collect.drawing import Drawing
 from murmurate.replay import ahead as ahead_module
@@ -318,7 +319,7 @@ def copied(request, monkeypatch):
         monkeypatch.setattr(native, "kernels", None)
         return False
     if native.kernels is None:
-        pytest.skip(f"{native.simd}: without compiled kernels there are no couriers")
+        pytest.skip(NO_KERNELS)
     if request.param == "by a thread":
         monkeypatch.setattr(courier, "_SMALL_BYTES", 0)
     elif request.param == "not before it is waited for":

@@ -9,12 +9,13 @@ import threading
 import pytest
 import torch
 
+from compiled import NO_KERNELS
 from murmurate import native
 from murmurate.errors import Refusal
 from murmurate.replay.sum_tree import Draw, sum_tree, tree_bytes
 
 BACKENDS = ["torch", "native"] if native.kernels is not None else ["torch"]
-needs_native = pytest.mark.skipif(native.kernels is None, reason=native.simd)
+needs_native = pytest.mark.skipif(native.kernels is None, reason=NO_KERNELS)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

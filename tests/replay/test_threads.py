@@ -11,10 +11,11 @@ import psutil
 import pytest
 import torch
 
+from compiled import NO_KERNELS
 from murmurate import native
 from murmurate.replay.sum_tree import SumTree, sum_tree
 
-pytestmark = pytest.mark.skipif(native.kernels is None, reason=native.simd)
+pytestmark = pytest.mark.skipif(native.kernels is None, reason=NO_KERNELS)
 CAPACITY = 70_000
 COUNTS = (1, 16_383, 16_384, 16_385, 50_001)
 MANY = 3_000_000  # long enough for every thread to have its turn, on one core too

@@ -29,7 +29,7 @@ def together(members: int, work: Work, *arguments: Any) -> list[Any]:
     """``work`` in as many processes. Raises RunFailed with the first one's reason if one fails."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # inherited by the fork server, before torch loads
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["murmurate.launch.role", "torch._dynamo"])
+    context.set_forkserver_preload(["murmurate.preloaded"])
     arena = Arena.create()
     open_board(arena, members).open()
     lines, processes = [], []

@@ -58,21 +58,15 @@ class Rows:
         self._fields = torch.tensor([*self._places.values()], dtype=torch.int64)
         self._fields_address = self._fields.data_ptr()
 
-    def write(self, slots: Tensor, values: Mapping[str, Tensor]) -> None:
-        """Row slots[b] <- values[name][b] for each name; ``slots``: [B] int64.
-
-        Raises ValueError for values that are missing, or of another shape or kind; then nothing is written.
-        """
-        self.put(slots.numpy(), self.checked(values, len(slots)))
-
     def put(self, where: slice | Integers, values: Mapping[str, Bytes]) -> None:
-        """``write`` of what ``checked`` gave."""
+        """Row where[b] <- values[name][b] for each name, of what ``checked`` gave."""
         for name, value in values.items():
             place = self._places[name]
             self._bytes[where, place.offset : place.offset + place.bytes] = value
 
     def checked(self, values: Mapping[str, Tensor], count: int) -> dict[str, Bytes]:
-        """[count, bytes] of each column. Raises as ``write`` does."""
+        """[count, bytes] of each column, from [count, ...] of it. Raises ValueError for values that are
+        missing, or of another shape or kind."""
         return {name: self.as_bytes(name, self._checked(name, values, count)) for name in self.columns}
 
     def as_bytes(self, name: str, values: Tensor) -> Bytes:
