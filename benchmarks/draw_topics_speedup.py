@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,9 @@ def panel(result: dict[str, Any], name: str, count: str, label: str, linear_to: 
                     axes.plot(
                         *zip(*points, strict=True), color=colours[B], linestyle=dashes, marker="o", ms=3
                     )
+        for at, least, middle, greatest in real(result, name):
+            axes.plot([at, at], [least, greatest], color=palette.ink, linewidth=1)
+            axes.plot([at], [middle], color=palette.ink, marker="x", ms=6)
         claimed = [x / 10 for x in range(10, 10 * linear_to + 1)]
         axes.plot(claimed, [x**power for x in claimed], color=palette.muted, linewidth=4, alpha=0.25)
         tidy(axes, palette, "speed-up at equal perplexity", label)
@@ -44,6 +48,14 @@ def panel(result: dict[str, Any], name: str, count: str, label: str, linear_to: 
         axes.set_ylim(bottom=0)
 
     return draw
+
+
+def real(result: dict[str, Any], panel: str) -> Iterator[tuple[int, float, float, float]]:
+    """(count, least, median, greatest) of real processes in a panel."""
+    shown = {"threads": "2 threads", "workers": "2 workers"}.get(panel)
+    found = (result["real"] or {}).get("speedup", {}).get(shown)
+    if found is not None:
+        yield 2, found["least"], found["median"], found["greatest"]
 
 
 def by_local_updates(result: dict[str, Any]) -> dict[int, str]:
@@ -61,6 +73,8 @@ def main(result: dict[str, Any]) -> Path:
     ]
     legend = [(f"B = {B}", colour) for B, colour in by_local_updates(result).items()]
     legend.append(("grey: linear as far as the paper claims", "#c8cccd"))
+    if result["real"]:
+        legend.append(("x: real processes, average, B = 15", PRINT.ink))
     title = "DPSVI, simulated with costs measured on one core. Solid: the paper's step rule; dashed: average"
     figure = png(draws, title, legend, height=4.3)
     path = HERE / "figures" / "topics-speedup.png"

@@ -10,7 +10,7 @@ from murmurate.bench._result import teller
 from murmurate.bench._topic_costs import Costs, fitted
 from murmurate.bench._topic_plan import Plan
 from murmurate.bench._topic_runs import Look, Looking, reached
-from murmurate.bench.topics_speedup import Case, cluster, dpsvi, times
+from murmurate.bench.topics_speedup import Case, cluster, dpsvi, spreads, times
 from murmurate.recipes import recipe
 
 QUIET = teller(True)
@@ -125,20 +125,38 @@ def test_the_bench_tells_all_and_keeps_what_it_has(plan):
 def test_times_are_at_the_perplexity_that_all_came_to():
     found = {
         "serial": {"documents_per_second": 10.0, "points": [[100, 90.0], [200, 80.0]]},
+        "1 node": {"documents_per_second": 5.0, "points": [[100, 90.0], [200, 80.0]]},
         "2 threads": {"documents_per_second": 20.0, "points": [[100, 95.0], [200, 85.0]]},
     }
     told = times(found)
     assert told["target_perplexity"] == 85.0
-    assert told["seconds"] == {"serial": 15.0, "2 threads": 10.0}
-    assert told["tsp_serial"] == {"2 threads": 1.5}
+    assert told["seconds"] == {"serial": 15.0, "1 node": 30.0, "2 threads": 10.0}
+    assert told["tsp_serial"] == {"1 node": 0.5, "2 threads": 1.5}
+    assert told["speedup"] == {"2 threads": 3.0}
+
+
+def test_spreads_are_over_the_seeds_that_reached_the_target():
+    def seed(speed, tsp):
+        return {
+            "documents_per_second": {"2 threads": speed},
+            "tsp_serial": {"2 threads": tsp},
+            "speedup": {"2 threads": None},
+        }
+
+    told = spreads([seed(1.0, 2.0), seed(3.0, None), seed(2.0, 4.0)])
+    assert told["documents_per_second"]["2 threads"]["median"] == 2.0
+    assert told["tsp_serial"]["2 threads"]["median"] == 3.0
+    assert told["tsp_serial"]["2 threads"]["repetitions"] == 2
+    assert told["speedup"] == {"2 threads": None}
 
 
 @pytest.mark.slow
 def test_real_threads_learn(plan, world, tmp_path):
-    small = dataclasses.replace(plan, real_documents=12_800, where=str(tmp_path))
+    small = dataclasses.replace(plan, real_documents=12_800, real_seeds=1, where=str(tmp_path))
     told = topics_speedup.real(small, world, QUIET)
-    assert set(told["seconds"]) == {"serial", "1 node", "2 threads", "2 workers"}
-    assert all(one["documents_per_second"] > 0 for one in told["cases"].values())
+    (seed,) = told["seeds"]
+    assert set(seed["seconds"]) == {"serial", "1 node", "2 threads", "2 workers"}
+    assert all(speed > 0 for speed in seed["documents_per_second"].values())
 
 
 def test_a_run_of_something_else_has_no_documents():

@@ -14,7 +14,8 @@ class Plan:
     workers_batch, batch: M under the paper's rule, of the first and of the others. rate: eta of ``average``.
     target_documents: after so many the serial run's perplexity is the target. most: documents of a run.
     sparse_*: documents, looks, local updates and rates of sparse against dense pushes.
-    widths: vocabularies (and mean lengths) of the bytes of a push. real_documents: of a run on processes.
+    widths: vocabularies (and mean lengths) of the bytes of a push. real_documents, real_seeds: of runs on
+        processes.
     """
 
     documents: int = 10_000
@@ -40,6 +41,7 @@ class Plan:
     widths: tuple[tuple[int, float], ...] = ((10_000, 229), (102_660, 330))
     width_local_updates: tuple[int, ...] = (1, 5, 15)
     real_documents: int = 40_000
+    real_seeds: int = 3
     measured_updates: int = 100
     pushes: int = 20
     network: str = "latency=1e-4,bandwidth=1.25e9"
@@ -59,7 +61,8 @@ FULL = Plan(
     most=600_000,
     sparse_documents=200_000,
     sparse_rates=(0.02, 0.1),
-    real_documents=200_000,
+    real_documents=100_000,
+    real_seeds=5,
     measured_updates=300,
     pushes=50,
 )

@@ -6,14 +6,14 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from murmurate.bench import _topic_costs, _topic_runs
 from murmurate.bench._kept import kept_value
-from murmurate.bench._result import Log
+from murmurate.bench._result import Log, spread
 from murmurate.bench._topic_costs import Costs
 from murmurate.bench._topic_plan import FULL, Plan
 from murmurate.bench._topic_runs import Look, Looking
@@ -307,22 +307,34 @@ def widths(plan: Plan, log: Log) -> dict[str, Any]:
 
 # -- real processes -------------------------------------------------------------------------------------
 
+_SHAPES: dict[str, tuple[int, int] | None] = {
+    "serial": None,
+    "1 node": (1, 1),
+    "2 threads": (2, 1),
+    "2 workers": (1, 2),
+}
+
 
 def real(plan: Plan, world: CorpusWorld, log: Log) -> dict[str, Any]:
     """One and two threads (B = 15), one and two workers (B = 15, M = nW) under ``average``, on this machine.
 
-    T is the documents that a run took to the target, over its documents a second. The master is a process
-    of its own, which on two cores two learners leave none to.
+    T is the documents that a run took to the target, over its documents a second. Each seed has all shapes
+    one after the other, and a TSP of its own; medians are over seeds. The master is a process of its own,
+    which on two cores two learners leave none to.
     """
-    shapes = {"serial": None, "1 node": (1, 1), "2 threads": (2, 1), "2 workers": (1, 2)}
+    seeds = [_real_seed(plan, world, seed, log) for seed in range(plan.real_seeds)]
+    return {"seeds": seeds} | spreads(seeds)
+
+
+def _real_seed(plan: Plan, world: CorpusWorld, seed: int, log: Log) -> dict[str, Any]:
     found = {}
-    for name, shape in shapes.items():
+    for name, shape in _SHAPES.items():
         words = [
             *("--world.path", world.path, "--world.validation", plan.kept, "--world.test", 0),
             *("--agent.topics", plan.topics, "--agent.batch", 64, "--agent.step-rule", "average"),
             *("--agent.rate", plan.rate, "--agent.validate-every", 50),
             *("--env-steps", plan.real_documents, "--checkpoint-every-env-steps", 10**9),
-            *("--record-every-seconds", 0.05),
+            *("--record-every-seconds", 0.05, "--seed", seed),
         ]
         if shape is None:
             words += ["--strategy", "solo", "--replicas", 1]
@@ -334,21 +346,41 @@ def real(plan: Plan, world: CorpusWorld, log: Log) -> dict[str, Any]:
         key = hashlib.sha256(json.dumps(words).encode()).hexdigest()[:12]
         folder = f"real-{name.replace(' ', '-')}-{key}"
         found[name] = _topic_costs.real(folder, [str(word) for word in words], Path(plan.where), log)
-    return {"cases": found} | times(found)
+    return {"seed": seed} | times(found)
 
 
 def times(found: dict[str, Any]) -> dict[str, Any]:
-    """T and TSP at the lowest perplexity that all of the runs came to."""
+    """T, TSP and the speed-up over one node, at the lowest perplexity that all of the runs came to."""
     target = max(min(perplexity for _, perplexity in one["points"]) for one in found.values())
     seconds = {}
     for name, one in found.items():
         seen = [Look(documents, documents / one["documents_per_second"], x) for documents, x in one["points"]]
         at = _topic_runs.reached(seen, target)
         seconds[name] = None if at is None else at.seconds
-    serial = seconds["serial"]
-    tsp = {
-        name: None if serial is None or one is None else serial / one
-        for name, one in seconds.items()
-        if name != "serial"
+
+    def over(first: str) -> dict[str, float | None]:
+        alone = seconds[first]
+        return {
+            name: None if alone is None or one is None else alone / one
+            for name, one in seconds.items()
+            if name not in ("serial", first)
+        }
+
+    return {
+        "target_perplexity": target,
+        "documents_per_second": {name: one["documents_per_second"] for name, one in found.items()},
+        "seconds": seconds,
+        "tsp_serial": over("serial"),
+        "speedup": over("1 node"),
     }
-    return {"target_perplexity": target, "seconds": seconds, "tsp_serial": tsp}
+
+
+def spreads(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Over seeds: documents a second, TSP and speed-up; None for what no seed's target was reached by."""
+
+    def of(what: str, name: str) -> dict[str, Any] | None:
+        values = [one[what][name] for one in seeds if one[what][name] is not None]
+        return spread(values) if values else None
+
+    told = ("documents_per_second", "tsp_serial", "speedup")
+    return {what: {name: of(what, name) for name in seeds[0][what]} for what in told}

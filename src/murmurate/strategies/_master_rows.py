@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from murmurate.rows import Rows, ShrinksAway, add_rows
-from murmurate.strategies._parcels import Parcel, fits
+from murmurate.strategies._parcels import Parcel, blank, fits
 from murmurate.vector import Replica
 
 _VERSIONS = 10_000  # of v whose scale is remembered
@@ -153,9 +153,11 @@ class MasterRows:
         row = news.nonzero()[:, 0]
         if not fits(len(row), self.width, self._replica.params):
             return whole()
-        values = self._values(row)
         factor = math.exp(self._shrunk - self._logs[parcel.version])
-        return Parcel(factor, self._replica.clock, row, values).pack()
+        letter, values = blank(factor, self._replica.clock, row, self.width, self._replica.params.dtype)
+        v = self._replica.params.detach().view(-1, self.width)
+        torch.index_select(v, 0, row, out=values).mul_(self._replica.scale.value)
+        return letter
 
     def answered(self, rank: int, living: Iterable[int], *, unfolded: bool) -> None:
         """The node of ``rank`` has the present version under way; should its leader die, it pushes from none.

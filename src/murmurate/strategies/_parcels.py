@@ -40,11 +40,10 @@ class Parcel(NamedTuple):
 
     def pack(self) -> Tensor:
         """[H + R + R W] in the values' dtype: the head and the rows' numbers by their bits, the values."""
-        dtype = self.values.dtype
-        head = torch.tensor([self.factor, self.version, len(self.row)], dtype=torch.float64)
-        row = self.row.to(_whole(dtype))
-        # of one dtype: torch.cat would turn bits into numbers of the widest
-        return torch.cat([head.view(dtype), row.view(dtype), self.values.reshape(-1)])
+        width, dtype = self.values.shape[1], self.values.dtype
+        letter, values = blank(self.factor, self.version, self.row, width, dtype)
+        values.copy_(self.values)
+        return letter
 
     @classmethod
     def unpack(cls, x: Tensor, width: int) -> Parcel:
@@ -67,6 +66,16 @@ class Parcel(NamedTuple):
         if not bool(values.sum().isfinite()) and not bool(values.isfinite().all()):
             raise ValueError("rows that are not finite")
         return cls(factor, int(version), row, values)
+
+
+def blank(factor: float, version: int, row: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A packed parcel, and its values [R, W] to be filled in."""
+    head, number = _lengths(dtype)
+    end = head + len(row) * number
+    letter = torch.empty(end + len(row) * width, dtype=dtype)
+    letter[:head].copy_(torch.tensor([factor, version, len(row)], dtype=torch.float64).view(dtype))
+    letter[head:end].copy_(row.to(_whole(dtype)).view(dtype))
+    return letter, letter[end:].view(-1, width)
 
 
 def _whole(dtype: torch.dtype) -> torch.dtype:
