@@ -67,6 +67,7 @@ def _member(
     members: int, rank: int, arena: Arena, line: Connection, work: Work, arguments: tuple[Any, ...]
 ) -> None:
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
     board = open_board(arena, members)
     try:
         line.send(("done", work(ProcessFabric(arena, board, rank), *arguments)))

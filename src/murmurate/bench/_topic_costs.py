@@ -65,6 +65,7 @@ def costs(serial: Run, svi: Run, pushing: dict[int, Run], updates: int, pushes: 
 def step_seconds(run: Run, updates: int) -> list[float]:
     """CPU seconds of each of so many updates of one learner: documents chosen, E-step, update."""
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # as roles do; without it mini-batches become longer as counts vanish
     learner = run.learner(Replica, 0, run.spec([]))
     source = run.source(0, learner, [])
     ends = []
