@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmurate.vector import Exchange, NotFinite, Replica
+from murmurate.clipping import check_loss, check_norm, factor
+from murmurate.vector import Exchange, Replica
 
 _PATIENCE_SECONDS = 3600.0  # far above any fabric's own deadline, which names a culprit
 
@@ -33,8 +35,7 @@ class Lockstep:
 
     def descend(self, loss: Tensor) -> Exchange:
         """As ``Replica.descend``, for the parameters of all shards. Raises NotFinite before any change."""
-        if not torch.isfinite(loss.detach()).item():
-            raise NotFinite(f"the loss of replica '{self.name}' is {loss.item()} at its update {self.clock}")
+        check_loss(loss, self.name, self.clock)
         for shard in self.shards:
             shard.grad.zero_()
         loss.backward(inputs=[p for s in self.shards for p in s.own_parameters()])  # type: ignore[no-untyped-call]
@@ -81,18 +82,12 @@ class Lockstep:
         home = shards[0].device
         norms = torch.stack([torch.linalg.vector_norm(s.grad).to(home) for s in shards])
         norm = torch.linalg.vector_norm(norms)
-        if not torch.isfinite(norm).item():
-            raise NotFinite(
-                f"the gradient of replica '{self.name}' is not finite at its update {self.clock}, though its "
-                "loss was. A smaller learning rate usually helps."
-            )
+        check_norm(norm.item(), self.name, self.clock)
         self.gradient_norm = norm
-        bound = float("inf") if self.clip is None else self.clip
-        # the same factor as torch.nn.utils.clip_grad_norm_
-        factor = (bound / (norm + 1e-6)).clamp(max=1.0)
+        shorter = factor(norm, math.inf if self.clip is None else self.clip)
         for shard in shards:
             shard.gradient_norm = norm.to(shard.device)
-            shard.grad.mul_(factor.to(shard.device))
+            shard.grad.mul_(shorter.to(shard.device))
 
     def state(self) -> dict[str, Any]:
         return {shard.name: shard.state() for shard in self.shards}

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from murmurate.checkpoint import read_manifest, read_part, read_replay
+from murmurate.clipping import NotFinite
 from murmurate.fabric.board import Board
 from murmurate.fabric.interface import FabricFactory
 from murmurate.joining import Admission
 from murmurate.replicator import Replicator
 from murmurate.strategies.interface import LAST_CUT
-from murmurate.vector import NotFinite
 
 FINAL = "final"
 FINAL_REQUEST = LAST_CUT

@@ -7,13 +7,15 @@ Letters in shapes: ``T`` steps of a rollout, ``B`` simulators, ``A`` actions, ``
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+Metric = Tensor | float | Callable[[], Tensor | float]
 
 
 @dataclass(frozen=True)
@@ -105,10 +107,18 @@ class Batch:
 
 @dataclass
 class Outcome:
-    """What one ``learn`` did: metrics by name (tensors are read out only when recorded)."""
+    """What one ``learn`` did.
 
-    metrics: dict[str, Tensor | float] = field(default_factory=dict)
+    metrics: by name; tensors are read out, and functions called, only for the updates that are recorded.
+    priorities: [B], for the replay that the batch came from.
+    """
+
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
     priorities: Tensor | None = None
+
+    def told(self) -> dict[str, Tensor | float]:
+        """The metrics, with functions called."""
+        return {name: value() if callable(value) else value for name, value in self.metrics.items()}
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ class Learning:
                 "env_steps_per_second": (self.env_steps - self._last_steps) / max(passed, 1e-9),
                 "return_mean": sum(self.returns) / len(self.returns) if self.returns else None,
                 "episode_returns": self.unreported,
-                **outcome.metrics,
+                **outcome.told(),
                 "staleness": max(b.last.staleness for b in bonds),
                 "staleness_max": max(b.staleness_max for b in bonds),
                 "heard": bonds[0].last.heard,

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from murmurate.clipping import NotFinite, check_loss, clip_
 from murmurate.layout import check_views, disable_flatten, grouping, lay_out, merge, refuse_late_hooks, view
 from murmurate.moments import MakeOptimizer, check_start, entries, materialise
 from murmurate.rows import Rows, Scale, check_plain, check_rows, step_rows
@@ -32,10 +33,6 @@ class Exchange(NamedTuple):
     round: int
     heard: int
     staleness: int
-
-
-class NotFinite(RuntimeError):
-    """A loss or gradient is NaN or infinite; the message says which, where and when."""
 
 
 class Replica:
@@ -241,11 +238,7 @@ class Replica:
 
         Raises NotFinite if the loss is NaN or infinite, before anything was changed.
         """
-        if not torch.isfinite(loss.detach()).item():
-            raise NotFinite(
-                f"the loss of replica '{self.name}' is {loss.item()} at its update {self.clock}. "
-                "A smaller learning rate or gradient clipping usually helps."
-            )
+        check_loss(loss, self.name, self.clock)
         if self.scale.logarithm:
             raise ValueError(
                 f"replica '{self.name}' has followed gradients of rows, so its module shows a scaled vector: "
@@ -328,15 +321,7 @@ class Replica:
             self._step_rows(rows)
             return
         if self.clip is not None:
-            norm = torch.linalg.vector_norm(self._storage_grad)
-            self.gradient_norm = norm
-            if norm.device.type == "cpu" and not torch.isfinite(norm).item():
-                raise NotFinite(
-                    f"the gradient of replica '{self.name}' is not finite at its update {self.clock}, "
-                    "though its loss was. A smaller learning rate usually helps."
-                )
-            # the same factor as torch.nn.utils.clip_grad_norm_
-            self._storage_grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
+            self.gradient_norm = clip_(self._storage_grad, self.clip, self.name, self.clock)
         if self.schedule is not None:
             for group, rate in zip(self.optimizer.param_groups, self._rates(), strict=True):
                 group["lr"] = rate

@@ -193,17 +193,17 @@ class DQNAgent:
         error = td_error(value, data.action, target)
         loss = q_loss(error, data.weights)
         self._follow(self.replica.descend(loss))
-        gradient_norm = self.replica.gradient_norm
+        gradient_norm, found, value = self.replica.gradient_norm, error.detach(), value.detach()
         return Outcome(
             {
                 "loss": loss.detach(),
-                "q_mean": value.detach().mean(),
-                "td_error": error.detach().abs().mean(),
-                "epsilon": self._greatest_epsilon(),
+                "q_mean": value.mean,
+                "td_error": lambda: found.abs().mean(),
+                "epsilon": self._greatest_epsilon,
                 "gradient_norm": float("nan") if gradient_norm is None else gradient_norm,
                 "learning_rate": self.replica.optimizer.param_groups[0]["lr"],
             },
-            priorities=error.detach(),
+            priorities=found,
         )
 
     def _select(self, observation: Tensor) -> Tensor | None:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from murmurate.centre import member
+from murmurate.clipping import NotFinite
 from murmurate.coordinator import Coordinator, SecondInterrupt, signals
 from murmurate.errors import RunFailed
 from murmurate.fabric.board import Board
@@ -27,7 +28,6 @@ from murmurate.folder import write_roles
 from murmurate.post import Post, Restored
 from murmurate.run_spec import Run
 from murmurate.spec import derive_seed
-from murmurate.vector import NotFinite
 
 CAPABILITIES = frozenset(Capability)
 _POLL_STEPS = 20

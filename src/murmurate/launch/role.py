@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from murmurate.centre import member
+from murmurate.clipping import NotFinite
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.arena import Arena
 from murmurate.fabric.board import Board
@@ -28,7 +29,6 @@ from murmurate.fabric.processes import ProcessFabric
 from murmurate.joining import NotLetIn
 from murmurate.post import Post, Restored
 from murmurate.run_spec import Run
-from murmurate.vector import NotFinite
 
 FINISHED, FAILED, REFUSED, TOO_LATE = 0, 3, 4, 5
 _HEARSAY_SECONDS = 2.0  # for the launcher, which was told at the same time, to say what it makes of it

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from murmurate import native
 
 _BITS = {torch.bfloat16: 16, torch.float32: 32}
+_PLAIN = (Tensor, nn.Parameter)
 _MOST_CHANNELS = 1024  # of frames; see native/blocks.hpp
 
 
@@ -96,7 +97,7 @@ def _watched() -> bool:
 
 def _lies_here(x: Tensor) -> bool:
     """Whether its address is that of its numbers."""
-    return type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu"
+    return type(x) in _PLAIN and x.is_cpu
 
 
 def _lies(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ a kernel anywhere, and in bfloat16 all layers are one where there is AMX or AVX5
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -130,28 +130,30 @@ class ConvTorso(nn.Module):
     def _plain_parameters(self) -> list[Tensor] | None:
         """Weight and bias of each layer for the kernels; None where these cannot, and if somebody has put
         another layer in its place, changed it, or put hooks on it."""
+        # past nn.Module's attributes, of which each costs as much as all that is asked here of a layer
+        own: dict[str, Any] = vars(self)["_modules"]
+        layers = [*own["convolutions"]._modules.values(), own["linear"]]
         blocks = self.layers_in_blocks
-        if blocks is None or not _conv_kernels.computes(self.linear.weight.dtype):
+        if blocks is None or len(layers) != len(blocks) + 1 or _has_any_global_hook():  # type: ignore[no-untyped-call]
             return None
-        if len(blocks) != len(self.convolutions) or _has_any_global_hook():  # type: ignore[no-untyped-call]
-            return None
-        found = []
-        strides = [(one.block, one.block) for one in blocks]
-        for layer, stride in zip((*self.convolutions, self.linear), (*strides, None), strict=True):
-            hooked = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks
-            plain = (
-                type(layer) is nn.Conv2d or type(layer) is nn.Linear
-            )  # parametrized ones are of other types
-            if hooked or layer._backward_pre_hooks or "forward" in vars(layer):
+        found: list[Any] = []
+        for layer, block in zip(layers, (*blocks, None), strict=True):
+            kind = type(layer)  # parametrized ones are of other types
+            if kind is not (nn.Linear if block is None else nn.Conv2d) or "forward" in vars(layer):
                 return None
-            if not plain or layer.bias is None:
+            if layer._forward_hooks or layer._forward_pre_hooks:
                 return None
-            if isinstance(layer, nn.Conv2d) and (
-                layer.stride != stride or (layer.padding, layer.dilation, layer.groups) != _USUAL
+            if layer._backward_hooks or layer._backward_pre_hooks:
+                return None
+            if block is not None and (
+                layer.stride != (block.block, block.block)
+                or (layer.padding, layer.dilation, layer.groups) != _USUAL
             ):
                 return None
-            found += [layer.weight, layer.bias]
-        return found
+            found += [layer._parameters["weight"], layer._parameters["bias"]]
+        if any(parameter is None for parameter in found):
+            return None
+        return found if _conv_kernels.computes(found[-2].dtype) else None
 
     def _plainly(self, observation: Tensor, laid: bool) -> Tensor:
         """``forward`` as torch does it."""

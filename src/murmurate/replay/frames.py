@@ -107,9 +107,8 @@ class Frames:
         """The windows of the transitions at ``slots`` [B] int64 (their observation's newest frames); with a
         courier, once it has been waited for. steps: [B], from s to s', n at most; None: n for all."""
         out = self.room(len(slots)) if out is None else out
-        stream = torch.div(slots, self.length, rounding_mode="floor")
-        oldest = (slots - stream * self.length - (self.stack - 1)) % self.length
-        first = stream * self._pitch + oldest
+        stream, newest = np.divmod(slots.numpy(), self.length)  # a few numbers: torch takes longer to begin
+        first = torch.from_numpy(stream * self._pitch + (newest - (self.stack - 1)) % self.length)
         self._gather(first, out, courier)
         if steps is None or bool((steps == self.steps).all()):
             return Window(out, self.stack)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from murmurate import checkpoint
+from murmurate.clipping import NotFinite
 from murmurate.corpus_record import write_record
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import FabricError
@@ -35,7 +36,6 @@ from murmurate.simulation.member import Centre, Learner
 from murmurate.simulation.result import summarize
 from murmurate.simulation.watch import Watch
 from murmurate.spec import derive_seed
-from murmurate.vector import NotFinite
 
 LAUNCHER = "simulated"
 _DEADLINE_SECONDS = 600.0  # virtual: for collectives

@@ -209,7 +209,7 @@ class Watch:
             "env_steps_per_second": mine / now,
             "return_mean": statistics.fmean(self.returns) if self.returns else None,
             "episode_returns": episodes[-_RETURNS_A_LINE:],
-            **_means([one.outcome.metrics for one in learners if one.outcome.metrics]),
+            **_means([one.outcome.told() for one in learners if one.outcome.metrics]),
             "staleness": max(b.last.staleness for b in bonds),
             "staleness_max": max(b.staleness_max for b in bonds),
             "heard": statistics.fmean(b.last.heard for b in bonds),
