@@ -1,4 +1,4 @@
-"""A gradient's norm is bounded as torch bounds it, to the bit, whether or not anything has to be multiplied."""
+"""A gradient's norm is bounded as torch bounds it, to the bit, whether or not anything is multiplied."""
 
 import math
 

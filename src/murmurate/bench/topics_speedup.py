@@ -72,7 +72,8 @@ def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
     T(SVI) is given for two: ``serial`` is DPSVI's own rule at nW = p = B = M = 1, and ``svi`` the paper's
     best (mini-batches of 1024, kappa 0.5, tau0 1). ``speedup`` is over the panel's first case, that with the
     fewest replicas, times as many (``largest``: over the first of ``threads``): what Fig. 1 to 3 call linear
-    can be only that, as the step rule makes steps shorter where p, B or M grow. What was measured below ``plan.where`` is not measured again.
+    can be only that, as the step rule makes steps shorter where p, B or M grow. What was measured below
+    ``plan.where`` is not measured again.
     """
     plan = plan or (FULL if full else Plan())
     where = Path(plan.where)
