@@ -142,7 +142,7 @@ class FrameReplay:
     ) -> Sample:
         images, values = (None, None) if room is None else room
         slots = chosen.draw.indices
-        lengths = torch.from_numpy(self._lengths[slots.numpy()]) if self.steps > 1 else None
+        lengths = self._lengths[slots.numpy()] if self.steps > 1 else None
         window = self.frames.read(slots, images, lengths, courier)
         return Sample(
             chosen.keys,

@@ -101,7 +101,7 @@ class Frames:
         self,
         slots: Tensor,
         out: Tensor | None = None,
-        steps: Tensor | None = None,
+        steps: Integers | None = None,
         courier: Courier | None = None,
     ) -> Window:
         """The windows of the transitions at ``slots`` [B] int64 (their observation's newest frames); with a
@@ -110,11 +110,11 @@ class Frames:
         stream, newest = np.divmod(slots.numpy(), self.length)  # a few numbers: torch takes longer to begin
         first = torch.from_numpy(stream * self._pitch + (newest - (self.stack - 1)) % self.length)
         self._gather(first, out, courier)
-        if steps is None or bool((steps == self.steps).all()):
+        if steps is None or (steps == self.steps).all():
             return Window(out, self.stack)
         shape = (len(slots), self.stack, *self.shape)
         after = as_tensor(self._pool.take(math.prod(shape)), torch.uint8).view(shape)
-        self._gather(first + steps, after, courier)
+        self._gather(first + torch.from_numpy(steps), after, courier)
         return Window(out, self.stack, after)
 
     def _gather(self, first: Tensor, out: Tensor, courier: Courier | None) -> None:
