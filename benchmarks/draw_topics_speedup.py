@@ -73,7 +73,7 @@ def main(result: dict[str, Any]) -> Path:
     ]
     legend = [(f"B = {B}", colour) for B, colour in by_local_updates(result).items()]
     legend.append(("grey: linear as far as the paper claims", "#c8cccd"))
-    if result["real"]:
+    if any(list(real(result, panel)) for panel in ("workers", "threads")):
         legend.append(("x: real processes, average, B = 15", PRINT.ink))
     title = "DPSVI, simulated with costs measured on one core. Solid: the paper's step rule; dashed: average"
     figure = png(draws, title, legend, height=4.3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from murmurate import checkpoint
+from murmurate.agents.a2c import A2CAgent
 from murmurate.checkpoint import write_part
 from murmurate.coordinator import Coordinator
 from murmurate.errors import Refusal, RunFailed
@@ -19,7 +21,7 @@ from murmurate.fabric.simulated import SimulatedFabric
 from murmurate.post import FINAL, FINAL_REQUEST, Post, Restored, staging
 from murmurate.recipes import recipe
 from murmurate.run_spec import Run
-from murmurate.spec import Placement
+from murmurate.spec import Batch, Outcome, Placement
 from murmurate.strategies import strategies
 from murmurate.train import Learning
 from murmurate.vector import NotFinite
@@ -69,6 +71,25 @@ def test_whichever_end_comes_first(tmp_path: Path) -> None:
     for updates, env_steps, expected in ((2, 10**6, 2), (10**6, 3 * 2 * 24, 3)):
         run = a_run(updates=updates, env_steps=env_steps)
         assert [x.learner.clock for x in learn(run, tmp_path / str(updates))] == [expected] * 2
+
+
+@pytest.mark.parametrize(("every", "told"), [(1e-9, [1, 2, 3, 4, 5, 6, 6]), (1e9, [6])])
+def test_metrics_are_made_for_the_updates_that_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: float, told: list[int]
+) -> None:
+    """The last one is, once more, at the end."""
+    made = []
+    learn_as_ever = A2CAgent.learn
+
+    def learns(self: A2CAgent, batch: Batch) -> Outcome:
+        outcome = learn_as_ever(self, batch)
+        return Outcome({**outcome.metrics, "loss": lambda: made.append(self.clock) or 0.5})
+
+    monkeypatch.setattr(A2CAgent, "learn", learns)
+    learn(a_run("solo", replicas=1, updates=6, record_every_seconds=every), tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert made == told
+    assert {line["loss"] for line in lines if "loss" in line} == {0.5}
 
 
 def test_a_run_that_was_over_stays_over(tmp_path: Path) -> None:

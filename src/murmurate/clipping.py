@@ -13,7 +13,7 @@ class NotFinite(RuntimeError):
 
 
 def check_loss(loss: Tensor, name: str, clock: int) -> None:
-    """Raise NotFinite for a loss [] of replica ``name`` that is none."""
+    """Raise NotFinite for a loss [] of replica ``name`` that is NaN or infinite."""
     value = loss.item()
     if not math.isfinite(value):
         raise NotFinite(
@@ -23,7 +23,7 @@ def check_loss(loss: Tensor, name: str, clock: int) -> None:
 
 
 def check_norm(norm: float, name: str, clock: int) -> None:
-    """Raise NotFinite for the norm of a gradient that has none."""
+    """Raise NotFinite for the norm of a gradient that is NaN or infinite."""
     if not math.isfinite(norm):
         raise NotFinite(
             f"the gradient of replica '{name}' is not finite at its update {clock}, though its loss was. "

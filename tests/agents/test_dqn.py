@@ -50,11 +50,14 @@ def test_errors_are_those_of_the_definition(selector: str) -> None:
             following = made.target(data.next_observation[i : i + 1])[0, best]
             value = made.net(data.observation[i : i + 1])[0, data.action[i]]
             expected.append(float(data.reward[i] + data.discount[i] * following - value))
-    errors = torch.tensor(expected)
+    errors, before = torch.tensor(expected), made.net(data.observation).detach().clone()
     outcome = made.learn(Batch(data))
     torch.testing.assert_close(outcome.priorities, errors, rtol=1e-4, atol=1e-5)
     huber = torch.where(errors.abs() < 1, 0.5 * errors**2, errors.abs() - 0.5)
-    torch.testing.assert_close(outcome.told()["loss"], (data.weights * huber).mean(), rtol=1e-4, atol=1e-6)
+    told = outcome.told()
+    torch.testing.assert_close(told["loss"], (data.weights * huber).mean(), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(told["td_error"], errors.abs().mean(), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(told["q_mean"], before.mean(), rtol=1e-4, atol=1e-6)
 
 
 def test_the_target_net_follows_every_so_many_updates() -> None:

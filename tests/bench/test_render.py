@@ -61,7 +61,8 @@ def test_the_committed_page_is_what_its_results_give(render: ModuleType) -> None
 def test_every_column_names_a_figure_of_a_real_bench(render: ModuleType) -> None:
     from murmurate.bench import benches
 
-    assert set(render.COLUMNS) | set(render.TABLES) <= set(benches())
+    tabled = {bench.partition(", ")[0] for bench in render.TABLES}  # some have a part by itself
+    assert set(render.COLUMNS) | tabled <= set(benches())
 
 
 def test_a_row_a_strategy(render: ModuleType) -> None:

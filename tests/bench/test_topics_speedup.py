@@ -2,16 +2,20 @@
 
 import dataclasses
 import json
+import time
+from pathlib import Path
 
 import pytest
 
-from murmurate.bench import _topic_runs, topics_speedup
+from murmurate.bench import _topic_costs, _topic_real, _topic_runs, topics_speedup
 from murmurate.bench._result import teller
 from murmurate.bench._topic_costs import Costs, fitted
 from murmurate.bench._topic_plan import Plan
+from murmurate.bench._topic_real import spreads, times
 from murmurate.bench._topic_runs import Look, Looking, reached
-from murmurate.bench.topics_speedup import Case, cluster, dpsvi, spreads, times
+from murmurate.bench.topics_speedup import Case, cluster, dpsvi
 from murmurate.recipes import recipe
+from murmurate.strategies.solo import Solo
 
 QUIET = teller(True)
 COSTS = Costs(0.004, 0.0, 0.05, 1e-4, 1e-9, {})
@@ -56,11 +60,22 @@ def seen(plan, world, case, documents=3_000, dense=False, cost=COSTS):
     return _topic_runs.looks(run, cluster(cost.step_seconds, cost, plan), looking, dense=dense)
 
 
-def test_the_time_at_a_perplexity_lies_between_two_looks():
+def test_a_perplexity_is_reached_at_the_first_look_at_it():
     looks = [Look(100, 1.0, 90.0), Look(200, 3.0, 80.0), Look(300, 4.0, 85.0)]
-    assert reached(looks, 85.0) == Look(150, 2.0, 85.0)
-    assert reached(looks, 95.0) == looks[0]
+    assert reached(looks, 85.0) is looks[1]
+    assert reached(looks, 95.0) is looks[0]
     assert reached(looks, 79.0) is None
+
+
+def test_nobody_looks_twice_at_what_the_master_has_not_changed(plan, world):
+    run = dpsvi(plan, world, Case("", "average", 2, 1, 5, 4))
+    looking = Looking(_topic_runs.validation(run), first=64, factor=1.01, most=10_000, folded=True)
+    found = _topic_runs.looks(run, cluster(COSTS.step_seconds, COSTS, plan), looking)
+    folds = [one.folds for one in found]
+    assert len(folds) > 5
+    assert folds == sorted(set(folds))
+    for one in found:  # four pushes of five mini-batches of 64
+        assert one.documents >= one.folds * 4 * 5 * 64
 
 
 @pytest.mark.parametrize(
@@ -111,12 +126,6 @@ def test_the_bench_tells_all_and_keeps_what_it_has(plan):
         assert rule["serial"]["reached"] is not None
         for case in rule["cases"]:
             assert (case["tsp_serial"] is None) == (case["documents"] is None)
-    cases = result["rules"]["average"]["cases"]
-    one = next(case for case in cases if case["panel"] == "threads")
-    (largest,) = [case for case in cases if case["panel"] == "largest"]
-    # one node of one thread never comes to the target here, so nothing can be over it
-    assert (one["seconds"], largest["speedup"]) == (None, None)
-    assert largest["seconds"] is not None
     for pushes in result["sparse"]["perplexity"]:
         assert len(pushes["dense"]) == plan.sparse_looks
         assert pushes["most_apart"] < 1e-5 < pushes["present_most_apart"]
@@ -128,23 +137,52 @@ def test_the_bench_tells_all_and_keeps_what_it_has(plan):
     assert [line for line in told if "bytes" not in line] == []
 
 
-def test_times_are_at_the_perplexity_that_all_came_to():
+def test_speed_ups_are_over_the_first_of_a_panel(plan, world, monkeypatch):
+    """Where each case takes as many seconds as it has replicas left to a hundred."""
+
+    def looks(run, cluster, looking, *, dense=False):
+        return [Look(1000, 100.0 - run.replicas, 1.0, 7)]
+
+    monkeypatch.setattr(_topic_runs, "looks", looks)
+    wide = dataclasses.replace(plan, both=(2, 3), where=str(Path(plan.where) / "others"))
+    Path(wide.where).mkdir()
+    svi = topics_speedup.run_of(world, topics_speedup.svi_model(wide), Solo(), 1)
+    rows = topics_speedup._rule("average", svi, COSTS, wide, QUIET)["cases"]
+    told = {(row["panel"], row["workers"], row["threads"]): row["speedup"] for row in rows}
+    assert told == pytest.approx(
+        {
+            ("workers", 1, 1): 1.0,
+            ("workers", 3, 1): 99 / 97,
+            ("threads", 1, 1): 1.0,
+            ("threads", 1, 3): 99 / 97,
+            ("both", 2, 2): 4.0,
+            ("both", 3, 3): 4 * 96 / 91,
+            ("largest", 3, 2): 99 / 94,  # over one node of one thread
+        }
+    )
+    assert {row["folds"] for row in rows} == {7}
+
+
+def test_times_are_at_the_perplexity_that_serial_comes_to():
     found = {
-        "serial": {"documents_per_second": 10.0, "points": [[100, 90.0], [200, 80.0]]},
-        "1 node": {"documents_per_second": 5.0, "points": [[100, 90.0], [200, 80.0]]},
-        "2 threads": {"documents_per_second": 20.0, "points": [[100, 95.0], [200, 85.0]]},
+        "serial": {"documents_per_second": 10.0, "points": [(100, 90.0), (200, 80.0), (300, 70.0)]},
+        "1 node": {"documents_per_second": 5.0, "points": [(100, 90.0), (150, 79.0)]},
+        "2 threads": {"documents_per_second": 20.0, "points": [(100, 95.0), (160, 80.0)]},
+        "2 workers": {"documents_per_second": 7.0, "points": [(100, 95.0), (900, 80.5)]},
     }
-    told = times(found)
-    assert told["target_perplexity"] == 85.0
-    assert told["seconds"] == {"serial": 15.0, "1 node": 30.0, "2 threads": 10.0}
-    assert told["tsp_serial"] == {"1 node": 0.5, "2 threads": 1.5}
-    assert told["speedup"] == {"2 threads": 3.0}
+    told = times(found, 150)
+    assert told["target_perplexity"] == 80.0
+    assert told["seconds"] == {"serial": 20.0, "1 node": 30.0, "2 threads": 8.0, "2 workers": None}
+    assert told["tsp_serial"] == pytest.approx({"1 node": 2 / 3, "2 threads": 2.5, "2 workers": None})
+    assert told["speedup"] == {"2 threads": 3.75, "2 workers": None}
+    assert told["speed_over_one_node"] == {"2 threads": 4.0, "2 workers": 1.4}
 
 
 def test_spreads_are_over_the_seeds_that_reached_the_target():
     def seed(speed, tsp):
         return {
             "documents_per_second": {"2 threads": speed},
+            "speed_over_one_node": {"2 threads": speed},
             "tsp_serial": {"2 threads": tsp},
             "speedup": {"2 threads": None},
         }
@@ -156,13 +194,38 @@ def test_spreads_are_over_the_seeds_that_reached_the_target():
     assert told["speedup"] == {"2 threads": None}
 
 
+def test_a_master_is_not_charged_for_waiting():
+    class Slow:
+        """Mail comes at the fourth look."""
+
+        looks, traffic = 0, "its own"
+
+        def receive(self, tag):
+            self.looks += 1
+            time.sleep(0.001)
+            end = time.process_time() + 0.02
+            while time.process_time() < end:
+                pass
+            return tag if self.looks == 4 else None
+
+    patient = _topic_costs._Patient(Slow())
+    assert patient.traffic == "its own"
+    before = time.process_time()
+    assert patient.wait("update", 60.0) == "update"
+    spent = time.process_time() - before
+    assert 0.06 <= patient.waited <= spent - 0.02  # three looks in vain; the fourth is work
+    assert _topic_costs._Patient(Slow()).wait("update", 0.0) is None
+
+
 @pytest.mark.slow
 def test_real_threads_learn(plan, world, tmp_path):
     small = dataclasses.replace(plan, real_documents=12_800, real_seeds=1, where=str(tmp_path))
-    told = topics_speedup.real(small, world, QUIET)
+    told = _topic_real.real(small, world, QUIET)
     (seed,) = told["seeds"]
     assert set(seed["seconds"]) == {"serial", "1 node", "2 threads", "2 workers"}
     assert all(speed > 0 for speed in seed["documents_per_second"].values())
+    assert seed["seconds"]["serial"] > 0
+    assert set(told["speed_over_one_node"]) == {"2 threads", "2 workers"}
 
 
 def test_a_run_of_something_else_has_no_documents():

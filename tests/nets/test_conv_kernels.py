@@ -187,6 +187,14 @@ def test_a_torso_that_somebody_has_changed_runs_as_its_twin():
     without.linear.bias = None
     assert torch.equal(without(x), twin(without, x))
 
+    for layer, name in (("linear", "weight"), ("linear", "bias"), ("convolutions.0", "weight")):
+        plain = made(nature_2013).to(torch.bfloat16)
+        changed = plain.get_submodule(layer)
+        instead = 2 * getattr(changed, name).detach()
+        delattr(changed, name)
+        setattr(changed, name, instead)
+        assert torch.equal(plain(x), twin(plain, x))
+
     stepped = made(nature_2013).to(torch.bfloat16)
     stepped.convolutions[1].stride = (1, 1)
     with pytest.raises(RuntimeError):

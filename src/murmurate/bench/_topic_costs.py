@@ -1,4 +1,4 @@
-"""What DPSVI costs on this machine: a mini-batch, a push and its answer at the master, real runs."""
+"""What DPSVI costs on this machine: a mini-batch, a push and its answer at the master."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 
 from murmurate.bench import _roles
-from murmurate.bench._kept import kept_run
 from murmurate.bench._result import Log
 from murmurate.errors import RunFailed
 from murmurate.fabric.interface import Fabric, FabricFactory, Letter
-from murmurate.record.runs import RecordedRun
 from murmurate.replicator import Replicator
 from murmurate.run_spec import Run
 from murmurate.strategies._parcels import NodeRows
@@ -162,25 +159,3 @@ def push_bytes(run: Run, local_updates: Sequence[int]) -> dict[str, Any]:
             "dense_bytes": replica.params.nbytes,
         }
     return found
-
-
-def real(name: str, options: Sequence[str], where: Path, log: Log) -> dict[str, Any]:
-    """Documents a second of all replicas, and (documents, perplexity) on the way, of a real run."""
-    run = kept_run(where / name, "corpus-lda", options, log)
-    return {
-        "documents_per_second": _per_second(run),
-        "points": [
-            [int(record["total_env_steps"]), float(record["perplexity"])]
-            for record in run.records
-            if record.get("perplexity") is not None
-        ],
-    }
-
-
-def _per_second(run: RecordedRun) -> float:
-    """From a tenth of its documents on: start-up is in no figure."""
-    seen = sorted({float(r["time_seconds"]): int(r["total_env_steps"]) for r in run.records}.items())
-    late = [one for one in seen if one[1] >= seen[-1][1] / 10]
-    if len(late) < 2 or late[-1][0] <= late[0][0]:
-        raise RunFailed("the run is too short to tell a speed: give more documents")
-    return (late[-1][1] - late[0][1]) / (late[-1][0] - late[0][0])

@@ -12,10 +12,12 @@ class Plan:
     workers: nW at p = 1 and each B of workers_local_updates (the paper has 1). threads: p at nW = 1, B = 15.
     both: p = nW at each B of local_updates. largest: nW, p at B = 15.
     workers_batch, batch: M under the paper's rule, of the first and of the others. rate: eta of ``average``.
-    target_documents: after so many the serial run's perplexity is the target. most: documents of a run.
+    target_documents: the target is the serial run's perplexity at its first look after so many.
+    look_factor: a run is looked at after so many times the documents of the last look. most: of a run.
     sparse_*: documents, looks, local updates and rates of sparse against dense pushes.
-    widths: vocabularies (and mean lengths) of the bytes of a push. real_documents, real_seeds: of runs on
-        processes.
+    widths: vocabularies (and mean lengths) of the bytes of a push.
+    real_documents, real_seeds: of runs on processes whose speed is measured; those whose perplexity is
+        looked at, each real_look documents, are half as long. real_target: as target_documents, of these.
     """
 
     documents: int = 10_000
@@ -32,8 +34,9 @@ class Plan:
     workers_batch: int = 36
     batch: int = 16
     rate: float = 0.02
-    target_documents: int = 4_000
-    most: int = 300_000
+    target_documents: int = 10_000
+    look_factor: float = 1.1
+    most: int = 1_000_000
     sparse_documents: int = 20_000
     sparse_looks: int = 10
     sparse_local_updates: tuple[int, ...] = (5, 15)
@@ -42,6 +45,8 @@ class Plan:
     width_local_updates: tuple[int, ...] = (1, 5, 15)
     real_documents: int = 40_000
     real_seeds: int = 3
+    real_look: int = 640
+    real_target: int = 5_000
     measured_updates: int = 100
     pushes: int = 20
     network: str = "latency=1e-4,bandwidth=1.25e9"
@@ -58,11 +63,14 @@ FULL = Plan(
     both=(2, 4, 6, 8),
     local_updates=(5, 10, 15, 20),
     largest=(20, 10),
-    most=600_000,
+    target_documents=20_000,
+    look_factor=1.05,
+    most=4_000_000,
     sparse_documents=200_000,
     sparse_rates=(0.02, 0.1),
     real_documents=100_000,
     real_seeds=5,
+    real_target=10_000,
     measured_updates=300,
     pushes=50,
 )

@@ -25,24 +25,26 @@ from murmurate.workloads.topics import Topics
 
 
 class Look(NamedTuple):
-    """documents: learned from by all replicas so far. seconds: virtual."""
+    """documents: learned from by all replicas so far. seconds: virtual. folds: steps of the master so far."""
 
     documents: int
     seconds: float
     perplexity: float
+    folds: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Looking:
     """Validation documents and when they are looked at: after ``first`` documents, then each time after
-    ``factor`` times as many (or ``first`` more, where that is 1). A run ends once its perplexity is at
-    ``target``, or after ``most`` documents."""
+    ``factor`` times as many (or ``first`` more, where that is 1); with ``folded`` not before the master has
+    folded something new. A run ends once its perplexity is at ``target``, or after ``most`` documents."""
 
     validation: Corpus
     first: int
     factor: float
     most: int
     target: float = 0.0
+    folded: bool = False
 
 
 class _Watch:
@@ -54,17 +56,24 @@ class _Watch:
         self.documents, self._next, self._left = 0, float(looking.first), learners
         self.centre: Centre | None = None
         self.over_at = math.inf
+        self._folds = 0  # when it was looked at last
 
     def stepped(self, learner: Learner, batch: Batch) -> None:
         self.documents += batch.env_steps
         if self.documents < self._next:
             return
+        folds = 0 if self.centre is None else self.centre.folds
+        if self.looking.folded and self.centre is not None and folds == self._folds:
+            return
+        self._folds = folds
         shown = learner if self.centre is None else self.centre
         found = cast(ConjugateLearner[Topics], shown.agent).found()
         now, perplexity = learner.door.now, found.completion_perplexity(self.looking.validation)
-        self.looks.append(Look(self.documents, now, perplexity))
-        step = self.looking.first if self.looking.factor == 1 else self._next * (self.looking.factor - 1)
-        self._next += step
+        self.looks.append(Look(self.documents, now, perplexity, folds))
+        if self.looking.factor == 1:
+            self._next += self.looking.first
+        else:
+            self._next = self.documents * self.looking.factor
         if perplexity <= self.looking.target:
             self.over_at = now
 
@@ -132,16 +141,9 @@ def looks(run: Run, cluster: Cluster, looking: Looking, *, dense: bool = False) 
 
 
 def reached(seen: Sequence[Look], target: float) -> Look | None:
-    """The first time at ``target``, between two looks on a straight line; None if it was never seen."""
-    for before, after in itertools.pairwise(seen):
-        if after.perplexity <= target < before.perplexity:
-            share = (before.perplexity - target) / (before.perplexity - after.perplexity)
-            return Look(
-                round(before.documents + share * (after.documents - before.documents)),
-                before.seconds + share * (after.seconds - before.seconds),
-                target,
-            )
-    return seen[0] if seen and seen[0].perplexity <= target else None
+    """The first look at ``target`` or below; None if there is none. Perplexity falls in steps, with each
+    fold: nothing is read off between two looks."""
+    return next((one for one in seen if one.perplexity <= target), None)
 
 
 def validation(run: Run) -> Corpus:

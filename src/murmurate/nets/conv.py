@@ -130,11 +130,14 @@ class ConvTorso(nn.Module):
     def _plain_parameters(self) -> list[Tensor] | None:
         """Weight and bias of each layer for the kernels; None where these cannot, and if somebody has put
         another layer in its place, changed it, or put hooks on it."""
+        blocks = self.layers_in_blocks
         # past nn.Module's attributes, of which each costs as much as all that is asked here of a layer
         own: dict[str, Any] = vars(self)["_modules"]
+        weight = own["linear"]._parameters.get("weight")
+        if blocks is None or weight is None or not _conv_kernels.computes(weight.dtype):
+            return None
         layers = [*own["convolutions"]._modules.values(), own["linear"]]
-        blocks = self.layers_in_blocks
-        if blocks is None or len(layers) != len(blocks) + 1 or _has_any_global_hook():  # type: ignore[no-untyped-call]
+        if len(layers) != len(blocks) + 1 or _has_any_global_hook():  # type: ignore[no-untyped-call]
             return None
         found: list[Any] = []
         for layer, block in zip(layers, (*blocks, None), strict=True):
@@ -150,10 +153,9 @@ class ConvTorso(nn.Module):
                 or (layer.padding, layer.dilation, layer.groups) != _USUAL
             ):
                 return None
-            found += [layer._parameters["weight"], layer._parameters["bias"]]
-        if any(parameter is None for parameter in found):
-            return None
-        return found if _conv_kernels.computes(found[-2].dtype) else None
+            # a tensor that somebody has put in a parameter's place is none of these
+            found += [layer._parameters.get("weight"), layer._parameters.get("bias")]
+        return None if any(parameter is None for parameter in found) else found
 
     def _plainly(self, observation: Tensor, laid: bool) -> Tensor:
         """``forward`` as torch does it."""
