@@ -1,6 +1,6 @@
 """Draws Zhang's Fig. 4.8 of one's own runs: ``python benchmarks/draw_relaxed_loop.py DIR...``.
 
-The picture goes to ``figures/relaxed-loop.png``: mean return of the last 100 training episodes against env
+The picture goes to ``figures/relaxed-loop.png``, or of one recipe to ``figures/relaxed-loop-RECIPE.png``: mean return of the last 100 training episodes against env
 steps, a panel a recipe, a colour a D (batches drawn before the errors of those before them are known). A thin
 line is a seed, a bold one the mean over the seeds, as far as all of them came.
 """
@@ -53,7 +53,7 @@ def main(folders: list[str]) -> Path:
     colours = {depth: PRINT.runs[i % RUN_COLOURS] for i, depth in enumerate(depths)}
     draws = [panel(recipe, by_depth, colours) for recipe, by_depth in sorted(found.items())]
     legend = [(f"D = {depth}", colour) for depth, colour in colours.items()]
-    path = HERE / "figures" / "relaxed-loop.png"
+    path = HERE / "figures" / f"relaxed-loop{'' if len(found) > 1 else '-' + next(iter(found))}.png"
     path.parent.mkdir(exist_ok=True)
     png(draws, "Learning from batches that were drawn ahead", legend).savefig(path, dpi=160)
     return path
