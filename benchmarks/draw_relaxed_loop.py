@@ -1,8 +1,9 @@
 """Draws Zhang's Fig. 4.8 of one's own runs: ``python benchmarks/draw_relaxed_loop.py DIR...``.
 
-The picture goes to ``figures/relaxed-loop.png``, or of one recipe to ``figures/relaxed-loop-RECIPE.png``: mean return of the last 100 training episodes against env
-steps, a panel a recipe, a colour a D (batches drawn before the errors of those before them are known). A thin
-line is a seed, a bold one the mean over the seeds, as far as all of them came.
+The picture goes to ``figures/relaxed-loop.png``, or of one recipe to ``figures/relaxed-loop-RECIPE.png``:
+mean return of the last 100 training episodes against env steps, a panel a recipe, a colour a D (batches drawn
+before the errors of those before them are known). A thin line is a seed, a bold one the mean over the seeds,
+as far as all of them came.
 """
 
 from __future__ import annotations
