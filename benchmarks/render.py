@@ -160,8 +160,8 @@ def _topics(result: dict[str, Any]) -> Rows:
     return [(f"{part}: {row['label']}", row) for part, rows in parts.items() for row in rows]
 
 
-# bench, or bench and a part of it -> heading of the first column, the rows, and their columns as above; a table
-# a result, and of a part only where a result has it
+# bench, or bench and a part of it -> heading of the first column, the rows, and their columns as above;
+# a table a result, and of a part only where a result has it
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, str]]]] = {
     "topics": (
         "corpus: library",
