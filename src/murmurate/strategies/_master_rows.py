@@ -155,8 +155,7 @@ class MasterRows:
             return whole()
         factor = math.exp(self._shrunk - self._logs[parcel.version])
         letter, values = blank(factor, self._replica.clock, row, self.width, self._replica.params.dtype)
-        v = self._replica.params.detach().view(-1, self.width)
-        torch.index_select(v, 0, row, out=values).mul_(self._replica.scale.value)
+        self._values(row, values)
         return letter
 
     def answered(self, rank: int, living: Iterable[int], *, unfolded: bool) -> None:
@@ -185,11 +184,10 @@ class MasterRows:
         self._changed.fill_(self._replica.clock)
         self.remember()
 
-    def _values(self, row: Tensor) -> Tensor:
-        return (
-            self._replica.params.detach().view(-1, self.width).index_select(0, row)
-            * self._replica.scale.value
-        )
+    def _values(self, row: Tensor, out: Tensor | None = None) -> Tensor:
+        """[R, W] what these rows are, in ``out`` if that is given."""
+        v = self._replica.params.detach().view(-1, self.width)
+        return torch.index_select(v, 0, row, out=out).mul_(self._replica.scale.value)
 
     def _keep(self, row: Tensor) -> None:
         """What these rows are at the present version, which is about to end."""
