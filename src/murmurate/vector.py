@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.clipping import NotFinite, check_loss, clip_
+from murmurate.gradients import want, written
 from murmurate.layout import check_views, disable_flatten, grouping, lay_out, merge, refuse_late_hooks, view
 from murmurate.moments import MakeOptimizer, check_start, entries, materialise
 from murmurate.rows import Rows, Scale, check_plain, check_rows, step_rows
@@ -111,6 +112,7 @@ class Replica:
         for part in self.parts:
             view(self._storage, part).copy_(getattr(part.owner, part.attribute).detach())
         self._places = [view(self._storage_grad, part) for part in self.parts]
+        self._gradients_fit = first.is_cpu and first.dtype == torch.float32
         self._compute_parts = [p for p in self.parts if compute_dtype and in_compute(p.name)]
         self._low = None
         if self._compute_parts:
@@ -233,9 +235,11 @@ class Replica:
 
     # -- learning -----------------------------------------------------------------------------------
 
-    def descend(self, loss: Tensor) -> Exchange:
+    def descend(self, loss: Tensor, through: tuple[Tensor, Tensor] | None = None) -> Exchange:
         """Gradient of ``loss`` (a scalar) for the own parameters only, then one strategy step.
 
+        through: an output of the module, and the gradient of the loss by it, of the same shape; for who knows
+        that in closed form. The loss is then only looked at.
         Raises NotFinite if the loss is NaN or infinite, before anything was changed.
         """
         check_loss(loss, self.name, self.clock)
@@ -245,18 +249,33 @@ class Replica:
                 "call replica.fold() before a loss is computed."
             )
         # not backward, for which the gradient must be cleared, to add to it: three passes instead of one
-        gradients = torch.autograd.grad(loss, self.own_parameters(), allow_unused=True)
+        output, slope = (loss, None) if through is None else through
+        own = self.own_parameters()
+        want(self._wanted(own))
+        try:
+            gradients = torch.autograd.grad(output, own, slope, allow_unused=True)
+        finally:
+            there = written()
         if not self._checked:
             self.check()
             refuse_late_hooks(self.parts)
             self._checked = True
         with torch.no_grad():
-            for place, gradient in zip(self._places, gradients, strict=True):
-                if gradient is None:
+            for place, parameter, gradient in zip(self._places, own, gradients, strict=True):
+                if there and parameter.data_ptr() in there:
+                    if gradient is not None:  # of another use of the same parameter
+                        place.add_(gradient)
+                elif gradient is None:
                     place.zero_()
                 else:
                     place.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
         return self._agree()
+
+    def _wanted(self, own: list[nn.Parameter]) -> dict[int, Tensor]:
+        """See ``gradients``."""
+        if not self._gradients_fit:
+            return {}
+        return {parameter.data_ptr(): place for parameter, place in zip(own, self._places, strict=True)}
 
     def follow(self, gradient: Tensor | Rows) -> Exchange:
         """One strategy step along a closed-form ``gradient``: [N], or a few rows of it.

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from murmurate.losses.q_learning import q_loss, q_target, td_error
+from murmurate.losses import q_learning
+from murmurate.losses.q_learning import q_loss, q_step, q_target, td_error
 
 NEXT = torch.tensor([[1.0, 5.0, 2.0], [0.0, -1.0, -3.0]])
 
@@ -65,3 +68,60 @@ def test_shapes_are_not_broadcast():
         q_loss(torch.zeros(2), torch.zeros(1))
     with pytest.raises(ValueError, match="delta"):
         q_loss(torch.zeros(2), delta=0.0)
+
+
+def rows(seed: int, batch: int = 5, actions: int = 3):
+    generator = torch.Generator().manual_seed(seed)
+
+    def table(scale: float = 1.0):
+        return scale * torch.randn(batch, actions, generator=generator)
+
+    action = torch.randint(actions, (batch,), generator=generator)
+    reward, discount = torch.randn(batch, generator=generator), torch.rand(batch, generator=generator)
+    return table(2.0), action, reward, discount, torch.rand(batch, generator=generator), table(), table()
+
+
+@given(st.integers(0, 10**6), st.integers(1, 40), st.integers(1, 7), st.booleans())
+def test_a_step_is_the_loss_and_its_gradient(seed: int, batch: int, actions: int, double: bool) -> None:
+    value, action, reward, discount, weight, following, selector = rows(seed, batch, actions)
+    chooser = selector if double else None
+    leaf = value.clone().requires_grad_()
+    error = td_error(leaf, action, q_target(reward, discount, following, chooser))
+    loss = q_loss(error, weight)
+    loss.backward()
+    step = q_step(value.requires_grad_(), action, reward, discount, weight, following, chooser)
+    torch.testing.assert_close(step.loss, loss.detach())
+    torch.testing.assert_close(step.error, error.detach())
+    torch.testing.assert_close(step.gradient, leaf.grad)
+    assert not any(x.requires_grad for x in step)
+
+
+def test_a_step_where_numbers_are_not_at_hand_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: torch records it."""
+    written = q_step(*rows(0))
+    monkeypatch.setattr(q_learning, "_written_down", None)
+    with pytest.raises(TypeError):
+        q_step(*rows(0))
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
+    for one, other in zip(written, q_step(*rows(0)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_step_with_a_value_that_is_not_finite_says_so() -> None:
+    value, *rest = rows(0)
+    value[2] = float("nan")
+    step = q_step(value, *rest)
+    assert step.loss.isnan()
+    assert step.gradient[2].isnan().any()
+
+
+def test_shapes_of_a_step_are_not_broadcast() -> None:
+    value, action, reward, discount, weight, following, selector = rows(0)
+    with pytest.raises(ValueError, match="discount must be shaped"):
+        q_step(value, action, reward, discount[:1], weight, following, selector)
+    with pytest.raises(ValueError, match="weight must be shaped"):
+        q_step(value, action, reward, discount, weight[:1], following, selector)
+    with pytest.raises(ValueError, match="next_selector must be shaped"):
+        q_step(value, action, reward, discount, weight, following, selector[:, :2])
+    with pytest.raises(ValueError, match="value"):
+        q_step(value[:, 0], action, reward, discount, weight, following, selector)

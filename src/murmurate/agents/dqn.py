@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from murmurate.adam import Adam
 from murmurate.agents._auto import linear, without_auto
 from murmurate.agents.interface import Action, OffPolicy
-from murmurate.losses.q_learning import q_loss, q_target, td_error
+from murmurate.losses.q_learning import q_step
 from murmurate.nets.q_network import q_network
 from murmurate.replay.interface import Sample
 from murmurate.spec import Batch, EnvSpec, Outcome, derive_generator
@@ -112,9 +113,7 @@ class DQNAgent:
         self.replica: Replica = replicate(
             "dqn",
             self.net,
-            lambda parameters: torch.optim.Adam(
-                parameters, lr=config.learning_rate, eps=config.adam_epsilon, fused=True
-            ),
+            lambda parameters: Adam(parameters, lr=config.learning_rate, eps=config.adam_epsilon),
             clip=config.clip,
             schedule=linear(config.learning_rate_end, updates),
             compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
@@ -188,22 +187,21 @@ class DQNAgent:
             _copy(self.net, self.target)
         with torch.no_grad():
             seen = self.net.lay(data.next_observation)
-            target = q_target(data.reward, data.discount, self.target(seen), self._select(seen))
+            following, chooser = self.target(seen), self._select(seen)
         value = self.net(data.observation)
-        error = td_error(value, data.action, target)
-        loss = q_loss(error, data.weights)
-        self._follow(self.replica.descend(loss))
-        gradient_norm, found, value = self.replica.gradient_norm, error.detach(), value.detach()
+        step = q_step(value, data.action, data.reward, data.discount, data.weights, following, chooser)
+        self._follow(self.replica.descend(step.loss, through=(value, step.gradient)))
+        gradient_norm, value = self.replica.gradient_norm, value.detach()
         return Outcome(
             {
-                "loss": loss.detach(),
+                "loss": step.loss,
                 "q_mean": value.mean,
-                "td_error": lambda: found.abs().mean(),
+                "td_error": lambda: step.error.abs().mean(),
                 "epsilon": self._greatest_epsilon,
                 "gradient_norm": float("nan") if gradient_norm is None else gradient_norm,
                 "learning_rate": self.replica.optimizer.param_groups[0]["lr"],
             },
-            priorities=found,
+            priorities=step.error,
         )
 
     def _select(self, observation: Tensor) -> Tensor | None:

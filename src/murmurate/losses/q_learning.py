@@ -2,10 +2,77 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from murmurate.losses.checks import check_rank, check_shape
+
+
+class QStep(NamedTuple):
+    """loss: scalar. error: [B], see ``td_error``. gradient: [B, A], of the loss by Q(s, .)."""
+
+    loss: Tensor
+    error: Tensor
+    gradient: Tensor
+
+
+def q_step(
+    value: Tensor,
+    action: Tensor,
+    reward: Tensor,
+    discount: Tensor,
+    weight: Tensor,
+    next_value: Tensor,
+    next_selector: Tensor | None = None,
+) -> QStep:
+    """``q_loss`` of ``td_error`` against ``q_target``, and its gradient, all float32 and none of it recorded.
+
+    The arguments are those of the three; shapes that do not fit raise what these raise. On a CPU the gradient
+    is written down as it is, -w min(max(error, -1), 1) / B at the action and 0 elsewhere: a handful of
+    numbers, and torch takes longer to record what is done with them than to do it.
+    """
+    row, table = (value.shape[0],), value.shape
+    fits = (
+        len(table) == 2
+        and action.shape == reward.shape == discount.shape == weight.shape == row
+        and next_value.shape == table
+        and (next_selector is None or next_selector.shape == table)
+    )
+    if value.is_cpu and fits:
+        return _written_down(value, action, reward, discount, weight, next_value, next_selector)
+    with torch.enable_grad():
+        leaf = value.detach().requires_grad_()
+        error = td_error(leaf, action, q_target(reward, discount, next_value, next_selector))
+        loss = q_loss(error, weight)
+        (gradient,) = torch.autograd.grad(loss, [leaf])
+    return QStep(loss.detach(), error.detach(), gradient)
+
+
+def _written_down(
+    value: Tensor,
+    action: Tensor,
+    reward: Tensor,
+    discount: Tensor,
+    weight: Tensor,
+    next_value: Tensor,
+    next_selector: Tensor | None,
+) -> QStep:
+    rows, taken = np.arange(len(value)), action.numpy()
+    following = next_value.detach().numpy()
+    best = (following if next_selector is None else next_selector.detach().numpy()).argmax(1)
+    target = reward.numpy() + discount.numpy() * following[rows, best]
+    now = value.detach().numpy()
+    error = target - now[rows, taken]
+    slope = np.minimum(np.maximum(error, np.float32(-1)), np.float32(1))
+    scaled = weight.numpy() * (slope / np.float32(len(rows)))
+    gradient = np.zeros_like(now)
+    gradient[rows, taken] = -scaled
+    loss = scaled @ (error - np.float32(0.5) * slope)
+    return QStep(torch.from_numpy(np.asarray(loss)), torch.from_numpy(error), torch.from_numpy(gradient))
 
 
 def q_target(

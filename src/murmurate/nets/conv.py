@@ -108,8 +108,9 @@ class ConvTorso(nn.Module):
                 f"{observation.dtype} {list(observation.shape)}"
             )
 
-    def forward(self, observation: Tensor) -> Tensor:
+    def forward(self, observation: Tensor, head: nn.Module | None = None) -> Tensor:
         """uint8 [B, C, H, W], or what ``lay`` makes of it, to features [B, width] of the parameters' dtype.
+        head: then what it makes of them, cast to its own dtype.
 
         Raises:
             ValueError: on another shape or dtype.
@@ -121,11 +122,12 @@ class ConvTorso(nn.Module):
         parameters = self._plain_parameters()
         if blocks is not None and self.layers_in_blocks is not None and parameters is not None:
             observation = observation if laid else self._laid(blocks, observation)
-            computed = _conv_kernels.run(self.layers_in_blocks, observation, parameters)
+            linear = _conv_kernels.linear_of(head, parameters[-1].shape[0])
+            computed = _conv_kernels.run(self.layers_in_blocks, observation, parameters, linear)
             if computed is not None:
-                return computed
+                return computed if linear else _on(head, computed)
             laid = True
-        return self._plainly(observation, laid)
+        return _on(head, self._plainly(observation, laid))
 
     def _plain_parameters(self) -> list[Tensor] | None:
         """Weight and bias of each layer for the kernels; None where these cannot, and if somebody has put
@@ -173,6 +175,13 @@ class ConvTorso(nn.Module):
             x = convolution(x).relu_()
         features: Tensor = self.linear(x.permute(0, 2, 3, 1).flatten(1))
         return features.relu_()
+
+
+def _on(head: nn.Module | None, features: Tensor) -> Tensor:
+    if head is None:
+        return features
+    found: Tensor = head(features.to(next(head.parameters()).dtype))
+    return found
 
 
 def _in_blocks(shape: Sequence[int], layers: Sequence[Convolution]) -> tuple[_conv_kernels.Layer, ...] | None:

@@ -42,8 +42,11 @@ class QNetwork(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """[B, ...], or what ``lay`` makes of it, to Q(s, .) [B, A]."""
-        features = self.torso(observation)
-        values: Tensor = self.head(features.to(next(self.head.parameters()).dtype))
+        if isinstance(self.torso, ConvTorso):
+            values: Tensor = self.torso(observation, self.head)
+        else:
+            features = self.torso(observation)
+            values = self.head(features.to(next(self.head.parameters()).dtype))
         return values.float()
 
 
