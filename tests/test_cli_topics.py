@@ -54,6 +54,7 @@ def test_a_run_learns_and_says_how_well(folder):
     train = 600 - 12 - 30
     assert 4 * train <= facts["env_steps"] < 4 * train + 32
     assert facts["test_documents"] == 30
+    assert facts["diversity"] > 0.6
     assert facts["perplexity"] < 50  # of 100 words
     assert facts["resume_exact"]
     assert facts["exit"] == "finished"
@@ -69,8 +70,20 @@ def test_show(folder, capsys, tmp_path):
     assert all(len(row["words"]) == 3 for row in topics)
     assert topics[0]["words"][0]["word"] in page.read_text()
     assert run("topics", "show", folder) == 0
-    assert topics[0]["words"][0]["word"] in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert topics[0]["words"][0]["word"] in said
+    assert f"diversity {summary(folder)['diversity']:.2f}" in said
+    assert "much alike" not in said
     assert (folder / "topics.html").exists()
+
+
+def test_show_says_that_topics_are_alike(path, capsys, tmp_path):
+    """One step on nearly all documents makes all topics the corpus's own mixture."""
+    one = ("--updates", 1, "--batch", 500, "--launcher", "inline", "--out", tmp_path / "run")
+    assert run("topics", "fit", path, "--topics", K, *one) == 0
+    capsys.readouterr()
+    assert run("topics", "show", tmp_path / "run") == 0
+    assert "much alike" in capsys.readouterr().out
 
 
 def test_transform_and_evaluate(folder, path, capsys, tmp_path):

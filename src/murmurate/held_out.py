@@ -74,10 +74,10 @@ def _documents(run: Run, where: Path) -> dict[str, Any]:
     it = found(run, where)
     train, _, test = it.divided()
     documents = test.select(range(len(test)))
+    some = train.select(range(min(len(train), _COHERENCE_DOCUMENTS)))
     return measures(it, documents) | {
-        "coherence": float(
-            it.topics.coherence(train.select(range(min(len(train), _COHERENCE_DOCUMENTS)))).mean()
-        )
+        "coherence": float(it.topics.coherence(some).mean()),
+        "diversity": it.topics.diversity(),
     }
 
 

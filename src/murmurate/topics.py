@@ -30,6 +30,9 @@ from murmurate.session import Finish, train
 from murmurate.strategies import strategy
 from murmurate.workloads.corpus import Corpus, Over
 from murmurate.workloads.reading import Skipped, kind_of, vocabulary_beside
+from murmurate.workloads.topics import Topics
+
+_ALIKE = 0.4  # diversity below which topics are hard to tell from one another
 
 _SHORT = {  # options of ``fit`` by shorter names
     **{name: f"agent.{name}" for name in ("topics", "batch", "alpha", "prior", "iterations", "tolerance")},
@@ -153,8 +156,19 @@ def show_command(options: argparse.Namespace, rest: list[str]) -> int:
         said = " ".join(one["word"] for one in row["words"])
         table.add_row(str(row["topic"]), f"{row['weight']:.1%}", _plain(row["coherence"]), said)
     rich.console.Console().print(table)
+    _tell_alike(it.topics)
     print(f"With pictures: {page}")
     return 0
+
+
+def _tell_alike(topics: Topics) -> None:
+    """How different the topics are, and what helps where they are not."""
+    diversity = topics.diversity()
+    print(f"diversity {diversity:.2f}: the share of different words among the likeliest of the topics")
+    if topics.count > 1 and diversity < _ALIKE:
+        print(
+            "The topics are much alike. More steps part them (--passes, a smaller --batch), or ask for fewer."
+        )
 
 
 @contextlib.contextmanager

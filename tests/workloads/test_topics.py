@@ -177,6 +177,18 @@ def test_coherence_of_words_that_stand_together():
     np.testing.assert_allclose(values, [1.0, -1.0, -1.0], atol=1e-12)
 
 
+def test_diversity_counts_different_words():
+    matrix = torch.full((24, 3), 0.01)
+    matrix[[0, 1], 0] = 9.0
+    matrix[[0, 2], 1] = 9.0
+    matrix[[0, 3], 2] = 9.0
+    topics = Topics(matrix, torch.ones(3))
+    assert topics.diversity(2) == pytest.approx(4 / 6)
+    assert topics.diversity() == pytest.approx(4 / 6)  # a quarter of eight words each
+    assert Topics(torch.ones(24, 3), torch.ones(3)).diversity(2) == pytest.approx(1 / 3)
+    assert Topics(torch.ones(2, 3), torch.ones(3)).diversity() == pytest.approx(1 / 3)
+
+
 def test_independent_words_have_coherence_zero():
     random = np.random.default_rng(0)
     present = random.random((40_000, 2)) < 0.3

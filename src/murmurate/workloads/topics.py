@@ -59,6 +59,14 @@ class Topics:
         share, word = self.word_shares().topk(min(number, len(self.matrix)), dim=0)
         return [list(zip(word[:, k].tolist(), share[:, k].tolist(), strict=True)) for k in range(self.count)]
 
+    def diversity(self, number: int = 25) -> float:
+        """The share of different words among each topic's ``number`` likeliest: 1 where no two topics have
+        one in common, and 1 / K where all are the same (Dieng et al. 2020, section 5). Of few words, V / 4 K
+        are taken of each: the others are in every topic's tail."""
+        number = max(1, min(number, len(self.matrix) // (4 * self.count)))
+        words = [word for tops in self.top_words(number) for word, _ in tops]
+        return len(set(words)) / len(words)
+
     def transform(self, corpus: Corpus | Over) -> NDArray[np.float32]:
         """[D, K] the mean of each document's topics: rows sum to 1."""
         expected = self._expected()
