@@ -46,6 +46,39 @@ def test_steps_and_memory_are_torchs_bit_for_bit(options):
     assert all(torch.equal(memory[key], expected[key]) for key in expected)
 
 
+def test_torch_is_asked_for_the_first_step_only(monkeypatch):
+    x, asked = vector(), []
+    optimizer, whole = Adam([x]), torch.optim.Adam.step
+    monkeypatch.setattr(torch.optim.Adam, "step", lambda *given: asked.append(given) or whole(*given))
+    steps(optimizer, [x], 4)
+    assert len(asked) == 1
+
+
+def test_what_amp_found_is_heeded():
+    """A GradScaler leaves it to a fused optimizer to unscale, and to skip what is not finite."""
+    x = vector()
+    optimizer = Adam([x], lr=0.1)
+    steps(optimizer, [x], 2)
+    before = x.detach().clone()
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0), torch.tensor(1.0)
+    x.grad = torch.full_like(x, float("inf"))
+    optimizer.step()
+    assert torch.equal(x, before)
+
+
+def test_a_state_that_is_not_fused_is_stepped_as_it_says(monkeypatch):
+    x, y = vector(), vector()
+    plain, mine = torch.optim.Adam([x], lr=0.1), Adam([y], lr=0.1)
+    steps(plain, [x], 2)
+    with torch.no_grad():
+        y.copy_(x)
+    mine.load_state_dict(copy.deepcopy(plain.state_dict()))
+    monkeypatch.setattr(torch, "_fused_adam_", None)
+    steps(mine, [y], 2)
+    steps(plain, [x], 2)
+    assert torch.equal(x, y)
+
+
 def test_several_vectors_and_groups_are_left_to_torch():
     mine, theirs = [vector(0), vector(1), vector(2)], [vector(0), vector(1), vector(2)]
     groups = [[{"params": x[:2]}, {"params": x[2:], "lr": 0.1}] for x in (mine, theirs)]

@@ -23,7 +23,7 @@ class Adam(torch.optim.Adam):
     def step(self, closure: Any = None) -> Any:
         group = self.param_groups[0]
         parameters = group["params"]
-        if closure is not None or len(self.param_groups) > 1 or len(parameters) > 1 or self._watched(group):
+        if closure is not None or len(self.param_groups) > 1 or len(parameters) != 1 or self._watched(group):
             return self._all_of_it(closure)
         (x,) = parameters
         memory = self.state[x]
@@ -63,6 +63,9 @@ class Adam(torch.optim.Adam):
             or self._optimizer_step_post_hooks
             or _global_optimizer_pre_hooks
             or _global_optimizer_post_hooks
+            or not group["fused"]  # as a state may say that was loaded
+            or getattr(self, "grad_scale", None) is not None  # torch.amp's
+            or getattr(self, "found_inf", None) is not None
             or group["amsgrad"]
             or group["differentiable"]
             or group["decoupled_weight_decay"]

@@ -8,45 +8,66 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 
-class _Wanted(threading.local):  # a CPU's part of a backward pass runs in the thread that asked for it
-    def __init__(self) -> None:
-        self.places: Mapping[int, Tensor] = {}
-        self.written: set[int] = set()
+class Wanted:
+    """``with Wanted(output, places) as wanted: torch.autograd.grad(output, ...)``.
+
+    places: by the ``id`` of a parameter, the float32 tensor of its shape and strides that is to take its
+    gradient. Only that one pass from ``output`` is served, and none that begins within it.
+
+    Attributes:
+        written: the ids of the parameters whose places were written; autograd gives None for them, or what
+            another use of the same parameter adds.
+    """
+
+    def __init__(self, output: Tensor, places: Mapping[int, Tensor]) -> None:
+        self.places, self.written = places, set[int]()
+        self.task: int | None = None
+        self._node = output.grad_fn if places else None
+        self._hook: Any = None
+
+    def __enter__(self) -> Wanted:
+        if self._node is not None:
+            self._hook = self._node.register_prehook(self._begins)
+        self._before, _here.now = _here.now, self
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        _here.now = self._before
+        if self._hook is not None:
+            self._hook.remove()
+
+    def _begins(self, gradients: tuple[Tensor, ...]) -> None:
+        self.task = torch._C._current_graph_task_id()
 
 
-_here = _Wanted()
+class _Here(threading.local):  # a CPU's part of a pass runs in the thread that asked for it
+    now: Wanted | None = None
 
 
-def want(places: Mapping[int, Tensor]) -> None:
-    """From now on, in this thread: ``places`` has, by the address of a parameter, the float32 tensor of its
-    shape and strides that is to take its gradient."""
-    _here.places, _here.written = places, set()
-
-
-def written() -> set[int]:
-    """The addresses of the parameters whose places were written since ``want``, and an end to it."""
-    found = _here.written
-    _here.places, _here.written = {}, set()
-    return found
+_here = _Here()
 
 
 def take(parameters: Sequence[Tensor]) -> list[Tensor] | None:
     """The places of all of ``parameters``, for who writes them now and returns no gradients; None where they
-    are not wanted, or were written already, or where somebody looks at one of the gradients on its way."""
-    if not _here.places:
+    are not wanted, or were written already, or where a hook waits for one of the gradients. These must be the
+    parameters themselves: what is computed from one, or stands for it, has a gradient of its own."""
+    now = _here.now
+    if now is None or now.task is None or now.task != torch._C._current_graph_task_id():
+        return None
+    keys = [id(parameter) for parameter in parameters]
+    if len(set(keys)) < len(keys) or not now.written.isdisjoint(keys):
         return None
     found = []
-    for parameter in parameters:
-        place = _here.places.get(parameter.data_ptr())
+    for key, parameter in zip(keys, parameters, strict=True):
+        place = now.places.get(key)
         if place is None or parameter._backward_hooks or place.stride() != parameter.stride():
             return None
         found.append(place)
-    addresses = [parameter.data_ptr() for parameter in parameters]
-    if not _here.written.isdisjoint(addresses):
-        return None
-    _here.written.update(addresses)
+    now.written.update(keys)
     return found

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.clipping import NotFinite, check_loss, clip_
-from murmurate.gradients import want, written
+from murmurate.gradients import Wanted
 from murmurate.layout import check_views, disable_flatten, grouping, lay_out, merge, refuse_late_hooks, view
 from murmurate.moments import MakeOptimizer, check_start, entries, materialise
 from murmurate.rows import Rows, Scale, check_plain, check_rows, step_rows
@@ -112,12 +112,13 @@ class Replica:
         for part in self.parts:
             view(self._storage, part).copy_(getattr(part.owner, part.attribute).detach())
         self._places = [view(self._storage_grad, part) for part in self.parts]
-        self._gradients_fit = first.is_cpu and first.dtype == torch.float32
         self._compute_parts = [p for p in self.parts if compute_dtype and in_compute(p.name)]
         self._low = None
         if self._compute_parts:
             self._low = torch.empty_like(self._storage, dtype=compute_dtype)
         self._runs = merge(self._compute_parts)
+        # else autograd's gradients are as exact, and nobody writes them elsewhere
+        self._gradients_fit = self._low is not None and first.is_cpu and first.dtype == torch.float32
         self.shape_aware = shape_aware
         self.params = nn.Parameter(self._storage)
         self.params.grad = self._storage_grad
@@ -251,18 +252,15 @@ class Replica:
         # not backward, for which the gradient must be cleared, to add to it: three passes instead of one
         output, slope = (loss, None) if through is None else through
         own = self.own_parameters()
-        want(self._wanted(own))
-        try:
+        with Wanted(output, self._wanted(own)) as wanted:
             gradients = torch.autograd.grad(output, own, slope, allow_unused=True)
-        finally:
-            there = written()
         if not self._checked:
             self.check()
             refuse_late_hooks(self.parts)
             self._checked = True
         with torch.no_grad():
             for place, parameter, gradient in zip(self._places, own, gradients, strict=True):
-                if there and parameter.data_ptr() in there:
+                if id(parameter) in wanted.written:
                     if gradient is not None:  # of another use of the same parameter
                         place.add_(gradient)
                 elif gradient is None:
@@ -275,7 +273,7 @@ class Replica:
         """See ``gradients``."""
         if not self._gradients_fit:
             return {}
-        return {parameter.data_ptr(): place for parameter, place in zip(own, self._places, strict=True)}
+        return {id(parameter): place for parameter, place in zip(own, self._places, strict=True)}
 
     def follow(self, gradient: Tensor | Rows) -> Exchange:
         """One strategy step along a closed-form ``gradient``: [N], or a few rows of it.

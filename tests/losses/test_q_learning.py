@@ -125,3 +125,18 @@ def test_shapes_of_a_step_are_not_broadcast() -> None:
         q_step(value, action, reward, discount, weight, following, selector[:, :2])
     with pytest.raises(ValueError, match="value"):
         q_step(value[:, 0], action, reward, discount, weight, following, selector)
+    with pytest.raises(ValueError, match="value"):
+        q_step(value[0, 0], action, reward, discount, weight, following, selector)
+
+
+def test_a_step_refuses_actions_that_are_none_and_calls_an_empty_batch_not_finite() -> None:
+    value, action, *rest = rows(0)
+    with pytest.raises(IndexError, match="no action -"):
+        q_step(value, action - action.max() - 1, *rest)
+    assert q_step(*(x[:0] for x in rows(0))).loss.isnan()
+
+
+def test_a_step_keeps_the_dtype_that_it_is_given() -> None:
+    value, action, *rest = rows(0)
+    step = q_step(value.double(), action, *(x.double() for x in rest))
+    assert step.gradient.dtype == step.loss.dtype == torch.float64

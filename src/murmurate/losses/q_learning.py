@@ -29,15 +29,18 @@ def q_step(
     next_value: Tensor,
     next_selector: Tensor | None = None,
 ) -> QStep:
-    """``q_loss`` of ``td_error`` against ``q_target``, and its gradient, all float32 and none of it recorded.
+    """``q_loss`` of ``td_error`` against ``q_target``, and its gradient; none of it is recorded.
 
     The arguments are those of the three; shapes that do not fit raise what these raise. On a CPU the gradient
     is written down as it is, -w min(max(error, -1), 1) / B at the action and 0 elsewhere: a handful of
     numbers, and torch takes longer to record what is done with them than to do it.
     """
-    row, table = (value.shape[0],), value.shape
+    table = value.shape
+    row = table[:1]
     fits = (
         len(table) == 2
+        and table[0] > 0
+        and value.dtype == next_value.dtype == reward.dtype == discount.dtype == weight.dtype == torch.float32
         and action.shape == reward.shape == discount.shape == weight.shape == row
         and next_value.shape == table
         and (next_selector is None or next_selector.shape == table)
@@ -62,13 +65,15 @@ def _written_down(
     next_selector: Tensor | None,
 ) -> QStep:
     rows, taken = np.arange(len(value)), action.numpy()
+    if taken.min() < 0:
+        raise IndexError(f"there is no action {taken.min()}: they are numbered from 0")
     following = next_value.detach().numpy()
     best = (following if next_selector is None else next_selector.detach().numpy()).argmax(1)
     target = reward.numpy() + discount.numpy() * following[rows, best]
     now = value.detach().numpy()
     error = target - now[rows, taken]
     slope = np.minimum(np.maximum(error, np.float32(-1)), np.float32(1))
-    scaled = weight.numpy() * (slope / np.float32(len(rows)))
+    scaled = weight.detach().numpy() * (slope / np.float32(len(rows)))
     gradient = np.zeros_like(now)
     gradient[rows, taken] = -scaled
     loss = scaled @ (error - np.float32(0.5) * slope)

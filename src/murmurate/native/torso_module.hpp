@@ -193,7 +193,9 @@ PyObject* head_of_torso(PyObject*, PyObject* const* args, Py_ssize_t n) {
   const float *weight = at<float>(args[4]), *bias = at<float>(args[5]);
   float* out = at<float>(args[6]);
   if (PyErr_Occurred()) return nullptr;
+  Py_BEGIN_ALLOW_THREADS
   made->kernels->head(made->torso, batch, features, outputs, weight, bias, out);
+  Py_END_ALLOW_THREADS
   Py_RETURN_NONE;
 }
 
@@ -208,7 +210,9 @@ PyObject* head_backward_of_torso(PyObject*, PyObject* const* args, Py_ssize_t n)
   const float *weight = at<float>(args[4]), *gradient = at<float>(args[5]);
   float *of_weight = at<float>(args[7]), *of_bias = at<float>(args[8]);
   if (PyErr_Occurred()) return nullptr;
+  Py_BEGIN_ALLOW_THREADS
   made->kernels->head_backward(made->torso, batch, features, outputs, weight, gradient, ahead, of_weight, of_bias);
+  Py_END_ALLOW_THREADS
   Py_RETURN_NONE;
 }
 

@@ -75,6 +75,8 @@ def run(
     torso = _torso(kernels[0], layers, features_wide)
     if torso is None or tuple([p.shape for p in parameters]) != _shapes(layers, features_wide):
         return None
+    if head and head[0].shape[1] != features_wide:
+        return None
     if torch.is_grad_enabled() and any(p.requires_grad for p in (*parameters, *head)):
         found: Tensor = _Passes.apply(torso, laid, len(head), *parameters, *head)  # type: ignore[no-untyped-call]
         return found
@@ -82,23 +84,26 @@ def run(
     return _headed(torso, features, head) if head else features
 
 
-def linear_of(head: nn.Module | None, features: int) -> tuple[Tensor, Tensor] | tuple[()]:
-    """Weight and bias of a plain linear layer in float32 on so many features, for ``run``; else ()."""
-    if (
-        type(head) is not nn.Linear
-        or "forward" in vars(head)
-        or head._forward_hooks
-        or head._forward_pre_hooks
-    ):
-        return ()
-    if head._backward_hooks or head._backward_pre_hooks:
-        return ()
+def is_plain(module: nn.Module | None, kind: type[nn.Module]) -> bool:
+    """Whether to call it is to compute what its kind does: no type of its own, and nobody listening."""
+    return (
+        type(module) is kind  # parametrized ones are of other types
+        and "forward" not in vars(module)
+        and not (module._forward_hooks or module._forward_pre_hooks)
+        and not (module._backward_hooks or module._backward_pre_hooks)
+    )
+
+
+def linear_of(head: nn.Module, features: int) -> tuple[Tensor, Tensor] | None:
+    """Weight and bias of a plain linear layer in float32 on so many features, for ``run``."""
+    if not is_plain(head, nn.Linear):
+        return None
     weight, bias = head._parameters.get("weight"), head._parameters.get("bias")
     if weight is None or bias is None or weight.shape[1] != features or bias.shape != weight.shape[:1]:
-        return ()
+        return None
     for x in (weight, bias):
         if x.dtype != torch.float32 or not _lies_here(x) or not x.is_contiguous():
-            return ()
+            return None
     return weight, bias
 
 
@@ -124,11 +129,11 @@ def _lies_here(x: Tensor) -> bool:
     return type(x) in _PLAIN and x.is_cpu
 
 
-def _lies(x: Tensor) -> Tensor:
+def _lies(x: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """As the kernels read it: hooks on saved tensors may give back what lies otherwise."""
-    if x.dtype != torch.bfloat16 or not _lies_here(x):
+    if x.dtype != dtype or not _lies_here(x):
         raise RuntimeError(
-            f"a hook on saved tensors gave back {x.dtype} on {x.device} for bfloat16 on the CPU: let it keep "
+            f"a hook on saved tensors gave back {x.dtype} on {x.device} for {dtype} on the CPU: let it keep "
             "their kind, or set MURMURATE_NATIVE=off"
         )
     return x.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.contiguous_format)
@@ -207,14 +212,14 @@ class _Passes(torch.autograd.Function):
                 "the compiled torso takes gradients of one output at a time (is_grads_batched, vmap): set "
                 "MURMURATE_NATIVE=off for many"
             )
-        laid, inner, features, *parameters = ctx.saved_tensors
+        laid, inner, features, *own = ctx.saved_tensors
         laid, inner, features = _lies(laid), _lies(inner), _lies(features)
-        count = len(parameters) - ctx.headed
-        parameters = [*map(_lies, parameters[:count]), *parameters[count:]]
+        count = len(own) - ctx.headed
+        parameters = [*map(_lies, own[:count]), *(_lies(p, torch.float32) for p in own[count:])]
         wanted = ctx.needs_input_grad[3:]
         # layers before it are frozen
         first = next((i for i, asked in enumerate(wanted[:count]) if asked), count) // 2
-        places = gradients.take(parameters) if all(wanted) else None
+        places = gradients.take(own) if all(wanted) else None
         # each lies as its parameter does
         found = [torch.empty_like(p) for p in parameters] if places is None else places
         gradient = gradient.contiguous()  # held: the kernels read it by its address

@@ -108,26 +108,39 @@ class ConvTorso(nn.Module):
                 f"{observation.dtype} {list(observation.shape)}"
             )
 
-    def forward(self, observation: Tensor, head: nn.Module | None = None) -> Tensor:
+    def forward(self, observation: Tensor) -> Tensor:
         """uint8 [B, C, H, W], or what ``lay`` makes of it, to features [B, width] of the parameters' dtype.
-        head: then what it makes of them, cast to its own dtype.
 
         Raises:
             ValueError: on another shape or dtype.
         """
-        blocks = self.blocks
-        laid = blocks is not None and observation.shape[1:] == blocks.shape
+        computed = self._compiled(observation, ())
+        return self._plainly(observation, self._is_laid(observation)) if computed is None else computed
+
+    def headed(self, observation: Tensor, head: nn.Module) -> Tensor | None:
+        """What a plain linear layer in float32 makes of the features, computed with them; None where it is
+        another, or this torso has no kernels here or somebody listens to it.
+
+        Raises:
+            ValueError: on another shape or dtype.
+        """
+        linear = _conv_kernels.linear_of(head, self.out_features)
+        if linear is None or not _conv_kernels.is_plain(self, ConvTorso):
+            return None
+        return self._compiled(observation, linear)
+
+    def _is_laid(self, observation: Tensor) -> bool:
+        return self.blocks is not None and observation.shape[1:] == self.blocks.shape
+
+    def _compiled(self, observation: Tensor, linear: tuple[Tensor, ...]) -> Tensor | None:
+        laid = self._is_laid(observation)
         if not laid:
             self._check(observation)
-        parameters = self._plain_parameters()
-        if blocks is not None and self.layers_in_blocks is not None and parameters is not None:
-            observation = observation if laid else self._laid(blocks, observation)
-            linear = _conv_kernels.linear_of(head, parameters[-1].shape[0])
-            computed = _conv_kernels.run(self.layers_in_blocks, observation, parameters, linear)
-            if computed is not None:
-                return computed if linear else _on(head, computed)
-            laid = True
-        return _on(head, self._plainly(observation, laid))
+        blocks, parameters = self.blocks, self._plain_parameters()
+        if blocks is None or self.layers_in_blocks is None or parameters is None:
+            return None
+        observation = observation if laid else self._laid(blocks, observation)
+        return _conv_kernels.run(self.layers_in_blocks, observation, parameters, linear)
 
     def _plain_parameters(self) -> list[Tensor] | None:
         """Weight and bias of each layer for the kernels; None where these cannot, and if somebody has put
@@ -143,12 +156,7 @@ class ConvTorso(nn.Module):
             return None
         found: list[Any] = []
         for layer, block in zip(layers, (*blocks, None), strict=True):
-            kind = type(layer)  # parametrized ones are of other types
-            if kind is not (nn.Linear if block is None else nn.Conv2d) or "forward" in vars(layer):
-                return None
-            if layer._forward_hooks or layer._forward_pre_hooks:
-                return None
-            if layer._backward_hooks or layer._backward_pre_hooks:
+            if not _conv_kernels.is_plain(layer, nn.Linear if block is None else nn.Conv2d):
                 return None
             if block is not None and (
                 layer.stride != (block.block, block.block)
@@ -175,13 +183,6 @@ class ConvTorso(nn.Module):
             x = convolution(x).relu_()
         features: Tensor = self.linear(x.permute(0, 2, 3, 1).flatten(1))
         return features.relu_()
-
-
-def _on(head: nn.Module | None, features: Tensor) -> Tensor:
-    if head is None:
-        return features
-    found: Tensor = head(features.to(next(head.parameters()).dtype))
-    return found
 
 
 def _in_blocks(shape: Sequence[int], layers: Sequence[Convolution]) -> tuple[_conv_kernels.Layer, ...] | None:
