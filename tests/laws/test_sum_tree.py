@@ -182,6 +182,26 @@ def test_instruction_sets_find_the_same_to_the_bit(capacity, zeros):
             assert torch.equal(one, same)
 
 
+@pytest.mark.parametrize("backend", [simd for simd in BACKENDS if simd not in IN_TORCH])
+@pytest.mark.parametrize("zeros", [0.0, 0.9])
+def test_where_leaves_lie_far_off_many_searches_find_what_few_do(backend, zeros):
+    """From so many leaves on, groups of queries follow one another through the levels."""
+    capacity = 2**22 + 5
+    generator = torch.Generator().manual_seed(1)
+    priority = torch.rand(capacity, generator=generator)
+    priority[torch.rand(capacity, generator=generator) < zeros] = 0.0
+    tree = make(backend, capacity)
+    tree.set(torch.arange(capacity), priority)
+    mass = torch.rand(3 * 256 + 70, dtype=torch.float64, generator=generator) * tree.total
+    mass[:2] = torch.tensor([0.0, math.nextafter(tree.total, 0.0)], dtype=torch.float64)
+    found = tree.find(mass)
+    assert torch.equal(found, torch.cat([tree.find(some) for some in mass.split(50)]))
+    upto = priority.double().cumsum(0)
+    assert (priority[found] > 0).all()
+    off = torch.maximum(upto[found] - priority[found] - mass, mass - upto[found])
+    assert off.max() <= 1e-6 * tree.total
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_it_goes_on_from_its_state(backend):
     first, second = make(backend, 1000, seed=1), make(backend, 1000, seed=9)

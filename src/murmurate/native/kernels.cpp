@@ -11,6 +11,7 @@
 namespace murmurate {
 namespace {
 
+constexpr int64_t kFar = 1 << 22;  // leaves, 16 MB of them: their lines lie far off
 constexpr int64_t kChunk = 1024;  // of a batch: what one thread takes at once
 constexpr int kGroup = 64;  // queries, or twice as many, are searched side by side, so that cache misses overlap
 // Queries from which on a second thread takes more off than it costs to wake it: 150 microseconds of work.
@@ -171,6 +172,19 @@ inline int leaf(const float* line, float x) {
 
 #endif
 
+// From a line of a level to the one of the next that holds what is sought.
+inline void go_down(const Tree& tree, int level, float bound, double& rest, int64_t& line) {
+  const float* sums = tree.before[level] + line * kLine;
+  // before the first there is nothing, which is not above any bound. A writer may change a line between two looks at
+  // it: what is found is then another leaf, but a leaf
+  const int child = count_not_above(sums, bound) - 1;
+  rest = not_negative(rest - static_cast<double>(sums[child]));
+  line = line * kLine + child;
+#if defined(__GNUC__)
+  __builtin_prefetch((level > 1 ? tree.before[level - 1] : tree.raw[0]) + line * kLine);
+#endif
+}
+
 // A group of queries goes down side by side, so that their cache misses overlap, and without a branch on what
 // is found, which would be mispredicted half of the time.
 template <int kCount>
@@ -185,27 +199,64 @@ inline void find_group(const Tree& tree, const double* mass, int64_t* index) {
   --level;
 #endif
   for (; level > 0; --level) {
-    const float* before = tree.before[level];
-    const float* next = level > 1 ? tree.before[level - 1] : tree.raw[0];
     all_not_above<kCount>(rest, bound);
-    for (int i = 0; i < kCount; ++i) {
-      const float* sums = before + line[i] * kLine;
-      // before the first there is nothing, which is not above any bound. A writer may change a line between two
-      // looks at it: what is found is then another leaf, but a leaf
-      const int child = count_not_above(sums, bound[i]) - 1;
-      rest[i] = not_negative(rest[i] - static_cast<double>(sums[child]));
-      line[i] = line[i] * kLine + child;
-#if defined(__GNUC__)
-      __builtin_prefetch(next + line[i] * kLine);
-#endif
-    }
+    for (int i = 0; i < kCount; ++i) go_down(tree, level, bound[i], rest[i], line[i]);
   }
   all_not_above<kCount>(rest, bound);
   for (int i = 0; i < kCount; ++i) index[i] = line[i] * kLine + leaf(tree.raw[0] + line[i] * kLine, bound[i]);
 }
 
+// Several groups follow one another a level apart: while the leaves' lines of one are on their way, the next ones are
+// compared with sums that lie near. That takes longer where all lines lie near, and less where the leaves lie far off.
+template <int kGroups>
+inline void find_in_turn(const Tree& tree, const double* mass, int64_t* index) {
+  struct Group {
+    alignas(64) double rest[kGroup];
+    alignas(64) float bound[kGroup];
+    alignas(64) int64_t line[kGroup];
+    int level;
+  };
+  Group groups[kGroups];
+  for (int wave = 0; wave <= tree.top + kGroups - 1; ++wave) {
+    Group* walking[kGroups];
+    int count = 0;
+    Group* arriving = nullptr;
+    int64_t* found = nullptr;
+    for (int g = 0; g < kGroups; ++g) {
+      Group& group = groups[g];
+      group.level = tree.top - (wave - g);
+      if (group.level > tree.top || group.level < 0) continue;
+      if (group.level == tree.top) {
+        std::memcpy(group.rest, mass + g * kGroup, sizeof group.rest);
+        std::memset(group.line, 0, sizeof group.line);
+#ifdef __AVX512F__
+        find_in_root<kGroup>(tree.before[tree.top], group.rest, group.line);
+        continue;
+#endif
+      }
+      all_not_above<kGroup>(group.rest, group.bound);
+      if (group.level > 0)
+        walking[count++] = &group;
+      else
+        arriving = &group, found = index + g * kGroup;
+    }
+    for (int i = 0; i < kGroup; ++i) {
+      for (int k = 0; k < count; ++k) {
+        Group& group = *walking[k];
+        go_down(tree, group.level, group.bound[i], group.rest[i], group.line[i]);
+      }
+      if (arriving) {
+        const int64_t line = arriving->line[i];
+        found[i] = line * kLine + leaf(tree.raw[0] + line * kLine, arriving->bound[i]);
+      }
+    }
+  }
+}
+
 void find_some(const Tree& tree, const double* mass, int64_t count, int64_t* index) {
   int64_t done = 0;
+  if (tree.capacity >= kFar)
+    for (; done + 4 * kGroup <= count; done += 4 * kGroup) find_in_turn<4>(tree, mass + done, index + done);
   for (; done + 2 * kGroup <= count; done += 2 * kGroup) find_group<2 * kGroup>(tree, mass + done, index + done);
   for (; done + kGroup <= count; done += kGroup) find_group<kGroup>(tree, mass + done, index + done);
   if (done < count) {
