@@ -144,8 +144,9 @@ class Uniform:
     def __init__(self, capacity: int, *, seed: int = 0) -> None:
         self.capacity = capacity
         self._generator = torch.Generator().manual_seed(seed)
-        self._slots = torch.zeros(capacity, dtype=torch.int64)  # the first ``filled`` of them can be drawn
-        self._places = torch.full((capacity,), -1)  # where each stands in it
+        # the first ``filled`` can be drawn; in numpy, which begins sooner with a few numbers than torch
+        self._slots = np.zeros(capacity, np.int64)
+        self._places = np.full(capacity, -1)  # where each stands in it
         self._filled = 0
 
     @property
@@ -153,16 +154,18 @@ class Uniform:
         return self._filled
 
     def put(self, slots: Tensor, error: Tensor | None = None) -> None:
-        fresh = torch.unique(slots[self._places[slots] < 0])
+        here = slots.numpy()
+        fresh = np.unique(here[self._places[here] < 0])
         end = self._filled + len(fresh)
         self._slots[self._filled : end] = fresh
-        self._places[fresh] = torch.arange(self._filled, end)
+        self._places[fresh] = np.arange(self._filled, end)
         self._filled = end
 
     def take_out(self, slots: Tensor) -> None:
-        for slot in torch.unique(slots[self._places[slots] >= 0]).tolist():
+        here = slots.numpy()
+        for slot in np.unique(here[self._places[here] >= 0]).tolist():
             self._filled -= 1
-            place, last = int(self._places[slot]), int(self._slots[self._filled])
+            place, last = self._places[slot], self._slots[self._filled]
             self._slots[place], self._places[last] = last, place
             self._places[slot] = -1
 
@@ -179,7 +182,8 @@ class Uniform:
 
     def draw_any(self, count: int, beta: float, out: Draw | None = None) -> Draw:
         """``draw``, also of more than there are."""
-        found = self._slots[torch.randint(self._filled, (count,), generator=self._generator)]
+        places = torch.randint(self._filled, (count,), generator=self._generator)
+        found = torch.from_numpy(self._slots[places.numpy()])
         if out is None:
             return Draw(found, torch.ones(count))
         out.indices.copy_(found)
@@ -190,14 +194,15 @@ class Uniform:
         pass
 
     def state(self) -> dict[str, Any]:
-        return {"slots": self._slots[: self._filled].clone(), "generator": self._generator.get_state()}
+        slots = torch.from_numpy(self._slots[: self._filled].copy())
+        return {"slots": slots, "generator": self._generator.get_state()}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._places.fill_(-1)
+        self._places.fill(-1)
         self._filled = 0
-        kept = state["slots"]
+        kept = state["slots"].numpy()
         self._slots[: len(kept)] = kept
-        self._places[kept] = torch.arange(len(kept))
+        self._places[kept] = np.arange(len(kept))
         self._filled = len(kept)
         self._generator.set_state(state["generator"])
 
