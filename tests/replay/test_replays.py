@@ -162,6 +162,26 @@ def test_a_late_error_about_what_is_gone_is_dropped(make):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_what_is_chosen_lies_where_it_was_asked_for_and_is_the_same(kind):
+    def make():
+        replay = RowReplay(KINDS[kind](50, seed=3), Column((1,), torch.float32), Column((), torch.int64))
+        rows(replay, 80)
+        return replay
+
+    one, other = make(), make()
+    room, out = one.room(20), Draw(torch.empty(20, dtype=torch.int64), torch.empty(20))
+    for _ in range(3):
+        chosen = one.choose(20, 0.5, out)
+        assert chosen.draw.indices is out.indices
+        assert chosen.draw.weights is out.weights
+        mine, new = one.gather(chosen, room), other.sample(20, 0.5)
+        assert mine.weights is out.weights
+        assert mine.observation is room["observation"]
+        for field in ("keys", "weights", "observation", "next_observation", "action"):
+            assert torch.equal(getattr(mine, field), getattr(new, field))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_it_goes_on_from_its_state(kind):
     def make(seed):
         return RowReplay(KINDS[kind](50, seed=seed), Column((1,), torch.float32), Column((), torch.int64))

@@ -25,7 +25,7 @@ from murmurate.bench._windows.replay_windows import (
     serve,
 )
 from murmurate.replay.frame_replay import FrameReplay
-from murmurate.replay.interface import Steps
+from murmurate.replay.interface import Replay, Steps
 from murmurate.replay.priorities import Prioritized
 from murmurate.replay.row_replay import RowReplay
 from murmurate.replay.rows import Column
@@ -43,15 +43,12 @@ def make(task: str, capacity: int, batch: int) -> Call | None:
         return _rows(task, capacity, batch)
     if task in ("atari", "atari_reused"):
         replay = _frames(capacity)
-        room = replay.room(batch) if task == "atari_reused" else None
-        return lambda: replay.gather(replay.choose(batch, BETA), room)
+        return _batches(replay, batch, reused=task == "atari_reused")
     chances = _full(capacity)
     if task == "sample":
         return partial(chances.draw, batch, BETA)
     if task == "sample_reused":
-        return partial(
-            chances.draw, batch, BETA, Draw(torch.empty(batch, dtype=torch.int64), torch.empty(batch))
-        )
+        return partial(chances.draw, batch, BETA, _draw(batch))
     if task == "update":
         turn = _updates(capacity, batch)
         return lambda: chances.update(*next(turn))
@@ -99,8 +96,17 @@ def _rows(task: str, capacity: int, batch: int) -> Call:
     if task == "insert":
         turn = itertools.cycle([values(batch) for _ in range(16)])
         return lambda: replay.insert(next(turn), batch)
-    room = replay.room(batch) if task == "rows_reused" else None
-    return lambda: replay.gather(replay.choose(batch, BETA), room)
+    return _batches(replay, batch, reused=task == "rows_reused")
+
+
+def _batches(replay: Replay, batch: int, reused: bool) -> Call:
+    """reused: all of what is drawn is written into the same memory each time."""
+    room, draw = (replay.room(batch), _draw(batch)) if reused else (None, None)
+    return lambda: replay.gather(replay.choose(batch, BETA, draw), room)
+
+
+def _draw(batch: int) -> Draw:
+    return Draw(torch.empty(batch, dtype=torch.int64), torch.empty(batch))
 
 
 def _frames(capacity: int) -> FrameReplay:

@@ -14,17 +14,27 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from murmurate import native
 from murmurate.replay.courier import Courier
-from murmurate.replay.interface import Chosen, Replay, Sample
+from murmurate.replay.interface import Replay, Sample
+from murmurate.replay.sum_tree import Draw
+
+
+@dataclass
+class _Room:
+    """Memory for a batch, and for which transitions it has."""
+
+    batch: Any
+    draw: Draw
 
 
 @dataclass
 class _Fetched:
     sample: Sample
-    room: Any
+    room: _Room | None
     number: int = 0  # what the courier is to be waited for
 
 
@@ -49,23 +59,18 @@ class Ahead:
         self.replay, self.batch, self.depth, self.pinned = replay, batch, depth, pinned
         self._courier = Courier() if depth and native.kernels is not None else None
         self._coming: deque[_Fetched] = deque()
-        self._free: list[Any] = []
-        self._lent: Any = None
+        self._free: list[_Room] = []
+        self._lent: _Room | None = None
 
     def next(self, beta: float) -> Sample:
         if self._lent is not None:
             self._free.append(self._lent)
         while len(self._coming) <= self.depth:
-            self._coming.append(self._fetch(self._choose(beta)))
+            self._coming.append(self._fetch(beta))
         fetched = self._coming.popleft()
         self._wait(fetched.number)
         self._lent = fetched.room
         return fetched.sample
-
-    def _choose(self, beta: float) -> Chosen:
-        chosen = self.replay.choose(self.batch, beta)
-        self._weigh(chosen.draw.weights, beta)
-        return chosen
 
     def settle(self) -> None:
         """Return once nothing reads the replay: before what is read may be overwritten."""
@@ -76,10 +81,16 @@ class Ahead:
         if self._courier is not None:
             self._courier.wait(number)
 
-    def _fetch(self, chosen: Chosen) -> _Fetched:
-        room = self._free.pop() if self._free else self.replay.room(self.batch, self.pinned)
-        sample = self.replay.gather(chosen, room, self._courier)
+    def _fetch(self, beta: float) -> _Fetched:
+        room = self._free.pop() if self._free else self._new_room()
+        chosen = self.replay.choose(self.batch, beta, room.draw)
+        self._weigh(chosen.draw.weights, beta)
+        sample = self.replay.gather(chosen, room.batch, self._courier)
         return _Fetched(sample, room, 0 if self._courier is None else self._courier.number)
+
+    def _new_room(self) -> _Room:
+        draw = Draw(torch.empty(self.batch, dtype=torch.int64), torch.empty(self.batch))
+        return _Room(self.replay.room(self.batch, self.pinned), draw)
 
     def state(self) -> dict[str, Any]:
         """The batches that were drawn and not yet learned from."""

@@ -16,6 +16,7 @@ from murmurate.replay.memory import Take, private
 from murmurate.replay.priorities import Chances
 from murmurate.replay.returns import FirstErrors, Integers, NStepReturns, push
 from murmurate.replay.rows import Column, Rows, numbers_as_bytes
+from murmurate.replay.sum_tree import Draw
 
 _STREAM_BITS = 40  # of a key: which stream lies above them, the number of a frame in it below
 
@@ -123,8 +124,8 @@ class FrameReplay:
         self._returns.forget(low, count)
         self._first[low : low + count] = True
 
-    def choose(self, count: int, beta: float) -> Chosen:
-        draw = self.chances.draw(count, beta)
+    def choose(self, count: int, beta: float, out: Draw | None = None) -> Chosen:
+        draw = self.chances.draw(count, beta, out)
         length = self.frames.length
         stream, place = np.divmod(draw.indices.numpy(), length)
         newest = self._heads[stream] - 1

@@ -95,8 +95,11 @@ class Replay(Protocol):
         """These simulators begin new episodes, though the old ones have not ended."""
         ...
 
-    def choose(self, count: int, beta: float) -> Chosen:
-        """Raises ValueError if there are fewer than ``count`` transitions."""
+    def choose(self, count: int, beta: float, out: Draw | None = None) -> Chosen:
+        """out: to be written into, instead of new tensors; what is chosen lies there until it is used again.
+
+        Raises ValueError if there are fewer than ``count`` transitions.
+        """
         ...
 
     def room(self, count: int, pinned: bool = False) -> Any:

@@ -16,6 +16,7 @@ from murmurate.replay.memory import Take, private
 from murmurate.replay.priorities import Chances
 from murmurate.replay.returns import FirstErrors, NStepReturns, push
 from murmurate.replay.rows import Bytes, Column, Rows, numbers_as_bytes
+from murmurate.replay.sum_tree import Draw
 
 
 class RowReplay:
@@ -120,8 +121,8 @@ class RowReplay:
     def restart(self, low: int, count: int) -> None:
         self._returns.forget(low, count)
 
-    def choose(self, count: int, beta: float) -> Chosen:
-        draw = self.chances.draw(count, beta)
+    def choose(self, count: int, beta: float, out: Draw | None = None) -> Chosen:
+        draw = self.chances.draw(count, beta, out)
         return Chosen(self._keys(draw.indices), draw)
 
     def _keys(self, slots: Tensor) -> Tensor:
