@@ -15,12 +15,13 @@ from torch import Tensor
 
 
 class Wanted:
-    """``with Wanted(output, places) as wanted: torch.autograd.grad(output, ...)``.
+    """``with Wanted(output, places) as wanted: torch.autograd.grad(wanted.root, ...)``.
 
     places: by the ``id`` of a parameter, the float32 tensor of its shape and strides that is to take its
     gradient. Only that one pass from ``output`` is served, and none that begins within it.
 
     Attributes:
+        root: ``output``, behind a node that no other pass goes through.
         written: the ids of the parameters whose places were written; autograd gives None for them, or what
             another use of the same parameter adds.
     """
@@ -28,19 +29,19 @@ class Wanted:
     def __init__(self, output: Tensor, places: Mapping[int, Tensor]) -> None:
         self.places, self.written = places, set[int]()
         self.task: int | None = None
-        self._node = output.grad_fn if places else None
-        self._hook: Any = None
+        self.root = output
+        if places and output.requires_grad:
+            with torch.enable_grad():
+                self.root = output.view_as(output)
+            node: Any = self.root.grad_fn
+            node.register_prehook(self._begins)
 
     def __enter__(self) -> Wanted:
-        if self._node is not None:
-            self._hook = self._node.register_prehook(self._begins)
         self._before, _here.now = _here.now, self
         return self
 
     def __exit__(self, *failure: object) -> None:
         _here.now = self._before
-        if self._hook is not None:
-            self._hook.remove()
 
     def _begins(self, gradients: tuple[Tensor, ...]) -> None:
         self.task = torch._C._current_graph_task_id()

@@ -253,7 +253,7 @@ class Replica:
         output, slope = (loss, None) if through is None else through
         own = self.own_parameters()
         with Wanted(output, self._wanted(own)) as wanted:
-            gradients = torch.autograd.grad(output, own, slope, allow_unused=True)
+            gradients = torch.autograd.grad(wanted.root, own, slope, allow_unused=True)
         if not self._checked:
             self.check()
             refuse_late_hooks(self.parts)

@@ -170,7 +170,7 @@ def test_gradients_are_written_where_they_are_wanted_before_they_are_rounded(bat
     rounded = gradients_of(torso.headed(x, head), slope, torso, head)
     places, out = places_for(parameters), torso.headed(x, head)
     with Wanted(out, places) as wanted:
-        handed = gradients_of(out, slope, torso, head)
+        handed = gradients_of(wanted.root, slope, torso, head)
     assert wanted.written == set(places)
     assert handed == (None,) * len(parameters)
     for parameter, expected in zip(parameters, rounded, strict=True):
@@ -189,7 +189,7 @@ def test_gradients_that_are_not_all_wanted_or_that_are_looked_at_go_through_auto
     def handed_by(places):
         out = torso.headed(x, head)
         with Wanted(out, places) as wanted:
-            found = gradients_of(out, slope, torso, head)
+            found = gradients_of(wanted.root, slope, torso, head)
         assert not wanted.written
         assert all(g is not None for g in found)
 
@@ -203,9 +203,9 @@ def test_gradients_that_are_not_all_wanted_or_that_are_looked_at_go_through_auto
     handed_by({**places, first: places[first].contiguous()})  # it lies otherwise
     assert all(place.isnan().all() for place in places.values())
     out, other = torso.headed(x, head), torso.headed(x, head)
-    with Wanted(out, places):
+    with Wanted(out, places) as wanted:
         assert all(g is not None for g in gradients_of(other, slope, torso, head))  # another pass
-    assert all(g is not None for g in gradients_of(out, slope, torso, head))  # no more
+    assert all(g is not None for g in gradients_of(wanted.root, slope, torso, head))  # no more
 
 
 def learner(make=lambda net: None):
@@ -256,6 +256,21 @@ def look(net, x):
     return values.square().mean()
 
 
+@torch.enable_grad()
+def look_through(net, x):
+    """The same from the very output that the pass began at."""
+    values, passes = net(x).sum(), []
+
+    @torch.enable_grad()
+    def listen(gradient):
+        if not passes:
+            passes.append(gradient)
+            torch.autograd.grad(10 * values, list(net.parameters()), retain_graph=True)
+
+    values.register_hook(listen)
+    return values
+
+
 def checkpointed(net, x):
     return torch.utils.checkpoint.checkpoint(net, x, use_reentrant=False).square().mean()
 
@@ -277,6 +292,7 @@ LOSSES = {
     "tied": (square, tie),
     "a hook": (square, shrink),
     "a pass within": (look, None),
+    "a pass within, from the same output": (look_through, None),
     "checkpointed": (checkpointed, None),
     "checkpointed, with a hook": (checkpointed, shrink),
     "parameters computed from others": (a_tenth, None),

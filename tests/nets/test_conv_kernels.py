@@ -75,7 +75,7 @@ def exactly(torso, observation):
 
 def twin(torso, observation):
     laid = torso.blocks(observation, torso.linear.weight.dtype)
-    return torso._plainly(laid, True)
+    return torso._plainly(laid)
 
 
 def off(mine, theirs):

@@ -162,13 +162,15 @@ def test_a_late_error_about_what_is_gone_is_dropped(make):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_chosen_lies_where_it_was_asked_for_and_is_the_same(kind):
+@pytest.mark.parametrize("played", [40, 80])
+def test_what_is_chosen_lies_where_it_was_asked_for_and_is_the_same(kind, played):
     def make():
         replay = RowReplay(KINDS[kind](50, seed=3), Column((1,), torch.float32), Column((), torch.int64))
-        rows(replay, 80)
+        rows(replay, played)
         return replay
 
     one, other = make(), make()
+    kept = []
     room, out = one.room(20), Draw(torch.empty(20, dtype=torch.int64), torch.empty(20))
     for _ in range(3):
         chosen = one.choose(20, 0.5, out)
@@ -179,6 +181,8 @@ def test_what_is_chosen_lies_where_it_was_asked_for_and_is_the_same(kind):
         assert mine.observation is room["observation"]
         for field in ("keys", "weights", "observation", "next_observation", "action"):
             assert torch.equal(getattr(mine, field), getattr(new, field))
+        kept.append((mine.keys, new.keys))
+    assert all(torch.equal(*keys) for keys in kept)  # errors may come late
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -361,14 +365,18 @@ def test_batches_ahead_know_the_errors_of_so_many_before():
     def drawn(depth, told, batches=9):
         replay = make()
         ahead = Ahead(replay, 32, depth)
-        out = []
+        out, weights = [], []
         for t in range(batches):
             sample = ahead.next(0.4)
             out.append(sample.keys.clone())
             assert torch.equal(sample.observation[:, 0].long(), sample.keys)
+            weights.append(sample.weights.clone())
             if t < told:
                 replay.update(sample.keys, torch.full((32,), 1000.0))
         ahead.close()
+        if not told:  # as one draw after the other has them
+            fresh = make()
+            assert all(torch.equal(w, fresh.sample(32, 0.4).weights) for w in weights)
         return out
 
     for depth in (0, 1, 3):

@@ -29,7 +29,7 @@ from murmurate.replay.interface import Replay, Steps
 from murmurate.replay.priorities import Prioritized
 from murmurate.replay.row_replay import RowReplay
 from murmurate.replay.rows import Column
-from murmurate.replay.sum_tree import Draw
+from murmurate.replay.sum_tree import empty_draw
 
 STREAMS = 16  # simulators that fill the store of frames
 _LINE_BYTES = 64
@@ -48,7 +48,7 @@ def make(task: str, capacity: int, batch: int) -> Call | None:
     if task == "sample":
         return partial(chances.draw, batch, BETA)
     if task == "sample_reused":
-        return partial(chances.draw, batch, BETA, _draw(batch))
+        return partial(chances.draw, batch, BETA, empty_draw(batch))
     if task == "update":
         turn = _updates(capacity, batch)
         return lambda: chances.update(*next(turn))
@@ -101,12 +101,8 @@ def _rows(task: str, capacity: int, batch: int) -> Call:
 
 def _batches(replay: Replay, batch: int, reused: bool) -> Call:
     """reused: all of what is drawn is written into the same memory each time."""
-    room, draw = (replay.room(batch), _draw(batch)) if reused else (None, None)
+    room, draw = (replay.room(batch), empty_draw(batch)) if reused else (None, None)
     return lambda: replay.gather(replay.choose(batch, BETA, draw), room)
-
-
-def _draw(batch: int) -> Draw:
-    return Draw(torch.empty(batch, dtype=torch.int64), torch.empty(batch))
 
 
 def _frames(capacity: int) -> FrameReplay:

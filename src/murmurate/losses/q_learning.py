@@ -40,10 +40,11 @@ def q_step(
     fits = (
         len(table) == 2
         and table[0] > 0
+        and action.dtype == torch.int64
         and value.dtype == next_value.dtype == reward.dtype == discount.dtype == weight.dtype == torch.float32
         and action.shape == reward.shape == discount.shape == weight.shape == row
         and next_value.shape == table
-        and (next_selector is None or next_selector.shape == table)
+        and (next_selector is None or (next_selector.shape == table and next_selector.dtype == value.dtype))
     )
     if value.is_cpu and fits:
         return _written_down(value, action, reward, discount, weight, next_value, next_selector)
@@ -69,7 +70,7 @@ def _written_down(
         raise IndexError(f"there is no action {taken.min()}: they are numbered from 0")
     following = next_value.detach().numpy()
     best = (following if next_selector is None else next_selector.detach().numpy()).argmax(1)
-    target = reward.numpy() + discount.numpy() * following[rows, best]
+    target = reward.detach().numpy() + discount.detach().numpy() * following[rows, best]
     now = value.detach().numpy()
     error = target - now[rows, taken]
     slope = np.minimum(np.maximum(error, np.float32(-1)), np.float32(1))

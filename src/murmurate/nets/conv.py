@@ -114,8 +114,9 @@ class ConvTorso(nn.Module):
         Raises:
             ValueError: on another shape or dtype.
         """
+        observation = self._as_read(observation)
         computed = self._compiled(observation, ())
-        return self._plainly(observation, self._is_laid(observation)) if computed is None else computed
+        return self._plainly(observation) if computed is None else computed
 
     def headed(self, observation: Tensor, head: nn.Module) -> Tensor | None:
         """What a plain linear layer in float32 makes of the features, computed with them; None where it is
@@ -127,19 +128,17 @@ class ConvTorso(nn.Module):
         linear = _conv_kernels.linear_of(head, self.out_features)
         if linear is None or not _conv_kernels.is_plain(self, ConvTorso):
             return None
-        return self._compiled(observation, linear)
+        return self._compiled(self._as_read(observation), linear)
 
-    def _is_laid(self, observation: Tensor) -> bool:
-        return self.blocks is not None and observation.shape[1:] == self.blocks.shape
+    def _as_read(self, observation: Tensor) -> Tensor:
+        """As the first layer reads it: laid, if it is not yet."""
+        laid = self.blocks is not None and observation.shape[1:] == self.blocks.shape
+        return observation if laid else self.lay(observation)
 
     def _compiled(self, observation: Tensor, linear: tuple[Tensor, ...]) -> Tensor | None:
-        laid = self._is_laid(observation)
-        if not laid:
-            self._check(observation)
-        blocks, parameters = self.blocks, self._plain_parameters()
-        if blocks is None or self.layers_in_blocks is None or parameters is None:
+        parameters = self._plain_parameters()
+        if self.layers_in_blocks is None or parameters is None:
             return None
-        observation = observation if laid else self._laid(blocks, observation)
         return _conv_kernels.run(self.layers_in_blocks, observation, parameters, linear)
 
     def _plain_parameters(self) -> list[Tensor] | None:
@@ -167,16 +166,15 @@ class ConvTorso(nn.Module):
             found += [layer._parameters.get("weight"), layer._parameters.get("bias")]
         return None if any(parameter is None for parameter in found) else found
 
-    def _plainly(self, observation: Tensor, laid: bool) -> Tensor:
-        """``forward`` as torch does it."""
+    def _plainly(self, x: Tensor) -> Tensor:
+        """``forward`` as torch does it, of what the first layer reads."""
         blocks = self.blocks
         first, *rest = cast("list[nn.Conv2d]", list(self.convolutions))
         weight = first.weight * (1.0 / 255.0)
         if blocks is None:
-            x = observation.contiguous(memory_format=self.memory_format).to(weight.dtype)
+            x = x.contiguous(memory_format=self.memory_format).to(weight.dtype)
             x = F.conv2d(x, weight, first.bias, first.stride)
         else:
-            x = observation if laid else self._laid(blocks, observation)
             x = F.conv2d(x, blocks.weight(weight), first.bias)
         x = x.relu_()
         for convolution in rest:

@@ -14,13 +14,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from murmurate import native
 from murmurate.replay.courier import Courier
 from murmurate.replay.interface import Replay, Sample
-from murmurate.replay.sum_tree import Draw
+from murmurate.replay.sum_tree import Draw, empty_draw
 
 
 @dataclass
@@ -65,6 +64,7 @@ class Ahead:
     def next(self, beta: float) -> Sample:
         if self._lent is not None:
             self._free.append(self._lent)
+            self._lent = None  # once only, should a draw be refused now
         while len(self._coming) <= self.depth:
             self._coming.append(self._fetch(beta))
         fetched = self._coming.popleft()
@@ -89,8 +89,7 @@ class Ahead:
         return _Fetched(sample, room, 0 if self._courier is None else self._courier.number)
 
     def _new_room(self) -> _Room:
-        draw = Draw(torch.empty(self.batch, dtype=torch.int64), torch.empty(self.batch))
-        return _Room(self.replay.room(self.batch, self.pinned), draw)
+        return _Room(self.replay.room(self.batch, self.pinned), empty_draw(self.batch))
 
     def state(self) -> dict[str, Any]:
         """The batches that were drawn and not yet learned from."""

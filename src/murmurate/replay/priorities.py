@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from murmurate.replay._native_tree import check_room
 from murmurate.replay.sum_tree import Backend, Draw, sum_tree
 
 
@@ -182,6 +183,9 @@ class Uniform:
 
     def draw_any(self, count: int, beta: float, out: Draw | None = None) -> Draw:
         """``draw``, also of more than there are."""
+        if out is not None:
+            check_room(out.indices, torch.int64, count)
+            check_room(out.weights, torch.float32, count)
         places = torch.randint(self._filled, (count,), generator=self._generator)
         found = torch.from_numpy(self._slots[places.numpy()])
         if out is None:

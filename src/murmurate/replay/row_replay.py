@@ -123,7 +123,9 @@ class RowReplay:
 
     def choose(self, count: int, beta: float, out: Draw | None = None) -> Chosen:
         draw = self.chances.draw(count, beta, out)
-        return Chosen(self._keys(draw.indices), draw)
+        keys = self._keys(draw.indices)
+        # errors may come late: keys outlive the memory that is used again
+        return Chosen(keys if out is None or keys is not draw.indices else keys.clone(), draw)
 
     def _keys(self, slots: Tensor) -> Tensor:
         """The newest number that lies at each slot."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from murmurate.replay._native_tree import nothing_to_draw
 from murmurate.replay.priorities import Prioritized, Uniform, refuse_too_many
-from murmurate.replay.sum_tree import Draw
+from murmurate.replay.sum_tree import Draw, empty_draw
 
 
 class Segmented:
@@ -82,7 +82,7 @@ class Segmented:
     def draw(self, count: int, beta: float, out: Draw | None = None) -> Draw:
         refuse_too_many(count, self.filled)
         if out is None:
-            out = Draw(torch.empty(count, dtype=torch.int64), torch.empty(count))
+            out = empty_draw(count)
         least = self._least_chances()
         if not least:
             raise nothing_to_draw()

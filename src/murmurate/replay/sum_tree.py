@@ -30,6 +30,12 @@ class Draw(NamedTuple):
     weights: Tensor
 
 
+def empty_draw(count: int) -> Draw:
+    """To be drawn into, whatever torch's defaults are."""
+    indices = torch.empty(count, dtype=torch.int64, device="cpu")
+    return Draw(indices, torch.empty(count, dtype=torch.float32, device="cpu"))
+
+
 class SumTree(Protocol):
     """Priorities p_0 .. p_{capacity - 1}, zero at first. A priority of zero is never drawn.
 
