@@ -278,9 +278,7 @@ def test_replicas_on_real_processes_find_topics_together(strategy):
         it.replica.params.copy_(found)
     assert it.found().completion_perplexity(corpus()) < 0.9 * start
     x = found.double().view(WORDS + 1, -1)
-    # a writer without a lock who is put aside in the middle of a row takes back what others wrote meanwhile
-    unlocked = isinstance(strategy, Hogwild) or getattr(strategy, "threads", 1) > 1
-    torch.testing.assert_close(x[-1], x[:-1].sum(0), rtol=0.25 if unlocked else 0.01, atol=1.0)
+    torch.testing.assert_close(x[-1], x[:-1].sum(0), rtol=0.05, atol=1.0)  # unlocked writers may lose some
 
 
 def test_all_reduce_over_two_is_one_on_the_joined_batch():
