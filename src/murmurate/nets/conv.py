@@ -114,32 +114,31 @@ class ConvTorso(nn.Module):
         Raises:
             ValueError: on another shape or dtype.
         """
-        observation = self._as_read(observation)
-        computed = self._compiled(observation, ())
+        observation, parameters = self._as_read(observation), self._plain_parameters()
+        computed = None if parameters is None else self._compiled(observation, parameters)
         return self._plainly(observation) if computed is None else computed
 
     def headed(self, observation: Tensor, head: nn.Module) -> Tensor | None:
         """What a plain linear layer in float32 makes of the features, computed with them; None where it is
-        another, or this torso has no kernels here or somebody listens to it.
-
-        Raises:
-            ValueError: on another shape or dtype.
-        """
+        another, or this torso has no kernels here or somebody listens to it. Raises as ``forward``."""
         linear = _conv_kernels.linear_of(head, self.out_features)
         if linear is None or not _conv_kernels.is_plain(self, ConvTorso):
             return None
-        return self._compiled(self._as_read(observation), linear)
+        parameters = self._plain_parameters()
+        if parameters is None:  # before frames are laid: whoever asks us again would lay them once more
+            return None
+        return self._compiled(self._as_read(observation), parameters, linear)
 
     def _as_read(self, observation: Tensor) -> Tensor:
         """As the first layer reads it: laid, if it is not yet."""
         laid = self.blocks is not None and observation.shape[1:] == self.blocks.shape
         return observation if laid else self.lay(observation)
 
-    def _compiled(self, observation: Tensor, linear: tuple[Tensor, ...]) -> Tensor | None:
-        parameters = self._plain_parameters()
-        if self.layers_in_blocks is None or parameters is None:
-            return None
-        return _conv_kernels.run(self.layers_in_blocks, observation, parameters, linear)
+    def _compiled(
+        self, laid: Tensor, parameters: list[Tensor], linear: tuple[Tensor, ...] = ()
+    ) -> Tensor | None:
+        blocks = self.layers_in_blocks
+        return None if blocks is None else _conv_kernels.run(blocks, laid, parameters, linear)
 
     def _plain_parameters(self) -> list[Tensor] | None:
         """Weight and bias of each layer for the kernels; None where these cannot, and if somebody has put
