@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from murmurate.cli import main
+from murmurate.cli.main import main
 from short_runs import SHORT
 
 

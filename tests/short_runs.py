@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from murmurate.cli import main
+from murmurate.cli.main import main
 
 SHORT = ("--launcher", "inline", "--updates", "2", "--simulators", "2", "--eval-episodes", "1")
 

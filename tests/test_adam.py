@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from murmurate.adam import Adam
+from murmurate.replica.adam import Adam
 
 OPTIONS = [
     {},

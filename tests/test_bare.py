@@ -11,7 +11,7 @@ import sys
 extras = "cryptography ray ale_py mujoco cv2 imageio imageio_ffmpeg pygame stable_baselines3 scipy sklearn"
 for name in extras.split():
     sys.modules[name] = None  # an import of it fails
-from murmurate.cli import main
+from murmurate.cli.main import main
 for what in ("launchers", "recipes", "strategies", "fabrics", "agents", "benches"):
     assert main(["list", what]) == 0, what
 assert main(["doctor"]) == 0

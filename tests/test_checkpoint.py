@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from murmurate import checkpoint
 from murmurate.errors import Refusal, RunFailed
 from murmurate.replay.interface import Chunk
+from murmurate.training import checkpoint
 
 
 class Crash(BaseException):

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from murmurate import session
-from murmurate.cli import _parser, main
+from murmurate.cli.main import _parser, main
+from murmurate.cli.options import change, options
 from murmurate.errors import Refusal
-from murmurate.fabric.arena import refuse_if_small
 from murmurate.fabric.interface import Capability
-from murmurate.options import change, options
+from murmurate.fabric.processes.shared_memory import refuse_if_small
 from murmurate.recipes import recipe
 from murmurate.strategies import strategies
+from murmurate.training import session
 from short_runs import SHORT, content, refused
 
 GOLDEN = Path(__file__).parent / "golden" / "cli_surface.json"

@@ -9,16 +9,16 @@ import os
 import numpy as np
 import pytest
 
-from murmurate.centre import member
-from murmurate.cli import main
-from murmurate.collect import documents as of_world
+from murmurate.cli.main import main
+from murmurate.datasets.corpus import Corpus
+from murmurate.datasets.generated import generate
+from murmurate.datasets.writing import write
 from murmurate.errors import Refusal
-from murmurate.folder import read_run
-from murmurate.post import Post
 from murmurate.recipes import recipe
-from murmurate.workloads.corpus import Corpus
-from murmurate.workloads.generated import generate
-from murmurate.workloads.writing import write
+from murmurate.sources import examples as of_world
+from murmurate.training.centre_server import member
+from murmurate.training.run_folder import read_run
+from murmurate.training.worker import Post
 from short_runs import refused
 
 ZOO = [f"{a} {b} {a} {c}\n" for a in ("ant", "bee", "cow") for b in ("dog", "emu") for c in ("fox", "gnu")]

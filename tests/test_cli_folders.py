@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from murmurate import checkpoint
-from murmurate.cli import main
+from murmurate.cli.main import main
 from murmurate.errors import Refusal
+from murmurate.training import checkpoint
 from short_runs import SHORT, content, refused
 
 # -- refusals of a folder --------------------------------------------------------------------------------

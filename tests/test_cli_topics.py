@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from murmurate.cli import main
-from murmurate.workloads.generated import generate
-from murmurate.workloads.writing import write
+from murmurate.cli.main import main
+from murmurate.datasets.generated import generate
+from murmurate.datasets.writing import write
 from short_runs import refused
 from waiting import until
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from murmurate.clipping import NotFinite, check_loss, clip_
+from murmurate.replica.clipping import NotFinite, check_loss, clip_
 
 
 def around(value):

@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from murmurate import doctor, native
-from murmurate.cli import main
-from murmurate.fabric.arena import Arena
+from murmurate import native
+from murmurate.cli import doctor
+from murmurate.cli.main import main
+from murmurate.fabric.processes.shared_memory import Arena
 
 
 def _look(name: str) -> dict[str, str]:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from murmurate.cli.options import change
 from murmurate.errors import Refusal
-from murmurate.folder import claim, read_run, unclaim, write_json, write_roles, write_run
-from murmurate.options import change
 from murmurate.recipes import recipe
 from murmurate.spec import Placement
 from murmurate.strategies import strategies
+from murmurate.training.run_folder import claim, read_run, unclaim, write_json, write_roles, write_run
 
 _CHANGES = {
     "cartpole-gala": "--replicas 7 --env-steps none --updates 9 --minutes 1.5 --seed 123456789012345",

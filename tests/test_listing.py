@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from murmurate.cli import main
+from murmurate.cli.listing import listing
+from murmurate.cli.main import main
 from murmurate.errors import Refusal
-from murmurate.listing import listing
 
 _KNOWN = {
     "recipes": {

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from murmurate.cli import main
-from murmurate.folder import read_run
-from murmurate.loading import load_agent
+from murmurate.cli.main import main
+from murmurate.datasets.table import Table
 from murmurate.recipes import recipe
-from murmurate.workloads.table import Table
+from murmurate.training.restore import load_agent
+from murmurate.training.run_folder import read_run
 from short_runs import refused
 
 CENTRES = np.array([[0.0, 100.0], [8.0, 104.0], [-8.0, 92.0]])

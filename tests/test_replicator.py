@@ -11,15 +11,15 @@ from laws.nets import pixels
 from laws.problems import OPTIMIZERS, Point, Problem, same
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability
-from murmurate.fabric.simulated import SimulatedFabric
-from murmurate.probe import Probe
-from murmurate.replicator import Replicator
+from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.replica.vector import Exchange, Replica
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.hogwild import Hogwild
 from murmurate.strategies.interface import Strategy
 from murmurate.strategies.local_sgd import LocalSGD
-from murmurate.vector import Exchange, Replica
+from murmurate.training.divergence import Probe
 from strategies.scripted import Number, Script
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from murmurate import rows as module
-from murmurate.rows import Rows, Scale
-from murmurate.vector import Replica
+from murmurate.replica import sparse as module
+from murmurate.replica.sparse import Rows, Scale
+from murmurate.replica.vector import Replica
 
 SHAPE = 12, 16
 

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from murmurate import coordinator, session
-from murmurate.cli import main
-from murmurate.coordinator import Coordinator
+from murmurate.cli.main import main
 from murmurate.errors import Refusal, RunFailed
-from murmurate.fabric.arena import Arena
-from murmurate.fabric.board import Board
-from murmurate.fabric.processes import ProcessFabric
-from murmurate.folder import claim
+from murmurate.fabric.processes.fabric import ProcessFabric
+from murmurate.fabric.processes.run_state import Board
+from murmurate.fabric.processes.shared_memory import Arena
 from murmurate.recipes import recipe
+from murmurate.replica.vector import Replica
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.hogwild import Hogwild
-from murmurate.vector import Replica
+from murmurate.training import coordinator, session
+from murmurate.training.coordinator import Coordinator
+from murmurate.training.run_folder import claim
 from short_runs import SHORT, content, refused
 
 

@@ -8,7 +8,7 @@ import json
 import psutil
 import pytest
 
-from murmurate.cli import main
+from murmurate.cli.main import main
 from murmurate.errors import Refusal
 from murmurate.recipes import recipe
 from murmurate.record.reader import read_metrics
@@ -18,7 +18,7 @@ from murmurate.record.strips import window
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
 from murmurate.strategies import strategies, strategy
-from murmurate.strategies._master_rows import MasterRows
+from murmurate.strategies.dpsgd.sparse_server import MasterRows
 from short_runs import refused
 
 STEP = 0.01

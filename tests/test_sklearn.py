@@ -11,10 +11,10 @@ import sys
 import numpy as np
 import pytest
 
-from murmurate.passes import Passes
+from murmurate.datasets.generated import generate
 from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.gala import GALA
-from murmurate.workloads.generated import generate
+from murmurate.workloads.in_memory import Passes
 from murmurate.workloads.topic_model import TopicModel
 
 pytest.importorskip("sklearn", reason="the estimator is for those who have scikit-learn")
@@ -320,7 +320,9 @@ def test_documents_without_a_word():
 
 
 def test_without_scikit_learn_the_extra_is_named():
-    script = "import sys; sys.modules['sklearn'] = None\nimport murmurate.passes, murmurate.sklearn"
+    script = (
+        "import sys; sys.modules['sklearn'] = None\nimport murmurate.workloads.in_memory, murmurate.sklearn"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, env=os.environ
     )

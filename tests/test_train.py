@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 import torch
 
-from murmurate import checkpoint
 from murmurate.agents.a2c import A2CAgent
-from murmurate.checkpoint import write_part
-from murmurate.coordinator import Coordinator
 from murmurate.errors import Refusal, RunFailed
-from murmurate.fabric.board import Board
-from murmurate.fabric.simulated import SimulatedFabric
-from murmurate.post import FINAL, FINAL_REQUEST, Post, Restored, staging
+from murmurate.fabric.processes.run_state import Board
+from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.recipes import recipe
-from murmurate.run_spec import Run
+from murmurate.replica.vector import NotFinite
 from murmurate.spec import Batch, Outcome, Placement
 from murmurate.strategies import strategies
-from murmurate.train import Learning
-from murmurate.vector import NotFinite
+from murmurate.training import checkpoint
+from murmurate.training.checkpoint import write_part
+from murmurate.training.coordinator import Coordinator
+from murmurate.training.loop import Learning
+from murmurate.training.run import Run
+from murmurate.training.worker import FINAL, FINAL_REQUEST, Post, Restored, staging
 
 
 def a_run(strategy: str = "all-reduce", **fields: Any) -> Run:

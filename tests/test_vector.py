@@ -11,7 +11,7 @@ from torch import nn
 
 from laws.nets import drawn, picture_loss, pixels, sgd
 from laws.problems import OPTIMIZERS, Problem, halving, head_apart, same
-from murmurate.vector import Replica
+from murmurate.replica.vector import Replica
 
 # -- the same learning --------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from laws.nets import drawn, picture_loss, pixels, sgd
 from laws.problems import OPTIMIZERS, Problem, head_apart, same
-from murmurate.vector import Exchange, NotFinite, Replica
+from murmurate.replica.vector import Exchange, NotFinite, Replica
 
 # -- what can come loose ------------------------------------------------------------------------------
 

@@ -11,7 +11,11 @@ from typing import Any
 __version__ = "0.1.0"
 
 # by name, and only when asked for: the command line must not wait for torch
-_OWN_LOOP = {"run": "murmurate.script", "OwnLoop": "murmurate.own_loop", "split_along": "murmurate.inputs"}
+_OWN_LOOP = {
+    "run": "murmurate.launch.script",
+    "OwnLoop": "murmurate.replicator.user_loop",
+    "split_along": "murmurate.replicator.input_split",
+}
 
 
 def __getattr__(name: str) -> Any:

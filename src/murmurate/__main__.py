@@ -2,6 +2,6 @@
 
 import sys
 
-from murmurate.cli import main
+from murmurate.cli.main import main
 
 sys.exit(main())

@@ -11,11 +11,11 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 
+from murmurate.datasets.corpus import FRACTIONS, Corpus
 from murmurate.errors import MissingExtra, Refusal
-from murmurate.passes import Passes
 from murmurate.strategies import strategy as strategy_by_name
 from murmurate.strategies.interface import Strategy
-from murmurate.workloads.corpus import FRACTIONS, Corpus
+from murmurate.workloads.in_memory import Passes
 from murmurate.workloads.topic_model import TopicModel
 from murmurate.workloads.topics import Topics
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from murmurate.agents.a2c import A2C, A2CAgent
+from murmurate.replica.vector import Replica
 from murmurate.spec import Batch, EnvSpec, Trajectory
-from murmurate.vector import Replica
 from oracles.a2c import a2c_loss
 
 SPEC = EnvSpec("toy", (3,), torch.float32, actions=4)

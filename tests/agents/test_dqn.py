@@ -9,8 +9,8 @@ import torch
 
 from murmurate.agents.dqn import DQN, DQNAgent
 from murmurate.replay.interface import Sample
+from murmurate.replica.vector import Exchange, Replica
 from murmurate.spec import Batch, EnvSpec
-from murmurate.vector import Exchange, Replica
 
 SPEC = EnvSpec("toy", (5,), torch.float32, actions=3)
 CPU = torch.device("cpu")

@@ -16,9 +16,9 @@ import pytest
 from murmurate.bench import _gala, gala_sweep, gala_table
 from murmurate.bench._gala import Job, Plan
 from murmurate.bench._result import teller
-from murmurate.checkpoint import commit, write_part
 from murmurate.errors import Refusal, RunFailed
 from murmurate.record.reader import read_metrics
+from murmurate.training.checkpoint import commit, write_part
 from waiting import until
 
 SILENT = teller(True)

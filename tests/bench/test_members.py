@@ -23,23 +23,23 @@ from murmurate.bench import (
     strategy_cost,
 )
 from murmurate.bench._result import teller
+from murmurate.cli.listing import listing
 from murmurate.errors import Refusal, RunFailed
-from murmurate.fabric.interface import FabricFactory
-from murmurate.listing import listing
+from murmurate.fabric.interface import Fabric
 
 
-def meet(fabric: FabricFactory, offset: float) -> float:
+def meet(fabric: Fabric, offset: float) -> float:
     x = torch.full((4,), fabric.rank + offset)
     fabric.channel("x", x).mean_(x)
     return float(x[0])
 
 
-def fail_on_one(fabric: FabricFactory) -> None:
+def fail_on_one(fabric: Fabric) -> None:
     if fabric.rank == 1:
         raise ValueError("rank one is unwell")
 
 
-def compare_with_ddp(fabric: FabricFactory, store: str) -> float:
+def compare_with_ddp(fabric: Fabric, store: str) -> float:
     """Largest difference of a parameter after 3 updates by either side, from equal starts."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=fabric.rank, world_size=2)
     frames = torch.randint(

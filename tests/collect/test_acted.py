@@ -14,17 +14,17 @@ import pytest
 import torch
 
 from murmurate.agents.dqn import DQN, DQNAgent
-from murmurate.collect import acted as acted_module
-from murmurate.collect._box import SLOTS, Record, Ring, Weights
-from murmurate.collect.acted import Acted, Cast
-from murmurate.collect.drawing import Drawing
-from murmurate.collect.worlds import world
 from murmurate.errors import RunFailed
-from murmurate.fabric.arena import Arena
+from murmurate.fabric.processes.shared_memory import Arena
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.interface import Steps
+from murmurate.replica.vector import Replica
+from murmurate.sources import actor_source as acted_module
+from murmurate.sources.actor_source import Acted, Cast
+from murmurate.sources.replay_sampler import Drawing
 from murmurate.spec import EnvSpec, Episode
-from murmurate.vector import Replica
+from murmurate.worlds.registry import world
+from murmurate.worlds.spaces import SLOTS, Record, Ring, Weights
 from waiting import DEADLINE_SECONDS, until
 
 pytestmark = pytest.mark.timeout(2 * DEADLINE_SECONDS)
@@ -262,7 +262,7 @@ def test_actors_end_with_a_learner_that_is_killed() -> None:
 
 
 def test_actors_that_cannot_begin_end_the_run_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("murmurate.collect.acted._DEATHS", 2)
+    monkeypatch.setattr("murmurate.sources.actor_source._DEATHS", 2)
     broken = dataclasses.replace(AGENT, target_every=-1)
     with acted() as (source, _):
         source.cast = dataclasses.replace(source.cast, agent=broken)

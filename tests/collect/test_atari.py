@@ -9,11 +9,11 @@ import torch
 from scripted import Always, Watcher
 from torch import Tensor
 
-from murmurate.collect.atari import AtariSimulators, AtariWorld
-from murmurate.collect.evaluate import evaluate, record_game
-from murmurate.collect.rollouts import Rollouts, open_groups
 from murmurate.errors import MissingExtra, Refusal
+from murmurate.evaluation.games import evaluate, record_game
+from murmurate.sources.rollouts import Rollouts, open_groups
 from murmurate.spec import EnvSpec, TimeStep
+from murmurate.worlds.atari import AtariSimulators, AtariWorld
 
 pytest.importorskip("ale_py")
 

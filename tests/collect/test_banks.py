@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from murmurate.collect.banks import Banks, channel_of_banks
-from murmurate.fabric.interface import FabricFactory
+from murmurate.fabric.interface import Fabric
 from murmurate.fabric.threads import run_members
 from murmurate.replay.priorities import Chances, Prioritized, Uniform
+from murmurate.sources.bank_weights import Banks, channel_of_banks
 
 SIZES, SCALES = (40, 100, 7), (1.0, 5.0, 0.01)
 
@@ -29,7 +29,7 @@ def bank(rank: int, uniform: bool) -> tuple[Chances, Tensor]:
     return chances, errors
 
 
-def weigh(uniform: bool, beta: float, least: float, door: FabricFactory) -> tuple[Tensor, Tensor]:
+def weigh(uniform: bool, beta: float, least: float, door: Fabric) -> tuple[Tensor, Tensor]:
     """([n] what each item of this member's bank is drawn in proportion to, [n] chance times weight)"""
     chances, priority = bank(door.rank, uniform)
     total, minimum = chances.mass
@@ -62,7 +62,7 @@ def test_an_item_that_nobody_drew_makes_no_weight_small() -> None:
             torch.testing.assert_close(one, other, rtol=1e-3, atol=0)
 
 
-def alone(door: FabricFactory) -> list[float]:
+def alone(door: Fabric) -> list[float]:
     weights = torch.tensor([0.5, 0.25, 0.1])
     Banks(channel_of_banks(door), 1).weigh(weights, 3.0, 0.5, 0.4)
     return weights.tolist()

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from murmurate.collect import documents
-from murmurate.collect.documents import Chosen, CorpusWorld, DocumentSource
+from murmurate.cli.options import change
+from murmurate.datasets.corpus import Corpus
+from murmurate.datasets.generated import generate
+from murmurate.datasets.tokens import STOP_WORDS, Tokens, count
+from murmurate.datasets.writing import write
 from murmurate.errors import Refusal
-from murmurate.options import change
-from murmurate.workloads.corpus import Corpus
-from murmurate.workloads.generated import generate
-from murmurate.workloads.tokens import STOP_WORDS, Tokens, count
-from murmurate.workloads.writing import write
+from murmurate.sources import examples as documents
+from murmurate.sources.examples import Chosen, CorpusWorld, DocumentSource
 from workloads.drawn import same
 
 

@@ -9,9 +9,9 @@ from scripted import Always, Counter, Roulette, ScriptedSimulators
 from torch import Tensor
 
 from murmurate.agents.interface import Action
-from murmurate.collect.evaluate import EvalResult, evaluate, record_game
-from murmurate.collect.gym import GymWorld
-from murmurate.collect.interface import Simulators
+from murmurate.evaluation.games import EvalResult, evaluate, record_game
+from murmurate.worlds.gym import GymWorld
+from murmurate.worlds.interface import Simulators
 
 
 @dataclass(frozen=True)

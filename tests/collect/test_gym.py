@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from murmurate.collect.generators import simulator_seed
-from murmurate.collect.gym import CLASSIC, MUJOCO, GymSimulators, GymWorld
-from murmurate.collect.interface import Simulators
 from murmurate.errors import MissingExtra, Refusal
+from murmurate.sources.generators import simulator_seed
 from murmurate.spec import EnvSpec, TimeStep
+from murmurate.worlds.gym import CLASSIC, MUJOCO, GymSimulators, GymWorld
+from murmurate.worlds.interface import Simulators
 
 # The models whose steps read quantities that lag behind the integration state come first.
 MODELS = ["Ant-v5", "Humanoid-v5", "HalfCheetah-v5", "Hopper-v5", "Reacher-v5", "InvertedDoublePendulum-v5"]

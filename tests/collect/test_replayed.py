@@ -8,11 +8,11 @@ import pytest
 import torch
 from scripted import Counter, ScriptedSimulators
 
-from murmurate.collect.drawing import Drawing
-from murmurate.collect.replayed import Replayed
-from murmurate.collect.worlds import world as world_called
 from murmurate.replay.config import ReplayConfig, open_replay
+from murmurate.sources.replay_sampler import Drawing
+from murmurate.sources.replay_source import Replayed
 from murmurate.spec import EnvSpec
+from murmurate.worlds.registry import world as world_called
 
 SCRIPT = [
     [(1.0, ""), (2.0, "terminated"), (3.0, "")],

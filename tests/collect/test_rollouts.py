@@ -10,11 +10,11 @@ import torch
 from scripted import Counter, Line, Roulette, ScriptedSimulators, Watcher
 from torch import Tensor
 
-from murmurate.collect.atari import AtariWorld
-from murmurate.collect.gym import GymWorld
-from murmurate.collect.rollouts import Rollouts, open_groups
 from murmurate.errors import Refusal
+from murmurate.sources.rollouts import Rollouts, open_groups
 from murmurate.spec import Trajectory
+from murmurate.worlds.atari import AtariWorld
+from murmurate.worlds.gym import GymWorld
 
 FIELDS = [
     "observation",

@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from murmurate.collect.atari import AtariWorld, game_name, games
-from murmurate.collect.gym import GymWorld
-from murmurate.collect.worlds import world, world_names
 from murmurate.errors import MissingExtra, Refusal
+from murmurate.worlds.atari import AtariWorld, game_name, games
+from murmurate.worlds.gym import GymWorld
+from murmurate.worlds.registry import world, world_names
 
 
 def test_classic_and_mujoco_names_need_nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,21 +1,19 @@
 """What every fabric must do, whatever it is made of.
 
 A fabric is a module in ``murmurate/fabric`` with ``run_members(size, functions, deadline_seconds)``: it
-runs one function a member, gives each its ``FabricFactory`` and returns their results by rank. The
+runs one function a member, gives each its ``Fabric`` and returns their results by rank. The
 functions live at module level, so that they can be sent to processes.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
-import pkgutil
 import re
 
 import pytest
 import torch
 
-import murmurate.fabric
+from murmurate.fabric import fabrics
 from murmurate.fabric.interface import Capability, FabricError
 
 N = 7
@@ -23,15 +21,13 @@ _SILENCE = 0.3  # the deadline of tests in which somebody keeps silent
 
 
 def found() -> list[str]:
-    names = [m.name for m in pkgutil.iter_modules(murmurate.fabric.__path__) if not m.name.startswith("_")]
-    modules = {name: importlib.import_module(f"murmurate.fabric.{name}") for name in names}
-    return sorted(name for name, module in modules.items() if hasattr(module, "run_members"))
+    return sorted(fabrics())
 
 
 @pytest.fixture(params=found())
 def members(request):
     """(size, one function for all or one each) -> results by rank."""
-    fabric = importlib.import_module(f"murmurate.fabric.{request.param}")
+    fabric = fabrics()[request.param]
 
     def run(size, *functions, **options):
         return fabric.run_members(size, list(functions) * (size // len(functions)), **options)

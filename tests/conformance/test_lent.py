@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from laws.problems import same
-from murmurate import checkpoint
-from murmurate.centre import member
-from murmurate.fabric.board import Board
 from murmurate.fabric.interface import Capability
-from murmurate.fabric.simulated import SimulatedFabric
-from murmurate.joining import Doorway
-from murmurate.post import FINAL, Post, Restored, staging
+from murmurate.fabric.processes.run_state import Board
+from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.recipes import recipe
-from murmurate.run_spec import Run
 from murmurate.strategies import strategies
 from murmurate.strategies.dpsgd import DPSGD
-from murmurate.train import Learning
+from murmurate.training import checkpoint
+from murmurate.training.centre_server import member
+from murmurate.training.loop import Learning
+from murmurate.training.rejoin import Doorway
+from murmurate.training.run import Run
+from murmurate.training.worker import FINAL, Post, Restored, staging
 
 STRATEGIES = {name: kind() for name, kind in strategies().items() if name != "solo"}
 STRATEGIES |= {"dpsgd, nodes of one": DPSGD(threads=1, local_updates=2)}

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import json
 import pickle
-import pkgutil
 import re
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
 
-import murmurate.fabric
 from laws.problems import OPTIMIZERS, Problem
+from murmurate import fabric
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability
-from murmurate.fabric.simulated import SimulatedFabric
-from murmurate.replicator import Replicator
+from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies import strategies, strategy
 from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.interface import Strategy
@@ -35,9 +33,7 @@ HERE = Problem(optimizer="momentum")
 
 
 def fabrics():
-    names = [m.name for m in pkgutil.iter_modules(murmurate.fabric.__path__) if not m.name.startswith("_")]
-    modules = {name: importlib.import_module(f"murmurate.fabric.{name}") for name in names}
-    return {name: m.run_members for name, m in modules.items() if hasattr(m, "run_members")}
+    return {name: module.run_members for name, module in fabric.fabrics().items()}
 
 
 @pytest.fixture(params=KNOWN)

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 import torch.distributed as dist
 
-from murmurate.fabric._hub import short
-from murmurate.fabric._seal import Card
-from murmurate.fabric.network import NetworkFabric
+from murmurate.fabric.network.crypto import Card
+from murmurate.fabric.network.endpoint import short
+from murmurate.fabric.network.fabric import NetworkFabric
 from waiting import DEADLINE_SECONDS
 
 SECRET = b"the run's secret"

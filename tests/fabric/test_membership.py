@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from murmurate.fabric.arena import Arena
-from murmurate.fabric.board import Board, HandOver
-from murmurate.fabric.processes import ProcessChannel, ProcessFabric
+from murmurate.fabric.processes.fabric import ProcessChannel, ProcessFabric
+from murmurate.fabric.processes.run_state import Board, HandOver
+from murmurate.fabric.processes.shared_memory import Arena
 from waiting import until
 
 N = 5

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 
 from fabric.networked import N, at_once, channels, fill, members
-from murmurate.fabric._hub import short
-from murmurate.fabric._shelf import UNREAD_LIMIT
+from murmurate.buffers import Pool, as_tensor
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.network import NetworkFabric
-from murmurate.pool import Pool, as_tensor
+from murmurate.fabric.network.endpoint import short
+from murmurate.fabric.network.fabric import NetworkFabric
+from murmurate.fabric.network.register import UNREAD_LIMIT
 from waiting import until
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fabric.networked import at_once, channels, members
-from murmurate.fabric._compress import BLOCK, Feedback, codec
-from murmurate.pool import Pool
-from murmurate.strategies._cut import Cut
+from murmurate.buffers import Pool
+from murmurate.fabric.network.compression import BLOCK, Feedback, codec
+from murmurate.strategies.checkpoint_barrier import Cut
 
 COUNT = 3 * BLOCK + 17
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fabric.networked import at_once, cabled, channels, members
-from murmurate.fabric._compress import Plain
-from murmurate.fabric._neighbour import Lender, Neighbour, Region, Span
+from murmurate.fabric.network.compression import Plain
+from murmurate.fabric.network.shm_peer import Lender, Neighbour, Region, Span
 from waiting import until
 
 N = 200_000  # a vector of 800 kB

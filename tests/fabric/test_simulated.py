@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from murmurate.fabric.interface import Capability, FabricError
-from murmurate.fabric.simulated import Crashed, Faults, Partition, SimulatedFabric
+from murmurate.fabric.simulated.fabric import Crashed, Faults, Partition, SimulatedFabric
 
 N = 3
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from murmurate.fabric._times import LogNormal, Network, Straggler, Trace, compute_model
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.simulated import Crashed, Faults, Partition, SimulatedFabric
+from murmurate.fabric.simulated.fabric import Crashed, Faults, Partition, SimulatedFabric
+from murmurate.fabric.simulated.latency import LogNormal, Network, Straggler, Trace, compute_model
 
 N = 1000  # a vector of 4000 bytes
 BYTES = 4 * N

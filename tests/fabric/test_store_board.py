@@ -9,10 +9,10 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from murmurate.fabric import store_board
-from murmurate.fabric.board import Board
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.store_board import StoreBoard
+from murmurate.fabric.network import store_run_state as store_board
+from murmurate.fabric.network.store_run_state import StoreBoard
+from murmurate.fabric.processes.run_state import Board
 from waiting import until
 
 

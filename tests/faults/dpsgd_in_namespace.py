@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from faults.namespaces import ADDRESSES, enter
 from faults.replica_in_namespace import PARAMETERS, Point
-from murmurate.fabric.network import NetworkFabric
-from murmurate.replicator import Replicator
+from murmurate.fabric.network.fabric import NetworkFabric
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.dpsgd import DPSGD
 
 _SETTLE_SECONDS = 60.0

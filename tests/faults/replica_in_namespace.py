@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import nn
 
 from faults.namespaces import ADDRESSES, enter
-from murmurate.fabric.network import NetworkFabric
-from murmurate.replicator import Replicator
+from murmurate.fabric.network.fabric import NetworkFabric
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.pull_gossip import PullGossip
 
 PARAMETERS = 2000

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from faults.commands import training
-from murmurate import checkpoint
+from murmurate.training import checkpoint
 
 pytestmark = pytest.mark.timeout(900)
 

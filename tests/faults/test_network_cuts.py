@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from fabric.networked import RUN, SECRET, N, at_once, cabled, channels, fill, members
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.network import Died, NetworkFabric, run_members
+from murmurate.fabric.network.fabric import Died, NetworkFabric, run_members
 from waiting import until
 
 LETTERS = 300

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from fabric.networked import RUN, SECRET, at_once, cabled, channels, members
-from murmurate.fabric._compress import Plain
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.network import Died, NetworkFabric, run_members
+from murmurate.fabric.network.compression import Plain
+from murmurate.fabric.network.fabric import Died, NetworkFabric, run_members
 from waiting import until
 
 N = 50_000

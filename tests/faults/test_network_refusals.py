@@ -18,13 +18,13 @@ import torch.distributed as dist
 
 from fabric.networked import RUN, SECRET, N, at_once, channels, fill, members
 from murmurate.errors import MissingExtra
-from murmurate.fabric._handshake import Hello, Passport, dial
-from murmurate.fabric._hub import short
-from murmurate.fabric._neighbour import Place, Region
-from murmurate.fabric._seal import Card, Identity, Seal
-from murmurate.fabric._wire import META_LIMIT_BYTES, Closed, Frame, Kind, Origin, Pipe, Refused
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.network import NetworkFabric
+from murmurate.fabric.network.crypto import Card, Identity, Seal
+from murmurate.fabric.network.endpoint import short
+from murmurate.fabric.network.fabric import NetworkFabric
+from murmurate.fabric.network.frames import META_LIMIT_BYTES, Closed, Frame, Kind, Origin, Pipe, Refused
+from murmurate.fabric.network.handshake import Hello, Passport, dial
+from murmurate.fabric.network.shm_peer import Place, Region
 from waiting import until
 
 CHANNEL = short("model")
@@ -115,7 +115,7 @@ def scene(request):
 def refuses(scene, caplog, cause, act):
     """``act`` is counted under ``cause`` and logged; then an honest letter still arrives."""
     fabric, channel, rogue = scene
-    with caplog.at_level(logging.WARNING, "murmurate.fabric.network"):
+    with caplog.at_level(logging.WARNING, "murmurate.fabric.network.fabric"):
         with contextlib.suppress(OSError):  # it may hang up before all has been sent
             act()
         until(lambda: _logged(caplog, cause), cause)
@@ -320,7 +320,7 @@ class TestOfAStranger:
         ids=lambda value: None if isinstance(value, bytes) else str(value),
     )
     def test_is_refused_and_counted(self, cause, words, caplog):
-        with members(2) as fabrics, caplog.at_level(logging.WARNING, "murmurate.fabric.network"):
+        with members(2) as fabrics, caplog.at_level(logging.WARNING, "murmurate.fabric.network.fabric"):
             said = words if isinstance(words, bytes) else self.hello(**words)
             self.talk(fabrics[0], lambda line: line.sendall(said))
             until(lambda: _logged(caplog, cause), cause)
@@ -383,7 +383,7 @@ def test_a_member_without_the_secret_is_refused_at_the_rendezvous(caplog):
             NetworkFabric(rank, 2, store, run_id=RUN, secret=secret, deadline_seconds=0.5)
         return str(caught.value)
 
-    with caplog.at_level(logging.WARNING, "murmurate.fabric.network"):
+    with caplog.at_level(logging.WARNING, "murmurate.fabric.network.fabric"):
         one, other = at_once(lambda: start(0, SECRET), lambda: start(1, b"another"))
     assert "rank 1" in one
     assert "secret" in one

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from faults.commands import Command, training
-from murmurate import checkpoint
+from murmurate.training import checkpoint
 from waiting import until
 
 pytestmark = pytest.mark.timeout(900)

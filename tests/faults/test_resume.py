@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from faults.commands import Command, read_lines, training
-from murmurate import checkpoint
 from murmurate.replay.interface import Chunk
+from murmurate.training import checkpoint
 
 pytestmark = pytest.mark.timeout(1500)
 _UPDATES = 400

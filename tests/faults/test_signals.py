@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from faults.commands import training
-from murmurate import checkpoint
+from murmurate.training import checkpoint
 from waiting import until
 
 pytestmark = pytest.mark.timeout(900)
@@ -57,7 +57,7 @@ def test_twice_stops_at_once_even_when_a_replica_does_not_answer(tmp_path: Path)
 def test_sigterm_to_one_role_alone_ends_it_and_to_all_does_not() -> None:
     program = (
         "import sys, os, signal, time\n"
-        "from murmurate.fabric.board import Board\n"
+        "from murmurate.fabric.processes.run_state import Board\n"
         "from murmurate.launch import role\n"
         "role._HEARSAY_SECONDS = 0.2\n"
         "board = Board(2); board.open()\n"

@@ -11,7 +11,7 @@ from statistics import median
 import pytest
 
 from faults.commands import Command, training
-from murmurate import checkpoint
+from murmurate.training import checkpoint
 from waiting import until
 
 pytestmark = pytest.mark.timeout(900)

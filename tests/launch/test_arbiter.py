@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from murmurate.fabric.board import Board, HandOver
-from murmurate.joining import Pace
-from murmurate.launch.arbiter import CAP_SECONDS, FLOOR_SECONDS, REJOINS, Arbiter, patience
-from murmurate.launch.crew import Role
+from murmurate.fabric.processes.run_state import Board, HandOver
+from murmurate.launch.failure_detector import CAP_SECONDS, FLOOR_SECONDS, REJOINS, Arbiter, patience
+from murmurate.launch.worker_processes import Role
 from murmurate.recipes import recipe
 from murmurate.strategies import strategies
+from murmurate.training.rejoin import Pace
 
 PACE = 0.1
 
@@ -103,7 +103,7 @@ def test_the_cap_lies_below_the_deadline_at_which_the_fabric_ends_the_run() -> N
 
 def test_the_pace_is_a_high_quantile_that_one_pause_does_not_move(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("murmurate.joining.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("murmurate.training.rejoin.time.monotonic", lambda: now[0])
     pace, told = Pace(), []
     for number in range(200):
         now[0] += 10.0 if number == 150 else 0.2 if number % 10 == 0 else 0.1

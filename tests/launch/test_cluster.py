@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from murmurate.launch._cluster import bundle
-from murmurate.launch._seat import _placed
+from murmurate.launch.ray_actor import _placed
+from murmurate.launch.ray_cluster import bundle
 from murmurate.recipes import recipe
-from murmurate.run_spec import Run
 from murmurate.spec import Placement
 from murmurate.strategies import strategies
+from murmurate.training.run import Run
 
 ONE, TWO = ("cuda:0",), ("cuda:0", "cuda:1")
 

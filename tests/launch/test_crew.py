@@ -15,11 +15,11 @@ import pytest
 from torch.distributed import TCPStore
 
 from murmurate.errors import Refusal
-from murmurate.fabric.arena import Arena
-from murmurate.launch import _crew
-from murmurate.launch._crew import Crew, Surroundings
-from murmurate.launch._ground import Offer, Process, borrow, lend, this_host
-from murmurate.launch._meeting import Ground, Meeting, check_folder, prove
+from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.launch import rendezvous as _crew
+from murmurate.launch.host_memory import Offer, Process, borrow, lend, this_host
+from murmurate.launch.job_spec import Ground, Meeting, check_folder, prove
+from murmurate.launch.rendezvous import Crew, Surroundings
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="memory is lent through /proc")
 
@@ -149,7 +149,7 @@ def test_another_process_borrows_the_same_memory() -> None:
     offer = lend(arena)
     arena.counters("cells", (1,))[0] = 41
     program = (
-        "from murmurate.launch._ground import Offer, borrow\n"
+        "from murmurate.launch.host_memory import Offer, borrow\n"
         f"cells = borrow({offer!r}).counters('cells', (1,))\n"
         "cells[0] += 1\n"
     )

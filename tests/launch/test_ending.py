@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from murmurate.fabric.board import Board
-from murmurate.launch._ending import STOP_DEADLINE_SECONDS, Ending
-from murmurate.launch.arbiter import CAP_SECONDS
+from murmurate.fabric.processes.run_state import Board
+from murmurate.launch.failure_detector import CAP_SECONDS
+from murmurate.launch.shutdown import STOP_DEADLINE_SECONDS, Ending
 from murmurate.recipes import recipe
 from murmurate.strategies import strategies
 

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from murmurate import checkpoint, session
 from murmurate.errors import Refusal
 from murmurate.recipes import recipe
-from murmurate.run_spec import Run
-from murmurate.session import resume, train
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
 from murmurate.strategies import strategies
-from murmurate.strategies._master_rows import MasterRows
+from murmurate.strategies.dpsgd.sparse_server import MasterRows
 from murmurate.strategies.interface import Strategy
+from murmurate.training import checkpoint, session
+from murmurate.training.run import Run
+from murmurate.training.session import resume, train
 
 
 def short(strategy: str | Strategy = "gala", **fields: Any) -> Run:

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from faults.commands import read_lines
-from murmurate import checkpoint
-from murmurate.cli import main
-from murmurate.launch import _ending
+from murmurate.cli.main import main
+from murmurate.launch import shutdown as _ending
 from murmurate.recipes import recipe
-from murmurate.run_spec import Run
-from murmurate.session import train
+from murmurate.training import checkpoint
+from murmurate.training.run import Run
+from murmurate.training.session import train
 from waiting import until
 
 pytestmark = pytest.mark.timeout(900)

@@ -22,13 +22,13 @@ import torch
 from faults.commands import Command, training
 from launch.test_inline import params
 from launch.test_torchrun import _SHORT, alone, same
-from murmurate import checkpoint
 from murmurate.errors import MissingExtra
-from murmurate.fabric.board import Board
+from murmurate.fabric.processes.run_state import Board
 from murmurate.launch import launcher
 from murmurate.launch.ray import _Flock
 from murmurate.recipes import recipe
 from murmurate.strategies import strategies
+from murmurate.training import checkpoint
 from waiting import until
 
 pytestmark = pytest.mark.timeout(900)

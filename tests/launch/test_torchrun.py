@@ -14,10 +14,10 @@ import torch
 
 from faults.commands import Command
 from launch.test_inline import params
-from murmurate import checkpoint
-from murmurate.cli import main
+from murmurate.cli.main import main
 from murmurate.errors import Refusal
 from murmurate.launch import dictated_replicas, torchrun
+from murmurate.training import checkpoint
 
 pytestmark = pytest.mark.timeout(900)
 _ENGINE = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
@@ -98,11 +98,13 @@ def test_ranks_share_memory_and_rank_0_serves_the_centre(strategy: str, tmp_path
 
 _APART = """
 import os, sys
-from murmurate.launch import _crew, _ground, _meeting
+from murmurate.launch import rendezvous as _crew
+from murmurate.launch import host_memory as _ground
+from murmurate.launch import job_spec as _meeting
 name = f"host {os.environ['RANK']}"
 for module in (_crew, _ground, _meeting):
     module.this_host = lambda: name
-from murmurate.cli import main
+from murmurate.cli.main import main
 sys.exit(main())
 """
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from laws.problems import OPTIMIZERS, Point, Problem, Result
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.simulated import Faults, SimulatedFabric
-from murmurate.replicator import Replicator
+from murmurate.fabric.simulated.fabric import Faults, SimulatedFabric
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.interface import Strategy
 
 LAST = 1 << 40  # the number of the cut at the end

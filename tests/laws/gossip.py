@@ -23,8 +23,8 @@ import numpy as np
 import torch
 
 from laws.problems import Point, slope
-from murmurate.fabric.simulated import SimulatedFabric
-from murmurate.replicator import Replicator
+from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.gala import GALA
 from murmurate.topology import Topology, event_matrix, topology
 

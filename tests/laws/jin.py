@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from laws.problems import Point
-from murmurate.replicator import Replicator
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.pull_gossip import PullGossip
 from strategies.scripted import Script
 

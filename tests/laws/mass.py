@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from laws.problems import Point, slope
-from murmurate.fabric.simulated import Faults, SimulatedFabric
-from murmurate.replicator import Replicator
+from murmurate.fabric.simulated.fabric import Faults, SimulatedFabric
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.push_sum import PushSum
 
 DIMENSION = 3

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from murmurate.replicator import Replicator
+from murmurate.replica.vector import Exchange, Replica
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.interface import Strategy
-from murmurate.vector import Exchange, Replica
 
 OPTIMIZERS: dict[str, Callable[[list[Any]], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),

@@ -9,8 +9,8 @@ import torch
 
 from laws.problems import same
 from murmurate.agents.a2c import A2C
-from murmurate.fabric.simulated import SimulatedFabric
-from murmurate.replicator import Replicator
+from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.replicator.replicator import Replicator
 from murmurate.spec import Batch, EnvSpec, Trajectory
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.gala import GALA

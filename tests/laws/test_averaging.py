@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from laws.problems import LINEAR, OPTIMIZERS, Point, Problem, same, slope
-from murmurate.fabric.simulated import SimulatedFabric
-from murmurate.replicator import Replicator
+from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.replica.vector import Replica
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.local_sgd import LocalSGD
-from murmurate.vector import Replica
 
 UPDATES = 8
 SIZES = (2, 3, 4, 5)

@@ -14,19 +14,19 @@ import pytest
 import torch
 
 from laws.centre import finish, is_centre, serve_until
-from murmurate.fabric.processes import run_members
-from murmurate.fabric.simulated import SimulatedFabric
+from murmurate.datasets.generated import generate
+from murmurate.datasets.table import Table
+from murmurate.fabric.processes.fabric import run_members
+from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.losses.mixture import divergence
-from murmurate.replicator import Replicator
+from murmurate.replica.vector import Replica
+from murmurate.replicator.replicator import Replicator
 from murmurate.spec import Batch, EnvSpec
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.hogwild import Hogwild
-from murmurate.vector import Replica
-from murmurate.workloads.generated import generate
 from murmurate.workloads.mixture_model import MixtureModel
-from murmurate.workloads.table import Table
 from murmurate.workloads.topic_model import TopicModel
 
 K, D, ROWS = 4, 3, 1200

@@ -38,12 +38,12 @@ from laws.centre import (
     troubled,
 )
 from laws.problems import OPTIMIZERS, Point, Problem, same, slope
-from murmurate.fabric.processes import Died, run_members
-from murmurate.fabric.simulated import SimulatedFabric
-from murmurate.replicator import Replicator
+from murmurate.fabric.processes.fabric import Died, run_members
+from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.replica.vector import Replica
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.parameter_server import ParameterServer
-from murmurate.vector import Replica
 from strategies.desk import Company
 
 UPDATES = 8

@@ -28,10 +28,10 @@ from laws.centre import (
     unit,
 )
 from laws.problems import OPTIMIZERS, Point, Problem, same
-from murmurate.fabric.simulated import SimulatedFabric
-from murmurate.replicator import Replicator
+from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.replica.vector import Exchange, Replica
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.elastic import Elastic, SynchronousElastic
-from murmurate.vector import Exchange, Replica
 
 UPDATES = 8
 KINDS = [Elastic(period=1), Elastic(period=3, wait=False), Elastic(moving_rate=0.5, period=2)]

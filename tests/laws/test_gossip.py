@@ -14,8 +14,8 @@ import torch
 
 from laws.gossip import Gossip, adam, replay
 from laws.problems import Point
-from murmurate.fabric.simulated import SimulatedFabric
-from murmurate.replicator import Replicator
+from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.gala import GALA
 from murmurate.topology import (
     event_matrix,

@@ -11,8 +11,8 @@ import torch
 from laws.mass import Shares
 from laws.problems import OPTIMIZERS, Point, Problem, same, slope
 from laws.test_solo import UPDATES, VARIANTS, solo, variant, words
-from murmurate.fabric.simulated import Crashed, Faults, Partition, SimulatedFabric
-from murmurate.replicator import Replicator
+from murmurate.fabric.simulated.fabric import Crashed, Faults, Partition, SimulatedFabric
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.pull_gossip import PullGossip
 from murmurate.strategies.push_gossip import PushGossip

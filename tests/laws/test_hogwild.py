@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from laws.problems import OPTIMIZERS, Point, Problem, same, slope
-from murmurate.fabric.simulated import SimulatedFabric
+from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.fabric.threads import ThreadsFabric
-from murmurate.replicator import Replicator
+from murmurate.replica.vector import Replica
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.hogwild import Hogwild
-from murmurate.vector import Replica
 
 UPDATES = 6
 SHARED = [name for name in OPTIMIZERS if name != "dampened"]

@@ -11,7 +11,7 @@ import torch
 
 from laws.jin import Bowl, draws, event, lam, left_over, printed_lambda
 from laws.problems import Point
-from murmurate.replicator import Replicator
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.pull_gossip import PullGossip
 from murmurate.strategies.push_gossip import PushGossip
 from murmurate.strategies.synchronous_gossip import SynchronousGossip

@@ -28,9 +28,9 @@ from laws.centre import (
 )
 from laws.problems import OPTIMIZERS, Problem, same
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.simulated import SimulatedFabric
+from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.replica.vector import Replica
 from murmurate.strategies.parameter_server import ParameterServer
-from murmurate.vector import Replica
 
 UPDATES = 8
 KINDS = [

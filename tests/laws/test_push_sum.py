@@ -12,8 +12,8 @@ import torch
 
 from laws.mass import DIMENSION, Ledger, Shares, sgd, weighed
 from laws.problems import Point
-from murmurate.fabric.simulated import Crashed, Faults, SimulatedFabric
-from murmurate.replicator import Replicator
+from murmurate.fabric.simulated.fabric import Crashed, Faults, SimulatedFabric
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.push_gossip import PushGossip
 from murmurate.strategies.push_sum import PushSum
 from murmurate.topology import topologies

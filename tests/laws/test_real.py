@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from laws.problems import Point, Problem, same, slope
-from murmurate.fabric.processes import Died, run_members
-from murmurate.fabric.simulated import SimulatedFabric
-from murmurate.replicator import Replicator
+from murmurate.fabric.processes.fabric import Died, run_members
+from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.replica.vector import Replica
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.hogwild import Hogwild
 from murmurate.strategies.local_sgd import LocalSGD
-from murmurate.vector import Replica
 from waiting import until
 
 UPDATES = 8

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from laws.problems import OPTIMIZERS, Problem, same
-from murmurate.fabric.simulated import SimulatedFabric
-from murmurate.replicator import Replicator
+from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.replica.vector import Replica
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.hogwild import Hogwild
 from murmurate.strategies.local_sgd import LocalSGD
 from murmurate.strategies.solo import Solo
-from murmurate.vector import Replica
 
 BEFORE, AFTER = 5, 6
 FULL = {"clip": 0.3, "scheduled": True, "grouped": True}

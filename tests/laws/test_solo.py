@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from laws.problems import OPTIMIZERS, SIX, Problem, same
-from murmurate.fabric.simulated import SimulatedFabric
+from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.fabric.threads import ThreadsFabric
-from murmurate.replicator import Replicator
+from murmurate.replica.vector import Replica
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.hogwild import Hogwild
 from murmurate.strategies.local_sgd import LocalSGD
 from murmurate.strategies.solo import Solo
-from murmurate.vector import Replica
 
 UPDATES = 9
 EXACT = [

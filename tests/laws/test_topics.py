@@ -11,23 +11,23 @@ import pytest
 import torch
 
 from laws.centre import finish, is_centre, serve_until
-from murmurate.fabric.processes import run_members
-from murmurate.fabric.simulated import SimulatedFabric
+from murmurate.datasets.corpus import Corpus
+from murmurate.datasets.generated import generate
+from murmurate.fabric.processes.fabric import run_members
+from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.losses.topics import Documents, expected_topics, fold_in
-from murmurate.replicator import Replicator
-from murmurate.rows import Rows, ShrinksAway
+from murmurate.replica.sparse import Rows, ShrinksAway
+from murmurate.replica.vector import Replica
+from murmurate.replicator.replicator import Replicator
 from murmurate.spec import Batch, EnvSpec
-from murmurate.strategies._master_rows import MasterRows
-from murmurate.strategies._parcels import NodeRows, Parcel
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.dpsgd import DPSGD
+from murmurate.strategies.dpsgd.sparse_delta import NodeRows, Parcel
+from murmurate.strategies.dpsgd.sparse_server import MasterRows
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.hogwild import Hogwild
 from murmurate.strategies.pull_gossip import PullGossip
 from murmurate.strategies.solo import Solo
-from murmurate.vector import Replica
-from murmurate.workloads.corpus import Corpus
-from murmurate.workloads.generated import generate
 from murmurate.workloads.topic_model import TopicModel
 
 K, WORDS, DOCUMENTS = 6, 120, 240

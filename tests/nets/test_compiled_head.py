@@ -5,12 +5,12 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from murmurate import gradients
-from murmurate.gradients import Wanted
 from murmurate.nets.conv import ConvTorso, nature_2013, nature_2015
 from murmurate.nets.q_network import q_network
+from murmurate.replica import gradients
+from murmurate.replica.gradients import Wanted
+from murmurate.replica.vector import Replica
 from murmurate.spec import EnvSpec
-from murmurate.vector import Replica
 from nets.test_conv import frames, made
 from nets.test_conv_kernels import compiled, compiled_for, off
 

@@ -11,13 +11,13 @@ import torch
 from laws.centre import finish, is_centre, serve_until
 from laws.problems import Point
 from murmurate.errors import Refusal
-from murmurate.fabric.simulated import SimulatedFabric
+from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.recipes import finished, recipe
-from murmurate.replicator import Replicator
-from murmurate.run_spec import Run
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.hogwild import Hogwild
+from murmurate.training.run import Run
 
 
 def run(strategy, replicas=1, **model) -> Run:

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from murmurate import checkpoint
-from murmurate.collect.worlds import world_names
+from murmurate.cli.options import change
+from murmurate.datasets.generated import generate
+from murmurate.datasets.reading import write
 from murmurate.errors import Refusal
-from murmurate.options import change
 from murmurate.recipes import algorithms, recipe, recipe_names
-from murmurate.session import preflight, train
 from murmurate.strategies import strategies
-from murmurate.workloads.generated import generate
-from murmurate.workloads.reading import write
+from murmurate.training import checkpoint
+from murmurate.training.session import preflight, train
+from murmurate.worlds.registry import world_names
 
 
 def test_every_recipe_resolves_and_its_run_stands() -> None:

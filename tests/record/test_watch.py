@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from murmurate.cli import main
+from murmurate.cli.main import main
 from murmurate.fabric.interface import Traffic
 from murmurate.record.reader import read_metrics
-from murmurate.record.watch import KINDS, Bursts, Watch, rounded
-from murmurate.replicator import Bond
+from murmurate.record.step_timer import KINDS, Bursts, Watch, rounded
+from murmurate.replica.vector import Exchange, Replica
+from murmurate.replicator.replicator import Bond
 from murmurate.strategies.interface import Strategy
-from murmurate.vector import Exchange, Replica
 
 
 class Clock:
@@ -173,7 +173,7 @@ def test_a_run_writes_counts_of_all_updates_and_spans_of_known_kinds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = Bursts(first_seconds=1e-3, longest_pause_seconds=0.01, seconds=1e-3)
-    monkeypatch.setattr("murmurate.record.watch.Bursts", lambda: at_once)
+    monkeypatch.setattr("murmurate.record.step_timer.Bursts", lambda: at_once)
     out = tmp_path / "run"
     command = "train cartpole-gala --launcher inline --replicas 2 --simulators 4 --updates 30"
     command += " --eval-episodes 1 --record-every-seconds 0.05 --seed 5 --strategy elastic"

@@ -9,16 +9,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from murmurate.cli.options import change
 from murmurate.errors import Refusal
-from murmurate.options import change
 from murmurate.recipes import recipe
 from murmurate.replay import memory
 from murmurate.replay.config import ReplayConfig, open_replay, replay_bytes
 from murmurate.replay.frame_replay import FrameReplay
 from murmurate.replay.row_replay import RowReplay
 from murmurate.replay.segments import Segmented
-from murmurate.session import preflight
 from murmurate.spec import EnvSpec
+from murmurate.training.session import preflight
 
 PONG = EnvSpec("pong", (4, 84, 84), torch.uint8, actions=6, stacked=True)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from compiled import NO_KERNELS
 from murmurate import native
-from murmurate.replay.courier import _SMALL_BYTES, Courier
+from murmurate.replay.async_copy import _SMALL_BYTES, Courier
 
 pytestmark = pytest.mark.skipif(native.kernels is None, reason=NO_KERNELS)
 

@@ -7,18 +7,19 @@ import torch
 
 from compiled import NO_KERNELS
 from murmurate import native
-from murmurate.collect.drawing import Drawing
 from murmurate.replay import ahead as ahead_module
-from murmurate.replay import courier, frames
+from murmurate.replay import async_copy as courier
+from murmurate.replay import frames
 from murmurate.replay.ahead import Ahead
+from murmurate.replay.async_copy import Courier
 from murmurate.replay.config import ReplayConfig
-from murmurate.replay.courier import Courier
 from murmurate.replay.frame_replay import FrameReplay
 from murmurate.replay.interface import Chosen, Steps
 from murmurate.replay.priorities import Prioritized, Uniform
 from murmurate.replay.row_replay import RowReplay
 from murmurate.replay.rows import Column
 from murmurate.replay.sum_tree import Draw
+from murmurate.sources.replay_sampler import Drawing
 from oracles.n_step_adder import Adder
 
 KINDS = {"prioritized": Prioritized, "uniform": Uniform}

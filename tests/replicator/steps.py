@@ -7,10 +7,10 @@ import functools
 import torch
 from torch import nn
 
-from murmurate.fabric.processes import run_members as in_processes
-from murmurate.fabric.simulated import SimulatedFabric
+from murmurate.fabric.processes.fabric import run_members as in_processes
+from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.fabric.threads import ThreadsFabric
-from murmurate.own_loop import OwnLoop
+from murmurate.replicator.user_loop import OwnLoop
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.solo import Solo
 

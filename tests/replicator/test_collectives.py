@@ -10,10 +10,10 @@ import torch
 
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.simulated import Crashed, SimulatedFabric
+from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
 from murmurate.fabric.threads import ThreadsFabric
-from murmurate.own_loop import OwnLoop
-from murmurate.script import run
+from murmurate.launch.script import run
+from murmurate.replicator.user_loop import OwnLoop
 from murmurate.strategies import strategies
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.hogwild import Hogwild

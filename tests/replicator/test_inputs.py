@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from murmurate.inputs import Seat, inputs, split_along, split_leading
+from murmurate.replicator.input_split import Seat, inputs, split_along, split_leading
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.solo import Solo
 from replicator.steps import loops, processes, threads

@@ -9,7 +9,8 @@ from torch import nn
 
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import FabricError
-from murmurate.own_loop import OwnLoop
+from murmurate.replica.vector import NotFinite
+from murmurate.replicator.user_loop import OwnLoop
 from murmurate.strategies import strategies
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.dpsgd import DPSGD
@@ -18,7 +19,6 @@ from murmurate.strategies.gala import GALA
 from murmurate.strategies.hogwild import Hogwild
 from murmurate.strategies.local_sgd import LocalSGD
 from murmurate.strategies.parameter_server import ParameterServer
-from murmurate.vector import NotFinite
 from replicator.steps import alone, draw, loops, pairs, processes, simulated, tanh_net, threads
 
 KNOWN = strategies()

@@ -16,8 +16,8 @@ import torch
 
 import murmurate
 from murmurate.errors import Refusal, RunFailed
-from murmurate.fabric.processes import Died
-from murmurate.script import run
+from murmurate.fabric.processes.fabric import Died
+from murmurate.launch.script import run
 from murmurate.strategies.gala import GALA
 from replicator.steps import alone, loops
 from waiting import until

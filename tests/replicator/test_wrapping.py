@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from murmurate.errors import Refusal
+from murmurate.replica.vector import Exchange
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.hogwild import Hogwild
 from murmurate.strategies.local_sgd import LocalSGD
 from murmurate.strategies.parameter_server import ParameterServer
-from murmurate.vector import Exchange
 from replicator.steps import alone, draw, loops, pairs, processes, simulated, tanh_net
 
 OPTIMIZERS = {

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Letter, Traffic
-from murmurate.replicator import Replicator
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.interface import Strategy
 from strategies.scripted import Number
 
@@ -35,7 +35,7 @@ class Desk:
 
 
 class Door:
-    """A ``FabricFactory`` and the one ``Fabric`` it makes; everything but the collectives works."""
+    """A ``Fabric`` and the one ``Channel`` it makes; everything but the collectives works."""
 
     capabilities = frozenset(Capability) - {Capability.COLLECTIVE}
 

@@ -8,7 +8,7 @@ import torch
 
 from laws.problems import Point
 from murmurate.fabric.interface import Capability, Letter
-from murmurate.replicator import Replicator
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.interface import Strategy
 from strategies.scripted import Door, Script
 

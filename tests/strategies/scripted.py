@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.fabric.interface import Capability, FabricError, Traffic
-from murmurate.replicator import Replicator
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.interface import Strategy
 
 
@@ -38,7 +38,7 @@ class Script:
 
 
 class Door:
-    """A ``FabricFactory`` and the one ``Fabric`` it makes; only the register works."""
+    """A ``Fabric`` and the one ``Channel`` it makes; only the register works."""
 
     capabilities = frozenset({Capability.REGISTER})
 

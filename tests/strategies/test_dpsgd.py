@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from murmurate.fabric.interface import Capability, FabricError
-from murmurate.strategies._step_sizes import scaled_rate
 from murmurate.strategies.dpsgd import DPSGD
+from murmurate.strategies.dpsgd.step_sizes import scaled_rate
 from strategies.desk import Company
 
 ALONE = {"threads": 1, "wait": True}

@@ -8,8 +8,8 @@ import torch
 from laws.problems import Point
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.simulated import SimulatedFabric
-from murmurate.replicator import Replicator
+from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.elastic import Elastic, SynchronousElastic, moving_rate
 from strategies.desk import Company
 

@@ -9,8 +9,8 @@ import torch
 
 from laws.problems import Point
 from murmurate.errors import Refusal
-from murmurate.fabric.simulated import SimulatedFabric
-from murmurate.replicator import Replicator
+from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.gala import GALA
 from strategies.scripted import Cast
 

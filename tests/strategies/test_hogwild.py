@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from laws.problems import Point
-from murmurate.fabric.simulated import SimulatedFabric
-from murmurate.replicator import Replicator
+from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.hogwild import Hogwild
 
 

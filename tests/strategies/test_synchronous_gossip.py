@@ -10,8 +10,8 @@ import torch
 from laws.problems import Point
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.simulated import Crashed, SimulatedFabric
-from murmurate.replicator import Replicator
+from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.synchronous_gossip import SynchronousGossip
 from murmurate.topology import topologies, topology
 

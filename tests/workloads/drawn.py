@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from murmurate.workloads.corpus import Corpus
+from murmurate.datasets.corpus import Corpus
 
 
 def corpus(seed: int, documents: int = 40, vocabulary: int = 30, *, empty: bool = False) -> Corpus:

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from murmurate.datasets.generated import generate
+from murmurate.datasets.reading import read, write
+from murmurate.datasets.tokens import Tokens
 from murmurate.errors import Refusal
-from murmurate.workloads.generated import generate
-from murmurate.workloads.reading import read, write
-from murmurate.workloads.tokens import Tokens
 from waiting import until
 from workloads.drawn import corpus, dense, same
 
@@ -121,8 +121,8 @@ def test_a_damaged_cache_is_made_anew(source, damage):
 
 SLOW = """
 import sys
-from murmurate.workloads import _lines
-from murmurate.workloads.reading import read
+from murmurate.datasets import _lines
+from murmurate.datasets.reading import read
 _lines.CHUNK_BYTES = 16  # a conversion of minutes
 read(sys.argv[1])
 """
@@ -148,7 +148,7 @@ def test_a_conversion_that_is_killed_leaves_no_cache(tmp_path):
 
 MAPPED = """
 import re, sys
-from murmurate.workloads.reading import read
+from murmurate.datasets.reading import read
 made = read(sys.argv[1])
 maps = open("/proc/self/maps").read()
 print(*[re.search(rf"(r\\S+) \\S+ \\S+ (\\d+) .*/{name}.npy\\n", maps)[2] for name in ("words", "counts")])
@@ -170,8 +170,8 @@ def test_processes_share_one_copy(tmp_path):
 
 MEMORY = """
 import re, sys
-from murmurate.workloads import _spool
-from murmurate.workloads.reading import read
+from murmurate.datasets import _spool
+from murmurate.datasets.reading import read
 _spool._BUCKET = 1 << 16
 def peak_kib():  # of this program alone; getrusage's has what its parent had
     return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from murmurate.datasets import corpus as module
+from murmurate.datasets.corpus import Corpus, split
 from murmurate.errors import MissingExtra, Refusal
-from murmurate.workloads import corpus as module
-from murmurate.workloads.corpus import Corpus, split
 from workloads.drawn import corpora, corpus, dense, same
 
 

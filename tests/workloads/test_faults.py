@@ -8,10 +8,10 @@ import re
 import numpy as np
 import pytest
 
+from murmurate.datasets import _lines
+from murmurate.datasets.generated import generate
+from murmurate.datasets.reading import Skipped, read, write
 from murmurate.errors import Refusal
-from murmurate.workloads import _lines
-from murmurate.workloads.generated import generate
-from murmurate.workloads.reading import Skipped, read, write
 from workloads.drawn import dense, same
 
 HEAD = "4\n5\n6\n"

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from murmurate.datasets import generated
+from murmurate.datasets.tokens import Tokens
 from murmurate.errors import Refusal
-from murmurate.workloads import generated
-from murmurate.workloads.tokens import Tokens
 from workloads.drawn import same
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from murmurate.workloads import _lines, _pairs, _triples
-from murmurate.workloads._faults import Faults
+from murmurate.datasets import _lines, _pairs, _triples
+from murmurate.datasets._faults import Faults
 
 PIECES = {
     "triples": ["1 2 3", "2 3 1", "3 1 12", "1 2 3", "2 2 2.0", "1 1 1e1"],

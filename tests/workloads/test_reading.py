@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from murmurate.datasets import _lines, _spool
+from murmurate.datasets._kinds import kind_of
+from murmurate.datasets.corpus import Corpus
+from murmurate.datasets.reading import Skipped, read, write
+from murmurate.datasets.tokens import Tokens, count
 from murmurate.errors import Refusal
-from murmurate.workloads import _lines, _spool
-from murmurate.workloads._kinds import kind_of
-from murmurate.workloads.corpus import Corpus
-from murmurate.workloads.reading import Skipped, read, write
-from murmurate.workloads.tokens import Tokens, count
 from workloads.drawn import corpora, corpus, dense, same
 
 TABLE = [[2, 0, 0, 1], [0, 0, 12, 0], [1, 1, 0, 0]]

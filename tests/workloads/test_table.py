@@ -7,8 +7,8 @@ import gzip
 import numpy as np
 import pytest
 
+from murmurate.datasets.table import Table, read_table
 from murmurate.errors import Refusal
-from murmurate.workloads.table import Table, read_table
 
 NUMBERS = np.array([[1.5, 2.0, -3.0], [4.0, 5e3, 0.25]])
 TEXTS = {

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from murmurate.datasets import corpus, tokens
+from murmurate.datasets.tokens import Counting, Tokens, count
 from murmurate.errors import Refusal
-from murmurate.workloads import corpus, tokens
-from murmurate.workloads.tokens import Counting, Tokens, count
 from workloads.drawn import dense
 
 ALL = Tokens(min_df=1, max_df=1.0)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from murmurate.workloads import corpus as corpora
+from murmurate.datasets import corpus as corpora
+from murmurate.datasets.corpus import Corpus
+from murmurate.datasets.generated import generate
 from murmurate.workloads import topics as module
-from murmurate.workloads.corpus import Corpus
-from murmurate.workloads.generated import generate
 from murmurate.workloads.topics import Topics, divide
 from oracles.topics import folded
 

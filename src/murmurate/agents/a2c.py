@@ -23,8 +23,8 @@ from murmurate.losses.policy import (
 from murmurate.losses.returns import generalized_advantages
 from murmurate.losses.value import value_loss
 from murmurate.nets.actor_critic import actor_critic
+from murmurate.replica.vector import Replica
 from murmurate.spec import Batch, EnvSpec, Outcome, Trajectory, derive_generator
-from murmurate.vector import Replica
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from murmurate.adam import Adam
 from murmurate.agents._auto import linear, without_auto
 from murmurate.agents.interface import Action, OffPolicy
 from murmurate.losses.q_learning import q_step
 from murmurate.nets.q_network import q_network
 from murmurate.replay.interface import Sample
+from murmurate.replica.adam import Adam
+from murmurate.replica.vector import Exchange, Replica
 from murmurate.spec import Batch, EnvSpec, Outcome, derive_generator
-from murmurate.vector import Exchange, Replica
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from murmurate.replica.vector import Replica
 from murmurate.spec import Batch, EnvSpec, Examples, Outcome
-from murmurate.vector import Replica
 
 
 class OnPolicy(NamedTuple):

@@ -24,13 +24,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
-from murmurate import checkpoint
 from murmurate.agents.a2c import A2C
 from murmurate.bench import _commands
 from murmurate.bench._result import Log, number
 from murmurate.errors import RunFailed
-from murmurate.folder import write_json
 from murmurate.recipes import recipe
+from murmurate.training import checkpoint
+from murmurate.training.run_folder import write_json
 
 SIX_GAMES = ("beam-rider", "breakout", "pong", "qbert", "seaquest", "space-invaders")
 METHODS = {"A2C": "all-reduce", "GALA-A2C": "gala"}  # the paper's name, our strategy

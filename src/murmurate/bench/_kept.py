@@ -12,8 +12,8 @@ from typing import Any
 
 from murmurate.bench._result import Log
 from murmurate.errors import RunFailed
-from murmurate.folder import write_json
 from murmurate.record.runs import RecordedRun, open_run
+from murmurate.training.run_folder import write_json
 
 
 def kept_run(folder: Path, recipe: str, options: Sequence[str], log: Log) -> RecordedRun:

@@ -90,8 +90,8 @@ def passes(
 def own_net(precision: str) -> tuple[Callable[[Tensor], Tensor], list[nn.Parameter]]:
     """The recipe's net as an agent holds it, with its parameters."""
     from murmurate.agents.a2c import A2C
+    from murmurate.replica.vector import Replica
     from murmurate.spec import EnvSpec
-    from murmurate.vector import Replica
 
     spec = EnvSpec("pong", (4, 84, 84), torch.uint8, ACTIONS)
     config = A2C(precision="bfloat16" if precision == "bfloat16" else "float32")
@@ -106,7 +106,7 @@ def own_net(precision: str) -> tuple[Callable[[Tensor], Tensor], list[nn.Paramet
 
 def simulator(generator: torch.Generator) -> Part:
     """A vector step of Pong with random actions, in the recipe's preprocessing."""
-    from murmurate.collect.atari import AtariWorld
+    from murmurate.worlds.atari import AtariWorld
 
     games = AtariWorld("pong").vector(SIMULATORS, 1, life_loss=True)
     games.reset(seed=0)

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from murmurate.errors import RunFailed
-from murmurate.fabric.arena import Arena
-from murmurate.fabric.processes import ProcessFabric
+from murmurate.fabric.processes.fabric import ProcessFabric
+from murmurate.fabric.processes.shared_memory import Arena
 from murmurate.launch.role import open_board
 
 _DEADLINE_SECONDS = 280.0
@@ -29,7 +29,7 @@ def together(members: int, work: Work, *arguments: Any) -> list[Any]:
     """``work`` in as many processes. Raises RunFailed with the first one's reason if one fails."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # inherited by the fork server, before torch loads
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["murmurate.preloaded"])
+    context.set_forkserver_preload(["murmurate.launch.preloaded"])
     arena = Arena.create()
     open_board(arena, members).open()
     lines, processes = [], []

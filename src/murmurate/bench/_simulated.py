@@ -15,15 +15,15 @@ import torch
 
 from murmurate.bench import _roles
 from murmurate.errors import RunFailed
-from murmurate.fabric.interface import FabricFactory
+from murmurate.fabric.interface import Fabric
 from murmurate.recipes import recipe
 from murmurate.record.reader import Record, read_metrics
-from murmurate.run_spec import Run
+from murmurate.replica.vector import Replica
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
 from murmurate.strategies import strategies
 from murmurate.strategies.interface import Strategy
-from murmurate.vector import Replica
+from murmurate.training.run import Run
 
 _LEFT_OUT = 5
 
@@ -122,7 +122,7 @@ def exchange_cost(count: int, rounds: int) -> Exchange:
     )
 
 
-def _ping(fabric: FabricFactory, count: int, rounds: int) -> tuple[float, float]:
+def _ping(fabric: Fabric, count: int, rounds: int) -> tuple[float, float]:
     """(CPU, wall) seconds of one message at this end, medians over ``rounds``."""
     channel = fabric.channel("ping", torch.zeros(count))
     x, other = torch.randn(count, generator=torch.Generator().manual_seed(0)), 1 - fabric.rank

@@ -16,11 +16,11 @@ import torch
 from murmurate.bench import _roles
 from murmurate.bench._result import Log
 from murmurate.errors import RunFailed
-from murmurate.fabric.interface import Fabric, FabricFactory, Letter
-from murmurate.replicator import Replicator
-from murmurate.run_spec import Run
-from murmurate.strategies._parcels import NodeRows
-from murmurate.vector import Replica
+from murmurate.fabric.interface import Channel, Fabric, Letter
+from murmurate.replica.vector import Replica
+from murmurate.replicator.replicator import Replicator
+from murmurate.strategies.dpsgd.sparse_delta import NodeRows
+from murmurate.training.run import Run
 
 _DEADLINE_SECONDS = 60.0
 _LEFT_OUT = 5
@@ -93,7 +93,7 @@ def fitted(measured: Sequence[tuple[float, float]]) -> tuple[float, float]:
 class _Patient:
     """A channel that tells the CPU seconds it spent on waiting for mail that had not come yet."""
 
-    def __init__(self, channel: Fabric) -> None:
+    def __init__(self, channel: Channel) -> None:
         self._channel, self.waited = channel, 0.0
 
     def __getattr__(self, name: str) -> Any:
@@ -116,7 +116,7 @@ def push_cost(run: Run, pushes: int) -> dict[str, float]:
     return {"bytes": statistics.median(sizes), "master_cpu_seconds": statistics.median(seconds)}
 
 
-def _exchange(fabric: FabricFactory, run: Run, pushes: int) -> tuple[list[int], list[float]]:
+def _exchange(fabric: Fabric, run: Run, pushes: int) -> tuple[list[int], list[float]]:
     replicator = Replicator(run.strategy, fabric)
     learner = run.learner(replicator.replicate, fabric.rank, run.spec([]))
     (bond,) = replicator.bonds.values()
@@ -132,7 +132,7 @@ def _exchange(fabric: FabricFactory, run: Run, pushes: int) -> tuple[list[int], 
         while len(sizes) <= pushes:
             before, work = bond.channel.traffic.bytes, time.process_time()
             channel = _Patient(bond.channel)
-            if bond.strategy.serve(bond.replica, cast(Fabric, channel)):
+            if bond.strategy.serve(bond.replica, cast(Channel, channel)):
                 seconds.append(time.process_time() - work - channel.waited)
                 sizes.append(bond.channel.traffic.bytes - before)
             elif time.monotonic() > end:

@@ -11,16 +11,16 @@ from typing import NamedTuple, cast
 import numpy as np
 import torch
 
-from murmurate.collect.documents import CorpusWorld
+from murmurate.datasets.corpus import Corpus
 from murmurate.errors import RunFailed
-from murmurate.fabric.simulated import Crashed, Member, SimulatedFabric
-from murmurate.run_spec import Run
+from murmurate.fabric.simulated.fabric import Crashed, Member, SimulatedFabric
+from murmurate.replica.vector import Exchange, Replica
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.member import Centre, Learner
+from murmurate.sources.examples import CorpusWorld
 from murmurate.spec import Batch, derive_seed
-from murmurate.vector import Exchange, Replica
+from murmurate.training.run import Run
 from murmurate.workloads.conjugate import ConjugateLearner
-from murmurate.workloads.corpus import Corpus
 from murmurate.workloads.topics import Topics
 
 

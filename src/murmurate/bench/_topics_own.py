@@ -17,16 +17,16 @@ import torch
 import murmurate
 from murmurate import native
 from murmurate.bench._windows.topics_windows import Fit, Rows, Watch, serve
-from murmurate.collect.documents import Chosen, DocumentSource
-from murmurate.fabric.simulated import SimulatedFabric
+from murmurate.datasets.corpus import Corpus
+from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.recipes import finished, recipe
-from murmurate.replicator import Replicator
-from murmurate.run_spec import Run
+from murmurate.replica.vector import Replica
+from murmurate.replicator.replicator import Replicator
+from murmurate.sources.examples import Chosen, DocumentSource
 from murmurate.spec import EnvSpec, Examples
 from murmurate.strategies import strategy
-from murmurate.vector import Replica
+from murmurate.training.run import Run
 from murmurate.workloads.conjugate import ConjugateLearner
-from murmurate.workloads.corpus import Corpus
 from murmurate.workloads.topic_model import TopicModel
 from murmurate.workloads.topics import Topics
 

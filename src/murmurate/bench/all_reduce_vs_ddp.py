@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from murmurate.bench import _roles
 from murmurate.bench._result import Log, median, spread
-from murmurate.fabric.interface import FabricFactory
+from murmurate.fabric.interface import Fabric
 from murmurate.nets.actor_critic import actor_critic
-from murmurate.replicator import Replicator
+from murmurate.replicator.replicator import Replicator
 from murmurate.spec import EnvSpec
 from murmurate.strategies.all_reduce import AllReduce
 
@@ -48,7 +48,7 @@ def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
     return figures(answers, plan) | {"plan": dataclasses.asdict(plan)}
 
 
-def work(fabric: FabricFactory, store: str, plan: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
+def work(fabric: Fabric, store: str, plan: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
     """One member: (wall, CPU) seconds of each block, by side."""
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=fabric.rank, world_size=plan["members"]
@@ -80,7 +80,7 @@ def loss_of(policy: Tensor, value: Tensor) -> Tensor:
     return policy.logsumexp(-1).mean() + value.square().mean()
 
 
-def ours(fabric: FabricFactory, module: nn.Module, frames: Tensor) -> Callable[[], Any]:
+def ours(fabric: Fabric, module: nn.Module, frames: Tensor) -> Callable[[], Any]:
     """One update of ``module``, as an agent makes it."""
     replica = Replicator(AllReduce(), fabric).replicate("net", module, _rmsprop, clip=_CLIP)
     return lambda: replica.descend(loss_of(*module(frames)))

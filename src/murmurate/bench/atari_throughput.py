@@ -21,7 +21,7 @@ from murmurate.bench._racer import Racer, Window, stopped_at_the_end
 from murmurate.bench._result import Log, median, spread
 from murmurate.errors import MissingExtra
 from murmurate.recipes import recipe
-from murmurate.session import resolved
+from murmurate.training.session import resolved
 
 NAME = "atari-throughput"
 SUMMARY = "env steps per CPU second on Pong against Stable-Baselines3's A2C and the physical limit"

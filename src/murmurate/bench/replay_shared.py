@@ -12,12 +12,12 @@ import torch
 
 from murmurate.bench import _roles
 from murmurate.bench._result import Log, median, spread
-from murmurate.collect._box import Pauses, Record, Ring, give_way
-from murmurate.collect.drawing import Drawing
-from murmurate.fabric.processes import ProcessFabric
+from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.interface import Steps
+from murmurate.sources.replay_sampler import Drawing
 from murmurate.spec import Batch, EnvSpec
+from murmurate.worlds.spaces import Pauses, Record, Ring, give_way
 
 NAME = "replay-shared"
 SUMMARY = (

@@ -14,11 +14,11 @@ import torch
 from murmurate.agents.dqn import DQN, DQNAgent
 from murmurate.bench import _roles
 from murmurate.bench._result import Log, spread
-from murmurate.fabric.interface import FabricFactory
+from murmurate.fabric.interface import Fabric
 from murmurate.mapping.scaling import BatchCosts, ExchangeCosts, scaling_factor, spo_seconds
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.row_replay import RowReplay
-from murmurate.replicator import Replicator
+from murmurate.replicator.replicator import Replicator
 from murmurate.spec import Batch, EnvSpec
 from murmurate.strategies.local_sgd import LocalSGD
 
@@ -78,7 +78,7 @@ def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
     return {"cores": cores, "rows": rows, "plan": dataclasses.asdict(plan)}
 
 
-def parts(fabric: FabricFactory, size: int, plan: Plan) -> dict[str, float]:
+def parts(fabric: Fabric, size: int, plan: Plan) -> dict[str, float]:
     """``BatchCosts`` of one learner alone, for batches of ``size``."""
     agent, replay = _learner(Replicator(LocalSGD(), fabric), size, plan)
     sample = replay.sample(size, 0.4)
@@ -123,14 +123,14 @@ def _average(learners: int, plan: Plan) -> float:
     return float(max(_roles.together(learners, mean_seconds, plan)))
 
 
-def mean_seconds(fabric: FabricFactory, plan: Plan) -> float:
+def mean_seconds(fabric: Fabric, plan: Plan) -> float:
     agent, _ = _learner(Replicator(LocalSGD(), fabric), 32, plan)
     channel = fabric.channel("mean", agent.replica.params.detach())
     vector = agent.replica.params.detach().clone()
     return _seconds(lambda: channel.mean_(vector))
 
 
-def work(fabric: FabricFactory, size: int, period: int, plan: Plan) -> list[float]:
+def work(fabric: Fabric, size: int, period: int, plan: Plan) -> list[float]:
     """One learner: seconds an update, in blocks of the longest period."""
     agent, replay = _learner(Replicator(LocalSGD(period=period), fabric), size, plan)
     block = max(plan.periods)

@@ -12,8 +12,8 @@ from torch import nn
 
 from murmurate.bench import _roles
 from murmurate.bench._result import Log, spread
-from murmurate.fabric.interface import FabricFactory
-from murmurate.replicator import Replicator
+from murmurate.fabric.interface import Fabric
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies import strategy
 
 NAME = "straggler"
@@ -66,7 +66,7 @@ def figures(answers: list[dict[str, float]], replicas: int) -> dict[str, float]:
     }
 
 
-def work(fabric: FabricFactory, name: str, plan: Plan) -> dict[str, float]:
+def work(fabric: Fabric, name: str, plan: Plan) -> dict[str, float]:
     """One member: least squares with a small net, timed; the last learner sleeps after each step."""
     generator = torch.Generator().manual_seed(fabric.rank)
     net = nn.Sequential(nn.Linear(plan.width, plan.width), nn.ReLU(), nn.Linear(plan.width, 1))

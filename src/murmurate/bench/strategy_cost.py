@@ -16,10 +16,10 @@ from torch import nn
 
 from murmurate.bench import _commands, _roles
 from murmurate.bench._result import Log, median, spread
-from murmurate.fabric.interface import FabricFactory
-from murmurate.replicator import Replicator
+from murmurate.fabric.interface import Fabric
+from murmurate.replica.vector import Replica
+from murmurate.replicator.replicator import Replicator
 from murmurate.strategies import strategy
-from murmurate.vector import Replica
 
 NAME = "strategy-cost"
 SUMMARY = "cost of one strategy step over a plain update, in memory copies of a 1.7-million vector"
@@ -67,7 +67,7 @@ class Vector(nn.Module):
         self.weight = nn.Parameter(torch.zeros(parameters))
 
 
-def work(fabric: FabricFactory, name: str, parameters: int, turns: int) -> dict[str, Any]:
+def work(fabric: Fabric, name: str, parameters: int, turns: int) -> dict[str, Any]:
     """One member: the same update with and without the strategy, and a copy, in turn. Milliseconds of CPU.
 
     Both replicas hold the same numbers and see the same gradient; they differ in their ``exchange``.

@@ -17,9 +17,9 @@ from murmurate.bench import topics_stream
 from murmurate.bench._result import Log, median, spread
 from murmurate.bench._server import Server, absent
 from murmurate.bench._windows.topics_windows import write
+from murmurate.datasets.corpus import Corpus
+from murmurate.datasets.generated import generate, library_text
 from murmurate.errors import RunFailed
-from murmurate.workloads.corpus import Corpus
-from murmurate.workloads.generated import generate, library_text
 from murmurate.workloads.topics import Topics
 
 NAME = "topics"

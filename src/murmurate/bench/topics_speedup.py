@@ -15,19 +15,19 @@ from murmurate.bench._result import Log
 from murmurate.bench._topic_costs import Costs
 from murmurate.bench._topic_plan import FULL, Plan
 from murmurate.bench._topic_runs import Look, Looking
-from murmurate.collect.documents import CorpusWorld
-from murmurate.folder import plain
+from murmurate.datasets.generated import generate
+from murmurate.datasets.writing import write
 from murmurate.recipes import recipe
-from murmurate.rows import ShrinksAway
-from murmurate.run_spec import Run
+from murmurate.replica.sparse import ShrinksAway
 from murmurate.simulation.cluster import Cluster
-from murmurate.strategies._step_sizes import scaled_rate
+from murmurate.sources.examples import CorpusWorld
 from murmurate.strategies.dpsgd import DPSGD
+from murmurate.strategies.dpsgd.step_sizes import scaled_rate
 from murmurate.strategies.interface import Strategy
 from murmurate.strategies.solo import Solo
-from murmurate.workloads.generated import generate
+from murmurate.training.run import Run
+from murmurate.training.run_folder import plain
 from murmurate.workloads.topic_model import TopicModel
-from murmurate.workloads.writing import write
 
 NAME = "topics-speedup"
 SUMMARY = "DPSVI's speed-up by workers, threads and B, real and simulated; its sparse pushes; --full: an hour"

@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 
 from murmurate.bench._result import Log
+from murmurate.datasets.generated import generate
+from murmurate.datasets.writing import write
 from murmurate.errors import RunFailed
-from murmurate.workloads.generated import generate
-from murmurate.workloads.writing import write
 
 NAME = "topics-stream"
 SUMMARY = "a corpus of NYTimes's size from a file to topics in bounded memory, on real processes"

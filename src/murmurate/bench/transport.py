@@ -25,8 +25,8 @@ from murmurate.bench import _roles
 from murmurate.bench._commands import missing
 from murmurate.bench._result import Log, median, spread
 from murmurate.errors import MissingExtra
-from murmurate.fabric.interface import Fabric, FabricFactory
-from murmurate.fabric.network import NetworkFabric
+from murmurate.fabric.interface import Channel, Fabric
+from murmurate.fabric.network.fabric import NetworkFabric
 
 NAME = "transport"
 SUMMARY = "time and bandwidth of register and mail, in shared memory and over TCP, at 1, 10 and 100 MB"
@@ -67,7 +67,7 @@ def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
 
 
 def work(
-    fabric: FabricFactory, folder: str, secret: bytes, megabytes: int, turns: int, streams: int
+    fabric: Fabric, folder: str, secret: bytes, megabytes: int, turns: int, streams: int
 ) -> dict[str, list[float]]:
     """One member: when each vector left (rank 0) or was read (rank 1), by way; and what limits them."""
     store = os.path.join(folder, "gloo")
@@ -108,7 +108,7 @@ def work(
     return dict(times)
 
 
-def together(ready: Fabric) -> None:
+def together(ready: Channel) -> None:
     """Rank 1 is about to read when rank 0 begins: how late it comes out of a barrier is not measured."""
     turn = ready.publish(torch.zeros(1))
     if ready.rank == 0:  # without a spin, as what was sent before may still be on its way in another thread
@@ -155,7 +155,7 @@ class Gloo:
 class Register:
     """spins: ask without a pause, where a waiting reader would sleep for longer than the copy takes."""
 
-    def __init__(self, fabric: Fabric, x: Tensor, spins: bool) -> None:
+    def __init__(self, fabric: Channel, x: Tensor, spins: bool) -> None:
         self._fabric, self._x, self._spins = fabric, x, spins
         self._seen = 0
 
@@ -177,7 +177,7 @@ class Register:
 class Mail:
     """A letter that is thrown away once it has been read."""
 
-    def __init__(self, fabric: Fabric, x: Tensor, spins: bool) -> None:
+    def __init__(self, fabric: Channel, x: Tensor, spins: bool) -> None:
         self._fabric, self._x, self._spins = fabric, x, spins
 
     def send(self) -> float:
@@ -194,8 +194,8 @@ class Mail:
 
 def _limits(x: Tensor) -> dict[str, Callable[[], float]]:
     """Seconds of a copy in memory, and of sealing (one thread, pieces as on a link)."""
-    from murmurate.fabric._seal import TAG_BYTES, Seal
-    from murmurate.fabric._wire import PIECE_BYTES
+    from murmurate.fabric.network.crypto import TAG_BYTES, Seal
+    from murmurate.fabric.network.frames import PIECE_BYTES
 
     there = torch.zeros_like(x)
     whole = memoryview(bytearray(x.numpy().tobytes()))

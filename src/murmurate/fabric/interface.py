@@ -145,7 +145,7 @@ class SharedMemory(Protocol):
         ...
 
 
-class Fabric(Members, Collective, Mail, Register, SharedMemory, Protocol):
+class Channel(Members, Collective, Mail, Register, SharedMemory, Protocol):
     """One channel of a fabric: what one replica's strategy talks through.
 
     ``capabilities`` says which of the four protocols really work here; the verbs of the others raise
@@ -164,7 +164,7 @@ class Fabric(Members, Collective, Mail, Register, SharedMemory, Protocol):
         ...
 
 
-class FabricFactory(Protocol):
+class Fabric(Protocol):
     """A member's door to the fabric; makes one channel per replicated vector."""
 
     @property
@@ -174,6 +174,6 @@ class FabricFactory(Protocol):
     def living(self) -> Sequence[int]: ...
     @property
     def capabilities(self) -> frozenset[Capability]: ...
-    def channel(self, name: str, like: Tensor) -> Fabric:
+    def channel(self, name: str, like: Tensor) -> Channel:
         """A channel for vectors shaped like ``like`` [N]. All members make the same ones in one order."""
         ...

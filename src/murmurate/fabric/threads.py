@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, FabricError, FabricFactory, Letter, Traffic
+from murmurate.fabric.interface import Capability, Fabric, FabricError, Letter, Traffic
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ class ThreadsFabric:
 
 
 class Member:
-    """A ``FabricFactory``."""
+    """A ``Fabric``."""
 
     def __init__(self, fabric: ThreadsFabric, rank: int) -> None:
         self._fabric, self._rank = fabric, rank
@@ -117,7 +117,7 @@ class Member:
     def living(self) -> Sequence[int]:
         return self._fabric.living()
 
-    def channel(self, name: str, like: Tensor) -> Channel:
+    def channel(self, name: str, like: Tensor) -> ThreadsChannel:
         fabric = self._fabric
         with fabric._changed:
             shared = fabric._channels.setdefault(name, _Shared(name, like.shape, [0] * fabric.size))
@@ -126,7 +126,7 @@ class Member:
                 f"Rank {self.rank} wants channel '{name}' for {list(like.shape)}, others have it for "
                 f"{list(shared.shape)}: give all members the same model."
             )
-        return Channel(fabric, shared, self._rank)
+        return ThreadsChannel(fabric, shared, self._rank)
 
 
 @dataclass(eq=False)
@@ -155,8 +155,8 @@ class _Shared:
     memory: dict[str, Tensor] = field(default_factory=dict)
 
 
-class Channel:
-    """One member's ``Fabric``."""
+class ThreadsChannel:
+    """One member's ``Channel``."""
 
     def __init__(self, fabric: ThreadsFabric, shared: _Shared, rank: int) -> None:
         self._fabric, self._shared, self._rank = fabric, shared, rank
@@ -346,7 +346,7 @@ class Channel:
 
 
 def run_members(
-    size: int, functions: Sequence[Callable[[FabricFactory], Any]], deadline_seconds: float = 60.0
+    size: int, functions: Sequence[Callable[[Fabric], Any]], deadline_seconds: float = 60.0
 ) -> list[Any]:
     """Run one function a member on a fabric of threads; their results, by rank."""
     fabric = ThreadsFabric(

@@ -17,17 +17,17 @@ from typing import Any
 
 import torch
 
-from murmurate.centre import member
-from murmurate.clipping import NotFinite
-from murmurate.coordinator import Coordinator, SecondInterrupt, signals
 from murmurate.errors import RunFailed
-from murmurate.fabric.board import Board
-from murmurate.fabric.interface import Capability, FabricError, FabricFactory
-from murmurate.fabric.simulated import SimulatedFabric
-from murmurate.folder import write_roles
-from murmurate.post import Post, Restored
-from murmurate.run_spec import Run
+from murmurate.fabric.interface import Capability, Fabric, FabricError
+from murmurate.fabric.processes.run_state import Board
+from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.replica.clipping import NotFinite
 from murmurate.spec import derive_seed
+from murmurate.training.centre_server import member
+from murmurate.training.coordinator import Coordinator, SecondInterrupt, signals
+from murmurate.training.run import Run
+from murmurate.training.run_folder import write_roles
+from murmurate.training.worker import Post, Restored
 
 CAPABILITIES = frozenset(Capability)
 _POLL_STEPS = 20
@@ -55,7 +55,7 @@ def start(
     # counted in steps, not in seconds: when a checkpoint is asked for is then repeatable too
     poll = _every(_POLL_STEPS, coordinator.poll)
 
-    def role(rank: int, door: FabricFactory) -> None:
+    def role(rank: int, door: Fabric) -> None:
         restored = None
         if checkpoint is not None and parts is not None:
             restored = Restored.read(checkpoint, rank, parts[rank])

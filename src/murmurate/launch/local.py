@@ -7,16 +7,16 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from murmurate.coordinator import Coordinator, SecondInterrupt, signals
 from murmurate.errors import Refusal, RunFailed
-from murmurate.fabric.arena import Arena
 from murmurate.fabric.interface import Capability
-from murmurate.forks import fork_server
-from murmurate.launch import _ending
-from murmurate.launch.arbiter import Arbiter
-from murmurate.launch.crew import Crew, Role
+from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.launch import shutdown as _ending
+from murmurate.launch.failure_detector import Arbiter
+from murmurate.launch.fork_server import fork_server
 from murmurate.launch.role import FAILED, FINISHED, REFUSED, TOO_LATE, open_board
-from murmurate.run_spec import Run
+from murmurate.launch.worker_processes import Crew, Role
+from murmurate.training.coordinator import Coordinator, SecondInterrupt, signals
+from murmurate.training.run import Run
 
 CAPABILITIES = frozenset(Capability)
 _POLL_SECONDS = 0.1

@@ -16,19 +16,19 @@ from typing import Any
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from murmurate import checkpoint as saved
-from murmurate.coordinator import Coordinator, SecondInterrupt, signals
 from murmurate.errors import Refusal, RunFailed
-from murmurate.fabric.arena import Arena
 from murmurate.fabric.interface import Capability
-from murmurate.folder import write_roles
-from murmurate.launch import _ending
-from murmurate.launch._cluster import bundle, cluster, first_line, imported, place
-from murmurate.launch._ground import Process, lend
-from murmurate.launch._meeting import Ground, Meeting, fresh_secret, prove
-from murmurate.launch._seat import STORE_SECONDS, Seat, Sitting
+from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.launch import shutdown as _ending
+from murmurate.launch.host_memory import Process, lend
+from murmurate.launch.job_spec import Ground, Meeting, fresh_secret, prove
+from murmurate.launch.ray_actor import STORE_SECONDS, Seat, Sitting
+from murmurate.launch.ray_cluster import bundle, cluster, first_line, imported, place
 from murmurate.launch.role import FINISHED, REFUSED
-from murmurate.run_spec import Run
+from murmurate.training import checkpoint as saved
+from murmurate.training.coordinator import Coordinator, SecondInterrupt, signals
+from murmurate.training.run import Run
+from murmurate.training.run_folder import write_roles
 
 CAPABILITIES = frozenset(Capability)
 _POLL_SECONDS = 0.1

@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from murmurate.centre import member
-from murmurate.clipping import NotFinite
 from murmurate.errors import Refusal, RunFailed
-from murmurate.fabric.arena import Arena
-from murmurate.fabric.board import Board
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.processes import ProcessFabric
-from murmurate.joining import NotLetIn
-from murmurate.post import Post, Restored
-from murmurate.run_spec import Run
+from murmurate.fabric.processes.fabric import ProcessFabric
+from murmurate.fabric.processes.run_state import Board
+from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.replica.clipping import NotFinite
+from murmurate.training.centre_server import member
+from murmurate.training.rejoin import NotLetIn
+from murmurate.training.run import Run
+from murmurate.training.worker import Post, Restored
 
 FINISHED, FAILED, REFUSED, TOO_LATE = 0, 3, 4, 5
 _HEARSAY_SECONDS = 2.0  # for the launcher, which was told at the same time, to say what it makes of it

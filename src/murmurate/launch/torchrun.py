@@ -18,17 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from murmurate.coordinator import Coordinator, SecondInterrupt, signals
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Capability
-from murmurate.folder import write_roles
-from murmurate.launch import _ending
-from murmurate.launch._crew import Crew, Greeting, Surroundings, crew
-from murmurate.launch._ground import Process
-from murmurate.launch._meeting import Ground, Meeting, check_folder, fresh_secret, prove
+from murmurate.launch import shutdown as _ending
+from murmurate.launch.host_memory import Process
+from murmurate.launch.job_spec import Ground, Meeting, check_folder, fresh_secret, prove
+from murmurate.launch.rendezvous import Crew, Greeting, Surroundings, crew
 from murmurate.launch.role import FINISHED, REFUSED, leave_unless_stopping, live, settle_arithmetic
-from murmurate.post import FINAL_REQUEST
-from murmurate.run_spec import Run
+from murmurate.training.coordinator import Coordinator, SecondInterrupt, signals
+from murmurate.training.run import Run
+from murmurate.training.run_folder import write_roles
+from murmurate.training.worker import FINAL_REQUEST
 
 __all__ = ["CAPABILITIES", "check", "crew", "dictated_replicas", "follow", "offered", "start"]
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
-from murmurate import gradients, native
+from murmurate import native
+from murmurate.replica import gradients
 
 _BITS = {torch.bfloat16: 16, torch.float32: 32}
 _PLAIN = (Tensor, nn.Parameter)

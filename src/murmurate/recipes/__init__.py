@@ -7,18 +7,17 @@ field that the user chose decides another one, ``finished(run) -> Run`` says so.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable
 from types import ModuleType
 
-from murmurate.collect.worlds import world_names
+from murmurate import plugins
 from murmurate.errors import unknown
-from murmurate.run_spec import Run
+from murmurate.training.run import Run
+from murmurate.worlds.registry import world_names
 
 
-def _modules() -> list[ModuleType]:
-    return [importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)]
+def _modules() -> tuple[ModuleType, ...]:
+    return plugins.modules(__name__)
 
 
 def algorithms() -> dict[str, Callable[[str], Run]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from murmurate.agents.a2c import A2C
-from murmurate.collect.atari import AtariWorld
-from murmurate.collect.gym import GymWorld
-from murmurate.collect.worlds import world
-from murmurate.run_spec import Run
 from murmurate.strategies.all_reduce import AllReduce
+from murmurate.training.run import Run
+from murmurate.worlds.atari import AtariWorld
+from murmurate.worlds.gym import GymWorld
+from murmurate.worlds.registry import world
 
 ALGORITHM = "a2c"
 

@@ -6,8 +6,8 @@ PA3C of Mohamad et al., Algorithm 5: its mini-batch m is ``simulators``, its t_m
 from __future__ import annotations
 
 from murmurate.recipes.a2c import settings
-from murmurate.run_spec import Run
 from murmurate.strategies.hogwild import Hogwild
+from murmurate.training.run import Run
 
 ALGORITHM = "a3c"
 

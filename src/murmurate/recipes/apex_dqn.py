@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from murmurate.recipes.dqn import settings
-from murmurate.run_spec import Run
 from murmurate.strategies.all_reduce import AllReduce
+from murmurate.training.run import Run
 
 ALGORITHM = "apex-dqn"
 

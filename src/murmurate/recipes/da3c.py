@@ -6,8 +6,8 @@ DA3C of Mohamad et al., Algorithms 6 and 7, with M = 1; the asynchronous replica
 from __future__ import annotations
 
 from murmurate.recipes.a2c import settings
-from murmurate.run_spec import Run
 from murmurate.strategies.parameter_server import ParameterServer
+from murmurate.training.run import Run
 
 ALGORITHM = "da3c"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from murmurate.agents.dqn import DQN
-from murmurate.collect.atari import AtariWorld
-from murmurate.collect.worlds import world
 from murmurate.replay.config import ReplayConfig
-from murmurate.run_spec import Run
 from murmurate.strategies.all_reduce import AllReduce
+from murmurate.training.run import Run
+from murmurate.worlds.atari import AtariWorld
+from murmurate.worlds.registry import world
 
 ALGORITHM = "dqn"
 

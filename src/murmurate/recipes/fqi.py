@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from murmurate.collect.atari import AtariWorld
 from murmurate.recipes.dqn import settings
-from murmurate.run_spec import Run
 from murmurate.strategies.all_reduce import AllReduce
+from murmurate.training.run import Run
+from murmurate.worlds.atari import AtariWorld
 
 ALGORITHM = "fqi"
 

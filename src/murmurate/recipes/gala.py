@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from murmurate.recipes.a2c import settings
-from murmurate.run_spec import Run
 from murmurate.strategies.gala import GALA
+from murmurate.training.run import Run
 
 ALGORITHM = "gala"
 

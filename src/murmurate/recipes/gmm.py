@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from murmurate.collect.tables import TableWorld
+from murmurate.datasets.tables import TableWorld
 from murmurate.errors import unknown
-from murmurate.run_spec import Run
 from murmurate.strategies.hogwild import Hogwild
+from murmurate.training.run import Run
 from murmurate.workloads.mixture_model import MixtureModel
 
 ALGORITHM = "gmm"

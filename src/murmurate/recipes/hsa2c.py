@@ -7,8 +7,8 @@ k-step returns are ``agent.steps``, the local mini-batch m is ``simulators``, p 
 from __future__ import annotations
 
 from murmurate.recipes.a2c import settings
-from murmurate.run_spec import Run
 from murmurate.strategies.dpsgd import DPSGD
+from murmurate.training.run import Run
 
 ALGORITHM = "hsa2c"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from murmurate.collect.documents import CorpusWorld
 from murmurate.errors import unknown
-from murmurate.passes import with_steps_of
-from murmurate.run_spec import Run
+from murmurate.sources.examples import CorpusWorld
 from murmurate.strategies.hogwild import Hogwild
+from murmurate.training.run import Run
+from murmurate.workloads.in_memory import with_steps_of
 from murmurate.workloads.topic_model import TopicModel
 
 ALGORITHM = "lda"

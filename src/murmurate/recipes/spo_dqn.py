@@ -10,8 +10,8 @@ import dataclasses
 import math
 
 from murmurate.recipes.dqn import settings
-from murmurate.run_spec import Run
 from murmurate.strategies.local_sgd import LocalSGD
+from murmurate.training.run import Run
 
 ALGORITHM = "spo-dqn"
 _PERIOD = 10  # H

@@ -25,8 +25,8 @@ from murmurate.record.figures import (
 )
 from murmurate.record.groups import Curve, Group
 from murmurate.record.runs import Axis
+from murmurate.record.step_timer import KINDS
 from murmurate.record.strips import Span, Window
-from murmurate.record.watch import KINDS
 
 EXACT_BARS = 48
 _ROW = 0.78

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from murmurate.record.runs import RecordedRun
-from murmurate.record.watch import KINDS
+from murmurate.record.step_timer import KINDS
 
 SHOWN_MEMBERS = 12
 _MOST_TURNS = 40

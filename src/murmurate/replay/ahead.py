@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from murmurate import native
-from murmurate.replay.courier import Courier
+from murmurate.replay.async_copy import Courier
 from murmurate.replay.interface import Replay, Sample
 from murmurate.replay.sum_tree import Draw, empty_draw
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from murmurate.replay._fits import check_steps
-from murmurate.replay.courier import Courier
+from murmurate.replay.async_copy import Courier
 from murmurate.replay.frames import Frames
 from murmurate.replay.interface import Chosen, Sample, Steps
 from murmurate.replay.memory import Take, private

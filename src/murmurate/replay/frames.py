@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from murmurate import native
-from murmurate.pool import Pool, as_tensor
-from murmurate.replay.courier import Courier
+from murmurate.buffers import Pool, as_tensor
+from murmurate.replay.async_copy import Courier
 from murmurate.replay.interface import Chunk
 from murmurate.replay.memory import Take, array, private
 from murmurate.replay.returns import Integers

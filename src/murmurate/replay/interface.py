@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from murmurate.replay.courier import Courier
+from murmurate.replay.async_copy import Courier
 from murmurate.replay.priorities import Chances
 from murmurate.replay.sum_tree import Draw
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from murmurate.replay._fits import check_errors, check_steps
-from murmurate.replay.courier import Courier
+from murmurate.replay.async_copy import Courier
 from murmurate.replay.interface import Chosen, Sample, Steps
 from murmurate.replay.memory import Take, private
 from murmurate.replay.priorities import Chances

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from murmurate import native
-from murmurate.replay.courier import Courier
+from murmurate.replay.async_copy import Courier
 from murmurate.replay.memory import Take, array, private
 from murmurate.replay.returns import Integers
 

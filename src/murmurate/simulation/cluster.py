@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.errors import Refusal
-from murmurate.fabric._times import Compute, Network, compute_model
+from murmurate.fabric.simulated.latency import Compute, Network, compute_model
 from murmurate.record.reader import read_metrics
 
 # words of --network, and the field of Network that each sets

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from murmurate.fabric.simulated import Partition, SimulatedFabric
+from murmurate.fabric.simulated.fabric import Partition, SimulatedFabric
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.watch import Watch
 

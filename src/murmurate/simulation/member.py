@@ -11,17 +11,17 @@ from typing import Protocol
 import torch
 
 from murmurate.agents.interface import Agent
-from murmurate.collect.banks import channel_of_banks
-from murmurate.collect.interface import spec_of
-from murmurate.fabric.interface import Capability, Fabric
-from murmurate.fabric.simulated import Member
-from murmurate.joining import adopted
-from murmurate.post import FINAL_REQUEST, SETTLE_SECONDS
-from murmurate.record.watch import NEVER, Bursts
-from murmurate.record.watch import Watch as Diary
-from murmurate.replicator import Replicator
-from murmurate.run_spec import Run
+from murmurate.fabric.interface import Capability, Channel
+from murmurate.fabric.simulated.fabric import Member
+from murmurate.record.step_timer import NEVER, Bursts
+from murmurate.record.step_timer import Watch as Diary
+from murmurate.replicator.replicator import Replicator
+from murmurate.sources.bank_weights import channel_of_banks
 from murmurate.spec import Batch, Outcome, derive_seed
+from murmurate.training.rejoin import adopted
+from murmurate.training.run import Run
+from murmurate.training.worker import FINAL_REQUEST, SETTLE_SECONDS
+from murmurate.worlds.interface import spec_of
 
 
 class Watch(Protocol):
@@ -72,7 +72,7 @@ class Learner:
         if run.shares_banks:
             self.source.share(channel_of_banks(door), run.replicas)
         self.synchronous = run.strategy.synchronous and door.size > 1
-        self._gate: Fabric | None = None
+        self._gate: Channel | None = None
         if self.synchronous:
             self._gate = door.channel("gate", torch.zeros(1))
         gates = [] if self._gate is None else [self._gate]
@@ -83,7 +83,7 @@ class Learner:
         return self.agent.clock
 
     def adopt(self, donor: Learner) -> None:
-        """Take a living peer's learning, as ``murmurate.joining`` does; then be one of all."""
+        """Take a living peer's learning, as ``murmurate.training.rejoin`` does; then be one of all."""
         self.replicator.load(adopted(self.replicator, donor.replicator.state()))
         self.agent.load(donor.agent.state())
         self.door.join()

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from murmurate import checkpoint
-from murmurate.collect.documents import CorpusWorld
-from murmurate.collect.interface import ExampleWorld, spec_of
-from murmurate.folder import write_json
-from murmurate.held_out import held_out
-from murmurate.run_spec import Run
+from murmurate.evaluation.held_out import held_out
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.member import Centre, Spent
 from murmurate.simulation.watch import Watch, disagreement
-from murmurate.summary import play
+from murmurate.sources.examples import CorpusWorld
+from murmurate.training import checkpoint
+from murmurate.training.run import Run
+from murmurate.training.run_folder import write_json
+from murmurate.training.summary import play
+from murmurate.worlds.interface import ExampleWorld, spec_of
 
 
 def summarize(

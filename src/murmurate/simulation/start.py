@@ -17,25 +17,25 @@ from types import FrameType
 import numpy as np
 import torch
 
-from murmurate import checkpoint
-from murmurate.clipping import NotFinite
-from murmurate.corpus_record import write_record
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.simulated import Faults as MailFaults
-from murmurate.fabric.simulated import Member, SimulatedFabric
-from murmurate.folder import claim, held, plain, unclaim, write_roles, write_run
-from murmurate.post import member_state, staging
+from murmurate.fabric.simulated.fabric import Faults as MailFaults
+from murmurate.fabric.simulated.fabric import Member, SimulatedFabric
+from murmurate.record.step_timer import NEVER, Bursts
 from murmurate.record.strips import shown_of
-from murmurate.record.watch import NEVER, Bursts
-from murmurate.run_spec import Run
-from murmurate.session import FAILED, FINISHED, Finish, preflight, resolved
+from murmurate.replica.clipping import NotFinite
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.faults import Faults
 from murmurate.simulation.member import Centre, Learner
 from murmurate.simulation.result import summarize
 from murmurate.simulation.watch import Watch
 from murmurate.spec import derive_seed
+from murmurate.training import checkpoint
+from murmurate.training.data_record import write_record
+from murmurate.training.run import Run
+from murmurate.training.run_folder import claim, held, plain, unclaim, write_roles, write_run
+from murmurate.training.session import FAILED, FINISHED, Finish, preflight, resolved
+from murmurate.training.worker import member_state, staging
 
 LAUNCHER = "simulated"
 _DEADLINE_SECONDS = 600.0  # virtual: for collectives

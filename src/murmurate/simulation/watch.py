@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmurate.fabric.simulated import SimulatedFabric
+from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.record.recorder import Recorder
-from murmurate.run_spec import Run
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.member import Learner
 from murmurate.spec import Batch
+from murmurate.training.run import Run
 
 ALONE_UP_TO = 16  # replicas that write records of their own
 _RETURNS_A_LINE = 100

@@ -1,19 +1,17 @@
-"""Ways of agreeing. Each file holds one; nothing else has to know of it."""
+"""Ways of agreeing. Each file, or package, holds one; nothing else has to know of it."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-
+from murmurate import plugins
 from murmurate.errors import unknown
 from murmurate.strategies.interface import Strategy
 
 
 def strategies() -> dict[str, type[Strategy]]:
-    """Every strategy by its command-line name, found by listing this folder."""
+    """Every strategy by its command-line name (see ``plugins``)."""
     found: dict[str, type[Strategy]] = {}
-    for module in pkgutil.iter_modules(__path__):
-        for thing in vars(importlib.import_module(f"{__name__}.{module.name}")).values():
+    for module in plugins.modules(__name__):
+        for thing in vars(module).values():
             if isinstance(thing, type) and issubclass(thing, Strategy) and thing is not Strategy:
                 found[thing.name] = thing
     return dict(sorted(found.items()))

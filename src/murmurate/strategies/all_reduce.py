@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from murmurate.fabric.interface import Capability, Fabric
+from murmurate.fabric.interface import Capability, Channel
+from murmurate.replica.vector import Exchange, Replica
 from murmurate.strategies.interface import Strategy
-from murmurate.vector import Exchange, Replica
 
 
 @dataclass
@@ -30,7 +30,7 @@ class AllReduce(Strategy):
     )
     on_join: ClassVar[str] = "takes part from the next common round on, with a living peer's state"
 
-    def step(self, replica: Replica, fabric: Fabric) -> Exchange:
-        heard = fabric.mean_(replica.grad)
+    def step(self, replica: Replica, channel: Channel) -> Exchange:
+        heard = channel.mean_(replica.grad)
         replica.update()
         return Exchange(round=replica.clock, heard=heard, staleness=0)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from murmurate.errors import Refusal
-from murmurate.fabric.interface import Capability, Fabric, FabricError, Letter
-from murmurate.strategies._answer import answer, clear, demand_centre
-from murmurate.strategies._cut import Cut
+from murmurate.fabric.interface import Capability, Channel, FabricError, Letter
+from murmurate.replica.vector import Exchange, Replica
+from murmurate.strategies.checkpoint_barrier import Cut
 from murmurate.strategies.interface import (
     MemberEvent,
     Strategy,
@@ -20,7 +20,7 @@ from murmurate.strategies.interface import (
     require,
     shown_by_centre,
 )
-from murmurate.vector import Exchange, Replica
+from murmurate.strategies.reply import answer, clear, demand_centre
 
 _PUSH, _REPLY = "theta", "centre"
 _IDLE_SECONDS = 0.002
@@ -74,35 +74,35 @@ class Elastic(Strategy):
         right = self.moving_rate is None or 0 <= self.moving_rate <= 1
         require(right, f"moving_rate is a weight from 0 to 1, not {self.moving_rate}")
 
-    def attach(self, replica: Replica, fabric: Fabric) -> None:
-        self._beta = moving_rate(self.moving_rate, fabric.size - 1)
+    def attach(self, replica: Replica, channel: Channel) -> None:
+        self._beta = moving_rate(self.moving_rate, channel.size - 1)
         self._sent = replica.params.detach().clone()
 
-    def step(self, replica: Replica, fabric: Fabric) -> Exchange:
-        demand_centre(fabric, _LOST)
+    def step(self, replica: Replica, channel: Channel) -> Exchange:
+        demand_centre(channel, _LOST)
         due = replica.clock > 0 and replica.clock % self.period == 0
         if due and not self._awaited:
-            self._push(replica, fabric)
+            self._push(replica, channel)
         patience = self.deadline_seconds if due and self.wait else 0.0
-        moved = self._awaited and self._move(replica, fabric, patience)
+        moved = self._awaited and self._move(replica, channel, patience)
         replica.update()
         # the update that follows a move belongs to it
         return Exchange(self._rounds, 1 + moved, replica.clock - 1 - self._moved_at)
 
-    def _push(self, replica: Replica, fabric: Fabric) -> None:
+    def _push(self, replica: Replica, channel: Channel) -> None:
         self._sent.copy_(replica.params.detach())
-        clear(fabric, _REPLY)
-        centre, patience = centre_of(fabric), self.deadline_seconds
-        self._awaited = fabric.send(centre, _PUSH, self._sent, deadline_seconds=patience)
+        clear(channel, _REPLY)
+        centre, patience = centre_of(channel), self.deadline_seconds
+        self._awaited = channel.send(centre, _PUSH, self._sent, deadline_seconds=patience)
         if not self._awaited:
-            demand_centre(fabric, _LOST)
+            demand_centre(channel, _LOST)
 
-    def _move(self, replica: Replica, fabric: Fabric, deadline_seconds: float) -> bool:
+    def _move(self, replica: Replica, channel: Channel, deadline_seconds: float) -> bool:
         """theta_i <- theta_i - beta (theta_i - theta~), if the answer is there."""
         if deadline_seconds:
-            letter = answer(fabric, _REPLY, deadline_seconds, _LOST)
+            letter = answer(channel, _REPLY, deadline_seconds, _LOST)
         else:
-            letter = fabric.receive(_REPLY)
+            letter = channel.receive(_REPLY)
         if letter is None:
             return False
         self._awaited = False
@@ -113,21 +113,21 @@ class Elastic(Strategy):
 
     # -- the centre ---------------------------------------------------------------------------------
 
-    def serve(self, replica: Replica, fabric: Fabric) -> bool:
+    def serve(self, replica: Replica, channel: Channel) -> bool:
         """theta~ <- theta~ + beta (theta_i - theta~)"""
-        letter = self._pushes.receive(fabric, _IDLE_SECONDS)
+        letter = self._pushes.receive(channel, _IDLE_SECONDS)
         if letter is not None:
-            self._pull(letter, replica, fabric)
+            self._pull(letter, replica, channel)
         return letter is not None
 
-    def _pull(self, letter: Letter, replica: Replica, fabric: Fabric) -> None:
+    def _pull(self, letter: Letter, replica: Replica, channel: Channel) -> None:
         centre = replica.params.detach()
-        if fabric.send(letter.sender, _REPLY, centre):  # towards the dead nobody moves
+        if channel.send(letter.sender, _REPLY, centre):  # towards the dead nobody moves
             centre.add_(letter.x.sub_(centre), alpha=self._beta)
             replica.tick()
 
-    def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
-        return shown_by_centre(replica, fabric)
+    def consensus(self, replica: Replica, channel: Channel) -> Tensor:
+        return shown_by_centre(replica, channel)
 
     def on_member(self, event: MemberEvent) -> None:
         if event.kind == "joined":
@@ -135,23 +135,23 @@ class Elastic(Strategy):
 
     # -- state --------------------------------------------------------------------------------------
 
-    def settle(self, replica: Replica, fabric: Fabric, number: int, deadline_seconds: float) -> bool:
+    def settle(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
         """No move is half made across the cut: a client takes its answer first."""
-        if fabric.rank != centre_of(fabric):
-            whole = not self._awaited or self._answered(replica, fabric, deadline_seconds)
-            told = self._pushes.announce(fabric, number, [centre_of(fabric)], self._sent)
+        if channel.rank != centre_of(channel):
+            whole = not self._awaited or self._answered(replica, channel, deadline_seconds)
+            told = self._pushes.announce(channel, number, [centre_of(channel)], self._sent)
             return whole and told
         return self._pushes.drain(
-            fabric,
+            channel,
             number,
-            replicas_of(fabric),
-            lambda one: self._pull(one, replica, fabric),
+            replicas_of(channel),
+            lambda one: self._pull(one, replica, channel),
             deadline_seconds,
         )
 
-    def _answered(self, replica: Replica, fabric: Fabric, deadline_seconds: float) -> bool:
+    def _answered(self, replica: Replica, channel: Channel, deadline_seconds: float) -> bool:
         try:
-            return self._move(replica, fabric, deadline_seconds)
+            return self._move(replica, channel, deadline_seconds)
         except FabricError:
             return False  # the next step says so
 
@@ -197,20 +197,20 @@ class SynchronousElastic(Strategy):
         right = self.moving_rate is None or 0 <= self.moving_rate <= 1
         require(right, f"moving_rate is a weight from 0 to 1, not {self.moving_rate}")
 
-    def attach(self, replica: Replica, fabric: Fabric) -> None:
-        self._beta = moving_rate(self.moving_rate, fabric.size)
-        if self._beta * fabric.size > 1 + 1e-9:
+    def attach(self, replica: Replica, channel: Channel) -> None:
+        self._beta = moving_rate(self.moving_rate, channel.size)
+        if self._beta * channel.size > 1 + 1e-9:
             raise Refusal(
-                f"moving_rate {self._beta:g} with {fabric.size} replicas takes the centre beyond the mean: "
-                f"use at most {1 / fabric.size:g}, or leave it out for {moving_rate(None, fabric.size):g}."
+                f"moving_rate {self._beta:g} with {channel.size} replicas takes the centre beyond the mean: "
+                f"use at most {1 / channel.size:g}, or leave it out for {moving_rate(None, channel.size):g}."
             )
         self._centre = replica.params.detach().clone()
 
-    def step(self, replica: Replica, fabric: Fabric) -> Exchange:
+    def step(self, replica: Replica, channel: Channel) -> Exchange:
         heard = 1
         if replica.clock > 0 and replica.clock % self.period == 0:
             mean = replica.params.detach().clone()
-            heard = fabric.mean_(mean)
+            heard = channel.mean_(mean)
             before = self._centre.clone()
             self._centre.lerp_(mean, heard * self._beta)
             replica.params.detach().lerp_(before, self._beta)
@@ -219,7 +219,7 @@ class SynchronousElastic(Strategy):
         rounds, since = divmod(max(replica.clock - 1, 0), self.period)
         return Exchange(rounds, heard, since)
 
-    def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
+    def consensus(self, replica: Replica, channel: Channel) -> Tensor:
         return self._centre.clone()
 
     def state(self) -> dict[str, Any]:

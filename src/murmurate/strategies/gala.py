@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Fabric
+from murmurate.fabric.interface import Capability, Channel
+from murmurate.replica.vector import Exchange, Replica
 from murmurate.strategies.interface import MemberEvent, Strategy, mean_of_published
 from murmurate.topology import Topology, topology
-from murmurate.vector import Exchange, Replica
 
 
 @dataclass
@@ -46,50 +46,50 @@ class GALA(Strategy):
     _patient_until: int = field(default=0, init=False, repr=False, compare=False)
     _graph: Topology | None = field(default=None, init=False, repr=False, compare=False)
 
-    def attach(self, replica: Replica, fabric: Fabric) -> None:
+    def attach(self, replica: Replica, channel: Channel) -> None:
         self._graph = topology(self.topology)
         self._patient_until = self.staleness_bound
 
-    def step(self, replica: Replica, fabric: Fabric) -> Exchange:
+    def step(self, replica: Replica, channel: Channel) -> Exchange:
         replica.update()  # line 4
-        fabric.publish(replica.params)  # line 5
-        peers = self._in_peers(fabric)
+        channel.publish(replica.params)  # line 5
+        peers = self._in_peers(channel)
         if self.staleness_bound and replica.clock > self._patient_until:
-            fabric.wait_newer(peers, [self._seen.get(j, 0) for j in peers], self.deadline_seconds)
+            channel.wait_newer(peers, [self._seen.get(j, 0) for j in peers], self.deadline_seconds)
             self._patient_until = replica.clock + self.staleness_bound
         heard = 1
         # who has no in-peers, alone or resting in a matching, agrees with itself: its round must go on
-        if all(fabric.version(j) > self._seen.get(j, 0) for j in peers):  # line 6
-            heard += self._average(replica.params, peers, fabric)  # line 7
+        if all(channel.version(j) > self._seen.get(j, 0) for j in peers):  # line 6
+            heard += self._average(replica.params, peers, channel)  # line 7
             self._agreed_at = replica.clock
             self._patient_until = replica.clock + self.staleness_bound
         return Exchange(round=self._round, heard=heard, staleness=replica.clock - self._agreed_at)
 
-    def _average(self, x: Tensor, peers: Sequence[int], fabric: Fabric) -> int:
+    def _average(self, x: Tensor, peers: Sequence[int], channel: Channel) -> int:
         """x <- (x + sum_j m_j) / (1 + |N_in|), straight from the slots; returns |N_in|."""
         for number, j in enumerate(peers, start=1):
-            message, self._seen[j] = fabric.peek(j)
+            message, self._seen[j] = channel.peek(j)
             x.lerp_(message, 1 / (1 + number))  # a running mean: one pass over x for each message
         self._round += 1
         return len(peers)
 
-    def _in_peers(self, fabric: Fabric) -> list[int]:
+    def _in_peers(self, channel: Channel) -> list[int]:
         """N_in over the living; a time-varying graph turns with the own rounds."""
-        living = fabric.living()
+        living = channel.living()
         if self._graph is None:
             raise RuntimeError("attach comes before step")
-        position = living.index(fabric.rank)
+        position = living.index(channel.rank)
         return [living[k] for k in self._graph.in_peers(position, len(living), self._round)]
 
-    def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
+    def consensus(self, replica: Replica, channel: Channel) -> Tensor:
         """The mean of what the living last published, the own parameters included."""
-        return mean_of_published(replica, fabric)
+        return mean_of_published(replica, channel)
 
     def on_member(self, event: MemberEvent) -> None:
         self._seen.pop(event.rank, None)
 
     def state(self) -> dict[str, Any]:
-        # versions start anew with the fabric: messages in flight are state, and are dropped
+        # versions start anew with the channel: messages in flight are state, and are dropped
         return {"round": self._round, "agreed_at": self._agreed_at, "patient_until": self._patient_until}
 
     def load(self, state: dict[str, Any]) -> None:

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Fabric
-from murmurate.rows import LEAST_SCALE, Scale
+from murmurate.fabric.interface import Capability, Channel
+from murmurate.replica.sparse import LEAST_SCALE, Scale
+from murmurate.replica.vector import Exchange, Replica
 from murmurate.strategies.interface import Strategy
-from murmurate.vector import Exchange, Replica
 
 
 @dataclass
@@ -42,29 +42,29 @@ class Hogwild(Strategy):
     _clocks: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
     _last_seen: int = field(default=0, init=False, repr=False, compare=False)
 
-    def attach(self, replica: Replica, fabric: Fabric) -> None:
-        share = fabric.shared if self.shared_moments else None
-        replica.rebind(fabric.shared("params", replica.params.detach()), share)
+    def attach(self, replica: Replica, channel: Channel) -> None:
+        share = channel.shared if self.shared_moments else None
+        replica.rebind(channel.shared("params", replica.params.detach()), share)
         # one cell a replica, so that no count is lost to a race
-        self._clocks = fabric.shared("clocks", torch.zeros(fabric.size, dtype=torch.int64))
+        self._clocks = channel.shared("clocks", torch.zeros(channel.size, dtype=torch.int64))
         replica.steps_taken = lambda: int(self._clocks.sum())
-        logs = fabric.shared("scale", torch.zeros(fabric.size, dtype=torch.float64))
-        marks = fabric.shared("scale.marks", torch.zeros(Scale.marks(fabric.size), dtype=torch.int64))
-        replica.scale.share(logs, marks, fabric.rank)
-        replica.make_room = lambda: self._make_room(replica, fabric)
+        logs = channel.shared("scale", torch.zeros(channel.size, dtype=torch.float64))
+        marks = channel.shared("scale.marks", torch.zeros(Scale.marks(channel.size), dtype=torch.int64))
+        replica.scale.share(logs, marks, channel.rank)
+        replica.make_room = lambda: self._make_room(replica, channel)
 
-    def step(self, replica: Replica, fabric: Fabric) -> Exchange:
-        heard = len(fabric.living())
+    def step(self, replica: Replica, channel: Channel) -> Exchange:
+        heard = len(channel.living())
         # what others did to the vector since this gradient's parameters were read
         staleness = int(self._clocks.sum()) - self._last_seen
         replica.update()
-        self._clocks[fabric.rank] = replica.clock
+        self._clocks[channel.rank] = replica.clock
         self._last_seen = int(self._clocks.sum())
         return Exchange(round=replica.clock, heard=heard, staleness=staleness)
 
-    def _make_room(self, replica: Replica, fabric: Fabric) -> None:
+    def _make_room(self, replica: Replica, channel: Channel) -> None:
         """Multiply the scale into the vector, while nobody writes to it, unless another has done so."""
-        with replica.scale.closed(fabric.living()) as alone:
+        with replica.scale.closed(channel.living()) as alone:
             if alone and replica.scale.value < LEAST_SCALE:
                 replica.fold()
 

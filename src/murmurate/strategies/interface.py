@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Fabric
-from murmurate.vector import Exchange, Replica
+from murmurate.fabric.interface import Capability, Channel
+from murmurate.replica.vector import Exchange, Replica
 
 LAST_CUT = 1 << 40  # the number of the ``settle`` after which a member sends no more
 
@@ -49,7 +49,7 @@ class Strategy:
     # Whether it reads and writes ``scale * params``, so that a gradient of a few rows costs those rows
     # (``Replica.follow``); for all others it is made dense.
     keeps_scale: ClassVar[bool] = False
-    # What one may do on a fabric without shared memory, for the error that one gets there.
+    # What one may do on a channel without shared memory, for the error that one gets there.
     remedy: ClassVar[str] = ""
     # What ``list strategies`` prints: whether lost messages are harmless (state) or missed (deltas), what
     # bounds how old they are, and what is done about a peer that dies, is slow, or joins.
@@ -63,7 +63,7 @@ class Strategy:
     refused: int = field(default=0, init=False, repr=False, compare=False)
 
     def needed(self) -> frozenset[Capability]:
-        """What this one needs of a fabric: ``needs``, or less with some hyper-parameters."""
+        """What this one needs of a channel: ``needs``, or less with some hyper-parameters."""
         return self.needs
 
     def check_shrinking(self, eta: float, replicas: int) -> None:
@@ -75,22 +75,22 @@ class Strategy:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
         return functools.partial(type(self), **fields), ()
 
-    def attach(self, replica: Replica, fabric: Fabric) -> None:
+    def attach(self, replica: Replica, channel: Channel) -> None:
         """Called once before the first step, on every member, in the same order."""
 
-    def step(self, replica: Replica, fabric: Fabric) -> Exchange:
+    def step(self, replica: Replica, channel: Channel) -> Exchange:
         """Turn the gradient in ``replica.grad`` into an update and, perhaps, an agreement."""
         raise TypeError(f"{type(self).__name__} has no step")
 
-    def serve(self, replica: Replica, fabric: Fabric) -> bool:
+    def serve(self, replica: Replica, channel: Channel) -> bool:
         """One turn of the centre, where there is one: take one message in; False if none came."""
         raise TypeError(f"{type(self).__name__} has no centre")
 
-    def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
+    def consensus(self, replica: Replica, channel: Channel) -> Tensor:
         """The vector [N] that stands for all: evaluated, saved as best, exported. A copy."""
         return replica.values().detach().clone()
 
-    def settle(self, replica: Replica, fabric: Fabric, number: int, deadline_seconds: float) -> bool:
+    def settle(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
         """Before checkpoint ``number``: take in the deltas that would otherwise be in flight across it.
 
         ``LAST_CUT`` is the number of the last, after which this member takes no further part.
@@ -104,10 +104,10 @@ class Strategy:
     def load(self, state: dict[str, Any]) -> None:
         pass
 
-    def resumed(self, replica: Replica, fabric: Fabric) -> None:
+    def resumed(self, replica: Replica, channel: Channel) -> None:
         """All members have loaded, and none has stepped yet."""
 
-    def joined(self, replica: Replica, fabric: Fabric) -> None:
+    def joined(self, replica: Replica, channel: Channel) -> None:
         """This member came in late, has loaded a living peer's state, and has not stepped yet.
 
         What was the peer's alone (deltas that it has yet to send, random draws) is put right here.
@@ -123,29 +123,29 @@ def require(right: bool, sentence: str) -> None:
         raise ValueError(sentence)
 
 
-def centre_of(fabric: Fabric) -> int:
+def centre_of(channel: Channel) -> int:
     """The rank that keeps the centre, under a strategy that has one."""
-    return fabric.size - 1
+    return channel.size - 1
 
 
-def replicas_of(fabric: Fabric) -> Sequence[int]:
+def replicas_of(channel: Channel) -> Sequence[int]:
     """The ranks that learn, under a strategy with a centre."""
-    return range(fabric.size - 1)
+    return range(channel.size - 1)
 
 
-def mean_of_published(replica: Replica, fabric: Fabric) -> Tensor:
+def mean_of_published(replica: Replica, channel: Channel) -> Tensor:
     """[N]: the mean of the own parameters and what the other living members last published."""
     vectors = [replica.params.detach()]
-    vectors += [fabric.peek(j)[0] for j in fabric.living() if j != fabric.rank and fabric.version(j) > 0]
+    vectors += [channel.peek(j)[0] for j in channel.living() if j != channel.rank and channel.version(j) > 0]
     return torch.stack(vectors).mean(0)
 
 
-def shown_by_centre(replica: Replica, fabric: Fabric) -> Tensor:
+def shown_by_centre(replica: Replica, channel: Channel) -> Tensor:
     """[N]: what the centre last published; the own parameters if that is us, or it never did."""
-    centre = centre_of(fabric)
-    if fabric.rank == centre or fabric.version(centre) == 0:
+    centre = centre_of(channel)
+    if channel.rank == centre or channel.version(centre) == 0:
         return replica.values().detach().clone()
-    return fabric.peek(centre)[0].clone()
+    return channel.peek(centre)[0].clone()
 
 
 __all__ = [

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Fabric
+from murmurate.fabric.interface import Capability, Channel
+from murmurate.replica.vector import Exchange, Replica
 from murmurate.strategies.interface import Strategy
-from murmurate.vector import Exchange, Replica
 
 
 @dataclass
@@ -53,7 +53,7 @@ class LocalSGD(Strategy):
         if self.period < 1:
             raise ValueError(f"period counts updates between means and is at least 1, not {self.period}")
 
-    def attach(self, replica: Replica, fabric: Fabric) -> None:
+    def attach(self, replica: Replica, channel: Channel) -> None:
         if self.outer_learning_rate is not None:
             self._agreed = torch.nn.Parameter(replica.params.detach().clone())
             self._outer = torch.optim.SGD(
@@ -63,11 +63,11 @@ class LocalSGD(Strategy):
                 nesterov=self.outer_nesterov,
             )
 
-    def step(self, replica: Replica, fabric: Fabric) -> Exchange:
+    def step(self, replica: Replica, channel: Channel) -> Exchange:
         replica.update()
         heard = 1
         if replica.clock % self.period == 0:
-            heard = fabric.mean_(replica.params)
+            heard = channel.mean_(replica.params)
             if self._outer is not None:
                 self._agreed.grad = self._agreed.detach() - replica.params.detach()
                 self._outer.step()
@@ -75,9 +75,9 @@ class LocalSGD(Strategy):
         rounds, since = divmod(replica.clock, self.period)
         return Exchange(round=rounds, heard=heard, staleness=since)
 
-    def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
+    def consensus(self, replica: Replica, channel: Channel) -> Tensor:
         mean = replica.params.detach().clone()
-        fabric.mean_(mean)
+        channel.mean_(mean)
         return mean
 
     def state(self) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Fabric, Letter
-from murmurate.strategies._answer import answer, clear, demand_centre
-from murmurate.strategies._cut import Cut
+from murmurate.fabric.interface import Capability, Channel, Letter
+from murmurate.replica.vector import Exchange, Replica
+from murmurate.strategies.checkpoint_barrier import Cut
 from murmurate.strategies.interface import (
     MemberEvent,
     Strategy,
@@ -23,7 +23,7 @@ from murmurate.strategies.interface import (
     require,
     shown_by_centre,
 )
-from murmurate.vector import Exchange, Replica
+from murmurate.strategies.reply import answer, clear, demand_centre
 
 _PUSH, _REPLY = "gradient", "parameters"
 _IDLE_SECONDS = 0.002
@@ -80,17 +80,17 @@ class ParameterServer(Strategy):
         )
         require(self.delay_bound >= 0, f"delay_bound counts folds and is at least 0, not {self.delay_bound}")
 
-    def attach(self, replica: Replica, fabric: Fabric) -> None:
-        self._rank = fabric.rank
+    def attach(self, replica: Replica, channel: Channel) -> None:
+        self._rank = channel.rank
         self._gradient = torch.zeros_like(replica.grad)
         # all updates so far: a fold stands for as many as gradients were summed in it
-        if fabric.rank == centre_of(fabric):
+        if channel.rank == centre_of(channel):
             replica.steps_taken = lambda: replica.clock * self.period
         else:
             replica.steps_taken = lambda: self._version * self.period + replica.clock - self._pulled_at
 
-    def step(self, replica: Replica, fabric: Fabric) -> Exchange:
-        demand_centre(fabric, _LOST)
+    def step(self, replica: Replica, channel: Channel) -> Exchange:
+        demand_centre(channel, _LOST)
         if self._summed == 0:
             self._oldest = self._version
         self._gradient.add_(replica.grad)
@@ -99,22 +99,22 @@ class ParameterServer(Strategy):
             replica.step_plainly()
         else:
             replica.tick()
-        pulled = self._awaited and self._pull(fabric.receive(_REPLY), replica)
+        pulled = self._awaited and self._pull(channel.receive(_REPLY), replica)
         if replica.clock % self.period == 0 and self._summed and not self._awaited:
-            self._push(fabric)
+            self._push(channel)
             if self._awaited and self.wait:
-                pulled |= self._pull(answer(fabric, _REPLY, self.deadline_seconds, _LOST), replica)
+                pulled |= self._pull(answer(channel, _REPLY, self.deadline_seconds, _LOST), replica)
         self._rounds += pulled
         return Exchange(self._rounds, 1 + pulled, replica.clock - self._pulled_at)
 
-    def _push(self, fabric: Fabric) -> None:
-        clear(fabric, _REPLY)
-        centre, patience = centre_of(fabric), self.deadline_seconds
-        self._awaited = fabric.send(centre, _PUSH, self._gradient, self._oldest, deadline_seconds=patience)
+    def _push(self, channel: Channel) -> None:
+        clear(channel, _REPLY)
+        centre, patience = centre_of(channel), self.deadline_seconds
+        self._awaited = channel.send(centre, _PUSH, self._gradient, self._oldest, deadline_seconds=patience)
         if self._awaited:
             self._empty()
         else:
-            demand_centre(fabric, _LOST)
+            demand_centre(channel, _LOST)
 
     def _pull(self, letter: Letter | None, replica: Replica) -> bool:
         if letter is None:
@@ -133,14 +133,14 @@ class ParameterServer(Strategy):
 
     # -- the centre ---------------------------------------------------------------------------------
 
-    def serve(self, replica: Replica, fabric: Fabric) -> bool:
+    def serve(self, replica: Replica, channel: Channel) -> bool:
         """Fold one gradient into the centre's parameters, and answer with them."""
-        letter = self._pushes.receive(fabric, _IDLE_SECONDS)
+        letter = self._pushes.receive(channel, _IDLE_SECONDS)
         if letter is not None:
-            self._fold(letter, replica, fabric)
+            self._fold(letter, replica, channel)
         return letter is not None
 
-    def _fold(self, letter: Letter, replica: Replica, fabric: Fabric) -> None:
+    def _fold(self, letter: Letter, replica: Replica, channel: Channel) -> None:
         """The version answered is the number of folds; a minus says that this one was refused."""
         refused = 0 < self.delay_bound < replica.clock - letter.note
         if refused:
@@ -149,10 +149,10 @@ class ParameterServer(Strategy):
             replica.grad.copy_(letter.x)
             replica.update()
         version = -replica.clock if refused else replica.clock
-        fabric.send(letter.sender, _REPLY, replica.params.detach(), note=version)
+        channel.send(letter.sender, _REPLY, replica.params.detach(), note=version)
 
-    def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
-        return shown_by_centre(replica, fabric)
+    def consensus(self, replica: Replica, channel: Channel) -> Tensor:
+        return shown_by_centre(replica, channel)
 
     def on_member(self, event: MemberEvent) -> None:
         if event.kind == "joined":
@@ -160,15 +160,15 @@ class ParameterServer(Strategy):
 
     # -- state --------------------------------------------------------------------------------------
 
-    def settle(self, replica: Replica, fabric: Fabric, number: int, deadline_seconds: float) -> bool:
+    def settle(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
         """Gradients pushed before the cut are folded; an answer in flight is replaced by the next."""
-        if fabric.rank != centre_of(fabric):
-            return self._pushes.announce(fabric, number, [centre_of(fabric)], replica.params.detach())
+        if channel.rank != centre_of(channel):
+            return self._pushes.announce(channel, number, [centre_of(channel)], replica.params.detach())
         return self._pushes.drain(
-            fabric,
+            channel,
             number,
-            replicas_of(fabric),
-            lambda one: self._fold(one, replica, fabric),
+            replicas_of(channel),
+            lambda one: self._fold(one, replica, channel),
             deadline_seconds,
         )
 

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Fabric
+from murmurate.fabric.interface import Capability, Channel
+from murmurate.replica.vector import Exchange, Replica
 from murmurate.spec import derive_generator
 from murmurate.strategies.interface import Strategy, mean_of_published, require
 from murmurate.topology import Topology, topology
-from murmurate.vector import Exchange, Replica
 
 
 @dataclass
@@ -56,19 +56,19 @@ class PullGossip(Strategy):
         require(0 <= self.mixing <= 1, f"mixing is a weight from 0 to 1, not {self.mixing}")
         require(self.period >= 1, f"period counts updates between mixes and is at least 1, not {self.period}")
 
-    def attach(self, replica: Replica, fabric: Fabric) -> None:
+    def attach(self, replica: Replica, channel: Channel) -> None:
         self._graph = topology(self.topology)
-        self._draws = derive_generator(self.seed, "gossip", fabric.rank)
+        self._draws = derive_generator(self.seed, "gossip", channel.rank)
 
-    def step(self, replica: Replica, fabric: Fabric) -> Exchange:
+    def step(self, replica: Replica, channel: Channel) -> Exchange:
         due = (replica.clock + 1) % self.period == 0
         heard = 1
         if due and self.stale:
-            heard += self._mix(replica, fabric)
+            heard += self._mix(replica, channel)
         replica.update()
         if due and not self.stale:
-            heard += self._mix(replica, fabric)
-        fabric.publish(replica.params)
+            heard += self._mix(replica, channel)
+        channel.publish(replica.params)
         return Exchange(self._rounds, heard, replica.clock - self._agreed_at)
 
     def draw(self, rank: int, living: Sequence[int], turn: int = 0) -> int:
@@ -81,27 +81,27 @@ class PullGossip(Strategy):
             return rank
         return candidates[int(torch.randint(len(candidates), (), generator=self._draws))]
 
-    def _mix(self, replica: Replica, fabric: Fabric) -> int:
+    def _mix(self, replica: Replica, channel: Channel) -> int:
         """theta_i <- (1 - beta) theta_i + beta theta_j; returns whether there was a theta_j."""
-        peer = self.draw(fabric.rank, fabric.living(), replica.clock // self.period)
-        heard = peer != fabric.rank and fabric.version(peer) > 0
+        peer = self.draw(channel.rank, channel.living(), replica.clock // self.period)
+        heard = peer != channel.rank and channel.version(peer) > 0
         if heard:
-            replica.params.detach().lerp_(fabric.peek(peer)[0], self.mixing)
-        if heard or peer == fabric.rank:  # who drew itself agrees with itself
+            replica.params.detach().lerp_(channel.peek(peer)[0], self.mixing)
+        if heard or peer == channel.rank:  # who drew itself agrees with itself
             self._rounds += 1
             self._agreed_at = replica.clock + self.stale
         return int(heard)
 
-    def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
-        return mean_of_published(replica, fabric)
+    def consensus(self, replica: Replica, channel: Channel) -> Tensor:
+        return mean_of_published(replica, channel)
 
-    def resumed(self, replica: Replica, fabric: Fabric) -> None:
+    def resumed(self, replica: Replica, channel: Channel) -> None:
         """Nothing was in flight: the register starts anew, and whoever steps first should find us there."""
-        fabric.publish(replica.params)
+        channel.publish(replica.params)
 
-    def joined(self, replica: Replica, fabric: Fabric) -> None:
+    def joined(self, replica: Replica, channel: Channel) -> None:
         """Draws of one's own, and not the peer's once more."""
-        self._draws = derive_generator(self.seed, f"gossip from update {replica.clock}", fabric.rank)
+        self._draws = derive_generator(self.seed, f"gossip from update {replica.clock}", channel.rank)
 
     def state(self) -> dict[str, Any]:
         return {"draws": self._draws.get_state(), "rounds": self._rounds, "agreed_at": self._agreed_at}

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Fabric
+from murmurate.fabric.interface import Capability, Channel
+from murmurate.replica.vector import Exchange, Replica
 from murmurate.spec import derive_generator
 from murmurate.strategies.interface import Strategy, mean_of_published, require
 from murmurate.topology import Topology, topology
-from murmurate.vector import Exchange, Replica
 
 _TAG = "theta"
 _READ_OF_EACH = 64  # letters of one peer in one reading: so a fast peer cannot hold us here
@@ -63,19 +63,19 @@ class PushGossip(Strategy):
         require(right, f"mixing is a weight from 0 to 1, not {self.mixing}")
         require(self.period >= 1, f"period counts updates between sends and is at least 1, not {self.period}")
 
-    def attach(self, replica: Replica, fabric: Fabric) -> None:
+    def attach(self, replica: Replica, channel: Channel) -> None:
         self._graph = topology(self.topology)
-        self._draws = derive_generator(self.seed, "gossip", fabric.rank)
+        self._draws = derive_generator(self.seed, "gossip", channel.rank)
 
-    def step(self, replica: Replica, fabric: Fabric) -> Exchange:
+    def step(self, replica: Replica, channel: Channel) -> Exchange:
         due = (replica.clock + 1) % self.period == 0
         heard = 1
         if due and self.stale:
-            heard += self._gossip(replica, fabric)
+            heard += self._gossip(replica, channel)
         replica.update()
         if due and not self.stale:
-            heard += self._gossip(replica, fabric)
-        fabric.publish(replica.params)
+            heard += self._gossip(replica, channel)
+        channel.publish(replica.params)
         return Exchange(self._rounds, heard, replica.clock - self._agreed_at)
 
     def draw(self, rank: int, living: Sequence[int], turn: int = 0) -> int:
@@ -88,31 +88,31 @@ class PushGossip(Strategy):
             return rank
         return candidates[int(torch.randint(len(candidates), (), generator=self._draws))]
 
-    def _gossip(self, replica: Replica, fabric: Fabric) -> int:
+    def _gossip(self, replica: Replica, channel: Channel) -> int:
         """Send to one, average with what came; returns from how many."""
-        target = self.draw(fabric.rank, fabric.living(), replica.clock // self.period)
+        target = self.draw(channel.rank, channel.living(), replica.clock // self.period)
         x = replica.params.detach()
-        if target != fabric.rank:
-            self.refused += not fabric.send(target, _TAG, x, deadline_seconds=0.0)
+        if target != channel.rank:
+            self.refused += not channel.send(target, _TAG, x, deadline_seconds=0.0)
         newest: dict[int, Tensor] = {}
-        for _ in range(_READ_OF_EACH * fabric.size):
-            letter = fabric.receive(_TAG)
+        for _ in range(_READ_OF_EACH * channel.size):
+            letter = channel.receive(_TAG)
             if letter is None:
                 break
             newest[letter.sender] = letter.x
         for count, sender in enumerate(sorted(newest), start=1):
             x.lerp_(newest[sender], 1 / (1 + count) if self.mixing is None else self.mixing)
-        if newest or target == fabric.rank:  # who drew itself agrees with itself
+        if newest or target == channel.rank:  # who drew itself agrees with itself
             self._rounds += 1
             self._agreed_at = replica.clock + self.stale
         return len(newest)
 
-    def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
-        return mean_of_published(replica, fabric)
+    def consensus(self, replica: Replica, channel: Channel) -> Tensor:
+        return mean_of_published(replica, channel)
 
-    def joined(self, replica: Replica, fabric: Fabric) -> None:
+    def joined(self, replica: Replica, channel: Channel) -> None:
         """Draws of one's own, and not the peer's once more."""
-        self._draws = derive_generator(self.seed, f"gossip from update {replica.clock}", fabric.rank)
+        self._draws = derive_generator(self.seed, f"gossip from update {replica.clock}", channel.rank)
 
     def state(self) -> dict[str, Any]:
         return {"draws": self._draws.get_state(), "rounds": self._rounds, "agreed_at": self._agreed_at} | {

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Fabric, Letter
-from murmurate.strategies._cut import Cut
+from murmurate.fabric.interface import Capability, Channel, Letter
+from murmurate.replica.vector import Exchange, Replica
+from murmurate.strategies.checkpoint_barrier import Cut
 from murmurate.strategies.interface import MemberEvent, Strategy, mean_of_published, require
 from murmurate.topology import Topology, topology
-from murmurate.vector import Exchange, Replica
 
 _TAG = "mass"
 _WORTH_SENDING = 0.1  # of an equal share: a message costs the same whatever weight it carries
@@ -62,21 +62,21 @@ class PushSum(Strategy):
         right = 0 < self.least_weight < 1
         require(right, f"least_weight lies between 0 and 1, not at {self.least_weight}")
 
-    def attach(self, replica: Replica, fabric: Fabric) -> None:
+    def attach(self, replica: Replica, channel: Channel) -> None:
         self._graph = topology(self.topology)
         self._sum = replica.params.detach().clone()
 
-    def step(self, replica: Replica, fabric: Fabric) -> Exchange:
+    def step(self, replica: Replica, channel: Channel) -> Exchange:
         z = replica.params.detach()
         replica.update()
         # x <- x + (z' - x / w): the optimizer's step, on the sum; with w = 1 it is z' to the bit
         self._sum.mul_(1 - 1 / self._weight).add_(z)
-        alone = len(self._partners(fabric)) == 1
+        alone = len(self._partners(channel)) == 1
         if replica.clock % self.period == 0:
-            self._send(replica.clock // self.period - 1, fabric)
+            self._send(replica.clock // self.period - 1, channel)
         heard: set[int] = set()
-        for _ in range(4 * fabric.size):
-            letter = self._mail.receive(fabric)
+        for _ in range(4 * channel.size):
+            letter = self._mail.receive(channel)
             if letter is None:
                 break
             self._take(letter)
@@ -85,12 +85,12 @@ class PushSum(Strategy):
             self._rounds += 1
             self._agreed_at = replica.clock
         torch.div(self._sum, self._weight, out=z)
-        fabric.publish(z)
+        channel.publish(z)
         return Exchange(self._rounds, 1 + len(heard), replica.clock - self._agreed_at)
 
-    def _send(self, turn: int, fabric: Fabric) -> None:
+    def _send(self, turn: int, channel: Channel) -> None:
         """A share of (x, w) for each out-peer that has stepped since the last one."""
-        shown = {peer: fabric.version(peer) for peer in self._out_peers(turn, fabric)}
+        shown = {peer: channel.version(peer) for peer in self._out_peers(turn, channel)}
         peers = [peer for peer, version in shown.items() if version > self._shown.get(peer, -1)]
         if not peers:
             return
@@ -100,40 +100,40 @@ class PushSum(Strategy):
             return
         part, weight = self._sum * share, self._weight * share
         for peer in peers:
-            if fabric.send(peer, _TAG, part, note=weight, deadline_seconds=0.0):
+            if channel.send(peer, _TAG, part, note=weight, deadline_seconds=0.0):
                 self._sum.sub_(part)
                 self._weight -= weight
                 self._shown[peer] = shown[peer]
 
-    def _out_peers(self, turn: int, fabric: Fabric) -> list[int]:
+    def _out_peers(self, turn: int, channel: Channel) -> list[int]:
         if self._graph is None:
             raise RuntimeError("attach comes before step")
-        partners = self._partners(fabric)
-        position = partners.index(fabric.rank)
+        partners = self._partners(channel)
+        position = partners.index(channel.rank)
         return [partners[k] for k in self._graph.out_peers(position, len(partners), turn)]
 
-    def _partners(self, fabric: Fabric) -> list[int]:
+    def _partners(self, channel: Channel) -> list[int]:
         """The living but those who take no further part: what is sent to them nobody would take."""
-        return [rank for rank in fabric.living() if rank == fabric.rank or not self._mail.has_ended(rank)]
+        return [rank for rank in channel.living() if rank == channel.rank or not self._mail.has_ended(rank)]
 
     def _take(self, letter: Letter) -> None:
         self._sum.add_(letter.x)
         self._weight += letter.note
 
-    def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
+    def consensus(self, replica: Replica, channel: Channel) -> Tensor:
         """The mean of what the living last published, each de-biased."""
-        return mean_of_published(replica, fabric)
+        return mean_of_published(replica, channel)
 
-    def settle(self, replica: Replica, fabric: Fabric, number: int, deadline_seconds: float) -> bool:
+    def settle(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
         """Nothing is in flight: the sums over what the replicas save are the sums over all there is."""
-        peers = [j for j in fabric.living() if j != fabric.rank]
-        told = self._mail.announce(fabric, number, peers, self._sum)
-        drained = self._mail.drain(fabric, number, peers, self._take, deadline_seconds)
+        peers = [j for j in channel.living() if j != channel.rank]
+        told = self._mail.announce(channel, number, peers, self._sum)
+        drained = self._mail.drain(channel, number, peers, self._take, deadline_seconds)
         torch.div(self._sum, self._weight, out=replica.params.detach())
         replica.reload()
         return told and drained
 
-    def joined(self, replica: Replica, fabric: Fabric) -> None:
+    def joined(self, replica: Replica, channel: Channel) -> None:
         """A part of the sum anew: the peer goes on with its own."""
         self._sum.copy_(replica.params.detach())
         self._weight = 1.0

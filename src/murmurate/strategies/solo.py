@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from murmurate.errors import Refusal
-from murmurate.fabric.interface import Fabric
+from murmurate.fabric.interface import Channel
+from murmurate.replica.vector import Exchange, Replica
 from murmurate.strategies.interface import Strategy
-from murmurate.vector import Exchange, Replica
 
 
 @dataclass
@@ -24,13 +24,13 @@ class Solo(Strategy):
     on_slow: ClassVar[str] = "there is nobody to wait for"
     on_join: ClassVar[str] = "refused: one replica trains"
 
-    def attach(self, replica: Replica, fabric: Fabric) -> None:
-        if fabric.size > 1:
+    def attach(self, replica: Replica, channel: Channel) -> None:
+        if channel.size > 1:
             raise Refusal(
-                f"solo trains one replica and {fabric.size} were asked for. "
+                f"solo trains one replica and {channel.size} were asked for. "
                 "Use --replicas 1, or let them agree: --strategy all-reduce."
             )
 
-    def step(self, replica: Replica, fabric: Fabric) -> Exchange:
+    def step(self, replica: Replica, channel: Channel) -> Exchange:
         replica.update()
         return Exchange(round=replica.clock, heard=1, staleness=0)

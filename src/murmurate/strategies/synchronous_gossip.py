@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Fabric, FabricError, Letter
+from murmurate.fabric.interface import Capability, Channel, FabricError, Letter
+from murmurate.replica.vector import Exchange, Replica
 from murmurate.spec import derive_generator
 from murmurate.strategies.interface import MemberEvent, Strategy, require
 from murmurate.topology import topology
-from murmurate.vector import Exchange, Replica
 
 _TAG = "theta"
 
@@ -71,17 +71,17 @@ class SynchronousGossip(Strategy):
             self.period >= 1, f"period counts updates between rounds and is at least 1, not {self.period}"
         )
 
-    def attach(self, replica: Replica, fabric: Fabric) -> None:
+    def attach(self, replica: Replica, channel: Channel) -> None:
         topology(self.topology)  # a wrong name is refused here, and not in the first round
 
-    def step(self, replica: Replica, fabric: Fabric) -> Exchange:
+    def step(self, replica: Replica, channel: Channel) -> Exchange:
         due = (replica.clock + 1) % self.period == 0
         heard = 1
         if due and self.stale:
-            heard += self._round(replica, fabric)
+            heard += self._round(replica, channel)
         replica.update()
         if due and not self.stale:
-            heard += self._round(replica, fabric)
+            heard += self._round(replica, channel)
         return Exchange(self._rounds, heard, replica.clock % self.period)
 
     def drawn(self, size: int, number: int) -> list[int]:
@@ -100,40 +100,40 @@ class SynchronousGossip(Strategy):
         others = torch.randint(size - 1, (size,), generator=draws).tolist()
         return [j + (j >= i) for i, j in enumerate(others)]
 
-    def _round(self, replica: Replica, fabric: Fabric) -> int:
+    def _round(self, replica: Replica, channel: Channel) -> int:
         self._rounds += 1
-        pairs = [(i, j) for i, j in enumerate(self.drawn(fabric.size, self._rounds)) if i != j]
+        pairs = [(i, j) for i, j in enumerate(self.drawn(channel.size, self._rounds)) if i != j]
         arrows = pairs if self.direction == "push" else [(j, i) for i, j in pairs]
         x = replica.params.detach()
         for sender, to in arrows:
-            if sender == fabric.rank:
-                self._send(to, x, fabric)
-        senders = sorted(sender for sender, to in arrows if to == fabric.rank)
-        letters = self._await(senders, fabric)
+            if sender == channel.rank:
+                self._send(to, x, channel)
+        senders = sorted(sender for sender, to in arrows if to == channel.rank)
+        letters = self._await(senders, channel)
         weight = 0.5 if self.mixing is None and self.direction == "pull" else self.mixing
         for count, letter in enumerate(letters, start=1):
             x.lerp_(letter.x, 1 / (1 + count) if weight is None else weight)
         return len(letters)
 
-    def _send(self, to: int, x: Tensor, fabric: Fabric) -> None:
-        sent = fabric.send(to, _TAG, x, note=self._rounds, deadline_seconds=self.deadline_seconds)
-        if not sent and to in fabric.living():
+    def _send(self, to: int, x: Tensor, channel: Channel) -> None:
+        sent = channel.send(to, _TAG, x, note=self._rounds, deadline_seconds=self.deadline_seconds)
+        if not sent and to in channel.living():
             raise FabricError(
-                f"rank {fabric.rank} could not send to rank {to} in gossip round {self._rounds}: its queue "
+                f"rank {channel.rank} could not send to rank {to} in gossip round {self._rounds}: its queue "
                 f"stayed full for {self.deadline_seconds:g} s. It lives but does not read: look at its log."
             )
 
-    def _await(self, senders: Sequence[int], fabric: Fabric) -> list[Letter]:
+    def _await(self, senders: Sequence[int], channel: Channel) -> list[Letter]:
         """This round's letters in the order of their senders; the dead are not waited for."""
         found = {x.sender: x for x in self._early if x.note == self._rounds}
         self._early = [x for x in self._early if x.note > self._rounds]
         silent = 0.0
         while missing := [j for j in senders if j not in found]:
-            letter = fabric.wait(_TAG, 0.05)
+            letter = channel.wait(_TAG, 0.05)
             if letter is None:
                 # looked at in this order: what the dead still sent has arrived by then
-                dead = [j for j in missing if j not in fabric.living()]
-                letter = fabric.receive(_TAG)
+                dead = [j for j in missing if j not in channel.living()]
+                letter = channel.receive(_TAG)
                 if letter is None:
                     senders = [j for j in senders if j not in dead]
                     silent += 0.05
@@ -143,14 +143,14 @@ class SynchronousGossip(Strategy):
                 self._early.append(letter)
             if silent > self.deadline_seconds:
                 raise FabricError(
-                    f"rank {fabric.rank} waited {self.deadline_seconds:g} s for rank(s) {missing} in round "
+                    f"rank {channel.rank} waited {self.deadline_seconds:g} s for rank(s) {missing} in round "
                     f"{self._rounds} of gossip. They live but do not answer: look at their logs."
                 )
         return [found[j] for j in senders if j in found]
 
-    def consensus(self, replica: Replica, fabric: Fabric) -> Tensor:
+    def consensus(self, replica: Replica, channel: Channel) -> Tensor:
         mean = replica.params.detach().clone()
-        fabric.mean_(mean)
+        channel.mean_(mean)
         return mean
 
     def on_member(self, event: MemberEvent) -> None:

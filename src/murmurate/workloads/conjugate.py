@@ -18,9 +18,9 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from murmurate.rows import Rows
+from murmurate.replica.sparse import Rows
+from murmurate.replica.vector import Replica
 from murmurate.spec import Batch, Outcome
-from murmurate.vector import Replica
 
 Found = TypeVar("Found", covariant=True)
 E_co = TypeVar("E_co", covariant=True)

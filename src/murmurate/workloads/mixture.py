@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from murmurate.datasets.table import Table
 from murmurate.losses.mixture import Posterior, log_joint, log_predictive
-from murmurate.workloads.table import Table
 
 _ROWS = 1_024  # looked at at a time
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from murmurate.datasets.table import Table
 from murmurate.errors import Refusal
 from murmurate.losses.mixture import (
     Posterior,
@@ -24,12 +25,11 @@ from murmurate.losses.mixture import (
     statistics,
     width_of,
 )
-from murmurate.rows import Rows
+from murmurate.replica.sparse import Rows
+from murmurate.replica.vector import Replica
 from murmurate.spec import EnvSpec, Examples, derive_seed
-from murmurate.vector import Replica
 from murmurate.workloads.conjugate import ConjugateLearner, Library, StepRule, check_steps, step_size
 from murmurate.workloads.mixture import Mixture, placed
-from murmurate.workloads.table import Table
 
 _LOOKED_AT = 20_000  # rows that the prior and the start are made from
 _LLOYD_STEPS = 10

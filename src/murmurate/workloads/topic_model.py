@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from murmurate.datasets.corpus import Corpus
 from murmurate.losses.checks import check_shape
 from murmurate.losses.topics import Documents, expected_topics, fold_in, width_for
-from murmurate.rows import Rows
+from murmurate.replica.sparse import Rows
+from murmurate.replica.vector import Replica
 from murmurate.spec import EnvSpec, Examples, derive_seed
-from murmurate.vector import Replica
 from murmurate.workloads.conjugate import ConjugateLearner, Library, StepRule, check_steps, step_size
-from murmurate.workloads.corpus import Corpus
 from murmurate.workloads.topics import Topics
 
 # documents that each topic begins with, and their share of its words (init "documents")

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from murmurate.datasets.corpus import Corpus, Over
 from murmurate.losses.topics import (
     Documents,
     Folded,
@@ -24,7 +25,6 @@ from murmurate.losses.topics import (
     pieces,
     width_for,
 )
-from murmurate.workloads.corpus import Corpus, Over
 
 _DOCUMENTS = 1_024  # folded in at a time
 

@@ -1,0 +1,159 @@
+"""What this machine offers a run, and what to do about what it does not."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import resource
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import rich.console
+import rich.table
+import torch
+
+from murmurate import native
+from murmurate.errors import Refusal
+from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.spec import native_bfloat16
+from murmurate.training.run_folder import hardware, versions
+
+_OK, _NOTE, _BAD = "ok", "note", "bad"
+
+
+def findings() -> dict[str, Any]:
+    """``{"checks": [{"name", "status", "found", "advice"}], "ok": bool, "hardware", "versions"}``."""
+    looks: list[Callable[[], dict[str, str]]] = [
+        _cores, _threads, _memory, _shared_memory, _open_files, _gpu, _bfloat16, _kernels, _torso, _roms,
+        _mujoco, _video,
+    ]  # fmt: skip
+    checks = [look() for look in looks]
+    return {
+        "checks": checks,
+        "ok": all(check["status"] != _BAD for check in checks),
+        "hardware": hardware(),
+        "versions": versions(),
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    style = {_OK: "green", _NOTE: "yellow", _BAD: "red"}
+    table = rich.table.Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("", "what", "found", "what to do"):
+        table.add_column(column)
+    for check in found["checks"]:
+        mark = f"[{style[check['status']]}]{check['status']}[/]"
+        table.add_row(mark, check["name"], check["found"], check["advice"])
+    rich.console.Console().print(table)
+
+
+def _check(name: str, status: str, found: str, advice: str = "") -> dict[str, str]:
+    return {"name": name, "status": status, "found": found, "advice": advice}
+
+
+def _cores() -> dict[str, str]:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count() or 1
+    if usable == 1:
+        return _check("cores", _NOTE, "1", "replicas share it: more than one gains variety, not speed")
+    return _check("cores", _OK, str(usable), f"up to {usable} replicas run side by side")
+
+
+def _threads() -> dict[str, str]:
+    count = torch.get_num_threads()
+    return _check(
+        "torch threads", _OK, f"{count} here", "each replica uses 1 (--placement.threads changes it)"
+    )
+
+
+def _memory() -> dict[str, str]:
+    free = psutil.virtual_memory().available
+    status = _OK if free > 2 * 2**30 else _BAD
+    advice = "" if status == _OK else "a replica takes about 0.5 GiB: close something or use fewer replicas"
+    return _check("free memory", status, f"{free / 2**30:.1f} GiB", advice)
+
+
+def _shared_memory() -> dict[str, str]:
+    try:
+        arena = Arena.create()
+        arena.tensors("doctor", (1024,), torch.float32).fill_(1.0)
+        arena.close()
+    except (OSError, Refusal) as error:
+        return _check("shared memory", _BAD, str(error), "use --launcher inline")
+    size = "not there"
+    if os.path.isdir("/dev/shm"):
+        size = f"{psutil.disk_usage('/dev/shm').total / 2**20:.0f} MiB"
+    return _check(
+        "shared memory", _OK, f"works (/dev/shm: {size})", "unnamed; the size of /dev/shm does not limit it"
+    )
+
+
+def _open_files() -> dict[str, str]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= 1024:
+        return _check("open files", _OK, str(soft))
+    return _check("open files", _BAD, str(soft), f"raise it: ulimit -n {min(4096, hard)}")
+
+
+def _gpu() -> dict[str, str]:
+    if not torch.cuda.is_available():
+        return _check(
+            "GPU", _NOTE, "none that torch sees", "nothing needs one; with one: --placement.devices cuda:0"
+        )
+    names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    return _check("GPU", _OK, names, "--placement.devices cuda:0 puts all learners on it")
+
+
+def _bfloat16() -> dict[str, str]:
+    if native_bfloat16(torch.device("cpu")):
+        return _check("bfloat16", _OK, "native", "image networks use it (--agent.precision)")
+    return _check("bfloat16", _NOTE, "emulated", "stay with float32")
+
+
+def _kernels() -> dict[str, str]:
+    if native.kernels is not None:
+        return _check("compiled kernels", _OK, native.simd)
+    return _check(
+        "compiled kernels",
+        _NOTE,
+        native.simd,
+        "all works, replay slower; where there is a C++ compiler: pip install --force-reinstall --no-deps",
+    )
+
+
+def _torso() -> dict[str, str]:
+    if native.kernels is None:
+        return _check("torso", _NOTE, "torch", "image networks are slower: see compiled kernels")
+    if which := native.kernels.torso_kernels():
+        return _check("torso", _OK, f"compiled, {which[0]}", "where it computes in bfloat16")
+    if (chosen := os.environ.get("MURMURATE_NATIVE")) is not None:
+        return _check("torso", _NOTE, "torch", f"its kernels are not in {chosen}: unset MURMURATE_NATIVE")
+    return _check(
+        "torso",
+        _NOTE,
+        "torch",
+        "its bfloat16 kernels take AVX512_BF16 (AMD since Zen 4, some of Intel) or AMX (Intel since 2023, "
+        "on Linux), and a compiler of 2021",
+    )
+
+
+def _roms() -> dict[str, str]:
+    from murmurate.worlds.atari import games
+
+    try:
+        count = len(games())
+    except Refusal as missing:
+        return _check("Atari", _NOTE, "not installed", str(missing))
+    return _check("Atari", _OK, f"{count} games")
+
+
+def _mujoco() -> dict[str, str]:
+    if importlib.util.find_spec("mujoco") is None:
+        return _check("MuJoCo", _NOTE, "not installed", "pip install 'murmurate[mujoco]'")
+    return _check("MuJoCo", _OK, "installed")
+
+
+def _video() -> dict[str, str]:
+    if importlib.util.find_spec("imageio_ffmpeg") is None:
+        return _check("video", _NOTE, "not installed", "pip install 'murmurate[video]'")
+    return _check("video", _OK, "installed")

@@ -1,0 +1,142 @@
+"""What there is: recipes, strategies, agents, fabrics, launchers; for people and for machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import rich.console
+import rich.table
+
+from murmurate import fabric, plugins
+from murmurate.bench import benches
+from murmurate.errors import unknown
+from murmurate.launch import launcher, launchers
+from murmurate.recipes import algorithms, recipe_names
+from murmurate.strategies import strategies
+
+_COLUMNS = 100
+
+
+def listing(what: str) -> list[dict[str, Any]]:
+    """Rows with at least ``name``. Raises Refusal for anything but the lists below."""
+    if what not in _LISTS:
+        raise unknown("list", what, _LISTS)
+    return _LISTS[what]()
+
+
+def show(what: str, rows: list[dict[str, Any]]) -> None:
+    """Print the rows as a table, or many bare names in columns."""
+    console = rich.console.Console()
+    if what == "recipes":
+        console.print("Recipes are <world>-<algorithm>; a * stands for any of " + ", ".join(algorithms()))
+        worlds = sorted({row["world"] for row in rows})
+        console.print("  ".join(f"{world}-*" for world in worlds))
+        return
+    if what == "strategies":
+        print("\n".join(_block(row) for row in rows), end="")
+        return
+    table = rich.table.Table(box=None, pad_edge=False, header_style="bold")
+    keys = list(rows[0])
+    for key in keys:
+        table.add_column(key.replace("_", " "))
+    for row in rows:
+        table.add_row(*(", ".join(v) if isinstance(v, list) else str(v) for v in row.values()))
+    console.print(table)
+
+
+def _block(row: dict[str, Any]) -> str:
+    """One strategy: its name and step, and below them a line for each thing it declares."""
+    rounds = "synchronous" if row["synchronous"] else "asynchronous"
+    said = {
+        "": row["step"],
+        "rounds": rounds + (", with a centre" if row["centre"] else ""),
+        "needs": ", ".join(row["needs"]) or "nothing",
+        "messages carry": row["carries"],
+        "staleness bounded by": row["bounded_by"],
+        "a peer dies": row["on_death"],
+        "a peer is slow": row["on_slow"],
+        "a peer joins": row["on_join"],
+        "paper": row["paper"],
+    }
+    lines = [
+        textwrap.fill(value, _COLUMNS, initial_indent=f"  {key:<22}", subsequent_indent=" " * 24)
+        for key, value in said.items()
+        if value
+    ]
+    # the step stands beside the name
+    return f"{row['name']:<24}{lines[0].strip()}\n" + "\n".join(lines[1:]) + "\n"
+
+
+def _recipes() -> list[dict[str, Any]]:
+    rows = []
+    for name in recipe_names():
+        world, algorithm = name.rsplit("-", 1)
+        rows.append({"name": name, "world": world, "algorithm": algorithm})
+    return rows
+
+
+def _strategies() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "step": kind.summary,
+            "needs": sorted(need.value for need in kind.needs),
+            "carries": kind.carries,
+            "synchronous": kind.synchronous,
+            "centre": kind.centre,
+            "bounded_by": kind.bounded_by,
+            "on_death": kind.on_death,
+            "on_slow": kind.on_slow,
+            "on_join": kind.on_join,
+            "paper": kind.paper,
+        }
+        for name, kind in strategies().items()
+    ]
+
+
+def _agents() -> list[dict[str, Any]]:
+    rows = []
+    for module in plugins.modules("murmurate.agents"):
+        for kind in vars(module).values():
+            if dataclasses.is_dataclass(kind) and isinstance(kind, type) and hasattr(kind, "summary"):
+                rows.append({"name": vars(kind)["name"], "summary": vars(kind)["summary"]})
+    return rows
+
+
+def _fabrics() -> list[dict[str, Any]]:
+    return [
+        {"name": name, "summary": _first_line(module)} for name, module in sorted(fabric.fabrics().items())
+    ]
+
+
+def _launchers() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "summary": _first_line(launcher(name)),
+            "offers": sorted(offer.value for offer in launcher(name).CAPABILITIES),
+        }
+        for name in launchers()
+    ]
+
+
+def _benches() -> list[dict[str, Any]]:
+    return [{"name": name, "summary": module.SUMMARY} for name, module in benches().items()]
+
+
+def _first_line(module: ModuleType) -> str:
+    return (module.__doc__ or "").strip().splitlines()[0]
+
+
+_LISTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "recipes": _recipes,
+    "strategies": _strategies,
+    "agents": _agents,
+    "fabrics": _fabrics,
+    "launchers": _launchers,
+    "benches": _benches,
+}

@@ -1,0 +1,331 @@
+"""The command line: verbs and their exit codes; the work is done elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from murmurate import __version__
+from murmurate.cli.topics_verbs import add_verbs
+from murmurate.errors import Refusal, RunFailed
+from murmurate.launch.fork_server import begin_fork_server, end_fork_server
+
+FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, as everything else here does."""
+
+    def error(self, message: str) -> NoReturn:
+        raise Refusal(f"{message}. See: {self.prog} --help")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code (design, section 7)."""
+    warnings.formatwarning = _sentence  # type: ignore[assignment]
+    try:
+        options, rest = _parser().parse_known_args(
+            _verb_first(sys.argv[1:] if arguments is None else arguments)
+        )
+        verb = options.verb if options.verb != "topics" else f"topics {options.inner}"
+        if rest and verb not in ("train", "resume", "simulate", "topics fit"):
+            raise Refusal(f"{verb} has no option {rest[0]}. See: murmurate {verb} --help")
+        code: int = options.act(options, rest)
+    except Refusal as refusal:
+        print(f"murmurate: {refusal}", file=sys.stderr)
+        return REFUSED
+    except RunFailed as failure:
+        print(f"murmurate: {failure}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("murmurate: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output, head for instance, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    finally:
+        end_fork_server()
+    return code
+
+
+def _sentence(message: Warning | str, category: type[Warning], *_: object) -> str:
+    """A warning as this command line says things, without the line of code it comes from."""
+    return f"murmurate: warning: {message}\n"
+
+
+def _verb_first(arguments: Sequence[str]) -> list[str]:
+    """``train --seed 1 pong-gala`` as ``train pong-gala --seed 1``: an option may stand before the name."""
+    verb, *rest = arguments or ["--help"]
+    if verb not in ("train", "resume", "simulate"):
+        return [verb, *rest]
+    place = 0
+    while place < len(rest) and rest[place].startswith("-"):
+        lone = "=" in rest[place] or rest[place] in ("-h", "--help")
+        place += 1 if lone else 2
+    return [verb, *rest[place : place + 1], *rest[:place], *rest[place + 1 :]]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="murmurate",
+        description="Write the learner once; how its replicas agree is a part you swap.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"murmurate {__version__}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    train = verbs.add_parser("train", help="train a recipe", add_help=False, allow_abbrev=False)
+    train.add_argument(
+        "recipe", nargs="?", help="<world>-<algorithm>, for example pong-gala; see: murmurate list"
+    )
+    train.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")
+    train.add_argument("--out", type=Path, help="run folder (default: runs/<recipe>-<time>)")
+    train.add_argument("-h", "--help", action="store_true", dest="fields_help")
+    train.set_defaults(act=_train)
+    simulate = verbs.add_parser(
+        "simulate", help="the same on a simulated cluster of any size", add_help=False, allow_abbrev=False
+    )
+    simulate.add_argument("recipe", nargs="?", help="as for train")
+    simulate.add_argument("--strategy", help="as for train")
+    simulate.add_argument("--out", type=Path, help="run folder (default: runs/<recipe>-simulated-<time>)")
+    simulate.add_argument("--json", action="store_true", help="the summary on the last line")
+    simulate.add_argument("-h", "--help", action="store_true", dest="fields_help")
+    simulate.set_defaults(act=_simulate)
+    resume = verbs.add_parser(
+        "resume", help="go on from a run folder; --env-steps and the like move its end", allow_abbrev=False
+    )
+    resume.add_argument("folder", type=Path)
+    resume.set_defaults(act=_resume)
+    evaluate = verbs.add_parser("eval", help="play games with a run's parameters")
+    evaluate.add_argument("folder", type=Path)
+    evaluate.add_argument("--episodes", type=int, default=10)
+    evaluate.add_argument("--video", action="store_true", help="write videos/episode.mp4")
+    evaluate.add_argument("--best", action="store_true", help="the best checkpoint instead of the last")
+    evaluate.add_argument("--seed", type=int, default=None)
+    evaluate.add_argument("--json", action="store_true")
+    evaluate.set_defaults(act=_eval)
+    report = verbs.add_parser("report", help="write report.html for one run, or several laid over")
+    report.add_argument("folders", type=Path, nargs="+")
+    report.add_argument(
+        "--out",
+        type=Path,
+        default=None,
+        help="default: report.html in the run's folder; of several, comparison.html here",
+    )
+    report.set_defaults(act=_report)
+    listing = verbs.add_parser("list", help="what there is")
+    listing.add_argument("what", nargs="?", default="recipes")
+    listing.add_argument("--json", action="store_true")
+    listing.set_defaults(act=_list)
+    bench = verbs.add_parser("bench", help="race against peers and physical limits")
+    bench.add_argument("name")
+    bench.add_argument("--json", action="store_true")
+    bench.add_argument("--full", action="store_true", help="longer and with all peers")
+    bench.set_defaults(act=_bench)
+    topics = verbs.add_parser(
+        "topics", help="topic models: fit, show, transform, evaluate", allow_abbrev=False
+    )
+    add_verbs(topics.add_subparsers(dest="inner", required=True, metavar="VERB"), told)
+    doctor = verbs.add_parser("doctor", help="what this machine offers, and what to do about it")
+    doctor.add_argument("--json", action="store_true")
+    doctor.set_defaults(act=_doctor)
+    return parser
+
+
+def _run(options: argparse.Namespace) -> Any:
+    """The recipe's Run, with the strategy asked for."""
+    from murmurate.recipes import recipe
+    from murmurate.strategies import strategy
+
+    if options.recipe is None:
+        verb = options.verb
+        raise Refusal(f"Say what to {verb}, as in: murmurate {verb} pong-gala. See: murmurate list recipes")
+    run = recipe(options.recipe)
+    if options.strategy is not None and options.strategy != run.strategy.name:
+        run = dataclasses.replace(run, strategy=strategy(options.strategy)())
+    return run
+
+
+def _train(options: argparse.Namespace, rest: list[str]) -> int:
+    if not options.fields_help:
+        begin_fork_server(rest)
+    from murmurate.cli.options import change, show
+
+    run = _run(options)
+    verb = f"murmurate train {options.recipe}"
+    if options.fields_help:
+        print(f"usage: {verb} [--strategy S] [--out DIR] [--FIELD VALUE ...]\n")
+        print("Fields (with what they are now):\n" + show(run))
+        return 0
+    base, run = run, change(run, rest, verb)
+    from murmurate.launch import dictated_replicas
+    from murmurate.training.session import train
+
+    if (ranks := dictated_replicas(run.launcher)) is not None:
+        run = change(dataclasses.replace(base, replicas=ranks), rest, verb)
+
+    folder = options.out or Path("runs") / f"{run.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    finish = train(run, folder)
+    return told(finish, finish.folder or folder)
+
+
+def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.cli.options import change, divide, show
+    from murmurate.simulation.cluster import Cluster
+    from murmurate.simulation.start import simulate
+
+    run, cluster = _run(options), Cluster()
+    verb = f"murmurate simulate {options.recipe}"
+    if options.fields_help:
+        print(f"usage: {verb} [--strategy S] [--out DIR] [--json] [--FIELD VALUE ...]\n")
+        print("The cluster (with what it is now):\n" + show(cluster))
+        print("\nThe run:\n" + show(run))
+        return 0
+    of_cluster, of_run = divide(rest, cluster, run, verb)
+    cluster = change(cluster, of_cluster, verb)
+    ended = any(word.partition("=")[0] in ("--updates", "--minutes") for word in of_run)
+    if ended:  # a thousand replicas make the recipe's env steps in no time; who names an end means that one
+        run = dataclasses.replace(run, env_steps=None)
+    run = change(run, of_run, verb)
+    folder = options.out or Path("runs") / f"{run.recipe}-simulated-{time.strftime('%Y%m%d-%H%M%S')}"
+    finish = simulate(run, cluster, folder, quiet=options.json)
+    if options.json:
+        print(json.dumps(finish.summary))
+        return int(finish.code)
+    summary = finish.summary or {}
+    shares = ", ".join(
+        f"{summary[f'share_{what}']:.1%} {what}" for what in ("computing", "waiting", "exchanging", "idle")
+    )
+    print(
+        f"{summary['virtual_seconds']:.4g} virtual seconds: {shares}; "
+        f"{summary['updates_per_virtual_second']:,.0f} updates/s, {summary['bytes_exchanged']:,} bytes"
+    )
+    return told(finish, folder)
+
+
+def _resume(options: argparse.Namespace, rest: list[str]) -> int:
+    if _launched_here(options.folder):
+        begin_fork_server(rest)
+    from murmurate.cli.options import change
+    from murmurate.training.session import resume
+
+    finish = resume(options.folder, lambda run: change(run, rest, f"murmurate train {run.recipe}"))
+    return told(finish, options.folder)
+
+
+def _launched_here(folder: Path) -> bool:
+    try:
+        return bool(json.loads((folder / "run.json").read_text())["launcher"] == "local")
+    except (OSError, ValueError, KeyError, TypeError):  # whoever reads it in earnest says what is wrong
+        return False
+
+
+def told(finish: Any, folder: Path) -> int:
+    summary = finish.summary
+    if summary is None:  # another rank has told it
+        return int(finish.code)
+    if summary["exit"].startswith("failed"):
+        print(f"murmurate: {summary['exit']}", file=sys.stderr)
+    mean = summary.get("eval_return_mean")
+    if mean is not None:
+        error = summary["eval_return_stderr"]
+        spread = "" if error is None else f" ± {error:.2f}"
+        print(
+            f"{summary['env_steps']:,} env steps in {summary['wall_seconds']:.0f} s. "
+            f"Evaluation over {summary['episodes']} games: {mean:.2f}{spread}"
+        )
+    if summary.get("perplexity") is not None:
+        print(
+            f"{summary['env_steps']:,} documents in {summary['wall_seconds']:.0f} s. "
+            f"Perplexity of {summary['test_documents']:,} test documents: {summary['perplexity']:,.0f}"
+        )
+    if summary.get("log_likelihood") is not None:
+        print(
+            f"{summary['env_steps']:,} rows in {summary['wall_seconds']:.0f} s. "
+            f"Log-likelihood of {summary['test_rows']:,} test rows: {summary['log_likelihood']:.3f} nats each"
+        )
+    if len(summary["dead_replicas"]) < summary["replicas"]:
+        for rank in summary["dead_replicas"]:
+            print(f"replica {rank} died on the way; the others went on")
+    further = "topics show" if summary.get("perplexity") is not None else "report"
+    print(f"All of it is in {folder} — next: murmurate {further} {folder}")
+    return int(finish.code)
+
+
+def _eval(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.evaluation.play import evaluate_folder
+
+    result = evaluate_folder(
+        options.folder,
+        episodes=options.episodes,
+        which="best" if options.best else "last",
+        video=options.video,
+        seed=options.seed,
+    )
+    if options.json:
+        print(json.dumps(result))
+    else:
+        error = result["eval_return_stderr"]
+        spread = "" if error is None else f" ± {error:.2f} (standard error)"
+        print(f"{result['episodes']} games: mean return {result['eval_return_mean']:.2f}{spread}")
+        if result["video"]:
+            print(f"video: {result['video']}")
+    return 0
+
+
+def _report(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.record.report import report
+    from murmurate.training.session import picture
+
+    usual = Path("comparison.html")  # of several: a run's own page stays what it is
+    if len(options.folders) == 1:
+        (folder,) = options.folders
+        usual = folder / "report.html"
+        if not (folder / "videos" / "frames.png").exists():
+            picture(folder)
+    print(report(options.folders, options.out or usual))
+    return 0
+
+
+def _list(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.cli.listing import listing, show
+
+    rows = listing(options.what)
+    if options.json:
+        print(json.dumps(rows))
+    else:
+        show(options.what, rows)
+    return 0
+
+
+def _bench(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.bench import bench
+
+    # racers are processes of their own, and are ended where the bench is left in order
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    result = bench(options.name, full=options.full, quiet=options.json)
+    print(json.dumps(result))
+    return 0
+
+
+def _doctor(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.cli.doctor import findings, show
+
+    found = findings()
+    if options.json:
+        print(json.dumps(found))
+    else:
+        show(found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

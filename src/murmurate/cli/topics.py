@@ -1,0 +1,303 @@
+"""``murmurate topics``: find the topics of a corpus, look at them, and put documents into them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import html
+import json
+import os
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rich.console
+import rich.table
+
+from murmurate.cli.options import change, show
+from murmurate.datasets.corpus import Corpus, Over
+from murmurate.datasets.reading import Skipped, kind_of, vocabulary_beside
+from murmurate.errors import MissingExtra, Refusal
+from murmurate.evaluation.held_out import Found, found, measures
+from murmurate.recipes import recipe
+from murmurate.sources.examples import CorpusWorld
+from murmurate.strategies import strategy
+from murmurate.training import checkpoint
+from murmurate.training.run import Run
+from murmurate.training.run_folder import read_run
+from murmurate.training.session import Finish, train
+from murmurate.workloads.topics import Topics
+
+_ALIKE = 0.4  # diversity below which topics are hard to tell from one another
+
+_SHORT = {  # options of ``fit`` by shorter names
+    **{name: f"agent.{name}" for name in ("topics", "batch", "alpha", "prior", "iterations", "tolerance")},
+    **{
+        name: f"agent.{name}"
+        for name in ("step-rule", "rate", "delay", "forgetting", "init", "validate-every")
+    },
+    **{
+        name: f"world.{name}"
+        for name in (
+            "kind",
+            "vocabulary",
+            "validation",
+            "test",
+            "skip-bad",
+            "cache",
+            "one-based",
+            "transpose",
+            "vocabulary-size",
+            "min-letters",
+            "stop-words",
+            "min-df",
+            "max-df",
+            "max-vocabulary",
+        )
+    },
+}
+
+
+def fit(run: Run, folder: Path, passes: float | None = 5.0) -> Finish:
+    """Train ``run``, for so many passes through its corpus where it names no other end."""
+    if passes is not None:
+        if not passes > 0:
+            raise Refusal(f"passes is {passes:g}; give a positive number.")
+        documents = run.spec([]).documents
+        run = dataclasses.replace(run, env_steps=max(1, round(passes * documents)))
+    return train(run, folder)
+
+
+def fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, Path] | None:
+    """``topics fit``: how it ended and where; None if only its fields were asked for."""
+    run = recipe("corpus-lda")
+    if options.strategy is not None and options.strategy != run.strategy.name:
+        run = dataclasses.replace(run, strategy=strategy(options.strategy)())
+    verb = "murmurate topics fit"
+    if options.fields_help:
+        print(f"usage: {verb} CORPUS [--passes N] [--strategy S] [--out DIR] [--FIELD VALUE ...]\n")
+        print("Shorter names: " + ", ".join(f"--{short}" for short in _SHORT) + "\n")
+        print("Fields (with what they are now):\n" + show(run))
+        return None
+    if options.corpus is None:
+        raise Refusal(f"Say which corpus, as in: {verb} docword.nytimes.txt.gz --topics 50")
+    ended = any(word.partition("=")[0] in ("--env-steps", "--updates", "--minutes") for word in rest)
+    passes = options.passes if options.passes is not None or ended else 5.0
+    world = CorpusWorld(path=str(options.corpus))
+    run = dataclasses.replace(run, world=world, env_steps=None if ended else run.env_steps)
+    run = change(run, _long(rest), verb)
+    folder = options.out or Path("runs") / f"topics-{time.strftime('%Y%m%d-%H%M%S')}"
+    finish = fit(run, folder, passes)
+    return finish, finish.folder or folder
+
+
+def _long(words: Sequence[str]) -> list[str]:
+    """Shorter names of options as what they stand for."""
+    long = []
+    for word in words:
+        name, equals, value = word.removeprefix("--").partition("=")
+        long.append(f"--{_SHORT[name]}{equals}{value}" if word.startswith("--") and name in _SHORT else word)
+    return long
+
+
+def load(folder: Path) -> Found:
+    """The topics of a run folder's newest checkpoint. Raises Refusal if there are none."""
+    return found(read_run(folder, recipe), checkpoint.newest(folder / "checkpoints"))
+
+
+def _named(it: Found) -> Any:
+    """Word by number; the number itself where the corpus has no vocabulary."""
+    vocabulary = it.record.vocabulary
+    return str if vocabulary is None else vocabulary.__getitem__
+
+
+def _coherence(it: Found) -> list[float | None]:
+    """[K]; None, with a warning, where the corpus is not there any more."""
+    try:
+        train_, _, _ = it.divided()
+    except Refusal as refusal:
+        warnings.warn(f"no coherence: {refusal}", stacklevel=2)
+        return [None] * it.topics.count
+    told: list[float | None] = it.topics.coherence(train_.select(range(min(len(train_), 20_000)))).tolist()
+    return told
+
+
+def show_command(options: argparse.Namespace, rest: list[str]) -> int:
+    if options.words < 1:
+        raise Refusal(f"words is {options.words}; show at least one.")
+    it = load(options.folder)
+    name = _named(it)
+    weights = it.topics.weights().tolist()
+    tops = it.topics.top_words(options.words)
+    coherence = _coherence(it)
+    rows = [
+        {
+            "topic": k,
+            "weight": weights[k],
+            "coherence": coherence[k],
+            "words": [{"word": name(word), "share": share} for word, share in tops[k]],
+        }
+        for k in sorted(range(it.topics.count), key=lambda k: -weights[k])
+    ]
+    page = options.out or options.folder / "topics.html"
+    with _writing(page):
+        page.write_text(_page(it.world.path, rows), encoding="utf-8")
+    if options.json:
+        print(json.dumps(rows))
+        return 0
+    table = rich.table.Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("topic", "weight", "npmi", "words"):
+        table.add_column(column, justify="left" if column == "words" else "right")
+    for row in rows:
+        said = " ".join(one["word"] for one in row["words"])
+        table.add_row(str(row["topic"]), f"{row['weight']:.1%}", _plain(row["coherence"]), said)
+    rich.console.Console().print(table)
+    _tell_alike(it.topics)
+    print(f"With pictures: {page}")
+    return 0
+
+
+def _tell_alike(topics: Topics) -> None:
+    """How different the topics are, and what helps where they are not."""
+    diversity = topics.diversity()
+    print(f"diversity {diversity:.2f}: the share of different words among the likeliest of the topics")
+    if topics.count > 1 and diversity < _ALIKE:
+        print(
+            "The topics are much alike. More steps part them (--passes, a smaller --batch), or ask for fewer."
+        )
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Raises Refusal where ``path`` cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise Refusal(f"{path} cannot be written: {error.strerror}. Name another with --out.") from error
+
+
+def _plain(coherence: float | None) -> str:
+    return "-" if coherence is None else f"{coherence:.2f}"
+
+
+def _page(path: str, rows: list[dict[str, Any]]) -> str:
+    """A page of bars: each topic's weight, and the shares of its words."""
+    blocks = []
+    most = max(row["weight"] for row in rows)
+    for row in rows:
+        top = max(one["share"] for one in row["words"])
+        bars = "".join(
+            f"<tr><td>{html.escape(one['word'])}</td>"
+            f'<td><i style="width:{9 * one["share"] / top:.2f}em"></i>{one["share"]:.2%}</td></tr>'
+            for one in row["words"]
+        )
+        said = f"{row['weight']:.1%} of all words, NPMI {_plain(row['coherence'])}"
+        weight = f'<b style="width:{100 * row["weight"] / most:.1f}%"></b>'
+        blocks.append(
+            f"<section><h2>{row['topic']} <small>{said}</small></h2>{weight}<table>{bars}</table></section>"
+        )
+    title = f"Topics of {html.escape(Path(path).name)}"
+    return (
+        f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>"
+        + (f"<main>{''.join(blocks)}</main>\n")
+    )
+
+
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; color: #222 }
+main { display: grid; grid-template-columns: repeat(auto-fill, minmax(19em, 1fr)); gap: 1.6em }
+h1 { font-weight: 600 } h2 { font-size: 1.05em; margin: 0 } small { font-weight: 400; color: #666 }
+b { display: block; height: 4px; background: #2a6fb0; margin: .3em 0 .5em; border-radius: 2px }
+td { padding: 0 .8em 0 0; font-size: .92em; color: #444 } td:first-child { color: #111; width: 8em }
+i { display: inline-block; height: .7em; background: #9cc3e4; margin-right: .5em; border-radius: 2px }
+@media (prefers-color-scheme: dark) { body { background: #16181b; color: #ddd } td { color: #aaa }
+  td:first-child { color: #eee } small { color: #999 } i { background: #39648a } b { background: #5aa0de } }
+"""
+
+
+_READ_BY = ("kind", "skip_bad", "one_based", "transpose", "vocabulary", "vocabulary_size", "cache")
+
+
+def _other(it: Found, options: argparse.Namespace) -> tuple[Corpus | Over, Skipped]:
+    """Another corpus over the run's words, and what of its source is not in it. Words that the run does not
+    know are left out. Raises Refusal where it cannot be told which words it is over."""
+    mine, path = it.record, os.path.abspath(options.corpus)
+    world = it.world if path == it.world.path else CorpusWorld(path=path)
+    said = {name: value for name in _READ_BY if (value := getattr(options, name)) is not None}
+    world = dataclasses.replace(world, **said)
+    instead: dict[str, Any] = {"kind": world.kind or kind_of(Path(path))}
+    if instead["kind"] == "text":
+        if mine.vocabulary is None:
+            raise Refusal(
+                f"{path} is text, and the run was fitted without names of its {mine.vocabulary_size:,} "
+                "words: which is which cannot be told. Fit anew with --vocabulary, or give a corpus of ids."
+            )
+        if options.vocabulary is None:
+            instead["vocabulary"] = mine.vocabulary
+    elif instead["kind"] in ("lda-c", "svmlight") and not (
+        world.vocabulary_size or world.vocabulary or vocabulary_beside(Path(path)).exists()
+    ):
+        instead["vocabulary_size"] = mine.vocabulary_size
+    other, skipped = world.read_as(**instead)
+    if other.vocabulary is None or mine.vocabulary is None or other.vocabulary == mine.vocabulary:
+        if other.vocabulary_size != mine.vocabulary_size:
+            raise Refusal(
+                f"{path} is over {other.vocabulary_size:,} words, the topics over {mine.vocabulary_size:,}. "
+                "Give a corpus with the same vocabulary, or one that names its words."
+            )
+        return other, skipped
+    return other.over(mine.vocabulary), skipped
+
+
+def transform_command(options: argparse.Namespace, rest: list[str]) -> int:
+    if options.out.suffix not in (".npz", ".parquet"):
+        raise Refusal(f"{options.out} is neither .npz nor .parquet: say which with --out.")
+    if not options.out.resolve().parent.is_dir():  # told before the work is done
+        raise Refusal(f"There is no folder {options.out.resolve().parent} to write to. Make it first.")
+    it = load(options.folder)
+    corpus, skipped = _other(it, options)
+    weights = it.topics.transform(corpus)
+    documents = np.setdiff1d(np.arange(len(corpus) + len(skipped.documents)), skipped.documents)
+    with _writing(options.out):
+        if options.out.suffix == ".npz":
+            np.savez_compressed(options.out, topics=weights, documents=documents)
+        else:
+            _write_parquet(options.out, weights, documents)
+    print(f"{len(weights):,} documents x {weights.shape[1]} topics in {options.out}")
+    if skipped.causes or len(skipped.documents):
+        print(f"{skipped}; the column documents says which row is which")
+    return 0
+
+
+def _write_parquet(path: Path, weights: Any, documents: Any) -> None:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtra("pyarrow", "topics", "A parquet file") from error
+    columns = {"documents": documents} | {f"topic_{k}": weights[:, k] for k in range(weights.shape[1])}
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+
+
+def evaluate_command(options: argparse.Namespace, rest: list[str]) -> int:
+    it, skipped = load(options.folder), Skipped()
+    if options.corpus is None:
+        _, _, test = it.divided()
+        documents: Corpus | Over = test.select(range(len(test)))
+        if not len(documents):
+            raise Refusal("the run kept no test documents back. Name a corpus to evaluate on.")
+    else:
+        documents, skipped = _other(it, options)
+    result = measures(it, documents, options.seed)
+    if options.json:
+        print(json.dumps(result | {"skipped": dict(skipped.causes)}))
+        return 0
+    if skipped.causes:
+        print(skipped)
+    for key, value in result.items():
+        print(f"{key:<24}{value:,.1f}" if isinstance(value, float) else f"{key:<24}{value}")
+    return 0

@@ -1,0 +1,81 @@
+"""The verbs of ``murmurate topics`` and their options; the work is done in ``murmurate.cli.topics``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from murmurate.cli.options import truth
+from murmurate.launch.fork_server import begin_fork_server
+
+
+def add_verbs(verbs: Any, told: Callable[[Any, Path], int]) -> None:
+    """Add them below ``topics``. told: says how a run ended, and gives the exit code."""
+
+    def fit_(options: argparse.Namespace, rest: list[str]) -> int:
+        if not options.fields_help:
+            begin_fork_server(rest)
+        from murmurate.cli.topics import fit_command
+
+        ended = fit_command(options, rest)
+        return 0 if ended is None else told(*ended)
+
+    fit = verbs.add_parser("fit", help="find the topics of a corpus", add_help=False, allow_abbrev=False)
+    fit.add_argument("corpus", nargs="?", type=Path, help="a file or folder; docs/corpora.md says which")
+    fit.add_argument("--passes", type=float, default=None, help="through the corpus (default 5)")
+    fit.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")
+    fit.add_argument("--out", type=Path, help="run folder (default: runs/topics-<time>)")
+    fit.add_argument("-h", "--help", action="store_true", dest="fields_help")
+    fit.set_defaults(act=fit_)
+    words = verbs.add_parser("show", help="top words of each topic, as a table and as a page")
+    words.add_argument("folder", type=Path)
+    words.add_argument("--words", type=int, default=10)
+    words.add_argument(
+        "--out", type=Path, default=None, help="the page (default: topics.html in the run folder)"
+    )
+    words.add_argument("--json", action="store_true")
+    words.set_defaults(act=_later("show_command"))
+    weigh = verbs.add_parser("transform", help="the topics of documents, as .npz or .parquet")
+    weigh.add_argument("folder", type=Path)
+    weigh.add_argument("corpus", type=Path)
+    weigh.add_argument("--out", type=Path, required=True)
+    _reads(weigh)
+    weigh.set_defaults(act=_later("transform_command"))
+    judge = verbs.add_parser("evaluate", help="perplexity of the test documents, or of other ones")
+    judge.add_argument("folder", type=Path)
+    judge.add_argument("corpus", type=Path, nargs="?")
+    _reads(judge)
+    judge.add_argument("--seed", type=int, default=0, help="of which words are kept back")
+    judge.add_argument("--json", action="store_true")
+    judge.set_defaults(act=_later("evaluate_command"))
+
+
+def _reads(verb: argparse.ArgumentParser) -> None:
+    """How the corpus is to be read; the run's own is read as it was, where nothing else is said."""
+    verb.add_argument("--kind", help="of file: docs/corpora.md has them (default: told from it)")
+    verb.add_argument("--skip-bad", action="store_true", default=None, help="leave out what is wrong in it")
+    verb.add_argument("--one-based", type=_truth, metavar="true|false", help="whether word ids begin at 1")
+    verb.add_argument("--transpose", action="store_true", default=None, help="it is [words, documents]")
+    verb.add_argument("--vocabulary", help="a file with a word a line (default: the one beside it)")
+    verb.add_argument("--vocabulary-size", type=int, metavar="V", help="where the format does not say")
+    verb.add_argument("--cache", help="folder for the converted corpus (default: beside it)")
+
+
+def _truth(word: str) -> bool:
+    try:
+        return truth(word)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _later(name: str) -> Callable[[argparse.Namespace, list[str]], int]:
+    """A function of ``murmurate.cli.topics``, loaded when it is called."""
+
+    def act(options: argparse.Namespace, rest: list[str]) -> int:
+        code: int = getattr(importlib.import_module("murmurate.cli.topics"), name)(options, rest)
+        return code
+
+    return act

@@ -1,0 +1,59 @@
+"""Plain text: a folder of ``.txt`` files, a document each, or one file with a document a line."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from murmurate.datasets._faults import Faults
+from murmurate.datasets._lines import Lines
+from murmurate.datasets.corpus import Corpus
+from murmurate.datasets.tokens import Counting, Tokens
+from murmurate.errors import Refusal
+
+
+def corpus(path: Path, tokens: Tokens, vocabulary: Sequence[str] | None, faults: Faults) -> Corpus:
+    """All documents, those without a word too. A document that is blank, or not UTF-8, is a fault."""
+    counting = Counting(tokens, vocabulary)
+    if lost := counting.unreachable():
+        warnings.warn(
+            f"{lost:,} of the {len(vocabulary or ()):,} words of the vocabulary are in no text, where words "
+            "are runs of letters in lower case: they count as never there",
+            stacklevel=2,
+        )
+    for where, text in _files(path) if path.is_dir() else _lines(path, faults):
+        counting.add(_sound(where, text, faults))
+    return counting.finish()
+
+
+def _sound(where: int | str, text: bytes, faults: Faults) -> str:
+    """The text, or nothing if it is at fault."""
+    try:
+        decoded = text.decode()
+    except UnicodeDecodeError as error:
+        line = text.count(b"\n", 0, error.start) + 1
+        place = where if isinstance(where, int) else f"{where}, line {line}"
+        faults.bad(place, "not UTF-8", f"byte {text[error.start]:#04x} is not UTF-8; iconv -t utf-8 converts")
+        return ""
+    if not decoded.strip():
+        faults.bad(where, "empty document", "the document is empty")
+    return decoded
+
+
+def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
+    paths = sorted(folder.rglob("*.txt"))
+    if not paths:
+        raise Refusal(
+            f"There is no .txt file in {folder}. A document is a file of that kind, or a line of one file."
+        )
+    for path in paths:
+        try:
+            yield str(path.relative_to(folder)), path.read_bytes()
+        except OSError as error:
+            raise Refusal(f"{path} cannot be read: {error.strerror}. Check its rights.") from error
+
+
+def _lines(path: Path, faults: Faults) -> Iterator[tuple[int, bytes]]:
+    for first, chunk in Lines(path, faults).chunks():
+        yield from enumerate(chunk.split(b"\n")[:-1], first)

@@ -1,0 +1,165 @@
+"""Corpora that need no download: drawn from a topic model, and what the standard library says of itself."""
+
+from __future__ import annotations
+
+import ast
+import sysconfig
+import tokenize
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from murmurate.datasets.corpus import Corpus
+from murmurate.datasets.tokens import Counting, Tokens
+from murmurate.errors import Refusal
+
+_BLOCK = 8192  # documents drawn at a time: memory stays bounded, and a corpus depends on its seed alone
+_NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+_NOT_ENGLISH = {"encodings", "pydoc_data"}  # tables of character names, and copies of the manual
+
+
+class Generated(NamedTuple):
+    """A corpus and what it was drawn from."""
+
+    corpus: Corpus
+    phi: NDArray[np.float64]  # [K, V]: words of a topic; rows sum to 1
+    alpha: NDArray[np.float64]  # [K]: of the Dirichlet that a document's topics are drawn from
+
+
+def generate(
+    documents: int = 20_000,
+    vocabulary: int = 10_000,
+    topics: int = 50,
+    mean_length: float = 229,
+    seed: int = 0,
+    *,
+    topic_mass: float = 500.0,
+    alpha_mass: float = 4.0,
+    length_sigma: float = 0.5,
+) -> Generated:
+    """Documents drawn from latent Dirichlet allocation (Blei et al. 2003) over words with a Zipf law.
+
+    A word's base frequency is p(rank) ~ 1 / (rank + 9) (Zipf-Mandelbrot), ranks dealt out by chance; a topic
+    is Dirichlet(``topic_mass`` p), a document's topics Dirichlet(alpha) with alpha_k ~ 1 / (k + sqrt K) and
+    sum ``alpha_mass``. Lengths are log-normal with mean ``mean_length`` tokens, and at least one. Raises
+    Refusal for sizes below 1.
+    """
+    for name, size in (("documents", documents), ("vocabulary", vocabulary), ("topics", topics)):
+        if size < 1:
+            raise Refusal(f"{name} is {size}. Give 1 or more.")
+    for name, mass in (("mean_length", mean_length), ("topic_mass", topic_mass), ("alpha_mass", alpha_mass)):
+        if not mass > 0:
+            raise Refusal(f"{name} is {mass}. Give more than 0.")
+    random = np.random.default_rng(seed)
+    base = 1 / (np.arange(1, vocabulary + 1) + 9)
+    phi = random.dirichlet(topic_mass * random.permutation(base / base.sum()), size=topics)
+    alpha = 1 / (np.arange(topics) + 1 + np.sqrt(topics))
+    alpha *= alpha_mass / alpha.sum()
+    edges = np.cumsum(phi, axis=1)
+    edges /= edges[:, -1:]
+    parts = []
+    for first in range(0, documents, _BLOCK):
+        size = min(_BLOCK, documents - first)
+        length = random.lognormal(np.log(mean_length) - length_sigma**2 / 2, length_sigma, size)
+        of_topic = random.multinomial(
+            np.maximum(np.rint(length), 1).astype(np.int64), _mixed(random, alpha, size)
+        )
+        parts.append(_block(random, of_topic, edges))
+    lengths, words, counts = (np.concatenate([part[i] for part in parts]) for i in range(3))
+    starts = np.zeros(documents + 1, np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    return Generated(Corpus(starts, words, counts, None, vocabulary), phi, alpha)
+
+
+def _mixed(random: np.random.Generator, alpha: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+    """[size, K]: topics of documents."""
+    theta = random.dirichlet(alpha, size=size)
+    return np.asarray(theta / theta.sum(axis=1, keepdims=True))  # multinomial wants sums of at most 1
+
+
+def _block(
+    random: np.random.Generator, of_topic: NDArray[np.int64], edges: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
+    """Entries of some documents: distinct words of each [D], word ids [N], counts [N].
+
+    ``of_topic`` [D, K] tokens of each document and topic; ``edges`` [K, V] sums of phi.
+    """
+    size, vocabulary = len(of_topic), edges.shape[1]
+    keys = []
+    for topic in range(len(edges)):
+        which = np.repeat(np.arange(size), of_topic[:, topic])
+        word = np.searchsorted(edges[topic], random.random(len(which)), side="right")
+        keys.append(which * vocabulary + np.minimum(word, vocabulary - 1))
+    key, counts = np.unique(np.concatenate(keys), return_counts=True)
+    lengths = np.bincount(key // vocabulary, minlength=size)
+    return lengths, (key % vocabulary).astype(np.int32), counts.astype(np.int32)
+
+
+def library_text(*, tokens: Tokens | None = None, min_tokens: int = 10, folder: Path | None = None) -> Corpus:
+    """Real English: what the standard library's authors wrote beside their code.
+
+    A document is a function, class or module: its docstring and the comments that stand in it but in no inner
+    one. Those of fewer than ``min_tokens`` words are left out. In the order of paths and lines, so equal for
+    equal versions of Python; another ``folder`` of sources may be named. By default words stand in 5
+    documents or more. Raises Refusal where there are no sources.
+    """
+    chosen = tokens or Tokens(min_df=5)
+    counting = Counting(chosen)
+    for text in library_documents(folder):
+        if len(chosen.words_of(text)) >= min_tokens:
+            counting.add(text)
+    corpus = counting.finish()
+    return corpus if corpus.lengths.all() else corpus.select(np.flatnonzero(corpus.lengths))
+
+
+def library_documents(folder: Path | None = None) -> Iterator[str]:
+    """The texts that ``library_text`` counts, the short ones too. Raises Refusal without sources."""
+    root = folder or Path(sysconfig.get_paths()["stdlib"])
+    paths = sorted(
+        p for p in root.rglob("*.py") if not (_NOT_LIBRARY | _NOT_ENGLISH) & set(p.relative_to(root).parts)
+    )
+    if not paths:
+        raise Refusal(
+            f"{root} has no Python sources. Name a folder that has, or install the library's sources."
+        )
+    for path in paths:
+        try:
+            with tokenize.open(path) as file, warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # old sources, of others
+                source = file.read()
+                tree = ast.parse(source)
+        except (SyntaxError, UnicodeDecodeError, ValueError):
+            continue  # templates and deliberately broken files
+        yield from _texts(tree, source)
+
+
+_Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _texts(tree: ast.Module, source: str) -> Iterator[str]:
+    """Docstring and own comments of the module and of each class and function in it, by first line."""
+    lines = source.split("\n")  # as ast counts them; splitlines would break at form feeds too
+    owners: list[_Documented] = [tree]
+    owner_of = np.zeros(len(lines) + 2, np.int64)
+    nodes = [
+        n for n in ast.walk(tree) if isinstance(n, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    for node in sorted(nodes, key=lambda n: (n.lineno, -(n.end_lineno or 0))):
+        owner_of[node.lineno : (node.end_lineno or node.lineno) + 1] = len(owners)
+        owners.append(node)
+    texts = [[ast.get_docstring(owner) or ""] for owner in owners]
+    for number, comment in _comments(lines):
+        texts[owner_of[number]].append(comment)
+    yield from ("\n".join(text) for text in texts)
+
+
+def _comments(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """(line, text) of each comment."""
+    rest = iter([line + "\n" for line in lines])
+    for token in tokenize.generate_tokens(lambda: next(rest, "")):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string.lstrip("#!: ")

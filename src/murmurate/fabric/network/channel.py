@@ -1,0 +1,249 @@
+"""One channel of the network fabric: a shelf, a postbox and rounds over the member's links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from murmurate.fabric.interface import Capability, FabricError, Letter, Traffic
+from murmurate.fabric.network.collectives import Rounds
+from murmurate.fabric.network.compression import Compression, codec
+from murmurate.fabric.network.endpoint import Hub, short
+from murmurate.fabric.network.fabric import OFFERED
+from murmurate.fabric.network.frames import Frame, Kind, Refused
+from murmurate.fabric.network.mailbox import Postbox
+from murmurate.fabric.network.register import Shelf
+from murmurate.fabric.network.shm_channel import Desk
+
+
+class NetworkChannel:
+    """One channel (see ``Channel``) for vectors shaped like ``like`` [N]; all but shared memory."""
+
+    def __init__(self, hub: Hub, name: str, like: Tensor, compression: Compression) -> None:
+        self.rank, self.size, self.name = hub.rank, hub.size, name
+        self.traffic = Traffic()
+        self._hub, self._shape, self._device = hub, like.shape, like.device
+        self._count = like.numel()
+        self._identity = short(name)
+        self._codec = codec(compression, self._count, like.dtype)
+        # a short letter is not compressed, and may be longer than one that is
+        letter_bytes = max(self._codec.wire_bytes, like.numel() * like.element_size())
+        self._desk = Desk(hub.passport.lender, self.size, self._codec.wire_bytes, letter_bytes, hub.pool)
+        self._shelf = Shelf(hub, name, self._identity, self._codec, self.traffic, self._desk)
+        self._postbox = Postbox(
+            hub, self._identity, self._codec, self.traffic, self._shaped, self._desk, like
+        )
+        self._rounds = Rounds(
+            hub,
+            name,
+            self._identity,
+            self._count,
+            like.dtype,
+            self.traffic,
+            lambda: self._shelf.published,
+        )
+        self._form = f"{self._count} of {like.dtype}, compression {compression}"
+        self._differs = ""
+        with hub.lock:
+            hub.join_channel(self._identity, self)
+            for link in hub.links.values():
+                link.tell(("form", self._identity.hex()), self._form)
+                if link.near is not None:
+                    self.met(link.peer)
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return OFFERED
+
+    def living(self) -> Sequence[int]:
+        return self._hub.living()
+
+    def has_lost(self, rank: int) -> bool:
+        return self._hub.has_lost(self._among(rank))
+
+    # -- register -----------------------------------------------------------------------------------
+
+    def publish(self, x: Tensor) -> int:
+        self._check(x)
+        return self._shelf.publish(x)
+
+    def version(self, peer: int) -> int:
+        return self._shelf.version(self._among(peer))
+
+    def peek(self, peer: int) -> tuple[Tensor, int]:
+        self._check()
+        x, version = self._shelf.peek(self._among(peer))
+        return self._shaped(x), version
+
+    def wait_newer(self, peers: Sequence[int], seen: Sequence[int], deadline_seconds: float) -> bool:
+        with self._hub.lock, self._hub.timed(self.traffic):
+            return self._shelf.wait_newer([self._among(p) for p in peers], seen, deadline_seconds)
+
+    # -- collective ---------------------------------------------------------------------------------
+
+    def mean_(self, x: Tensor) -> int:
+        self._check(x)
+        if self.size == 1:
+            return 1
+        result = self._meet("mean", x)
+        x.detach().copy_(self._vectors(result.parts)[0])
+        return len(result.who)
+
+    def broadcast_(self, x: Tensor, root: int) -> None:
+        self._check(x)
+        if self.size == 1:
+            return
+        result = self._meet(f"broadcast {self._among(root)}", x if self.rank == root else None)
+        if root not in result.who:
+            raise FabricError(f"rank {root} died before it could broadcast on channel '{self.name}'")
+        x.detach().copy_(self._vectors(result.parts)[0])
+
+    def gather(self, x: Tensor) -> dict[int, Tensor]:
+        self._check(x)
+        if self.size == 1:
+            return {self.rank: x.detach().clone()}
+        result = self._meet("gather", x)
+        vectors = self._vectors(result.parts)
+        return {rank: v.to(x.device, copy=True) for rank, v in zip(result.who, vectors, strict=True)}
+
+    def _meet(self, call: str, x: Tensor | None) -> Any:
+        with self._hub.timed(self.traffic):
+            result = self._rounds.meet(call, x)
+        with self._hub.lock:
+            for rank, version in result.versions.items():
+                self._shelf.promise(rank, version)
+        return result
+
+    def _vectors(self, parts: Any) -> list[Tensor]:
+        whole = torch.from_numpy(parts).view(self._rounds.dtype)
+        return [v.view(self._shape) for v in whole.view(-1, self._count)]
+
+    # -- mail ---------------------------------------------------------------------------------------
+
+    def send(
+        self, to: int, tag: str, x: Tensor, note: float = 0.0, deadline_seconds: float | None = None
+    ) -> bool:
+        self._check(x, shorter=True)
+        patience = self._hub.deadline_seconds if deadline_seconds is None else deadline_seconds
+        return self._postbox.send(self._among(to), tag, x, note, patience)
+
+    def receive(self, tag: str) -> Letter | None:
+        with self._hub.lock:
+            return self._postbox.receive(tag)
+
+    def wait(self, tag: str, deadline_seconds: float) -> Letter | None:
+        with self._hub.lock, self._hub.timed(self.traffic):
+            self._hub.wait(lambda: self._postbox.has(tag), deadline_seconds, in_memory=True)
+        return self.receive(tag)
+
+    # -- shared memory ------------------------------------------------------------------------------
+
+    def shared(self, key: str, like: Tensor) -> Tensor:
+        raise FabricError(
+            f"'{key}' cannot be shared: members of a network fabric may sit on different hosts. Use a "
+            "strategy that needs no shared memory (gala, say), or --launcher local."
+        )
+
+    # -- what the links bring (with the lock held) --------------------------------------------------
+
+    def room(self, frame: Frame, length: int) -> Any:
+        self._fits(frame, length)
+        return self._hub.pool.take(length)
+
+    def _fits(self, frame: Frame, length: int) -> None:
+        if frame.kind is Kind.ROUND:
+            self._rounds.fits(frame, length)
+        elif frame.kind is Kind.MAIL and not self._postbox.fits(length, bool(frame.meta.get("short"))):
+            raise Refused("length", f"a letter of {length} bytes on '{self.name}', which has {self._form}")
+        elif frame.kind is Kind.REGISTER and length != self._codec.wire_bytes:
+            raise Refused("length", f"a vector of {length} bytes on '{self.name}', which has {self._form}")
+
+    def deliver(self, sender: int, frame: Frame) -> None:
+        if frame.payload is not None:
+            self._fits(frame, frame.length)  # what came early has not been asked yet
+        if frame.kind is Kind.REGISTER:
+            self._shelf.deliver(sender, frame)
+        elif frame.kind is Kind.MAIL:
+            self._postbox.deliver(sender, frame)
+        else:
+            self._rounds.deliver(sender, frame)
+
+    def told(self, sender: int, what: str, rest: tuple[str, ...], value: Any) -> None:
+        try:
+            if what == "taken":
+                self._postbox.told(sender, rest[0], value)
+            elif what in ("want", "nothing"):
+                self._shelf.told(sender, what, value)
+            elif what == "desk":
+                self._look(sender, value)
+            elif what == "unseen":
+                self._unseen(sender)
+            elif what == "form" and value != self._form:
+                self._differs = (
+                    f"channel '{self.name}' is for {self._form} at rank {self.rank} and for {value} at rank "
+                    f"{sender}: give all members the same model and settings."
+                )
+                self._rounds.fail(self._differs)
+        except (TypeError, ValueError, IndexError):
+            raise Refused("meta", f"a control message about '{what}' that cannot be read") from None
+
+    def due(self, peer: int) -> Frame | None:
+        return self._shelf.due(peer)
+
+    def met(self, peer: int) -> None:
+        """Show a neighbour where to look."""
+        told = self._desk.show(peer)
+        if told is not None:
+            self._shelf.showed()
+            self._hub.links[peer].tell(("desk", self._identity.hex()), told)
+
+    def _look(self, sender: int, told: Any) -> None:
+        """A neighbour shows something. If we cannot see it, that is sent over the line."""
+        link = self._hub.links[sender]
+        register, lane = (int(start) for start in told)
+        if self._differs:
+            return
+        try:
+            if link.near is None:
+                raise OSError("it is no neighbour")
+            if self._desk.look(sender, link.near, (register, lane)):
+                self._shelf.sees(sender)
+        except OSError as problem:
+            self._hub.refuse("memory", f"memory that cannot be read where it lies ({problem})", sender)
+            link.tell(("unseen", self._identity.hex()), True)
+        self._hub.notify()
+
+    def _unseen(self, sender: int) -> None:
+        lane = self._desk.lanes.pop(sender, None)
+        if lane is not None:
+            lane.withdrawn = True
+            self._postbox.unseen(sender, lane)
+            self._shelf.unseen(sender)
+
+    def returned(self, peer: int) -> None:
+        self._shelf.returned(peer)
+        self._postbox.returned(peer)
+        self._desk.forget(peer)
+        self._rounds.returned(peer)
+        self._hub.links[peer].tell(("form", self._identity.hex()), self._form)
+
+    # -- underneath ---------------------------------------------------------------------------------
+
+    def _shaped(self, x: Tensor) -> Tensor:
+        if x.shape != self._shape:
+            x = x.view(self._shape)
+        return x if self._device.type == "cpu" else x.to(self._device)
+
+    def _among(self, rank: int) -> int:
+        if not 0 <= rank < self.size:
+            raise ValueError(f"There is no rank {rank} among {self.size}: use 0..{self.size - 1}.")
+        return rank
+
+    def _check(self, x: Tensor | None = None, shorter: bool = False) -> None:
+        if self._differs:
+            raise FabricError(self._differs)
+        if x is not None and (x.numel() > self._count or (x.numel() < self._count and not shorter)):
+            raise ValueError(f"Channel '{self.name}' is for {list(self._shape)}, this is {list(x.shape)}.")

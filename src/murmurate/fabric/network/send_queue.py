@@ -1,0 +1,99 @@
+"""What a link has to say to its peer, and perhaps again: numbered frames, and the newest of small things.
+
+Called with the lock of the link's member held.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from typing import Any
+
+from murmurate.fabric.network.frames import Frame, Kind, Refused
+
+_STATE_ITEMS = 500  # in one frame, so that it stays small
+
+
+class Outbox:
+    """Frames stay until the peer has acknowledged them; of what is told by key, the newest value stays."""
+
+    def __init__(self) -> None:
+        self.posted = 0
+        self._unacknowledged: deque[Frame] = deque()
+        self._unsent = 0  # how many at the end of the above have not been sent on this connection
+        self._state: dict[tuple[str, ...], Any] = {}
+        self._changed: dict[tuple[str, ...], None] = {}
+
+    def __len__(self) -> int:
+        """Frames that are not known to have arrived."""
+        return len(self._unacknowledged)
+
+    @property
+    def first(self) -> int:
+        """The number of the first frame that is not known to have arrived, or that will be posted next."""
+        return self._unacknowledged[0].number if self._unacknowledged else self.posted + 1
+
+    @property
+    def frames_wait(self) -> bool:
+        return self._unsent > 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is something to send on this connection."""
+        return self._unsent > 0 or bool(self._changed)
+
+    def keep(self, frame: Frame, sent: bool = False) -> None:
+        """Number a frame. sent: somebody sends it at once, else ``next_frame`` gives it."""
+        self.posted += 1
+        frame.number = self.posted
+        self._unacknowledged.append(frame)
+        self._unsent += not sent
+
+    def tell(self, key: tuple[str, ...], value: Any) -> None:
+        self._state[key] = value
+        self._changed[key] = None
+
+    def next_state(self) -> Frame | None:
+        """What has changed, as much as goes into a frame."""
+        if not self._changed:
+            return None
+        keys = list(itertools.islice(self._changed, _STATE_ITEMS))
+        for key in keys:
+            del self._changed[key]
+        return Frame(Kind.CONTROL, meta={"state": [[*key, self._state[key]] for key in keys]})
+
+    def next_frame(self) -> Frame | None:
+        if not self._unsent:
+            return None
+        self._unsent -= 1
+        return self._unacknowledged[len(self._unacknowledged) - self._unsent - 1]
+
+    def acknowledge(self, number: int) -> None:
+        """The peer has had all frames up to that one."""
+        while self._unacknowledged and self._unacknowledged[0].number <= number:
+            self._unacknowledged.popleft()
+        self._unsent = min(self._unsent, len(self._unacknowledged))
+
+    def say_again(self) -> None:
+        """A new connection: all state, and all frames that have not arrived."""
+        self._unsent = len(self._unacknowledged)
+        self._changed = dict.fromkeys(self._state)
+
+    def clear(self) -> None:
+        """A new peer: nothing of what was for the former one counts."""
+        self.posted = self._unsent = 0
+        self._unacknowledged.clear()
+        self._state.clear()
+        self._changed.clear()
+
+
+def state_of(frame: Frame) -> list[tuple[tuple[str, ...], Any]]:
+    """((key parts), value) of a control frame. Raises Refused for one that no member would send."""
+    items = frame.meta.get("state", [])
+    try:
+        pairs = [(tuple(str(part) for part in item[:-1]), item[-1]) for item in items]
+        if any(not key for key, _ in pairs):
+            raise ValueError
+        return pairs
+    except (TypeError, ValueError, IndexError, KeyError):
+        raise Refused("meta", "a control message that cannot be read") from None

@@ -1,0 +1,123 @@
+"""Mail between processes of one host: a box (``_box``) for each ordered pair.
+
+Each letter is marked with the lives of both its ends; if either has been started again since, it is refused
+and counted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from murmurate.buffers import Bytes, Pool, as_tensor
+from murmurate.fabric.interface import Letter, Traffic
+from murmurate.fabric.processes.membership import Roster
+from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.spsc_ring import HEAD, Box, Cells, check_letter, tag_words
+
+_MAIL_SLOTS = 8
+_LIFE_MASK = (1 << 32) - 1
+
+
+class Letterbox:
+    """One channel's mail at one member. store: a vector in a slot. wait: for a condition, so long."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        roster: Roster,
+        name: str,
+        like: Tensor,
+        traffic: Traffic,
+        store: Callable[[Tensor, Tensor], None],
+        wait: Callable[[Callable[[], bool], float], bool],
+    ) -> None:
+        rank = self.rank = roster.rank
+        self.traffic = traffic
+        self._roster, self._store, self._wait = roster, store, wait
+        self._bytes = like.numel() * like.element_size()
+        self._device, self._dtype = like.device, like.dtype
+        n, shape = roster.board.size, (like.numel(),)
+        # [reader, sender]: what a reader asks for again and again lies side by side
+        sent = arena.counters(f"{name}.sent", (n, n))
+        taken = arena.counters(f"{name}.taken", (n, n))
+        order = arena.counters(f"{name}.order", (n, n, _MAIL_SLOTS))
+        lent = arena.counters(f"{name}.lent", (n, n, _MAIL_SLOTS))
+        heads = arena.take(f"{name}.heads", n * n * _MAIL_SLOTS * HEAD.size)
+        letters = arena.tensors(f"{name}.mail", (n, n, _MAIL_SLOTS, *shape), like.dtype)
+        whole = letters.view(torch.uint8).numpy()
+        pool = Pool()
+
+        def box(sender: int, to: int) -> Box:
+            here, length = (sender, to), _MAIL_SLOTS * HEAD.size
+            start = (sender * n + to) * length
+            mine = heads[start : start + length]
+            counts = sent[to, sender : sender + 1].data, taken[to, sender : sender + 1].data
+            cells = Cells(*counts, order[here].data, lent[here].data, mine)
+            return Box(cells, list(whole[here]), pool, self._bytes)
+
+        self._outgoing = [box(rank, to) for to in range(n)]
+        self._boxes = [box(sender, rank) for sender in range(n)]
+        self._count = like.numel()
+        self._slots = [list(slots) for slots in letters[rank]]
+        self._sent, self._taken = sent[rank].data, taken[rank].data
+        self._inbox: dict[str, deque[Letter]] = {}
+        self._words: dict[str, bytes] = {}
+
+    def send(self, to: int, tag: str, x: Tensor, note: float, patience_seconds: float) -> bool:
+        words = tag_words(self._words, tag)
+        check_letter(x, self._count, self._dtype)
+        box, board = self._outgoing[to], self._roster.board
+        mark = self._mark(self.rank, to)
+        found: int | None = None
+
+        def room() -> bool:
+            nonlocal found
+            found = box.free(counts=lambda mark: mark & _LIFE_MASK == board.life(to) & _LIFE_MASK)
+            return found is not None or not self._roster.is_alive(to)
+
+        if not self._wait(room, patience_seconds) or not self._roster.is_alive(to) or found is None:
+            return False
+        short = x.numel() < self._count
+        slot = self._slots[to][found]
+        self._store(slot[: x.numel()] if short else slot, x)
+        box.send(found, words, note, mark, x.nbytes if short else 0)
+        return True
+
+    def receive(self, tag: str) -> Letter | None:
+        self._empty_letterbox()
+        waiting = self._inbox.get(tag)
+        return waiting.popleft() if waiting else None
+
+    def wait(self, tag: str, deadline_seconds: float) -> Letter | None:
+        def arrived() -> bool:
+            self._empty_letterbox()
+            return bool(self._inbox.get(tag))
+
+        self._wait(arrived, deadline_seconds)
+        return self.receive(tag)
+
+    def _empty_letterbox(self) -> None:
+        if self._sent == self._taken:
+            return
+        for sender, box in enumerate(self._boxes):
+            while box.has_news:
+                tag, note, _, x = box.take(self._arrived, self._mark(sender, self.rank))
+                if x is None:
+                    self.traffic.refused += 1
+                else:
+                    self._inbox.setdefault(tag, deque()).append(Letter(sender, x, note))
+                    self.traffic.bytes += x.nbytes
+
+    def _arrived(self, whole: Bytes, short: bool) -> Tensor:
+        """[N] or fewer, where it lies or in the memory of the replica's device."""
+        x = as_tensor(whole, self._dtype)
+        return x if self._device.type == "cpu" else x.to(self._device)
+
+    def _mark(self, sender: int, to: int) -> int:
+        """The lives of both ends of a letter."""
+        board = self._roster.board
+        return board.life(sender) << 32 | board.life(to)

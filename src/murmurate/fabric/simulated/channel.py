@@ -1,0 +1,254 @@
+"""What one member of a simulated fabric talks through: all verbs of the four protocols."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from murmurate.fabric.interface import Capability, FabricError, Letter, Traffic
+from murmurate.fabric.simulated.collectives import Meeting, Round
+from murmurate.fabric.simulated.mailbox import Post
+from murmurate.fabric.simulated.network_model import World
+from murmurate.fabric.simulated.register import Slot
+from murmurate.fabric.simulated.scheduler import Wait
+from murmurate.fabric.threads import ordered_mean
+
+
+@dataclass(eq=False)
+class Shared:
+    """What all members of one channel have in common."""
+
+    name: str
+    shape: torch.Size
+    post: Post
+    meeting: Meeting
+    slots: list[Slot]
+    memory: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Owner(Protocol):
+    """The member that a channel is of. While it is ``alone``, collectives have nobody else in them."""
+
+    alone: bool
+    exchanging_seconds: float  # virtual, spent on moving bytes; not on waiting for others
+
+    @property
+    def rank(self) -> int: ...
+
+
+class SimulatedChannel:
+    """One member's ``Channel``. Every verb is one turn: others may run before it, none during it."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        world: World,
+        shared: Shared,
+        capabilities: frozenset[Capability],
+        deadline_seconds: float,
+    ) -> None:
+        self._owner, self._world, self._shared, self._rank = owner, world, shared, owner.rank
+        self._baton, self._capabilities, self._deadline = world.baton, capabilities, deadline_seconds
+        self.traffic = Traffic()
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        return self._world.size
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return self._capabilities
+
+    def living(self) -> Sequence[int]:
+        self._baton.turn(self._rank)
+        return self._baton.living()
+
+    def has_lost(self, rank: int) -> bool:
+        return rank not in self.living()
+
+    # -- Collective -------------------------------------------------------------------------------
+
+    def mean_(self, x: Tensor) -> int:
+        if self._alone():
+            return 1
+        here = self._meet("mean", x)
+        if here.mean is None:
+            here.mean = ordered_mean({rank: here.given[rank] for rank in here.members})
+        x.detach().copy_(here.mean)
+        return len(here.members)
+
+    def broadcast_(self, x: Tensor, root: int) -> None:
+        self._among(root)
+        if not self._alone():
+            x.detach().copy_(self._meet("broadcast", x, root).given[root])
+
+    def gather(self, x: Tensor) -> dict[int, Tensor]:
+        if self._alone():
+            return {self._rank: x.detach().clone()}
+        here = self._meet("gather", x)
+        return {rank: here.given[rank].clone() for rank in here.members}
+
+    def _alone(self) -> bool:
+        self._turn(Capability.COLLECTIVE)
+        return self._owner.alone
+
+    def _meet(self, kind: str, x: Tensor, root: int | None = None) -> Round:
+        self._baton.pay(self._rank)
+        start = self._baton.now
+        here = self._shared.meeting.meet(self._rank, kind, x, root)
+        carried = here.end_seconds - here.complete_seconds if here.members else 0.0
+        self._owner.exchanging_seconds += carried
+        self.traffic.waiting_seconds += self._baton.now - start - carried
+        network, members = self._world.links.network, here.members or (root,)
+        if network is None:
+            self.traffic.bytes += x.nbytes * (1 + len(members))
+        else:
+            self.traffic.bytes += round(2 * network.collective_bytes(x.nbytes, len(members)))
+        return here
+
+    # -- Mail -------------------------------------------------------------------------------------
+
+    def send(
+        self, to: int, tag: str, x: Tensor, note: float = 0.0, deadline_seconds: float | None = None
+    ) -> bool:
+        self._turn(Capability.MAIL)
+        with self._waiting():
+            sent = self._shared.post.send(self._rank, self._among(to), tag, x, note, deadline_seconds)
+        if sent:
+            self._carry(x)
+        return sent
+
+    def receive(self, tag: str) -> Letter | None:
+        self._turn(Capability.MAIL)
+        return self._count(self._shared.post.receive(self._rank, tag))
+
+    def wait(self, tag: str, deadline_seconds: float) -> Letter | None:
+        self._turn(Capability.MAIL)
+        with self._waiting():
+            letter = self._shared.post.wait(self._rank, tag, deadline_seconds)
+        return self._count(letter)
+
+    def _count(self, letter: Letter | None) -> Letter | None:
+        if letter is not None:
+            self._carry(letter.x)
+        return letter
+
+    def _carry(self, x: Tensor) -> None:
+        """Count a message given or taken, and have the core work for it."""
+        self.traffic.bytes += x.nbytes
+        network = self._world.links.network
+        work = 0.0 if network is None else network.work_seconds(x.nbytes)
+        if work:
+            self._baton.owe(self._rank, work)
+            self._owner.exchanging_seconds += work
+
+    # -- Register ---------------------------------------------------------------------------------
+
+    def publish(self, x: Tensor) -> int:
+        self._turn(Capability.REGISTER)
+        if x.shape != self._shared.shape:
+            raise ValueError(
+                f"Channel '{self._shared.name}' is for {list(self._shared.shape)}, this is {list(x.shape)}."
+            )
+        now = self._baton.now
+        arrivals = self._world.links.arrivals(self._rank, now, x.nbytes)
+        version = self._shared.slots[self._rank].put(x, now, arrivals)
+        self._carry(x)
+        self._world.record(self._rank, "publish", self._shared.name, version=version)
+        self._baton.touch((self._shared.name, "register", self._rank))
+        return version
+
+    def version(self, peer: int) -> int:
+        self._turn(Capability.REGISTER)
+        return self._shared.slots[self._among(peer)].newest(self._rank, self._baton.now)[0]
+
+    def peek(self, peer: int) -> tuple[Tensor, int]:
+        self._turn(Capability.REGISTER)
+        version, x = self._shared.slots[self._among(peer)].newest(self._rank, self._baton.now)
+        if x is None:
+            raise FabricError(
+                f"Nothing that rank {peer} published on '{self._shared.name}' has reached rank {self._rank}: "
+                "ask version first, or wait_newer."
+            )
+        self._world.record(self._rank, "peek", self._shared.name, peer, version)
+        self._carry(x)
+        return x, version
+
+    def wait_newer(self, peers: Sequence[int], seen: Sequence[int], deadline_seconds: float) -> bool:
+        self._turn(Capability.REGISTER)
+        asked = {self._among(peer): version for peer, version in zip(peers, seen, strict=True)}
+        slots, baton = self._shared.slots, self._baton
+
+        def missing() -> list[int]:
+            alive = [peer for peer in asked if peer not in baton.dead]
+            return [peer for peer in alive if slots[peer].newest(self._rank, baton.now)[0] <= asked[peer]]
+
+        wait = Wait(
+            topics=tuple((self._shared.name, "register", peer) for peer in asked),
+            ready=lambda: not missing(),
+            words=lambda: f"a newer version of {missing()}",
+            deadline_seconds=deadline_seconds,
+            wake_at=lambda: min(
+                (slots[p].next_arrival(self._rank, baton.now) for p in asked), default=math.inf
+            ),
+        )
+        return self._wait(wait)
+
+    # -- SharedMemory -----------------------------------------------------------------------------
+
+    def shared(self, key: str, like: Tensor) -> Tensor:
+        self._turn(Capability.SHARED_MEMORY)
+        memory, topic = self._shared.memory, (self._shared.name, "memory")
+        wait = Wait(
+            topics=(topic,),
+            ready=lambda: key in memory or self._baton.living()[0] == self._rank,
+            words=lambda: f"rank {self._baton.living()[0]} to share '{key}'",
+            deadline_seconds=self._deadline,
+        )
+        if not self._wait(wait):
+            raise FabricError(f"Rank {self._baton.living()[0]} did not share '{key}' in time.")
+        if key not in memory:
+            memory[key] = like.detach().clone()
+            self._baton.touch(topic)
+        if memory[key].shape != like.shape or memory[key].dtype != like.dtype:
+            raise FabricError(
+                f"Shared '{key}' is {memory[key].dtype} {list(memory[key].shape)}, rank {self._rank} expects "
+                f"{like.dtype} {list(like.shape)}: give all members the same model."
+            )
+        return memory[key]
+
+    # -- all --------------------------------------------------------------------------------------
+
+    def _turn(self, needed: Capability) -> None:
+        if needed not in self.capabilities:
+            raise FabricError(
+                f"This simulated fabric was made without {needed.value}: choose a strategy that does not "
+                "need it, or add it to capabilities."
+            )
+        self._baton.turn(self._rank)
+
+    def _wait(self, wait: Wait) -> bool:
+        with self._waiting():
+            return self._baton.wait(self._rank, wait)
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self._baton.pay(self._rank)
+        start = self._baton.now
+        yield
+        self.traffic.waiting_seconds += self._baton.now - start
+
+    def _among(self, rank: int) -> int:
+        if not 0 <= rank < self.size:
+            raise ValueError(f"There is no rank {rank} among {self.size}: use 0..{self.size - 1}.")
+        return rank

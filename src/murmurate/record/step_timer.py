@@ -1,0 +1,179 @@
+"""What a member did between two lines: how stale its steps were, and, in short bursts, what it did when.
+
+Bursts begin at the same times of the run's clock in every member, so that a page can lay their spans
+beside one another (who waited for whom). Outside of a burst a turn of the loop costs a reading of the
+clock and a count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from murmurate.fabric.interface import Channel
+from murmurate.replica.vector import Exchange, Replica
+from murmurate.replicator.replicator import Bond
+
+Kind = Literal["collect", "learn", "exchange", "wait"]
+KINDS: tuple[Kind, ...] = ("collect", "learn", "exchange", "wait")
+EXACT_STALENESS = 64
+_SHORTEST_SECONDS = 1e-6
+
+
+@dataclass(frozen=True)
+class Bursts:
+    """When spans are recorded: around the run's seconds ``first``, ``first * growth``, ... and, once these
+    lie ``longest_pause_seconds`` apart, that often.
+
+    A burst lasts ``seconds``, but at least ``least_turns`` of the loop and never more than ``most_spans``.
+    """
+
+    first_seconds: float = 1.0
+    growth: float = 1.5
+    longest_pause_seconds: float = 60.0
+    seconds: float = 0.25
+    least_turns: int = 3
+    most_spans: int = 400
+
+    def after(self, seconds: float) -> float:
+        """The first beginning of a burst later than ``seconds``."""
+        due = self.first_seconds
+        while due <= seconds:
+            due += min(due * (self.growth - 1), self.longest_pause_seconds)
+        return due
+
+
+NEVER = Bursts(first_seconds=math.inf)
+
+
+class Watch:
+    """Counts the staleness of every step of ``bonds``, and in bursts laps the time of one member's loop.
+
+    ``seconds`` is the run's clock, the one of ``time_seconds``. ``others`` are further channels on which
+    this member may wait. The loop calls ``lap(kind)`` when something has ended and ``turn()`` at its end;
+    ``fields()`` are what the next line is to hold.
+
+    Spans tile the time from the beginning of a burst, but for what has no kind (recording, saving). What a
+    stretch waited is known, not when in it: waiting is put first, as a collective has it.
+    """
+
+    def __init__(
+        self,
+        seconds: Callable[[], float],
+        bonds: Sequence[Bond],
+        others: Sequence[Channel] = (),
+        bursts: Bursts | None = None,
+    ) -> None:
+        self._seconds = seconds
+        self._bursts = bursts or Bursts()
+        self._replicas = [bond.replica for bond in bonds]
+        self._channels = [*(bond.channel for bond in bonds), *others]
+        self._due = self._bursts.after(seconds())
+        self._recording = False
+        self._began = self._last = self._waited = 0.0
+        self._turns = 0
+        self._counts: dict[int, int] = {}
+        self._spans: list[tuple[Kind, float, float]] = []
+        for replica in self._replicas:
+            replica.exchange = self._around(replica.exchange)
+
+    def lap(self, kind: Kind | None) -> None:
+        """What has happened since the last lap was ``kind``; None for what is not drawn."""
+        if not self._recording:
+            return
+        now = self._seconds()
+        waited = self._waiting()
+        wait = min(waited - self._waited, now - self._last)
+        if wait > _SHORTEST_SECONDS:
+            self._add("wait", self._last, wait)
+            self._last += wait
+        if kind is not None and now - self._last > _SHORTEST_SECONDS:
+            self._add(kind, self._last, now - self._last)
+        self._last, self._waited = now, waited
+
+    def turn(self) -> None:
+        """The loop has come round: a burst may begin or end."""
+        if self._recording:
+            self.lap(None)
+            self._turns += 1
+            enough = self._last - self._began >= self._bursts.seconds
+            if len(self._spans) >= self._bursts.most_spans or (
+                enough and self._turns >= self._bursts.least_turns
+            ):
+                self._end()
+        elif (now := self._seconds()) >= self._due and not self._spans:
+            self._begin(now)
+
+    def fields(self, *, last: bool = False) -> dict[str, Any]:
+        """``staleness_counts``, and ``spans`` if a burst has ended (or the run, with ``last``)."""
+        counts: dict[int, int] = {}
+        for value, count in sorted(self._counts.items()):
+            counts[rounded(value)] = counts.get(rounded(value), 0) + count
+        self._counts.clear()
+        found: dict[str, Any] = {"staleness_counts": counts} if counts else {}
+        if last and self._recording:
+            self._end()
+        if self._spans and not self._recording:
+            spans = [[kind, round(start, 6), round(length, 6)] for kind, start, length in self._spans]
+            found["spans"] = spans
+            self._spans.clear()
+        return found
+
+    def _around(self, step: Callable[[Replica], Exchange]) -> Callable[[Replica], Exchange]:
+        counts = self._counts
+
+        def watched(replica: Replica) -> Exchange:
+            if self._recording:
+                self.lap("learn")
+            exchange = step(replica)
+            if self._recording:
+                self.lap("exchange")
+            counts[exchange.staleness] = counts.get(exchange.staleness, 0) + 1
+            return exchange
+
+        return watched
+
+    def _begin(self, now: float) -> None:
+        self._recording = True
+        self._turns = 0
+        self._began = self._last = now
+        self._waited = self._waiting()
+        for replica in self._replicas:
+            # an update inside of the strategy's step is learning, not exchanging
+            vars(replica)["update"] = self._as_learning(replica.update)
+            vars(replica)["step_plainly"] = self._as_learning(replica.step_plainly)
+
+    def _end(self) -> None:
+        self._recording = False
+        self._due = self._bursts.after(self._seconds())
+        for replica in self._replicas:
+            del vars(replica)["update"], vars(replica)["step_plainly"]
+
+    def _as_learning(self, method: Callable[[], None]) -> Callable[[], None]:
+        def lapped() -> None:
+            self.lap("exchange")
+            method()
+            self.lap("learn")
+
+        return lapped
+
+    def _add(self, kind: Kind, start: float, length: float) -> None:
+        if self._spans and self._spans[-1][0] == kind:
+            _, earlier, so_far = self._spans[-1]
+            if start - (earlier + so_far) < _SHORTEST_SECONDS:
+                self._spans[-1] = (kind, earlier, start + length - earlier)
+                return
+        self._spans.append((kind, start, length))
+
+    def _waiting(self) -> float:
+        return sum(channel.traffic.waiting_seconds for channel in self._channels)
+
+
+def rounded(staleness: int) -> int:
+    """Exact below 64; above, all but the four leading binary digits are dropped (at most 12.5% less), so
+    that a line stays short while a replica hears nobody for long."""
+    if staleness < EXACT_STALENESS:
+        return staleness
+    return staleness - staleness % (1 << (staleness.bit_length() - 4))

@@ -1,0 +1,97 @@
+"""What of a replica must survive a restart, by the names and in the order that its module knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from murmurate.replica.layout import view
+from murmurate.replica.optimizer_state import entries, materialise
+
+if TYPE_CHECKING:
+    from murmurate.replica.vector import Replica
+
+
+def state_of(replica: Replica) -> dict[str, Any]:
+    """Named parameter tensors in logical order, optimizer state, buffers, clock (all clones).
+
+    params: times ``exp(log_scale)`` they are the parameters; so who goes on from here does so to the bit.
+    """
+    optimizer = {
+        f"{index}.{key}": value.detach().clone() if torch.is_tensor(value) else value
+        for index, (_, memory) in enumerate(entries(replica.optimizer))
+        for key, value in memory.items()
+    }
+    if not replica.shape_aware:
+        optimizer = {k: _logical(replica, k, v) for k, v in optimizer.items()}
+    vector, logarithm = replica.scale.steady(
+        lambda _: (replica.params.detach().clone(), replica.scale.logarithm)
+    )
+    return {
+        "params": {name: values.clone() for name, values in replica.named_views(vector)},
+        "log_scale": logarithm,
+        "optimizer": optimizer,
+        "buffers": {name: b.detach().clone() for name, b in replica.module.named_buffers()},
+        "learning_rates": [group["lr"] for group in replica.optimizer.param_groups],
+        "clock": replica.clock,
+    }
+
+
+def load_into(replica: Replica, state: dict[str, Any]) -> None:
+    """Take back what ``state_of`` gave; parameters that are None stay as they are.
+
+    Raises ValueError naming a parameter that does not fit.
+    """
+    params = state["params"]
+    for name, values in () if params is None else replica.named_views():
+        stored = params.get(name)
+        if stored is None or stored.shape != values.shape:
+            found = "nothing" if stored is None else f"shape {tuple(stored.shape)}"
+            raise ValueError(
+                f"the checkpoint has {found} for parameter '{name}' of shape {tuple(values.shape)}; "
+                "it belongs to another network. Resume with the network it was made with."
+            )
+    if state["optimizer"]:
+        materialise(replica.optimizer, replica.make_optimizer)
+    with torch.no_grad():
+        if params is not None:
+            replica.scale.restore(float(state.get("log_scale", 0.0)))
+            for name, values in replica.named_views():
+                values.copy_(params[name])
+        for index, (_, memory) in enumerate(entries(replica.optimizer)):
+            for key in list(memory):
+                if f"{index}.{key}" in state["optimizer"]:
+                    _take(replica, memory, key, state["optimizer"][f"{index}.{key}"], index)
+                else:  # saved before the first step made it
+                    del memory[key]
+        for name, buffer in replica.module.named_buffers():
+            buffer.copy_(state["buffers"][name])
+    for group, rate in zip(replica.optimizer.param_groups, state["learning_rates"], strict=True):
+        group["lr"] = rate
+    replica.clock = int(state["clock"])
+    replica.reload()
+
+
+def _take(replica: Replica, memory: dict[str, Any], key: str, stored: Any, index: int) -> None:
+    if not torch.is_tensor(memory[key]):
+        memory[key] = stored
+        return
+    if isinstance(stored, dict):
+        flat = torch.empty_like(memory[key])
+        start = replica.group_bounds[index][0] if len(replica.group_bounds) > 1 else 0
+        for part in replica.parts:
+            if part.name in stored:
+                view(flat, part, start).copy_(stored[part.name])
+        stored = flat
+    memory[key].copy_(stored)
+
+
+def _logical(replica: Replica, key: str, value: Any) -> Any:
+    """A flat state tensor as named tensors in logical order; others as they are."""
+    index = int(key.split(".", 1)[0])
+    start, stop = replica.group_bounds[index] if len(replica.group_bounds) > 1 else (0, len(replica))
+    if not torch.is_tensor(value) or value.numel() != stop - start or value.dim() != 1:
+        return value
+    inside = [p for p in replica.parts if start <= p.start and p.stop <= stop]
+    return {part.name: view(value, part, start).clone() for part in inside}

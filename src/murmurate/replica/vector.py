@@ -1,0 +1,406 @@
+"""One flat vector per optimizer (design, section 1).
+
+The module's parameters are views into the vector; the vector is what an unmodified ``torch.optim``
+optimizer steps. So an exchange is one tensor, sharing is one buffer, optimizer state is flat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from murmurate.replica.clipping import NotFinite, check_loss, clip_
+from murmurate.replica.gradients import Wanted
+from murmurate.replica.layout import (
+    check_views,
+    disable_flatten,
+    grouping,
+    lay_out,
+    merge,
+    refuse_late_hooks,
+    view,
+)
+from murmurate.replica.optimizer_state import MakeOptimizer, check_start, entries, materialise
+from murmurate.replica.sparse import Rows, Scale, check_plain, check_rows, step_rows
+from murmurate.replica.state_dict import load_into, state_of
+
+__all__ = ["Exchange", "MakeOptimizer", "NotFinite", "Replica", "Rows"]
+
+
+class Exchange(NamedTuple):
+    """What one ``strategy.step`` brought.
+
+    round: how often this replica has agreed with others (or would have, were there any).
+    heard: how many members' parameters or gradients entered this step, its own included.
+    staleness: own updates since the last agreement; on one shared vector, updates that others made
+        to it since this replica read the parameters of its gradient.
+    """
+
+    round: int
+    heard: int
+    staleness: int
+
+
+class Replica:
+    """A module bound to one flat vector and one optimizer.
+
+    Args:
+        name: checkpoint key and metric prefix.
+        module: already on its device and in its dtype; its trainable parameters become views.
+        make_optimizer: called with ``[vector]``, or with one group per entry of ``groups``.
+        groups: for parameter groups, torch's usual dictionaries, for example
+            ``lambda m: [{"params": m.body.parameters()}, {"params": m.head.parameters(), "lr": 0.1}]``.
+            Each becomes a contiguous slice with its own optimizer group.
+        clip: largest global gradient norm, applied inside ``update``, so after any averaging.
+        schedule: factor on every group's initial learning rate as a function of ``steps_taken()``.
+        compute_dtype: if given (``torch.bfloat16``), parameters named by ``in_compute`` are views of
+            a copy in that dtype, refreshed after every step, and have no ``grad`` of their own; the
+            vector stays float32.
+        shape_aware: hand the optimizer the parameters themselves instead of the vector (LAMB, Muon,
+            Adafactor); what is exchanged is still the one vector.
+
+    Attributes:
+        params: [N] the vector, an ``nn.Parameter``.
+        grad: [N] its gradient, never None; parameters a loss does not touch have gradient zero
+            (Differs: torch leaves None, which skips weight decay and momentum for them).
+        scale: the parameters are ``scale * params`` under a strategy that ``keeps_scale`` once ``follow`` has
+            been given ``Rows``; else it is 1. ``values`` multiplies it out.
+        clock: own updates so far.
+
+    Buffers (batch-norm statistics) are not part of the vector. They stay local during training;
+    what is evaluated or exported carries the mean of the living replicas' floating-point buffers and
+    the lowest living replica's integer ones.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        make_optimizer: MakeOptimizer,
+        *,
+        groups: Callable[[nn.Module], Sequence[dict[str, Any]]] | None = None,
+        clip: float | None = None,
+        schedule: Callable[[int], float] | None = None,
+        compute_dtype: torch.dtype | None = None,
+        in_compute: Callable[[str], bool] = lambda _: True,
+        shape_aware: bool = False,
+    ) -> None:
+        if shape_aware and compute_dtype is not None:
+            raise ValueError("shape_aware optimizers step the parameters themselves: leave out compute_dtype")
+        self.name = name
+        self.module = module
+        self.clip = clip
+        self.schedule = schedule
+        self.clock = 0
+        self._checked = False  # whether the views were still in place after the first backward
+        self.gradient_norm: Tensor | None = None
+        self.exchange: Callable[[Replica], Exchange] = _update_alone
+        # what schedules count: the own clock, or all replicas' updates where they share one vector
+        self.steps_taken: Callable[[], int] = lambda: self.clock
+        self.scale = Scale()  # of the vector: the parameters are their product
+        self.keeps_scale = True  # whether the strategy, if there is one, can read a scaled vector
+        self.make_room: Callable[[], None] = self.fold  # what to do when the scale is almost 0
+        self._pending: Rows | None = None  # the gradient, where it is of rows
+        self.touched: Tensor | None = None  # [V] uint8, if somebody wants to know which rows were moved
+        # whether all replicas pass the same rounds; alone, each update is one
+        self.common_rounds = True
+        self.measure = False  # asks the next step for the two that follow
+        self.update_norm: Tensor | None = None
+        self.own_gradient: Tensor | None = None  # [N] before anything was averaged into it
+        self.make_optimizer = make_optimizer
+        self._grouping = grouping(module, groups)
+        self.parts, self.group_bounds = lay_out(module, self._grouping)
+        first = next(p for p in module.parameters() if p.requires_grad)
+        total = self.parts[-1].stop
+        self._storage = torch.empty(total, dtype=first.dtype, device=first.device)
+        self._storage_grad = torch.zeros_like(self._storage)
+        for part in self.parts:
+            view(self._storage, part).copy_(getattr(part.owner, part.attribute).detach())
+        self._places = [view(self._storage_grad, part) for part in self.parts]
+        self._compute_parts = [p for p in self.parts if compute_dtype and in_compute(p.name)]
+        self._low = None
+        if self._compute_parts:
+            self._low = torch.empty_like(self._storage, dtype=compute_dtype)
+        self._runs = merge(self._compute_parts)
+        # else autograd's gradients are as exact, and nobody writes them elsewhere
+        self._gradients_fit = self._low is not None and first.is_cpu and first.dtype == torch.float32
+        self.shape_aware = shape_aware
+        self.params = nn.Parameter(self._storage)
+        self.params.grad = self._storage_grad
+        self._slices: list[nn.Parameter] = []
+        self._point_module()
+        self.optimizer = make_optimizer(self._optimizer_input())
+        self._initial_lr = [group["lr"] for group in self.optimizer.param_groups]
+        disable_flatten(module)
+
+    # -- the vector ---------------------------------------------------------------------------------
+
+    @property
+    def grad(self) -> Tensor:
+        return self._storage_grad
+
+    def __len__(self) -> int:
+        return self._storage.numel()
+
+    @property
+    def device(self) -> torch.device:
+        return self._storage.device
+
+    def own_parameters(self) -> list[nn.Parameter]:
+        return [getattr(part.owner, part.attribute) for part in self.parts]
+
+    def named_views(self, vector: Tensor | None = None) -> Iterator[tuple[str, Tensor]]:
+        """(parameter name, its values in logical order and shape) for ``vector`` [N] or the own one."""
+        for part in self.parts:
+            yield part.name, view(self._storage if vector is None else vector, part)
+
+    def _optimizer_input(self) -> list[Any]:
+        settings = [{k: v for k, v in g.items() if k != "params"} for g in self._grouping]
+        if self.shape_aware:
+            owned = self.own_parameters()
+            counts = [len(g["params"]) for g in self._grouping]
+            ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+            return [{"params": owned[e - c : e], **s} for c, e, s in zip(counts, ends, settings, strict=True)]
+        if len(self._grouping) == 1 and not settings[0]:
+            self._slices = [self.params]
+            return [self.params]
+        self._slices = []
+        for start, stop in self.group_bounds:
+            piece = nn.Parameter(self._storage[start:stop])
+            piece.grad = self._storage_grad[start:stop]
+            self._slices.append(piece)
+        return [{"params": [p], **s} for p, s in zip(self._slices, settings, strict=True)]
+
+    def _point_module(self) -> None:
+        low = {part.name for part in self._compute_parts}
+        for part in self.parts:
+            parameter: nn.Parameter = getattr(part.owner, part.attribute)
+            parameter.grad = None  # a gradient of the old dtype would forbid the new data
+            if part.name in low and self._low is not None:
+                parameter.data = view(self._low, part)
+            else:
+                parameter.data = view(self._storage, part)
+                parameter.grad = view(self._storage_grad, part)
+        self.reload()
+
+    def reload(self) -> None:
+        """Bring the low-precision copy, if there is one, up to the vector."""
+        if self._low is not None:
+            for start, stop in self._runs:
+                self._low[start:stop].copy_(self._storage[start:stop])
+
+    def rebind(self, storage: Tensor, optimizer_state: Callable[[str, Tensor], Tensor] | None = None) -> None:
+        """Live on ``storage`` [N] from now on (shared memory, say), taking its contents.
+
+        ``optimizer_state(key, tensor)`` may supply shared storage for each tensor of the optimizer's
+        state, which is brought into being first; it is used with its contents.
+        Raises ValueError for another size, dtype or device.
+        """
+        old = self._storage
+        if optimizer_state is not None:
+            check_start(self.optimizer, self.make_optimizer)
+        if (storage.numel(), storage.dtype, storage.device) != (old.numel(), old.dtype, old.device):
+            raise ValueError(
+                f"replica '{self.name}' has {old.numel()} parameters of {old.dtype} on {old.device}; "
+                f"it cannot live on {storage.numel()} of {storage.dtype} on {storage.device}"
+            )
+        self._storage = storage
+        self.params.data = storage
+        if self._slices and self._slices[0] is not self.params:
+            for piece, (start, stop) in zip(self._slices, self.group_bounds, strict=True):
+                piece.data = storage[start:stop]
+        self._point_module()
+        if optimizer_state is not None:
+            materialise(self.optimizer, self.make_optimizer)
+            for index, (_, memory) in enumerate(entries(self.optimizer)):
+                for key, value in memory.items():
+                    if torch.is_tensor(value):
+                        memory[key] = optimizer_state(f"{index}.{key}", value)
+
+    def check(self) -> None:
+        """Raise RuntimeError, naming the parameter, if a view has come loose from the vector.
+
+        Causes seen in practice: ``zero_grad(set_to_none=True)``, ``module.to(dtype)``, and re-assigning
+        a parameter. Remedy: replicate after such calls, and end losses with ``descend``.
+        """
+        if self.params.data_ptr() != self._storage.data_ptr():
+            raise RuntimeError(
+                f"replica '{self.name}' has two vectors: params was given other memory. Write into it "
+                "in place (params.copy_, params.lerp_), or move all of it with rebind."
+            )
+        owned = [] if self.shape_aware else [parameter for parameter, _ in entries(self.optimizer)]
+        for piece, (start, stop) in zip(owned, self.group_bounds, strict=not self.shape_aware):
+            grad = self._storage_grad[start:stop].data_ptr()
+            if piece.grad is None or piece.grad.data_ptr() != grad:
+                raise RuntimeError(
+                    f"the optimizer of replica '{self.name}' lost its gradient and would step on nothing. "
+                    "Never call its zero_grad: descend clears the gradient."
+                )
+        low = {part.name: self._low for part in self._compute_parts}
+        check_views(self.name, self.parts, self._storage, self._storage_grad, low)
+
+    # -- learning -----------------------------------------------------------------------------------
+
+    def descend(self, loss: Tensor, through: tuple[Tensor, Tensor] | None = None) -> Exchange:
+        """Gradient of ``loss`` (a scalar) for the own parameters only, then one strategy step.
+
+        through: an output of the module, and the gradient of the loss by it, of the same shape; for who knows
+        that in closed form. The loss is then only looked at.
+        Raises NotFinite if the loss is NaN or infinite, before anything was changed.
+        """
+        check_loss(loss, self.name, self.clock)
+        if self.scale.logarithm:
+            raise ValueError(
+                f"replica '{self.name}' has followed gradients of rows, so its module shows a scaled vector: "
+                "call replica.fold() before a loss is computed."
+            )
+        # not backward, for which the gradient must be cleared, to add to it: three passes instead of one
+        output, slope = (loss, None) if through is None else through
+        own = self.own_parameters()
+        with Wanted(output, self._wanted(own)) as wanted:
+            gradients = torch.autograd.grad(wanted.root, own, slope, allow_unused=True)
+        if not self._checked:
+            self.check()
+            refuse_late_hooks(self.parts)
+            self._checked = True
+        with torch.no_grad():
+            for place, parameter, gradient in zip(self._places, own, gradients, strict=True):
+                if id(parameter) in wanted.written:
+                    if gradient is not None:  # of another use of the same parameter
+                        place.add_(gradient)
+                elif gradient is None:
+                    place.zero_()
+                else:
+                    place.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+        return self._agree()
+
+    def _wanted(self, own: list[nn.Parameter]) -> dict[int, Tensor]:
+        """See ``gradients``."""
+        if not self._gradients_fit:
+            return {}
+        return {id(parameter): place for parameter, place in zip(own, self._places, strict=True)}
+
+    def follow(self, gradient: Tensor | Rows) -> Exchange:
+        """One strategy step along a closed-form ``gradient``: [N], or a few rows of it.
+
+        Raises ValueError for a wrong shape, and for rows with an optimizer that is not plain SGD.
+        """
+        if isinstance(gradient, Rows):
+            check_rows(gradient, self._storage)
+            check_plain(self.optimizer, self.clip, self.name)
+            if self.keeps_scale:
+                self._pending = gradient
+            else:
+                self._storage_grad.copy_(gradient.dense(self._storage))
+            return self._agree()
+        self._leave_scale()
+        if gradient.shape != self._storage_grad.shape:
+            raise ValueError(f"gradient has shape {tuple(gradient.shape)}, the vector ({len(self)},)")
+        self._storage_grad.copy_(gradient)
+        return self._agree()
+
+    @property
+    def row_width(self) -> int | None:
+        """W of a module whose only parameter is a matrix [V, W]; None for any other."""
+        shapes = [part.shape for part in self.parts]
+        return shapes[0][1] if len(shapes) == 1 and len(shapes[0]) == 2 else None
+
+    def values(self) -> Tensor:
+        """[N] the parameters with their scale multiplied out: the vector itself where that is 1."""
+        return self.scale.steady(lambda scale: self._storage if scale == 1.0 else self._storage * scale)
+
+    def _leave_scale(self) -> None:
+        """A dense gradient is of the parameters themselves. Raises ValueError where others follow rows."""
+        if self.scale.logarithm == 0.0:
+            return
+        if self.scale.shared or self.touched is not None:
+            raise ValueError(
+                f"replica '{self.name}' follows gradients of rows on a vector that it shares: let all of its "
+                "gradients be rows, or all be dense."
+            )
+        self.fold()
+        self.reload()
+
+    def fold(self) -> None:
+        """Multiply the scale into the vector; nobody else may be writing to it."""
+        self._storage.mul_(self.scale.forget())
+
+    def _step_rows(self, rows: Rows) -> None:
+        """x <- x - rate (shrink x - values), in the scale and a few rows."""
+        (rate,) = self._rates()
+        before = self.values().clone() if self.measure else None
+        step_rows(self._storage, self.scale, rows, rate, self.touched)
+        if before is not None:
+            self.update_norm = torch.linalg.vector_norm(self.values() - before)
+            self.measure = False
+        self.scale.await_room(self.make_room)
+        self.clock += 1
+
+    def update(self) -> None:
+        """Clip, schedule, one optimizer step on the gradient as it stands. Called by strategies."""
+        if self._pending is not None:
+            rows, self._pending = self._pending, None
+            self._step_rows(rows)
+            return
+        if self.clip is not None:
+            self.gradient_norm = clip_(self._storage_grad, self.clip, self.name, self.clock)
+        if self.schedule is not None:
+            for group, rate in zip(self.optimizer.param_groups, self._rates(), strict=True):
+                group["lr"] = rate
+        before = self._storage.clone() if self.measure else None
+        self.optimizer.step()
+        if before is not None:
+            self.update_norm = torch.linalg.vector_norm(self._storage - before)
+            self.measure = False
+        self.clock += 1
+
+    def step_plainly(self) -> None:
+        """One step of plain SGD at the present learning rates, unclipped; the optimizer notices nothing.
+
+        What a client of a parameter server does between two pulls. Counts as an update.
+        """
+        rates = self._rates()
+        for (start, stop), rate in zip(self.group_bounds, rates, strict=True):
+            self._storage[start:stop].add_(self._storage_grad[start:stop], alpha=-rate)
+        self.tick()
+
+    def tick(self) -> None:
+        """Count an update that was made elsewhere."""
+        self.clock += 1
+
+    def scale_rates(self, factor: float) -> None:
+        """Multiply all learning rates, the schedule's start included."""
+        self._initial_lr = [rate * factor for rate in self._initial_lr]
+        for group in self.optimizer.param_groups:
+            group["lr"] *= factor
+
+    def _rates(self) -> list[float]:
+        factor = 1.0 if self.schedule is None else self.schedule(self.steps_taken())
+        return [float(rate) * factor for rate in self._initial_lr]
+
+    def _agree(self) -> Exchange:
+        with torch.no_grad():
+            if self.measure:
+                rows = self._pending
+                self.own_gradient = self._storage_grad.clone() if rows is None else rows.dense(self.values())
+            exchange = self.exchange(self)
+            self.reload()
+        return exchange
+
+    # -- state --------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Named parameter tensors in logical order, optimizer state, buffers, clock (all clones)."""
+        return state_of(self)
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take back what ``state`` gave. Raises ValueError naming a parameter that does not fit."""
+        load_into(self, state)
+
+
+def _update_alone(replica: Replica) -> Exchange:
+    replica.update()
+    return Exchange(round=replica.clock, heard=1, staleness=0)

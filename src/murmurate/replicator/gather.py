@@ -1,0 +1,128 @@
+"""Whatever tensors the members of a step hand in, brought to all of them: what collectives are made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from murmurate.fabric.interface import Fabric, FabricError
+
+_SMALL_BYTES, _LARGE_BYTES = 1 << 12, 1 << 20
+_LENGTHS_BYTES = 16  # of the header and of the tensors, int64 each
+
+
+class Message(NamedTuple):
+    """What one member handed in: its tensors (on the CPU), and whether it wants a gradient of them."""
+
+    tensors: list[Tensor]
+    wants_gradient: bool
+
+
+class Wire:
+    """Gathers tensors of any number, shape and dtype over two channels of fixed length.
+
+    The first holds most batch statistics; the second carries the rest of longer messages, piece by piece.
+    All members make their wire at the same point, and every ``gather`` is a matched call.
+    """
+
+    def __init__(self, door: Fabric) -> None:
+        self.rank = door.rank
+        self._small = door.channel("collectives.short", torch.zeros(_SMALL_BYTES, dtype=torch.uint8))
+        self._large = door.channel("collectives.long", torch.zeros(_LARGE_BYTES, dtype=torch.uint8))
+        self._calls = 0
+
+    @property
+    def bytes(self) -> int:
+        return self._small.traffic.bytes + self._large.traffic.bytes
+
+    @property
+    def waiting_seconds(self) -> float:
+        return self._small.traffic.waiting_seconds + self._large.traffic.waiting_seconds
+
+    def gather(
+        self, call: str, tensors: Sequence[Tensor], wants_gradient: bool = False
+    ) -> dict[int, Message]:
+        """What each living member handed in, by rank; ``call`` says what for.
+
+        Raises FabricError, on all members alike, if they call for different things; and, at the fabric's
+        deadline, if a living member does not come.
+        """
+        self._calls += 1
+        header = {
+            "call": call,
+            "number": self._calls,
+            "gradient": wants_gradient,
+            "tensors": [[str(x.dtype).removeprefix("torch."), list(x.shape)] for x in tensors],
+        }
+        arrived = self._exchange(_pack(header, tensors))
+        messages = {rank: _unpack(message) for rank, message in arrived.items()}
+        mine = messages[self.rank][0]
+        for rank, (theirs, _) in messages.items():
+            if _matched(theirs) != _matched(mine):
+                raise FabricError(
+                    f"rank {rank} calls {_said(theirs)} where rank {self.rank} calls {_said(mine)}. Make the "
+                    "same collective calls on all replicas, in the same order, in backward passes too."
+                )
+        return {rank: Message(found, bool(said["gradient"])) for rank, (said, found) in messages.items()}
+
+    def _exchange(self, message: Tensor) -> dict[int, Tensor]:
+        pieces = {
+            rank: [piece] for rank, piece in self._small.gather(_padded(message, 0, _SMALL_BYTES)).items()
+        }
+        lengths = {rank: int(found[0][:8].view(torch.int64)) for rank, found in pieces.items()}
+        for start in range(_SMALL_BYTES, max(lengths.values()), _LARGE_BYTES):
+            more = self._large.gather(_padded(message, start, _LARGE_BYTES))
+            # who died in between is out of the whole call, for everybody alike
+            pieces = {rank: [*found, more[rank]] for rank, found in pieces.items() if rank in more}
+        return {rank: torch.cat(found)[: lengths[rank]] for rank, found in pieces.items()}
+
+
+def _padded(message: Tensor, start: int, length: int) -> Tensor:
+    piece = message[start : start + length]
+    if piece.numel() == length:
+        return piece
+    return torch.cat([piece, piece.new_zeros(length - piece.numel())])
+
+
+def _pack(header: dict[str, Any], tensors: Sequence[Tensor]) -> Tensor:
+    """[bytes] uint8: length of all, length of the header, header, tensors as they lie in memory."""
+    words = torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)
+    data = [x.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for x in tensors]
+    total = _LENGTHS_BYTES + words.numel() + sum(d.numel() for d in data)
+    lengths = torch.tensor([total, words.numel()]).view(torch.uint8)
+    return torch.cat([lengths, words, *data])
+
+
+def _unpack(message: Tensor) -> tuple[dict[str, Any], list[Tensor]]:
+    place = _LENGTHS_BYTES + int(message[8:16].clone().view(torch.int64))
+    header: dict[str, Any] = json.loads(bytes(message[_LENGTHS_BYTES:place].tolist()))
+    tensors = []
+    for name, shape in header["tensors"]:
+        dtype: torch.dtype = getattr(torch, name)
+        length = torch.Size(shape).numel() * dtype.itemsize
+        # a copy of its own lies as its dtype needs it
+        tensors.append(message[place : place + length].clone().view(dtype).view(shape))
+        place += length
+    return header, tensors
+
+
+def _matched(header: dict[str, Any]) -> tuple[Any, ...]:
+    """What must be the same everywhere: all but the first dimension of what is joined."""
+    joined = header["call"].startswith("gather")
+    return (
+        header["call"],
+        header["number"],
+        [(dtype, shape[1:] if joined else shape) for dtype, shape in header["tensors"]],
+    )
+
+
+def _said(header: dict[str, Any]) -> str:
+    tensors = ", ".join(f"{dtype}{shape}" for dtype, shape in header["tensors"][:4])
+    more = len(header["tensors"]) - 4
+    return (
+        f"{header['call']} (number {header['number']}) of {tensors}{f' and {more} more' if more > 0 else ''}"
+    )

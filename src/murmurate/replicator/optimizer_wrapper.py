@@ -1,0 +1,238 @@
+"""An optimizer of a plain script, stepped by a strategy: TF-Replicator's ``wrap_optimizer``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from murmurate.errors import Refusal
+from murmurate.replica.vector import Exchange, Replica
+
+
+class Holder(nn.Module):
+    """A module made of nothing but some parameters and buffers, under their names in the script."""
+
+    @classmethod
+    def of(cls, named: Mapping[str, nn.Parameter], buffers: Mapping[str, Tensor] | None = None) -> Holder:
+        holder = cls()
+        for name, parameter in named.items():
+            owner, attribute = holder._branch(name)
+            owner.register_parameter(attribute, parameter)
+        for name, buffer in (buffers or {}).items():
+            owner, attribute = holder._branch(name)
+            owner.register_buffer(attribute, buffer)
+        return holder
+
+    def _branch(self, name: str) -> tuple[nn.Module, str]:
+        *path, attribute = name.split(".")
+        owner: nn.Module = self
+        for step in path:
+            if step not in owner._modules:
+                owner.add_module(step, nn.Module())
+            owner = owner.get_submodule(step)
+        return owner, attribute
+
+
+def hold(optimizer: torch.optim.Optimizer, module: nn.Module | None) -> Holder:
+    """What ``optimizer`` steps, by its names in ``module``, and the module's buffers, to be saved along."""
+    names = {} if module is None else {id(p): name for name, p in module.named_parameters()}
+    owned = [p for group in optimizer.param_groups for p in group["params"]]
+    for inner in () if module is None else module.modules():
+        if isinstance(inner, nn.RNNBase):
+            # cuDNN's weight flattening would move recurrent weights out of the vector
+            inner.flatten_parameters = lambda: None  # type: ignore[method-assign]
+    return Holder.of(
+        {names.get(id(p), str(number)): p for number, p in enumerate(owned)},
+        {} if module is None else dict(module.named_buffers()),
+    )
+
+
+def maker(optimizer: torch.optim.Optimizer) -> Callable[[list[Any]], torch.optim.Optimizer]:
+    """A ``make_optimizer`` that gives the script's own optimizer the vector, and later makes twins of it.
+
+    The object stays the same, so that learning-rate schedulers made before or after go on working.
+    """
+    given = False
+
+    def make(parameters: list[Any]) -> torch.optim.Optimizer:
+        nonlocal given
+        if given:
+            return _twin(optimizer, parameters)
+        given = True
+        for group, new in zip(optimizer.param_groups, parameters, strict=True):
+            group["params"] = new["params"]
+        # what some (Adagrad) hold from the start, for the slices instead of the parameters
+        fresh = _twin(optimizer, [dict(group) for group in optimizer.param_groups])
+        optimizer.state.clear()
+        optimizer.state.update(fresh.state)
+        return optimizer
+
+    return make
+
+
+def _twin(optimizer: torch.optim.Optimizer, groups: list[Any]) -> torch.optim.Optimizer:
+    """Another optimizer of the same kind; its settings come with ``groups`` and its defaults."""
+    kind = type(optimizer)
+    known = inspect.signature(kind.__init__).parameters
+    return kind(groups, **{k: v for k, v in optimizer.defaults.items() if k in known})
+
+
+def refuse_what_cannot_be_flat(optimizer: torch.optim.Optimizer) -> None:
+    """Raise Refusal for what a flat vector does not serve, before anything was changed."""
+    name = type(optimizer).__name__
+    owned = [p for group in optimizer.param_groups for p in group["params"]]
+    memories = [m for p in owned if (m := optimizer.state.get(p))]
+    if any(float(m.get("step", 1)) > 0 for m in memories):
+        raise Refusal(f"{name} has stepped already. Wrap it first, then load its state with load_state_dict.")
+    if name in ("LBFGS", "SparseAdam", "Muon", "Adafactor"):
+        raise Refusal(
+            f"{name} does not step a flat vector of gradients. Use replicate(name, module, make_optimizer, "
+            "shape_aware=True) for optimizers that look at shapes, or another optimizer."
+        )
+    frozen = sum(not p.requires_grad for p in owned)
+    if frozen:
+        raise Refusal(f"{frozen} parameters of {name} require no gradient: leave them out of its groups.")
+    kinds = {(str(p.dtype), str(p.device)) for p in owned}
+    if len(kinds) > 1:
+        raise Refusal(
+            f"the parameters of {name} have more than one dtype or device: {sorted(kinds)}. "
+            "Make an optimizer for each, or use replicate_over_devices."
+        )
+
+
+def watch_rates(replica: Replica, optimizer: torch.optim.Optimizer, strategy: str) -> None:
+    """A scheduler that changes the clients' rates does nothing to the centre's: say so, and stop."""
+    agree, at_first = replica.exchange, [float(g["lr"]) for g in optimizer.param_groups]
+
+    def step(stepping: Replica) -> Exchange:
+        if [float(g["lr"]) for g in optimizer.param_groups] != at_first:
+            raise Refusal(
+                f"under {strategy} the centre steps, and a replica's learning-rate scheduler does not reach "
+                "it. Give wrap_optimizer a schedule: a factor as a function of the updates."
+            )
+        return agree(stepping)
+
+    replica.exchange = step
+
+
+class WrappedOptimizer(torch.optim.Optimizer):
+    """Looks like the optimizer it wraps; ``step`` is the strategy's.
+
+    ``param_groups``, ``state`` and ``defaults`` are the wrapped one's. Its parameters are now slices of the
+    flat vector of ``replica``. ``last`` is the latest Exchange.
+
+    Differs: a parameter that the loss does not touch has gradient zero instead of None (see ``Replica``).
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, replica: Replica) -> None:
+        # not the base's: there is nothing to set up, all is the wrapped one's
+        self.optimizer = optimizer
+        self.replica = replica
+        self.last: Exchange | None = None
+        # neither the vector nor its gradient ever moves
+        self._places = [
+            (parameter, values.data_ptr(), place)
+            for parameter, (_, values), (_, place) in zip(
+                replica.own_parameters(),
+                replica.named_views(),
+                replica.named_views(replica.grad),
+                strict=True,
+            )
+        ]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "optimizer":  # while being unpickled
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def __repr__(self) -> str:
+        return f"WrappedOptimizer({self.optimizer!r})"
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradient. It stays where it is, whatever ``set_to_none`` says."""
+        self._attach_gradients()
+        self.replica.grad.zero_()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of the strategy on the gradient as it stands; returns the closure's loss, if any."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._attach_gradients()
+        self.last = self.replica.follow(self.replica.grad)
+        return loss
+
+    def _attach_gradients(self) -> None:
+        """Bring gradients that came loose back to the vector: ``module.zero_grad()`` drops them."""
+        with torch.no_grad():
+            for parameter, values_at, place in self._places:
+                if parameter.data_ptr() != values_at:
+                    self.replica.check()
+                found = parameter.grad
+                if found is not None and found.data_ptr() == place.data_ptr():
+                    continue
+                if found is None:
+                    place.zero_()
+                else:
+                    place.copy_(found)
+                parameter.grad = place
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        raise Refusal("a wrapped optimizer takes no further parameters: add the group before wrapping")
+
+    def state_dict(self) -> dict[str, Any]:
+        """In the plain script's own form: it can be loaded by the optimizer before it was wrapped."""
+        replica = self.replica
+        kept = replica.state()["optimizer"]
+        counts = [sum(start <= p.start < stop for p in replica.parts) for start, stop in replica.group_bounds]
+        groups, state, first = [], {}, 0
+        for number, (group, count) in enumerate(zip(self.optimizer.param_groups, counts, strict=True)):
+            indices = list(range(first, first + count))
+            settings = {k: v for k, v in group.items() if k != "params"}
+            groups.append(settings | {"params": indices})
+            for index in indices:
+                own = {
+                    key.split(".", 1)[1]: _of_one(value, replica.parts[index].name)
+                    for key, value in kept.items()
+                    if key.startswith(f"{number}.")
+                }
+                if own:
+                    state[index] = own
+            first += count
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what ``state_dict`` of this or of the plain optimizer gave.
+
+        Raises ValueError if the groups hold other numbers of parameters.
+        """
+        replica, stored = self.replica, state_dict["state"]
+        kept: dict[str, Any] = {}
+        groups = state_dict["param_groups"]
+        counts = [sum(start <= p.start < stop for p in replica.parts) for start, stop in replica.group_bounds]
+        if [len(g["params"]) for g in groups] != counts:
+            raise ValueError(f"the state has groups of other sizes than {counts}: it is of another model")
+        for number, (group, mine) in enumerate(zip(groups, self.optimizer.param_groups, strict=True)):
+            mine.update({k: v for k, v in group.items() if k != "params"})
+            for index in group["params"]:
+                for key, value in stored.get(index, {}).items():
+                    part = replica.parts[index]
+                    if torch.is_tensor(value) and value.shape == part.shape and key != "step":
+                        kept.setdefault(f"{number}.{key}", {})[part.name] = value
+                    else:
+                        kept[f"{number}.{key}"] = value
+        whole = replica.state() | {"optimizer": kept}
+        whole["learning_rates"] = [g["lr"] for g in self.optimizer.param_groups]
+        replica.load(whole)
+
+
+def _of_one(value: Any, name: str) -> Any:
+    """One parameter's own part of a group's memory: a slice of a moment, a copy of a counter."""
+    if isinstance(value, dict):
+        return value[name]
+    return value.clone() if torch.is_tensor(value) else value

@@ -1,0 +1,52 @@
+"""What a learner's bank weighs beside the others', where each learner draws from a bank of its own.
+
+Zhang, eq. 5.4: item i of bank j is drawn with chance p_i / (L P_j), and from one replay it would be with
+p_i / P, so its weight is (L P_j / P) (N p_i / P) ** -beta: but for what is the same for all,
+P_j p_i ** -beta. It is taken over the greatest in the last batches of all banks. Over the greatest that any
+item could have, one with an error of nearly 0 would make the steps of all learners small.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from murmurate.fabric.interface import Channel, Fabric
+
+_EVERY = 10  # draws between two looks: it changes slowly
+
+
+def channel_of_banks(fabric: Fabric) -> Channel:
+    """What ``Banks`` talk through; every member makes it, whether it has a bank or not."""
+    # a whole number, as channels of floating-point numbers may be compressed
+    return fabric.channel("banks", torch.zeros(1, dtype=torch.int64))
+
+
+class Banks:
+    """Tells the others the greatest weight that this bank gave, and reads theirs; nobody waits."""
+
+    def __init__(self, channel: Channel, learners: int) -> None:
+        self._channel = channel
+        self._others = [rank for rank in range(learners) if rank != channel.rank]
+        self._draws = 0
+        self._theirs: list[float] = []
+
+    def weigh(self, weights: Tensor, total: float, least: float, beta: float) -> None:
+        """A batch's weights [B], (p / least p) ** -beta of this bank, become those that one replay would
+        give, in place; 1 at most. total, least: of the priorities in this bank."""
+        own = math.log(total) - beta * math.log(least)
+        greatest = own + math.log(float(weights.max()))
+        if self._draws % _EVERY == 0:
+            said = torch.tensor([greatest], dtype=torch.float64)
+            self._channel.publish(said.view(torch.int64))
+            spoken = [rank for rank in self._others if self._channel.version(rank) > 0]
+            living = set(self._channel.living())
+            self._theirs = [_number(self._channel.peek(rank)[0]) for rank in spoken if rank in living]
+        self._draws += 1
+        weights.mul_(math.exp(own - max([greatest, *self._theirs])))
+
+
+def _number(x: Tensor) -> float:
+    return float(x.view(torch.float64))

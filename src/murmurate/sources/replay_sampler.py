@@ -1,0 +1,121 @@
+"""How often transitions are drawn: what every source that learns from a replay keeps count of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from murmurate.replay.ahead import Ahead
+from murmurate.replay.config import ReplayConfig
+from murmurate.replay.interface import Replay, Sample, Steps
+from murmurate.sources.bank_weights import Banks
+from murmurate.spec import Batch, Episode
+
+
+@dataclass
+class ReplayBatch(Batch):
+    """A batch whose errors become priorities; ``data`` is a ``Sample``."""
+
+    replay: Replay | None = None
+    keys: Tensor | None = None
+
+    def feedback(self, priorities: Tensor | None) -> None:
+        if priorities is not None and self.replay is not None and self.keys is not None:
+            self.replay.update(self.keys, priorities.detach().float().cpu())
+
+
+class Drawing:
+    """Steps in, batches out, each transition drawn ``samples_per_insert`` times on average.
+
+    progress: share of the run that lies behind, for beta.
+    """
+
+    def __init__(
+        self,
+        replay: Replay,
+        config: ReplayConfig,
+        batch: int,
+        device: torch.device,
+        progress: Callable[[], float],
+    ) -> None:
+        self.replay, self.config, self.batch, self.device = replay, config, batch, device
+        self.banks: Banks | None = None  # set where weights are to be as if all learners drew from one replay
+        self.batches = self._played = self._drawn = 0
+        self.exact = config.saved  # whether killed and resumed equals uninterrupted
+        self._progress = progress
+        self._ahead = Ahead(replay, batch, config.ahead, device.type == "cuda", self._weigh)
+
+    @property
+    def due(self) -> bool:
+        """Whether there is enough to draw from, and too little has been drawn."""
+        allowed = self.config.samples_per_insert * self.config.learnable(self._played)
+        return self._drawn + self.batch <= allowed and len(self.replay) >= self.batch
+
+    def before_steps(self) -> None:
+        """Nobody reads what the next steps may overwrite."""
+        if self.replay.full:
+            self._ahead.settle()
+
+    def take_in(self, low: int, steps: Steps) -> None:
+        """A step of the simulators from number ``low`` on."""
+        self.replay.observe(low, steps)
+        self._played += len(steps.reward)
+
+    def next(self, env_steps: int, episodes: Sequence[Episode]) -> Batch:
+        """The batch, with what was played since the last one."""
+        self._drawn += self.batch
+        self.batches += 1
+        if self.config.alpha_end is not None:
+            self.replay.chances.temper(self.config.alpha_at(self._progress()))
+        sample = self._ahead.next(self._beta())
+        data = _there(sample, self.device)
+        return ReplayBatch(data, env_steps, episodes, replay=self.replay, keys=sample.keys)
+
+    def _weigh(self, weights: Tensor, beta: float) -> None:
+        if self.banks is None:
+            # over the greatest of the batch: over that of the replay, as they come, one transition with an
+            # error of nearly 0 would make the steps of all others small
+            weights.div_(weights.max())
+        else:
+            self.banks.weigh(weights, *self.replay.chances.mass, beta)
+
+    def _beta(self) -> float:
+        return self.config.beta_at(self._progress())
+
+    def fields(self) -> dict[str, Any]:
+        after = max(self._played - self.config.learning_starts, 1)
+        return {
+            "replay_transitions": len(self.replay),
+            "samples_per_insert": self._drawn / after,
+            "beta": self._beta(),
+            **({} if self.config.alpha_end is None else {"alpha": self.config.alpha_at(self._progress())}),
+        }
+
+    def state(self) -> dict[str, Any]:
+        held = {"store": self.replay.state(), "ahead": self._ahead.state()} if self.config.saved else None
+        return {"batches": self.batches, "played": self._played, "drawn": self._drawn, "replay": held}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Where there is no replay in it, the learner goes on as soon as a batch can be drawn."""
+        self.batches = int(state["batches"])
+        if state["replay"] is None:
+            self._played, self._drawn = self.config.learning_starts, 0
+            self.exact = False
+            return
+        self._played, self._drawn = int(state["played"]), int(state["drawn"])
+        self.replay.load(state["replay"]["store"])
+        self._ahead.load(state["replay"]["ahead"])
+
+    def close(self) -> None:
+        self._ahead.close()
+
+
+def _there(sample: Sample, device: torch.device) -> Sample:
+    """The batch on the learner's device."""
+    if device.type == "cpu":
+        return sample
+    return Sample(**{name: x.to(device, non_blocking=True) for name, x in vars(sample).items()})

@@ -1,0 +1,337 @@
+"""The launcher's side of a run: asks for checkpoints, commits them, decides when it is over, sums up.
+
+It learns nothing and sits in nobody's way: replicas read its wishes from the board between two steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from murmurate.errors import RunFailed
+from murmurate.fabric.processes.run_state import Board
+from murmurate.record.console import Console
+from murmurate.record.reader import Tail
+from murmurate.record.recorder import Recorder
+from murmurate.record.tensorboard import TensorBoard
+from murmurate.sources.examples import CorpusWorld
+from murmurate.training import checkpoint
+from murmurate.training.run import Run
+from murmurate.training.worker import FINAL, staging
+
+_CHECKPOINT_DEADLINE_SECONDS = 60.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class SecondInterrupt(Exception):
+    """Ctrl-C came twice: stop at once."""
+
+
+class Coordinator:
+    """Watches one run through its board and its ``metrics.jsonl``."""
+
+    def __init__(
+        self, run: Run, folder: Path, board: Board, started_at: float, offset_seconds: float = 0.0
+    ) -> None:
+        self.run, self.folder, self.board = run, folder, board
+        self.checkpoints = folder / "checkpoints"
+        self.saving_seconds = run.saving_seconds()
+        self.recorder = Recorder(folder / "metrics.jsonl", None, started_at, offset_seconds=offset_seconds)
+        self.tail = Tail(folder / "metrics.jsonl")
+        self.console = Console(
+            f"{run.recipe} · {run.strategy.name} · {run.replicas} replica{'s' * (run.replicas > 1)}",
+            run.replicas,
+            run.env_steps,
+            unit=run.unit,
+            target_seconds=None if run.minutes is None else run.minutes * 60,
+            elapsed=lambda: self.recorder.seconds,
+        )
+        self.tensorboard = TensorBoard(folder / "tensorboard", time.time() - self.recorder.seconds)
+        self.returns: deque[float] = deque(maxlen=100)
+        self.best = float("-inf")
+        self.dead: list[int] = []
+        self.events: list[dict[str, Any]] = []
+        self.interrupted = False
+        self.signal = 0
+        self.failure: RunFailed | SecondInterrupt | None = None
+        self.steps_before = 0
+        self.seconds_before = offset_seconds
+        self.stopped_because = ""
+        self.slowest_save_seconds: float | None = None  # from asking for a checkpoint to the last part
+        self.skipped = 0  # checkpoints given up because a member's deltas were in flight
+        self.is_admitting = False  # a replica is coming in: no checkpoint meanwhile
+        self._cleared = 0  # number of the newest checkpoint whose forerunners are cleared away
+        self._pending = 0  # number of the checkpoint that replicas are writing; 0 if none
+        self._asked_at = 0.0
+        self._next_at = self._after(board.total_env_steps())
+        self._clear_staging()
+        checkpoint.mend(self.checkpoints)
+        if isinstance(run.world, CorpusWorld) and (skipped := run.world.skipped()).causes:
+            self.event("skipped", str(skipped), causes=dict(skipped.causes))
+
+    # -- while it runs ------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Take in what has been recorded; ask, commit, stop. Cheap; a few times a second."""
+        self._read()
+        self._commit_if_ready()
+        self._give_up_if_late()
+        total = self.board.total_env_steps()
+        free = not (self._pending or self.is_admitting)
+        if free and total >= self._next_at and not self.board.stop_requested:
+            self._next_at = self._after(total)
+            self._pending, self._asked_at = self.board.request_checkpoint(), time.monotonic()
+        if self.run.minutes is not None and self.recorder.seconds > self.run.minutes * 60:
+            self.stop(f"{self.run.minutes:g} minutes have passed")
+        goal = self.run.stop_at_return
+        if goal is not None and len(self.returns) == 100 and self.return_mean() >= goal:
+            self.stop(f"the mean return of the last 100 training episodes reached {goal:g}")
+
+    @property
+    def is_due(self) -> bool:
+        """Whether every replica ought to be ending now."""
+        goal = self.run.env_steps
+        return self.board.stop_requested or (goal is not None and self.board.total_env_steps() >= goal)
+
+    def stop(self, why: str) -> None:
+        """Let every replica finish its step, save, and end."""
+        if not self.board.stop_requested:
+            self.stopped_because = why
+            self.event("stopping", f"stopping: {why}")
+            self.board.request_stop()
+
+    def died(self, rank: int, how: str) -> None:
+        """A role ended that should not have: nobody waits for it from now on."""
+        if rank in self.dead:
+            if self.board.is_alive(rank):  # it was about to come in again
+                self.board.bury(rank)
+                self.event("died", f"{self.name(rank)} did not come in ({how})", member=rank)
+            return
+        self.board.bury(rank)
+        self.dead.append(rank)
+        left = [other for other in self.board.living() if other < self.run.replicas]
+        goes_on = f"{len(left)} go on" if rank < self.run.replicas else "the run stops"
+        words = f"{self.name(rank)} died ({how}); {goes_on}"
+        self.event("died", words, member=rank, epoch=self.board.epoch)
+        if rank >= self.run.replicas:
+            raise RunFailed(
+                f"the centre died ({how}), and with it what only it knew. The last checkpoint is kept; "
+                f"go on from it: murmurate resume {self.folder}"
+            )
+
+    def joined(self, rank: int, donor: int) -> None:
+        """A replica that had died is in the run again."""
+        self.board.joined(rank)
+        self.dead.remove(rank)
+        words = f"replica {rank} is back, with the state of replica {donor}"
+        self.event("joined", words, member=rank, epoch=self.board.epoch)
+
+    def name(self, rank: int) -> str:
+        return f"replica {rank}" if rank < self.run.replicas else "the centre"
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a checkpoint was asked for and is not complete."""
+        return bool(self._pending)
+
+    def event(self, name: str, message: str, **fields: Any) -> None:
+        self.recorder.event(name, message, env_steps=self.board.total_env_steps(), updates=0, **fields)
+        self.events.append(
+            {"event": name, "message": message, "time_seconds": round(self.recorder.seconds, 3), **fields}
+        )
+
+    def return_mean(self) -> float:
+        return sum(self.returns) / len(self.returns) if self.returns else float("nan")
+
+    def _read(self) -> None:
+        records = self.tail.poll()
+        for record in records:
+            self.returns.extend(pair[0] for pair in record.get("episode_returns") or ())
+        self.console.feed(records)
+        self.console.refresh()
+        try:
+            self.tensorboard.feed(records)
+        except OSError as error:
+            raise checkpoint.disk_failure(self.tensorboard.folder, error) from error
+
+    # -- checkpoints --------------------------------------------------------------------------------
+
+    def _after(self, total: int) -> int:
+        every = self.run.checkpoint_every_env_steps
+        return (total // every + 1) * every
+
+    def _commit_if_ready(self) -> None:
+        if not self._pending or not self.board.saved_by_all(self._pending):
+            return
+        name, self._pending = str(self._pending), 0
+        self.slowest_save_seconds = max(self.slowest_save_seconds or 0.0, time.monotonic() - self._asked_at)
+        if self._complete(name):
+            self._commit(name)
+        for number in range(self._cleared + 1, int(name)):  # given up; nobody writes these any more
+            shutil.rmtree(staging(self.folder, str(number)), ignore_errors=True)
+        self._cleared = int(name)
+
+    def _give_up_if_late(self) -> None:
+        """One replica must not keep the others from being saved: forget this one, ask again.
+
+        What is there of it stays until a later one is whole: another replica may be writing its part.
+        """
+        if self._pending and (late := self.board.skipped_by(self._pending)):
+            self.skipped += 1
+            who = " and ".join(self.name(rank) for rank in late)
+            words = (
+                f"checkpoint {self._pending} is skipped: deltas on their way to {who} did not arrive in time"
+            )
+            self.event("checkpoint skipped", words, member=late[0])
+            self._pending = 0
+        if (
+            self._pending
+            and time.monotonic() - self._asked_at > _CHECKPOINT_DEADLINE_SECONDS + self.saving_seconds
+        ):
+            self.event("warning", f"checkpoint {self._pending} was given up: not every replica answered")
+            self._pending = 0
+
+    def _complete(self, name: str) -> bool:
+        """Bring in the last part of those that had ended before they were asked; False if all had."""
+        here = staging(self.folder, name)
+        if not here.exists():
+            return False
+        there = checkpoint.parts(here)
+        for rank in self.board.living():
+            if rank not in there:  # who joined after it was asked for has no part in it
+                checkpoint.lend_part(staging(self.folder, FINAL), here, rank)
+        return True
+
+    def commit_final(self) -> bool:
+        """Commit the parts that replicas wrote at their end; False if none did."""
+        self._read()
+        self._pending = 0
+        if not any(staging(self.folder, FINAL).glob("replica-*.safetensors")):
+            return False
+        self._commit(FINAL)
+        self._clear_staging()
+        return True
+
+    def _commit(self, name: str) -> None:
+        self._read()
+        mean = self.return_mean()
+        saved = checkpoint.parts(staging(self.folder, name))
+        counts = [
+            checkpoint.env_steps(staging(self.folder, name), rank)
+            if rank in saved
+            else self.board.env_steps(rank)
+            for rank in range(self.run.replicas)
+        ]
+        about = {
+            "env_steps": sum(counts),
+            "replica_env_steps": counts,
+            "seconds": self.recorder.seconds,
+            "replicas": self.run.replicas,
+            "living": list(self.board.living()),
+            "dead": self.dead,
+            "best": max(self.best, mean) if mean == mean else self.best_or_none(),
+        }
+        checkpoint.commit(self.checkpoints, staging(self.folder, name), about)
+        if mean > self.best:
+            self.best = mean
+            checkpoint.keep_as_best(self.checkpoints)
+        self.event("checkpoint", f"checkpoint at {about['env_steps']:,} {self.run.unit}")
+
+    def best_or_none(self) -> float | None:
+        return None if self.best == float("-inf") else self.best
+
+    def _clear_staging(self) -> None:
+        for left in self.checkpoints.glob(".staging-*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def restore(self, manifest: dict[str, Any]) -> None:
+        """Go on from a checkpoint's ``state.json``."""
+        self.steps_before = int(manifest["env_steps"])
+        # the returns so far come with the first look at metrics.jsonl
+        if manifest["best"] is not None:
+            self.best = float(manifest["best"])
+        self._next_at = self._after(int(manifest["env_steps"]))
+
+    def close(self) -> None:
+        """Never raises: what a full disk does not take here can be made again from ``metrics.jsonl``."""
+        with contextlib.suppress(OSError, RunFailed):
+            self._read()
+        with contextlib.suppress(OSError):
+            self.tensorboard.close()
+        self.recorder.close()
+        self._clear_staging()
+
+
+@contextmanager
+def signals(coordinator: Coordinator) -> Iterator[None]:
+    """Ctrl-C or SIGTERM once: save and stop. Twice: stop (raises SecondInterrupt).
+
+    Afterwards, a failure included, a signal is only noted: see ``signals_restored``.
+    """
+
+    def handle(number: int) -> None:
+        if coordinator.interrupted:
+            raise SecondInterrupt(f"{signal.Signals(number).name} came twice; nothing more was saved")
+        coordinator.interrupted, coordinator.signal = True, number
+        coordinator.stop(f"{signal.Signals(number).name}; once more stops without saving")
+
+    yield from _handled(handle, coordinator)
+
+
+@contextmanager
+def all_is_saved(coordinator: Coordinator) -> Iterator[None]:
+    """Ctrl-C or SIGTERM raises SecondInterrupt at once: there is nothing left to save.
+
+    Afterwards it is only noted, as after ``signals``.
+    """
+
+    def handle(number: int) -> None:
+        coordinator.interrupted, coordinator.signal = True, number
+        raise SecondInterrupt(f"{signal.Signals(number).name} came after the last checkpoint")
+
+    yield from _handled(handle, coordinator)
+
+
+@contextmanager
+def signals_restored() -> Iterator[None]:
+    """Around all of a run: what handled its signals before does so again at the end, and no sooner.
+
+    Torch elastic sends SIGTERM as soon as it sees what rank 0 may just be dying of; what has failed must
+    still be said and written down.
+    """
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            if signal.getsignal(number) is not former:  # nobody but the main thread may set one
+                signal.signal(number, former or signal.SIG_DFL)
+
+
+def _handled(handle: Callable[[int], None], coordinator: Coordinator) -> Iterator[None]:
+    def note(number: int) -> None:
+        if coordinator.interrupted and number == signal.SIGINT:
+            raise KeyboardInterrupt  # whatever is being ended takes too long for whoever waits for it
+        coordinator.interrupted, coordinator.signal = True, number
+
+    _install(handle)
+    try:
+        yield
+    finally:
+        _install(note)
+
+
+def _install(handle: Callable[[int], None]) -> None:
+    def handler(number: int, frame: FrameType | None) -> None:
+        handle(number)
+
+    for number in _SIGNALS:
+        signal.signal(number, handler)

@@ -1,0 +1,66 @@
+"""Now and then, how far apart the replicas are, and how alike their gradients.
+
+Disagreement is sqrt(mean_i ||x_i - mean||^2) / ||mean||; the cosine matrix is GALA's Fig. 2b. Probes
+have their own channel, so strategies know nothing of them and their messages do not count as traffic.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from murmurate.fabric.interface import Capability, Channel, Fabric
+from murmurate.replica.vector import Replica
+
+
+class Probe:
+    """Compares one replica with its peers: [2N], parameters and gradient, through a channel.
+
+    Members of a synchronous strategy meet (so they compare the same clock); others look at what the
+    peers showed last, and wait for nobody. ``replicas`` counts the learners, without a centre.
+    """
+
+    def __init__(self, replica: Replica, factory: Fabric, synchronous: bool, replicas: int) -> None:
+        self.replica, self.replicas = replica, replicas
+        self.synchronous = synchronous
+        self._both = torch.empty(2 * len(replica), dtype=replica.params.dtype, device=replica.device)
+        self.channel: Channel = factory.channel(f"{replica.name}.probe", self._both)
+
+    def look(self) -> dict[str, Any]:
+        """Metrics ``disagreement, distance_to_mean, gradient_cosine`` (see ``docs/metrics.md``)."""
+        n = len(self.replica)
+        with torch.no_grad():
+            self._both[:n].copy_(self.replica.values())
+            own = self.replica.own_gradient
+            self._both[n:].copy_(self.replica.grad if own is None else own)
+            seen = self._seen()
+            return self._compare({rank: (both[:n], both[n:]) for rank, both in seen.items()})
+
+    def _seen(self) -> dict[int, Tensor]:
+        if self.synchronous:
+            return self.channel.gather(self._both)
+        if Capability.REGISTER not in self.channel.capabilities:
+            return {self.channel.rank: self._both}
+        self.channel.publish(self._both)
+        others = [r for r in self.channel.living() if r != self.channel.rank and self.channel.version(r)]
+        return {self.channel.rank: self._both} | {r: self.channel.peek(r)[0] for r in others}
+
+    def _compare(self, seen: dict[int, tuple[Tensor, Tensor]]) -> dict[str, Any]:
+        mine, my_gradient = seen[self.channel.rank]
+        cosine: list[float | None] = [None] * self.replicas
+        for rank, (_, gradient) in seen.items():
+            cosine[rank] = float(torch.nn.functional.cosine_similarity(my_gradient, gradient, dim=0))
+        if len(seen) < 2:
+            return {}
+        mean = torch.zeros_like(mine)
+        for x, _ in seen.values():
+            mean.add_(x, alpha=1 / len(seen))
+        squares = [float(torch.linalg.vector_norm(x - mean)) ** 2 for x, _ in seen.values()]
+        scale = float(torch.linalg.vector_norm(mean))
+        return {
+            "disagreement": (sum(squares) / len(squares)) ** 0.5 / max(scale, 1e-30),
+            "distance_to_mean": float(torch.linalg.vector_norm(mine - mean)),
+            "gradient_cosine": cosine,
+        }

@@ -1,0 +1,215 @@
+"""Atari games, stepped by ale-py's own C++ vector environment with DeepMind's preprocessing.
+
+Preprocessing (Mnih et al. 2015, "Methods: Preprocessing" and "Training details"): each action is
+repeated for 4 frames, the last two are maximised pixel by pixel, turned grey, resized to 84 x 84, and
+the last 4 results are stacked; a game begins with up to 30 no-ops. In training only, rewards are
+clipped to [-1, 1] and the loss of a life ends the learner's episode while the game goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from murmurate import errors
+from murmurate.sources.generators import simulator_seed
+from murmurate.spec import EnvSpec, Episode, TimeStep
+from murmurate.worlds.episodes import EpisodeCounter
+from murmurate.worlds.interface import Picture
+
+_NOBODY: Sequence[Episode] = ()
+
+
+def games() -> list[str]:
+    """Every game of the Arcade Learning Environment in hyphens. Raises ``MissingExtra``."""
+    return sorted(game.replace("_", "-") for game in _roms().get_all_rom_ids())
+
+
+def game_name(hyphenated: str) -> str:
+    """ALE's name (``space_invaders``) of a game in hyphens (``space-invaders``).
+
+    Raises ``Refusal`` with the nearest game's name for an unknown one, ``MissingExtra`` without ale-py.
+    """
+    known = games()
+    if hyphenated not in known:
+        raise errors.unknown("game", hyphenated, known)
+    return hyphenated.replace("-", "_")
+
+
+@dataclass(frozen=True)
+class AtariWorld:
+    """One Atari game under DeepMind's preprocessing. ``game`` is ALE's name: ``space_invaders``.
+
+    ``frame_skip``, ``noop_max`` and ``max_frames_per_episode`` are in emulator frames; ``sticky`` is
+    the probability that a frame repeats the action of the frame before (Machado et al. 2018, section
+    5.2, advise 0.25; DeepMind's protocol has 0). A game cut off by ``max_frames_per_episode`` (30
+    minutes) is truncated, not terminated. ``clip_rewards`` and ``life_loss`` act in training only.
+    """
+
+    game: str
+    frame_skip: int = 4
+    stack: int = 4
+    noop_max: int = 30
+    sticky: float = 0.0
+    max_frames_per_episode: int = 108_000
+    clip_rewards: bool = True
+    life_loss: bool = True
+    fire_reset: bool = True
+
+    def __post_init__(self) -> None:
+        for field in ("frame_skip", "stack", "max_frames_per_episode"):
+            if getattr(self, field) < 1:
+                raise errors.Refusal(f"{field} must be at least 1, got {getattr(self, field)}.")
+        if self.noop_max < 0 or not 0 <= self.sticky <= 1:
+            raise errors.Refusal(
+                f"noop_max must be at least 0 and sticky between 0 and 1, got {self.noop_max} and "
+                f"{self.sticky}."
+            )
+
+    @property
+    def name(self) -> str:
+        return self.game.replace("_", "-")
+
+    def open(
+        self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
+    ) -> AtariSimulators:
+        return AtariSimulators(self, simulators, training, threads, first, picture)
+
+    def vector(self, simulators: int, threads: int, life_loss: bool, **view: Any) -> Any:
+        """ale-py's vector environment of this world; ``view`` overrides the preprocessing."""
+        game_name(self.name)
+        from ale_py.vector_env import AtariVectorEnv
+
+        settings: dict[str, Any] = {"stack_num": self.stack, **view}
+        return AtariVectorEnv(
+            self.game,
+            simulators,
+            num_threads=threads,
+            frameskip=self.frame_skip,
+            noop_max=self.noop_max,
+            repeat_action_probability=self.sticky,
+            max_num_frames_per_episode=self.max_frames_per_episode,
+            use_fire_reset=self.fire_reset,
+            # episodic_life would restart the whole game at each lost life; this only reports the loss.
+            life_loss_info=life_loss,
+            # Clipped here instead: returns are summed from raw scores.
+            reward_clipping=False,
+            autoreset_mode="SameStep",
+            **settings,
+        )
+
+
+class AtariSimulators:
+    """``B`` games of one ``AtariWorld``. Observations are [B, stack, 84, 84] uint8.
+
+    They cannot be saved: ale-py's vector environment has no state to read out.
+    """
+
+    def __init__(
+        self, world: AtariWorld, size: int, training: bool, threads: int, first: int, picture: bool
+    ) -> None:
+        self._env = world.vector(size, threads, life_loss=training and world.life_loss)
+        # The same games again, coloured and full size: equal seeds and actions give equal games.
+        self._film = (
+            world.vector(size, threads, False, stack_num=1, img_height=210, img_width=160, grayscale=False)
+            if picture
+            else None
+        )
+        self._clip = training and world.clip_rewards
+        self._first = first
+        self._size = size
+        self._counter = EpisodeCounter(size)
+        self._games_before: npt.NDArray[np.int32] = np.zeros(size, np.int32)
+        self._picture: Picture | None = None
+        self._spec = EnvSpec(
+            stacked=True,
+            name=world.name,
+            observation_shape=tuple(self._env.single_observation_space.shape),
+            observation_dtype=torch.uint8,
+            actions=int(self._env.single_action_space.n),
+            frames_per_step=world.frame_skip,
+        )
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._spec
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def reset(self, seed: int) -> TimeStep:
+        # ALE keeps seeds in an int32, and takes a negative one for "none given".
+        seeds = np.array([simulator_seed(seed, self._first + b) % (2**31 - 2) + 1 for b in range(self._size)])
+        observation, info = self._env.reset(seed=seeds)
+        if self._film is not None:
+            self._picture = self._film.reset(seed=seeds)[0][0, 0]
+        self._counter.clear()
+        self._games_before = info["frame_number"] - info["episode_frame_number"]
+        nothing = torch.zeros(self._size, dtype=torch.bool)
+        return TimeStep(
+            observation=torch.from_numpy(observation),
+            reward=torch.zeros(self._size),
+            terminated=nothing,
+            truncated=nothing.clone(),
+        )
+
+    def send(self, action: Tensor) -> None:
+        chosen = action.numpy()
+        # ALE's worker thread would die of it in silence, and receive would wait for ever.
+        if chosen.min() < 0 or chosen.max() >= self._spec.actions:
+            raise ValueError(
+                f"{self._spec.name} has actions 0 to {self._spec.actions - 1}, got {action.tolist()}"
+            )
+        self._env.send(chosen)
+        if self._film is not None:
+            self._film.send(chosen)
+
+    def receive(self) -> TimeStep:
+        observation, score, terminated, truncated, info = self._env.recv()
+        if self._film is not None:
+            self._picture = self._film.recv()[0][0, 0]
+        self._counter.tick(score)
+        # Frames played in earlier games: changes when, and only when, a new game has begun. Neither
+        # `terminated` (life losses), `lives` (Pong has none) nor a drop of the frame number (a game
+        # may be shorter than the next one's no-ops) says so.
+        games_before = info["frame_number"] - info["episode_frame_number"]
+        over = games_before != self._games_before
+        self._games_before = games_before
+        return TimeStep(
+            observation=torch.from_numpy(observation),
+            reward=torch.from_numpy((np.clip(score, -1, 1) if self._clip else score).astype(np.float32)),
+            terminated=torch.from_numpy(terminated),
+            truncated=torch.from_numpy(truncated),
+            final_observation=torch.from_numpy(info["final_obs"]) if truncated.any() else None,
+            episodes=self._counter.finish(over) if over.any() else _NOBODY,
+        )
+
+    def state(self) -> dict[str, Any] | None:
+        return None
+
+    def load(self, state: dict[str, Any]) -> TimeStep:
+        raise ValueError("Atari simulators cannot be saved, so there is no state to load: call reset")
+
+    def picture(self) -> Picture:
+        if self._picture is None:
+            raise ValueError("no picture: open the world with picture=True, then reset")
+        return self._picture
+
+    def close(self) -> None:
+        # The C++ destructor joins the worker threads.
+        self._env = self._film = None
+
+
+def _roms() -> Any:
+    try:
+        from ale_py import roms
+    except ImportError as problem:
+        raise errors.MissingExtra("ale-py", "atari", "Atari") from problem
+    return roms
