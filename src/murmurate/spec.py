@@ -1,4 +1,4 @@
-"""The nouns of the package: what flows between simulators, agents and strategies.
+"""The nouns of the package: what flows between worlds, sources, learners and strategies.
 
 Letters in shapes: ``T`` steps of a rollout, ``B`` simulators, ``A`` actions, ``N`` parameters
 (``docs/notation.md`` has the whole table).
@@ -9,7 +9,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -79,18 +80,101 @@ class Trajectory:
     last_observation: Tensor  # [B, ...]: after step T
     truncated_observation: Tensor | None = None  # [K, ...]: one row per True in truncated, row-major
     memory: Tensor | None = None  # [B, M]: recurrent state before step 0
+    # [T, B, ...] by name: what the agent recorded beside its actions (see ``Requirement.behaviour``)
+    behaviour: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class Examples(NamedTuple):
-    """What a workload learns from: mini-batches of ``batch`` of a fixed set of examples. Nobody acts.
+class World(Protocol):
+    """What is learned in or from: simulators, or a fixed set of examples. A frozen, picklable config.
 
-    of: what they are, "documents" or "rows". shrinks: the share of its parameters that an update takes away
-    at most, where these must stay above 0.
+    Worlds inherit from it. Simulators also have ``open`` (``worlds.interface``), data sets ``divided``
+    (``datasets.interface``).
+    """
+
+    # what ``env_steps`` counts: "env steps" of simulators, else what one example is called, "documents" say
+    unit: ClassVar[str] = "env steps"
+
+    @property
+    def name(self) -> str: ...
+
+    def spec(self, fingerprint: Mapping[str, Any] | None = None) -> EnvSpec:
+        """What a learner must know before it has seen anything. fingerprint: of the run that it is asked for;
+        a data set then need not be read."""
+        ...
+
+    def fingerprint(self) -> dict[str, Any] | None:
+        """Plain values by which a run folder tells this data set from another; None for simulators."""
+        return None
+
+    def check_fingerprint(self, fingerprint: Mapping[str, Any], thorough: bool = True) -> None:
+        """Raise Refusal if this is not the data set with that fingerprint. thorough: read all of it, if that
+        is what it takes."""
+
+    def skipped(self) -> tuple[str, dict[str, int]] | None:
+        """What of the source could not be read and was left out: in words, and how much by cause."""
+        return None
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+_NOTHING: Shapes = MappingProxyType({})
+
+
+class Requirement(Protocol):
+    """What a learner must be fed with: one value of its config.
+
+    kind: which sources can give it (``SourceConfig.gives``). unit: of the worlds it can come from.
+    """
+
+    kind: ClassVar[str]
+
+    @property
+    def unit(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """A ``Trajectory`` of ``steps`` env steps of every simulator, each learned from once, on-policy.
+
+    behaviour: shapes of one simulator's tensors (float32) that ``act`` gives beside the action, by name
+    ("log_probability": (), say); they arrive as ``Trajectory.behaviour``.
+    """
+
+    steps: int
+    behaviour: Shapes = _NOTHING
+
+    kind: ClassVar[str] = "rollouts"
+    unit: ClassVar[str] = "env steps"
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """Batches of ``batch`` transitions drawn from a replay, with returns over ``n_step`` steps.
+
+    behaviour: as in ``Rollouts``; of the first step of each transition, as ``Sample.behaviour``.
     """
 
     batch: int
-    of: str = "documents"
+    n_step: int
+    discount: float
+    behaviour: Shapes = _NOTHING
+
+    kind: ClassVar[str] = "transitions"
+    unit: ClassVar[str] = "env steps"
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Mini-batches of ``batch`` of a fixed set of examples. Nobody acts.
+
+    unit: what one is called in the worlds that have them. shrinks: the share of its parameters that an update
+    takes away at most, where these must stay above 0.
+    """
+
+    batch: int
+    unit: str = "documents"
     shrinks: float = 0.0
+
+    kind: ClassVar[str] = "examples"
 
 
 @dataclass

@@ -24,7 +24,7 @@ from murmurate.sources.actor_source import Acted, Cast
 from murmurate.sources.replay_sampler import Drawing
 from murmurate.spec import EnvSpec, Episode
 from murmurate.worlds.registry import world
-from murmurate.worlds.spaces import SLOTS, Record, Ring, Weights
+from murmurate.sources.shared_ring import SLOTS, Record, Ring, Weights
 from waiting import DEADLINE_SECONDS, until
 
 pytestmark = pytest.mark.timeout(2 * DEADLINE_SECONDS)

@@ -17,7 +17,7 @@ from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.interface import Steps
 from murmurate.sources.replay_sampler import Drawing
 from murmurate.spec import Batch, EnvSpec
-from murmurate.worlds.spaces import Pauses, Record, Ring, give_way
+from murmurate.sources.shared_ring import Pauses, Record, Ring, give_way
 
 NAME = "replay-shared"
 SUMMARY = (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.datasets.corpus import Corpus, Over
-from murmurate.datasets.tables import TableWorld
+from murmurate.datasets.table_world import TableWorld
 from murmurate.errors import Refusal
 from murmurate.sources.examples import Chosen, CorpusWorld
 from murmurate.training.data_record import CorpusRecord, read_record, refuse_missing

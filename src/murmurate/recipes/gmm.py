@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from murmurate.datasets.tables import TableWorld
+from murmurate.datasets.table_world import TableWorld
 from murmurate.errors import unknown
 from murmurate.strategies.hogwild import Hogwild
 from murmurate.training.run import Run

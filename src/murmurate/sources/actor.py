@@ -25,7 +25,7 @@ from murmurate.replica.vector import Replica
 from murmurate.sources.steps import steps_of
 from murmurate.spec import derive_generator, derive_seed, native_bfloat16
 from murmurate.worlds.interface import Simulators, World
-from murmurate.worlds.spaces import Pauses, Record, Ring, Weights, give_way
+from murmurate.sources.shared_ring import Pauses, Record, Ring, Weights, give_way
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from murmurate.sources.bank_weights import Banks
 from murmurate.sources.replay_sampler import Drawing
 from murmurate.spec import Batch, EnvSpec, Episode
 from murmurate.worlds.interface import World
-from murmurate.worlds.spaces import Pauses, Record, Ring, Weights
+from murmurate.sources.shared_ring import Pauses, Record, Ring, Weights
 
 _PATIENCE = 50  # pauses, before whoever learns is asked whether to go on
 _LOOK_SECONDS = 0.5  # between two looks at who is alive

@@ -12,7 +12,7 @@ from typing import Any, overload
 
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.table import Table
-from murmurate.datasets.tables import TableWorld
+from murmurate.datasets.table_world import TableWorld
 from murmurate.datasets.tokens import VERSION
 from murmurate.errors import Refusal
 from murmurate.sources.examples import CorpusWorld

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from murmurate.datasets.tables import TableWorld
+from murmurate.datasets.table_world import TableWorld
 from murmurate.replica.vector import Replica
 from murmurate.sources.examples import CorpusWorld
 from murmurate.spec import EnvSpec

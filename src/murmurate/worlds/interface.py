@@ -1,23 +1,16 @@
-"""One batched protocol for every kind of simulator, and what a collector asks of whoever acts."""
+"""One batched protocol for every kind of simulator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
-from murmurate.agents.interface import Action
-from murmurate.datasets.tables import TableWorld
-from murmurate.fabric.interface import Channel
-from murmurate.sources.examples import CorpusWorld
-from murmurate.spec import Batch, EnvSpec, TimeStep
+from murmurate.spec import EnvSpec, TimeStep, World
 
 Picture = npt.NDArray[np.uint8]  # [H, W, 3], RGB
-ExampleWorld = CorpusWorld | TableWorld  # where nobody acts
 
 
 class Simulators(Protocol):
@@ -64,11 +57,9 @@ class Simulators(Protocol):
     def close(self) -> None: ...
 
 
-class World(Protocol):
+class SimulatorWorld(World, Protocol):
     """A frozen config that opens simulators: picklable, so that any process can."""
 
-    @property
-    def name(self) -> str: ...
     def open(
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
     ) -> Simulators:
@@ -77,62 +68,3 @@ class World(Protocol):
         halves opened with first 0 and B/2 play what one whole of B plays. Raises ``MissingExtra``
         where the package is not installed."""
         ...
-
-
-def spec_of(world: World | ExampleWorld) -> EnvSpec:
-    """What can be seen and done in ``world``; opens one simulator for a moment to find out."""
-    if isinstance(world, ExampleWorld):
-        return world.spec
-    simulators = world.open(1, training=True)
-    simulators.close()
-    return simulators.spec
-
-
-class Actor(Protocol):
-    """The part of an agent that collecting and evaluating need (every ``Agent`` is one)."""
-
-    def initial_memory(self, batch: int) -> Tensor | None: ...
-
-    def act(
-        self,
-        observation: Tensor,
-        memory: Tensor | None,
-        first: Tensor,
-        generator: torch.Generator,
-        greedy: bool = False,
-    ) -> Action: ...
-
-
-class Source(Protocol):
-    """Where a replica's batches come from, without end; or until ``alive`` asks for one: then the
-    last batch may come without data.
-
-    alive: to be called with the env steps played since the last batch, every now and then while a batch is
-    long in coming; says whether to stop. Whoever learns sets it.
-    """
-
-    alive: Callable[[int], bool]
-
-    def __iter__(self) -> Source: ...
-    def __next__(self) -> Batch: ...
-
-    @property
-    def exact(self) -> bool:
-        """Whether ``state`` holds all that is needed to go on bit for bit."""
-        ...
-
-    def share(self, channel: Channel, learners: int) -> None:
-        """Weigh batches as if all learners drew from one replay (see ``banks``)."""
-        ...
-
-    def fields(self) -> dict[str, Any]:
-        """What ``metrics.jsonl`` is to tell of it, by name."""
-        ...
-
-    def events(self) -> list[tuple[str, str]]:
-        """What has happened since the last question: (kind, in words)."""
-        ...
-
-    def state(self) -> dict[str, Any]: ...
-    def load(self, state: dict[str, Any]) -> None: ...
-    def close(self) -> None: ...

@@ -1,0 +1,57 @@
+"""What is found out about a learner at the end of a run, and by ``murmurate eval``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from murmurate.spec import World
+
+
+@dataclass(frozen=True)
+class EvalContext:
+    """What an evaluation may need beside the learner, which has the consensus parameters of a checkpoint.
+
+    folder: of the run. fingerprint: of the data set that it learned from, None for simulators.
+    seed: of everything that the evaluation draws. count: how many games, images or the like, instead of as
+    many as the config says. best: the learner of the best checkpoint, where there is one and it is wanted.
+    """
+
+    world: World
+    folder: Path
+    seed: int
+    fingerprint: Mapping[str, Any] | None = None
+    count: int | None = None
+    best: Callable[[], Any | None] = lambda: None
+
+
+class Evaluation(Protocol):
+    """A frozen dataclass, part of a Run; its fields are options of the run, without a prefix.
+
+    further: the command that shows more, which is printed at the end of a run with its folder.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    further: ClassVar[str] = "report"
+
+    def check(self) -> None:
+        """Raise Refusal for values that make no sense."""
+
+    def evaluate(self, learner: Any, context: EvalContext) -> dict[str, Any]:
+        """Figures by name, as plain values: they go into ``summary.json`` and are what ``murmurate eval
+        --json`` prints."""
+        ...
+
+    def sentence(self, figures: Mapping[str, Any]) -> str:
+        """The figures for the console; empty if they are not there."""
+        ...
+
+    def film(self, learner: Any, context: EvalContext) -> Any:
+        """Frames [n, H, W, 3] uint8 of what was learned; None where there is nothing to see."""
+        return None
+
+    def sections(self, folder: Path) -> list[tuple[str, str]]:
+        """(title, HTML) of sections of its own for the run's report."""
+        return []

@@ -1,0 +1,99 @@
+"""What the training loop asks of whatever learns, and what it builds it with (design, section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from murmurate.errors import Refusal
+from murmurate.replica.vector import Replica
+from murmurate.replicator.collectives import Group
+from murmurate.replicator.replicator import Replicate
+from murmurate.spec import Batch, EnvSpec, Outcome, Requirement
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a learner is built with.
+
+    spec: of its world. replicate: makes its replicas (``Replica`` itself, where nothing is exchanged).
+    seed: of the run; all replicas of a run start alike, from it. updates: planned own updates over the whole
+    run, for schedules; None where only time ends it. examples, validation: what it learns from and what is
+    kept back to judge it on the way, where the world is a data set.
+    open_group: see ``group``.
+    """
+
+    spec: EnvSpec
+    replicate: Replicate
+    seed: int
+    device: torch.device = torch.device("cpu")
+    updates: int | None = None
+    examples: Any = None
+    validation: Any = None
+    open_group: Callable[[], Group] | None = None
+
+    def group(self) -> Group:
+        """Collectives among the replicas: means of gradients of something else than the loss, of statistics,
+        of advantages. To be asked for in ``build``, by all replicas, and used from the first batch on.
+
+        Raises Refusal under a strategy whose replicas do not wait for one another.
+        """
+        if self.open_group is None:
+            raise Refusal(
+                "this learner needs collectives among its replicas, and they do not wait for one another "
+                "under this strategy. Use --strategy all-reduce or local-sgd."
+            )
+        return self.open_group()
+
+
+class Learner(Protocol):
+    """Learns from batches: one replica's part of a run."""
+
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        """One per optimizer, by name; the names are keys of checkpoints."""
+        ...
+
+    def learn(self, batch: Batch) -> Outcome:
+        """Any number of losses, each ended by ``Replica.descend`` or ``follow``."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What must survive a restart beside the replicas: tensors and plain values, nested."""
+        ...
+
+    def load(self, state: dict[str, Any]) -> None: ...
+
+
+class LearnerConfig(Protocol):
+    """Hyper-parameters of a learner: a frozen dataclass, in ``agents/`` or ``workloads/``."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    @property
+    def requires(self) -> Requirement: ...
+
+    def updates(self, batches: int) -> int:
+        """How many own updates so many batches are, for schedules."""
+        return batches
+
+    def resolved(self, spec: EnvSpec, device: torch.device) -> LearnerConfig:
+        """This config with nothing left to the machine or the world (no ``auto``)."""
+        return self
+
+    def build(self, context: Context) -> Any:
+        """The ``Learner`` of one replica; an ``Agent`` where the requirement is of env steps.
+
+        Raises ValueError for hyper-parameters that make no sense.
+        """
+        ...
+
+
+def updates_of(learner: Learner) -> int:
+    """Own updates so far: of the replica that has made most, where there are several."""
+    return max(replica.clock for replica in learner.replicas.values())
