@@ -1,7 +1,7 @@
 """An actor: a process that plays with the newest parameters it can get, and sends its steps to its learner.
 
 Ape-X (Horgan et al. 2018, Algorithm 1): each simulator has its own chance of exploring, and what a step is
-first drawn by is computed here, from values that acting needs anyway. Started by ``Acted``, which says over
+first drawn by is computed here, from values that acting needs anyway. Started by ``ActorSource``, which says over
 stdin what to do; an actor ends with its learner.
 """
 
@@ -14,17 +14,18 @@ import signal
 import sys
 import threading
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import torch
 from torch import Tensor
 
-from murmurate.agents.interface import Agent, AgentConfig
+from murmurate.agents.interface import Action, Agent
 from murmurate.fabric.processes.shared_memory import Arena
 from murmurate.replica.vector import Replica
-from murmurate.sources.steps import steps_of
+from murmurate.replicator.learner import Context, LearnerConfig
+from murmurate.sources.steps import random_actions, steps_of
 from murmurate.spec import derive_generator, derive_seed, native_bfloat16
-from murmurate.worlds.interface import Simulators, World
+from murmurate.worlds.interface import Simulators, SimulatorWorld
 from murmurate.sources.shared_ring import Pauses, Record, Ring, Weights, give_way
 
 
@@ -36,14 +37,15 @@ class Orders:
     life: a name for this beginning of it; every life plays other games.
     """
 
-    world: World
-    agent: AgentConfig
+    world: SimulatorWorld
+    agent: LearnerConfig
     simulators: int
     low: int
     first: int
     total: int
     seed: int
     life: str
+    random_env_steps: int
     weights: tuple[int, int]  # descriptor, and how many parameters
     ring: int
 
@@ -60,11 +62,12 @@ class Acting:
             config = dataclasses.replace(
                 config, precision="float32"
             )  # the learner's device has it, we do not
-        self._agent: Agent = config.build(spec, Replica, seed=orders.seed, device=torch.device("cpu"))
-        self._agent.seat(orders.first, orders.total)
+        self._spec, self._agent = spec, cast(Agent, config.build(Context(spec, Replica, orders.seed)))
+        self._agent.assign_simulators(orders.first, orders.total)
         descriptor, count = orders.weights
         self._weights = Weights(Arena(descriptor), count)
-        self._ring = Ring(Arena(orders.ring), spec, orders.simulators)
+        behaviour = config.requires.behaviour
+        self._ring = Ring(Arena(orders.ring), spec, orders.simulators, behaviour)
         self._generator = derive_generator(orders.seed, f"actions {orders.life}", orders.first)
         self._version = 0
         self._pauses = Pauses()
@@ -75,18 +78,26 @@ class Acting:
         memory = self._agent.initial_memory(orders.simulators)
         first = torch.ones(orders.simulators, dtype=torch.bool)
         held: Record | None = None
+        played = 0
         while True:
             self._refresh()
             seen = step.observation
             action = self._agent.act(seen, memory, first, self._generator)
+            if played < orders.random_env_steps:
+                action = self._at_random(action)
+            played += orders.simulators
             memory, version = action.memory, self._version
             if held is not None:  # what followed its step has a value only now
                 self._send(held, action.best)
             self._groups.send(action.action)
             step = self._groups.receive()
             first = step.terminated | step.truncated
-            taken = steps_of(seen, action.action, step)._replace(taken=action.taken)
+            taken = steps_of(seen, action, step)._replace(taken=action.taken)
             held = Record(taken, list(step.episodes), version)
+
+    def _at_random(self, action: Action) -> Action:
+        guess = random_actions(self._spec, self.orders.simulators, self._generator)
+        return action._replace(action=guess, taken=None)
 
     def _send(self, record: Record, best: Tensor | None) -> None:
         steps = record.steps
@@ -114,7 +125,7 @@ class Acting:
             pauses.sleep()
         if self._weights.version == self._version:
             return
-        replicas = list(self._agent.replicas.values())
+        replicas = [self._agent.replicas[name] for name in self._agent.acting]
         vector = torch.empty(sum(len(replica) for replica in replicas))
         self._version = self._weights.read(vector)
         with torch.no_grad():

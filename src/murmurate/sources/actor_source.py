@@ -8,21 +8,20 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from murmurate.agents.interface import Agent, AgentConfig
+from murmurate.agents.interface import Agent
 from murmurate.errors import RunFailed
-from murmurate.fabric.interface import Channel
 from murmurate.fabric.processes.shared_memory import Arena
 from murmurate.sources.actor import Orders
-from murmurate.sources.bank_weights import Banks
-from murmurate.sources.replay_sampler import Drawing
+from murmurate.sources.replay_sampler import ReplaySampler
+from murmurate.replicator.learner import LearnerConfig, updates_of
 from murmurate.spec import Batch, EnvSpec, Episode
-from murmurate.worlds.interface import World
+from murmurate.worlds.interface import SimulatorWorld
 from murmurate.sources.shared_ring import Pauses, Record, Ring, Weights
 
 _PATIENCE = 50  # pauses, before whoever learns is asked whether to go on
@@ -66,21 +65,22 @@ class _Actor:
 
 @dataclass(frozen=True)
 class Cast:
-    """Who acts for a learner.
+    """The actors of a learner.
 
-    actors: how many processes share its ``simulators``. rank, replicas: the learner among all, as the ladder
-        of exploration goes over the simulators of all of them.
+    actors: how many processes share its ``simulators``. rank, replicas: the learner among all, as a ladder of
+        exploration goes over the simulators of all of them. random_env_steps: of all these actors together.
     """
 
-    world: World
-    agent: AgentConfig
+    world: SimulatorWorld
+    agent: LearnerConfig
     actors: int
     simulators: int
     rank: int
     replicas: int
+    random_env_steps: int = 0
 
 
-class Acted:
+class ActorSource:
     """Yields ``Batch(data=Sample)`` for ever. What the actors have played is taken in while fewer samples
     were drawn than ``samples_per_insert`` allows, and then waits: so whichever side is too fast is held back.
 
@@ -96,21 +96,23 @@ class Acted:
         cast: Cast,
         spec: EnvSpec,
         learner: Agent,
-        drawing: Drawing,
+        sampler: ReplaySampler,
         *,
         seed: int,
     ) -> None:
-        self.cast, self.learner, self.replay = cast, learner, drawing.replay
+        self.cast, self.learner, self.replay = cast, learner, sampler.replay
         self.alive: Callable[[int], bool] = lambda played: False
-        self._seed, self._drawing = seed, drawing
-        count = sum(len(replica) for replica in learner.replicas.values())
+        self._seed, self._sampler = seed, sampler
+        self._acting = [learner.replicas[name] for name in learner.acting]
+        count = sum(len(replica) for replica in self._acting)
         self._arena = Arena.create()
         self._weights = Weights(self._arena, count)
         bounds = [cast.simulators * k // cast.actors for k in range(cast.actors + 1)]
         self._actors = []
         for index, (low, high) in enumerate(itertools.pairwise(bounds)):
             arena = Arena.create()
-            self._actors.append(_Actor(index, low, high - low, arena, Ring(arena, spec, high - low)))
+            ring = Ring(arena, spec, high - low, cast.agent.requires.behaviour)
+            self._actors.append(_Actor(index, low, high - low, arena, ring))
         self._pauses = Pauses()
         self._turn = self._lag = self._lag_max = 0
         self._looked = 0.0
@@ -119,27 +121,24 @@ class Acted:
 
     def fields(self) -> dict[str, Any]:
         return {
-            **self._drawing.fields(),
+            **self._sampler.fields(),
             "actor_lag_updates": self._lag,
             "actor_lag_updates_max": self._lag_max,
             "actor_deaths": sum(actor.lives - 1 for actor in self._actors if actor.lives),
         }
 
-    def share(self, channel: Channel, learners: int) -> None:
-        self._drawing.banks = Banks(channel, learners)
+    def events(self) -> Sequence[tuple[str, str]]:
+        events, self._events = self._events, []
+        return events
 
-    def events(self) -> list[tuple[str, str]]:
-        told, self._events = self._events, []
-        return told
-
-    def __iter__(self) -> Acted:
+    def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
         self._start()
         self._publish()
         played, episodes = 0, list[Episode]()
-        while not self._drawing.due:
+        while not self._sampler.due:
             found = self._next_record()
             if self.alive(played):
                 return Batch(None, played, episodes)
@@ -148,7 +147,7 @@ class Acted:
             record, actor = found
             played += actor.simulators
             episodes += self._take_in(record, actor)
-        return self._drawing.next(played, episodes)
+        return self._sampler.next(played, episodes)
 
     def _next_record(self) -> tuple[Record, _Actor] | None:
         """From the next actor in turn that has one; waits a little for the first that does."""
@@ -165,18 +164,18 @@ class Acted:
         return None
 
     def _take_in(self, record: Record, actor: _Actor) -> list[Episode]:
-        self._drawing.before_steps()
-        self._drawing.take_in(actor.low, record.steps)
+        self._sampler.before_steps()
+        self._sampler.take_in(actor.low, record.steps)
         actor.ring.drop()
-        self._lag = self.learner.clock + 1 - record.version
+        self._lag = updates_of(self.learner) + 1 - record.version
         self._lag_max = max(self._lag_max, self._lag)
         return [Episode(actor.low + e.simulator, e.episode_return, e.length) for e in record.episodes]
 
     def _publish(self, always: bool = False) -> None:
-        if always or self.learner.clock + 1 >= self._weights.version + self._drawing.config.publish_every:
-            vectors = [replica.params.detach().float().cpu() for replica in self.learner.replicas.values()]
-            whole = vectors[0] if len(vectors) == 1 else torch.cat(vectors)
-            self._weights.publish(whole, self.learner.clock + 1)
+        version = updates_of(self.learner) + 1
+        if always or version >= self._weights.version + self._sampler.config.publish_every:
+            vectors = [replica.params.detach().float().cpu() for replica in self._acting]
+            self._weights.publish(vectors[0] if len(vectors) == 1 else torch.cat(vectors), version)
 
     # -- processes ------------------------------------------------------------------------------------
 
@@ -198,7 +197,8 @@ class Acted:
             first=cast.rank * cast.simulators + actor.low,
             total=cast.replicas * cast.simulators,
             seed=self._seed,
-            life=f"{self._drawing.batches} {actor.lives}",
+            life=f"{self._sampler.batches} {actor.lives}",
+            random_env_steps=cast.random_env_steps * actor.simulators // cast.simulators,
             weights=(self._arena.descriptor, len(self._weights)),
             ring=actor.arena.descriptor,
         )
@@ -252,22 +252,26 @@ class Acted:
     def state(self) -> dict[str, Any]:
         """Between two batches only. What actors were playing is lost."""
         return {
-            **self._drawing.state(),
+            **self._sampler.state(),
             "groups": [None],
             "generator": torch.Generator().get_state(),
             "first": torch.ones(self.cast.simulators, dtype=torch.bool),
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """As ``Replayed.load``; actors begin new games, unlike any before."""
+        """As ``ReplaySource.load``; actors begin new episodes, unlike any before."""
         if len(state["first"]) != self.cast.simulators:
             raise ValueError(
                 f"the state is of {len(state['first'])} simulators, these are {self.cast.simulators}"
             )
-        self._drawing.load(state)
+        self._sampler.load(state)
+
+    def fresh_start(self, batches: int) -> None:
+        """With an empty replay; actors have begun no episode yet."""
+        self._sampler.fresh_start(batches)
 
     def close(self) -> None:
-        self._drawing.close()
+        self._sampler.close()
         for actor in self._actors:
             _forget(actor)
             actor.arena.close()

@@ -1,4 +1,4 @@
-"""What a learner's bank weighs beside the others', where each learner draws from a bank of its own.
+"""Importance weights across learners that each draw from a replay (a "bank") of their own.
 
 Zhang, eq. 5.4: item i of bank j is drawn with chance p_i / (L P_j), and from one replay it would be with
 p_i / P, so its weight is (L P_j / P) (N p_i / P) ** -beta: but for what is the same for all,
@@ -13,19 +13,15 @@ import math
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Channel, Fabric
+from murmurate.fabric.interface import Channel
 
-_EVERY = 10  # draws between two looks: it changes slowly
-
-
-def channel_of_banks(fabric: Fabric) -> Channel:
-    """What ``Banks`` talk through; every member makes it, whether it has a bank or not."""
-    # a whole number, as channels of floating-point numbers may be compressed
-    return fabric.channel("banks", torch.zeros(1, dtype=torch.int64))
+_EVERY = 10  # draws between two exchanges: the greatest weight changes slowly
+# what the channel carries: a whole number, as channels of floating-point numbers may be compressed
+LIKE = torch.zeros(1, dtype=torch.int64)
 
 
-class Banks:
-    """Tells the others the greatest weight that this bank gave, and reads theirs; nobody waits."""
+class BankWeights:
+    """Publishes the greatest weight in this bank's batches, and reads the others'; nobody waits."""
 
     def __init__(self, channel: Channel, learners: int) -> None:
         self._channel = channel

@@ -1,4 +1,4 @@
-"""How often transitions are drawn: what every source that learns from a replay keeps count of."""
+"""How often transitions are drawn: the count that every source with a replay keeps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from murmurate.replay.ahead import Ahead
 from murmurate.replay.config import ReplayConfig
 from murmurate.replay.interface import Replay, Sample, Steps
-from murmurate.sources.bank_weights import Banks
+from murmurate.sources.bank_weights import BankWeights
 from murmurate.spec import Batch, Episode
 
 
@@ -28,10 +28,11 @@ class ReplayBatch(Batch):
             self.replay.update(self.keys, priorities.detach().float().cpu())
 
 
-class Drawing:
+class ReplaySampler:
     """Steps in, batches out, each transition drawn ``samples_per_insert`` times on average.
 
-    progress: share of the run that lies behind, for beta.
+    progress: share of the run that lies behind, for beta. banks: makes importance weights as if all learners
+    drew from one replay. name: of the replay, in checkpoints.
     """
 
     def __init__(
@@ -41,9 +42,12 @@ class Drawing:
         batch: int,
         device: torch.device,
         progress: Callable[[], float],
+        banks: BankWeights | None = None,
+        name: str = "replay",
     ) -> None:
+        self.name = name
         self.replay, self.config, self.batch, self.device = replay, config, batch, device
-        self.banks: Banks | None = None  # set where weights are to be as if all learners drew from one replay
+        self.banks = banks
         self.batches = self._played = self._drawn = 0
         self.exact = config.saved  # whether killed and resumed equals uninterrupted
         self._progress = progress
@@ -55,8 +59,13 @@ class Drawing:
         allowed = self.config.samples_per_insert * self.config.learnable(self._played)
         return self._drawn + self.batch <= allowed and len(self.replay) >= self.batch
 
+    @property
+    def played(self) -> int:
+        """Env steps so far."""
+        return self._played
+
     def before_steps(self) -> None:
-        """Nobody reads what the next steps may overwrite."""
+        """Wait for copies of what the next steps may overwrite."""
         if self.replay.full:
             self._ahead.settle()
 
@@ -97,18 +106,28 @@ class Drawing:
 
     def state(self) -> dict[str, Any]:
         held = {"store": self.replay.state(), "ahead": self._ahead.state()} if self.config.saved else None
-        return {"batches": self.batches, "played": self._played, "drawn": self._drawn, "replay": held}
+        return {
+            "batches": self.batches,
+            "played": self._played,
+            "drawn": self._drawn,
+            "replays": {} if held is None else {self.name: held},
+        }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Where there is no replay in it, the learner goes on as soon as a batch can be drawn."""
+        """Go on from ``state``; as from ``fresh_start``, if it does not hold what was in the replay."""
+        held = state["replays"].get(self.name)
+        if held is None:
+            return self.fresh_start(int(state["batches"]))
         self.batches = int(state["batches"])
-        if state["replay"] is None:
-            self._played, self._drawn = self.config.learning_starts, 0
-            self.exact = False
-            return
         self._played, self._drawn = int(state["played"]), int(state["drawn"])
-        self.replay.load(state["replay"]["store"])
-        self._ahead.load(state["replay"]["ahead"])
+        self.replay.load(held["store"])
+        self._ahead.load(held["ahead"])
+
+    def fresh_start(self, batches: int) -> None:
+        """With an empty replay, in the middle of a run: learn as soon as a batch can be drawn."""
+        self.batches = batches
+        self._played, self._drawn = self.config.learning_starts, 0
+        self.exact = False
 
     def close(self) -> None:
         self._ahead.close()
@@ -118,4 +137,6 @@ def _there(sample: Sample, device: torch.device) -> Sample:
     """The batch on the learner's device."""
     if device.type == "cpu":
         return sample
-    return Sample(**{name: x.to(device, non_blocking=True) for name, x in vars(sample).items()})
+    moved = {name: x.to(device, non_blocking=True) for name, x in vars(sample).items() if name != "behaviour"}
+    behaviour = {name: x.to(device, non_blocking=True) for name, x in sample.behaviour.items()}
+    return Sample(**moved, behaviour=behaviour)

@@ -7,30 +7,99 @@ threads, the agent acts for another. Whatever the number of groups, the trajecto
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from murmurate import errors
-from murmurate.fabric.interface import Channel
-from murmurate.spec import Batch, EnvSpec, Episode, TimeStep, Trajectory, derive_generator, derive_seed
-from murmurate.worlds.interface import Actor, Simulators, World
+from murmurate.agents.interface import Agent, Policy
+from murmurate.errors import Refusal
+from murmurate.sources.interface import RunView, SourceConfig, SourceContext
+from murmurate.spec import (
+    Batch,
+    EnvSpec,
+    Episode,
+    Shapes,
+    TimeStep,
+    Trajectory,
+    derive_generator,
+    derive_seed,
+)
+from murmurate.worlds.interface import Simulators, SimulatorWorld
+
+
+@dataclass(frozen=True)
+class RolloutSourceConfig(SourceConfig):
+    """Rollouts of the learner's own policy.
+
+    simulators: per learner. double_buffer: act for one half of the simulators while the other half steps in
+        native threads.
+    """
+
+    simulators: int = 16
+    double_buffer: bool = False
+
+    gives: ClassVar[str] = "rollouts"
+
+    def check(self, run: RunView) -> None:
+        check_simulators(self.simulators, self.double_buffer)
+        steps = run.learner.requires.steps
+        if steps < 1:
+            raise Refusal(f"agent.steps is {steps}; a rollout has at least one. Use --agent.steps 5.")
+
+    def batches(self, run: RunView) -> int | None:
+        if run.env_steps is None:
+            return None
+        return max(1, run.env_steps // (run.replicas * self.simulators * run.learner.requires.steps))
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        check_saved_simulators(state, self.simulators)
+
+    def open(self, context: SourceContext) -> RolloutSource:
+        run, learner = context.run, cast(Agent, context.learner)
+        groups = open_groups(
+            cast(SimulatorWorld, run.world), self.simulators, training=True, double_buffer=self.double_buffer
+        )
+        requires = run.learner.requires
+        return RolloutSource(
+            groups,
+            learner,
+            requires.steps,
+            seed=derive_seed(run.seed, "source", context.rank),
+            device=context.device,
+            behaviour=requires.behaviour,
+        )
+
+
+def check_simulators(simulators: int, double_buffer: bool) -> None:
+    """Raise Refusal for fewer simulators than groups."""
+    if simulators < 1 + double_buffer:
+        halves = " for each half of a double buffer" if double_buffer else ""
+        raise Refusal(f"simulators is {simulators}; a learner needs at least one{halves}.")
+
+
+def check_saved_simulators(state: dict[str, Any], simulators: int) -> None:
+    """Raise Refusal for the state of a source with another number of simulators."""
+    saved = len(state["first"])
+    if saved != simulators:
+        raise Refusal(
+            f"it was made with {saved} simulators a learner and the run has {simulators}. "
+            f"Use --simulators {saved}."
+        )
 
 
 def open_groups(
-    world: World, simulators: int, *, training: bool, double_buffer: bool = False, threads: int = 1
+    world: SimulatorWorld, simulators: int, *, training: bool, double_buffer: bool = False, threads: int = 1
 ) -> list[Simulators]:
     """All ``simulators`` in one group, or in two halves if ``double_buffer``; ``threads`` is per group.
 
     The halves play the very games that the whole would. Raises ``Refusal`` for fewer simulators than
     groups.
     """
+    check_simulators(simulators, double_buffer)
     groups = 2 if double_buffer else 1
-    if simulators < groups:
-        buffered = " with double buffering" if double_buffer else ""
-        raise errors.Refusal(f"simulators must be at least {groups}{buffered}, got {simulators}.")
     bounds = [simulators * g // groups for g in range(groups + 1)]
     return [
         world.open(high - low, training=training, threads=threads, first=low)
@@ -38,12 +107,13 @@ def open_groups(
     ]
 
 
-class Rollouts:
-    """Yields ``Batch(data=Trajectory, env_steps=T*B, episodes=...)`` for ever.
+class RolloutSource:
+    """Yields ``Batch(data=Trajectory, env_steps=T*B, episodes=...)`` without end (a ``Source``).
 
     ``groups`` are opened simulators (see ``open_groups``), closed by ``close``. ``steps`` is T. The
     tensors live on ``device`` and are reused: a batch is valid until the one after next is asked for.
-    Actions are drawn with a generator derived from ``seed``, as are the simulators' seeds.
+    Actions are drawn with a generator derived from ``seed``, as are the simulators' seeds. ``behaviour``: see
+    ``spec.Rollouts``.
 
     Raises ``ValueError`` for T < 1, no group, or groups of different worlds.
     """
@@ -51,17 +121,19 @@ class Rollouts:
     def __init__(
         self,
         groups: Sequence[Simulators],
-        actor: Actor,
+        policy: Policy,
         steps: int,
         seed: int,
         device: torch.device | str = "cpu",
+        *,
+        behaviour: Shapes | None = None,
     ) -> None:
         if steps < 1 or not groups:
             raise ValueError(f"rollouts need at least one step and one group, got {steps} and {len(groups)}")
         if any(group.spec != groups[0].spec for group in groups):
             raise ValueError(f"groups must be of one world, got {[group.spec.name for group in groups]}")
-        self.actor = actor
-        self.alive: Callable[[int], bool] = lambda played: False  # a rollout is short: nobody is asked
+        self.policy = policy
+        self.alive: Callable[[int], bool] = lambda played: False  # not called: a rollout is short
         self._groups = list(groups)
         self._steps = steps
         self._seed = seed
@@ -69,7 +141,8 @@ class Rollouts:
         ends = torch.tensor([group.size for group in groups]).cumsum(0).tolist()
         self._slices = [slice(end - group.size, end) for end, group in zip(ends, groups, strict=True)]
         self._size = int(ends[-1])
-        self._sets = [_Set(self.spec, steps, self._slices, self._device) for _ in range(2)]
+        recorded = dict(behaviour or {})
+        self._sets = [_Set(self.spec, steps, self._slices, self._device, recorded) for _ in range(2)]
         self._generator = derive_generator(seed, "actions", device=self._device)
         self._batches = 0
         self._started = False
@@ -94,7 +167,7 @@ class Rollouts:
             self._start()
         return all(group.state() is not None for group in self._groups)
 
-    def __iter__(self) -> Rollouts:
+    def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
@@ -117,11 +190,8 @@ class Rollouts:
     def fields(self) -> dict[str, Any]:
         return {}
 
-    def share(self, channel: Channel, learners: int) -> None:
-        raise RuntimeError("steps that are learned from once have no weights to share")
-
-    def events(self) -> list[tuple[str, str]]:
-        return []
+    def events(self) -> Sequence[tuple[str, str]]:
+        return ()
 
     def state(self) -> dict[str, Any]:
         """Between two batches only. Groups that cannot be saved are None in it."""
@@ -161,6 +231,13 @@ class Rollouts:
             self._memory[g] = None if memory is None else memory[part].to(self._device, copy=True)
         self._started = True
 
+    def fresh_start(self, batches: int) -> None:
+        """New episodes, and actions from a generator of its own."""
+        self._batches = batches
+        purpose = f"actions after batch {batches}"
+        self._generator = derive_generator(self._seed, purpose, device=self._device)
+        self._start()
+
     def close(self) -> None:
         for group in self._groups:
             group.close()
@@ -176,15 +253,18 @@ class Rollouts:
         step = group.reset(derive_seed(self._seed, "games", self._batches))
         self._observation[part] = step.observation.to(self._device)
         self._first[part] = True
-        self._memory[g] = self.actor.initial_memory(group.size)
+        self._memory[g] = self.policy.initial_memory(group.size)
 
     def _act(self, into: _Set, t: int, g: int) -> Tensor:
         now = into.before[t][g]
         first = now.first.to(self._device, non_blocking=True)
         with torch.no_grad():
-            chosen = self.actor.act(now.observation, self._memory[g], first, self._generator)
+            chosen = self.policy.act(now.observation, self._memory[g], first, self._generator)
         self._memory[g] = chosen.memory
-        into.after[t][g].action.copy_(chosen.action)
+        after = into.after[t][g]
+        after.action.copy_(chosen.action)
+        for name, recorded in after.behaviour.items():
+            recorded.copy_(chosen.behaviour[name])
         return chosen.action.cpu()
 
     def _joined_memory(self) -> Tensor | None:
@@ -208,6 +288,7 @@ class _After(NamedTuple):
     reward: Tensor
     terminated: Tensor
     truncated: Tensor
+    behaviour: Mapping[str, Tensor]
 
 
 class _Set:
@@ -218,7 +299,9 @@ class _Set:
     reading the next action back waits for all copies queued before it.
     """
 
-    def __init__(self, spec: EnvSpec, steps: int, parts: Sequence[slice], device: torch.device) -> None:
+    def __init__(
+        self, spec: EnvSpec, steps: int, parts: Sequence[slice], device: torch.device, behaviour: Shapes
+    ) -> None:
         pin = device.type == "cuda"
         size = parts[-1].stop
         self._device = device
@@ -236,20 +319,29 @@ class _Set:
         self._terminated = torch.zeros(steps, size, dtype=torch.bool, pin_memory=pin)
         self._truncated = torch.zeros(steps, size, dtype=torch.bool, pin_memory=pin)
         self.first = torch.zeros(steps + 1, size, dtype=torch.bool, pin_memory=pin)
-        self._cut: list[Tensor] = []
+        self._behaviour = {
+            name: torch.zeros(steps, size, *shape, device=device) for name, shape in behaviour.items()
+        }
+        self._truncated_observations: list[Tensor] = []
         self._memory: Tensor | None = None
         self.before = [
             [_Before(o[part], f[part], None if stage is None else stage[part]) for part in parts]
             for o, f in zip(self.observation, self.first, strict=True)
         ]
         each = (self.action, self._reward, self._terminated, self._truncated)
-        self.after = [[_After(*(x[t, part] for x in each)) for part in parts] for t in range(steps)]
+        self.after = [
+            [
+                _After(*(x[t, part] for x in each), {n: x[t, part] for n, x in self._behaviour.items()})
+                for part in parts
+            ]
+            for t in range(steps)
+        ]
 
     def begin(self, observation: Tensor, first: Tensor, memory: Tensor | None) -> None:
         self.observation[0] = observation
         self.first[0] = first
         self._memory = memory
-        self._cut = []
+        self._truncated_observations = []
 
     def put(self, t: int, g: int, step: TimeStep) -> list[Episode]:
         """Write what followed action t - 1 of group g; return its ended games."""
@@ -264,7 +356,7 @@ class _Set:
         past.truncated.copy_(step.truncated)
         torch.logical_or(step.terminated, step.truncated, out=now.first)
         if step.final_observation is not None:
-            self._cut.append(step.final_observation[step.truncated])
+            self._truncated_observations.append(step.final_observation[step.truncated])
         low = self._parts[g].start
         return [Episode(low + e.simulator, e.episode_return, e.length) for e in step.episodes]
 
@@ -272,6 +364,7 @@ class _Set:
         def there(x: Tensor) -> Tensor:
             return x.to(self._device, non_blocking=True)
 
+        ends = self._truncated_observations
         return Trajectory(
             observation=self.observation[: self._steps],
             action=self.action,
@@ -281,6 +374,7 @@ class _Set:
             first=there(self.first[: self._steps]),
             last_observation=self.observation[self._steps],
             # Within a step the groups were received in order, so these rows are row-major already.
-            truncated_observation=torch.cat(self._cut).to(self._device) if self._cut else None,
+            truncated_observation=torch.cat(ends).to(self._device) if ends else None,
             memory=self._memory,
+            behaviour=self._behaviour,
         )

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from murmurate.fabric.processes.shared_memory import Arena, fence
 from murmurate.replay.interface import Steps
-from murmurate.spec import EnvSpec, Episode
+from murmurate.spec import EnvSpec, Episode, Shapes
 
 SLOTS = 4  # records an actor may be ahead of its learner
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 1e-4, 2e-3
@@ -77,16 +77,17 @@ class Record:
 class Ring:
     """``SLOTS`` records of ``size`` simulators of a world; one process puts, one takes."""
 
-    def __init__(self, arena: Arena, spec: EnvSpec, size: int) -> None:
+    def __init__(self, arena: Arena, spec: EnvSpec, size: int, behaviour: Shapes | None = None) -> None:
         self._marks = arena.counters("marks", (2, _LINE))[:, 0]  # put, taken
+        recorded = {f"behaviour.{name}": shape for name, shape in (behaviour or {}).items()}
         # one region, as each takes a descriptor
-        fields = [(name, _NUMPY[kind], shape) for name, (shape, kind) in _shapes(spec, size).items()]
+        fields = [(name, _NUMPY[kind], shape) for name, (shape, kind) in _shapes(spec, size, recorded).items()]
         record = np.dtype(fields, align=True)
         records = np.frombuffer(arena.take("records", SLOTS * record.itemsize), record)
         self._slots = [
             {name: torch.from_numpy(records[name][slot]) for name, *_ in fields} for slot in range(SLOTS)
         ]
-        self._steps = [Steps(*(slot[name] for name in Steps._fields)) for slot in self._slots]
+        self._steps = [_steps_in(slot) for slot in self._slots]
         self._lock = threading.Lock()
         self._rests = False
 
@@ -106,9 +107,12 @@ class Ring:
     def put(self, record: Record) -> None:
         """The caller has seen that it ``has_room``."""
         slot = self._slots[int(self._marks[0]) % SLOTS]
-        for name, value in record.steps._asdict().items():
-            if value is not None:
+        behaviour = record.steps.behaviour
+        for name, value in record.steps._replace(behaviour={})._asdict().items():
+            if isinstance(value, Tensor):
                 slot[name].copy_(value)
+        for name, value in behaviour.items():
+            slot[f"behaviour.{name}"].copy_(value)
         has_values = record.steps.taken is not None
         slot["about"].copy_(torch.tensor([record.version, len(record.episodes), has_values]))
         for k, episode in enumerate(record.episodes):
@@ -161,7 +165,16 @@ def give_way() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def _shapes(spec: EnvSpec, size: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def _steps_in(slot: dict[str, Tensor]) -> Steps:
+    """The tensors of a slot as a step."""
+    behaviour = {n.partition(".")[2]: x for n, x in slot.items() if n.startswith("behaviour.")}
+    fields = {name: slot[name] for name in Steps._fields if name != "behaviour"}
+    return Steps(**fields, behaviour=behaviour)
+
+
+def _shapes(
+    spec: EnvSpec, size: int, recorded: Shapes
+) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     seen = ((size, *spec.observation_shape), spec.observation_dtype)
     action = ((size,), torch.int64) if spec.actions else ((size, *spec.action_shape), torch.float32)
     number, flag = ((size,), torch.float32), ((size,), torch.bool)
@@ -174,6 +187,7 @@ def _shapes(spec: EnvSpec, size: int) -> dict[str, tuple[tuple[int, ...], torch.
         "truncated": flag,
         "taken": number,
         "following": number,
+        **{name: ((size, *shape), torch.float32) for name, shape in recorded.items()},
         "about": ((3,), torch.int64),
         "episodes": ((size, 3), torch.float64),
     }

@@ -1,17 +1,37 @@
-"""A time step of simulators as a replay is told of it."""
+"""A time step of simulators as a replay takes it in, and actions drawn at random."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from murmurate.agents.interface import Action
 from murmurate.replay.interface import Steps
-from murmurate.spec import TimeStep
+from murmurate.spec import EnvSpec, TimeStep
 
 
-def steps_of(observation: Tensor, action: Tensor, step: TimeStep) -> Steps:
-    """What was seen, what was done, and what came of it: its last observation where it was cut off."""
+def steps_of(observation: Tensor, action: Action, step: TimeStep) -> Steps:
+    """An observation, an action and what followed: the last observation of an episode that was truncated."""
     following = step.observation
     if step.final_observation is not None:
         following = following.clone()
         following[step.truncated] = step.final_observation[step.truncated]
-    return Steps(observation, action, step.reward, following, step.terminated, step.truncated)
+    return Steps(
+        observation,
+        action.action,
+        step.reward,
+        following,
+        step.terminated,
+        step.truncated,
+        behaviour=action.behaviour,
+    )
+
+
+def random_actions(spec: EnvSpec, size: int, generator: torch.Generator) -> Tensor:
+    """[size] or [size, D]: uniform over the actions of a world."""
+    device = generator.device
+    if spec.actions:
+        return torch.randint(spec.actions, (size,), generator=generator, device=device)
+    share = torch.rand(size, *spec.action_shape, generator=generator, device=device)
+    low = torch.as_tensor(spec.action_low, device=device)
+    return low + share * (torch.as_tensor(spec.action_high, device=device) - low)

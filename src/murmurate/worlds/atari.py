@@ -8,6 +8,7 @@ clipped to [-1, 1] and the loss of a life ends the learner's episode while the g
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +19,10 @@ import torch
 from torch import Tensor
 
 from murmurate import errors
-from murmurate.sources.generators import simulator_seed
 from murmurate.spec import EnvSpec, Episode, TimeStep
 from murmurate.worlds.episodes import EpisodeCounter
-from murmurate.worlds.interface import Picture
+from murmurate.worlds.generators import simulator_seed
+from murmurate.worlds.interface import Picture, SimulatorWorld
 
 _NOBODY: Sequence[Episode] = ()
 
@@ -43,7 +44,7 @@ def game_name(hyphenated: str) -> str:
 
 
 @dataclass(frozen=True)
-class AtariWorld:
+class AtariWorld(SimulatorWorld):
     """One Atari game under DeepMind's preprocessing. ``game`` is ALE's name: ``space_invaders``.
 
     ``frame_skip``, ``noop_max`` and ``max_frames_per_episode`` are in emulator frames; ``sticky`` is
@@ -75,6 +76,15 @@ class AtariWorld:
     @property
     def name(self) -> str:
         return self.game.replace("_", "-")
+
+    def spec(self, fingerprint: object = None) -> EnvSpec:
+        return self._spec
+
+    @functools.cached_property
+    def _spec(self) -> EnvSpec:
+        simulators = self.open(1, training=True)
+        simulators.close()
+        return simulators.spec
 
     def open(
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
@@ -137,7 +147,7 @@ class AtariSimulators:
         )
 
     @property
-    def spec(self) -> EnvSpec:
+    def spec(self, fingerprint: object = None) -> EnvSpec:
         return self._spec
 
     @property

@@ -6,6 +6,7 @@ stepped, and the time limit is counted here.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,11 +19,11 @@ import torch
 from torch import Tensor
 
 from murmurate import errors
-from murmurate.sources.generators import load_generators, save_generators, simulator_seed
 from murmurate.spec import EnvSpec, TimeStep
 from murmurate.worlds.cartpole import CartPoleSimulators
 from murmurate.worlds.episodes import EpisodeCounter
-from murmurate.worlds.interface import Picture, Simulators
+from murmurate.worlds.generators import load_generators, save_generators, simulator_seed
+from murmurate.worlds.interface import Picture, Simulators, SimulatorWorld
 from murmurate.worlds.physics import Keeper, keeper, quiet_models
 
 CLASSIC = {
@@ -49,7 +50,7 @@ _NAMES = {ident: name for name, ident in (CLASSIC | MUJOCO).items()}
 
 
 @dataclass(frozen=True)
-class GymWorld:
+class GymWorld(SimulatorWorld):
     """One gymnasium environment by its id; its own time limit unless ``max_episode_steps`` is given."""
 
     id: str
@@ -58,6 +59,15 @@ class GymWorld:
     @property
     def name(self) -> str:
         return _NAMES.get(self.id, self.id.lower())
+
+    def spec(self, fingerprint: object = None) -> EnvSpec:
+        return self._spec
+
+    @functools.cached_property
+    def _spec(self) -> EnvSpec:
+        simulators = self.open(1, training=True)
+        simulators.close()
+        return simulators.spec
 
     def open(
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
@@ -111,7 +121,7 @@ class GymSimulators:
         self._actions: Any = None
 
     @property
-    def spec(self) -> EnvSpec:
+    def spec(self, fingerprint: object = None) -> EnvSpec:
         return self._spec
 
     @property

@@ -7,12 +7,12 @@ import difflib
 from murmurate import errors
 from murmurate.worlds.atari import AtariWorld, games
 from murmurate.worlds.gym import CLASSIC, MUJOCO, GymWorld
-from murmurate.worlds.interface import World
+from murmurate.worlds.interface import SimulatorWorld
 
 _GYM = CLASSIC | MUJOCO
 
 
-def world(name: str) -> World:
+def world(name: str) -> SimulatorWorld:
     """The world of that name: classic control, a MuJoCo task, or any ALE game in hyphens.
 
     Raises ``Refusal`` with the nearest name for an unknown one; ``MissingExtra`` for what may be an
