@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -109,6 +109,7 @@ class World(Protocol):
     def check_fingerprint(self, fingerprint: Mapping[str, Any], thorough: bool = True) -> None:
         """Raise Refusal if this is not the data set with that fingerprint. thorough: read all of it, if that
         is what it takes."""
+        return None
 
     def skipped(self) -> tuple[str, dict[str, int]] | None:
         """What of the source could not be read and was left out: in words, and how much by cause."""

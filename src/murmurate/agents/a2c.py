@@ -5,7 +5,6 @@ Gradient of GALA eq. 2-4: policy gradient on the n-step advantage, TD error on t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._auto import linear, without_auto
-from murmurate.agents.interface import Action, OnPolicy
+from murmurate.agents.interface import Action
 from murmurate.losses.policy import (
     categorical_log_prob_and_entropy,
     gaussian_entropy,
@@ -24,11 +23,12 @@ from murmurate.losses.returns import generalized_advantages
 from murmurate.losses.value import value_loss
 from murmurate.nets.actor_critic import actor_critic
 from murmurate.replica.vector import Replica
-from murmurate.spec import Batch, EnvSpec, Outcome, Trajectory, derive_generator
+from murmurate.replicator.learner import Context, LearnerConfig
+from murmurate.spec import Batch, EnvSpec, Outcome, Rollouts, Trajectory, derive_generator
 
 
 @dataclass(frozen=True)
-class A2C:
+class A2C(LearnerConfig):
     """Hyper-parameters; the defaults are those of A2C on Atari (Stooke and Abbeel 2018, Appendix).
 
     torso: ``auto`` takes nature2013 for images and mlp for vectors.
@@ -61,59 +61,38 @@ class A2C:
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
 
     @property
-    def learns_from(self) -> OnPolicy:
-        return OnPolicy(self.steps)
+    def requires(self) -> Rollouts:
+        return Rollouts(self.steps)
 
     def resolved(self, spec: EnvSpec, device: torch.device) -> A2C:
         """This config without an ``auto`` in it."""
         return without_auto(self, spec, device)
 
-    def build(
-        self,
-        spec: EnvSpec,
-        replicate: Callable[..., Replica],
-        *,
-        seed: int,
-        device: torch.device,
-        updates: int | None = None,
-    ) -> A2CAgent:
-        """The agent for one replica. All replicas of a run start alike, from (seed).
-
-        updates: length of the run for the learning-rate schedule, in updates; None keeps it constant.
-        """
-        return A2CAgent(self, spec, replicate, seed=seed, device=device, updates=updates)
+    def build(self, context: Context) -> A2CAgent:
+        return A2CAgent(self, context)
 
 
 class A2CAgent:
     """One actor-learner (see ``Agent``)."""
 
-    def __init__(
-        self,
-        config: A2C,
-        spec: EnvSpec,
-        replicate: Callable[..., Replica],
-        *,
-        seed: int,
-        device: torch.device,
-        updates: int | None,
-    ) -> None:
+    def __init__(self, config: A2C, context: Context) -> None:
+        spec, device = context.spec, context.device
         self.config = config = config.resolved(spec, device)
-        self.spec = spec
-        self.device = device
+        self.spec, self.device = spec, device
         self.net = actor_critic(
             spec,
             torso=config.torso,
             hidden=(config.hidden, config.hidden),
             recurrent=config.recurrent,
-            generator=derive_generator(seed, "network"),
+            generator=derive_generator(context.seed, "network"),
         ).to(device)
         self._low = torch.bfloat16 if config.precision == "bfloat16" else None
-        self.replica: Replica = replicate(
+        self.replica: Replica = context.replicate(
             "a2c",
             self.net,
             self._optimizer,
             clip=config.clip,
-            schedule=linear(config.learning_rate_end, updates),
+            schedule=linear(config.learning_rate_end, context.updates),
             compute_dtype=self._low,
             in_compute=lambda name: name.startswith("torso."),
         )
@@ -134,7 +113,11 @@ class A2CAgent:
     def replicas(self) -> dict[str, Replica]:
         return {self.replica.name: self.replica}
 
-    def seat(self, first: int, total: int) -> None:
+    @property
+    def acting(self) -> tuple[str, ...]:
+        return (self.replica.name,)
+
+    def assign_simulators(self, first: int, total: int) -> None:
         """All simulators are explored alike."""
 
     def initial_memory(self, batch: int) -> Tensor | None:

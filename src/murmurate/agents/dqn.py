@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -11,17 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.agents._auto import linear, without_auto
-from murmurate.agents.interface import Action, OffPolicy
+from murmurate.agents.interface import Action
 from murmurate.losses.q_learning import q_step
 from murmurate.nets.q_network import q_network
 from murmurate.replay.interface import Sample
 from murmurate.replica.adam import Adam
 from murmurate.replica.vector import Exchange, Replica
-from murmurate.spec import Batch, EnvSpec, Outcome, derive_generator
+from murmurate.replicator.learner import Context, LearnerConfig
+from murmurate.spec import Batch, EnvSpec, Outcome, Transitions, derive_generator
 
 
 @dataclass(frozen=True)
-class DQN:
+class DQN(LearnerConfig):
     """Hyper-parameters; the defaults are those of DQN on Atari as far as they are not named for a world.
 
     batch: transitions of an update; how many updates there are is ``replay.samples_per_insert``.
@@ -61,42 +61,22 @@ class DQN:
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
 
     @property
-    def learns_from(self) -> OffPolicy:
-        return OffPolicy(self.batch, self.n_step, self.discount)
+    def requires(self) -> Transitions:
+        return Transitions(self.batch, self.n_step, self.discount)
 
     def resolved(self, spec: EnvSpec, device: torch.device) -> DQN:
         """This config without an ``auto`` in it."""
         return without_auto(self, spec, device)
 
-    def build(
-        self,
-        spec: EnvSpec,
-        replicate: Callable[..., Replica],
-        *,
-        seed: int,
-        device: torch.device,
-        updates: int | None = None,
-    ) -> DQNAgent:
-        """The agent for one replica. All replicas of a run start alike, from (seed).
-
-        Raises ValueError for hyper-parameters that make no sense.
-        """
-        return DQNAgent(self, spec, replicate, seed=seed, device=device, updates=updates)
+    def build(self, context: Context) -> DQNAgent:
+        return DQNAgent(self, context)
 
 
 class DQNAgent:
     """One actor-learner (see ``Agent``)."""
 
-    def __init__(
-        self,
-        config: DQN,
-        spec: EnvSpec,
-        replicate: Callable[..., Replica],
-        *,
-        seed: int,
-        device: torch.device,
-        updates: int | None = None,
-    ) -> None:
+    def __init__(self, config: DQN, context: Context) -> None:
+        spec, device = context.spec, context.device
         if config.target_every < 0:
             raise ValueError(f"target_every is {config.target_every}; it counts updates, or is 0")
         if not 0 <= config.epsilon <= 1:
@@ -105,17 +85,17 @@ class DQNAgent:
         self.spec, self.device = spec, device
         self.net = q_network(
             spec,
-            generator=derive_generator(seed, "network"),
+            generator=derive_generator(context.seed, "network"),
             torso=config.torso,
             hidden=(config.hidden, config.hidden),
             dueling=config.dueling,
         ).to(device)
-        self.replica: Replica = replicate(
+        self.replica: Replica = context.replicate(
             "dqn",
             self.net,
             lambda parameters: Adam(parameters, lr=config.learning_rate, eps=config.adam_epsilon),
             clip=config.clip,
-            schedule=linear(config.learning_rate_end, updates),
+            schedule=linear(config.learning_rate_end, context.updates),
             compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
             in_compute=lambda name: name.startswith("torso."),
         )
@@ -123,7 +103,7 @@ class DQNAgent:
         self.agreed = copy.deepcopy(self.target) if config.selector == "agreed" else None
         self._since = 0  # own updates since the target net moved
         self._rungs: tuple[int, int] | None = None
-        self._lowest: int | None = None  # of the simulators that it was ever seated at
+        self._lowest: int | None = None  # of the simulators that it was ever assigned
 
     @property
     def clock(self) -> int:
@@ -133,7 +113,11 @@ class DQNAgent:
     def replicas(self) -> dict[str, Replica]:
         return {self.replica.name: self.replica}
 
-    def seat(self, first: int, total: int) -> None:
+    @property
+    def acting(self) -> tuple[str, ...]:
+        return (self.replica.name,)
+
+    def assign_simulators(self, first: int, total: int) -> None:
         self._rungs = first, total
         self._lowest = first if self._lowest is None else min(self._lowest, first)
 

@@ -104,7 +104,7 @@ class Job:
         command does for 64: 0.0014, github.com/facebookresearch/gala), alike for both methods.
         """
         plan = self.plan
-        usual = cast(A2C, recipe(self.recipe).agent).learning_rate
+        usual = cast(A2C, recipe(self.recipe).learner).learning_rate
         rate = usual * math.sqrt(self.simulators / NOMINAL_SIMULATORS)
         return (
             "--strategy", METHODS[self.method],

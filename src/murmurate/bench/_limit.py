@@ -91,11 +91,12 @@ def own_net(precision: str) -> tuple[Callable[[Tensor], Tensor], list[nn.Paramet
     """The recipe's net as an agent holds it, with its parameters."""
     from murmurate.agents.a2c import A2C
     from murmurate.replica.vector import Replica
+    from murmurate.replicator.learner import Context
     from murmurate.spec import EnvSpec
 
     spec = EnvSpec("pong", (4, 84, 84), torch.uint8, ACTIONS)
     config = A2C(precision="bfloat16" if precision == "bfloat16" else "float32")
-    net = config.build(spec, Replica, seed=0, device=torch.device("cpu")).net
+    net = config.build(Context(spec, Replica, seed=0)).net
 
     def heads(frames: Tensor) -> Tensor:
         policy, value = net(frames)

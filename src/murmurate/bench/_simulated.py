@@ -9,20 +9,24 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from murmurate.agents.a2c import A2C
 from murmurate.bench import _roles
 from murmurate.errors import RunFailed
+from murmurate.evaluation.games import Games
 from murmurate.fabric.interface import Fabric
 from murmurate.recipes import recipe
 from murmurate.record.reader import Record, read_metrics
 from murmurate.replica.vector import Replica
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
+from murmurate.sources.rollouts import RolloutSourceConfig
 from murmurate.strategies import strategies
 from murmurate.strategies.interface import Strategy
+from murmurate.training.members import alone, build_learner
 from murmurate.training.run import Run
 
 _LEFT_OUT = 5
@@ -35,13 +39,15 @@ def synchronous(name: str) -> bool:
 def small(strategy: Strategy, replicas: int, **changes: Any) -> Run:
     """CartPole with a net and rollouts as small as can be: what is asked is time, not return."""
     base = recipe("cartpole-gala")
-    agent = dataclasses.replace(base.agent, steps=1, hidden=8)
-    return learning(strategy, replicas, agent=agent, **changes)
+    learner = dataclasses.replace(cast(A2C, base.learner), steps=1, hidden=8)
+    return learning(strategy, replicas, learner=learner, **changes)
 
 
 def learning(strategy: Strategy, replicas: int, **changes: Any) -> Run:
     """CartPole as its recipes have it, one simulator a replica."""
-    base = dataclasses.replace(recipe("cartpole-gala"), simulators=1, env_steps=None, eval_episodes=1)
+    base = dataclasses.replace(
+        recipe("cartpole-gala"), source=RolloutSourceConfig(simulators=1), env_steps=None, evaluation=Games(1)
+    )
     return dataclasses.replace(base, strategy=strategy, replicas=replicas, **changes)
 
 
@@ -83,9 +89,8 @@ def step_seconds(run: Run, updates: int) -> list[float]:
     Acting, stepping the simulators, learning and the optimizer; no exchange. The first few are left out.
     """
     torch.set_num_threads(1)
-    groups = run.open_simulators()
-    agent = run.learner(Replica, 0, run.spec(groups))
-    source = run.source(0, agent, groups)
+    agent = build_learner(run, 0, Replica)
+    source = alone(run, agent)
     ends = []
     try:
         for batch in itertools.islice(source, updates + _LEFT_OUT + 1):
@@ -98,11 +103,7 @@ def step_seconds(run: Run, updates: int) -> list[float]:
 
 def parameters(run: Run) -> int:
     """Length of the vector that this run's replicas exchange."""
-    groups = run.open_simulators()
-    agent = run.learner(Replica, 0, run.spec(groups))
-    for group in groups:
-        group.close()
-    return sum(len(replica) for replica in agent.replicas.values())
+    return sum(len(replica) for replica in build_learner(run, 0, Replica).replicas.values())
 
 
 @dataclasses.dataclass(frozen=True)

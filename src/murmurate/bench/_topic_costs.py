@@ -20,6 +20,7 @@ from murmurate.fabric.interface import Channel, Fabric, Letter
 from murmurate.replica.vector import Replica
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.dpsgd.sparse_delta import NodeRows
+from murmurate.training.members import alone, build_learner
 from murmurate.training.run import Run
 
 _DEADLINE_SECONDS = 60.0
@@ -63,8 +64,8 @@ def step_seconds(run: Run, updates: int) -> list[float]:
     """CPU seconds of each of so many updates of one learner: documents chosen, E-step, update."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # as roles do; without it mini-batches become longer as counts vanish
-    learner = run.learner(Replica, 0, run.spec([]))
-    source = run.source(0, learner, [])
+    learner = build_learner(run, 0, Replica)
+    source = alone(run, learner)
     ends = []
     for batch in itertools.islice(source, updates + _LEFT_OUT + 1):
         learner.learn(batch)
@@ -118,10 +119,10 @@ def push_cost(run: Run, pushes: int) -> dict[str, float]:
 
 def _exchange(fabric: Fabric, run: Run, pushes: int) -> tuple[list[int], list[float]]:
     replicator = Replicator(run.strategy, fabric)
-    learner = run.learner(replicator.replicate, fabric.rank, run.spec([]))
+    learner = build_learner(run, fabric.rank, replicator.replicate)
     (bond,) = replicator.bonds.values()
     if fabric.rank == 0:
-        for batch in run.source(0, learner, []):
+        for batch in alone(run, learner):
             learner.learn(batch)
             if bond.last.round > pushes:
                 return [], []
@@ -145,11 +146,11 @@ def push_bytes(run: Run, local_updates: Sequence[int]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for B in local_updates:
         torch.set_num_threads(1)
-        learner = run.learner(Replica, 0, run.spec([]))
+        learner = build_learner(run, 0, Replica)
         replica = learner.replica
         replica.keeps_scale = True
         node = NodeRows(replica, replica.params.detach().clone(), lambda key, like: like)
-        source = run.source(0, learner, [])
+        source = alone(run, learner)
         for _ in range(B):
             learner.learn(next(iter(source)))
         parcel = node.take(0)

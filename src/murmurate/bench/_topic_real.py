@@ -12,9 +12,9 @@ from murmurate.bench._kept import kept_run
 from murmurate.bench._result import Log, spread
 from murmurate.bench._topic_plan import Plan
 from murmurate.bench._topic_runs import Look, reached
+from murmurate.datasets.corpus_world import CorpusWorld
 from murmurate.errors import RunFailed
 from murmurate.record.runs import RecordedRun
-from murmurate.sources.examples import CorpusWorld
 
 _SHAPES: dict[str, tuple[int, int] | None] = {
     "serial": None,

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 
 from murmurate.datasets.corpus import Corpus
+from murmurate.datasets.corpus_world import CorpusWorld
+from murmurate.datasets.interface import Subset
 from murmurate.errors import RunFailed
 from murmurate.fabric.simulated.fabric import Crashed, Member, SimulatedFabric
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.member import Centre, Learner
-from murmurate.sources.examples import CorpusWorld
 from murmurate.spec import Batch, derive_seed
 from murmurate.training.run import Run
 from murmurate.workloads.conjugate import ConjugateLearner
@@ -150,5 +151,5 @@ def validation(run: Run) -> Corpus:
     """The documents that ``run`` keeps back to look at."""
     if not isinstance(run.world, CorpusWorld):
         raise ValueError(f"{run.recipe} has no documents")
-    _, kept, _ = run.world.divided()
+    kept: Subset[Corpus] = run.world.divided().validation
     return kept.select(range(len(kept)))

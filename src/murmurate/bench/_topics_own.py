@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,12 +18,14 @@ import murmurate
 from murmurate import native
 from murmurate.bench._windows.topics_windows import Fit, Rows, Watch, serve
 from murmurate.datasets.corpus import Corpus
+from murmurate.datasets.interface import Subset
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.recipes import finished, recipe
 from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context
 from murmurate.replicator.replicator import Replicator
-from murmurate.sources.examples import Chosen, DocumentSource
-from murmurate.spec import EnvSpec, Examples
+from murmurate.sources.examples import ExampleSource
+from murmurate.spec import EnvSpec
 from murmurate.strategies import strategy
 from murmurate.training.run import Run
 from murmurate.workloads.conjugate import ConjugateLearner
@@ -35,13 +37,13 @@ def run_for(options: dict[str, Any]) -> Run:
     """The run of ``options``: fields of the model by their names, and ``strategy``, its fields, and
     ``replicas``. What is None or not named is as the recipe has it."""
     run = recipe("corpus-lda")
-    named = {field.name for field in dataclasses.fields(run.agent)} & set(options)
+    named = {field.name for field in dataclasses.fields(run.learner)} & set(options)
     fields = {name: options[name] for name in named if options[name] is not None}
-    agent = dataclasses.replace(run.agent, **fields, validate_every=0)
+    learner = dataclasses.replace(run.learner, **fields, validate_every=0)
     how = options.get("strategy") or {"name": "solo"}
     chosen = strategy(how["name"])(**{name: value for name, value in how.items() if name != "name"})
     run = dataclasses.replace(
-        run, agent=agent, strategy=chosen, replicas=options.get("replicas", 1), seed=options["seed"]
+        run, learner=learner, strategy=chosen, replicas=options.get("replicas", 1), seed=options["seed"]
     )
     return finished(run)
 
@@ -49,23 +51,21 @@ def run_for(options: dict[str, Any]) -> Run:
 def prepare(rows: Rows, options: dict[str, Any]) -> Fit:
     run = run_for(options)
     corpus = Corpus(rows.starts, rows.words, rows.counts, None, rows.vocabulary_size)
-    documents = Chosen(corpus, np.arange(len(corpus)))
+    documents = Subset(corpus, np.arange(len(corpus)))
     return functools.partial(_alone if run.members == 1 else _together, run, documents)
 
 
-def _learner(run: Run, documents: Chosen[Corpus], replicate: Any) -> ConjugateLearner[Topics]:
-    if not isinstance(run.agent, TopicModel):
+def _learner(run: Run, documents: Subset[Corpus], replicate: Any) -> ConjugateLearner[Topics]:
+    if not isinstance(run.learner, TopicModel):
         raise ValueError("corpus-lda has a topic model")
     words = documents.select(np.arange(0)).vocabulary_size
     spec = EnvSpec("corpus", (words,), torch.int32, 0, documents=len(documents))
-    return run.agent.build(spec, replicate, seed=run.seed, device=torch.device("cpu"), corpus=documents)
+    return run.learner.build(Context(spec, replicate, run.seed, examples=documents))
 
 
-def _source(run: Run, documents: Chosen[Corpus], rank: int) -> DocumentSource:
-    diet = run.agent.learns_from
-    if not isinstance(diet, Examples):
-        raise ValueError("a topic model learns from documents")
-    return DocumentSource(documents, diet.batch, seed=run.seed, rank=rank, replicas=run.replicas)
+def _source(run: Run, documents: Subset[Corpus], rank: int) -> ExampleSource:
+    batch = cast(TopicModel, run.learner).batch
+    return ExampleSource(documents, batch, seed=run.seed, rank=rank, replicas=run.replicas)
 
 
 def _matrix(learner: ConjugateLearner[Topics]) -> np.ndarray:
@@ -73,7 +73,7 @@ def _matrix(learner: ConjugateLearner[Topics]) -> np.ndarray:
     return matrix
 
 
-def _alone(run: Run, documents: Chosen[Corpus], watch: Watch) -> None:
+def _alone(run: Run, documents: Subset[Corpus], watch: Watch) -> None:
     learner = _learner(run, documents, Replica)
     seen = 0
     for batch in _source(run, documents, 0):
@@ -82,7 +82,7 @@ def _alone(run: Run, documents: Chosen[Corpus], watch: Watch) -> None:
         watch(seen, functools.partial(_matrix, learner))
 
 
-def _together(run: Run, documents: Chosen[Corpus], watch: Watch) -> None:
+def _together(run: Run, documents: Subset[Corpus], watch: Watch) -> None:
     """Ends by the last mark's Enough, as all do. What is looked at is the centre's, or the first's."""
     seen, shown = [0] * run.members, {}
 

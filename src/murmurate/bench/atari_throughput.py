@@ -64,7 +64,7 @@ def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
 
 def _own_precision() -> str:
     """What the recipe computes in on this machine."""
-    return cast(A2C, resolved(recipe("pong-a2c")).agent).precision
+    return cast(A2C, resolved(recipe("pong-a2c")).learner).precision
 
 
 def racers(where: Path) -> contextlib.AbstractContextManager[dict[str, Racer]]:

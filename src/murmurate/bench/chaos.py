@@ -97,7 +97,7 @@ class Trial:
             "--out": folder,
         }
         if strategy in _STEPS_FOR_EACH:
-            usual = cast(A2C, recipe(_RECIPE).agent).learning_rate
+            usual = cast(A2C, recipe(_RECIPE).learner).learning_rate
             options["--agent.learning-rate"] = usual / plan.replicas
         words = [str(word) for pair in options.items() for word in pair]
         self.process = subprocess.Popen(

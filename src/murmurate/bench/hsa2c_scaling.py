@@ -13,6 +13,7 @@ from murmurate.bench.chaos_simulated import stretched
 from murmurate.recipes import recipe
 from murmurate.simulation.bounds import total_bounds
 from murmurate.simulation.cluster import Cluster
+from murmurate.sources.rollouts import RolloutSourceConfig
 from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.hogwild import Hogwild
 from murmurate.strategies.interface import Strategy
@@ -76,13 +77,13 @@ def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
 
 def _costs(plan: Plan, log: Log) -> tuple[Costs, str]:
     world = "pong" if _commands.missing("ale-py", "atari") is None else "cartpole"
-    real = dataclasses.replace(recipe(f"{world}-gala"), replicas=1, simulators=1)
+    real = dataclasses.replace(recipe(f"{world}-gala"), replicas=1, source=RolloutSourceConfig(simulators=1))
     log(f"a step of {real.recipe} with one simulator")
     seconds = statistics.fmean(_simulated.step_seconds(real, plan.measured_updates))
     count = _simulated.parameters(real)
     log(f"a message of {count} parameters")
     cost = _simulated.exchange_cost(count, plan.exchange_rounds)
-    return Costs(seconds, cost.handling_seconds, cast(A2C, real.agent).steps, count), world
+    return Costs(seconds, cost.handling_seconds, cast(A2C, real.learner).steps, count), world
 
 
 def _schemes(nodes: int, plan: Plan) -> dict[str, tuple[Strategy, int]]:
@@ -117,7 +118,7 @@ def points_per_second(strategy: Strategy, replicas: int, costs: Costs, plan: Pla
     """Fig. 5: what all actors together see."""
     run = _simulated.small(strategy, replicas, updates=plan.steps)
     _, records = _simulated.simulated(run, _cluster(costs, plan, _simulated.parameters(run)))
-    return _simulated.updates_per_second(records, cast(A2C, run.agent).steps) * costs.points
+    return _simulated.updates_per_second(records, cast(A2C, run.learner).steps) * costs.points
 
 
 def times(nodes: int, costs: Costs, plan: Plan, log: Log) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from murmurate.bench._result import Log, median, spread
 from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.interface import Steps
-from murmurate.sources.replay_sampler import Drawing
-from murmurate.spec import Batch, EnvSpec
+from murmurate.sources.replay_sampler import ReplaySampler
 from murmurate.sources.shared_ring import Pauses, Record, Ring, give_way
+from murmurate.spec import Batch, EnvSpec
 
 NAME = "replay-shared"
 SUMMARY = (
@@ -209,16 +209,16 @@ def _learn(feed: Feed, plan: Plan) -> dict[str, float]:
     )
     simulators = plan.actors * plan.simulators
     replay = open_replay(config, _SPEC, simulators=simulators, steps=1, discount=0.99, seed=0)
-    drawing = Drawing(replay, config, plan.batch, torch.device("cpu"), lambda: 0.0)
+    sampler = ReplaySampler(replay, config, plan.batch, torch.device("cpu"), lambda: 0.0)
     errors = torch.rand(_RECORDS, plan.batch, generator=torch.Generator().manual_seed(1))
 
     def turn(number: int) -> None:
-        while not drawing.due:
-            drawing.before_steps()
+        while not sampler.due:
+            sampler.before_steps()
             low, record = feed.next()
-            drawing.take_in(low, record.steps)
+            sampler.take_in(low, record.steps)
             feed.done()
-        batch: Batch = drawing.next(0, [])
+        batch: Batch = sampler.next(0, [])
         batch.feedback(errors[number % _RECORDS])
 
     for number in range(50):
@@ -228,7 +228,7 @@ def _learn(feed: Feed, plan: Plan) -> dict[str, float]:
         turn(draws)
         draws += 1
     wall, cpu = time.monotonic() - began, time.process_time() - cpu
-    drawing.close()
+    sampler.close()
     return {
         "draws": float(draws * plan.batch),
         "inserts": float(replay.inserted - inserted),

@@ -18,6 +18,7 @@ from murmurate.fabric.interface import Fabric
 from murmurate.mapping.scaling import BatchCosts, ExchangeCosts, scaling_factor, spo_seconds
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.row_replay import RowReplay
+from murmurate.replicator.learner import Context
 from murmurate.replicator.replicator import Replicator
 from murmurate.spec import Batch, EnvSpec
 from murmurate.strategies.local_sgd import LocalSGD
@@ -149,7 +150,7 @@ def work(fabric: Fabric, size: int, period: int, plan: Plan) -> list[float]:
 
 def _learner(replicator: Replicator, size: int, plan: Plan) -> tuple[DQNAgent, RowReplay]:
     config = DQN(batch=size, hidden=plan.hidden, selector="agreed", target_every=1_000)
-    agent = config.build(_SPEC, replicator.replicate, seed=0, device=torch.device("cpu"))
+    agent = config.build(Context(_SPEC, replicator.replicate, seed=0))
     replay = open_replay(_CONFIG, _SPEC, simulators=1, steps=1, discount=0.99, seed=0)
     if not isinstance(replay, RowReplay):
         raise TypeError("vectors are kept as rows")

@@ -15,12 +15,12 @@ from murmurate.bench._result import Log
 from murmurate.bench._topic_costs import Costs
 from murmurate.bench._topic_plan import FULL, Plan
 from murmurate.bench._topic_runs import Look, Looking
+from murmurate.datasets.corpus_world import CorpusWorld
 from murmurate.datasets.generated import generate
 from murmurate.datasets.writing import write
 from murmurate.recipes import recipe
 from murmurate.replica.sparse import ShrinksAway
 from murmurate.simulation.cluster import Cluster
-from murmurate.sources.examples import CorpusWorld
 from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.dpsgd.step_sizes import scaled_rate
 from murmurate.strategies.interface import Strategy
@@ -104,7 +104,7 @@ def _world(vocabulary: int, mean_length: float, documents: int, plan: Plan) -> C
 
 def run_of(world: CorpusWorld, model: TopicModel, strategy: Strategy, replicas: int) -> Run:
     base = replace(recipe("corpus-lda"), launcher="simulated")
-    return replace(base, world=world, agent=model, strategy=strategy, replicas=replicas)
+    return replace(base, world=world, learner=model, strategy=strategy, replicas=replicas)
 
 
 def svi_model(plan: Plan) -> TopicModel:

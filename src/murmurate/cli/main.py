@@ -104,9 +104,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     resume.add_argument("folder", type=Path)
     resume.set_defaults(act=_resume)
-    evaluate = verbs.add_parser("eval", help="play games with a run's parameters")
+    evaluate = verbs.add_parser("eval", help="evaluate a run: play games, or look at held-out data")
     evaluate.add_argument("folder", type=Path)
-    evaluate.add_argument("--episodes", type=int, default=10)
+    evaluate.add_argument("--episodes", type=int, default=None, help="games, instead of the run's number")
     evaluate.add_argument("--video", action="store_true", help="write videos/episode.mp4")
     evaluate.add_argument("--best", action="store_true", help="the best checkpoint instead of the last")
     evaluate.add_argument("--seed", type=int, default=None)
@@ -234,50 +234,36 @@ def told(finish: Any, folder: Path) -> int:
         return int(finish.code)
     if summary["exit"].startswith("failed"):
         print(f"murmurate: {summary['exit']}", file=sys.stderr)
-    mean = summary.get("eval_return_mean")
-    if mean is not None:
-        error = summary["eval_return_stderr"]
-        spread = "" if error is None else f" ± {error:.2f}"
-        print(
-            f"{summary['env_steps']:,} env steps in {summary['wall_seconds']:.0f} s. "
-            f"Evaluation over {summary['episodes']} games: {mean:.2f}{spread}"
-        )
-    if summary.get("perplexity") is not None:
-        print(
-            f"{summary['env_steps']:,} documents in {summary['wall_seconds']:.0f} s. "
-            f"Perplexity of {summary['test_documents']:,} test documents: {summary['perplexity']:,.0f}"
-        )
-    if summary.get("log_likelihood") is not None:
-        print(
-            f"{summary['env_steps']:,} rows in {summary['wall_seconds']:.0f} s. "
-            f"Log-likelihood of {summary['test_rows']:,} test rows: {summary['log_likelihood']:.3f} nats each"
-        )
+    if finish.sentence:
+        unit, seconds = finish.run.unit, summary["wall_seconds"]
+        print(f"{summary['env_steps']:,} {unit} in {seconds:.0f} s. {finish.sentence}")
     if len(summary["dead_replicas"]) < summary["replicas"]:
         for rank in summary["dead_replicas"]:
             print(f"replica {rank} died on the way; the others went on")
-    further = "topics show" if summary.get("perplexity") is not None else "report"
-    print(f"All of it is in {folder} — next: murmurate {further} {folder}")
+    print(f"All of it is in {folder} — next: murmurate {finish.run.evaluation.further} {folder}")
     return int(finish.code)
 
 
 def _eval(options: argparse.Namespace, rest: list[str]) -> int:
-    from murmurate.evaluation.play import evaluate_folder
+    from murmurate.recipes import recipe
+    from murmurate.training.evaluate import evaluate_folder
+    from murmurate.training.run_folder import read_run
 
-    result = evaluate_folder(
+    run = read_run(options.folder, recipe)
+    figures = evaluate_folder(
+        run,
         options.folder,
-        episodes=options.episodes,
+        count=options.episodes,
         which="best" if options.best else "last",
         video=options.video,
         seed=options.seed,
     )
     if options.json:
-        print(json.dumps(result))
+        print(json.dumps(figures))
     else:
-        error = result["eval_return_stderr"]
-        spread = "" if error is None else f" ± {error:.2f} (standard error)"
-        print(f"{result['episodes']} games: mean return {result['eval_return_mean']:.2f}{spread}")
-        if result["video"]:
-            print(f"video: {result['video']}")
+        print(run.evaluation.sentence(figures) or "There was nothing to evaluate on.")
+        if figures["video"]:
+            print(f"video: {figures['video']}")
     return 0
 
 

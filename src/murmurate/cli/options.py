@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Union
 
 from murmurate.errors import Refusal
+from murmurate.training.run import option_name
 
 # the recipe's name says these already
 _NAMED = frozenset({"recipe", "world.game", "world.id"})
@@ -36,22 +37,23 @@ class Option:
         return _words(self.kind)
 
 
-def options(value: Any, path: tuple[str, ...] = ()) -> Iterator[Option]:
-    """Every field of ``value``, those of nested dataclasses with dots; private ones are left out."""
+def options(value: Any, path: tuple[str, ...] = (), prefix: str = "") -> Iterator[Option]:
+    """Every field of ``value``, those of nested dataclasses with dots (but for ``flat`` ones, see ``Run``);
+    private ones are left out."""
     kinds = typing.get_type_hints(type(value))
     told = _told(type(value))
     for field in dataclasses.fields(value):
         here = (*path, field.name)
         inner = getattr(value, field.name)
-        if not field.init or ".".join(here) in _NAMED:
+        name = prefix + option_name(field)
+        if not field.init or name in _NAMED:
             continue
         if dataclasses.is_dataclass(inner):
-            yield from options(inner, here)
+            yield from options(inner, here, prefix if field.metadata.get("flat") else f"{name}.")
         elif any(dataclasses.is_dataclass(kind) for kind in typing.get_args(kinds[field.name])):
             continue  # a part that this run is without
         else:
-            name = ".".join(here).replace("_", "-")
-            yield Option(name, here, kinds[field.name], inner, told.get(field.name, ""))
+            yield Option(name.replace("_", "-"), here, kinds[field.name], inner, told.get(field.name, ""))
 
 
 def change(value: Any, arguments: Sequence[str], verb: str) -> Any:

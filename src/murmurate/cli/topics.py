@@ -10,9 +10,9 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import rich.console
@@ -20,13 +20,16 @@ import rich.table
 
 from murmurate.cli.options import change, show
 from murmurate.datasets.corpus import Corpus, Over
+from murmurate.datasets.corpus_world import CorpusWorld
+from murmurate.datasets.interface import Split
 from murmurate.datasets.reading import Skipped, kind_of, vocabulary_beside
 from murmurate.errors import MissingExtra, Refusal
-from murmurate.evaluation.held_out import Found, found, measures
+from murmurate.evaluation.held_out import perplexities
 from murmurate.recipes import recipe
-from murmurate.sources.examples import CorpusWorld
 from murmurate.strategies import strategy
 from murmurate.training import checkpoint
+from murmurate.training.data_record import check_data, read_fingerprint, refuse_missing
+from murmurate.training.restore import load_agent
 from murmurate.training.run import Run
 from murmurate.training.run_folder import read_run
 from murmurate.training.session import Finish, train
@@ -67,7 +70,7 @@ def fit(run: Run, folder: Path, passes: float | None = 5.0) -> Finish:
     if passes is not None:
         if not passes > 0:
             raise Refusal(f"passes is {passes:g}; give a positive number.")
-        documents = run.spec([]).documents
+        documents = run.world.spec().documents
         run = dataclasses.replace(run, env_steps=max(1, round(passes * documents)))
     return train(run, folder)
 
@@ -104,15 +107,46 @@ def _long(words: Sequence[str]) -> list[str]:
     return long
 
 
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A run's topics, the prior they were found with, and its corpus: where it is, and what it was then."""
+
+    topics: Topics
+    prior: float
+    world: CorpusWorld
+    folder: Path
+    fingerprint: Mapping[str, Any]
+
+    @property
+    def vocabulary(self) -> tuple[str, ...] | None:
+        words = self.fingerprint["vocabulary"]
+        return None if words is None else tuple(words)
+
+    @property
+    def vocabulary_size(self) -> int:
+        return int(self.fingerprint["vocabulary_size"])
+
+    def divided(self) -> Split:
+        """Raises Refusal where the corpus is gone or has changed."""
+        refuse_missing(self.world)
+        check_data(self.folder, self.world)
+        return self.world.divided()
+
+
 def load(folder: Path) -> Found:
     """The topics of a run folder's newest checkpoint. Raises Refusal if there are none."""
-    return found(read_run(folder, recipe), checkpoint.newest(folder / "checkpoints"))
+    run = read_run(folder, recipe)
+    learner = load_agent(run, checkpoint.newest(folder / "checkpoints"))
+    fingerprint = read_fingerprint(folder)
+    topics = learner.found() if fingerprint is not None else None
+    if fingerprint is None or not isinstance(topics, Topics):
+        raise Refusal(f"{run.recipe} is no topic model: topics are found by murmurate topics fit.")
+    return Found(topics, learner.model.prior, cast(CorpusWorld, run.world), folder, fingerprint)
 
 
 def _named(it: Found) -> Any:
     """Word by number; the number itself where the corpus has no vocabulary."""
-    vocabulary = it.record.vocabulary
-    return str if vocabulary is None else vocabulary.__getitem__
+    return str if it.vocabulary is None else it.vocabulary.__getitem__
 
 
 def _coherence(it: Found) -> list[float | None]:
@@ -225,7 +259,7 @@ _READ_BY = ("kind", "skip_bad", "one_based", "transpose", "vocabulary", "vocabul
 def _other(it: Found, options: argparse.Namespace) -> tuple[Corpus | Over, Skipped]:
     """Another corpus over the run's words, and what of its source is not in it. Words that the run does not
     know are left out. Raises Refusal where it cannot be told which words it is over."""
-    mine, path = it.record, os.path.abspath(options.corpus)
+    mine, path = it, os.path.abspath(options.corpus)
     world = it.world if path == it.world.path else CorpusWorld(path=path)
     said = {name: value for name in _READ_BY if (value := getattr(options, name)) is not None}
     world = dataclasses.replace(world, **said)
@@ -292,7 +326,7 @@ def evaluate_command(options: argparse.Namespace, rest: list[str]) -> int:
             raise Refusal("the run kept no test documents back. Name a corpus to evaluate on.")
     else:
         documents, skipped = _other(it, options)
-    result = measures(it, documents, options.seed)
+    result = perplexities(it.topics, it.prior, documents, options.seed)
     if options.json:
         print(json.dumps(result | {"skipped": dict(skipped.causes)}))
         return 0

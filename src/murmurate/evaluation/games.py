@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from murmurate.agents.interface import Agent, Policy
+from murmurate.errors import Refusal
+from murmurate.evaluation.interface import EvalContext, Evaluation
 from murmurate.spec import Episode, derive_generator, derive_seed
-from murmurate.worlds.interface import Actor, Picture, Simulators, World
+from murmurate.worlds.interface import Picture, Simulators, SimulatorWorld
 
 
 @dataclass(frozen=True)
@@ -33,11 +37,58 @@ class EvalResult:
         return float(np.std(self.returns, ddof=1)) / math.sqrt(n) if n > 1 else math.nan
 
 
+@dataclass(frozen=True)
+class Games(Evaluation):
+    """Whole games with the consensus parameters of the last checkpoint, and of the best one.
+
+    eval_episodes: games played by the final (and the best) parameters.
+    """
+
+    eval_episodes: int = 10
+
+    def check(self) -> None:
+        if self.eval_episodes < 1:
+            raise Refusal(f"eval_episodes is {self.eval_episodes}; it must be at least 1.")
+
+    def evaluate(self, learner: Agent, context: EvalContext) -> dict[str, Any]:
+        """eval_return_mean, eval_return_stderr (None for one game), episodes, returns; and where the best
+        checkpoint is there best_eval_return_mean, of the better of the two."""
+        count = self.eval_episodes if context.count is None else context.count
+        if count < 1:
+            raise Refusal(f"episodes is {count}; play at least one. Use --episodes 10.")
+        world = cast(SimulatorWorld, context.world)
+        result = evaluate(world, learner, count, context.seed)
+        best = context.best()
+        figures = {
+            "eval_return_mean": result.mean,
+            "eval_return_stderr": None if len(result.returns) == 1 else result.stderr,
+            "episodes": len(result.returns),
+            "returns": list(result.returns),
+            "best_eval_return_mean": result.mean,
+        }
+        if best is not None:
+            figures["best_eval_return_mean"] = max(
+                result.mean, evaluate(world, best, count, context.seed).mean
+            )
+        return figures
+
+    def sentence(self, figures: Mapping[str, Any]) -> str:
+        if figures.get("eval_return_mean") is None:
+            return ""
+        error = figures["eval_return_stderr"]
+        spread = "" if error is None else f" ± {error:.2f} (standard error)"
+        return f"Evaluation over {figures['episodes']} games: {figures['eval_return_mean']:.2f}{spread}"
+
+    def film(self, learner: Agent, context: EvalContext) -> npt.NDArray[np.uint8]:
+        frames, _ = record_game(cast(SimulatorWorld, context.world), learner, context.seed)
+        return frames
+
+
 @dataclass
-class _Seat:
+class _Game:
     """One game in play."""
 
-    game: int
+    number: int
     simulator: Simulators
     observation: Tensor  # [1, ...]
     memory: Tensor | None  # [1, M]
@@ -45,8 +96,8 @@ class _Seat:
 
 
 def evaluate(
-    world: World,
-    actor: Actor,
+    world: SimulatorWorld,
+    policy: Policy,
     episodes: int,
     seed: int,
     simulators: int = 16,
@@ -70,25 +121,30 @@ def evaluate(
     generator = derive_generator(seed, "evaluation", device=device)
     played: list[Episode | None] = [None] * episodes
     waiting = iter(range(episodes))
-    seats: list[_Seat] = []
+    games: list[_Game] = []
     try:
         while True:
-            seats += _seated(world, actor, seed, waiting, simulators - len(seats))
-            if not seats:
+            games += _begin(world, policy, seed, waiting, simulators - len(games))
+            if not games:
                 break
-            action = _act(actor, seats, generator, torch.device(device))
-            for low in range(0, len(seats), threads):
-                _step(seats[low : low + threads], action[low : low + threads], played)
-            seats = [seat for seat in seats if played[seat.game] is None]
+            action = _act(policy, games, generator, torch.device(device))
+            for low in range(0, len(games), threads):
+                _step(games[low : low + threads], action[low : low + threads], played)
+            games = [game for game in games if played[game.number] is None]
     finally:
-        for seat in seats:
-            seat.simulator.close()
+        for game in games:
+            game.simulator.close()
     whole = [episode for episode in played if episode is not None]
     return EvalResult(tuple(e.episode_return for e in whole), tuple(e.length for e in whole))
 
 
 def record_game(
-    world: World, actor: Actor, seed: int, max_steps: int = 4_500, *, device: torch.device | str = "cpu"
+    world: SimulatorWorld,
+    policy: Policy,
+    seed: int,
+    max_steps: int = 4_500,
+    *,
+    device: torch.device | str = "cpu",
 ) -> tuple[npt.NDArray[np.uint8], float]:
     """Film one greedy game: (frames [n, H, W, 3] uint8, one per env step; return so far).
 
@@ -104,53 +160,55 @@ def record_game(
     total = 0.0
     try:
         start = simulator.reset(derive_seed(seed, "evaluation"))
-        seat = _Seat(0, simulator, start.observation, actor.initial_memory(1))
+        game = _Game(0, simulator, start.observation, policy.initial_memory(1))
         for _ in range(max_steps):
             frames.append(simulator.picture())
-            simulator.send(_act(actor, [seat], generator, torch.device(device)))
+            simulator.send(_act(policy, [game], generator, torch.device(device)))
             step = simulator.receive()
             total += float(step.reward)
             if step.episodes:
                 break
-            seat.observation, seat.first = step.observation, False
+            game.observation, game.first = step.observation, False
     finally:
         simulator.close()
     return np.stack(frames), total
 
 
-def _seated(world: World, actor: Actor, seed: int, waiting: Iterator[int], free: int) -> list[_Seat]:
-    """Begin the next games, as many as there are free seats."""
-    seats = []
-    for _, game in zip(range(free), waiting, strict=False):
-        simulator = world.open(1, training=False, first=game)
+def _begin(
+    world: SimulatorWorld, policy: Policy, seed: int, waiting: Iterator[int], free: int
+) -> list[_Game]:
+    """Begin the next games, as many as there are free places."""
+    games = []
+    for _, number in zip(range(free), waiting, strict=False):
+        simulator = world.open(1, training=False, first=number)
         observation = simulator.reset(derive_seed(seed, "evaluation")).observation
-        seats.append(_Seat(game, simulator, observation, actor.initial_memory(1)))
-    return seats
+        games.append(_Game(number, simulator, observation, policy.initial_memory(1)))
+    return games
 
 
-def _act(actor: Actor, seats: list[_Seat], generator: torch.Generator, device: torch.device) -> Tensor:
-    """Greedy actions [n] or [n, D], on the host; every seat's memory moves on."""
-    memories = [seat.memory for seat in seats if seat.memory is not None]
+def _act(policy: Policy, games: list[_Game], generator: torch.Generator, device: torch.device) -> Tensor:
+    """Greedy actions [n] or [n, D], on the host; every game's memory moves on."""
+    memories = [game.memory for game in games if game.memory is not None]
     with torch.no_grad():
-        chosen = actor.act(
-            torch.cat([seat.observation for seat in seats]).to(device),
+        chosen = policy.act(
+            torch.cat([game.observation for game in games]).to(device),
             torch.cat(memories) if memories else None,
-            torch.tensor([seat.first for seat in seats], device=device),
+            torch.tensor([game.first for game in games], device=device),
             generator,
             greedy=True,
         )
-    for i, seat in enumerate(seats):
-        seat.memory = None if chosen.memory is None else chosen.memory[i : i + 1]
+    for i, game in enumerate(games):
+        game.memory = None if chosen.memory is None else chosen.memory[i : i + 1]
     return chosen.action.cpu()
 
 
-def _step(seats: list[_Seat], action: Tensor, played: list[Episode | None]) -> None:
-    """Step these seats at the same time; note the games that ended, and close theirs."""
-    for i, seat in enumerate(seats):
-        seat.simulator.send(action[i : i + 1])
-    for seat in seats:
-        step = seat.simulator.receive()
-        seat.observation, seat.first = step.observation, False
+def _step(games: list[_Game], action: Tensor, played: list[Episode | None]) -> None:
+    """Step these games at the same time; note the games that ended, and close theirs."""
+    for i, game in enumerate(games):
+        game.simulator.send(action[i : i + 1])
+    for game in games:
+        step = game.simulator.receive()
+        game.observation, game.first = step.observation, False
         if step.episodes:
-            played[seat.game] = step.episodes[0]
-            seat.simulator.close()
+            played[game.number] = step.episodes[0]
+            game.simulator.close()

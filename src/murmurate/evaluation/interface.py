@@ -27,17 +27,35 @@ class EvalContext:
     best: Callable[[], Any | None] = lambda: None
 
 
+@dataclass(frozen=True)
+class Curve:
+    """A metric that learners record on the way, as the report draws it and the console prints it.
+
+    label: of its axis. text: a sentence below the title. digits: after the point, on the console.
+    """
+
+    metric: str
+    title: str
+    label: str
+    text: str = ""
+    lower_is_better: bool = False
+    digits: int = 0
+
+
 class Evaluation(Protocol):
     """A frozen dataclass, part of a Run; its fields are options of the run, without a prefix.
 
     further: the command that shows more, which is printed at the end of a run with its folder.
+    curves: what the report draws of the run's progress, in place of the returns of episodes.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     further: ClassVar[str] = "report"
+    curves: ClassVar[tuple[Curve, ...]] = ()
 
     def check(self) -> None:
         """Raise Refusal for values that make no sense."""
+        return None
 
     def evaluate(self, learner: Any, context: EvalContext) -> dict[str, Any]:
         """Figures by name, as plain values: they go into ``summary.json`` and are what ``murmurate eval

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from murmurate.agents.a2c import A2C
+from murmurate.evaluation.games import Games
+from murmurate.sources.rollouts import RolloutSourceConfig
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.training.run import Run
 from murmurate.worlds.atari import AtariWorld
@@ -23,7 +25,13 @@ def settings(name: str) -> dict[str, Any]:
     """What suits a world, whatever the strategy."""
     where = world(name)
     if isinstance(where, AtariWorld):
-        return {"world": where, "agent": A2C(precision="auto"), "env_steps": 10_000_000}
+        return {
+            "world": where,
+            "learner": A2C(precision="auto"),
+            "source": RolloutSourceConfig(),
+            "evaluation": Games(),
+            "env_steps": 10_000_000,
+        }
     if isinstance(where, GymWorld) and name == "cartpole":
         # A critic that has learned leaves gradients near zero; with the usual epsilon of 1e-5 RMSprop scales
         # them up to full steps, and the first failure after such a calm up to ten: the policy is gone.
@@ -37,14 +45,17 @@ def settings(name: str) -> dict[str, Any]:
         )
         return {
             "world": where,
-            "agent": agent,
-            "simulators": 8,
+            "learner": agent,
+            "source": RolloutSourceConfig(simulators=8),
+            "evaluation": Games(),
             "env_steps": 500_000,
             "checkpoint_every_env_steps": 20_000,  # the best is kept from among these
         }
     return {
         "world": where,
-        "agent": A2C(steps=8, gae_lambda=0.95, entropy_coefficient=0.0),
+        "learner": A2C(steps=8, gae_lambda=0.95, entropy_coefficient=0.0),
+        "source": RolloutSourceConfig(),
+        "evaluation": Games(),
         "env_steps": 1_000_000,
     }
 

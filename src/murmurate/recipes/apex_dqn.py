@@ -16,13 +16,15 @@ def apex_dqn(name: str) -> Run:
     and a replay (Differs: the paper has one learner). The exponent of the importance weights stays 0.4, as in
     the paper."""
     usual = settings(name)
-    usual["replay"] = dataclasses.replace(usual["replay"], beta_end=usual["replay"].beta)
-    agent = dataclasses.replace(usual.pop("agent"), exploration="ladder", epsilon=0.4)
+    source, learner = usual.pop("source"), usual.pop("learner")
+    replay = dataclasses.replace(source.replay, beta_end=source.replay.beta)
+    learner = dataclasses.replace(learner, exploration="ladder", epsilon=0.4)
     if name == "cartpole":
         usual["env_steps"] *= 2  # half of the simulators explore all the while
         # the paper's replay is twice DQN's: from a quarter of what was played learners fell back at times
-        usual["replay"] = dataclasses.replace(usual["replay"], capacity=usual["env_steps"])
-    return Run(recipe=f"{name}-{ALGORITHM}", agent=agent, actors=2, strategy=AllReduce(), **usual)
+        replay = dataclasses.replace(replay, capacity=usual["env_steps"])
+    source = dataclasses.replace(source, replay=replay, actors=2)
+    return Run(recipe=f"{name}-{ALGORITHM}", learner=learner, source=source, strategy=AllReduce(), **usual)
 
 
 recipe = apex_dqn

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from murmurate.agents.dqn import DQN
+from murmurate.evaluation.games import Games
 from murmurate.replay.config import ReplayConfig
+from murmurate.sources.replay_source import ReplaySourceConfig
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.training.run import Run
 from murmurate.worlds.atari import AtariWorld
@@ -25,14 +27,14 @@ def settings(name: str) -> dict[str, Any]:
     if isinstance(where, AtariWorld):
         return {
             "world": where,
-            "agent": DQN(n_step=3, precision="auto"),
-            "replay": ReplayConfig(),
-            "simulators": 8,
+            "learner": DQN(n_step=3, precision="auto"),
+            "source": ReplaySourceConfig(simulators=8),
+            "evaluation": Games(),
             "env_steps": 10_000_000,
         }
     return {
         "world": where,
-        "agent": DQN(
+        "learner": DQN(
             batch=64,
             n_step=10,
             learning_rate=1e-3,
@@ -42,8 +44,10 @@ def settings(name: str) -> dict[str, Any]:
             epsilon=0.04,
             explore_updates=2_000,
         ),
-        "replay": ReplayConfig(capacity=50_000, learning_starts=1_000, samples_per_insert=8.0),
-        "simulators": 8,
+        "source": ReplaySourceConfig(
+            simulators=8, replay=ReplayConfig(capacity=50_000, learning_starts=1_000, samples_per_insert=8.0)
+        ),
+        "evaluation": Games(),
         "env_steps": 100_000,
         "checkpoint_every_env_steps": 10_000,
     }

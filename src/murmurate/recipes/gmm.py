@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from murmurate.datasets.table_world import TableWorld
 from murmurate.errors import unknown
+from murmurate.evaluation.held_out import HeldOutRows
+from murmurate.sources.examples import ExampleSourceConfig
 from murmurate.strategies.hogwild import Hogwild
 from murmurate.training.run import Run
 from murmurate.workloads.mixture_model import MixtureModel
@@ -19,9 +21,10 @@ def gmm(name: str) -> Run:
     return Run(
         recipe=f"{name}-{ALGORITHM}",
         world=TableWorld(),
-        agent=MixtureModel(),
+        learner=MixtureModel(),
         strategy=Hogwild(),
-        simulators=1,
+        source=ExampleSourceConfig(),
+        evaluation=HeldOutRows(),
         env_steps=1_000_000,
         checkpoint_every_env_steps=1_000_000,
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from murmurate.datasets.corpus_world import CorpusWorld
 from murmurate.errors import unknown
-from murmurate.sources.examples import CorpusWorld
+from murmurate.evaluation.held_out import HeldOutDocuments
+from murmurate.sources.examples import ExampleSourceConfig
 from murmurate.strategies.hogwild import Hogwild
 from murmurate.training.run import Run
 from murmurate.workloads.in_memory import with_steps_of
@@ -22,9 +24,10 @@ def lda(name: str) -> Run:
     return Run(
         recipe=f"{name}-{ALGORITHM}",
         world=CorpusWorld(),
-        agent=TopicModel(),
+        learner=TopicModel(),
         strategy=Hogwild(),
-        simulators=1,
+        source=ExampleSourceConfig(),
+        evaluation=HeldOutDocuments(),
         env_steps=1_000_000,
         checkpoint_every_env_steps=1_000_000,
         record_every_seconds=0.2,  # small corpora are through in seconds
@@ -33,9 +36,9 @@ def lda(name: str) -> Run:
 
 def finished(run: Run) -> Run:
     """With the rho that follows from the steps (``with_steps_of``)."""
-    if not isinstance(run.agent, TopicModel):
+    if not isinstance(run.learner, TopicModel):
         return run
-    return dataclasses.replace(run, strategy=with_steps_of(run.agent, run.strategy))
+    return dataclasses.replace(run, strategy=with_steps_of(run.learner, run.strategy))
 
 
 recipe = lda

@@ -27,17 +27,18 @@ def spo_dqn(name: str) -> Run:
     by the square root rule (Malladi et al. 2022).
     """
     usual = settings(name)
-    agent = dataclasses.replace(usual.pop("agent"), selector="agreed")
-    usual["simulators"] //= _LEARNERS
+    learner = dataclasses.replace(usual.pop("learner"), selector="agreed")
+    simulators = usual["source"].simulators // _LEARNERS
+    usual["source"] = dataclasses.replace(usual["source"], simulators=simulators)
     # each learner sees its share of the steps, and needs as many updates as one alone
     if name == "cartpole":
         usual["env_steps"] *= _LEARNERS
     else:
-        rate = math.sqrt(_LEARNERS) * agent.learning_rate
-        agent = dataclasses.replace(agent, batch=agent.batch // _LEARNERS, learning_rate=rate)
+        rate = math.sqrt(_LEARNERS) * learner.learning_rate
+        learner = dataclasses.replace(learner, batch=learner.batch // _LEARNERS, learning_rate=rate)
     return Run(
         recipe=f"{name}-{ALGORITHM}",
-        agent=agent,
+        learner=learner,
         strategy=LocalSGD(period=_PERIOD),
         replicas=_LEARNERS,
         **usual,

@@ -36,7 +36,7 @@ class Console:
     Use it as a context manager; call ``feed`` with what a ``Tail`` polled, and ``refresh`` now and
     then (it also lets time pass on screen, and prints the plain lines). ``elapsed`` says how many
     seconds the run has taken (default: since this object was made); it must count as
-    ``time_seconds`` of the records does.
+    ``time_seconds`` of the records does. ``curves``: metrics to print (see ``evaluation.interface.Curve``).
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Console:
         target_env_steps: int | None = None,
         *,
         unit: str = "env steps",
+        curves: Sequence[Any] = (),
         target_seconds: float | None = None,
         console: rich.console.Console | None = None,
         elapsed: Callable[[], float] | None = None,
@@ -57,6 +58,7 @@ class Console:
         self.target_env_steps = target_env_steps
         self.target_seconds = target_seconds
         self._unit = unit  # of env steps
+        self._curves = curves
         self._elapsed = elapsed or (lambda: time.monotonic() - started)
         self._console = console or rich.console.Console()
         self._interval = interval_seconds
@@ -112,10 +114,9 @@ class Console:
             parts.append(f"{rate:,.0f}/s")
         if at.return_mean is not None:
             parts.append(f"return {_number(at.return_mean)}")
-        if at.perplexity is not None:
-            parts.append(f"perplexity {at.perplexity:,.0f}")
-        if at.log_likelihood is not None:
-            parts.append(f"log-likelihood {at.log_likelihood:.3f}")
+        for curve in self._curves:
+            if (value := at.best(curve.metric, curve.lower_is_better)) is not None:
+                parts.append(f"{curve.title.lower()} {value:,.{curve.digits}f}")
         if at.staleness is not None:
             parts.append(f"staleness {at.staleness:.0f}")
         if at.disagreement is not None:

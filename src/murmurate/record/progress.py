@@ -145,13 +145,9 @@ class Progress:
     def loss(self) -> float | None:
         return self._over_living("loss", lambda known: sum(known) / len(known))
 
-    @property
-    def perplexity(self) -> float | None:
-        return self._over_living("perplexity", min)
-
-    @property
-    def log_likelihood(self) -> float | None:
-        return self._over_living("log_likelihood", max)
+    def best(self, metric: str, lower_is_better: bool) -> float | None:
+        """The best over the living of what they last recorded under that name."""
+        return self._over_living(metric, min if lower_is_better else max)
 
     def eta_seconds(self, target_env_steps: int | None, target_seconds: float | None = None) -> float | None:
         """Seconds to the nearer of the given ends at the rate of the last minute; None if unknown."""

@@ -89,7 +89,8 @@ def _render(runs: Sequence[RecordedRun]) -> str:
 def _one(run: RecordedRun) -> dict[str, Any]:
     state, bad = _state(run)
     parts = [
-        sections.returns([run]) if run.plays else sections.kept_back([run]),
+        sections.returns([run]) if run.plays else None,
+        *sections.curves([run]),
         sections.speed([run]),
         sections.staleness([run]),
         sections.timelines([("", run)]),
@@ -135,7 +136,8 @@ def _several(runs: Sequence[RecordedRun]) -> dict[str, Any]:
         "facts": [],
         "comparison": comparison.table(shown),
         "sections": [
-            comparison.returns(shown) if runs[0].plays else sections.kept_back(runs),
+            *([comparison.returns(shown)] if runs[0].plays else []),
+            *sections.curves(runs),
             comparison.times(shown),
             comparison.staleness(shown),
             comparison.disagreement(shown),
@@ -152,13 +154,15 @@ def _headline(run: RecordedRun) -> list[dict[str, str]]:
 
     frames, wall = run.fact("frames"), run.fact("wall_seconds")
     if run.plays:
-        first = fact("training return", number(run.fact("train_return_mean")), "last 100 episodes")
+        first = [fact("training return", number(run.fact("train_return_mean")), "last 100 episodes")]
     else:
-        judged = [key for key in ("perplexity", "log_likelihood") if run.fact(key) is not None]
-        key = judged[0] if judged else "perplexity"
-        first, frames = fact(key.replace("_", "-"), number(run.fact(key)), "of what was kept back"), None
+        shown = [curve for curve in run.curves if run.fact(curve["metric"]) is not None]
+        first = [
+            fact(c["title"].lower(), number(run.fact(c["metric"])), "of what was kept back") for c in shown
+        ]
+        frames = None
     facts = [
-        first,
+        *first,
         fact(run.unit, number(run.fact("env_steps")), f"{number(frames)} frames" if frames else ""),
         *([fact("virtual time", number(seconds(run)), "seconds")] if run.virtual else []),
         *([fact("wall time", clock(wall), "h:mm:ss")] if wall is not None else []),

@@ -86,6 +86,11 @@ class RecordedRun:
         return self.unit == "env steps"
 
     @property
+    def curves(self) -> list[dict[str, str]]:
+        """What its evaluation wants drawn: metric, title, label and text of each."""
+        return list(self.run.get("curves") or ())
+
+    @property
     def label(self) -> str:
         many = "" if self.replicas == 1 else f", {self.replicas} replicas"
         return f"{self.recipe}, {self.strategy_name}{many}"

@@ -86,26 +86,21 @@ def returns(runs: Sequence[RecordedRun]) -> Section:
     )
 
 
-def kept_back(runs: Sequence[RecordedRun]) -> Section:
-    """What examples that were kept back say of a model that plays nothing."""
-    kinds = {
-        "perplexity": (
-            "Perplexity",
-            "perplexity of documents kept back",
-            "By document completion; lower is better.",
-        ),
-        "log_likelihood": ("Log-likelihood", "log-likelihood of rows kept back (nats)", "Higher is better."),
-    }
-    key = next((key for key in kinds if any(run.has(key) for run in runs)), "perplexity")
-    title, label, said = kinds[key]
-    runs = [run for run in runs if run.has(key)]
-    if not runs:
-        return Section(title, "Nothing that was kept back was looked at on the way.")
-    drawn = [
-        figures.svg(figures.over(runs, key, axis, label), name=f"{key} by {axis}")
-        for axis in ("total_env_steps", "time_seconds")
-    ]
-    return Section(title, said, legend=_legend(runs), figures=drawn)
+def curves(runs: Sequence[RecordedRun]) -> list[Section]:
+    """What the evaluation of the first of these runs wants drawn (``evaluation.interface.Curve``)."""
+    sections = []
+    for curve in runs[0].curves:
+        metric, title = curve["metric"], curve["title"]
+        having = [run for run in runs if run.has(metric)]
+        if not having:
+            sections.append(Section(title, f"No {title.lower()} was recorded on the way."))
+            continue
+        drawn = [
+            figures.svg(figures.over(having, metric, axis, curve["label"]), name=f"{metric} by {axis}")
+            for axis in ("total_env_steps", "time_seconds")
+        ]
+        sections.append(Section(title, curve["text"], legend=_legend(having), figures=drawn))
+    return sections
 
 
 def speed(runs: Sequence[RecordedRun]) -> Section:

@@ -8,9 +8,12 @@ from torch import Tensor
 
 from murmurate.replay.interface import Steps
 from murmurate.replay.rows import Column
+from murmurate.spec import Shapes
 
 
-def check_steps(steps: Steps, low: int, simulators: int, observation: Column, action: Column) -> None:
+def check_steps(
+    steps: Steps, low: int, simulators: int, observation: Column, action: Column, behaviour: Shapes
+) -> None:
     """Raise ValueError, naming the field, for a step of other shapes or kinds than those of ``observation``
     and ``action``, of simulators that there are not, or of rewards or values that are not finite. nan is a
     value that is not known."""
@@ -27,7 +30,10 @@ def check_steps(steps: Steps, low: int, simulators: int, observation: Column, ac
         ("action", steps.action, action),
         ("terminated", steps.terminated, flags),
         ("truncated", steps.truncated, flags),
+        *((name, steps.behaviour.get(name), Column(s, torch.float32)) for name, s in behaviour.items()),
     ):
+        if value is None:
+            raise ValueError(f"the action came without '{name}', which this replay keeps beside it")
         if value.shape != (count, *column.shape) or value.dtype != column.dtype:
             raise ValueError(
                 f"'{name}' is {value.dtype} {list(value.shape)}, and this replay keeps {column.dtype} "

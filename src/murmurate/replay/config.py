@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Literal
@@ -19,7 +19,7 @@ from murmurate.replay.priorities import Chances, Prioritized, Uniform
 from murmurate.replay.row_replay import RowReplay
 from murmurate.replay.rows import Column
 from murmurate.replay.segments import Segmented
-from murmurate.spec import EnvSpec, derive_seed
+from murmurate.spec import EnvSpec, Shapes, derive_seed
 
 _CHANCE_BYTES = 10  # of a leaf of the tree, what lies above it, and whether it is there
 
@@ -66,8 +66,8 @@ class ReplayConfig:
     segment_draws: Literal["each", "one"] = "each"
     weights: Literal["own", "all"] = "own"
     ahead: int = 0
-    saved: bool = True
-    folder: str | None = None
+    saved: bool = field(default=True, metadata={"place": True})
+    folder: str | None = field(default=None, metadata={"place": True})
     publish_every: int = 10
 
     def __post_init__(self) -> None:
@@ -151,14 +151,23 @@ class ReplayConfig:
         return steps - steps % self.fit_every if self.fit_every else steps
 
 
-def replay_bytes(config: ReplayConfig, spec: EnvSpec, *, simulators: int, steps: int, batch: int) -> int:
+def replay_bytes(
+    config: ReplayConfig,
+    spec: EnvSpec,
+    *,
+    simulators: int,
+    steps: int,
+    batch: int,
+    behaviour: Shapes | None = None,
+) -> int:
     """How much memory the store takes once it is full.
 
     Raises Refusal if no batch could ever be drawn from it.
     """
+    recorded = 4 * sum(math.prod(shape) for shape in (behaviour or {}).values())
     if not spec.stacked:
         seen = math.prod(spec.observation_shape) * spec.observation_dtype.itemsize
-        return config.capacity * (2 * seen + 4 * math.prod(spec.action_shape) + 64 + _CHANCE_BYTES)
+        return config.capacity * (2 * seen + 4 * math.prod(spec.action_shape) + recorded + 64 + _CHANCE_BYTES)
     if config.segments > 1:
         raise Refusal(
             f"replay.segments is {config.segments}, and images lie in a ring for each simulator, not in one "
@@ -172,7 +181,7 @@ def replay_bytes(config: ReplayConfig, spec: EnvSpec, *, simulators: int, steps:
             f"replay.capacity is {config.capacity:,}: {ring} images for each of {simulators} simulators "
             f"never hold a batch of {batch}. Use --replay.capacity {4 * simulators * (window + batch)}."
         )
-    return simulators * (ring + window) * math.prod(shape) + config.capacity * (32 + _CHANCE_BYTES)
+    return simulators * (ring + window) * math.prod(shape) + config.capacity * (32 + recorded + _CHANCE_BYTES)
 
 
 def memory_bytes(config: ReplayConfig, store_bytes: int) -> int:
@@ -190,10 +199,11 @@ def open_replay(
     seed: int,
     threads: int = 1,
     rank: int = 0,
+    behaviour: Shapes | None = None,
 ) -> Replay:
     """The store for what is seen and done in a world: frames once each where observations are stacks of
     images, rows elsewhere. steps, discount: of the returns. threads: of searches for large batches.
-    rank: whose it is, where it lies in a folder.
+    rank: whose it is, where it lies in a folder. behaviour: shapes of what is recorded beside the action.
 
     Raises Refusal if there is no memory for it.
     """
@@ -221,6 +231,7 @@ def open_replay(
             steps=steps,
             discount=discount,
             take=take,
+            behaviour=behaviour,
         )
     action = Column((), torch.int64) if spec.actions else Column(spec.action_shape, torch.float32)
     return RowReplay(
@@ -231,4 +242,5 @@ def open_replay(
         steps=steps,
         discount=discount,
         take=take,
+        behaviour=behaviour,
     )

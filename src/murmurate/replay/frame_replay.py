@@ -15,8 +15,16 @@ from murmurate.replay.interface import Chosen, Sample, Steps
 from murmurate.replay.memory import Take, private
 from murmurate.replay.priorities import Chances
 from murmurate.replay.returns import FirstErrors, Integers, NStepReturns, push
-from murmurate.replay.rows import Column, Rows, numbers_as_bytes
+from murmurate.replay.rows import (
+    RECORDED,
+    Column,
+    Rows,
+    behaviour_of,
+    numbers_as_bytes,
+    recorded_columns,
+)
 from murmurate.replay.sum_tree import Draw
+from murmurate.spec import Shapes
 
 _STREAM_BITS = 40  # of a key: which stream lies above them, the number of a frame in it below
 
@@ -25,7 +33,8 @@ class FrameReplay:
     """See ``Replay``; each image is kept once. A key is the stream and the number of a transition's newest
     frame in it.
 
-    chances: over simulators x length slots; each simulator has a ring of its own.
+    chances: over simulators x length slots; each simulator has a ring of its own. behaviour: shapes of what
+    is recorded beside the action, by name.
     """
 
     def __init__(
@@ -38,7 +47,9 @@ class FrameReplay:
         steps: int = 1,
         discount: float = 0.99,
         take: Take = private,
+        behaviour: Shapes | None = None,
     ) -> None:
+        self._behaviour = dict(behaviour or {})
         length = chances.capacity // simulators
         if length * simulators != chances.capacity:
             raise ValueError(
@@ -51,6 +62,7 @@ class FrameReplay:
         self._observation = Column((stack, *shape), torch.uint8)
         self._action = Column((), torch.int64)
         columns = {"action": self._action, "reward": one, "discount": one}
+        columns |= recorded_columns(self._behaviour)
         self.rows = Rows(chances.capacity, columns, take)
         # k, from s to s': less than n for the last steps before an episode is cut off
         self._lengths = np.full(chances.capacity, steps, np.int16)
@@ -61,6 +73,10 @@ class FrameReplay:
         # of the last n steps of each simulator, newest first: the number of its newest frame, and the action
         self._seen = np.zeros((steps, simulators), np.int64)
         self._done = np.zeros((steps, simulators), np.int64)
+        self._recorded = {
+            RECORDED + name: np.zeros((steps, simulators, *shape), np.float32)
+            for name, shape in self._behaviour.items()
+        }
 
     def __len__(self) -> int:
         return self.chances.filled
@@ -72,7 +88,7 @@ class FrameReplay:
 
     def observe(self, low: int, steps: Steps) -> int:
         """Observations are [b, stack, H, W] uint8, the newest image last."""
-        check_steps(steps, low, len(self._heads), self._observation, self._action)
+        check_steps(steps, low, len(self._heads), self._observation, self._action, self._behaviour)
         count, length = steps.reward.shape[0], self.frames.length
         here, streams = slice(low, low + count), np.arange(low, low + count)
         terminated, truncated = steps.terminated.numpy(), steps.truncated.numpy()
@@ -82,6 +98,8 @@ class FrameReplay:
                 self._append(streams[begins], image)
         push(self._seen[:, here], self._heads[here] - 1)
         push(self._done[:, here], steps.action.numpy())
+        for name, kept in self._recorded.items():
+            push(kept[:, here], steps.behaviour[name.removeprefix(RECORDED)].detach().numpy())
         self._errors.step(low, count, steps.taken)
         closed = self._returns.step(low, steps.reward.numpy(), terminated, truncated)
         image = steps.next_observation[:, -1]
@@ -101,6 +119,8 @@ class FrameReplay:
             "reward": numbers_as_bytes(closed.reward),
             "discount": numbers_as_bytes(closed.discount),
         }
+        for name, kept in self._recorded.items():
+            values[name] = self.rows.as_bytes(name, torch.from_numpy(kept[of]))
         self.rows.put(slots, values)
         # nothing follows a termination: such windows are as long as any
         self._lengths[slots] = np.where(terminated[closed.simulator - low], self.steps, closed.age)
@@ -145,12 +165,15 @@ class FrameReplay:
         slots = chosen.draw.indices
         lengths = self._lengths[slots.numpy()] if self.steps > 1 else None
         window = self.frames.read(slots, images, lengths, courier)
+        read = dict(self.rows.read(slots, values, courier))
+        behaviour = behaviour_of(read) if self._behaviour else {}
         return Sample(
             chosen.keys,
             chosen.draw.weights,
             observation=window.observation,
             next_observation=window.next_observation,
-            **self.rows.read(slots, values, courier),
+            **read,
+            behaviour=behaviour,
         )
 
     def sample(self, count: int, beta: float) -> Sample:
@@ -167,7 +190,9 @@ class FrameReplay:
         self.chances.update(slots, error)
 
     def state(self) -> dict[str, Any]:
+        recorded = {name: torch.from_numpy(kept) for name, kept in self._recorded.items()}
         return {
+            **({"recorded": recorded} if recorded else {}),
             "heads": torch.from_numpy(self._heads),
             "inserted": self.inserted,
             "frames": self.frames.save(self._heads.tolist()),
@@ -178,6 +203,11 @@ class FrameReplay:
             "first": torch.from_numpy(self._first),
             "seen": torch.from_numpy(self._seen),
             "done": torch.from_numpy(self._done),
+            **(
+                {"recorded": {n: torch.from_numpy(x) for n, x in self._recorded.items()}}
+                if self._recorded
+                else {}
+            ),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -194,3 +224,5 @@ class FrameReplay:
         self._first[:] = state["first"].numpy()
         self._seen[:] = state["seen"].numpy()
         self._done[:] = state["done"].numpy()
+        for name, kept in self._recorded.items():
+            kept[:] = state["recorded"][name].numpy()

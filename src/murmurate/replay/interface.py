@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -18,6 +20,7 @@ class Sample:
     over the greatest that any transition could have (learners take them over the greatest of the batch).
 
     reward: [B], n-step returns. discount: [B], of what follows; 0 after a termination.
+    behaviour: [B, ...] by name, what was recorded beside the actions (see ``Requirement.behaviour``).
     """
 
     keys: Tensor
@@ -27,6 +30,7 @@ class Sample:
     reward: Tensor
     discount: Tensor
     next_observation: Tensor
+    behaviour: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Steps(NamedTuple):
     first. It is not looked at where an episode was terminated.
     taken, following: [b], the values of the action and of what followed, as who acted saw them: transitions
     are first drawn by their errors then (Horgan et al. 2018, section 3). None: by the highest so far.
+    behaviour: [b, ...] float32 by name, what was recorded beside the actions.
     """
 
     observation: Tensor
@@ -62,6 +67,7 @@ class Steps(NamedTuple):
     truncated: Tensor
     taken: Tensor | None = None
     following: Tensor | None = None
+    behaviour: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class Replay(Protocol):

@@ -15,15 +15,25 @@ from murmurate.replay.interface import Chosen, Sample, Steps
 from murmurate.replay.memory import Take, private
 from murmurate.replay.priorities import Chances
 from murmurate.replay.returns import FirstErrors, NStepReturns, push
-from murmurate.replay.rows import Bytes, Column, Rows, numbers_as_bytes
+from murmurate.replay.rows import (
+    RECORDED,
+    Bytes,
+    Column,
+    Rows,
+    behaviour_of,
+    numbers_as_bytes,
+    recorded_columns,
+)
 from murmurate.replay.sum_tree import Draw
+from murmurate.spec import Shapes
 
 
 class RowReplay:
     """See ``Replay``. A key is a transition's number: it tells of a late error whether the transition it is
     about is still there.
 
-    chances: over ``capacity`` slots. steps, discount: of the returns.
+    chances: over ``capacity`` slots. steps, discount: of the returns. behaviour: shapes of what is recorded
+    beside the action, by name.
     """
 
     def __init__(
@@ -36,7 +46,9 @@ class RowReplay:
         discount: float = 0.99,
         simulators: int = 1,
         take: Take = private,
+        behaviour: Shapes | None = None,
     ) -> None:
+        self._behaviour = dict(behaviour or {})
         one = Column((), torch.float32)
         columns = {
             "observation": observation,
@@ -44,6 +56,7 @@ class RowReplay:
             "action": action,
             "reward": one,
             "discount": one,
+            **recorded_columns(self._behaviour),
         }
         self.chances, self.head, self.simulators = chances, 0, simulators
         self._observation, self._action = observation, action
@@ -54,9 +67,13 @@ class RowReplay:
         # the last n steps of each simulator, newest first, and the same memory as the store takes it
         self._seen = torch.zeros(steps, simulators, *observation.shape, dtype=observation.dtype)
         self._done = torch.zeros(steps, simulators, *action.shape, dtype=action.dtype)
+        self._recorded = {
+            name: torch.zeros(steps, simulators, *column.shape)
+            for name, column in recorded_columns(self._behaviour).items()
+        }
         self._last = {
             name: self.rows.as_bytes(name, kept.flatten(0, 1)).reshape(steps, simulators, -1)
-            for name, kept in (("observation", self._seen), ("action", self._done))
+            for name, kept in (("observation", self._seen), ("action", self._done), *self._recorded.items())
         }
 
     def __len__(self) -> int:
@@ -72,11 +89,13 @@ class RowReplay:
         return self.head + self._most > self.chances.capacity
 
     def observe(self, low: int, steps: Steps) -> int:
-        check_steps(steps, low, self.simulators, self._observation, self._action)
+        check_steps(steps, low, self.simulators, self._observation, self._action, self._behaviour)
         count = steps.reward.shape[0]
         self._errors.step(low, count, steps.taken)
+        new = {"observation": steps.observation, "action": steps.action}
+        new |= {RECORDED + name: steps.behaviour[name] for name in self._behaviour}
         for name, kept in self._last.items():
-            push(kept[:, low : low + count], self.rows.as_bytes(name, getattr(steps, name)))
+            push(kept[:, low : low + count], self.rows.as_bytes(name, new[name]))
         closed = self._returns.step(
             low, steps.reward.numpy(), steps.terminated.numpy(), steps.truncated.numpy()
         )
@@ -144,7 +163,11 @@ class RowReplay:
         self, chosen: Chosen, room: dict[str, Tensor] | None = None, courier: Courier | None = None
     ) -> Sample:
         values = self.rows.read(chosen.draw.indices, room, courier)
-        return Sample(chosen.keys, chosen.draw.weights, **values)
+        if not self._behaviour:
+            return Sample(chosen.keys, chosen.draw.weights, **values)  # type: ignore[arg-type]
+        values = dict(values)  # not to take columns out of memory that is used again
+        behaviour = behaviour_of(values)
+        return Sample(chosen.keys, chosen.draw.weights, **values, behaviour=behaviour)
 
     def sample(self, count: int, beta: float) -> Sample:
         return self.gather(self.choose(count, beta))
@@ -166,6 +189,7 @@ class RowReplay:
             "returns": self._returns.state(),
             "seen": self._seen,
             "done": self._done,
+            **({"recorded": self._recorded} if self._recorded else {}),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -175,3 +199,5 @@ class RowReplay:
         self._returns.load(state["returns"])
         self._seen.copy_(state["seen"])
         self._done.copy_(state["done"])
+        for name, kept in self._recorded.items():
+            kept.copy_(state["recorded"][name])

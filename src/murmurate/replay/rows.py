@@ -14,6 +14,7 @@ from murmurate import native
 from murmurate.replay.async_copy import Courier
 from murmurate.replay.memory import Take, array, private
 from murmurate.replay.returns import Integers
+from murmurate.spec import Shapes
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -142,6 +143,19 @@ class Rows:
 
     def load(self, rows: Tensor) -> None:
         self._rows[: len(rows)].copy_(rows)
+
+
+RECORDED = "behaviour."  # columns of what was recorded beside the action begin with it
+
+
+def recorded_columns(behaviour: Shapes) -> dict[str, Column]:
+    return {RECORDED + name: Column(shape, torch.float32) for name, shape in behaviour.items()}
+
+
+def behaviour_of(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The recorded columns of ``values``, taken out of them."""
+    names = [name for name in values if name.startswith(RECORDED)]
+    return {name.removeprefix(RECORDED): values.pop(name) for name in names}
 
 
 def _padded(size: int) -> int:

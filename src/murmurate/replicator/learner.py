@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -29,7 +29,7 @@ class Context:
     spec: EnvSpec
     replicate: Replicate
     seed: int
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     updates: int | None = None
     examples: Any = None
     validation: Any = None

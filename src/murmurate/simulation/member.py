@@ -15,13 +15,13 @@ from murmurate.fabric.interface import Capability, Channel
 from murmurate.fabric.simulated.fabric import Member
 from murmurate.record.step_timer import NEVER, Bursts
 from murmurate.record.step_timer import Watch as Diary
+from murmurate.replicator.learner import updates_of
 from murmurate.replicator.replicator import Replicator
-from murmurate.sources.bank_weights import channel_of_banks
 from murmurate.spec import Batch, Outcome, derive_seed
+from murmurate.training.members import learner_of, open_source
 from murmurate.training.rejoin import adopted
 from murmurate.training.run import Run
 from murmurate.training.worker import FINAL_REQUEST, SETTLE_SECONDS
-from murmurate.worlds.interface import spec_of
 
 
 class Watch(Protocol):
@@ -65,12 +65,9 @@ class Learner:
         self.outcome = Outcome()
         self._steps = steps
         self.replicator = Replicator(run.strategy, door)
-        groups = run.open_simulators()
-        self.agent: Agent = run.learner(self.replicator.replicate, self.rank, run.spec(groups))
+        self.agent: Agent = learner_of(run, self.rank, self.replicator)
         games = dataclasses.replace(run, seed=derive_seed(run.seed, "life", life)) if life else run
-        self.source = games.source(self.rank, self.agent, groups)
-        if run.shares_banks:
-            self.source.share(channel_of_banks(door), run.replicas)
+        self.source = open_source(games, self.rank, self.agent, door)
         self.synchronous = run.strategy.synchronous and door.size > 1
         self._gate: Channel | None = None
         if self.synchronous:
@@ -80,7 +77,7 @@ class Learner:
 
     @property
     def clock(self) -> int:
-        return self.agent.clock
+        return updates_of(self.agent)
 
     def adopt(self, donor: Learner) -> None:
         """Take a living peer's learning, as ``murmurate.training.rejoin`` does; then be one of all."""
@@ -145,7 +142,7 @@ class Centre:
 
     def __init__(self, run: Run, door: Member) -> None:
         self.replicator = Replicator(run.strategy, door)
-        self.agent: Agent = run.learner(self.replicator.replicate, door.rank, spec_of(run.world))
+        self.agent: Agent = learner_of(run, door.rank, self.replicator)
 
     def go(self, watch: Watch) -> None:
         """Serve until every learner has finished."""

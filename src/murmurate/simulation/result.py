@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from murmurate.evaluation.held_out import held_out
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.member import Centre, Spent
 from murmurate.simulation.watch import Watch, disagreement
-from murmurate.sources.examples import CorpusWorld
 from murmurate.training import checkpoint
+from murmurate.training.evaluate import figures
 from murmurate.training.run import Run
 from murmurate.training.run_folder import write_json
-from murmurate.training.summary import play
-from murmurate.worlds.interface import ExampleWorld, spec_of
 
 
 def summarize(
@@ -35,10 +32,10 @@ def summarize(
     centres = [centre.replicator.bytes_exchanged] if centre is not None else []
     last = [watch.learners[rank] for rank in sorted(watch.finished)]
     virtual = max(watch.finished.values(), default=watch.fabric.virtual_seconds)
-    frames = watch.env_steps * spec_of(run.world).frames_per_step
+    frames = watch.env_steps * run.world.spec().frames_per_step
     facts: dict[str, Any] = {
         "recipe": run.recipe,
-        "agent": run.agent.name,
+        "agent": run.learner.name,
         "strategy": run.strategy.name,
         "replicas": run.replicas,
         "launcher": run.launcher,
@@ -70,18 +67,13 @@ def summarize(
         "episodes": None,
         "best_eval_return_mean": None,
     }
-    if isinstance(run.world, CorpusWorld):
-        facts["skipped"] = dict(run.world.skipped().causes)
+    if (skipped := run.world.skipped()) is not None:
+        facts["skipped"] = skipped[1]
     where = folder / "checkpoints" / "last"
-    if reason != "finished" or checkpoint.damage(where) is not None:
-        pass
-    elif isinstance(run.world, ExampleWorld):
-        facts |= held_out(run, where)
-    else:
-        result = play(run, where, run.eval_episodes)
-        facts["eval_return_mean"] = facts["best_eval_return_mean"] = result.mean
-        facts["eval_return_stderr"] = None if result.stderr != result.stderr else result.stderr
-        facts["episodes"] = len(result.returns)
+    if reason == "finished" and checkpoint.damage(where) is None:
+        found = figures(run, where)
+        found.pop("returns", None)
+        facts |= found
     write_json(folder / "summary.json", facts)
     return facts
 

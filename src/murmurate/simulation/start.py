@@ -31,7 +31,7 @@ from murmurate.simulation.result import summarize
 from murmurate.simulation.watch import Watch
 from murmurate.spec import derive_seed
 from murmurate.training import checkpoint
-from murmurate.training.data_record import write_record
+from murmurate.training.data_record import record_data
 from murmurate.training.run import Run
 from murmurate.training.run_folder import claim, held, plain, unclaim, write_roles, write_run
 from murmurate.training.session import FAILED, FINISHED, Finish, preflight, resolved
@@ -58,7 +58,7 @@ def simulate(run: Run, cluster: Cluster, folder: Path, quiet: bool = False) -> F
     try:
         with held(folder):
             write_run(folder, run, simulated=plain(cluster))
-            write_record(folder, run.world)
+            record_data(folder, run.world)
             return Simulation(run, cluster, folder, quiet).carry_out()
     except Refusal:
         unclaim(folder, existed)

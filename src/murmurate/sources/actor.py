@@ -1,8 +1,8 @@
 """An actor: a process that plays with the newest parameters it can get, and sends its steps to its learner.
 
-Ape-X (Horgan et al. 2018, Algorithm 1): each simulator has its own chance of exploring, and what a step is
-first drawn by is computed here, from values that acting needs anyway. Started by ``ActorSource``, which says over
-stdin what to do; an actor ends with its learner.
+Ape-X (Horgan et al. 2018, Algorithm 1): each simulator has its own chance of exploring, and the first
+priority of a step is computed here, from values that acting needs anyway. Started by ``ActorSource``, which
+sends its orders over stdin; an actor ends with its learner.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from murmurate.agents.interface import Action, Agent
 from murmurate.fabric.processes.shared_memory import Arena
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, LearnerConfig
+from murmurate.sources.shared_ring import Pauses, Record, Ring, Weights, give_way
 from murmurate.sources.steps import random_actions, steps_of
 from murmurate.spec import derive_generator, derive_seed, native_bfloat16
 from murmurate.worlds.interface import Simulators, SimulatorWorld
-from murmurate.sources.shared_ring import Pauses, Record, Ring, Weights, give_way
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ import torch
 from murmurate.agents.interface import Agent
 from murmurate.errors import RunFailed
 from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.replicator.learner import updates_of
 from murmurate.sources.actor import Orders
 from murmurate.sources.replay_sampler import ReplaySampler
-from murmurate.replicator.learner import LearnerConfig, updates_of
+from murmurate.sources.shared_ring import Pauses, Record, Ring, Weights
 from murmurate.spec import Batch, EnvSpec, Episode
 from murmurate.worlds.interface import SimulatorWorld
-from murmurate.sources.shared_ring import Pauses, Record, Ring, Weights
 
 _PATIENCE = 50  # pauses, before whoever learns is asked whether to go on
 _LOOK_SECONDS = 0.5  # between two looks at who is alive
@@ -72,7 +72,7 @@ class Cast:
     """
 
     world: SimulatorWorld
-    agent: LearnerConfig
+    agent: Any  # a LearnerConfig that requires transitions
     actors: int
     simulators: int
     rank: int

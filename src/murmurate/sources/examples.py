@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmurate.datasets.interface import DataSet, ExampleSet
+from murmurate.errors import Refusal
 from murmurate.sources.interface import RunView, SourceConfig, SourceContext
 from murmurate.spec import Batch, derive_seed
 
@@ -20,10 +21,24 @@ class ExampleSourceConfig(SourceConfig):
 
     gives: ClassVar[str] = "examples"
 
+    def check(self, run: RunView) -> None:
+        requires = run.learner.requires
+        if run.stop_at_return is not None:
+            raise Refusal(
+                f"{run.learner.name} learns from {requires.unit}, which have no returns. Leave "
+                "--stop-at-return out."
+            )
+        if requires.batch < 1:
+            raise Refusal(
+                f"agent.batch is {requires.batch}; a batch is of at least one. Use --agent.batch 32."
+            )
+        run.strategy.check_shrinking(requires.shrinks, run.replicas)
+
     def batches(self, run: RunView) -> int | None:
         if run.env_steps is None:
             return None
-        return max(1, run.env_steps // (run.replicas * run.learner.requires.batch))
+        batch: int = run.learner.requires.batch
+        return max(1, run.env_steps // (run.replicas * batch))
 
     def open(self, context: SourceContext) -> ExampleSource:
         run = context.run
@@ -38,9 +53,7 @@ class ExampleSource:
 
     exact = True
 
-    def __init__(
-        self, examples: ExampleSet[Any], batch: int, *, seed: int, rank: int, replicas: int
-    ) -> None:
+    def __init__(self, examples: ExampleSet[Any], batch: int, *, seed: int, rank: int, replicas: int) -> None:
         self.alive: Callable[[int], bool] = lambda played: False
         self._examples, self._batch = examples, batch
         self._seed, self._rank, self._replicas = seed, rank, replicas

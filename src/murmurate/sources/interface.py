@@ -21,9 +21,13 @@ class RunView(Protocol):
     @property
     def learner(self) -> Any: ...
     @property
+    def strategy(self) -> Any: ...
+    @property
     def replicas(self) -> int: ...
     @property
     def env_steps(self) -> int | None: ...
+    @property
+    def stop_at_return(self) -> float | None: ...
     @property
     def seed(self) -> int: ...
     @property
@@ -37,8 +41,8 @@ class RunView(Protocol):
 class SourceContext:
     """What a source is opened with, by one replica.
 
-    progress: share of the run that lies behind, in [0, 1]. channel: opens a channel among the learners, by its
-    name and a tensor like those that go through it; all learners open the same ones, in one order.
+    progress: share of the run that lies behind, in [0, 1]. channel: opens a channel among the learners, by
+    its name and a tensor like those that go through it; all learners open the same ones, in one order.
     """
 
     run: RunView
@@ -105,6 +109,7 @@ class SourceConfig(Protocol):
 
     def check(self, run: RunView) -> None:
         """Raise Refusal for values that make no sense in this run."""
+        return None
 
     def batches(self, run: RunView) -> int | None:
         """How many batches each replica learns from in the run; None if only time or updates end it."""
@@ -121,5 +126,6 @@ class SourceConfig(Protocol):
 
     def check_state(self, state: dict[str, Any]) -> None:
         """Raise Refusal if ``Source.state`` of a checkpoint is of another config than this."""
+        return None
 
     def open(self, context: SourceContext) -> Source: ...

@@ -149,8 +149,8 @@ class ReplaySourceConfig(SourceConfig):
 
 
 class ReplaySource:
-    """Yields ``Batch(data=Sample)`` without end (a ``Source``): all simulators take a step whenever the learner
-    has drawn each transition ``samples_per_insert`` times on average.
+    """Yields ``Batch(data=Sample)`` without end (a ``Source``): all simulators take a step whenever the
+    learner has drawn each transition ``samples_per_insert`` times on average.
 
     ``groups`` are opened simulators (see ``open_groups``), closed by ``close``; while one group steps in
     native threads the agent acts for another. A batch is valid until the next one is asked for.

@@ -52,7 +52,8 @@ class RolloutSourceConfig(SourceConfig):
     def batches(self, run: RunView) -> int | None:
         if run.env_steps is None:
             return None
-        return max(1, run.env_steps // (run.replicas * self.simulators * run.learner.requires.steps))
+        steps: int = run.learner.requires.steps
+        return max(1, run.env_steps // (run.replicas * self.simulators * steps))
 
     def check_state(self, state: dict[str, Any]) -> None:
         check_saved_simulators(state, self.simulators)
@@ -329,13 +330,13 @@ class _Set:
             for o, f in zip(self.observation, self.first, strict=True)
         ]
         each = (self.action, self._reward, self._terminated, self._truncated)
-        self.after = [
-            [
-                _After(*(x[t, part] for x in each), {n: x[t, part] for n, x in self._behaviour.items()})
-                for part in parts
-            ]
-            for t in range(steps)
-        ]
+
+        def after(t: int, part: slice) -> _After:
+            action, reward, terminated, truncated = (x[t, part] for x in each)
+            recorded = {name: x[t, part] for name, x in self._behaviour.items()}
+            return _After(action, reward, terminated, truncated, recorded)
+
+        self.after = [[after(t, part) for part in parts] for t in range(steps)]
 
     def begin(self, observation: Tensor, first: Tensor, memory: Tensor | None) -> None:
         self.observation[0] = observation

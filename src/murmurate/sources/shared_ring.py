@@ -81,7 +81,9 @@ class Ring:
         self._marks = arena.counters("marks", (2, _LINE))[:, 0]  # put, taken
         recorded = {f"behaviour.{name}": shape for name, shape in (behaviour or {}).items()}
         # one region, as each takes a descriptor
-        fields = [(name, _NUMPY[kind], shape) for name, (shape, kind) in _shapes(spec, size, recorded).items()]
+        fields = [
+            (name, _NUMPY[kind], shape) for name, (shape, kind) in _shapes(spec, size, recorded).items()
+        ]
         record = np.dtype(fields, align=True)
         records = np.frombuffer(arena.take("records", SLOTS * record.itemsize), record)
         self._slots = [
@@ -172,9 +174,7 @@ def _steps_in(slot: dict[str, Tensor]) -> Steps:
     return Steps(**fields, behaviour=behaviour)
 
 
-def _shapes(
-    spec: EnvSpec, size: int, recorded: Shapes
-) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def _shapes(spec: EnvSpec, size: int, recorded: Shapes) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     seen = ((size, *spec.observation_shape), spec.observation_dtype)
     action = ((size,), torch.int64) if spec.actions else ((size, *spec.action_shape), torch.float32)
     number, flag = ((size,), torch.float32), ((size,), torch.bool)

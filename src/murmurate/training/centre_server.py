@@ -6,16 +6,16 @@ import time
 
 import torch
 
-from murmurate.agents.interface import Agent
 from murmurate.fabric.interface import Channel
 from murmurate.record.recorder import Recorder
 from murmurate.record.step_timer import Watch
+from murmurate.replicator.learner import Learner
 from murmurate.replicator.replicator import Replicator
-from murmurate.sources.bank_weights import channel_of_banks
 from murmurate.training.checkpoint import write_part
-from murmurate.training.data_record import refuse_another
+from murmurate.training.data_record import check_data
 from murmurate.training.divergence import Probe
 from murmurate.training.loop import Learning
+from murmurate.training.members import learner_of
 from murmurate.training.rejoin import Doorway, Pace
 from murmurate.training.run import Run
 from murmurate.training.worker import (
@@ -27,7 +27,6 @@ from murmurate.training.worker import (
     restore_counts,
     staging,
 )
-from murmurate.worlds.interface import spec_of
 
 
 class Serving:
@@ -36,13 +35,11 @@ class Serving:
     def __init__(self, run: Run, post: Post) -> None:
         self.run, self.post = run, post
         self.replicator = Replicator(run.strategy, post.fabric)
-        self.learner: Agent = run.learner(self.replicator.replicate, post.rank, spec_of(run.world))
+        self.learner: Learner = learner_of(run, post.rank, self.replicator)
         # the same channels in the same order as every learner's
         for replica in self.learner.replicas.values():
             Probe(replica, post.fabric, synchronous=False, replicas=run.replicas)
         self.meeting: Channel = post.fabric.channel("meeting", torch.zeros(4, dtype=torch.float64))
-        if run.shares_banks:
-            channel_of_banks(post.fabric)
         self.recorder = Recorder(
             post.folder / "metrics.jsonl", None, post.started_at, offset_seconds=post.offset_seconds
         )
@@ -146,5 +143,5 @@ def member(run: Run, post: Post) -> Learning | Serving:
     Raises Refusal where this process reads another corpus than the run began with, or a table of another size
     (whose numbers the launcher has compared).
     """
-    refuse_another(post.folder, run.world, thorough=False)
+    check_data(post.folder, run.world, thorough=False)
     return Learning(run, post) if post.rank < run.replicas else Serving(run, post)

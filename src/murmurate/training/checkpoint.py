@@ -2,7 +2,8 @@
 
 ``checkpoints/last``, ``previous`` and ``best`` each hold a ``replica-<i>.safetensors`` a replica and one
 ``state.json`` with a checksum of each. What a replica's replay holds lies beside it, in
-``replay-<i>.safetensors``; ``best`` is to be played with, and has none. Chunks of a replay's images are files
+``replay-<i>.safetensors`` (``replay.<name>-<i>``, where it has others);
+``best`` is to be played with, and has none. Chunks of a replay's images are files
 of their own, and those that have not changed are linked from one checkpoint to the next. Parts are written
 into a staging folder beside ``last``, which becomes ``last`` by renaming once all are there.
 """
@@ -13,8 +14,10 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +30,23 @@ from murmurate.replay.interface import Chunk
 
 FORMAT = 1
 _ABOUT = frozenset({"env_steps", "seconds", "replicas"})  # what ``commit`` must be told at least
+_REPLAY_STEM = re.compile(r"replay(?:\.(?P<name>[^-]+))?-(?P<rank>\d+)")
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-def write_part(staging: Path, rank: int, state: dict[str, Any], replay: dict[str, Any] | None = None) -> None:
+def write_part(
+    staging: Path, rank: int, state: dict[str, Any], replays: Mapping[str, dict[str, Any]] | None = None
+) -> None:
     """Write one replica's nested ``state`` (tensors and plain values) into a staging folder.
 
-    replay: what its replay holds, which may be many times larger.
+    replays: what its replays hold, by name; it may be many times larger.
     It appears there whole or, if this process is killed meanwhile, not at all. Raises RunFailed when the
     disk is full.
     """
     try:
         staging.mkdir(parents=True, exist_ok=True)
-        if replay is not None:
-            _write(staging, f"replay-{rank}", replay)
+        for name, held in (replays or {}).items():
+            _write(staging, _replay_stem(name, rank), held)
         _write(staging, f"replica-{rank}", state)
     except (OSError, SafetensorError) as error:
         raise disk_failure(staging, error) from error
@@ -76,8 +82,9 @@ def _chunk_file(name: str, chunk: str) -> str:
 
 def lend_part(source: Path, target: Path, rank: int) -> None:
     """Give another staging folder the part, if any, that one replica has written into ``source``."""
-    for pattern in (f"replay-{rank}[.-]*safetensors", f"replica-{rank}.safetensors"):
-        for file in source.glob(pattern):
+    own = re.compile(rf"(replica|replay(\.[^-]+)?)-{rank}[.-].*safetensors")
+    for file in source.iterdir() if source.exists() else ():
+        if own.fullmatch(file.name):
             (target / file.name).unlink(missing_ok=True)
             try:
                 os.link(file, target / file.name)
@@ -139,7 +146,7 @@ def keep_as_best(folder: Path) -> None:
     mend(folder)
     try:
         shutil.rmtree(fresh, ignore_errors=True)
-        shutil.copytree(folder / "last", fresh, ignore=shutil.ignore_patterns("replay-*"))
+        shutil.copytree(folder / "last", fresh, ignore=shutil.ignore_patterns("replay*"))
         manifest = read_manifest(fresh)
         kept = {name: digest for name, digest in manifest["parts"].items() if (fresh / name).exists()}
         _write_json(fresh / "state.json", {**manifest, "parts": kept})
@@ -192,9 +199,9 @@ def newest(folder: Path) -> Path:
 
 def _set_replays_aside(checkpoint: Path) -> None:
     manifest = read_manifest(checkpoint)
-    kept = {name: digest for name, digest in manifest["parts"].items() if not name.startswith("replay-")}
+    kept = {name: digest for name, digest in manifest["parts"].items() if not name.startswith("replay")}
     _write_json(checkpoint / "state.json", {**manifest, "parts": kept})
-    for path in checkpoint.glob("replay-*"):
+    for path in checkpoint.glob("replay*"):
         path.rename(path.with_name(f"damaged-{path.name}"))
 
 
@@ -223,7 +230,7 @@ def damage(checkpoint: Path, replays: bool = True) -> str | None:
     if not isinstance(listed, dict) or not listed or not manifest.keys() >= _ABOUT:
         return f"{checkpoint}/state.json is corrupt."
     for name, digest in listed.items():
-        if not replays and name.startswith("replay-"):
+        if not replays and name.startswith("replay"):
             continue
         part = checkpoint / name
         if not part.exists() or _digest(part) != digest:
@@ -241,10 +248,17 @@ def read_part(checkpoint: Path, rank: int) -> dict[str, Any]:
     return _read(checkpoint / f"replica-{rank}.safetensors")
 
 
-def read_replay(checkpoint: Path, rank: int) -> dict[str, Any] | None:
-    """What one replica's replay held; None if it had none. Raises Refusal if it is unreadable."""
-    path = checkpoint / f"replay-{rank}.safetensors"
-    return _read(path) if path.exists() else None
+def read_replays(checkpoint: Path, rank: int) -> dict[str, dict[str, Any]]:
+    """What one replica's replays held, by name. Raises Refusal if one is unreadable."""
+    found = {}
+    for path in sorted(checkpoint.glob(f"replay*-{rank}.safetensors")):
+        if (match := _REPLAY_STEM.fullmatch(path.stem)) and int(match["rank"]) == rank:
+            found[match["name"] or "replay"] = _read(path)
+    return found
+
+
+def _replay_stem(name: str, rank: int) -> str:
+    return f"replay-{rank}" if name == "replay" else f"replay.{name}-{rank}"
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from murmurate.record.console import Console
 from murmurate.record.reader import Tail
 from murmurate.record.recorder import Recorder
 from murmurate.record.tensorboard import TensorBoard
-from murmurate.sources.examples import CorpusWorld
 from murmurate.training import checkpoint
 from murmurate.training.run import Run
 from murmurate.training.worker import FINAL, staging
@@ -51,6 +50,7 @@ class Coordinator:
             run.replicas,
             run.env_steps,
             unit=run.unit,
+            curves=run.evaluation.curves,
             target_seconds=None if run.minutes is None else run.minutes * 60,
             elapsed=lambda: self.recorder.seconds,
         )
@@ -74,8 +74,8 @@ class Coordinator:
         self._next_at = self._after(board.total_env_steps())
         self._clear_staging()
         checkpoint.mend(self.checkpoints)
-        if isinstance(run.world, CorpusWorld) and (skipped := run.world.skipped()).causes:
-            self.event("skipped", str(skipped), causes=dict(skipped.causes))
+        if (skipped := run.world.skipped()) is not None:
+            self.event("skipped", skipped[0], causes=skipped[1])
 
     # -- while it runs ------------------------------------------------------------------------------
 

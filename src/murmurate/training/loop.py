@@ -15,11 +15,12 @@ import torch
 from murmurate.fabric.interface import Channel
 from murmurate.record.recorder import Recorder
 from murmurate.record.step_timer import Watch
+from murmurate.replicator.learner import Learner, updates_of
 from murmurate.replicator.replicator import Replicator
-from murmurate.sources.bank_weights import channel_of_banks
-from murmurate.spec import Batch, Outcome, derive_generator
+from murmurate.spec import Batch, Outcome
 from murmurate.training.checkpoint import write_part
 from murmurate.training.divergence import Probe
+from murmurate.training.members import learner_of, open_source
 from murmurate.training.rejoin import Doorway, Pace, adopted
 from murmurate.training.run import Run
 from murmurate.training.worker import (
@@ -43,9 +44,8 @@ class Learning:
     def __init__(self, run: Run, post: Post) -> None:
         self.run, self.post = run, post
         self.replicator = Replicator(run.strategy, post.fabric)
-        groups = run.open_simulators()
-        self.learner = run.learner(self.replicator.replicate, post.rank, run.spec(groups))
-        self.source = run.source(post.rank, self.learner, groups)
+        self.learner: Learner = learner_of(run, post.rank, self.replicator)
+        self.source = open_source(run, post.rank, self.learner, post.fabric)
         self.source.alive = self._alive
         self.synchronous = run.strategy.synchronous and post.fabric.size > 1
         self.probes = [
@@ -53,8 +53,6 @@ class Learning:
             for replica in self.learner.replicas.values()
         ]
         self.meeting: Channel = post.fabric.channel("meeting", torch.zeros(4, dtype=torch.float64))
-        if run.shares_banks:
-            self.source.share(channel_of_banks(post.fabric), run.replicas)
         self.recorder = Recorder(
             post.folder / "metrics.jsonl", post.rank, post.started_at, offset_seconds=post.offset_seconds
         )
@@ -62,6 +60,8 @@ class Learning:
         others = [self.meeting, *(probe.channel for probe in self.probes)]
         self.watch = Watch(lambda: self.recorder.seconds, bonds, others)
         self.env_steps = 0
+        self.batches = 0
+        self.updates = 0
         self.answered = 0  # number of the newest checkpoint request already served
         self.doorway = (
             None if post.admission is None else Doorway(post.admission, self.replicator, post.folder)
@@ -102,8 +102,10 @@ class Learning:
                 outcome = self.learner.learn(batch)
                 batch.feedback(outcome.priorities)
                 self.watch.lap("learn")
+                before = self.updates
+                self.batches += 1
                 self._count(batch)
-                self._probe()
+                self._probe(before)
                 self._record(outcome)
                 for kind, words in self.source.events():
                     self.recorder.event(kind, words, member=self.post.rank)
@@ -120,34 +122,39 @@ class Learning:
 
     def _count(self, batch: Batch) -> None:
         self.env_steps += batch.env_steps
+        self.updates = updates_of(self.learner)
         for episode in batch.episodes:
             self.returns.append(episode.episode_return)
             self.unreported.append([episode.episode_return, episode.length])
-        self.post.board.advance(self.post.rank, self.env_steps, self.learner.clock)
+        self.post.board.advance(self.post.rank, self.env_steps, self.updates)
         if (seconds := self.pace.tick()) is not None:
             self.post.board.set_pace(self.post.rank, seconds)
 
     def _alive(self, played: int) -> bool:
-        """A batch is long in coming: nobody has died. Synchronous members stop together, at a round."""
-        self.post.board.advance(self.post.rank, self.env_steps + played, self.learner.clock)
+        """A sign of life while a batch is long in coming; True requests a stop. Synchronous members stop
+        together, at a round."""
+        self.post.board.advance(self.post.rank, self.env_steps + played, self.updates)
         return self.post.board.stop_requested and not self.synchronous
 
-    def _probe(self) -> None:
-        every = self.run.probe_every_updates
-        if not every or self.run.replicas == 1:
+    def _probe(self, before: int) -> None:
+        """Compare the replicas when the number of updates, which was ``before``, crosses a multiple."""
+        if not self.run.probe_every_updates or self.run.replicas == 1:
             return
-        # one update early, so that a mean every so many updates has not just been taken
-        if self.learner.clock % every == every - 1:
+        if self._crosses(before, self.updates):
             for probe in self.probes:
                 self.probed |= probe.look()
                 if probe.replica.update_norm is not None:
                     self.probed["update_norm"] = float(probe.replica.update_norm)
-        self._prepare_probe()
+        self._prepare_probe(self.updates - before)
 
-    def _prepare_probe(self) -> None:
-        """Ask the update before a look for its size."""
+    def _crosses(self, before: int, after: int) -> bool:
+        """One update early, so that a mean every so many updates has not just been taken."""
         every = self.run.probe_every_updates
-        if every and self.learner.clock % every == (every - 2) % every:
+        return bool(every) and (after + 1) // every > (before + 1) // every
+
+    def _prepare_probe(self, step: int = 1) -> None:
+        """If the next batch, of so many updates, leads to a comparison: measure the size of its update."""
+        if self._crosses(self.updates, self.updates + step):
             for probe in self.probes:
                 probe.replica.measure = True
 
@@ -160,7 +167,7 @@ class Learning:
         self.recorder.record(
             {
                 "env_steps": self.env_steps,
-                "updates": self.learner.clock,
+                "updates": self.updates,
                 "total_env_steps": self.post.board.total_env_steps(),
                 "env_steps_per_second": (self.env_steps - self._last_steps) / max(passed, 1e-9),
                 "return_mean": sum(self.returns) / len(self.returns) if self.returns else None,
@@ -186,7 +193,7 @@ class Learning:
     def _round_ended(self) -> bool:
         """Synchronous members may decide only where all are at the same clock: at the end of a round, or
         after the last update that was asked for, which they all count."""
-        if not self.synchronous or self.learner.clock >= (self.run.updates or math.inf):
+        if not self.synchronous or self.updates >= (self.run.updates or math.inf):
             return True
         return self.replicator.between_rounds
 
@@ -221,7 +228,7 @@ class Learning:
         return {
             "replicas": self.replicator.state(),
             "learner": self.learner.state(),
-            "source": {"batches": self.learner.clock},
+            "batches": self.batches,
             "answered": self.answered,
         }
 
@@ -238,7 +245,7 @@ class Learning:
         return (
             stop
             or (run.env_steps is not None and total >= run.env_steps)
-            or (run.updates is not None and self.learner.clock >= run.updates)
+            or (run.updates is not None and self.updates >= run.updates)
         )
 
     def _serve(self, wishes: tuple[bool, int, int]) -> None:
@@ -253,9 +260,9 @@ class Learning:
 
     def _save(self, name: str) -> None:
         state = self.state()
-        replay = state["source"].pop("replay", None)
+        replays = state["source"].pop("replays", {})
         with self._beating():
-            write_part(staging(self.post.folder, name), self.post.rank, state, replay)
+            write_part(staging(self.post.folder, name), self.post.rank, state, replays)
 
     @contextlib.contextmanager
     def _beating(self) -> Iterator[None]:
@@ -267,7 +274,7 @@ class Learning:
                 self.post.board.beat(self.post.rank)
 
         thread = threading.Thread(target=beat, daemon=True)
-        if self.run.replay is not None:
+        if self.run.source.saved_bytes(self.run):
             thread.start()
         try:
             yield
@@ -306,7 +313,8 @@ class Learning:
             "source": self.source.state(),
             "exact": self.source.exact,
             "env_steps": self.env_steps,
-            "updates": self.learner.clock,
+            "updates": self.updates,
+            "batches": self.batches,
             "returns": list(self.returns),
             "unreported": self.unreported,
             "probed": self.probed,
@@ -318,6 +326,9 @@ class Learning:
         self.replicator.load(theirs if restored.own else adopted(self.replicator, theirs))
         self.learner.load(state["learner"])
         self.env_steps = self._last_steps = restored.env_steps
+        self.updates = updates_of(self.learner)
+        # parts of the first edition, whose learners made one update a batch, do not count batches
+        self.batches = int(state.get("batches", self.updates))
         if restored.own:
             self.source.load(state["source"])
             self.returns.extend(state["returns"])
@@ -325,21 +336,6 @@ class Learning:
             self.probed = dict(state.get("probed", {}))
             restore_counts(self.replicator, state)
         else:
-            self.source.load(self._new_games(state["source"]))
+            self.source.fresh_start(self.batches)
         self._prepare_probe()
-        self.post.board.advance(self.post.rank, self.env_steps, self.learner.clock)
-
-    def _new_games(self, theirs: dict[str, Any]) -> dict[str, Any]:
-        """A source's state that plays neither a peer's games again nor the own first ones; from an
-        empty replay."""
-        mine = self.source.state()
-        device = self.run.device(self.post.rank)
-        purpose = f"actions after batch {theirs['batches']}"
-        generator = derive_generator(self.run.seed, purpose, self.post.rank, device)
-        return {
-            **mine,
-            "batches": theirs["batches"],
-            "groups": [None] * len(mine["groups"]),
-            "replay": None,
-            "generator": generator.get_state(),
-        }
+        self.post.board.advance(self.post.rank, self.env_steps, self.updates)

@@ -24,7 +24,7 @@ import murmurate
 from murmurate.errors import Refusal
 from murmurate.strategies import strategy as strategy_class
 from murmurate.strategies.interface import Strategy
-from murmurate.training.run import Run
+from murmurate.training.run import Run, option_name
 
 
 def claim(folder: Path) -> None:
@@ -81,6 +81,7 @@ def write_run(folder: Path, run: Run, **more: Any) -> None:
             **plain(run),
             **more,
             "unit": run.unit,
+            "curves": [dataclasses.asdict(curve) for curve in run.evaluation.curves],
             "versions": versions(),
             "hardware": hardware(run),
             "command": ["murmurate", *sys.argv[1:]],
@@ -111,9 +112,18 @@ def read_run(folder: Path, recipe: Callable[[str], Run]) -> Run:
 
 
 def plain(value: Any) -> Any:
-    """A dataclass as JSON values; a strategy, agent or world carries its name."""
+    """A dataclass as JSON values; a strategy or a learner carries its name. Fields of a Run are called as
+    their options are (see ``Run``)."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+        fields: dict[str, Any] = {}
+        for field in dataclasses.fields(value):
+            if not field.init:
+                continue
+            inner = plain(getattr(value, field.name))
+            if field.metadata.get("flat"):
+                fields |= inner
+            else:
+                fields[option_name(field)] = inner
         named = isinstance(value, Strategy) or hasattr(type(value), "summary")
         return {"name": type(value).name, **fields} if named else fields  # type: ignore[attr-defined]
     if isinstance(value, (list, tuple)):
@@ -131,11 +141,12 @@ def restore(like: Any, stored: Any) -> Any:
     kinds = typing.get_type_hints(type(like))
     changes = {}
     for field in dataclasses.fields(like):
-        if not field.init or field.name not in stored:
+        name, flat = option_name(field), field.metadata.get("flat")
+        if not field.init or (name not in stored and not flat):
             continue
-        value = restore(getattr(like, field.name), stored[field.name])
+        value = restore(getattr(like, field.name), stored if flat else stored[name])
         if not _is(kinds[field.name], value):
-            raise TypeError(f"{field.name} is {value!r}")
+            raise TypeError(f"{name} is {value!r}")
         changes[field.name] = value
     return dataclasses.replace(like, **changes)
 

@@ -10,9 +10,7 @@ from typing import Any
 
 import torch
 
-from murmurate.agents.interface import Learner
 from murmurate.errors import MissingExtra, Refusal, RunFailed
-from murmurate.evaluation.play import film, write_strip
 from murmurate.fabric.interface import Capability, Fabric
 from murmurate.fabric.processes.shared_memory import refuse_if_small
 from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
@@ -20,17 +18,18 @@ from murmurate.launch import launcher
 from murmurate.launch import offered as capabilities_of
 from murmurate.recipes import finished, recipe
 from murmurate.record.reader import truncate_after
-from murmurate.replay.config import memory_bytes
-from murmurate.replay.memory import refuse_full_disk
+from murmurate.replicator.collectives import Group
+from murmurate.replicator.gather import Wire
+from murmurate.replicator.learner import Context, Learner
 from murmurate.replicator.replicator import Replicator, check_capabilities
 from murmurate.training import checkpoint
 from murmurate.training.coordinator import Coordinator, SecondInterrupt, all_is_saved, signals_restored
-from murmurate.training.data_record import refuse_another, refuse_missing, write_record
+from murmurate.training.data_record import check_data, record_data, refuse_missing, without_places
+from murmurate.training.evaluate import film, write_strip
 from murmurate.training.restore import learners
-from murmurate.training.run import Run
+from murmurate.training.run import Run, option_name
 from murmurate.training.run_folder import claim, held, read_run, unclaim, write_run
 from murmurate.training.summary import summarize
-from murmurate.worlds.interface import ExampleWorld, spec_of
 
 FINISHED, FAILED, REFUSED = 0, 1, 2
 
@@ -40,12 +39,18 @@ class Finish:
     """How a run ended: the exit code of the command line, and ``summary.json``.
 
     summary: None where another process leads the run, and tells of it. folder: where that is not the one
-    that was asked for.
+    that was asked for. run: that ended.
     """
 
     code: int
     summary: dict[str, Any] | None
     folder: Path | None = None
+    run: Run | None = None
+
+    @property
+    def sentence(self) -> str:
+        """What the evaluation found, for the console."""
+        return "" if self.run is None or self.summary is None else self.run.evaluation.sentence(self.summary)
 
 
 @signals_restored()
@@ -99,7 +104,7 @@ def _begin(run: Run, folder: Path, crew: Any) -> Finish:
     try:
         with held(folder):
             write_run(folder, run)
-            write_record(folder, run.world)
+            record_data(folder, run.world)
             return _carry_out(run, folder, lambda start: start(run, folder))
     except Refusal as refusal:
         if any((folder / "checkpoints").glob("*/state.json")):  # it had begun: nothing is taken back
@@ -110,8 +115,8 @@ def _begin(run: Run, folder: Path, crew: Any) -> Finish:
 
 def resolved(run: Run) -> Run:
     """``run`` with nothing left to be decided by the machine that it runs on."""
-    agent = run.agent.resolved(spec_of(run.world), run.placement.device(0))
-    return dataclasses.replace(run, agent=agent)
+    learner = run.learner.resolved(run.world.spec(), run.placement.device(0))
+    return dataclasses.replace(run, learner=learner)
 
 
 @signals_restored()
@@ -133,18 +138,8 @@ def resume(folder: Path, changes: Callable[[Run], Run] = lambda run: run) -> Fin
             return _go_on(run, stored, folder, found)
 
 
-# what a resumed run may do otherwise; all else is what was learned so far
-_MAY_CHANGE = frozenset(
-    {
-        "env_steps", "updates", "minutes", "stop_at_return", "launcher", "placement", "eval_episodes",
-        "checkpoint_every_env_steps", "probe_every_updates", "record_every_seconds",
-        "restarts", "compression",
-    }
-)  # fmt: skip
-
-
 def _go_on(run: Run, stored: Run, folder: Path, found: Path) -> Finish:
-    refuse_another(folder, run.world, stored.world)
+    check_data(folder, run.world)
     manifest = checkpoint.read_manifest(found)
     saved = checkpoint.parts(found)
     if run.replicas != int(manifest["replicas"]):
@@ -155,11 +150,11 @@ def _go_on(run: Run, stored: Run, folder: Path, found: Path) -> Finish:
     if run.strategy.centre:
         parts[run.replicas] = run.replicas
     _fits(run, found, saved)
-    begun, wanted = _without_places(stored), _without_places(run)
+    begun, wanted = without_places(stored), without_places(run)
     fixed = [
-        field.name
+        option_name(field)
         for field in dataclasses.fields(run)
-        if field.name not in _MAY_CHANGE and getattr(wanted, field.name) != getattr(begun, field.name)
+        if not field.metadata.get("movable") and getattr(wanted, field.name) != getattr(begun, field.name)
     ]
     if fixed:
         raise Refusal(
@@ -168,7 +163,6 @@ def _go_on(run: Run, stored: Run, folder: Path, found: Path) -> Finish:
         )
     if run != stored:
         write_run(folder, run)
-    write_record(folder, run.world)  # an older version kept none
     if found.name != "last":
         checkpoint.distrust(found.with_name("last"))
     # each replica saved at a moment of its own, and the checkpoint was complete some time after that
@@ -188,16 +182,6 @@ def _go_on(run: Run, stored: Run, folder: Path, found: Path) -> Finish:
             parts=parts,
         ),
     )
-
-
-def _without_places(run: Run) -> Run:
-    """Where a replay and a corpus lie may change too (of a corpus ``source.json`` says whether it is the
-    same), and whether checkpoints hold the replay: where the newest has none, it begins empty."""
-    if run.replay is not None:
-        run = dataclasses.replace(run, replay=dataclasses.replace(run.replay, saved=False, folder=None))
-    if isinstance(run.world, ExampleWorld):
-        run = dataclasses.replace(run, world=run.world.without_places())
-    return run
 
 
 def preflight(run: Run) -> None:
@@ -234,19 +218,17 @@ def preflight(run: Run) -> None:
             f"solo trains one replica and {run.replicas} were asked for. "
             "Use --replicas 1, or let them agree: --strategy all-reduce."
         )
-    agent = _attempt(run)
-    vector_bytes = 4 * sum(len(replica) for replica in agent.replicas.values())
+    learner = _attempt(run)
+    vector_bytes = 4 * sum(len(replica) for replica in learner.replicas.values())
     # per replica: its process, optimizer state, and at most three slots in each of two registers
-    stored = run.replay_bytes()
-    held = run.replicas * (stored if run.replay is None else memory_bytes(run.replay, stored))
-    if run.replay is not None and run.replay.folder:
-        refuse_full_disk(Path(run.replay.folder), run.replicas * stored)
+    held = run.replicas * run.source.memory_bytes(run)
     needed = run.replicas * (150 * 2**20 + 16 * vector_bytes) + held
-    needed += run.replicas * run.actors * 150 * 2**20
-    replays = (
-        f" (replays take {held // 2**20:,} MiB of it: --replay.capacity, --replay.folder)" if held else ""
+    sources = (
+        f" (sources take {held // 2**20:,} MiB of it: --replay.capacity, --replay.folder, --actors)"
+        if held
+        else ""
     )
-    refuse_if_small(needed, f"{run.recipe} with {run.replicas} replica(s){replays}")
+    refuse_if_small(needed, f"{run.recipe} with {run.replicas} replica(s){sources}")
 
 
 def _devices(run: Run) -> set[str]:
@@ -268,15 +250,18 @@ def _devices(run: Run) -> set[str]:
 
 
 def _attempt(run: Run) -> Learner:
-    """The agent on a fabric of its own: what is wrong with it or its strategy shows here, not in a role.
+    """The learner on a fabric of its own: what is wrong with it or its strategy shows here, not in a role.
 
     Raises Refusal.
     """
-    spec = spec_of(run.world)
+    spec = run.world.spec()
 
-    def build(door: Fabric) -> Learner:
-        replicate = Replicator(run.strategy, door).replicate
-        return run.agent.build(spec, replicate, seed=run.seed, device=torch.device("cpu"))
+    def build(fabric: Fabric) -> Learner:
+        replicator = Replicator(run.strategy, fabric)
+        meets = run.strategy.synchronous or not run.strategy.needs
+        group = (lambda: Group(Wire(fabric), range(1))) if meets else None
+        learner: Learner = run.learner.build(Context(spec, replicator.replicate, run.seed, open_group=group))
+        return learner
 
     size = 1 + run.strategy.centre
     try:
@@ -299,16 +284,13 @@ def _fits(run: Run, found: Path, saved: list[int]) -> None:
                 replica.load(saved_state)
                 if replica.state()["optimizer"].keys() != saved_state["optimizer"].keys():
                     raise ValueError("it was made with another optimizer")
-            simulators = len(state["source"].get("first", range(run.simulators)))
+            run.source.check_state(state["source"])
+        except Refusal as refusal:
+            raise Refusal(f"{found} does not fit this run: {refusal}") from refusal
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise Refusal(
                 f"{found} does not fit this run ({error}). Resume with the fields it was made with."
             ) from error
-        if simulators != run.simulators:
-            raise Refusal(
-                f"{found} was made with {simulators} simulators a learner and the run has {run.simulators}. "
-                f"Use --simulators {simulators}."
-            )
 
 
 def _carry_out(run: Run, folder: Path, begin: Callable[[Any], Coordinator]) -> Finish:
@@ -317,14 +299,14 @@ def _carry_out(run: Run, folder: Path, begin: Callable[[Any], Coordinator]) -> F
         try:
             with all_is_saved(coordinator):
                 code, reason = _how_it_ended(coordinator)
-                # who wants it to stop does not want to wait for games; murmurate eval plays them later
-                summary = summarize(run, folder, coordinator, reason, games=not coordinator.interrupted)
+                # skip the evaluation after an interrupt: murmurate eval makes up for it
+                summary = summarize(run, folder, coordinator, reason, evaluated=not coordinator.interrupted)
         except SecondInterrupt:
             code, reason = _how_it_ended(coordinator)
-            summary = summarize(run, folder, coordinator, reason, games=False)
+            summary = summarize(run, folder, coordinator, reason, evaluated=False)
     except OSError as error:
         raise checkpoint.disk_failure(folder, error) from error
-    return Finish(code, summary)
+    return Finish(code, summary, run=run)
 
 
 def _how_it_ended(coordinator: Coordinator) -> tuple[int, str]:
@@ -340,6 +322,8 @@ def picture(folder: Path) -> None:
     """A strip of pictures of one game for the report, where the world can be drawn here."""
     where = folder / "checkpoints" / "last"
     run = read_run(folder, recipe)
-    if checkpoint.damage(where) is None and not isinstance(run.world, ExampleWorld):
+    if checkpoint.damage(where) is None:
         with contextlib.suppress(MissingExtra):
-            write_strip(film(run, where), folder / "videos" / "frames.png")
+            frames = film(run, where)
+            if frames is not None:
+                write_strip(frames, folder / "videos" / "frames.png")

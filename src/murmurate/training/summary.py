@@ -1,4 +1,4 @@
-"""The end of a run: the consensus parameters play their evaluation games, and all is summed up."""
+"""The end of a run: its evaluation, and ``summary.json``."""
 
 from __future__ import annotations
 
@@ -10,30 +10,13 @@ from typing import Any
 
 import torch
 
-from murmurate.errors import Refusal
-from murmurate.evaluation.games import EvalResult, evaluate
-from murmurate.evaluation.held_out import held_out
-from murmurate.sources.examples import CorpusWorld
-from murmurate.spec import derive_seed
 from murmurate.training import checkpoint
 from murmurate.training.coordinator import Coordinator
-from murmurate.training.restore import learners, load_agent
+from murmurate.training.data_record import read_fingerprint
+from murmurate.training.evaluate import figures
+from murmurate.training.restore import learners
 from murmurate.training.run import Run
 from murmurate.training.run_folder import write_json
-from murmurate.worlds.interface import ExampleWorld, spec_of
-
-
-def play(run: Run, folder: Path, episodes: int, seed: int | None = None) -> EvalResult:
-    """Evaluation games of a checkpoint: argmax, up to 30 no-ops, seeds training never saw.
-
-    Raises Refusal where there is nothing to play.
-    """
-    if isinstance(run.world, ExampleWorld):
-        further = "Use murmurate topics evaluate." if run.unit == "documents" else "See summary.json."
-        raise Refusal(f"{run.unit} are not played. {further}")
-    agent = load_agent(run, folder)
-    where = derive_seed(run.seed, "evaluation games") if seed is None else seed
-    return evaluate(run.world, agent, episodes, where)
 
 
 def disagreement(folder: Path, ranks: Sequence[int]) -> float | None:
@@ -55,11 +38,11 @@ def disagreement(folder: Path, ranks: Sequence[int]) -> float | None:
 
 
 def summarize(
-    run: Run, folder: Path, coordinator: Coordinator, exit_reason: str, *, games: bool = True
+    run: Run, folder: Path, coordinator: Coordinator, exit_reason: str, *, evaluated: bool = True
 ) -> dict[str, Any]:
     """Evaluate, then write and return ``summary.json`` (fields: ``docs/metrics.md``).
 
-    Without ``games`` nothing is played, and all that games would tell is null.
+    Without ``evaluated`` nothing is evaluated, and all figures of that are null.
     """
     last = folder / "checkpoints" / "last"
     best = folder / "checkpoints" / "best"
@@ -67,13 +50,13 @@ def summarize(
     board = coordinator.board
     facts: dict[str, Any] = {
         "recipe": run.recipe,
-        "agent": run.agent.name,
+        "agent": run.learner.name,
         "strategy": run.strategy.name,
         "replicas": run.replicas,
         "launcher": run.launcher,
         "seed": run.seed,
         "env_steps": board.total_env_steps(),
-        "frames": board.total_env_steps() * spec_of(run.world).frames_per_step,
+        "frames": board.total_env_steps() * run.world.spec(read_fingerprint(folder)).frames_per_step,
         "updates": int(statistics.median(board.clock(r) for r in range(run.replicas))),
         "wall_seconds": seconds,
         "env_steps_per_second": (board.total_env_steps() - coordinator.steps_before)
@@ -85,14 +68,14 @@ def summarize(
         "stopped_because": coordinator.stopped_because,
         "exit": exit_reason,
     }
-    if isinstance(run.world, CorpusWorld):
-        facts["skipped"] = dict(run.world.skipped().causes)
-    facts |= _from_checkpoint(run, last, best, games)
+    if (skipped := run.world.skipped()) is not None:
+        facts["skipped"] = skipped[1]
+    facts |= _from_checkpoint(run, last, best, evaluated)
     write_json(folder / "summary.json", facts)
     return facts
 
 
-def _from_checkpoint(run: Run, last: Path, best: Path, games: bool) -> dict[str, Any]:
+def _from_checkpoint(run: Run, last: Path, best: Path, evaluated: bool) -> dict[str, Any]:
     nothing = dict.fromkeys(
         (
             "eval_return_mean", "eval_return_stderr", "episodes", "staleness_max", "disagreement_final",
@@ -103,30 +86,16 @@ def _from_checkpoint(run: Run, last: Path, best: Path, games: bool) -> dict[str,
         return nothing
     ranks = checkpoint.parts(last)
     states = [checkpoint.read_part(last, rank) for rank in ranks]
-    played: dict[str, Any] = {}
-    if games:
-        played = held_out(run, last) if isinstance(run.world, ExampleWorld) else _games(run, last, best)
+    found = figures(run, last, best=best) if evaluated else {}
+    found.pop("returns", None)  # of each game: murmurate eval prints them
     return {
         **nothing,
-        **played,
+        **found,
         "staleness_max": max(max(s["staleness_max"].values()) for s in states),
         "disagreement_final": disagreement(last, learners(run, last)),
         "bytes_exchanged": sum(s["bytes_exchanged"] for s in states),
         "refused": sum(s.get("refused", 0) for s in states),
         "resume_exact": all(s["exact"] for s in states),
-    }
-
-
-def _games(run: Run, last: Path, best: Path) -> dict[str, Any]:
-    result = play(run, last, run.eval_episodes)
-    best_mean = result.mean
-    if checkpoint.damage(best) is None:
-        best_mean = max(best_mean, play(run, best, run.eval_episodes).mean)
-    return {
-        "eval_return_mean": result.mean,
-        "eval_return_stderr": _number(result.stderr),
-        "episodes": len(result.returns),
-        "best_eval_return_mean": best_mean,
     }
 
 

@@ -14,7 +14,7 @@ from murmurate.fabric.processes.run_state import Board
 from murmurate.replica.clipping import NotFinite
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.interface import LAST_CUT
-from murmurate.training.checkpoint import read_manifest, read_part, read_replay
+from murmurate.training.checkpoint import read_manifest, read_part, read_replays
 from murmurate.training.rejoin import Admission
 
 FINAL = "final"
@@ -36,7 +36,7 @@ class Restored:
         """Replica ``rank``, from the part of replica ``source``. Raises Refusal if it is unreadable."""
         state = read_part(checkpoint, source)
         if rank == source and "source" in state:
-            state["source"]["replay"] = read_replay(checkpoint, rank)
+            state["source"]["replays"] = read_replays(checkpoint, rank)
         counts = read_manifest(checkpoint).get("replica_env_steps")
         count = state["env_steps"] if rank == source or counts is None else counts[rank]
         return cls(state, int(count), rank == source)

@@ -18,23 +18,16 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from murmurate.datasets.interface import ExampleSet
 from murmurate.replica.sparse import Rows
 from murmurate.replica.vector import Replica
 from murmurate.spec import Batch, Outcome
 
 Found = TypeVar("Found", covariant=True)
-E_co = TypeVar("E_co", covariant=True)
 
 StepRule = Literal["robbins-monro", "average", "paper"]
 _REFRESH_UPDATES = 1_000  # after which what a table keeps twice is computed anew
 _VALIDATION = 500  # examples that are looked at on the way
-
-
-class Library(Protocol[E_co]):
-    """Examples to choose from: a ``Corpus``, a ``Table``, or some of one."""
-
-    def __len__(self) -> int: ...
-    def select(self, examples: Any, /) -> E_co: ...
 
 
 class ConjugateModel(Protocol[Found]):
@@ -92,7 +85,7 @@ class ConjugateLearner(Generic[Found]):
         *,
         examples: int,
         eta: Callable[[int], float],
-        validation: Library[Any] | None = None,
+        validation: ExampleSet[Any] | None = None,
         validate_every: int = 0,
     ) -> None:
         self.model, self.examples, self.eta = model, examples, eta

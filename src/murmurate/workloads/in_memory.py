@@ -19,6 +19,7 @@ from murmurate.datasets.corpus import Corpus
 from murmurate.errors import RunFailed
 from murmurate.fabric.processes.fabric import Died
 from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context
 from murmurate.replicator.user_loop import OwnLoop
 from murmurate.spec import Batch, EnvSpec, derive_seed
 from murmurate.strategies.dpsgd import DPSGD
@@ -81,8 +82,7 @@ class Passes:
 
     def learner(self, replicate: Any, corpus: Corpus, start: Tensor | None) -> ConjugateLearner[Topics]:
         spec = EnvSpec("corpus", (corpus.vocabulary_size,), torch.int32, 0, documents=self.documents)
-        cpu = torch.device("cpu")
-        return self.model.build(spec, replicate, seed=self.seed, device=cpu, corpus=corpus, start=start)
+        return self.model.build(Context(spec, replicate, self.seed, examples=corpus), start)
 
     def run(self, corpus: Corpus, strategy: Strategy, replicas: int, start: Tensor | None = None) -> Learned:
         """Learn: in this process where one replica is all there is, else in one process for each.

@@ -6,7 +6,6 @@ exchanged: ``workloads.conjugate``; formulas: ``losses.mixture``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -26,9 +25,9 @@ from murmurate.losses.mixture import (
     width_of,
 )
 from murmurate.replica.sparse import Rows
-from murmurate.replica.vector import Replica
-from murmurate.spec import EnvSpec, Examples, derive_seed
-from murmurate.workloads.conjugate import ConjugateLearner, Library, StepRule, check_steps, step_size
+from murmurate.replicator.learner import Context, LearnerConfig
+from murmurate.spec import Examples, derive_seed
+from murmurate.workloads.conjugate import ConjugateLearner, StepRule, check_steps, step_size
 from murmurate.workloads.mixture import Mixture, placed
 
 _LOOKED_AT = 20_000  # rows that the prior and the start are made from
@@ -36,7 +35,7 @@ _LLOYD_STEPS = 10
 
 
 @dataclass(frozen=True)
-class MixtureModel:
+class MixtureModel(LearnerConfig):
     """Hyper-parameters of the model and of its inference.
 
     components: K, at most; those that nothing needs become light. batch: G, rows of an update.
@@ -69,11 +68,8 @@ class MixtureModel:
     validate_every: int = 100
 
     @property
-    def learns_from(self) -> Examples:
+    def requires(self) -> Examples:
         return Examples(self.batch, "rows")
-
-    def resolved(self, spec: EnvSpec, device: torch.device) -> MixtureModel:
-        return self
 
     def eta(self, t: int) -> float:
         """The local step after ``t`` updates, before a strategy scales it."""
@@ -93,35 +89,23 @@ class MixtureModel:
             raise ValueError(f"freedom is {self.freedom}; with {columns} columns it is above {least}")
         check_steps(rate=self.rate, delay=self.delay, forgetting=self.forgetting)
 
-    def build(
-        self,
-        spec: EnvSpec,
-        replicate: Callable[..., Replica],
-        *,
-        seed: int,
-        device: torch.device,
-        updates: int | None = None,
-        corpus: Library[Table] | None = None,
-        validation: Library[Table] | None = None,
-    ) -> ConjugateLearner[Mixture]:
-        """The learner of one replica; all begin alike, from (seed).
-
-        corpus: what the prior and the start are made from; without one both are to be loaded. validation:
-        rows whose likelihood it tells of now and then.
+    def build(self, context: Context) -> ConjugateLearner[Mixture]:
+        """``context.examples``: what the prior and the start are made from; without them both are to be
+        loaded. ``validation``: rows whose likelihood is recorded now and then.
         """
-        columns = spec.observation_shape[0]
+        columns, corpus = context.spec.observation_shape[0], context.examples
         self.check(columns)
         model = GaussianMixture(self, columns)
         if corpus is not None:
-            random = np.random.default_rng(derive_seed(seed, "mixture"))
+            random = np.random.default_rng(derive_seed(context.seed, "mixture"))
             few = random.choice(len(corpus), size=min(len(corpus), _LOOKED_AT), replace=False)
-            model.begin(corpus.select(few), spec.documents, random)
+            model.begin(corpus.select(few), context.spec.documents, random)
         return ConjugateLearner(
-            model.to(device),
-            replicate,
-            examples=spec.documents,
+            model.to(context.device),
+            context.replicate,
+            examples=context.spec.documents,
             eta=self.eta,
-            validation=validation,
+            validation=context.validation,
             validate_every=self.validate_every,
         )
 

@@ -7,7 +7,6 @@ exchange are the parameters of the topics, as they would those of a net.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -16,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.datasets.corpus import Corpus
+from murmurate.datasets.interface import ExampleSet
 from murmurate.losses.checks import check_shape
 from murmurate.losses.topics import Documents, expected_topics, fold_in, width_for
 from murmurate.replica.sparse import Rows
 from murmurate.replica.vector import Replica
-from murmurate.spec import EnvSpec, Examples, derive_seed
-from murmurate.workloads.conjugate import ConjugateLearner, Library, StepRule, check_steps, step_size
+from murmurate.replicator.learner import Context, LearnerConfig
+from murmurate.spec import Examples, derive_seed
+from murmurate.workloads.conjugate import ConjugateLearner, StepRule, check_steps, step_size
 from murmurate.workloads.topics import Topics
 
 # documents that each topic begins with, and their share of its words (init "documents")
@@ -29,7 +30,7 @@ _SEED_DOCUMENTS, _SEED_SHARE = 2, 0.1
 
 
 @dataclass(frozen=True)
-class TopicModel:
+class TopicModel(LearnerConfig):
     """Hyper-parameters of the model and of its inference.
 
     topics: K. batch: G, documents of an update.
@@ -63,11 +64,8 @@ class TopicModel:
     validate_every: int = 100
 
     @property
-    def learns_from(self) -> Examples:
+    def requires(self) -> Examples:
         return Examples(self.batch, shrinks=self.eta(0))  # lambda <- (1 - eta) lambda + eta lambda-hat
-
-    def resolved(self, spec: EnvSpec, device: torch.device) -> TopicModel:
-        return self
 
     def eta(self, t: int) -> float:
         """The local step after ``t`` updates, before a strategy scales it."""
@@ -85,35 +83,23 @@ class TopicModel:
                 raise ValueError(f"{what} is {value_}; a Dirichlet's parameter is above 0")
         check_steps(rate=self.rate, delay=self.delay, forgetting=self.forgetting)
 
-    def build(
-        self,
-        spec: EnvSpec,
-        replicate: Callable[..., Replica],
-        *,
-        seed: int,
-        device: torch.device,
-        updates: int | None = None,
-        corpus: Library[Corpus] | None = None,
-        validation: Library[Corpus] | None = None,
-        start: Tensor | None = None,
-    ) -> ConjugateLearner[Topics]:
-        """The learner of one replica; all begin alike, from (seed).
-
-        corpus: what ``init`` looks at; without one it begins at random. validation: documents whose
-        perplexity it tells of now and then. start: lambda [V, K] to go on from, whatever ``init`` says.
+    def build(self, context: Context, start: Tensor | None = None) -> ConjugateLearner[Topics]:
+        """``context.examples``: what ``init`` looks at; without them it begins at random. ``validation``:
+        documents whose perplexity is recorded now and then. start: lambda [V, K] to go on from, whatever
+        ``init`` says.
         """
         self.check()
-        words, documents = spec.observation_shape[0], spec.documents
+        words, documents = context.spec.observation_shape[0], context.spec.documents
         if start is None:
-            begin = _start(self, words, documents, seed, corpus)
+            begin = _start(self, words, documents, context.seed, context.examples)
         else:
             begin = _less_prior(self, words, start)
         return ConjugateLearner(
-            LatentTopics(self, begin).to(device),
-            replicate,
+            LatentTopics(self, begin).to(context.device),
+            context.replicate,
             examples=documents,
             eta=self.eta,
-            validation=validation,
+            validation=context.validation,
             validate_every=self.validate_every,
         )
 
@@ -212,7 +198,7 @@ def _prior(config: TopicModel) -> float:
 
 
 def _start(
-    config: TopicModel, words: int, documents: int, seed: int, corpus: Library[Corpus] | None
+    config: TopicModel, words: int, documents: int, seed: int, corpus: ExampleSet[Corpus] | None
 ) -> Tensor:
     random = np.random.default_rng(derive_seed(seed, "topics"))
     if config.init == "random" or corpus is None:
@@ -238,7 +224,7 @@ def _random(config: TopicModel, words: int, random: np.random.Generator) -> Tens
 
 
 def _from_documents(
-    config: TopicModel, words: int, documents: int, random: np.random.Generator, corpus: Library[Corpus]
+    config: TopicModel, words: int, documents: int, random: np.random.Generator, corpus: ExampleSet[Corpus]
 ) -> Tensor:
     """Each topic: some of its words of a few documents, the others of all; as many as a topic has.
 
@@ -263,7 +249,7 @@ def _from_documents(
 
 
 def _after_a_pass(
-    config: TopicModel, documents: int, start: Tensor, seed: int, corpus: Library[Corpus]
+    config: TopicModel, documents: int, start: Tensor, seed: int, corpus: ExampleSet[Corpus]
 ) -> Tensor:
     """One pass of stochastic variational inference, alone. Mini-batches are alike to a document: the last one
     is not to be what is left over, a few that stand for all."""

@@ -1,0 +1,115 @@
+"""The evaluation of a run's checkpoints: at its end, and by ``murmurate eval``."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from murmurate.errors import MissingExtra, Refusal
+from murmurate.evaluation.interface import EvalContext
+from murmurate.spec import derive_seed
+from murmurate.training import checkpoint
+from murmurate.training.data_record import check_data, read_fingerprint, refuse_missing
+from murmurate.training.restore import load_agent, run_folder
+from murmurate.training.run import Run
+
+Frames = npt.NDArray[np.uint8]  # [n, H, W, 3]
+_STRIP = 8
+
+
+def figures(
+    run: Run, where: Path, *, count: int | None = None, seed: int | None = None, best: Path | None = None
+) -> dict[str, Any]:
+    """What the run's evaluation finds out about the checkpoint folder ``where``.
+
+    count: how many games or the like, instead of the run's own number. best: another checkpoint folder to
+    look at beside it. Raises Refusal where the data set is gone or is another one by now.
+    """
+    folder = run_folder(where)
+    fingerprint = read_fingerprint(folder)
+    if fingerprint is not None:
+        refuse_missing(run.world)
+        check_data(folder, run.world)
+    chosen = derive_seed(run.seed, "evaluation games") if seed is None else seed
+
+    def load_best() -> Any:
+        return None if best is None or checkpoint.damage(best) is not None else load_agent(run, best)
+
+    context = EvalContext(run.world, folder, chosen, fingerprint, count, load_best)
+    return run.evaluation.evaluate(load_agent(run, where), context)
+
+
+def evaluate_folder(
+    run: Run,
+    folder: Path,
+    *,
+    count: int | None = None,
+    which: str = "last",
+    video: bool = False,
+    seed: int | None = None,
+) -> dict[str, Any]:
+    """Evaluate a run's consensus parameters (games: GALA's protocol, argmax and up to 30 no-ops).
+
+    which: ``last`` or ``best``. Raises Refusal if there is no such checkpoint.
+    """
+    where = folder / "checkpoints" / which
+    if which == "last":
+        where = checkpoint.newest(folder / "checkpoints")
+    elif (problem := checkpoint.damage(where)) is not None:
+        raise Refusal(f"{problem} Use the last checkpoint instead: leave out --best.")
+    if video and importlib.util.find_spec("imageio_ffmpeg") is None:
+        raise MissingExtra("imageio-ffmpeg", "video", "A video")
+    found = figures(run, where, count=count, seed=seed)
+    found.pop("best_eval_return_mean", None)  # of one checkpoint there is no better one
+    film = write_video(run, where, folder / "videos" / "episode.mp4", seed) if video else None
+    return {
+        "recipe": run.recipe,
+        "checkpoint": where.name,
+        **found,
+        "video": None if film is None else str(film),
+    }
+
+
+def write_video(run: Run, where: Path, target: Path, seed: int | None = None) -> Path:
+    """One greedy game as an mp4 (H.264), and ``frames.png`` beside it. Raises Refusal where there is nothing
+    to see."""
+    import imageio_ffmpeg
+
+    frames = film(run, where, seed)
+    if frames is None:
+        raise Refusal(f"{run.recipe} has no pictures: it learns from {run.unit}. Leave --video out.")
+    target.parent.mkdir(exist_ok=True)
+    height, width = frames.shape[1] // 2 * 2, frames.shape[2] // 2 * 2  # the codec wants even sizes
+    fps = 15 if run.world.name not in ("cartpole",) else 50
+    writer = imageio_ffmpeg.write_frames(
+        str(target), (width, height), fps=fps, macro_block_size=1, output_params=["-loglevel", "error"]
+    )
+    writer.send(None)
+    for frame in frames:
+        writer.send(np.ascontiguousarray(frame[:height, :width]))
+    writer.close()
+    write_strip(frames, target.parent / "frames.png")
+    return target
+
+
+def film(run: Run, where: Path, seed: int | None = None) -> Frames | None:
+    """Frames [n, H, W, 3] of one greedy game on a seed training never saw; None where nothing can be seen."""
+    torch.set_num_threads(run.placement.threads)
+    chosen = derive_seed(run.seed, "film") if seed is None else seed
+    context = EvalContext(run.world, run_folder(where), chosen)
+    frames: Frames | None = run.evaluation.film(load_agent(run, where), context)
+    return frames
+
+
+def write_strip(frames: Frames, target: Path) -> None:
+    """Eight frames, evenly spaced over the game, side by side."""
+    import matplotlib.image  # slow to import, and most commands draw nothing
+
+    target.parent.mkdir(exist_ok=True)
+    picks = np.linspace(0, len(frames) - 1, _STRIP).astype(int)
+    matplotlib.image.imsave(target, np.concatenate([frames[i] for i in picks], axis=1))

@@ -1,0 +1,71 @@
+"""What one member of a run builds: its learner, and the source of its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from torch import Tensor
+
+from murmurate.datasets.interface import DataSet
+from murmurate.fabric.interface import Channel, Fabric
+from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.replicator.collectives import Group
+from murmurate.replicator.gather import Wire
+from murmurate.replicator.learner import Context, updates_of
+from murmurate.replicator.replicator import Replicate, Replicator
+from murmurate.sources.interface import Source, SourceContext
+from murmurate.training.run import Run
+
+
+def build_learner(
+    run: Run, rank: int, replicate: Replicate, open_group: Callable[[], Group] | None = None
+) -> Any:
+    """The learner of one replica (or of the centre, which holds the same vectors)."""
+    planned = run.planned_updates()
+    if planned is not None and run.strategy.counts_all:
+        planned *= run.replicas
+    examples = validation = None
+    if run.learner.requires.kind == "examples":
+        split = cast(DataSet, run.world).divided()
+        examples, validation = split.train, split.validation if rank == 0 else None
+    context = Context(
+        spec=run.world.spec(),
+        replicate=replicate,
+        seed=run.seed,
+        device=run.device(rank),
+        updates=planned,
+        examples=examples,
+        validation=validation,
+        open_group=open_group,
+    )
+    return run.learner.build(context)
+
+
+def learner_of(run: Run, rank: int, replicator: Replicator) -> Any:
+    """As ``build_learner``, with collectives among the replicas where they wait for one another."""
+    fabric = replicator.fabric
+    meets = run.strategy.synchronous or not run.strategy.needs
+
+    def group() -> Group:
+        return Group(Wire(fabric), range(run.replicas))
+
+    return build_learner(run, rank, replicator.replicate, group if meets else None)
+
+
+def alone(run: Run, learner: Any) -> Source:
+    """The source of the only learner of a run: it has nothing to exchange with others."""
+    return open_source(run, 0, learner, SimulatedFabric(1, seed=0, keep_log=False).member(0))
+
+
+def open_source(run: Run, rank: int, learner: Any, fabric: Fabric) -> Source:
+    """Where one replica's batches come from. ``fabric``: for what sources of several learners exchange."""
+    planned = run.planned_updates()
+
+    def progress() -> float:
+        return 0.0 if planned is None else min(updates_of(learner) / planned, 1.0)
+
+    def channel(name: str, like: Tensor) -> Channel:
+        return fabric.channel(name, like)
+
+    return run.source.open(SourceContext(run, rank, learner, progress, channel))
