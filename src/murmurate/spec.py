@@ -9,7 +9,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -117,7 +116,6 @@ class World(Protocol):
 
 
 Shapes = Mapping[str, tuple[int, ...]]
-_NOTHING: Shapes = MappingProxyType({})
 
 
 class Requirement(Protocol):
@@ -141,7 +139,7 @@ class Rollouts:
     """
 
     steps: int
-    behaviour: Shapes = _NOTHING
+    behaviour: Shapes = field(default_factory=dict)
 
     kind: ClassVar[str] = "rollouts"
     unit: ClassVar[str] = "env steps"
@@ -157,7 +155,7 @@ class Transitions:
     batch: int
     n_step: int
     discount: float
-    behaviour: Shapes = _NOTHING
+    behaviour: Shapes = field(default_factory=dict)
 
     kind: ClassVar[str] = "transitions"
     unit: ClassVar[str] = "env steps"

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Union
 
 from murmurate.errors import Refusal
-from murmurate.training.run import option_name
+from murmurate.training.option_names import option_name
 
 # the recipe's name says these already
 _NAMED = frozenset({"recipe", "world.game", "world.id"})

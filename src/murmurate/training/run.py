@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -122,8 +122,3 @@ class Run:
     def saving_seconds(self) -> float:
         """How long all sources may take to be written to a slow disk, beyond what anything else may."""
         return self.replicas * self.source.saved_bytes(self) / _SLOW_DISK_BYTES_PER_SECOND
-
-
-def option_name(field_: Any) -> str:
-    """What a field of a Run is called on the command line and in ``run.json``."""
-    return str(field_.metadata.get("option", field_.name))

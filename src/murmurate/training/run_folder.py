@@ -24,7 +24,8 @@ import murmurate
 from murmurate.errors import Refusal
 from murmurate.strategies import strategy as strategy_class
 from murmurate.strategies.interface import Strategy
-from murmurate.training.run import Run, option_name
+from murmurate.training.option_names import option_name
+from murmurate.training.run import Run
 
 
 def claim(folder: Path) -> None:

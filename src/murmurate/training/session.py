@@ -26,8 +26,9 @@ from murmurate.training import checkpoint
 from murmurate.training.coordinator import Coordinator, SecondInterrupt, all_is_saved, signals_restored
 from murmurate.training.data_record import check_data, record_data, refuse_missing, without_places
 from murmurate.training.evaluate import film, write_strip
+from murmurate.training.option_names import option_name
 from murmurate.training.restore import learners
-from murmurate.training.run import Run, option_name
+from murmurate.training.run import Run
 from murmurate.training.run_folder import claim, held, read_run, unclaim, write_run
 from murmurate.training.summary import summarize
 
