@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from murmurate.cli.main import main
+from murmurate.training.run import Run
 
 SHORT = ("--launcher", "inline", "--updates", "2", "--simulators", "2", "--eval-episodes", "1")
+
+
+def altered(run: Run, **fields: Any) -> Run:
+    """``dataclasses.replace`` that finds fields of the source and of the evaluation too."""
+    for part in ("source", "evaluation"):
+        value = getattr(run, part)
+        own = {f.name for f in dataclasses.fields(value)} & fields.keys()
+        run = dataclasses.replace(
+            run, **{part: dataclasses.replace(value, **{n: fields.pop(n) for n in own})}
+        )
+    return dataclasses.replace(run, **fields)
 
 
 def content(folder: Path) -> dict[str, bytes]:

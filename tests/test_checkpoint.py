@@ -324,7 +324,7 @@ def _with_chunks(folder: Path, values: dict[str, float]) -> dict[str, Path]:
     """A checkpoint whose replay has such chunks; the files by chunk."""
     staging = folder / ".staging"
     chunks = [Chunk(name, torch.full((3, 2), value)) for name, value in values.items()]
-    checkpoint.write_part(staging, 0, {"env_steps": 1}, {"images": [chunks], "x": torch.ones(2)})
+    checkpoint.write_part(staging, 0, {"env_steps": 1}, {"replay": {"images": [chunks], "x": torch.ones(2)}})
     checkpoint.commit(folder, staging, _about(1))
     return {name: folder / "last" / f"replay-0-{name}.safetensors" for name in values}
 
@@ -337,7 +337,7 @@ def test_chunks_that_stay_are_linked_and_read_with_the_rest(tmp_path: Path) -> N
     assert second["b-2"].stat().st_ino not in numbers.values()
     for name, values in (("last", [1.0, 3.0, 4.0]), ("previous", [1.0, 2.0])):
         assert checkpoint.damage(tmp_path / name) is None
-        held = checkpoint.read_replay(tmp_path / name, 0)
+        held = checkpoint.read_replays(tmp_path / name, 0)["replay"]
         assert held is not None
         assert [float(chunk.values[0, 0]) for chunk in held["images"][0]] == values
     checkpoint.keep_as_best(tmp_path)
@@ -351,7 +351,7 @@ def test_a_chunk_that_is_gone_or_bad_is_damage(tmp_path: Path) -> None:
         spoil(files["a"])
         assert "corrupt or missing" in str(checkpoint.damage(tmp_path / "last"))
         with pytest.raises(Refusal):
-            checkpoint.read_replay(tmp_path / "last", 0)
+            checkpoint.read_replays(tmp_path / "last", 0)["replay"]
         shutil.rmtree(tmp_path / "last")
 
 
@@ -366,7 +366,7 @@ def test_a_chunk_that_both_checkpoints_share_costs_the_replay_and_no_more(tmp_pa
         found = checkpoint.newest(tmp_path)
     assert found == tmp_path / "last"
     assert checkpoint.read_part(found, 0)["env_steps"] == 1
-    assert checkpoint.read_replay(found, 0) is None
+    assert checkpoint.read_replays(found, 0) == {}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert checkpoint.newest(tmp_path) == found
@@ -378,7 +378,7 @@ def test_nothing_is_linked_from_a_checkpoint_whose_list_is_lost(tmp_path: Path) 
     (tmp_path / "last" / "state.json").write_text("{")
     _with_chunks(tmp_path, {"a": 1.0})
     assert checkpoint.damage(tmp_path / "last") is None
-    assert checkpoint.read_replay(tmp_path / "last", 0) is not None
+    assert checkpoint.read_replays(tmp_path / "last", 0)
 
 
 def test_of_a_damaged_checkpoint_nothing_is_taken_over_once_another_is_gone_on_from(tmp_path: Path) -> None:
@@ -413,7 +413,7 @@ def test_a_part_is_lent_with_all_its_chunks(
     source, target = tmp_path / ".staging-final", tmp_path / ".staging-2"
     for rank in (1, 11):
         chunks = {"images": [Chunk(f"a-{rank}", torch.full((2,), float(rank)))]}
-        checkpoint.write_part(source, rank, {"env_steps": rank}, chunks)
+        checkpoint.write_part(source, rank, {"env_steps": rank}, {"replay": chunks})
     checkpoint.write_part(target, 0, {"env_steps": 0})
     if not links:
         monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links here")))
@@ -421,7 +421,7 @@ def test_a_part_is_lent_with_all_its_chunks(
     checkpoint.lend_part(source, target, 7)
     assert checkpoint.parts(target) == [0, 1]
     checkpoint.commit(tmp_path, target, _about(1))
-    held = checkpoint.read_replay(tmp_path / "last", 1)
+    held = checkpoint.read_replays(tmp_path / "last", 1)["replay"]
     assert held is not None
     assert float(held["images"][0].values[0]) == 1.0
-    assert checkpoint.read_replay(tmp_path / "last", 11) is None
+    assert checkpoint.read_replays(tmp_path / "last", 11) == {}

@@ -20,7 +20,7 @@ from murmurate.fabric.processes.shared_memory import refuse_if_small
 from murmurate.recipes import recipe
 from murmurate.strategies import strategies
 from murmurate.training import session
-from short_runs import SHORT, content, refused
+from short_runs import SHORT, altered, content, refused
 
 GOLDEN = Path(__file__).parent / "golden" / "cli_surface.json"
 
@@ -159,7 +159,7 @@ def test_more_replicas_and_larger_networks_need_more_memory(monkeypatch: pytest.
     needed: list[int] = []
     monkeypatch.setattr(session, "refuse_if_small", lambda size, what: needed.append(size))
     small = recipe("cartpole-gala")
-    wide = dataclasses.replace(small, agent=dataclasses.replace(small.agent, hidden=512))
+    wide = dataclasses.replace(small, learner=dataclasses.replace(small.learner, hidden=512))
     for run in (small, dataclasses.replace(small, replicas=8), wide):
         session.preflight(run)
     assert needed[1] == 2 * needed[0]
@@ -247,7 +247,7 @@ def test_fields_are_changed_wherever_they_lie() -> None:
         --stop-at-return -3.5 --strategy.staleness-bound 9 --placement.devices cpu cpu --placement.threads 2
         --world.max-episode-steps 50"""
     changed = change(run, arguments.split(), "murmurate train cartpole-gala")
-    assert changed == dataclasses.replace(
+    assert changed == altered(
         run,
         replicas=3,
         env_steps=1_000_000,
@@ -256,7 +256,9 @@ def test_fields_are_changed_wherever_they_lie() -> None:
         double_buffer=True,
         seed=5,
         stop_at_return=-3.5,
-        agent=dataclasses.replace(run.agent, learning_rate=1e-3, optimizer="adam", normalize_advantages=True),
+        learner=dataclasses.replace(
+            run.learner, learning_rate=1e-3, optimizer="adam", normalize_advantages=True
+        ),
         strategy=dataclasses.replace(run.strategy, staleness_bound=9),
         placement=dataclasses.replace(run.placement, devices=("cpu", "cpu"), threads=2),
         world=dataclasses.replace(run.world, max_episode_steps=50),

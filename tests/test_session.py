@@ -22,14 +22,15 @@ from murmurate.strategies.gala import GALA
 from murmurate.strategies.hogwild import Hogwild
 from murmurate.training import coordinator, session
 from murmurate.training.coordinator import Coordinator
+from murmurate.training.members import build_learner
 from murmurate.training.run_folder import claim
-from short_runs import SHORT, content, refused
+from short_runs import SHORT, altered, content, refused
 
 
 def test_a_refusal_after_the_run_began_takes_nothing_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = dataclasses.replace(recipe("cartpole-a2c"), launcher="inline", updates=2, simulators=2)
+    run = altered(recipe("cartpole-a2c"), launcher="inline", updates=2, simulators=2)
 
     def unreadable(*_: object, **__: object) -> None:
         raise Refusal("the part cannot be read.")
@@ -61,7 +62,7 @@ def test_a_signal_while_the_run_is_closed_takes_away_nothing_that_is_to_be_said(
 
     monkeypatch.setattr(Coordinator, "commit_final", burst)
     monkeypatch.setattr(Coordinator, "close", closing)
-    run = dataclasses.replace(recipe("cartpole-a2c"), launcher="inline", updates=2, simulators=2)
+    run = altered(recipe("cartpole-a2c"), launcher="inline", updates=2, simulators=2)
     finish = session.train(run, tmp_path / "run")
     assert finish.code == code
     assert json.loads((tmp_path / "run/summary.json").read_text())["exit"] == exit_reason
@@ -154,14 +155,13 @@ def test_a_replay_in_files_is_the_one_in_memory_and_may_move(tmp_path: Path) -> 
 
 def test_schedules_span_the_run_also_where_all_replicas_count_together() -> None:
     for strategy, end in ((GALA(), 25), (Hogwild(), 100)):
-        run = dataclasses.replace(
+        run = altered(
             recipe("cartpole-a2c"), strategy=strategy, replicas=4, simulators=1, env_steps=4 * 8 * 25
         )
-        groups = run.open_simulators()
-        learner = run.learner(Replica, 0, groups[0].spec)
+        learner = build_learner(run, 0, Replica)
         (replica,) = learner.replicas.values()
         assert replica.schedule is not None
-        assert replica.schedule(end) == pytest.approx(run.agent.learning_rate_end)
+        assert replica.schedule(end) == pytest.approx(run.learner.learning_rate_end)
         assert replica.schedule(end - 1) > replica.schedule(end)
 
 

@@ -19,7 +19,7 @@ from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
 from murmurate.strategies import strategies, strategy
 from murmurate.strategies.dpsgd.sparse_server import MasterRows
-from short_runs import refused
+from short_runs import altered, refused
 
 STEP = 0.01
 HOSTILE = Cluster(
@@ -39,7 +39,7 @@ HOSTILE = Cluster(
 
 def run_of(name="gala", replicas=5, updates=20, seed=0, **changes):
     base = recipe("cartpole-gala")
-    return dataclasses.replace(
+    return altered(
         base,
         strategy=strategy(name)(),
         replicas=replicas,

@@ -57,7 +57,7 @@ def learn(run: Run, folder: Path, restored: list[Restored] | None = None, act: A
 
 def test_updates_are_per_replica_and_env_steps_are_the_total(tmp_path: Path) -> None:
     run = a_run(updates=6)
-    per_update = run.simulators * run.agent.steps
+    per_update = run.source.simulators * run.learner.steps
     for learning in learn(run, tmp_path / "a"):
         assert (learning.learner.clock, learning.env_steps) == (6, 6 * per_update)
     total = 7 * per_update  # an odd number of rollouts for two replicas: the fourth update of each passes it

@@ -9,6 +9,7 @@ import torch
 
 from murmurate.agents.a2c import A2C, A2CAgent
 from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context
 from murmurate.spec import Batch, EnvSpec, Trajectory
 from oracles.a2c import a2c_loss
 
@@ -19,7 +20,7 @@ CPU = torch.device("cpu")
 
 def agent(spec: EnvSpec = SPEC, seed: int = 0, **changes: object) -> A2CAgent:
     config = dataclasses.replace(A2C(hidden=8), **changes)
-    return config.build(spec, Replica, seed=seed, device=CPU)
+    return config.build(Context(spec, Replica, seed))
 
 
 def trajectory(spec: EnvSpec = SPEC, seed: int = 0, steps: int = 5, simulators: int = 3) -> Trajectory:
@@ -159,7 +160,7 @@ def test_learns_a_bandit(spec: EnvSpec) -> None:
 
 def test_linear_schedule_ends_where_it_says() -> None:
     config = A2C(learning_rate=1.0, learning_rate_end=0.25, hidden=4)
-    learner = config.build(SPEC, Replica, seed=0, device=CPU, updates=10)
+    learner = config.build(Context(SPEC, Replica, 0, updates=10))
     rates = [learner.learn(Batch(trajectory(seed=i))).metrics["learning_rate"] for i in range(12)]
     expected = [1 - 0.075 * i for i in range(10)] + [0.25, 0.25]
     assert rates == pytest.approx(expected)

@@ -10,6 +10,7 @@ import torch
 from murmurate.agents.dqn import DQN, DQNAgent
 from murmurate.replay.interface import Sample
 from murmurate.replica.vector import Exchange, Replica
+from murmurate.replicator.learner import Context
 from murmurate.spec import Batch, EnvSpec
 
 SPEC = EnvSpec("toy", (5,), torch.float32, actions=3)
@@ -18,7 +19,7 @@ CPU = torch.device("cpu")
 
 def agent(**changes: object) -> DQNAgent:
     config = dataclasses.replace(DQN(hidden=16, batch=8, target_every=4), **changes)
-    return config.build(SPEC, Replica, seed=0, device=CPU)
+    return config.build(Context(SPEC, Replica, 0))
 
 
 def sample(size: int = 8, seed: int = 0) -> Sample:
@@ -126,7 +127,7 @@ def test_a_ladder_gives_each_simulator_its_own_epsilon() -> None:
 def test_the_epsilon_that_is_told_is_that_of_the_first_of_its_simulators() -> None:
     made = agent(exploration="ladder", epsilon=0.4)
     for first in (8, 12):  # two groups of four, of the second of two learners
-        made.seat(first, 16)
+        made.assign_simulators(first, 16)
     told = made.learn(Batch(sample())).told()["epsilon"]
     assert float(told) == pytest.approx(0.4 ** (1 + 7 * 8 / 15))
 

@@ -19,12 +19,13 @@ from murmurate.fabric.processes.shared_memory import Arena
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.interface import Steps
 from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context
 from murmurate.sources import actor_source as acted_module
-from murmurate.sources.actor_source import Acted, Cast
-from murmurate.sources.replay_sampler import Drawing
+from murmurate.sources.actor_source import ActorSource, Cast
+from murmurate.sources.replay_sampler import ReplaySampler
+from murmurate.sources.shared_ring import SLOTS, Record, Ring, Weights
 from murmurate.spec import EnvSpec, Episode
 from murmurate.worlds.registry import world
-from murmurate.sources.shared_ring import SLOTS, Record, Ring, Weights
 from waiting import DEADLINE_SECONDS, until
 
 pytestmark = pytest.mark.timeout(2 * DEADLINE_SECONDS)
@@ -131,21 +132,21 @@ def test_no_version_is_ever_read_in_part() -> None:
 @contextmanager
 def acted(
     config: ReplayConfig = CONFIG, agent: DQN = AGENT, actors: int = 2
-) -> Iterator[tuple[Acted, DQNAgent]]:
+) -> Iterator[tuple[ActorSource, DQNAgent]]:
     cartpole = world("cartpole")
     spec = EnvSpec("CartPole-v1", (4,), torch.float32, actions=2)
-    learner = agent.build(spec, Replica, seed=0, device=torch.device("cpu"))
+    learner = agent.build(Context(spec, Replica, 0))
     cast = Cast(cartpole, agent, actors, simulators=5, rank=0, replicas=1)
     replay = open_replay(config, spec, simulators=5, steps=agent.n_step, discount=0.99, seed=0)
-    drawing = Drawing(replay, config, agent.batch, torch.device("cpu"), lambda: 0.0)
-    source = Acted(cast, spec, learner, drawing, seed=0)
+    drawing = ReplaySampler(replay, config, agent.batch, torch.device("cpu"), lambda: 0.0)
+    source = ActorSource(cast, spec, learner, drawing, seed=0)
     try:
         yield source, learner
     finally:
         source.close()
 
 
-def pids(source: Acted) -> list[int]:
+def pids(source: ActorSource) -> list[int]:
     return [actor.process.pid for actor in source._actors if actor.process is not None]
 
 
@@ -275,7 +276,8 @@ def test_it_goes_on_from_its_replay_with_new_games() -> None:
         for _ in range(30):
             learner.learn(next(source))
         state = source.state()
-        state["replay"]["store"]["rows"] = state["replay"]["store"]["rows"].clone()
+        store = state["replays"]["replay"]["store"]
+        store["rows"] = store["rows"].clone()
         held = len(source.replay)
     with acted() as (other, _):
         other.load(state)

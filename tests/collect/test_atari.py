@@ -11,7 +11,7 @@ from torch import Tensor
 
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.evaluation.games import evaluate, record_game
-from murmurate.sources.rollouts import Rollouts, open_groups
+from murmurate.sources.rollouts import RolloutSource, open_groups
 from murmurate.spec import EnvSpec, TimeStep
 from murmurate.worlds.atari import AtariSimulators, AtariWorld
 
@@ -152,10 +152,10 @@ def test_spec_and_unsavable_state() -> None:
     )
     simulators.reset(0)
     assert simulators.state() is None
-    rollouts = Rollouts(open_groups(AtariWorld("pong"), 2, training=True), Always(0), 30, seed=0)
+    rollouts = RolloutSource(open_groups(AtariWorld("pong"), 2, training=True), Always(0), 30, seed=0)
     assert not rollouts.exact
     a = next(rollouts).data.last_observation.clone()
-    resumed = Rollouts(open_groups(AtariWorld("pong"), 2, training=True), Always(0), 30, seed=0)
+    resumed = RolloutSource(open_groups(AtariWorld("pong"), 2, training=True), Always(0), 30, seed=0)
     resumed.load(rollouts.state())
     b = next(resumed).data
     assert b.first[0].all()

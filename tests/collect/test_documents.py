@@ -10,12 +10,14 @@ import pytest
 
 from murmurate.cli.options import change
 from murmurate.datasets.corpus import Corpus
+from murmurate.datasets.corpus_world import CorpusWorld
 from murmurate.datasets.generated import generate
+from murmurate.datasets.interface import Subset
 from murmurate.datasets.tokens import STOP_WORDS, Tokens, count
 from murmurate.datasets.writing import write
 from murmurate.errors import Refusal
 from murmurate.sources import examples as documents
-from murmurate.sources.examples import Chosen, CorpusWorld, DocumentSource
+from murmurate.sources.examples import ExampleSource
 from workloads.drawn import same
 
 
@@ -34,8 +36,8 @@ def numbered(count):
 
 
 def source(count=10, batch=3, rank=0, replicas=1, seed=0):
-    documents = Chosen(numbered(count), np.arange(count))
-    return DocumentSource(documents, batch, seed=seed, rank=rank, replicas=replicas)
+    documents = Subset(numbered(count), np.arange(count))
+    return ExampleSource(documents, batch, seed=seed, rank=rank, replicas=replicas)
 
 
 def taken(it, batches):

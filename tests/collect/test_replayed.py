@@ -9,8 +9,8 @@ import torch
 from scripted import Counter, ScriptedSimulators
 
 from murmurate.replay.config import ReplayConfig, open_replay
-from murmurate.sources.replay_sampler import Drawing
-from murmurate.sources.replay_source import Replayed
+from murmurate.sources.replay_sampler import ReplaySampler
+from murmurate.sources.replay_source import ReplaySource
 from murmurate.spec import EnvSpec
 from murmurate.worlds.registry import world as world_called
 
@@ -23,13 +23,13 @@ CONFIG = ReplayConfig(capacity=400, learning_starts=20, samples_per_insert=4.0)
 
 def source(
     config: ReplayConfig = CONFIG, batch: int = 8, groups=None, seed: int = 0, progress=lambda: 0.5
-) -> Replayed:
+) -> ReplaySource:
     groups = [ScriptedSimulators(SCRIPT)] if groups is None else groups
     spec: EnvSpec = groups[0].spec
     size = sum(group.size for group in groups)
     replay = open_replay(config, spec, simulators=size, steps=1, discount=0.9, seed=seed)
-    drawing = Drawing(replay, config, batch, torch.device("cpu"), progress)
-    return Replayed(groups, Counter(), drawing, seed=seed)
+    drawing = ReplaySampler(replay, config, batch, torch.device("cpu"), progress)
+    return ReplaySource(groups, Counter(), drawing, seed=seed)
 
 
 @pytest.mark.parametrize("samples_per_insert", [0.5, 4.0, 32.0])

@@ -11,7 +11,7 @@ from scripted import Counter, Line, Roulette, ScriptedSimulators, Watcher
 from torch import Tensor
 
 from murmurate.errors import Refusal
-from murmurate.sources.rollouts import Rollouts, open_groups
+from murmurate.sources.rollouts import RolloutSource, open_groups
 from murmurate.spec import Trajectory
 from murmurate.worlds.atari import AtariWorld
 from murmurate.worlds.gym import GymWorld
@@ -40,7 +40,7 @@ def test_table() -> None:
         [(1, ""), (2, "terminated"), (3, ""), (4, ""), (5, "truncated"), (6, "")],
         [(0, "truncated"), (1, ""), (0, "truncated"), (2, ""), (0, ""), (7, "terminated")],
     ]
-    rollouts = Rollouts(groups_of(script, []), Counter(), steps=3, seed=0)
+    rollouts = RolloutSource(groups_of(script, []), Counter(), steps=3, seed=0)
     batch = next(rollouts)
     data: Trajectory = batch.data
     assert batch.env_steps == 6
@@ -113,7 +113,7 @@ def test_any_script_in_any_groups_equals_the_scalar_oracle(cuts: list[int], seed
     steps, batches = 4, 6
     expected = [oracle(lines, b, steps * batches) for b, lines in enumerate(script)]
     groups = groups_of(script, cuts)
-    rollouts = Rollouts(groups, Counter(), steps, seed=seed)
+    rollouts = RolloutSource(groups, Counter(), steps, seed=seed)
     for k in range(batches):
         batch = next(rollouts)
         data = batch.data
@@ -155,7 +155,7 @@ def same(a: dict[str, Tensor | None], b: dict[str, Tensor | None]) -> bool:
 
 def test_a_batch_stays_valid_until_the_one_after_next() -> None:
     script: list[list[Line]] = [[(1, ""), (2, "truncated"), (3, "terminated")], [(4, ""), (5, "")]]
-    rollouts = Rollouts(groups_of(script, [1]), Counter(), steps=5, seed=0)
+    rollouts = RolloutSource(groups_of(script, [1]), Counter(), steps=5, seed=0)
     for _ in range(4):
         batch = next(rollouts)
         before = copied(batch.data)
@@ -171,8 +171,8 @@ def test_a_batch_stays_valid_until_the_one_after_next() -> None:
 def test_double_buffering_plays_the_same_games(world, actions: int, steps: int, batches: int) -> None:
     if isinstance(world, AtariWorld):
         pytest.importorskip("ale_py")
-    whole = Rollouts(open_groups(world, 5, training=True), Watcher(actions), steps, seed=3)
-    halves = Rollouts(
+    whole = RolloutSource(open_groups(world, 5, training=True), Watcher(actions), steps, seed=3)
+    halves = RolloutSource(
         open_groups(world, 5, training=True, double_buffer=True), Watcher(actions), steps, seed=3
     )
     ended = 0
@@ -201,9 +201,9 @@ def through_json(x):
 
 @pytest.mark.parametrize("double_buffer", [False, True])
 def test_resuming_on_cartpole_is_bit_for_bit(double_buffer: bool) -> None:
-    def fresh(seed: int) -> Rollouts:
+    def fresh(seed: int) -> RolloutSource:
         groups = open_groups(GymWorld("CartPole-v1", 25), 4, training=True, double_buffer=double_buffer)
-        return Rollouts(groups, Roulette(2), steps=7, seed=seed)
+        return RolloutSource(groups, Roulette(2), steps=7, seed=seed)
 
     rollouts = fresh(1)
     for _ in range(31):
@@ -225,9 +225,9 @@ def test_resuming_on_cartpole_is_bit_for_bit(double_buffer: bool) -> None:
 
 def test_resuming_keeps_recurrent_memory_and_unfinished_games() -> None:
     script: list[list[Line]] = [[(1, "")] * 9 + [(2, "terminated")], [(3, "")] * 6 + [(4, "truncated")]]
-    rollouts = Rollouts(groups_of(script, [1]), Counter(), steps=4, seed=0)
+    rollouts = RolloutSource(groups_of(script, [1]), Counter(), steps=4, seed=0)
     next(rollouts)
-    resumed = Rollouts(groups_of(script, [1]), Counter(), steps=4, seed=5)
+    resumed = RolloutSource(groups_of(script, [1]), Counter(), steps=4, seed=5)
     resumed.load(through_json(rollouts.state()))
     for _ in range(5):
         a, b = next(rollouts), next(resumed)
@@ -239,12 +239,12 @@ def test_what_cannot_be_saved_begins_new_games_on_new_seeds() -> None:
     script: list[list[Line]] = [[(1.0, "")] * 50] * 2
     groups = groups_of(script, [1])
     groups[1].savable = False
-    rollouts = Rollouts(groups, Counter(), steps=3, seed=0)
+    rollouts = RolloutSource(groups, Counter(), steps=3, seed=0)
     next(rollouts)
     assert not rollouts.exact
     again = groups_of(script, [1])
     again[1].savable = False
-    resumed = Rollouts(again, Counter(), steps=3, seed=0)
+    resumed = RolloutSource(again, Counter(), steps=3, seed=0)
     resumed.load(through_json(rollouts.state()))
     data = next(resumed).data
     assert data.observation[0, :, 0].tolist() == [3, 1000]
@@ -256,7 +256,7 @@ def test_what_cannot_be_saved_begins_new_games_on_new_seeds() -> None:
 
 def test_continuous_actions_fill_a_last_dimension() -> None:
     groups = open_groups(GymWorld("Pendulum-v1", 5), 3, training=True)
-    data = next(Rollouts(groups, Roulette(0, (1,)), steps=12, seed=0)).data
+    data = next(RolloutSource(groups, Roulette(0, (1,)), steps=12, seed=0)).data
     assert data.action.shape == (12, 3, 1)
     assert data.action.dtype == torch.float32
     assert data.truncated.sum() == 6
@@ -273,11 +273,11 @@ def test_refusals() -> None:
     with pytest.raises(Refusal, match="at least 1, got 0"):
         open_groups(GymWorld("CartPole-v1"), 0, training=True)
     with pytest.raises(ValueError, match="at least one step"):
-        Rollouts(groups_of([[(0.0, "")]], []), Counter(), steps=0, seed=0)
+        RolloutSource(groups_of([[(0.0, "")]], []), Counter(), steps=0, seed=0)
     cart, pendulum = (GymWorld(i).open(1, training=True) for i in ("CartPole-v1", "Pendulum-v1"))
     with pytest.raises(ValueError, match="one world"):
-        Rollouts([cart, pendulum], Counter(), steps=1, seed=0)
-    two = Rollouts(groups_of([[(0.0, "")]] * 2, []), Counter(), steps=1, seed=0)
-    three = Rollouts(groups_of([[(0.0, "")]] * 3, []), Counter(), steps=1, seed=0)
+        RolloutSource([cart, pendulum], Counter(), steps=1, seed=0)
+    two = RolloutSource(groups_of([[(0.0, "")]] * 2, []), Counter(), steps=1, seed=0)
+    three = RolloutSource(groups_of([[(0.0, "")]] * 3, []), Counter(), steps=1, seed=0)
     with pytest.raises(ValueError, match="of 3 simulators in 1 groups, these are 2"):
         two.load(three.state())

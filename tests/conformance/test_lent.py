@@ -22,6 +22,7 @@ from murmurate.training.loop import Learning
 from murmurate.training.rejoin import Doorway
 from murmurate.training.run import Run
 from murmurate.training.worker import FINAL, Post, Restored, staging
+from short_runs import altered
 
 STRATEGIES = {name: kind() for name, kind in strategies().items() if name != "solo"}
 STRATEGIES |= {"dpsgd, nodes of one": DPSGD(threads=1, local_updates=2)}
@@ -77,7 +78,7 @@ def memory(learning: Any) -> tuple[Any, ...]:
 @pytest.fixture(params=STRATEGIES)
 def saved(request: Any, tmp_path: Any) -> tuple[Run, Any, dict[int, dict[str, Any]]]:
     """A run, its folder, and the parts of its checkpoint."""
-    run = dataclasses.replace(
+    run = altered(
         recipe("cartpole-gala"),
         strategy=STRATEGIES[request.param],
         replicas=2,

@@ -23,6 +23,7 @@ from murmurate.strategies.interface import Strategy
 from murmurate.training import checkpoint, session
 from murmurate.training.run import Run
 from murmurate.training.session import resume, train
+from short_runs import altered
 
 
 def short(strategy: str | Strategy = "gala", **fields: Any) -> Run:
@@ -38,7 +39,7 @@ def short(strategy: str | Strategy = "gala", **fields: Any) -> Run:
         "eval_episodes": 1,
         "record_every_seconds": 1e-9,
     }
-    return dataclasses.replace(recipe("cartpole-gala"), **{**settings, **fields})
+    return altered(recipe("cartpole-gala"), **{**settings, **fields})
 
 
 def params(folder: Path) -> list[torch.Tensor]:
@@ -87,7 +88,7 @@ def test_every_strategy_trains_saves_and_goes_on(strategy: str, tmp_path: Path) 
         part = checkpoint.read_part(last, rank)
         assert part["replicas"]["a2c"]["replica"]["clock"] == part["updates"] >= 24
         # what it counts is what it learned from: simulators x steps an update
-        assert part["env_steps"] == part["updates"] * run.simulators * run.agent.steps
+        assert part["env_steps"] == part["updates"] * run.source.simulators * run.learner.steps
     assert all(not torch.equal(x, y) for x, y in zip(first, params(tmp_path / "run"), strict=True))
     for rank in range(run.replicas):
         mine = [r for r in records(tmp_path / "run") if r["replica"] == rank and "kind" not in r]
@@ -156,7 +157,7 @@ def test_stopped_and_resumed_equals_uninterrupted(strategy: str, tmp_path: Path)
 def test_rounds_neither_put_off_the_last_update_nor_end_with_it(strategy: str, tmp_path: Path) -> None:
     # a constant rate: a schedule would know of the earlier end
     whole = short(strategy, updates=22)
-    whole = dataclasses.replace(whole, agent=dataclasses.replace(whole.agent, learning_rate_end=1.0))
+    whole = dataclasses.replace(whole, learner=dataclasses.replace(whole.learner, learning_rate_end=1.0))
     assert train(whole, tmp_path / "whole").summary["updates"] == 22
     assert train(dataclasses.replace(whole, updates=14), tmp_path / "parts").summary["updates"] == 14
     resume(tmp_path / "parts", lambda run: dataclasses.replace(run, updates=22))
@@ -194,8 +195,8 @@ def test_not_a_number_stops_with_the_culprit_and_keeps_the_last_checkpoint(
     folder = tmp_path / "run"
     assert train(short(updates=10), folder).code == 0
     before = {p.name: p.read_bytes() for p in (folder / "checkpoints" / "last").iterdir()}
-    fast = dataclasses.replace(recipe("cartpole-gala").agent, learning_rate=1e30)
-    finish = resume(folder, lambda run: dataclasses.replace(run, updates=50, agent=fast))
+    fast = dataclasses.replace(recipe("cartpole-gala").learner, learning_rate=1e30)
+    finish = resume(folder, lambda run: dataclasses.replace(run, updates=50, learner=fast))
     assert finish.code == 1
     assert re.match(
         r"failed: replica [0-2]: the (loss|gradient|parameters) of replica 'a2c' .*update 1\d",
@@ -214,8 +215,8 @@ def test_parameters_that_are_not_finite_never_become_a_checkpoint(
     assert train(short(updates=10), folder).code == 0
     before = {p.name: p.read_bytes() for p in (folder / "checkpoints" / "last").iterdir()}
     # one update more: its loss is fine, and what it makes of the parameters is not
-    fast = dataclasses.replace(recipe("cartpole-gala").agent, learning_rate=float("inf"))
-    finish = resume(folder, lambda run: dataclasses.replace(run, updates=11, agent=fast))
+    fast = dataclasses.replace(recipe("cartpole-gala").learner, learning_rate=float("inf"))
+    finish = resume(folder, lambda run: dataclasses.replace(run, updates=11, learner=fast))
     assert finish.code == 1
     assert "the parameters of replica 'a2c' are not finite at its update 11" in finish.summary["exit"]
     assert before == {p.name: p.read_bytes() for p in (folder / "checkpoints" / "last").iterdir()}

@@ -20,6 +20,7 @@ from murmurate.recipes import recipe
 from murmurate.training import checkpoint
 from murmurate.training.run import Run
 from murmurate.training.session import train
+from short_runs import altered
 from waiting import until
 
 pytestmark = pytest.mark.timeout(900)
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.timeout(900)
 def _long(strategy: str = "gala") -> Run:
     from murmurate.strategies import strategies
 
-    return dataclasses.replace(
+    return altered(
         recipe("cartpole-gala"),
         strategy=strategies()[strategy](),
         replicas=2,

@@ -10,6 +10,7 @@ import torch
 from laws.problems import same
 from murmurate.agents.a2c import A2C
 from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.replicator.learner import Context
 from murmurate.replicator.replicator import Replicator
 from murmurate.spec import Batch, EnvSpec, Trajectory
 from murmurate.strategies.all_reduce import AllReduce
@@ -61,7 +62,7 @@ def trajectory(spec, config, rank, step):
 def learn(world, strategy, door):
     spec, config = world
     replicator = Replicator(strategy, door)
-    agent = config.build(spec, replicator.replicate, seed=3, device=torch.device("cpu"), updates=UPDATES)
+    agent = config.build(Context(spec, replicator.replicate, 3, updates=UPDATES))
     path = []
     for step in range(UPDATES):
         agent.learn(Batch(trajectory(spec, config, door.rank, step)))
@@ -110,9 +111,7 @@ def test_all_reduce_learns_as_one_on_all_trajectories(name, size):
     found = SimulatedFabric(size, seed=1).run([functools.partial(learn, (spec, config), AllReduce())] * size)
 
     def whole(door):
-        agent = config.build(
-            spec, Replicator(Solo(), door).replicate, seed=3, device=torch.device("cpu"), updates=UPDATES
-        )
+        agent = config.build(Context(spec, Replicator(Solo(), door).replicate, 3, updates=UPDATES))
         for step in range(UPDATES):
             parts = [trajectory(spec, config, rank, step) for rank in range(size)]
             agent.learn(Batch(joined(parts)))

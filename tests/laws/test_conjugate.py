@@ -20,6 +20,7 @@ from murmurate.fabric.processes.fabric import run_members
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.losses.mixture import divergence
 from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context
 from murmurate.replicator.replicator import Replicator
 from murmurate.spec import Batch, EnvSpec
 from murmurate.strategies.all_reduce import AllReduce
@@ -59,7 +60,7 @@ def wide():
 
 def learner(model, replicate=Replica, seed=0, rows=table):
     spec = EnvSpec("table", (rows().values.shape[1],), torch.float64, 0, documents=ROWS)
-    return model.build(spec, replicate, seed=seed, device=CPU, corpus=rows())
+    return model.build(Context(spec, replicate, seed, examples=rows()))
 
 
 def variant(kind, **changes):
@@ -70,7 +71,7 @@ def topics(replicate=Replica, **changes):
     corpus = generate(documents=150, vocabulary=60, topics=3, mean_length=40, seed=1, topic_mass=6.0).corpus
     spec = EnvSpec("corpus", (60,), torch.int32, 0, documents=150)
     model = TopicModel(topics=3, batch=150, alpha=0.3, prior=0.1, validate_every=0, **changes)
-    return model.build(spec, replicate, seed=0, device=CPU, corpus=corpus), corpus
+    return model.build(Context(spec, replicate, 0, examples=corpus)), corpus
 
 
 def batches(rank=0, count=20, size=60, rows=table):

@@ -18,6 +18,7 @@ from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.losses.topics import Documents, expected_topics, fold_in
 from murmurate.replica.sparse import Rows, ShrinksAway
 from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context
 from murmurate.replicator.replicator import Replicator
 from murmurate.spec import Batch, EnvSpec
 from murmurate.strategies.all_reduce import AllReduce
@@ -49,7 +50,7 @@ def corpus():
 
 def learner(replicate=Replica, model=MODEL):
     spec = EnvSpec("corpus", (WORDS,), torch.int32, 0, documents=DOCUMENTS)
-    return model.build(spec, replicate, seed=0, device=torch.device("cpu"), corpus=corpus())
+    return model.build(Context(spec, replicate, 0, examples=corpus()))
 
 
 def batches(rank=0, size=1, count=12):
@@ -141,7 +142,7 @@ def test_no_mini_batch_of_the_warm_start_is_what_is_left_over():
 
     spec = EnvSpec("corpus", (WORDS,), torch.int32, 0, documents=DOCUMENTS)
     model = dataclasses.replace(MODEL, init="svi", batch=DOCUMENTS - 1)
-    model.build(spec, Replica, seed=0, device=torch.device("cpu"), corpus=Library())
+    model.build(Context(spec, Replica, 0, examples=Library()))
     assert sizes[-2:] == [DOCUMENTS // 2] * 2
 
 
@@ -321,7 +322,7 @@ def dpsvi(strategy, count, dense, door):
     model = TopicModel(
         topics=K, batch=8, alpha=0.3, prior=0.1, validate_every=0, step_rule="average", rate=0.02
     )
-    it = model.build(spec, replicator.replicate, seed=0, device=torch.device("cpu"), corpus=wide())
+    it = model.build(Context(spec, replicator.replicate, 0, examples=wide()))
     it.replica.keeps_scale = not dense
     bond = replicator.bonds["topics"]
     if is_centre(door):
@@ -425,7 +426,7 @@ def crowded(strategy, count, door):
     replicator = Replicator(strategy, door)
     model = TopicModel(topics=K, batch=10, alpha=0.3, prior=0.1, step_rule="average", rate=0.1)
     spec = EnvSpec("corpus", (WORDS,), torch.int32, 0, documents=DOCUMENTS)
-    it = model.build(spec, replicator.replicate, seed=0, device=torch.device("cpu"), corpus=even())
+    it = model.build(Context(spec, replicator.replicate, 0, examples=even()))
     least = 0.0
     if is_centre(door):
         serve_until(replicator, door)

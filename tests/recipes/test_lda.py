@@ -22,15 +22,15 @@ from murmurate.training.run import Run
 
 def run(strategy, replicas=1, **model) -> Run:
     it = recipe("corpus-lda")
-    agent = dataclasses.replace(it.agent, **model)
-    return dataclasses.replace(it, agent=agent, strategy=strategy, replicas=replicas)
+    learner = dataclasses.replace(it.learner, **model)
+    return dataclasses.replace(it, learner=learner, strategy=strategy, replicas=replicas)
 
 
 def moved(it: Run, door):
     """Where v is after one push of B updates by 1 each: rho eta B."""
     replicator = Replicator(it.strategy, door)
     replica = replicator.replicate(
-        "x", Point(0.0), lambda p: torch.optim.SGD(p, lr=1.0), schedule=it.agent.eta
+        "x", Point(0.0), lambda p: torch.optim.SGD(p, lr=1.0), schedule=it.learner.eta
     )
     if is_centre(door):
         serve_until(replicator, door)

@@ -40,7 +40,7 @@ def test_the_defaults_that_the_design_promises() -> None:
     for world in ("cartpole", "pong", "hopper"):
         assert (recipe(f"{world}-a2c").strategy.name, recipe(f"{world}-a2c").replicas) == ("all-reduce", 1)
         assert (recipe(f"{world}-gala").strategy.name, recipe(f"{world}-gala").replicas) == ("gala", 4)
-    atari = recipe("pong-a2c").agent
+    atari = recipe("pong-a2c").learner
     assert (atari.learning_rate, atari.rmsprop_epsilon, atari.rmsprop_alpha) == (7e-4, 1e-5, 0.99)
     assert (atari.entropy_coefficient, atari.value_coefficient, atari.clip, atari.steps) == (
         0.01,

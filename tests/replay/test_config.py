@@ -19,6 +19,7 @@ from murmurate.replay.row_replay import RowReplay
 from murmurate.replay.segments import Segmented
 from murmurate.spec import EnvSpec
 from murmurate.training.session import preflight
+from short_runs import altered
 
 PONG = EnvSpec("pong", (4, 84, 84), torch.uint8, actions=6, stacked=True)
 
@@ -60,21 +61,19 @@ def test_files_that_the_disk_has_no_room_for_are_refused(
 ) -> None:
     monkeypatch.setattr(memory.psutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
     run = recipe("cartpole-dqn")
-    assert run.replay is not None
-    there = dataclasses.replace(run.replay, folder=str(tmp_path / "not" / "there"))
+    there = dataclasses.replace(run.source.replay, folder=str(tmp_path / "not" / "there"))
     with pytest.raises(Refusal, match=r"to lie in .*there, where 0.0 GiB are left"):
-        preflight(dataclasses.replace(run, replay=there))
+        preflight(altered(run, replay=there))
 
 
-def test_an_on_policy_agent_has_no_replay_and_no_actors() -> None:
-    for changes, words in (
-        ({"replay": ReplayConfig()}, "Leave the replay out"),
-        ({"actors": 2}, "--actors 0"),
-    ):
-        with pytest.raises(Refusal, match=words):
-            dataclasses.replace(recipe("cartpole-a2c"), **changes).validate()
-    with pytest.raises(Refusal, match="learns from a replay"):
-        dataclasses.replace(recipe("cartpole-dqn"), replay=None).validate()
+def test_an_agent_and_a_source_that_do_not_fit_are_refused() -> None:
+    rollouts, replayed = recipe("cartpole-a2c"), recipe("cartpole-dqn")
+    with pytest.raises(Refusal, match="a2c learns from rollouts, and the run's source gives transitions"):
+        dataclasses.replace(rollouts, source=replayed.source).validate()
+    with pytest.raises(Refusal, match="dqn learns from transitions, and the run's source gives rollouts"):
+        dataclasses.replace(replayed, source=rollouts.source).validate()
+    with pytest.raises(Refusal, match="There is no field called 'actors'"):
+        change(rollouts, ["--actors", "2"], "murmurate train cartpole-a2c")
 
 
 @pytest.mark.parametrize(("capacity", "batch"), [(100, 4), (160, 128)])

@@ -19,7 +19,7 @@ from murmurate.replay.priorities import Prioritized, Uniform
 from murmurate.replay.row_replay import RowReplay
 from murmurate.replay.rows import Column
 from murmurate.replay.sum_tree import Draw
-from murmurate.sources.replay_sampler import Drawing
+from murmurate.sources.replay_sampler import ReplaySampler
 from oracles.n_step_adder import Adder
 
 KINDS = {"prioritized": Prioritized, "uniform": Uniform}
@@ -448,7 +448,7 @@ def test_steps_wait_for_what_is_still_to_be_copied_from_where_they_go():
     """The replay is full from the sixth step on, and each later one overwrites some of what was drawn."""
     replay = RowReplay(Prioritized(100), Column((1,), torch.float32), Column((), torch.int64), simulators=20)
     config = ReplayConfig(capacity=100, learning_starts=40, samples_per_insert=4.0, ahead=3)
-    drawing = Drawing(replay, config, 16, torch.device("cpu"), lambda: 0.0)
+    drawing = ReplaySampler(replay, config, 16, torch.device("cpu"), lambda: 0.0)
     no, number, seen = torch.zeros(20, dtype=torch.bool), 0, 0
     while seen < 200:
         while not drawing.due:
