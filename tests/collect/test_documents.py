@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from murmurate.cli.options import change
+from murmurate.datasets import corpus_world as documents
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.corpus_world import CorpusWorld
 from murmurate.datasets.generated import generate
@@ -16,7 +17,6 @@ from murmurate.datasets.interface import Subset
 from murmurate.datasets.tokens import STOP_WORDS, Tokens, count
 from murmurate.datasets.writing import write
 from murmurate.errors import Refusal
-from murmurate.sources import examples as documents
 from murmurate.sources.examples import ExampleSource
 from workloads.drawn import same
 
@@ -48,16 +48,14 @@ def test_what_is_kept_back_depends_on_its_seed_alone(path):
     world = CorpusWorld(str(path), validation=10, test=0.2)
     train, validation, test = world.divided()
     assert (len(train), len(validation), len(test)) == (71, 10, 20)
-    everything = np.concatenate([part.documents for part in (train, validation, test)])
+    everything = np.concatenate([part.numbers for part in (train, validation, test)])
     assert sorted(everything) == list(range(101))
     again = dataclasses.replace(world).divided()
-    assert all(
-        (a.documents == b.documents).all() for a, b in zip((train, validation, test), again, strict=True)
-    )
+    assert all((a.numbers == b.numbers).all() for a, b in zip((train, validation, test), again, strict=True))
     other = dataclasses.replace(world, split_seed=1).divided()
-    assert not (other[2].documents == test.documents).all()
-    assert world.spec.documents == 71
-    assert world.spec.observation_shape == (40,)
+    assert not (other[2].numbers == test.numbers).all()
+    assert world.spec().documents == 71
+    assert world.spec().observation_shape == (40,)
 
 
 @pytest.mark.parametrize(

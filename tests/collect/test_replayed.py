@@ -58,7 +58,7 @@ def test_weights_are_over_the_greatest_of_the_batch() -> None:
         spread += len(weights.unique()) > 1
         errors = 1.0 + 2.0 * (batch.keys % 2)
         batch.feedback(torch.where(batch.keys == 0, 1e-9, errors))
-    replay = made._drawing.replay
+    replay = made._sampler.replay
     assert replay.chances.mass[1] < 1e-3, "the one is still there"
     # a third of the error, to the power of alpha times beta: what is left of the weights without that one
     assert min(smallest[100:]) == pytest.approx(3**-0.3, rel=1e-3)
@@ -134,7 +134,7 @@ def test_it_goes_on_bit_for_bit(ahead: int, double_buffer: bool) -> None:
     config = dataclasses.replace(CONFIG, capacity=200, ahead=ahead)
     one = source(config, groups=groups())
     two = source(config, groups=groups(), seed=9)
-    one.actor = two.actor = Chooser()
+    one.policy = two.policy = Chooser()
     for _ in range(300):
         next(one).feedback(torch.rand(8, generator=torch.Generator().manual_seed(1)))
     assert one.exact
@@ -156,7 +156,7 @@ def test_without_its_replay_a_learner_goes_on_as_soon_as_it_can() -> None:
         next(one)
     assert not one.exact
     state = one.state()
-    assert state["replay"] is None
+    assert state["replays"] == {}
     two = source(dataclasses.replace(CONFIG, saved=False))
     two.load(state)
     assert next(two).env_steps == 8  # a batch, and not the 20 steps of a beginning

@@ -268,7 +268,7 @@ def test_continuous_actions_fill_a_last_dimension() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(Refusal, match="at least 2 with double buffering, got 1"):
+    with pytest.raises(Refusal, match="simulators is 1; a learner needs at least one for each half"):
         open_groups(GymWorld("CartPole-v1"), 1, training=True, double_buffer=True)
     with pytest.raises(Refusal, match="at least 1, got 0"):
         open_groups(GymWorld("CartPole-v1"), 0, training=True)

@@ -48,7 +48,7 @@ def test_the_defaults_that_the_design_promises() -> None:
         0.5,
         5,
     )
-    assert recipe("pong-a2c").simulators == 16
+    assert recipe("pong-a2c").source.simulators == 16
 
 
 @pytest.mark.parametrize("name", ["cartpole", "cartpole-", "-gala", "", "cartpole-gala-a2c", "nothing-gala"])
@@ -66,7 +66,9 @@ def test_every_strategy_carries_every_recipe(algorithm: str, strategy: str, tmp_
         replicas=1 if strategy == "solo" else 2,
     )
     updates = {"local-sgd": 10, "synchronous-elastic": 11}.get(strategy, 2)  # so that a round is among them
-    short = f"--launcher inline --updates {updates} --env-steps none --simulators 2 --eval-episodes 1"
+    short = f"--launcher inline --updates {updates} --env-steps none"
+    if run.world.unit == "env steps":
+        short += " --simulators 2 --eval-episodes 1"
     if algorithm == "lda":
         corpus = tmp_path / "docword.small.txt"
         write(generate(documents=40, vocabulary=30, topics=2, mean_length=9, seed=0).corpus, corpus, "uci")
@@ -74,7 +76,7 @@ def test_every_strategy_carries_every_recipe(algorithm: str, strategy: str, tmp_
     if algorithm == "gmm":
         np.save(tmp_path / "table.npy", np.random.default_rng(0).normal(size=(60, 2)))
         short += f" --world.path {tmp_path / 'table.npy'} --agent.components 3 --agent.batch 4"
-    if run.replay is not None:
+    if run.source.gives == "transitions":
         short += (
             " --replay.learning-starts 50 --actors 0"  # actors are processes: tests/collect/test_acted.py
         )

@@ -94,7 +94,11 @@ class Ahead:
     def state(self) -> dict[str, Any]:
         """The batches that were drawn and not yet learned from."""
         self.settle()
-        return {"coming": [asdict(fetched.sample) for fetched in self._coming]}
+        coming = [asdict(fetched.sample) for fetched in self._coming]
+        # an empty dictionary of tensors has no place in a checkpoint
+        return {
+            "coming": [{name: x for name, x in one.items() if name != "behaviour" or x} for one in coming]
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         self.settle()

@@ -1,0 +1,36 @@
+"""Post-local SGD (Lin et al. 2020): mean the gradients at first, later the parameters every few updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from murmurate.fabric.interface import Capability, Channel
+from murmurate.replica.vector import Exchange, Replica
+from murmurate.strategies.interface import Strategy
+
+
+@dataclass
+class PostLocalSGD(Strategy):
+    """switch: updates with a mean gradient. period: H, updates between two means after them."""
+
+    switch: int = 4
+    period: int = 2
+
+    name: ClassVar[str] = "post-local-sgd"
+    summary: ClassVar[str] = "mean the gradient for a while; then update alone, and mean every H updates"
+    paper: ClassVar[str] = "Lin et al. 2020, Algorithm 1"
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVE})
+    synchronous: ClassVar[bool] = True
+
+    def step(self, replica: Replica, channel: Channel) -> Exchange:
+        if replica.clock < self.switch:
+            heard = channel.mean_(replica.grad)
+            replica.update()
+            return Exchange(replica.clock, heard, 0)
+        replica.update()
+        late = replica.clock - self.switch
+        if late % self.period:
+            return Exchange(self.switch + late // self.period, 1, late % self.period)
+        heard = channel.mean_(replica.params.detach())
+        return Exchange(self.switch + late // self.period, heard, 0)
