@@ -115,7 +115,7 @@ class Run:
                 raise Refusal(
                     f"{self.agent.name} learns from {diet.of}: there are no actors, no replay, no returns."
                 )
-            self.strategy.check_shrinking(diet.shrinks, self.replicas)
+            self.strategy.check(self.replicas, shrinks=diet.shrinks)
             return
         if self.actors > self.simulators:
             raise Refusal(

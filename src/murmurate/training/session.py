@@ -223,17 +223,13 @@ def preflight(run: Run) -> None:
             f"compression is {run.compression}, and the {run.launcher} launcher keeps all replicas on one "
             "host, where vectors are not sent. Leave it out, or use --launcher torchrun."
         )
-    if run.compression != "none" and not run.strategy.needed() & {Capability.MAIL, Capability.REGISTER}:
+    if run.compression != "none" and not run.strategy.needs & {Capability.MAIL, Capability.REGISTER}:
         raise Refusal(
             f"compression is {run.compression}, and {run.strategy.name} sends nothing that is compressed: "
             "mail and register are, collectives and shared memory are not. Leave it out, or use "
             "--strategy gala."
         )
-    if run.strategy.name == "solo" and run.replicas > 1:
-        raise Refusal(
-            f"solo trains one replica and {run.replicas} were asked for. "
-            "Use --replicas 1, or let them agree: --strategy all-reduce."
-        )
+    run.strategy.check(run.replicas)
     agent = _attempt(run)
     vector_bytes = 4 * sum(len(replica) for replica in agent.replicas.values())
     # per replica: its process, optimizer state, and at most three slots in each of two registers
