@@ -181,7 +181,7 @@ def test_a_launcher_that_cannot_carry_a_strategy_is_named_with_one_that_it_can(
         far = ModuleType("far")
         far.CAPABILITIES = offered  # type: ignore[attr-defined]
         monkeypatch.setattr(session, "launcher", lambda _, far=far: far)
-        missing = sorted(c.value for c in kind.needs - offered)
+        missing = sorted(c.value for c in kind().needs - offered)
         if not missing:
             session.preflight(run)
             continue
@@ -192,7 +192,7 @@ def test_a_launcher_that_cannot_carry_a_strategy_is_named_with_one_that_it_can(
         )
         other = "gala" if Capability.REGISTER in offered else "all-reduce"
         assert f"Use --strategy {other}" in str(refusal.value)
-        assert strategies()[other].needs <= offered, "the remedy must be one"
+        assert strategies()[other]().needs <= offered, "the remedy must be one"
 
 
 # -- for machines ----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from murmurate.record.strips import window
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
 from murmurate.strategies import strategies, strategy
-from murmurate.strategies.dpsgd.sparse_server import MasterRows
+from murmurate.strategies.dpsgd.master import Master
 from short_runs import altered, refused
 
 STEP = 0.01
@@ -129,7 +129,7 @@ def test_a_crashed_one_that_stays_away_is_named(tmp_path):
 
 
 def test_a_centre_that_refuses_everything_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(MasterRows, "is_sound", lambda self, x: False)
+    monkeypatch.setattr(Master, "accepts", lambda self, x: False)
     summary = result(tmp_path / "run", run_of("dpsgd"))
     assert ["refused all that was sent to it" in e["message"] for e in summary["events"]] == [True]
 

@@ -301,10 +301,10 @@ def test_parameters_that_make_no_sense_are_refused(settings, error, words):
 def test_under_the_papers_steps_rho_follows_them(monkeypatch, rule, own, expected):
     """As on the command line (``corpus-lda``): equation 13, unless rho is the user's."""
 
-    def look(self, eta, replicas):
+    def look(self, replicas, shrinks):
         raise ValueError(f"rho {self.global_learning_rate}, scaled {self.scale_rates}")
 
-    monkeypatch.setattr(DPSGD, "check_shrinking", look)
+    monkeypatch.setattr(DPSGD, "check", look)
     strategy = DPSGD(global_learning_rate=own)
     with pytest.raises(ValueError, match="rho {}, scaled {}".format(*expected)):
         LatentDirichletAllocation(strategy=strategy, replicas=2, step_rule=rule, learning_rate=0.2).fit(

@@ -171,7 +171,7 @@ def test_a_schedule_scales_each_groups_own_rate_by_the_steps_taken():
     for expected in ([1.0, 0.5], [0.5, 0.25], [1 / 3, 1 / 6]):
         replica.follow(torch.zeros(2))
         assert [g["lr"] for g in replica.optimizer.param_groups] == pytest.approx(expected)
-    replica.steps_taken = lambda: 9
+    replica.count_steps_by(lambda: 9)
     replica.follow(torch.zeros(2))
     assert [g["lr"] for g in replica.optimizer.param_groups] == pytest.approx([0.1, 0.05])
 

@@ -115,7 +115,7 @@ def test_lent_a_part_it_goes_on_as_a_joiner_does(saved: Any) -> None:
     one, other = together(run, folder, lent)[LENT], together(run, folder, joined)[LENT]
     assert same(one, other)
     # where all share one memory its count goes on, and elsewhere the peer's
-    shares = Capability.SHARED_MEMORY in run.strategy.needed()
+    shares = Capability.SHARED_MEMORY in run.strategy.needs
     assert one[0]["a2c"]["replica"]["clock"] == parts[LENT if shares else 0]["updates"]
 
 

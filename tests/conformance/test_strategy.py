@@ -79,7 +79,7 @@ def serve(kind, make_optimizer, door):
             bond.strategy.serve(replica, bond.channel)
         while (letter := end.receive("done")) is not None:
             done.add(letter.sender)
-    assert replicator.settle(1, 5.0)
+    assert replicator.drain(1, 5.0)
     replicator.publish()
     bond.channel.gather(replica.params.detach())  # after this, reads on the channel see what was published
     return {
@@ -96,7 +96,7 @@ def live(kind, make_optimizer, updates, door):
     bond = replicator.bonds["model"]
     result = HERE._run(replica, updates, (door.rank,))
     replica.check()
-    assert replicator.settle(1, 5.0)
+    assert replicator.drain(1, 5.0)
     replicator.publish()
     if kind.centre:
         end.send(door.size - 1, "done", torch.zeros(1))
@@ -137,13 +137,14 @@ def test_an_unknown_name_is_refused_with_the_nearest():
 def test_it_says_what_it_is(kind):
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", kind.name)
     assert kind.summary
-    for said in (kind.on_death, kind.on_slow, kind.on_join, kind.bounded_by):
+    behaviour = kind.behaviour
+    for said in (behaviour.on_death, behaviour.on_slow, behaviour.on_join, behaviour.bounded_by):
         assert said
         assert not said.endswith(".")
-    assert kind.carries in ("state", "deltas", "nothing", "shared memory")
+    assert behaviour.carries in ("state", "deltas", "nothing")
     assert kind.paper or kind.name == "solo"
-    assert isinstance(kind.needs, frozenset)
-    assert kind.needs <= ALL
+    assert isinstance(kind().needs, frozenset)
+    assert kind().needs <= ALL
     assert isinstance(kind.synchronous, bool)
     assert kind.__doc__
     assert kind.__mro__.index(Strategy) == 1  # one level of inheritance
@@ -178,7 +179,7 @@ def test_it_learns_on_every_fabric(kind, fabric, size):
             f"{kind.name} refuses {size} replicas, as test_solo_refuses_company_and_says_what_to_do shows"
         )
     roles = members(kind, size, UPDATES)
-    if fabric == "network" and Capability.SHARED_MEMORY in kind.needs:
+    if fabric == "network" and Capability.SHARED_MEMORY in kind().needs:
         with pytest.raises(Refusal, match=f"{kind.name} needs shared memory"):
             fabrics()[fabric](len(roles), roles)
         return
@@ -276,7 +277,7 @@ def test_a_missing_need_is_refused_before_anything_with_a_strategy_that_would_do
         replicator.replicate("model", HERE.net(), sgd)
 
     roles = [member] * fabric.size
-    if kind.needs <= offered:
+    if kind().needs <= offered:
         fabric.run(roles)
         return
     with pytest.raises(Refusal) as refused:
@@ -284,11 +285,11 @@ def test_a_missing_need_is_refused_before_anything_with_a_strategy_that_would_do
     assert not made
     message = str(refused.value)
     assert message.startswith(kind.name)
-    for missing in kind.needs - offered:
+    for missing in kind().needs - offered:
         assert missing.value in message
     advised = KNOWN[re.search(r"--strategy ([a-z-]+)", message)[1]]
     assert advised is not kind
-    assert advised.needs <= offered
+    assert advised().needs <= offered
 
 
 @pytest.mark.parametrize("call", [4, 7, 9, 11, 14])

@@ -11,7 +11,7 @@ import torch
 from fabric.networked import at_once, channels, members
 from murmurate.buffers import Pool
 from murmurate.fabric.network.compression import BLOCK, Feedback, codec
-from murmurate.strategies.checkpoint_barrier import Cut
+from murmurate.strategies.checkpoint_barrier import CheckpointBarrier
 
 COUNT = 3 * BLOCK + 17
 
@@ -196,7 +196,7 @@ def test_what_rounding_kept_back_before_a_cut_comes_after_it(compression, shared
     """sum of what arrived = sum of what was sent, once deltas of 0 have brought the rest."""
     with members(2, compression=compression, shared_memory=shared_memory) as fabrics:
         here, there = channels(fabrics, like=torch.zeros(COUNT))
-        sender, receiver = Cut("delta"), Cut("delta")
+        sender, receiver = CheckpointBarrier("delta"), CheckpointBarrier("delta")
         sent, arrived = torch.zeros(COUNT), torch.zeros(COUNT)
 
         def absorb(letter):
@@ -208,7 +208,7 @@ def test_what_rounding_kept_back_before_a_cut_comes_after_it(compression, shared
                 assert here.send(1, "delta", x)
                 sent += x
             before = here.traffic.bytes
-            assert sender.announce(here, number, [1], x)
+            assert sender.send_markers(here, number, [1], x)
             assert here.traffic.bytes - before == x.element_size(), (
                 "a marker of N numbers has room for a delta"
             )

@@ -18,7 +18,7 @@ from murmurate.recipes import recipe
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
 from murmurate.strategies import strategies
-from murmurate.strategies.dpsgd.sparse_server import MasterRows
+from murmurate.strategies.dpsgd.master import Master
 from murmurate.strategies.interface import Strategy
 from murmurate.training import checkpoint, session
 from murmurate.training.run import Run
@@ -100,7 +100,7 @@ def test_every_strategy_trains_saves_and_goes_on(strategy: str, tmp_path: Path) 
 def test_a_run_whose_centre_refuses_everything_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(MasterRows, "is_sound", lambda self, x: False)
+    monkeypatch.setattr(Master, "accepts", lambda self, x: False)
     finish = train(short("dpsgd", updates=30), tmp_path / "x")
     said = [r["message"] for r in records(tmp_path / "x") if r.get("event") == "warning"]
     assert finish.summary["refused"] > 0

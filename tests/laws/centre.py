@@ -95,7 +95,7 @@ def serve_until(
     left, turn, kept, (number, turns, patience) = set(range(door.size - 1)), 0, {}, cut
     while (going := bool(left & set(door.living()))) or number > 0:
         if number and (turn == turns or not going):
-            if replicator.settle(number, patience):
+            if replicator.drain(number, patience):
                 kept[number] = replicator.state()
             number = 0
         turn += 1
@@ -104,7 +104,7 @@ def serve_until(
                 bond.strategy.serve(bond.replica, bond.channel)
         while (letter := ends.receive("done")) is not None:
             left.discard(letter.sender)
-    settled = replicator.settle(LAST, PATIENCE_SECONDS)
+    settled = replicator.drain(LAST, PATIENCE_SECONDS)
     replicator.publish()
     for rank in range(door.size - 1):
         ends.send(rank, "shown", torch.zeros(1))
@@ -114,7 +114,7 @@ def serve_until(
 def finish(replicator: Replicator, door: Any) -> bool:
     """A learner's end: its last pushes are out, and the centre has shown what has become of them."""
     centre, ends = door.size - 1, door.channel("ends", torch.zeros(1))
-    settled = replicator.settle(LAST, PATIENCE_SECONDS)
+    settled = replicator.drain(LAST, PATIENCE_SECONDS)
     replicator.publish()
     ends.send(centre, "done", torch.zeros(1))
     while ends.wait("shown", 0.05) is None:
@@ -206,7 +206,7 @@ class Exact:
         for step in range(1, self.steps + door.rank + 1):
             door.compute(pace.uniform(0, self.haste_seconds))
             exchanges.append(replica.follow(gradient_of(door.rank)))
-            if self.saves and step == self.saves[door.rank] and replicator.settle(1, self.patience_seconds):
+            if self.saves and step == self.saves[door.rank] and replicator.drain(1, self.patience_seconds):
                 saved = replicator.state()
         settled = finish(replicator, door)
         (bond,) = replicator.bonds.values()

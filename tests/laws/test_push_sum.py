@@ -144,12 +144,12 @@ def saving(case, seed, ledger, kept, door, *, until=None, asked=((1, 4), (2, 9))
         door.compute(pace.uniform(0, case.haste))
         replica.follow(case.gradient(door.rank, step, replica))
         if step in due:
-            settled = replicator.settle(due[step], 5.0)
+            settled = replicator.drain(due[step], 5.0)
             put_in = sum((s for s in [ledger.put_in]), np.zeros(DIMENSION + 1))
             kept.append((due[step], door.rank, settled, replicator.state(), put_in))
         if until is not None and step >= until:
             return
-    replicator.settle(1 << 40, 5.0)
+    replicator.drain(1 << 40, 5.0)
 
 
 def saved_sum(kept, number):
@@ -212,9 +212,9 @@ def test_a_peer_that_does_not_answer_costs_the_checkpoint_and_no_mass():
             if step == 10 and door.rank == 2:
                 door.compute(1.0)
             elif step == 10:
-                answers.append(replicator.settle(1, 0.5))
+                answers.append(replicator.drain(1, 0.5))
             ledger.check()
-        answers.append(replicator.settle(2, 5.0))
+        answers.append(replicator.drain(2, 5.0))
 
     SimulatedFabric(3, seed=0).run([member] * 3)
     assert answers == [False, False, True, True, True]
@@ -251,7 +251,7 @@ def test_resumed_from_a_checkpoint_the_sums_go_on():
         replicator.resumed()
         for _ in range(60):
             replica.follow(torch.zeros(DIMENSION, dtype=torch.float64))
-        assert replicator.settle(1, 5.0)
+        assert replicator.drain(1, 5.0)
         own = replicator.bonds["x"].strategy
         return own._sum.numpy().copy(), own._weight, replica.params.detach().numpy().copy()
 

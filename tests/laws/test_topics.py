@@ -23,13 +23,15 @@ from murmurate.replicator.replicator import Replicator
 from murmurate.spec import Batch, EnvSpec
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.dpsgd import DPSGD
-from murmurate.strategies.dpsgd.sparse_delta import NodeRows, Parcel
-from murmurate.strategies.dpsgd.sparse_server import MasterRows
+from murmurate.strategies.dpsgd.sparse_delta import SparseDelta
+from murmurate.strategies.dpsgd.sparse_master import SparseMaster
+from murmurate.strategies.dpsgd.sparse_node import SparseNode
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.hogwild import Hogwild
 from murmurate.strategies.pull_gossip import PullGossip
 from murmurate.strategies.solo import Solo
 from murmurate.workloads.topic_model import TopicModel
+from strategies.desk import Desk
 
 K, WORDS, DOCUMENTS = 6, 120, 240
 MODEL = TopicModel(topics=K, batch=30, alpha=0.3, prior=0.1, iterations=30, validate_every=0)
@@ -193,7 +195,7 @@ def test_a_late_answer_leaves_topics_that_can_be_read():
     def worker(door):
         replicator = Replicator(strategy, door)
         it = learner(replicator.replicate, model)
-        it.replica.keeps_scale = False  # whole vectors go to and fro
+        it.replica.scale.kept = False  # whole vectors go to and fro
         if is_centre(door):
             serve_until(replicator, door)
             return it.found()
@@ -232,7 +234,7 @@ def late(strategy, count, door):
 def test_pushes_later_than_asked_for_leave_counts_and_topics():
     """With an answer at once a fold takes 0.82 of v; these nodes learn on for 10 to 40 steps instead of 5."""
     strategy = DPSGD(threads=1, local_updates=5, batch=4)
-    strategy.check_shrinking(0.1, replicas=2)
+    strategy.check(2, shrinks=0.1)
     found = SimulatedFabric(3, seed=0, latency=(0.005, 0.02)).run(
         [functools.partial(late, strategy, 150)] * 3
     )
@@ -246,7 +248,7 @@ def test_what_is_below_zero_counts_as_none():
     moves = []
     for floor in (-20.4, 0.0):
         it = learner()
-        it.replica.keeps_scale = False  # as under strategies that exchange dense vectors
+        it.replica.scale.kept = False  # as under strategies that exchange dense vectors
         x = it.replica.params.detach().view(WORDS + 1, -1)
         x[:WORDS:7, 0] = floor
         before = x.clone()
@@ -323,7 +325,7 @@ def dpsvi(strategy, count, dense, door):
         topics=K, batch=8, alpha=0.3, prior=0.1, validate_every=0, step_rule="average", rate=0.02
     )
     it = model.build(Context(spec, replicator.replicate, 0, examples=wide()))
-    it.replica.keeps_scale = not dense
+    it.replica.scale.kept = not dense
     bond = replicator.bonds["topics"]
     if is_centre(door):
         serve_until(replicator, door)
@@ -453,20 +455,20 @@ def test_rows_that_a_letter_does_not_hold_wait_for_the_next(dtype):
     module = torch.nn.Module()
     module.matrix = torch.nn.Parameter(torch.zeros(rows, width, dtype=dtype))
     replica = Replica("x", module, lambda parameters: torch.optim.SGD(parameters, lr=1.0))
-    node = NodeRows(replica, torch.zeros(rows * width, dtype=dtype), lambda key, like: like)
+    node = SparseNode(replica, [0], 0)
     moves = (torch.rand(rows, width, generator=torch.Generator().manual_seed(0)) + 0.5).to(dtype)
     moves[7] /= 100  # moves least
-    replica.keeps_scale = True
+    replica.scale.kept = True
     replica.follow(Rows(torch.arange(rows), moves, shrink=0.25))
     taken = torch.zeros(rows, width, dtype=dtype)
     for number in range(2):
         letter = node.take(0).pack()
         assert letter.dtype == dtype
         assert len(letter) < rows * width
-        parcel = Parcel.unpack(letter, width)
-        assert (7 in parcel.row) == (number == 1)
-        taken[parcel.row] += parcel.values
-        node.advance(parcel, alone=True)
+        delta = SparseDelta.unpack(letter, width)
+        assert (7 in delta.row) == (number == 1)
+        taken[delta.row] += delta.values
+        node.advance(delta, alone=True)
     torch.testing.assert_close(taken, moves)
     assert not len(node.take(0).row)
     torch.testing.assert_close(node.values().view(rows, width), moves)
@@ -479,21 +481,31 @@ def replica_of_ones(rows):
     return Replica("x", module, lambda parameters: torch.optim.SGD(parameters, lr=1.0))
 
 
+def master_of(replica, shrinks="present", nodes=((0,), (1,))):
+    optimizer = torch.optim.SGD([replica.params], lr=1.0)
+    return SparseMaster(replica, optimizer, nodes, shrinks=shrinks)
+
+
+def fold(master, *pushes):
+    master.unfolded += pushes
+    master.fold()
+
+
 def test_letters_that_nobody_packed_are_refused_and_change_nothing():
-    master = MasterRows(replica_of_ones(20), [[0]])
-    good = Parcel(0.9, 0, torch.tensor([3, 19]), torch.ones(2, 16)).pack()
-    assert master.is_sound(good)
+    master = master_of(replica_of_ones(20))
+    good = SparseDelta(0.9, 0, torch.tensor([3, 19]), torch.ones(2, 16)).pack()
+    assert master.accepts(good)
     wrong = [
         good[:3],
         good[:-1],
-        Parcel(0.9, 0, torch.tensor([3, 20]), torch.ones(2, 16)).pack(),
-        Parcel(0.9, 0, torch.tensor([-1, 2]), torch.ones(2, 16)).pack(),
-        Parcel(0.0, 0, torch.tensor([3]), torch.ones(1, 16)).pack(),
-        Parcel(float("nan"), 0, torch.tensor([3]), torch.ones(1, 16)).pack(),
-        Parcel(0.9, 0, torch.tensor([3]), torch.full((1, 16), float("nan"))).pack(),
-        Parcel(0.9, math.inf, torch.tensor([3]), torch.ones(1, 16)).pack(),
+        SparseDelta(0.9, 0, torch.tensor([3, 20]), torch.ones(2, 16)).pack(),
+        SparseDelta(0.9, 0, torch.tensor([-1, 2]), torch.ones(2, 16)).pack(),
+        SparseDelta(0.0, 0, torch.tensor([3]), torch.ones(1, 16)).pack(),
+        SparseDelta(float("nan"), 0, torch.tensor([3]), torch.ones(1, 16)).pack(),
+        SparseDelta(0.9, 0, torch.tensor([3]), torch.full((1, 16), float("nan"))).pack(),
+        SparseDelta(0.9, math.inf, torch.tensor([3]), torch.ones(1, 16)).pack(),
     ]
-    assert not any(master.is_sound(letter) for letter in wrong)
+    assert not any(master.accepts(letter) for letter in wrong)
     assert all(len(master.answer(letter)) == 320 for letter in wrong)
 
 
@@ -501,37 +513,37 @@ def test_letters_that_nobody_packed_are_refused_and_change_nothing():
 def test_a_fold_that_would_leave_nothing_has_a_smaller_rho(factor, rho):
     """Of its shrink and of its increments alike; any other is as Algorithm 1, line 4, has it."""
     replica = replica_of_ones(20)
-    letters = [Parcel(factor, 0, torch.tensor([row]), torch.full((1, 16), 5.0)).pack() for row in (3, 4)]
-    MasterRows(replica, [[0], [1]]).step(letters, 1.0)
+    letters = [SparseDelta(factor, 0, torch.tensor([row]), torch.full((1, 16), 5.0)).pack() for row in (3, 4)]
+    fold(master_of(replica), *letters)
     expected = torch.full((20, 16), 1 - rho * 2 * (1 - factor))
     expected[3:5] += rho * 5.0
     torch.testing.assert_close(replica.values().detach().view(20, 16), expected)
 
 
 def test_of_a_pulled_v_nothing_left_is_an_error():
-    master = MasterRows(replica_of_ones(20), [[0], [1]], pulled=True)
-    letter = Parcel(0.2, 0, torch.tensor([3]), torch.ones(1, 16)).pack()
+    master = master_of(replica_of_ones(20), "pulled")
+    letter = SparseDelta(0.2, 0, torch.tensor([3]), torch.ones(1, 16)).pack()
     with pytest.raises(ShrinksAway, match=r"shrink v by 1\.6 .* use --strategy.shrinks present"):
-        master.step([letter, letter], 1.0)
+        fold(master, letter, letter)
 
 
 def test_the_master_outlives_all_nodes_and_begins_anew_after_a_resume():
     replica = replica_of_ones(20)
-    replica.keeps_scale = True
+    replica.scale.kept = True
     replica.follow(Rows(torch.arange(2), torch.zeros(2, 16), shrink=0.0))  # its vector has rows
-    master = MasterRows(replica, [[0], [1]], pulled=True)
+    master = master_of(replica, "pulled")
 
     def push(version):
-        letter = Parcel(0.9, version, torch.tensor([3]), torch.ones(1, 16)).pack()
-        master.step([letter], 1.0)
-        replica.tick()
-        master.remember()
+        letter = SparseDelta(0.9, version, torch.tensor([3]), torch.ones(1, 16)).pack()
+        fold(master, letter)
         return letter
 
     began = replica.clock
     push(began)
-    master.answered(0, [], unfolded=False)  # whoever pushed it is dead, and so are all
-    master.restart()
+    master.answered(0, [])  # whoever pushed it is dead, and so are all
+    desk = Desk(3)
+    desk.dead |= {0, 1}
+    master.resumed(desk.door(2))
     resumed = replica.clock
     before = replica.values().detach().view(20, 16).clone()
     push(resumed)
@@ -540,7 +552,7 @@ def test_the_master_outlives_all_nodes_and_begins_anew_after_a_resume():
     expected[3] += 2
     torch.testing.assert_close(replica.values().detach().view(20, 16), expected)
     assert len(master.answer(late)) < 320  # rows, as the version is known
-    old = Parcel(0.9, began, torch.tensor([3]), torch.ones(1, 16)).pack()
+    old = SparseDelta(0.9, began, torch.tensor([3]), torch.ones(1, 16)).pack()
     assert len(master.answer(old)) == 320  # of one that is not, all
 
 
@@ -551,22 +563,20 @@ def test_a_push_whose_answer_is_lost_counts_once(shrinks):
     replica, centre = replica_of_ones(rows), replica_of_ones(rows)
     for one in (replica, centre):
         one.scale_rates(0.1)
-        one.keeps_scale = True
-    node = NodeRows(replica, torch.ones(rows * 16), lambda key, like: like)
-    master = MasterRows(centre, [[0, 1]], pulled=shrinks == "pulled")
+        one.scale.kept = True
+    node = SparseNode(replica, [0, 1], 0, threads=2)
+    master = master_of(centre, shrinks, [[0, 1]])
     for expected in (0, -1):  # the answer to the first never comes
         replica.follow(Rows(torch.arange(5), torch.ones(5, 16) / 2))
-        parcel = node.take(0)
-        assert parcel.version == expected
-        letter = parcel.pack()
-        node.advance(parcel, alone=True)
-        master.step([letter], 1.0)  # v is what one node alone makes of it
-        centre.tick()
-        master.remember()
+        delta = node.take(0)
+        assert delta.version == expected
+        letter = delta.pack()
+        node.advance(delta, alone=True)
+        fold(master, letter)  # v is what one node alone makes of it
         answer = master.answer(letter)
-        master.answered(0, [1], unfolded=False)
+        master.answered(0, [1])
         torch.testing.assert_close(centre.values(), replica.values(), rtol=1e-5, atol=0)
-    node.pull(answer, afresh=False)
+    node.replace(answer, afresh=False)
     torch.testing.assert_close(node.values(), centre.values().detach(), rtol=1e-5, atol=0)
     torch.testing.assert_close(replica.values(), centre.values(), rtol=1e-5, atol=0)
     assert node.take(2).version == 2

@@ -22,7 +22,7 @@ from replicator.steps import draw, live, loops, processes, simulated, threads
 
 Pair = namedtuple("Pair", "left right")
 KNOWN = strategies()
-ALONE_PACED = [name for name, kind in KNOWN.items() if kind.needs and not kind.synchronous]
+ALONE_PACED = [name for name, kind in KNOWN.items() if kind().needs and not kind.synchronous]
 MEETING = [name for name, kind in KNOWN.items() if kind.synchronous]
 
 

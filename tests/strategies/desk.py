@@ -124,7 +124,7 @@ class Company:
         """A member's number; the centre's if not said otherwise."""
         return float(self.bonds[rank].replica.params.item())
 
-    def settle(self, rank: int, number: int, deadline_seconds: float = 0.1) -> bool:
+    def drain(self, rank: int, number: int, deadline_seconds: float = 0.1) -> bool:
         bond = self.bonds[rank]
         with torch.no_grad():
-            return bond.strategy.settle(bond.replica, bond.channel, number, deadline_seconds)
+            return bond.strategy.drain(bond.replica, bond.channel, number, deadline_seconds)

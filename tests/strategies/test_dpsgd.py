@@ -35,7 +35,7 @@ def test_corollary_1_scales_eta_and_rho_by_threads_of_a_node_and_not_by_nodes():
         strategy = DPSGD(threads=2, local_updates=4, batch=2, scale_rates=True, global_learning_rate=3.0)
         company = Company(strategy, learners)
         assert company.bonds[0].replica.optimizer.param_groups[0]["lr"] == 0.5
-        assert company.centre.strategy._master.param_groups[0]["lr"] == 1.5
+        assert company.centre.strategy._master.optimizer.param_groups[0]["lr"] == 1.5
     plain = Company(DPSGD(global_learning_rate=1.0, threads=2, local_updates=4, batch=2), 4)
     assert plain.bonds[0].replica.optimizer.param_groups[0]["lr"] == 1.0
 
@@ -215,7 +215,7 @@ def test_vectors_restored_unfolded_are_joined_in_their_order():
         company.step(0, float(k))
     state = company.centre.strategy.state()
     company.centre.strategy.load(state)
-    assert [one.x.item() for one in company.centre.strategy._unfolded] == [-float(k) for k in range(12)]
+    assert [one.item() for one in company.centre.strategy._master.unfolded] == [-float(k) for k in range(12)]
 
 
 @pytest.mark.parametrize(
@@ -228,8 +228,8 @@ def test_what_makes_no_sense_is_an_error(what, value):
 
 
 def test_nodes_of_one_share_nothing_and_larger_ones_do():
-    assert Capability.SHARED_MEMORY not in DPSGD(threads=1).needed()
-    assert Capability.SHARED_MEMORY in DPSGD(threads=2).needed() & DPSGD(threads=0).needed() & DPSGD.needs
+    assert Capability.SHARED_MEMORY not in DPSGD(threads=1).needs
+    assert Capability.SHARED_MEMORY in DPSGD(threads=2).needs & DPSGD(threads=0).needs & DPSGD().needs
 
 
 def test_a_node_of_one_that_is_started_again_pushes_nothing_of_its_peer():
@@ -259,4 +259,4 @@ def test_the_schedule_of_a_node_of_one_that_is_started_again_goes_on_from_its_pe
     joiner.strategy.joined(joiner.replica, joiner.channel)
     assert joiner.replica.steps_taken() == donor.replica.steps_taken() == 60
     company.step(1, 1.0)
-    assert joiner.strategy._marks.tolist()[:2] == [30, 0], "its first push is B updates away"
+    assert joiner.strategy._node.marks.tolist()[:2] == [30, 0], "its first push is B updates away"

@@ -83,7 +83,7 @@ def test_the_death_of_the_centre_is_told():
     company.desk.dead.add(2)
     with pytest.raises(FabricError, match=r"rank 2, which kept the centre, is dead or out of reach"):
         company.step(0, 1.0)
-    assert not company.settle(0, 1)  # no error at a checkpoint: there is just none
+    assert not company.drain(0, 1)  # no error at a checkpoint: there is just none
     waiting = Company(Elastic(period=1), 1, served=False)
     waiting.desk.while_waiting = lambda: waiting.desk.dead.add(1)
     waiting.step(0, 1.0)

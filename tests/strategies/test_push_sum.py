@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from murmurate.strategies.interface import LAST_CUT, MemberEvent
+from murmurate.strategies.interface import FINAL_DRAIN, MemberEvent
 from murmurate.strategies.push_sum import PushSum
 from strategies.posted import PostedCast
 
@@ -108,11 +108,11 @@ def test_who_has_ended_is_sent_nothing_more_and_no_mass_is_lost():
     cast.step(0, 4.0)
     cast.step(1, 8.0)
     ended, going = cast.bonds[1], cast.bonds[0]
-    settling = ended.replica, ended.channel, LAST_CUT, 0.0
-    ended.strategy.settle(*settling)  # nobody answers yet
+    settling = ended.replica, ended.channel, FINAL_DRAIN, 0.0
+    ended.strategy.drain(*settling)  # nobody answers yet
     cast.step(0, 1.0)  # finds the marker after its own share
     sent = len(cast.script.sent)
-    ended.strategy.settle(*settling)  # what a last cut waits for: the shares of those who did not know
+    ended.strategy.drain(*settling)  # what a last cut waits for: the shares of those who did not know
     held = has(cast, 0)
     for _ in range(5):
         assert cast.step(0, 1.0)[3] == 0  # alone now, it agrees with itself

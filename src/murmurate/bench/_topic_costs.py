@@ -19,7 +19,7 @@ from murmurate.errors import RunFailed
 from murmurate.fabric.interface import Channel, Fabric, Letter
 from murmurate.replica.vector import Replica
 from murmurate.replicator.replicator import Replicator
-from murmurate.strategies.dpsgd.sparse_delta import NodeRows
+from murmurate.strategies.dpsgd.sparse_node import SparseNode
 from murmurate.training.members import alone, build_learner
 from murmurate.training.run import Run
 
@@ -148,15 +148,14 @@ def push_bytes(run: Run, local_updates: Sequence[int]) -> dict[str, Any]:
         torch.set_num_threads(1)
         learner = build_learner(run, 0, Replica)
         replica = learner.replica
-        replica.keeps_scale = True
-        node = NodeRows(replica, replica.params.detach().clone(), lambda key, like: like)
+        node = SparseNode(replica, [0], 0)
         source = alone(run, learner)
         for _ in range(B):
             learner.learn(next(iter(source)))
-        parcel = node.take(0)
+        delta = node.take(0)
         found[str(B)] = {
-            "rows": len(parcel.row),
-            "sparse_bytes": parcel.pack().nbytes,
+            "rows": len(delta.row),
+            "sparse_bytes": delta.pack().nbytes,
             "dense_bytes": replica.params.nbytes,
         }
     return found

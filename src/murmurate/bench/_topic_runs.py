@@ -112,7 +112,7 @@ def looks(run: Run, cluster: Cluster, looking: Looking, *, dense: bool = False) 
         run.members,
         derive_seed(run.seed, "schedule") % 2**32,
         network=network,
-        capabilities=run.strategy.needed(),
+        capabilities=run.strategy.needs,
         keep_log=False,
         own_clocks=True,
     )
@@ -128,7 +128,7 @@ def looks(run: Run, cluster: Cluster, looking: Looking, *, dense: bool = False) 
             return bond.step(replica)
 
         bond.replica.exchange = step
-        bond.replica.keeps_scale = bond.replica.keeps_scale and not dense
+        bond.replica.scale.kept = bond.replica.scale.kept and not dense
         learner.go(watch)
 
     def serve(door: Member) -> None:

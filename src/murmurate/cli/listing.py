@@ -84,14 +84,14 @@ def _strategies() -> list[dict[str, Any]]:
         {
             "name": name,
             "step": kind.summary,
-            "needs": sorted(need.value for need in kind.needs),
-            "carries": kind.carries,
+            "needs": sorted(need.value for need in kind().needs),
+            "carries": kind.behaviour.carries,
             "synchronous": kind.synchronous,
             "centre": kind.centre,
-            "bounded_by": kind.bounded_by,
-            "on_death": kind.on_death,
-            "on_slow": kind.on_slow,
-            "on_join": kind.on_join,
+            "bounded_by": kind.behaviour.bounded_by,
+            "on_death": kind.behaviour.on_death,
+            "on_slow": kind.behaviour.on_slow,
+            "on_join": kind.behaviour.on_join,
             "paper": kind.paper,
         }
         for name, kind in strategies().items()

@@ -149,7 +149,7 @@ class Channel(Members, Collective, Mail, Register, SharedMemory, Protocol):
     """One channel of a fabric: what one replica's strategy talks through.
 
     ``capabilities`` says which of the four protocols really work here; the verbs of the others raise
-    ``FabricError``. The start of a run compares it with ``Strategy.needed``, so a strategy never has to.
+    ``FabricError``. The start of a run compares it with ``Strategy.needs``, so a strategy never has to.
     """
 
     @property

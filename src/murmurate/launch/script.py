@@ -32,8 +32,7 @@ from murmurate.fabric.processes.fabric import Died, ProcessFabric
 from murmurate.fabric.processes.run_state import Board
 from murmurate.fabric.processes.shared_memory import Arena
 from murmurate.fabric.simulated.fabric import SimulatedFabric
-from murmurate.meeting import check_meeting, meets
-from murmurate.replicator.replicator import check_capabilities
+from murmurate.replicator.replicator import check_capabilities, check_common_rounds
 from murmurate.replicator.user_loop import OwnLoop
 from murmurate.strategies import strategy as strategy_by_name
 from murmurate.strategies.interface import Strategy
@@ -114,13 +113,10 @@ def run(
     kind = strategy_by_name(strategy)() if isinstance(strategy, str) else strategy
     check_capabilities(kind, frozenset(Capability), "this host")
     if collectives:
-        check_meeting(kind, "collectives")
+        check_common_rounds(kind, "collectives")
     if replicas < 1:
         raise Refusal(f"{replicas} replicas are none: use at least 1")
-    if replicas > 1 and not kind.needs:
-        raise Refusal(
-            f"{kind.name} trains one replica and {replicas} were asked for: let them agree, all-reduce"
-        )
+    kind.check(replicas)
     own = tuple((d,) if isinstance(d, str) else tuple(d) for d in devices)
     plan = Plan(
         main, kind, replicas, seed, workers, own, collectives, output, threads, deadline_seconds
@@ -229,7 +225,7 @@ def _collect(plan: Plan, members: dict[Any, tuple[int, ForkServerProcess]], boar
             if how != _FINISHED:
                 raise RunFailed(what)
             results[rank] = what
-            if meets(plan.strategy):
+            if plan.strategy.common_rounds:
                 board.bury(rank)  # who still steps does so without it
     replicas = [results[rank] for rank in range(plan.replicas)]
     if all(isinstance(r, Died) for r in replicas):

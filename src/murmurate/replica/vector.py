@@ -24,7 +24,8 @@ from murmurate.replica.layout import (
     view,
 )
 from murmurate.replica.optimizer_state import MakeOptimizer, check_start, entries, materialise
-from murmurate.replica.sparse import Rows, Scale, check_plain, check_rows, step_rows
+from murmurate.replica.scale import Scale
+from murmurate.replica.sparse import Rows, check_plain, check_rows
 from murmurate.replica.state_dict import load_into, state_of
 
 __all__ = ["Exchange", "MakeOptimizer", "NotFinite", "Replica", "Rows"]
@@ -66,8 +67,8 @@ class Replica:
         params: [N] the vector, an ``nn.Parameter``.
         grad: [N] its gradient, never None; parameters a loss does not touch have gradient zero
             (Differs: torch leaves None, which skips weight decay and momentum for them).
-        scale: the parameters are ``scale * params`` under a strategy that ``keeps_scale`` once ``follow`` has
-            been given ``Rows``; else it is 1. ``values`` multiplies it out.
+        scale: the parameters are ``scale * params`` once ``follow`` has been given ``Rows``, under a strategy
+            that keeps scales; else it is 1. ``values`` multiplies it out.
         clock: own updates so far.
 
     Buffers (batch-norm statistics) are not part of the vector. They stay local during training;
@@ -98,13 +99,8 @@ class Replica:
         self._checked = False  # whether the views were still in place after the first backward
         self.gradient_norm: Tensor | None = None
         self.exchange: Callable[[Replica], Exchange] = _update_alone
-        # what schedules count: the own clock, or all replicas' updates where they share one vector
-        self.steps_taken: Callable[[], int] = lambda: self.clock
-        self.scale = Scale()  # of the vector: the parameters are their product
-        self.keeps_scale = True  # whether the strategy, if there is one, can read a scaled vector
-        self.make_room: Callable[[], None] = self.fold  # what to do when the scale is almost 0
+        self._count: Callable[[], int] = lambda: self.clock
         self._pending: Rows | None = None  # the gradient, where it is of rows
-        self.touched: Tensor | None = None  # [V] uint8, if somebody wants to know which rows were moved
         # whether all replicas pass the same rounds; alone, each update is one
         self.common_rounds = True
         self.measure = False  # asks the next step for the two that follow
@@ -117,6 +113,7 @@ class Replica:
         total = self.parts[-1].stop
         self._storage = torch.empty(total, dtype=first.dtype, device=first.device)
         self._storage_grad = torch.zeros_like(self._storage)
+        self.scale = Scale(self._storage)
         for part in self.parts:
             view(self._storage, part).copy_(getattr(part.owner, part.attribute).detach())
         self._places = [view(self._storage_grad, part) for part in self.parts]
@@ -207,7 +204,7 @@ class Replica:
                 f"replica '{self.name}' has {old.numel()} parameters of {old.dtype} on {old.device}; "
                 f"it cannot live on {storage.numel()} of {storage.dtype} on {storage.device}"
             )
-        self._storage = storage
+        self._storage = self.scale.vector = storage
         self.params.data = storage
         if self._slices and self._slices[0] is not self.params:
             for piece, (start, stop) in zip(self._slices, self.group_bounds, strict=True):
@@ -255,7 +252,7 @@ class Replica:
         if self.scale.logarithm:
             raise ValueError(
                 f"replica '{self.name}' has followed gradients of rows, so its module shows a scaled vector: "
-                "call replica.fold() before a loss is computed."
+                "call replica.scale.fold() before a loss is computed."
             )
         # not backward, for which the gradient must be cleared, to add to it: three passes instead of one
         output, slope = (loss, None) if through is None else through
@@ -291,7 +288,7 @@ class Replica:
         if isinstance(gradient, Rows):
             check_rows(gradient, self._storage)
             check_plain(self.optimizer, self.clip, self.name)
-            if self.keeps_scale:
+            if self.scale.kept:
                 self._pending = gradient
             else:
                 self._storage_grad.copy_(gradient.dense(self._storage))
@@ -316,44 +313,29 @@ class Replica:
         """A dense gradient is of the parameters themselves. Raises ValueError where others follow rows."""
         if self.scale.logarithm == 0.0:
             return
-        if self.scale.shared or self.touched is not None:
+        if self.scale.shared:
             raise ValueError(
                 f"replica '{self.name}' follows gradients of rows on a vector that it shares: let all of its "
                 "gradients be rows, or all be dense."
             )
-        self.fold()
+        self.scale.fold()
         self.reload()
-
-    def fold(self) -> None:
-        """Multiply the scale into the vector; nobody else may be writing to it."""
-        self._storage.mul_(self.scale.forget())
-
-    def _step_rows(self, rows: Rows) -> None:
-        """x <- x - rate (shrink x - values), in the scale and a few rows."""
-        (rate,) = self._rates()
-        before = self.values().clone() if self.measure else None
-        step_rows(self._storage, self.scale, rows, rate, self.touched)
-        if before is not None:
-            self.update_norm = torch.linalg.vector_norm(self.values() - before)
-            self.measure = False
-        self.scale.await_room(self.make_room)
-        self.clock += 1
 
     def update(self) -> None:
         """Clip, schedule, one optimizer step on the gradient as it stands. Called by strategies."""
+        before = self.values().clone() if self.measure else None
         if self._pending is not None:
             rows, self._pending = self._pending, None
-            self._step_rows(rows)
-            return
-        if self.clip is not None:
-            self.gradient_norm = clip_(self._storage_grad, self.clip, self.name, self.clock)
-        if self.schedule is not None:
-            for group, rate in zip(self.optimizer.param_groups, self._rates(), strict=True):
-                group["lr"] = rate
-        before = self._storage.clone() if self.measure else None
-        self.optimizer.step()
+            self.scale.step(rows, *self._rates())
+        else:
+            if self.clip is not None:
+                self.gradient_norm = clip_(self._storage_grad, self.clip, self.name, self.clock)
+            if self.schedule is not None:
+                for group, rate in zip(self.optimizer.param_groups, self._rates(), strict=True):
+                    group["lr"] = rate
+            self.optimizer.step()
         if before is not None:
-            self.update_norm = torch.linalg.vector_norm(self._storage - before)
+            self.update_norm = torch.linalg.vector_norm(self.values() - before)
             self.measure = False
         self.clock += 1
 
@@ -370,6 +352,14 @@ class Replica:
     def tick(self) -> None:
         """Count an update that was made elsewhere."""
         self.clock += 1
+
+    def steps_taken(self) -> int:
+        """What schedules count: own updates, or what ``count_steps_by`` was given."""
+        return self._count()
+
+    def count_steps_by(self, count: Callable[[], int]) -> None:
+        """Schedules follow ``count()`` from now on: the updates of all replicas, say."""
+        self._count = count
 
     def scale_rates(self, factor: float) -> None:
         """Multiply all learning rates, the schedule's start included."""

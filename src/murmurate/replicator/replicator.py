@@ -81,12 +81,12 @@ class Replicator:
                 # gathered, because all agree on who came, and not on who lives at this moment
                 answers = channel.gather(replica.params.detach())
                 replica.params.copy_(answers[min(answers)])
-        replica.keeps_scale = strategy.keeps_scale
+        replica.scale.keep(False)  # unless the strategy says otherwise
         strategy.attach(replica, channel)
         replica.reload()
         bond = Bond(replica, strategy, channel)
         replica.exchange = bond.step
-        replica.common_rounds = strategy.synchronous or channel.size == 1
+        replica.common_rounds = strategy.common_rounds or channel.size == 1
         self.bonds[name] = bond
         return replica
 
@@ -105,13 +105,13 @@ class Replicator:
             bond.replica.load(state[name]["replica"])
             bond.strategy.load(state[name]["strategy"])
 
-    def settle(self, number: int, deadline_seconds: float) -> bool:
-        """See ``Strategy.settle``; False if one of the strategies missed the deadline."""
+    def drain(self, number: int, deadline_seconds: float) -> bool:
+        """See ``Strategy.drain``; False if one of the strategies missed the deadline."""
         with torch.no_grad():
-            settled = [
-                b.strategy.settle(b.replica, b.channel, number, deadline_seconds) for b in self.bonds.values()
+            drained = [
+                b.strategy.drain(b.replica, b.channel, number, deadline_seconds) for b in self.bonds.values()
             ]
-        return all(settled)
+        return all(drained)
 
     def resumed(self) -> None:
         """All members have loaded, and none has stepped yet."""
@@ -169,7 +169,7 @@ class Replicator:
             return ""
         return (
             f"no update of {names} has reached the centre: the model is what it was at the "
-            f"start. Make the run longer (--updates), or {self.strategy.hears_every} smaller."
+            f"start. Make the run longer (--updates), or {self.strategy.behaviour.pushes_after} smaller."
         )
 
     def _never_moved(self, *, refused: bool) -> str:
@@ -191,14 +191,24 @@ class Replicator:
 
 def check_capabilities(strategy: Strategy, offered: frozenset[Capability], where: str) -> None:
     """Raise Refusal, naming a strategy that would work, if something the strategy needs is missing."""
-    missing = sorted(c.value for c in strategy.needed() - offered)
+    missing = sorted(c.value for c in strategy.needs - offered)
     if missing:
         remedy = next((name for need, name in _REMEDIES if need in offered), "solo --replicas 1")
         apart = Capability.SHARED_MEMORY not in offered
-        own = f" {strategy.remedy}." if apart and strategy.remedy else ""
+        less = strategy.behaviour.needs_less
+        own = f" {less}." if apart and less else ""
         raise Refusal(
             f"{strategy.name} needs {' and '.join(missing)}, which {where} does not offer.{own} "
             f"Use --strategy {remedy}, or --launcher local on one host."
+        )
+
+
+def check_common_rounds(strategy: Strategy, what: str) -> None:
+    """Raise Refusal if the strategy's replicas go each at its own pace: nobody would come to a collective."""
+    if not strategy.common_rounds:
+        raise Refusal(
+            f"{strategy.name} cannot give {what}: its replicas do not wait for one another, so no step has "
+            "all of them in it. Use all-reduce or local-sgd, or leave it out (take each replica's own, say)."
         )
 
 

@@ -13,7 +13,6 @@ from torch.utils import _pytree as pytree
 
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability, Fabric, FabricError
-from murmurate.meeting import check_meeting, meets
 from murmurate.replica.vector import Exchange, MakeOptimizer, Replica
 from murmurate.replicator.collectives import Group, Reduction
 from murmurate.replicator.gather import Wire
@@ -27,11 +26,11 @@ from murmurate.replicator.optimizer_wrapper import (
     refuse_what_cannot_be_flat,
     watch_rates,
 )
-from murmurate.replicator.replicator import Replicator
+from murmurate.replicator.replicator import Replicator, check_common_rounds
 from murmurate.spec import derive_generator, derive_seed
-from murmurate.strategies.interface import LAST_CUT, Strategy
+from murmurate.strategies.interface import FINAL_DRAIN, Strategy
 
-_SETTLE_SECONDS = 10.0
+_DRAIN_SECONDS = 10.0
 _LOOK_SECONDS = 0.1
 
 
@@ -53,7 +52,7 @@ class OwnLoop(Replicator):
         collectives: True says that the script will use them: whether it may is then known at once.
 
     Raises Refusal if the fabric lacks what the strategy needs, for workers that do not divide the replicas,
-    and for ``collectives`` under a strategy whose members do not meet.
+    and for ``collectives`` under a strategy without common rounds.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class OwnLoop(Replicator):
     ) -> None:
         super().__init__(strategy, fabric)
         if collectives:
-            check_meeting(strategy, "collectives")
+            check_common_rounds(strategy, "collectives")
         self.seed = seed
         self.size = fabric.size - strategy.centre
         if self.size < 1:
@@ -84,7 +83,7 @@ class OwnLoop(Replicator):
         self._modules: dict[str, nn.Module] = {}
         self._begun = self._finished = False
         # on all members at the same point, so that whichever collective comes first finds its channels
-        self._wire = Wire(fabric) if meets(strategy) else None
+        self._wire = Wire(fabric) if strategy.common_rounds else None
         self._ends = (
             fabric.channel("ends", torch.zeros(1)) if Capability.REGISTER in fabric.capabilities else None
         )
@@ -235,7 +234,7 @@ class OwnLoop(Replicator):
 
         source: batches, the same on all members; or a function of the worker's (or replica's) number that
             gives them. Of the former, workers (or replicas) take whole batches in turn, and an
-            incomplete last round is left out. Of the latter each has its own; replicas that meet end
+            incomplete last round is left out. Of the latter each has its own; replicas in common rounds end
             together, when the first has no more, and others each on its own.
         per: "worker" splits each batch among the replicas of a worker, so that all together see what the
             plain script sees; "replica" gives each whole batches of its own.
@@ -248,13 +247,13 @@ class OwnLoop(Replicator):
     def run(self, step: Callable[[Any], Any], batches: Source, **how: Any) -> Iterator[Any]:
         """``step(batch)`` for each of the ``inputs``: what it gives, merged over replicas.
 
-        Every tensor of ``step``'s nested result gets a first dimension: [k, ...], by rank. Where members do
-        not meet there is only the own one, k = 1. Raises FabricError if steps give different structures.
+        Every tensor of ``step``'s nested result gets a first dimension: [k, ...], by rank; without common
+        rounds there is only the own one, k = 1. Raises FabricError if steps give different structures.
         """
         for batch in self.inputs(batches, **how):
             result = step(batch)
             with torch.no_grad():
-                if meets(self.strategy):
+                if self.strategy.common_rounds:
                     yield self.everyone.gather(pytree.tree_map(_detached, result))
                 else:
                     yield pytree.tree_map(lambda leaf: _detached(leaf).unsqueeze(0), result)
@@ -268,7 +267,7 @@ class OwnLoop(Replicator):
 
     @property
     def everyone(self) -> Group:
-        """All replicas. Raises Refusal under a strategy whose members do not meet inside a step."""
+        """All replicas. Raises Refusal under a strategy without common rounds."""
         return self._group(range(self.size), "a collective")
 
     @property
@@ -285,7 +284,7 @@ class OwnLoop(Replicator):
         )
 
     def _group(self, ranks: Sequence[int], what: str) -> Group:
-        check_meeting(self.strategy, what)
+        check_common_rounds(self.strategy, what)
         if self._wire is None:
             raise RuntimeError("the wire is made with the replicator")
         return Group(self._wire, ranks)
@@ -317,9 +316,9 @@ class OwnLoop(Replicator):
     def agreed(self, name: str | None = None) -> dict[str, Tensor]:
         """Named tensors that stand for all replicas, for ``load_state_dict`` or to be saved.
 
-        The consensus of the strategy as of now; of floating-point buffers (batch statistics) the mean where
-        members meet, and the own ones elsewhere. ``name``: of one replica, or None for all that were made.
-        Where members meet all call it together. Raises KeyError for an unknown name.
+        The consensus of the strategy as of now; of floating-point buffers (batch statistics) the mean under
+        common rounds, in which all call this together, and the own ones elsewhere. ``name``: of one replica,
+        or None for all that were made. Raises KeyError for an unknown name.
         """
         found: dict[str, Tensor] = {}
         for label in self.bonds if name is None else [name]:
@@ -329,7 +328,7 @@ class OwnLoop(Replicator):
                 found |= {k: v.clone() for k, v in bond.replica.named_views(vector)}
                 buffers = {k: b.detach().clone() for k, b in self._modules[label].named_buffers()}
                 smooth = {k: b for k, b in buffers.items() if b.is_floating_point()}
-                if meets(self.strategy) and smooth:
+                if self.strategy.common_rounds and smooth:
                     smooth = self.everyone.mean(smooth)
                 found |= buffers | smooth
         return found
@@ -342,7 +341,7 @@ class OwnLoop(Replicator):
         """
         if not self._finished and not self.is_centre:
             self._finished = True
-            self.settle(LAST_CUT, _SETTLE_SECONDS)
+            self.drain(FINAL_DRAIN, _DRAIN_SECONDS)
             self.publish()
             if self._ends is not None:
                 self._ends.publish(torch.ones(1))
@@ -387,7 +386,7 @@ class OwnLoop(Replicator):
             if not any(served) and folds != shown:
                 self.publish()  # nobody asks for anything: show what has become of it
                 shown = folds
-        self.settle(LAST_CUT, _SETTLE_SECONDS)
+        self.drain(FINAL_DRAIN, _DRAIN_SECONDS)
         self.publish()
         self._ends.publish(torch.ones(1))
 

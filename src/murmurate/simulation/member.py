@@ -85,7 +85,7 @@ class Learner:
         self.agent.load(donor.agent.state())
         self.door.join()
         self.replicator.entered()
-        if Capability.SHARED_MEMORY not in self.run.strategy.needed():
+        if Capability.SHARED_MEMORY not in self.run.strategy.needs:
             for bond in self.replicator.bonds.values():
                 bond.channel.traffic.bytes += bond.replica.params.nbytes
 
@@ -112,7 +112,7 @@ class Learner:
                     break
             self.diary.turn()
         watch.finish(self)
-        self.replicator.settle(FINAL_REQUEST, SETTLE_SECONDS)
+        self.replicator.drain(FINAL_REQUEST, SETTLE_SECONDS)
         self.replicator.publish()
         self.source.close()
         watch.left(self)
@@ -152,7 +152,7 @@ class Centre:
             if not self._serve() and self.folds != shown:
                 self.replicator.publish()  # nobody asks for anything: show what has become of it
                 shown = self.folds
-        self.replicator.settle(FINAL_REQUEST, SETTLE_SECONDS)
+        self.replicator.drain(FINAL_REQUEST, SETTLE_SECONDS)
         self.replicator.publish()
 
     def _serve(self) -> bool:

@@ -85,7 +85,7 @@ class Simulation:
             mail_faults=MailFaults(loss=network.loss, resend_seconds=network.resend_seconds),
             collective_deadline_seconds=_DEADLINE_SECONDS,
             # what the strategy does not need is not there, and nobody meets for it
-            capabilities=run.strategy.needed(),
+            capabilities=run.strategy.needs,
             keep_log=False,
             absent=late,
             own_clocks=True,

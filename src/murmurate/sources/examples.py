@@ -32,7 +32,7 @@ class ExampleSourceConfig(SourceConfig):
             raise Refusal(
                 f"agent.batch is {requires.batch}; a batch is of at least one. Use --agent.batch 32."
             )
-        run.strategy.check_shrinking(requires.shrinks, run.replicas)
+        run.strategy.check(run.replicas, shrinks=requires.shrinks)
 
     def batches(self, run: RunView) -> int | None:
         if run.env_steps is None:

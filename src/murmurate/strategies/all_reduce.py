@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from murmurate.fabric.interface import Capability, Channel
 from murmurate.replica.vector import Exchange, Replica
-from murmurate.strategies.interface import Strategy
+from murmurate.strategies.interface import Behaviour, Strategy
 
 
 @dataclass
@@ -22,13 +22,13 @@ class AllReduce(Strategy):
     paper: ClassVar[str] = "TF-Replicator; A2C; Jin, Algorithm 2"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVE})
     synchronous: ClassVar[bool] = True
-    carries: ClassVar[str] = "deltas"
-    bounded_by: ClassVar[str] = "the round: 0"
-    on_death: ClassVar[str] = "the mean is taken over the living, from the very round on"
-    on_slow: ClassVar[str] = (
-        "waited for up to a deadline; then it is replaced (launcher local) or the run stops"
+    behaviour: ClassVar[Behaviour] = Behaviour(
+        carries="deltas",
+        bounded_by="the round: 0",
+        on_death="the mean is taken over the living, from the very round on",
+        on_slow="waited for up to a deadline; then it is replaced (launcher local) or the run stops",
+        on_join="takes part from the next common round on, with a living peer's state",
     )
-    on_join: ClassVar[str] = "takes part from the next common round on, with a living peer's state"
 
     def step(self, replica: Replica, channel: Channel) -> Exchange:
         heard = channel.mean_(replica.grad)

@@ -1,8 +1,8 @@
-"""A consistent cut through a strategy's mail, so that a checkpoint holds each delta exactly once.
+"""A barrier through a strategy's mail, so that a checkpoint holds each delta exactly once.
 
-Chandy and Lamport's markers, drained: before a member saves number k it sends a marker k to everybody it
+Chandy and Lamport's markers (1985): before a member saves checkpoint k it sends a marker k to everybody it
 sends deltas to, and takes in what its senders sent before theirs. What they send after it is held back until
-the own state is saved. Then nothing is in flight across the cut.
+the own state is saved. Then nothing is in flight across the checkpoint.
 """
 
 from __future__ import annotations
@@ -12,49 +12,49 @@ from collections.abc import Callable, Iterable
 from torch import Tensor
 
 from murmurate.fabric.interface import Channel, Letter
-from murmurate.strategies.interface import LAST_CUT
+from murmurate.strategies.interface import FINAL_DRAIN
 
 _PATIENCE_SECONDS = 0.02
-# what taking in a letter counts as, so that even an endless stream of them reaches the deadline
+# what taking in a message counts as, so that even an endless stream of them reaches the deadline
 _HANDLING_SECONDS = 1e-4
 
 
-class Cut:
-    """All mail under ``tag`` goes through here.
+class CheckpointBarrier:
+    """All mail under ``tag`` is received here.
 
-    A delta's note is 0 or more; that of marker k is -k, k >= 1. Deltas after a marker are kept until
-    ``drain``, so senders bound how many they have without an answer.
+    A delta's note is 0 or more; that of marker k is -k, k >= 1. Deltas that come after a marker are kept
+    until ``drain``, so a sender bounds how many it has without an answer.
     """
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
         self._held: list[tuple[int, Letter]] = []  # each with the number of the marker it came after
-        self._marks: dict[int, int] = {}
-        self._ahead = 1  # the first cut that does not lie behind us
+        self._markers: dict[int, int] = {}  # the last one of each sender
+        self._next_number = 1  # of the first checkpoint that is not behind us
 
     def receive(self, channel: Channel, wait_seconds: float = 0.0) -> Letter | None:
-        """The next delta from this side of the cut, or None."""
-        letter, came = self._next(channel, wait_seconds)
-        while letter is None and came:
-            letter, came = self._next(channel, 0.0)
-        return letter
+        """The next delta of before the next checkpoint, or None."""
+        delta, came = self._next(channel, wait_seconds)
+        while delta is None and came:
+            delta, came = self._next(channel, 0.0)
+        return delta
 
     def has_ended(self, rank: int) -> bool:
-        """It has announced its last cut: it takes in what was sent before it knew of ours, and no more."""
-        return self._marks.get(rank, 0) >= LAST_CUT
+        """It has sent its last marker: it takes in what was sent before it got ours, and no more."""
+        return self._markers.get(rank, 0) >= FINAL_DRAIN
 
     def forget(self, rank: int) -> None:
-        """``rank`` begins another life, which has announced nothing yet."""
-        self._marks.pop(rank, None)
+        """A new incarnation of ``rank`` has joined, which has sent no marker yet."""
+        self._markers.pop(rank, None)
 
-    def announce(self, channel: Channel, number: int, to: Iterable[int], like: Tensor) -> bool:
-        """Tell them that what comes from here from now on belongs after checkpoint ``number``.
+    def send_markers(self, channel: Channel, number: int, to: Iterable[int], like: Tensor) -> bool:
+        """What is sent to them from now on belongs after checkpoint ``number``. like: of the deltas' dtype.
 
-        False if that did not reach everybody: then the checkpoint cannot be whole.
+        False if a marker did not reach its receiver: then the checkpoint cannot be whole.
         """
-        # a short letter is not compressed: what rounding kept back of the deltas stays for the next one
+        # a short message is not compressed: what rounding kept back of the deltas stays for the next one
         marker = like.new_zeros(1)
-        awaiting = [peer for peer in to if not self.has_ended(peer) or number >= LAST_CUT]
+        awaiting = [peer for peer in to if not self.has_ended(peer) or number >= FINAL_DRAIN]
         reached = [channel.send(peer, self.tag, marker, note=-float(number)) for peer in awaiting]
         return all(reached)
 
@@ -68,47 +68,48 @@ class Cut:
     ) -> bool:
         """Absorb all that the living among ``senders`` sent before their marker; False at the deadline.
 
-        Either way the cut lies behind us afterwards, and what was held is delivered.
+        Either way the checkpoint is behind us afterwards, and what was held back is delivered.
         """
-        self._ahead = max(self._ahead, number)  # cuts that we were never asked for are no longer waited at
-        while (letter := self._due()) is not None:
-            absorb(letter)
+        # of checkpoints that were skipped nothing is held back
+        self._next_number = max(self._next_number, number)
+        while (delta := self._due()) is not None:
+            absorb(delta)
         spent, awaited = 0.0, set(senders)
         while spent <= deadline_seconds and self._silent(channel, awaited, number):
             before = channel.traffic.waiting_seconds
-            letter, came = self._next(channel, _PATIENCE_SECONDS)
-            if letter is not None:
-                absorb(letter)
+            delta, came = self._next(channel, _PATIENCE_SECONDS)
+            if delta is not None:
+                absorb(delta)
             waited = channel.traffic.waiting_seconds - before + _HANDLING_SECONDS
             spent += waited if came else _PATIENCE_SECONDS
         whole = not self._silent(channel, awaited, number)
-        self._ahead = max(self._ahead, number + 1)
+        self._next_number = max(self._next_number, number + 1)
         return whole
 
     def _silent(self, channel: Channel, awaited: set[int], number: int) -> bool:
-        return any(self._marks.get(j, 0) < number for j in awaited & set(channel.living()))
+        return any(self._markers.get(j, 0) < number for j in awaited & set(channel.living()))
 
     def _next(self, channel: Channel, wait_seconds: float) -> tuple[Letter | None, bool]:
-        """(a delta from this side of the cut if that is what is next, whether anything came)."""
-        letter = self._due()
-        if letter is not None:
-            return letter, True
+        """(a delta of before the next checkpoint if that is what is next, whether anything came)."""
+        delta = self._due()
+        if delta is not None:
+            return delta, True
         found = channel.wait(self.tag, wait_seconds) if wait_seconds else channel.receive(self.tag)
         if found is None:
             return None, False
-        mark = self._marks.get(found.sender, 0)
+        marker = self._markers.get(found.sender, 0)
         if found.note < 0:
-            self._marks[found.sender] = max(mark, int(-found.note))
-        elif mark < self._ahead:
+            self._markers[found.sender] = max(marker, int(-found.note))
+        elif marker < self._next_number:
             return found, True
         else:
-            self._held.append((mark, found))
+            self._held.append((marker, found))
         return None, True
 
     def _due(self) -> Letter | None:
         """The first that was held back and no longer has to be."""
-        for index, (mark, letter) in enumerate(self._held):
-            if mark < self._ahead:
+        for index, (marker, delta) in enumerate(self._held):
+            if marker < self._next_number:
                 del self._held[index]
-                return letter
+                return delta
         return None

@@ -11,14 +11,14 @@ from torch import Tensor
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability, Channel, FabricError, Letter
 from murmurate.replica.vector import Exchange, Replica
-from murmurate.strategies.checkpoint_barrier import Cut
+from murmurate.strategies.checkpoint_barrier import CheckpointBarrier
 from murmurate.strategies.interface import (
+    Behaviour,
     MemberEvent,
     Strategy,
     centre_of,
     replicas_of,
     require,
-    shown_by_centre,
 )
 from murmurate.strategies.reply import answer, clear, demand_centre
 
@@ -56,14 +56,16 @@ class Elastic(Strategy):
     paper: ClassVar[str] = "Zhang et al. 2015 (EASGD); Jin, Algorithm 4"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.MAIL, Capability.REGISTER})
     centre: ClassVar[bool] = True
-    carries: ClassVar[str] = "deltas"
-    bounded_by: ClassVar[str] = "period, plus the answer's delay"
-    on_death: ClassVar[str] = "the others go on; without its centre the run stops and can be resumed"
-    on_slow: ClassVar[str] = "nobody waits for it"
-    on_join: ClassVar[str] = "takes a living peer's parameters; its next move is towards the centre"
+    behaviour: ClassVar[Behaviour] = Behaviour(
+        carries="deltas",
+        bounded_by="period, plus the answer's delay",
+        on_death="the others go on; without its centre the run stops and can be resumed",
+        on_slow="nobody waits for it",
+        on_join="takes a living peer's parameters; its next move is towards the centre",
+    )
 
     _sent: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
-    _pushes: Cut = field(default_factory=lambda: Cut(_PUSH), init=False, repr=False, compare=False)
+    _pushes: CheckpointBarrier = field(init=False, repr=False, compare=False)
     _beta: float = field(default=0.0, init=False, repr=False, compare=False)
     _awaited: bool = field(default=False, init=False, repr=False, compare=False)
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
@@ -75,6 +77,7 @@ class Elastic(Strategy):
         require(right, f"moving_rate is a weight from 0 to 1, not {self.moving_rate}")
 
     def attach(self, replica: Replica, channel: Channel) -> None:
+        self._pushes = CheckpointBarrier(_PUSH)
         self._beta = moving_rate(self.moving_rate, channel.size - 1)
         self._sent = replica.params.detach().clone()
 
@@ -100,13 +103,13 @@ class Elastic(Strategy):
     def _move(self, replica: Replica, channel: Channel, deadline_seconds: float) -> bool:
         """theta_i <- theta_i - beta (theta_i - theta~), if the answer is there."""
         if deadline_seconds:
-            letter = answer(channel, _REPLY, deadline_seconds, _LOST)
+            message = answer(channel, _REPLY, deadline_seconds, _LOST)
         else:
-            letter = channel.receive(_REPLY)
-        if letter is None:
+            message = channel.receive(_REPLY)
+        if message is None:
             return False
         self._awaited = False
-        replica.params.detach().sub_(self._sent.sub_(letter.x), alpha=self._beta)
+        replica.params.detach().sub_(self._sent.sub_(message.x), alpha=self._beta)
         self._rounds += 1
         self._moved_at = replica.clock
         return True
@@ -115,19 +118,16 @@ class Elastic(Strategy):
 
     def serve(self, replica: Replica, channel: Channel) -> bool:
         """theta~ <- theta~ + beta (theta_i - theta~)"""
-        letter = self._pushes.receive(channel, _IDLE_SECONDS)
-        if letter is not None:
-            self._pull(letter, replica, channel)
-        return letter is not None
+        message = self._pushes.receive(channel, _IDLE_SECONDS)
+        if message is not None:
+            self._pull(message, replica, channel)
+        return message is not None
 
-    def _pull(self, letter: Letter, replica: Replica, channel: Channel) -> None:
+    def _pull(self, message: Letter, replica: Replica, channel: Channel) -> None:
         centre = replica.params.detach()
-        if channel.send(letter.sender, _REPLY, centre):  # towards the dead nobody moves
-            centre.add_(letter.x.sub_(centre), alpha=self._beta)
+        if channel.send(message.sender, _REPLY, centre):  # towards the dead nobody moves
+            centre.add_(message.x.sub_(centre), alpha=self._beta)
             replica.tick()
-
-    def consensus(self, replica: Replica, channel: Channel) -> Tensor:
-        return shown_by_centre(replica, channel)
 
     def on_member(self, event: MemberEvent) -> None:
         if event.kind == "joined":
@@ -135,12 +135,12 @@ class Elastic(Strategy):
 
     # -- state --------------------------------------------------------------------------------------
 
-    def settle(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
-        """No move is half made across the cut: a client takes its answer first."""
+    def drain(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
+        """No move is half made at the checkpoint: a client takes its answer first."""
         if channel.rank != centre_of(channel):
             whole = not self._awaited or self._answered(replica, channel, deadline_seconds)
-            told = self._pushes.announce(channel, number, [centre_of(channel)], self._sent)
-            return whole and told
+            marked = self._pushes.send_markers(channel, number, [centre_of(channel)], self._sent)
+            return whole and marked
         return self._pushes.drain(
             channel,
             number,
@@ -181,13 +181,13 @@ class SynchronousElastic(Strategy):
     paper: ClassVar[str] = "Zhang et al. 2015, eq. 2.3 (EASGD)"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVE})
     synchronous: ClassVar[bool] = True
-    carries: ClassVar[str] = "state"
-    bounded_by: ClassVar[str] = "period"
-    on_death: ClassVar[str] = "the centre is pulled by the living, from the very round on"
-    on_slow: ClassVar[str] = (
-        "waited for up to a deadline; then it is replaced (launcher local) or the run stops"
+    behaviour: ClassVar[Behaviour] = Behaviour(
+        carries="state",
+        bounded_by="period",
+        on_death="the centre is pulled by the living, from the very round on",
+        on_slow="waited for up to a deadline; then it is replaced (launcher local) or the run stops",
+        on_join="takes part from the next common round on, with a living peer's state",
     )
-    on_join: ClassVar[str] = "takes part from the next common round on, with a living peer's state"
 
     _centre: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
     _beta: float = field(default=0.0, init=False, repr=False, compare=False)

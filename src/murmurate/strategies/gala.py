@@ -10,7 +10,7 @@ from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Channel
 from murmurate.replica.vector import Exchange, Replica
-from murmurate.strategies.interface import MemberEvent, Strategy, mean_of_published
+from murmurate.strategies.interface import Behaviour, MemberEvent, Strategy, mean_of_published
 from murmurate.topology import Topology, topology
 
 
@@ -34,11 +34,13 @@ class GALA(Strategy):
     summary: ClassVar[str] = "update; publish without waiting; average once every in-peer has spoken"
     paper: ClassVar[str] = "Assran et al. 2019, Algorithm 1"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.REGISTER})
-    carries: ClassVar[str] = "state"
-    bounded_by: ClassVar[str] = "staleness_bound, and a wait that ends after deadline_seconds"
-    on_death: ClassVar[str] = "nobody waits; the graph is drawn anew over the living"
-    on_slow: ClassVar[str] = "not averaged with until it speaks; waited for only beyond staleness_bound"
-    on_join: ClassVar[str] = "begins with a living peer's state; the graph is drawn anew with it"
+    behaviour: ClassVar[Behaviour] = Behaviour(
+        carries="state",
+        bounded_by="staleness_bound, and a wait that ends after deadline_seconds",
+        on_death="nobody waits; the graph is drawn anew over the living",
+        on_slow="not averaged with until it speaks; waited for only beyond staleness_bound",
+        on_join="begins with a living peer's state; the graph is drawn anew with it",
+    )
 
     _seen: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     _round: int = field(default=0, init=False, repr=False, compare=False)

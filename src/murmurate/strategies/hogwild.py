@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Channel
-from murmurate.replica.sparse import LEAST_SCALE, Scale
 from murmurate.replica.vector import Exchange, Replica
-from murmurate.strategies.interface import Strategy
+from murmurate.strategies.interface import Behaviour, Strategy
 
 
 @dataclass
@@ -32,12 +31,13 @@ class Hogwild(Strategy):
     paper: ClassVar[str] = "A3C; Mohamad et al., Algorithm 5 (PA3C)"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.SHARED_MEMORY})
     counts_all: ClassVar[bool] = True
-    keeps_scale: ClassVar[bool] = True
-    carries: ClassVar[str] = "nothing"
-    bounded_by: ClassVar[str] = "nothing: what peers write during one's own update"
-    on_death: ClassVar[str] = "the others go on; a half-written update is noise like any other"
-    on_slow: ClassVar[str] = "nobody waits for it"
-    on_join: ClassVar[str] = "lives on the shared vector at once"
+    behaviour: ClassVar[Behaviour] = Behaviour(
+        carries="nothing",
+        bounded_by="nothing: what peers write during one's own update",
+        on_death="the others go on; a half-written update is noise like any other",
+        on_slow="nobody waits for it",
+        on_join="lives on the shared vector at once",
+    )
 
     _clocks: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
     _last_seen: int = field(default=0, init=False, repr=False, compare=False)
@@ -47,11 +47,10 @@ class Hogwild(Strategy):
         replica.rebind(channel.shared("params", replica.params.detach()), share)
         # one cell a replica, so that no count is lost to a race
         self._clocks = channel.shared("clocks", torch.zeros(channel.size, dtype=torch.int64))
-        replica.steps_taken = lambda: int(self._clocks.sum())
-        logs = channel.shared("scale", torch.zeros(channel.size, dtype=torch.float64))
-        marks = channel.shared("scale.marks", torch.zeros(Scale.marks(channel.size), dtype=torch.int64))
-        replica.scale.share(logs, marks, channel.rank)
-        replica.make_room = lambda: self._make_room(replica, channel)
+        replica.count_steps_by(lambda: int(self._clocks.sum()))
+        if replica.row_width is not None:  # its gradients may be a few rows
+            replica.scale.share(channel.shared, channel.size, channel.rank)
+            replica.scale.keep()
 
     def step(self, replica: Replica, channel: Channel) -> Exchange:
         heard = len(channel.living())
@@ -61,12 +60,6 @@ class Hogwild(Strategy):
         self._clocks[channel.rank] = replica.clock
         self._last_seen = int(self._clocks.sum())
         return Exchange(round=replica.clock, heard=heard, staleness=staleness)
-
-    def _make_room(self, replica: Replica, channel: Channel) -> None:
-        """Multiply the scale into the vector, while nobody writes to it, unless another has done so."""
-        with replica.scale.closed(channel.living()) as alone:
-            if alone and replica.scale.value < LEAST_SCALE:
-                replica.fold()
 
     def state(self) -> dict[str, Any]:
         return {"clocks": self._clocks.clone()}

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from murmurate.fabric.interface import Capability, Channel
 from murmurate.replica.vector import Exchange, Replica
 
-LAST_CUT = 1 << 40  # the number of the ``settle`` after which a member sends no more
+FINAL_DRAIN = 1 << 40  # the number of the ``drain`` after which a member sends no more
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,31 @@ class MemberEvent:
     rank: int
 
 
+@dataclass(frozen=True)
+class Behaviour:
+    """What ``list strategies`` prints of a strategy beside its step.
+
+    carries: what messages hold: "state", of which a lost one is harmless; "deltas", of which it is missed; or
+        "nothing". bounded_by: what bounds staleness.
+    on_death, on_slow, on_join: what is done about a peer that dies, is slow, or joins.
+    needs_less: the setting with which the strategy needs less of a channel, for the error where it lacks
+    some. pushes_after: the options that say after how many updates a centre hears of them, for the warning
+    where it
+        never did.
+    """
+
+    carries: Literal["state", "deltas", "nothing"] = "nothing"
+    bounded_by: str = ""
+    on_death: str = ""
+    on_slow: str = ""
+    on_join: str = ""
+    needs_less: str = ""
+    pushes_after: str = "--strategy.period"
+
+
 @dataclass
 class Strategy:
-    """Base of all strategies: a dataclass whose fields are its hyper-parameters.
+    """Base of all strategies: a dataclass whose fields are its hyper-parameters, all with defaults.
 
     A strategy object serves one replica: the replicator copies it before ``attach``. Private,
     non-init fields hold what it remembers between steps; whatever of it must survive a restart is
@@ -37,38 +59,37 @@ class Strategy:
     name: ClassVar[str] = ""
     summary: ClassVar[str] = ""
     paper: ClassVar[str] = ""
-    needs: ClassVar[frozenset[Capability]] = frozenset()
+    behaviour: ClassVar[Behaviour] = Behaviour()
     # Synchronous: all members pass the same rounds, so the clock at a round is the same everywhere.
     synchronous: ClassVar[bool] = False
     # Whether schedules follow the updates of all replicas instead of the own ones.
     counts_all: ClassVar[bool] = False
     # Whether one more member, the last rank, keeps a centre: it learns nothing and runs ``serve``.
     centre: ClassVar[bool] = False
-    # The options that say after how many updates the centre hears of them.
-    hears_every: ClassVar[str] = "--strategy.period"
-    # Whether it reads and writes ``scale * params``, so that a gradient of a few rows costs those rows
-    # (``Replica.follow``); for all others it is made dense.
-    keeps_scale: ClassVar[bool] = False
-    # What one may do on a channel without shared memory, for the error that one gets there.
-    remedy: ClassVar[str] = ""
-    # What ``list strategies`` prints: whether lost messages are harmless (state) or missed (deltas), what
-    # bounds how old they are, and what is done about a peer that dies, is slow, or joins.
-    carries: ClassVar[str] = "nothing"
-    bounded_by: ClassVar[str] = ""
-    on_death: ClassVar[str] = ""
-    on_slow: ClassVar[str] = ""
-    on_join: ClassVar[str] = ""
 
     # deltas that this member refused or had refused (too old), or for which there was no room
     refused: int = field(default=0, init=False, repr=False, compare=False)
 
-    def needed(self) -> frozenset[Capability]:
-        """What this one needs of a channel: ``needs``, or less with some hyper-parameters."""
-        return self.needs
+    @property
+    def needs(self) -> frozenset[Capability]:
+        """What it needs of a channel; a class variable where that does not depend on hyper-parameters."""
+        return frozenset()
 
-    def check_shrinking(self, eta: float, replicas: int) -> None:
-        """Raise Refusal if parameters of which each update takes away a share ``eta``, and which must stay
-        above 0, could become less by an agreement. A mean, or an update after the other, cannot."""
+    @property
+    def common_rounds(self) -> bool:
+        """Whether all replicas are in the same step together, so that collectives work inside it."""
+        return self.synchronous or not self.needs
+
+    def check(self, replicas: int, *, shrinks: float = 0.0) -> None:
+        """Raise Refusal for a run that this strategy cannot carry.
+
+        shrinks: the share of parameters that each update takes away, where these must stay above 0 (counts,
+            say); 0 for others. A mean, or one update after another, takes no more.
+        """
+
+    def with_model_steps(self, rate: float) -> Strategy:
+        """This one with step sizes derived from the model's ``rate``, where its paper ties the two."""
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled and copied by its hyper-parameters alone: what it remembers is one replica's."""
@@ -76,7 +97,11 @@ class Strategy:
         return functools.partial(type(self), **fields), ()
 
     def attach(self, replica: Replica, channel: Channel) -> None:
-        """Called once before the first step, on every member, in the same order."""
+        """Called once before the first step, on every member, in the same order.
+
+        One that reads and writes ``scale * params`` calls ``replica.scale.keep()``, so that a gradient of a
+        few rows costs those rows (``Replica.follow``); for all others it is made dense.
+        """
 
     def step(self, replica: Replica, channel: Channel) -> Exchange:
         """Turn the gradient in ``replica.grad`` into an update and, perhaps, an agreement."""
@@ -87,13 +112,18 @@ class Strategy:
         raise TypeError(f"{type(self).__name__} has no centre")
 
     def consensus(self, replica: Replica, channel: Channel) -> Tensor:
-        """The vector [N] that stands for all: evaluated, saved as best, exported. A copy."""
-        return replica.values().detach().clone()
+        """The vector [N] that stands for all: evaluated, saved as best, exported. A copy.
 
-    def settle(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
+        What the centre last published, where there is one; else the own parameters.
+        """
+        if not self.centre or channel.rank == centre_of(channel) or channel.version(centre_of(channel)) == 0:
+            return replica.values().detach().clone()
+        return channel.peek(centre_of(channel))[0].clone()
+
+    def drain(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
         """Before checkpoint ``number``: take in the deltas that would otherwise be in flight across it.
 
-        ``LAST_CUT`` is the number of the last, after which this member takes no further part.
+        ``FINAL_DRAIN`` is the number of the last, after which this member takes no further part.
         False if that was not done by the deadline; then the checkpoint is skipped.
         """
         return True
@@ -114,7 +144,7 @@ class Strategy:
         """
 
     def on_member(self, event: MemberEvent) -> None:
-        """Told of a death or a join, between two steps."""
+        """A member has died or joined; called between two steps."""
 
 
 def require(right: bool, sentence: str) -> None:
@@ -140,16 +170,9 @@ def mean_of_published(replica: Replica, channel: Channel) -> Tensor:
     return torch.stack(vectors).mean(0)
 
 
-def shown_by_centre(replica: Replica, channel: Channel) -> Tensor:
-    """[N]: what the centre last published; the own parameters if that is us, or it never did."""
-    centre = centre_of(channel)
-    if channel.rank == centre or channel.version(centre) == 0:
-        return replica.values().detach().clone()
-    return channel.peek(centre)[0].clone()
-
-
 __all__ = [
-    "LAST_CUT",
+    "FINAL_DRAIN",
+    "Behaviour",
     "Exchange",
     "MemberEvent",
     "Strategy",
@@ -157,5 +180,4 @@ __all__ = [
     "mean_of_published",
     "replicas_of",
     "require",
-    "shown_by_centre",
 ]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Channel
 from murmurate.replica.vector import Exchange, Replica
-from murmurate.strategies.interface import Strategy
+from murmurate.strategies.interface import Behaviour, Strategy
 
 
 @dataclass
@@ -38,13 +38,13 @@ class LocalSGD(Strategy):
     paper: ClassVar[str] = "SPO; Zhang, Algorithm 5"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVE})
     synchronous: ClassVar[bool] = True
-    carries: ClassVar[str] = "state"
-    bounded_by: ClassVar[str] = "period"
-    on_death: ClassVar[str] = "the mean is taken over the living, from the very round on"
-    on_slow: ClassVar[str] = (
-        "waited for up to a deadline; then it is replaced (launcher local) or the run stops"
+    behaviour: ClassVar[Behaviour] = Behaviour(
+        carries="state",
+        bounded_by="period",
+        on_death="the mean is taken over the living, from the very round on",
+        on_slow="waited for up to a deadline; then it is replaced (launcher local) or the run stops",
+        on_join="takes part from the next common round on, with a living peer's state",
     )
-    on_join: ClassVar[str] = "takes part from the next common round on, with a living peer's state"
 
     _outer: torch.optim.Optimizer | None = field(default=None, init=False, repr=False, compare=False)
     _agreed: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)

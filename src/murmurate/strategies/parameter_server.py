@@ -14,14 +14,14 @@ from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Channel, Letter
 from murmurate.replica.vector import Exchange, Replica
-from murmurate.strategies.checkpoint_barrier import Cut
+from murmurate.strategies.checkpoint_barrier import CheckpointBarrier
 from murmurate.strategies.interface import (
+    Behaviour,
     MemberEvent,
     Strategy,
     centre_of,
     replicas_of,
     require,
-    shown_by_centre,
 )
 from murmurate.strategies.reply import answer, clear, demand_centre
 
@@ -58,17 +58,19 @@ class ParameterServer(Strategy):
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.MAIL, Capability.REGISTER})
     centre: ClassVar[bool] = True
     counts_all: ClassVar[bool] = True
-    carries: ClassVar[str] = "deltas"
-    bounded_by: ClassVar[str] = "delay_bound: older gradients are refused"
-    on_death: ClassVar[str] = "the others go on; without its centre the run stops and can be resumed"
-    on_slow: ClassVar[str] = "nobody waits for it; its gradient is old, and refused beyond delay_bound"
-    on_join: ClassVar[str] = "takes a living peer's parameters; its first pull brings the centre's"
+    behaviour: ClassVar[Behaviour] = Behaviour(
+        carries="deltas",
+        bounded_by="delay_bound: older gradients are refused",
+        on_death="the others go on; without its centre the run stops and can be resumed",
+        on_slow="nobody waits for it; its gradient is old, and refused beyond delay_bound",
+        on_join="takes a living peer's parameters; its first pull brings the centre's",
+    )
 
     _rank: int = field(default=0, init=False, repr=False, compare=False)
     _gradient: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
     _summed: int = field(default=0, init=False, repr=False, compare=False)  # gradients in it
     _oldest: int = field(default=0, init=False, repr=False, compare=False)  # version of its first one
-    _pushes: Cut = field(default_factory=lambda: Cut(_PUSH), init=False, repr=False, compare=False)
+    _pushes: CheckpointBarrier = field(init=False, repr=False, compare=False)
     _version: int = field(default=0, init=False, repr=False, compare=False)  # folds in what was pulled last
     _awaited: bool = field(default=False, init=False, repr=False, compare=False)
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
@@ -81,13 +83,13 @@ class ParameterServer(Strategy):
         require(self.delay_bound >= 0, f"delay_bound counts folds and is at least 0, not {self.delay_bound}")
 
     def attach(self, replica: Replica, channel: Channel) -> None:
-        self._rank = channel.rank
+        self._rank, self._pushes = channel.rank, CheckpointBarrier(_PUSH)
         self._gradient = torch.zeros_like(replica.grad)
         # all updates so far: a fold stands for as many as gradients were summed in it
         if channel.rank == centre_of(channel):
-            replica.steps_taken = lambda: replica.clock * self.period
+            replica.count_steps_by(lambda: replica.clock * self.period)
         else:
-            replica.steps_taken = lambda: self._version * self.period + replica.clock - self._pulled_at
+            replica.count_steps_by(lambda: self._version * self.period + replica.clock - self._pulled_at)
 
     def step(self, replica: Replica, channel: Channel) -> Exchange:
         demand_centre(channel, _LOST)
@@ -116,13 +118,13 @@ class ParameterServer(Strategy):
         else:
             demand_centre(channel, _LOST)
 
-    def _pull(self, letter: Letter | None, replica: Replica) -> bool:
-        if letter is None:
+    def _pull(self, message: Letter | None, replica: Replica) -> bool:
+        if message is None:
             return False
         self._awaited = False
-        replica.params.detach().copy_(letter.x)
-        self._version, self._pulled_at = abs(int(letter.note)), replica.clock
-        if letter.note < 0:
+        replica.params.detach().copy_(message.x)
+        self._version, self._pulled_at = abs(int(message.note)), replica.clock
+        if message.note < 0:
             self.refused += 1
             self._empty()  # what was gathered meanwhile is of the same old parameters
         return True
@@ -135,24 +137,21 @@ class ParameterServer(Strategy):
 
     def serve(self, replica: Replica, channel: Channel) -> bool:
         """Fold one gradient into the centre's parameters, and answer with them."""
-        letter = self._pushes.receive(channel, _IDLE_SECONDS)
-        if letter is not None:
-            self._fold(letter, replica, channel)
-        return letter is not None
+        message = self._pushes.receive(channel, _IDLE_SECONDS)
+        if message is not None:
+            self._fold(message, replica, channel)
+        return message is not None
 
-    def _fold(self, letter: Letter, replica: Replica, channel: Channel) -> None:
+    def _fold(self, message: Letter, replica: Replica, channel: Channel) -> None:
         """The version answered is the number of folds; a minus says that this one was refused."""
-        refused = 0 < self.delay_bound < replica.clock - letter.note
+        refused = 0 < self.delay_bound < replica.clock - message.note
         if refused:
             self.refused += 1
         else:
-            replica.grad.copy_(letter.x)
+            replica.grad.copy_(message.x)
             replica.update()
         version = -replica.clock if refused else replica.clock
-        channel.send(letter.sender, _REPLY, replica.params.detach(), note=version)
-
-    def consensus(self, replica: Replica, channel: Channel) -> Tensor:
-        return shown_by_centre(replica, channel)
+        channel.send(message.sender, _REPLY, replica.params.detach(), note=version)
 
     def on_member(self, event: MemberEvent) -> None:
         if event.kind == "joined":
@@ -160,10 +159,10 @@ class ParameterServer(Strategy):
 
     # -- state --------------------------------------------------------------------------------------
 
-    def settle(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
-        """Gradients pushed before the cut are folded; an answer in flight is replaced by the next."""
+    def drain(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
+        """Gradients pushed before are folded; an answer in flight is replaced by the next."""
         if channel.rank != centre_of(channel):
-            return self._pushes.announce(channel, number, [centre_of(channel)], replica.params.detach())
+            return self._pushes.send_markers(channel, number, [centre_of(channel)], replica.params.detach())
         return self._pushes.drain(
             channel,
             number,

@@ -12,7 +12,7 @@ from torch import Tensor
 from murmurate.fabric.interface import Capability, Channel
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.spec import derive_generator
-from murmurate.strategies.interface import Strategy, mean_of_published, require
+from murmurate.strategies.interface import Behaviour, Strategy, mean_of_published, require
 from murmurate.topology import Topology, topology
 
 
@@ -41,11 +41,13 @@ class PullGossip(Strategy):
     summary: ClassVar[str] = "update; every tau updates mix with one random peer"
     paper: ClassVar[str] = "Jin, Algorithm 5 and section 3.6"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.REGISTER})
-    carries: ClassVar[str] = "state"
-    bounded_by: ClassVar[str] = "nothing: the age of what a peer last published"
-    on_death: ClassVar[str] = "draws are from the living"
-    on_slow: ClassVar[str] = "its last vector is mixed again"
-    on_join: ClassVar[str] = "it is drawn from then on"
+    behaviour: ClassVar[Behaviour] = Behaviour(
+        carries="state",
+        bounded_by="nothing: the age of what a peer last published",
+        on_death="draws are from the living",
+        on_slow="its last vector is mixed again",
+        on_join="it is drawn from then on",
+    )
 
     _draws: torch.Generator = field(default_factory=torch.Generator, init=False, repr=False, compare=False)
     _graph: Topology | None = field(default=None, init=False, repr=False, compare=False)

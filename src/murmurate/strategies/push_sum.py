@@ -10,8 +10,8 @@ from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Channel, Letter
 from murmurate.replica.vector import Exchange, Replica
-from murmurate.strategies.checkpoint_barrier import Cut
-from murmurate.strategies.interface import MemberEvent, Strategy, mean_of_published, require
+from murmurate.strategies.checkpoint_barrier import CheckpointBarrier
+from murmurate.strategies.interface import Behaviour, MemberEvent, Strategy, mean_of_published, require
 from murmurate.topology import Topology, topology
 
 _TAG = "mass"
@@ -43,14 +43,16 @@ class PushSum(Strategy):
     summary: ClassVar[str] = "update; send shares of sum and weight; live on their quotient"
     paper: ClassVar[str] = "Kempe et al. 2003; Assran et al. 2019 (SGP)"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.MAIL, Capability.REGISTER})
-    carries: ClassVar[str] = "deltas"
-    bounded_by: ClassVar[str] = "the receiver's own steps: one share of each sender in each"
-    on_death: ClassVar[str] = "its sum and weight are gone, and nothing else"
-    on_slow: ClassVar[str] = "it gets no second share before it has taken a step"
-    on_join: ClassVar[str] = "begins with a living peer's vector and weight 1"
+    behaviour: ClassVar[Behaviour] = Behaviour(
+        carries="deltas",
+        bounded_by="the receiver's own steps: one share of each sender in each",
+        on_death="its sum and weight are gone, and nothing else",
+        on_slow="it gets no second share before it has taken a step",
+        on_join="begins with a living peer's vector and weight 1",
+    )
 
     _sum: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
-    _mail: Cut = field(default_factory=lambda: Cut(_TAG), init=False, repr=False, compare=False)
+    _mail: CheckpointBarrier = field(init=False, repr=False, compare=False)
     _weight: float = field(default=1.0, init=False, repr=False, compare=False)
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
     _agreed_at: int = field(default=0, init=False, repr=False, compare=False)
@@ -63,7 +65,7 @@ class PushSum(Strategy):
         require(right, f"least_weight lies between 0 and 1, not at {self.least_weight}")
 
     def attach(self, replica: Replica, channel: Channel) -> None:
-        self._graph = topology(self.topology)
+        self._graph, self._mail = topology(self.topology), CheckpointBarrier(_TAG)
         self._sum = replica.params.detach().clone()
 
     def step(self, replica: Replica, channel: Channel) -> Exchange:
@@ -76,11 +78,11 @@ class PushSum(Strategy):
             self._send(replica.clock // self.period - 1, channel)
         heard: set[int] = set()
         for _ in range(4 * channel.size):
-            letter = self._mail.receive(channel)
-            if letter is None:
+            message = self._mail.receive(channel)
+            if message is None:
                 break
-            self._take(letter)
-            heard.add(letter.sender)
+            self._take(message)
+            heard.add(message.sender)
         if heard or alone:
             self._rounds += 1
             self._agreed_at = replica.clock
@@ -116,22 +118,22 @@ class PushSum(Strategy):
         """The living but those who take no further part: what is sent to them nobody would take."""
         return [rank for rank in channel.living() if rank == channel.rank or not self._mail.has_ended(rank)]
 
-    def _take(self, letter: Letter) -> None:
-        self._sum.add_(letter.x)
-        self._weight += letter.note
+    def _take(self, message: Letter) -> None:
+        self._sum.add_(message.x)
+        self._weight += message.note
 
     def consensus(self, replica: Replica, channel: Channel) -> Tensor:
         """The mean of what the living last published, each de-biased."""
         return mean_of_published(replica, channel)
 
-    def settle(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
+    def drain(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
         """Nothing is in flight: the sums over what the replicas save are the sums over all there is."""
         peers = [j for j in channel.living() if j != channel.rank]
-        told = self._mail.announce(channel, number, peers, self._sum)
+        marked = self._mail.send_markers(channel, number, peers, self._sum)
         drained = self._mail.drain(channel, number, peers, self._take, deadline_seconds)
         torch.div(self._sum, self._weight, out=replica.params.detach())
         replica.reload()
-        return told and drained
+        return marked and drained
 
     def joined(self, replica: Replica, channel: Channel) -> None:
         """A part of the sum anew: the peer goes on with its own."""

@@ -1,11 +1,11 @@
-"""What a learner asks of the rank that keeps the centre: that it lives, and its answer."""
+"""Requests to the rank that keeps the centre: whether it lives, and its answers."""
 
 from __future__ import annotations
 
 from murmurate.fabric.interface import Channel, FabricError, Letter
 from murmurate.strategies.interface import centre_of
 
-_GLANCE_SECONDS = 0.05  # how late the news of a death may be
+_POLL_SECONDS = 0.05  # how late a death may be noticed
 
 
 def demand_centre(channel: Channel, lost: str) -> None:
@@ -20,19 +20,19 @@ def demand_centre(channel: Channel, lost: str) -> None:
 
 
 def clear(channel: Channel, tag: str) -> None:
-    """Throw away answers that nobody waits for any more: to pushes of a former life or leader."""
+    """Drop answers that nobody waits for any more: to pushes of a former incarnation or leader."""
     while channel.receive(tag) is not None:
         pass
 
 
 def answer(channel: Channel, tag: str, deadline_seconds: float, lost: str) -> Letter | None:
-    """The centre's next letter under ``tag``; None at the deadline. Raises FabricError once it is dead."""
+    """The centre's next message under ``tag``; None at the deadline. Raises FabricError once it is dead."""
     left = deadline_seconds
     while True:
-        letter = channel.wait(tag, min(left, _GLANCE_SECONDS))
-        if letter is not None:
-            return letter
-        left -= _GLANCE_SECONDS
+        found = channel.wait(tag, min(left, _POLL_SECONDS))
+        if found is not None:
+            return found
+        left -= _POLL_SECONDS
         demand_centre(channel, lost)
         if left <= 0:
             return None

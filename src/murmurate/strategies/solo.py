@@ -8,7 +8,7 @@ from typing import ClassVar
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Channel
 from murmurate.replica.vector import Exchange, Replica
-from murmurate.strategies.interface import Strategy
+from murmurate.strategies.interface import Behaviour, Strategy
 
 
 @dataclass
@@ -17,19 +17,24 @@ class Solo(Strategy):
 
     name: ClassVar[str] = "solo"
     summary: ClassVar[str] = "update; talk to nobody"
-    keeps_scale: ClassVar[bool] = True
-    carries: ClassVar[str] = "nothing"
-    bounded_by: ClassVar[str] = "having no peer: 0"
-    on_death: ClassVar[str] = "the run ends"
-    on_slow: ClassVar[str] = "there is nobody to wait for"
-    on_join: ClassVar[str] = "refused: one replica trains"
+    behaviour: ClassVar[Behaviour] = Behaviour(
+        carries="nothing",
+        bounded_by="having no peer: 0",
+        on_death="the run ends",
+        on_slow="there is nobody to wait for",
+        on_join="refused: one replica trains",
+    )
 
-    def attach(self, replica: Replica, channel: Channel) -> None:
-        if channel.size > 1:
+    def check(self, replicas: int, *, shrinks: float = 0.0) -> None:
+        if replicas > 1:
             raise Refusal(
-                f"solo trains one replica and {channel.size} were asked for. "
+                f"solo trains one replica and {replicas} were asked for. "
                 "Use --replicas 1, or let them agree: --strategy all-reduce."
             )
+
+    def attach(self, replica: Replica, channel: Channel) -> None:
+        self.check(channel.size)
+        replica.scale.keep()
 
     def step(self, replica: Replica, channel: Channel) -> Exchange:
         replica.update()

@@ -15,7 +15,7 @@ from torch import Tensor
 from murmurate.fabric.interface import Capability, Channel, FabricError, Letter
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.spec import derive_generator
-from murmurate.strategies.interface import MemberEvent, Strategy, require
+from murmurate.strategies.interface import Behaviour, MemberEvent, Strategy, require
 from murmurate.topology import topology
 
 _TAG = "theta"
@@ -51,13 +51,13 @@ class SynchronousGossip(Strategy):
     paper: ClassVar[str] = "Jin, Algorithms 5 and 6, Theorem 2"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.MAIL, Capability.COLLECTIVE})
     synchronous: ClassVar[bool] = True
-    carries: ClassVar[str] = "state"
-    bounded_by: ClassVar[str] = "the round: 0"
-    on_death: ClassVar[str] = "who drew it mixes nothing in that round"
-    on_slow: ClassVar[str] = (
-        "waited for up to a deadline; then it is replaced (launcher local) or the run stops"
+    behaviour: ClassVar[Behaviour] = Behaviour(
+        carries="state",
+        bounded_by="the round: 0",
+        on_death="who drew it mixes nothing in that round",
+        on_slow="waited for up to a deadline; then it is replaced (launcher local) or the run stops",
+        on_join="takes part from the next common round on, with a living peer's state",
     )
-    on_join: ClassVar[str] = "takes part from the next common round on, with a living peer's state"
 
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
     _early: list[Letter] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -109,11 +109,11 @@ class SynchronousGossip(Strategy):
             if sender == channel.rank:
                 self._send(to, x, channel)
         senders = sorted(sender for sender, to in arrows if to == channel.rank)
-        letters = self._await(senders, channel)
+        messages = self._await(senders, channel)
         weight = 0.5 if self.mixing is None and self.direction == "pull" else self.mixing
-        for count, letter in enumerate(letters, start=1):
-            x.lerp_(letter.x, 1 / (1 + count) if weight is None else weight)
-        return len(letters)
+        for count, message in enumerate(messages, start=1):
+            x.lerp_(message.x, 1 / (1 + count) if weight is None else weight)
+        return len(messages)
 
     def _send(self, to: int, x: Tensor, channel: Channel) -> None:
         sent = channel.send(to, _TAG, x, note=self._rounds, deadline_seconds=self.deadline_seconds)
@@ -124,23 +124,23 @@ class SynchronousGossip(Strategy):
             )
 
     def _await(self, senders: Sequence[int], channel: Channel) -> list[Letter]:
-        """This round's letters in the order of their senders; the dead are not waited for."""
+        """This round's messages in the order of their senders; the dead are not waited for."""
         found = {x.sender: x for x in self._early if x.note == self._rounds}
         self._early = [x for x in self._early if x.note > self._rounds]
         silent = 0.0
         while missing := [j for j in senders if j not in found]:
-            letter = channel.wait(_TAG, 0.05)
-            if letter is None:
+            message = channel.wait(_TAG, 0.05)
+            if message is None:
                 # looked at in this order: what the dead still sent has arrived by then
                 dead = [j for j in missing if j not in channel.living()]
-                letter = channel.receive(_TAG)
-                if letter is None:
+                message = channel.receive(_TAG)
+                if message is None:
                     senders = [j for j in senders if j not in dead]
                     silent += 0.05
-            if letter is not None and letter.note == self._rounds:
-                found[letter.sender] = letter
-            elif letter is not None and letter.note > self._rounds:
-                self._early.append(letter)
+            if message is not None and message.note == self._rounds:
+                found[message.sender] = message
+            elif message is not None and message.note > self._rounds:
+                self._early.append(message)
             if silent > self.deadline_seconds:
                 raise FabricError(
                     f"rank {channel.rank} waited {self.deadline_seconds:g} s for rank(s) {missing} in round "
@@ -154,7 +154,7 @@ class SynchronousGossip(Strategy):
         return mean
 
     def on_member(self, event: MemberEvent) -> None:
-        self._early = [letter for letter in self._early if letter.sender != event.rank]
+        self._early = [message for message in self._early if message.sender != event.rank]
 
     def state(self) -> dict[str, Any]:
         return {"rounds": self._rounds}

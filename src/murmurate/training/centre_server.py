@@ -78,7 +78,7 @@ class Serving:
                 self.doorway.welcome()
             self.watch.turn()
         self._record(last=True)
-        self.replicator.settle(FINAL_REQUEST, SETTLE_SECONDS)
+        self.replicator.drain(FINAL_REQUEST, SETTLE_SECONDS)
         self.replicator.publish()
         learned = any(board.clock(rank) for rank in range(self.run.replicas))
         if learned and (words := self.replicator.untouched):
@@ -122,7 +122,7 @@ class Serving:
         if asked <= self.answered:
             return
         self.answered = asked
-        if self.replicator.settle(asked, SETTLE_SECONDS):
+        if self.replicator.drain(asked, SETTLE_SECONDS):
             self.replicator.publish()
             write_part(staging(self.post.folder, str(asked)), self.post.rank, self._state())
             self.post.board.saved(self.post.rank, asked)

@@ -252,7 +252,7 @@ class Learning:
         _, asked, _ = wishes
         if asked > self.answered:
             self.answered = asked
-            if self.replicator.settle(asked, SETTLE_SECONDS):
+            if self.replicator.drain(asked, SETTLE_SECONDS):
                 self._save(str(asked))
                 self.post.board.saved(self.post.rank, asked)
             else:
@@ -284,7 +284,7 @@ class Learning:
     def _finish(self, outcome: Outcome | None) -> None:
         if outcome is not None:
             self._record(outcome, force=True)
-        if not self.replicator.settle(FINAL_REQUEST, SETTLE_SECONDS):
+        if not self.replicator.drain(FINAL_REQUEST, SETTLE_SECONDS):
             self.recorder.event(
                 "unsettled",
                 f"replica {self.post.rank}: some deltas in flight at the end were not taken in "

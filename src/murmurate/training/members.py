@@ -45,12 +45,11 @@ def build_learner(
 def learner_of(run: Run, rank: int, replicator: Replicator) -> Any:
     """As ``build_learner``, with collectives among the replicas where they wait for one another."""
     fabric = replicator.fabric
-    meets = run.strategy.synchronous or not run.strategy.needs
 
     def group() -> Group:
         return Group(Wire(fabric), range(run.replicas))
 
-    return build_learner(run, rank, replicator.replicate, group if meets else None)
+    return build_learner(run, rank, replicator.replicate, group if run.strategy.common_rounds else None)
 
 
 def alone(run: Run, learner: Any) -> Source:

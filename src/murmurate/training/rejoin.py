@@ -130,7 +130,7 @@ def adopted(replicator: Replicator, theirs: dict[str, Any]) -> dict[str, Any]:
     What lies in memory that all share has gone on since the peer wrote, and is kept as it is; there the
     clock, too, goes on from this rank's own count in ``clocks``, which others add up.
     """
-    if Capability.SHARED_MEMORY not in replicator.strategy.needed():
+    if Capability.SHARED_MEMORY not in replicator.strategy.needs:
         return theirs
     return {name: _but_shared(bond, theirs[name]) for name, bond in replicator.bonds.items()}
 

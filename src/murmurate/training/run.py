@@ -83,6 +83,7 @@ class Run:
             raise Refusal("record_every_seconds must be above 0.")
         if self.placement.threads < 1 or not self.placement.devices:
             raise Refusal("a placement names at least one device, and at least one thread a process.")
+        self.strategy.check(self.replicas)
         requires = self.learner.requires
         if self.world.unit != requires.unit:
             raise Refusal(

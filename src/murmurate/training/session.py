@@ -208,16 +208,11 @@ def preflight(run: Run) -> None:
             f"compression is {run.compression}, and the {run.launcher} launcher keeps all replicas on one "
             "host, where vectors are not sent. Leave it out, or use --launcher torchrun."
         )
-    if run.compression != "none" and not run.strategy.needed() & {Capability.MAIL, Capability.REGISTER}:
+    if run.compression != "none" and not run.strategy.needs & {Capability.MAIL, Capability.REGISTER}:
         raise Refusal(
             f"compression is {run.compression}, and {run.strategy.name} sends nothing that is compressed: "
             "mail and register are, collectives and shared memory are not. Leave it out, or use "
             "--strategy gala."
-        )
-    if run.strategy.name == "solo" and run.replicas > 1:
-        raise Refusal(
-            f"solo trains one replica and {run.replicas} were asked for. "
-            "Use --replicas 1, or let them agree: --strategy all-reduce."
         )
     learner = _attempt(run)
     vector_bytes = 4 * sum(len(replica) for replica in learner.replicas.values())
@@ -259,8 +254,7 @@ def _attempt(run: Run) -> Learner:
 
     def build(fabric: Fabric) -> Learner:
         replicator = Replicator(run.strategy, fabric)
-        meets = run.strategy.synchronous or not run.strategy.needs
-        group = (lambda: Group(Wire(fabric), range(1))) if meets else None
+        group = (lambda: Group(Wire(fabric), range(1))) if run.strategy.common_rounds else None
         learner: Learner = run.learner.build(Context(spec, replicator.replicate, run.seed, open_group=group))
         return learner
 

@@ -13,12 +13,12 @@ from murmurate.fabric.interface import Fabric
 from murmurate.fabric.processes.run_state import Board
 from murmurate.replica.clipping import NotFinite
 from murmurate.replicator.replicator import Replicator
-from murmurate.strategies.interface import LAST_CUT
+from murmurate.strategies.interface import FINAL_DRAIN
 from murmurate.training.checkpoint import read_manifest, read_part, read_replays
 from murmurate.training.rejoin import Admission
 
 FINAL = "final"
-FINAL_REQUEST = LAST_CUT
+FINAL_REQUEST = FINAL_DRAIN
 SETTLE_SECONDS = 10.0  # for deltas in flight to arrive before a checkpoint
 
 

@@ -108,10 +108,8 @@ class ConjugateLearner(Generic[Found]):
     def learn(self, batch: Batch) -> Outcome:
         if self.clock % _REFRESH_UPDATES == _REFRESH_UPDATES - 1:
             # while nobody multiplies the scale in, which would leave some of it in other units
-            with torch.no_grad(), self.replica.scale.writing():
+            with torch.no_grad(), self.replica.scale.rewriting():
                 self.model.refresh(self._table())
-                if self.replica.touched is not None:
-                    self.replica.touched.fill_(1)
         told = self.follow(batch.data)
         metrics: dict[str, Tensor | float] = {"eta": self.eta(self.replica.steps_taken() - 1), **told}
         if self._validation is not None and self.clock % self._validate_every == 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import tempfile
 from collections.abc import Iterator
@@ -22,7 +21,6 @@ from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.replicator.user_loop import OwnLoop
 from murmurate.spec import Batch, EnvSpec, derive_seed
-from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.interface import Strategy
 from murmurate.workloads.conjugate import ConjugateLearner
 from murmurate.workloads.topic_model import TopicModel
@@ -33,13 +31,8 @@ _ARRAYS = ("starts", "words", "counts")
 
 
 def with_steps_of(model: TopicModel, strategy: Strategy) -> Strategy:
-    """With the paper's steps under DPSGD also rho follows them: eta = rho = rate / (p B M) ** 0.25 (Mohamad
-    et al., equation 13). A rho of the user's own stays as it is, and with it eta."""
-    if not isinstance(strategy, DPSGD) or model.step_rule != "paper":
-        return strategy
-    if strategy.global_learning_rate is not None:
-        return strategy
-    return dataclasses.replace(strategy, global_learning_rate=model.rate, scale_rates=True)
+    """With the paper's steps a strategy's own follow them, if it has any (DPSGD's rho)."""
+    return strategy.with_model_steps(model.rate) if model.step_rule == "paper" else strategy
 
 
 class Learned(NamedTuple):
@@ -92,7 +85,7 @@ class Passes:
         nothing of lambda, and RunFailed if all of them died.
         """
         strategy = with_steps_of(self.model, strategy)
-        strategy.check_shrinking(self.model.eta(0), replicas)
+        strategy.check(replicas, shrinks=self.model.eta(0))
         if replicas > 1 or strategy.centre:
             return self._together(corpus, strategy, replicas, start)
         it = self.learner(Replica, corpus, start)

@@ -1,4 +1,4 @@
-"""A world with images: catch (Mnih et al. 2014): a ball falls down a board, and a paddle catches it or not."""
+"""A world with images: catch (Mnih et al. 2014). A ball falls down a board, and a paddle catches it or not."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from murmurate.worlds.registry import world
 
 @dataclass(frozen=True)
 class TwoNets(LearnerConfig):
-    """steps: of a rollout. epochs: updates of each net a rollout. ratio: at which the surrogate is clipped."""
+    """steps: of a rollout. epochs: updates of each net from it. ratio: where the surrogate is clipped."""
 
     name: ClassVar[str] = "two-nets"
     summary: ClassVar[str] = "clipped policy gradients with two nets and four updates a rollout"

@@ -1,38 +1,38 @@
-"""DPSGD: lock-free inside a node, asynchronous between nodes (Mohamad et al., Algorithms 1 and 2)."""
+"""DPSGD: lock-free inside a node, asynchronous between nodes (Mohamad et al., Algorithms 1 and 2).
+
+Of models whose gradients are a few rows of a matrix, pushes and answers are rows too: ``SparseNode`` and
+``SparseMaster`` are to such a model what ``Node`` and ``Master`` are to any other.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Channel, Letter
-from murmurate.replica.sparse import Scale
 from murmurate.replica.vector import Exchange, Replica
-from murmurate.strategies.checkpoint_barrier import Cut
-from murmurate.strategies.dpsgd.sparse_delta import NodeRows, fits
-from murmurate.strategies.dpsgd.sparse_server import MasterRows
+from murmurate.strategies.checkpoint_barrier import CheckpointBarrier
+from murmurate.strategies.dpsgd.master import Master
+from murmurate.strategies.dpsgd.node import REPLY, Node, leader_of, nodes_of
+from murmurate.strategies.dpsgd.sparse_master import SparseMaster
+from murmurate.strategies.dpsgd.sparse_node import SparseNode
 from murmurate.strategies.dpsgd.step_sizes import refuse_shrinking, scaled_rate
 from murmurate.strategies.interface import (
+    Behaviour,
     MemberEvent,
     Strategy,
     centre_of,
     replicas_of,
     require,
-    shown_by_centre,
 )
 from murmurate.strategies.reply import answer, clear, demand_centre
 
-_PUSH, _REPLY = "update", "parameters"
+_PUSH = "update"
 _IDLE_SECONDS = 0.002
 _LOST = "v"
-
-# What the threads of a node know together: their updates at the last push; 1 + the rank whose push is
-# without an answer, or 0; the version of v in the base; the version that the oldest update since the last
-# push was made from; how often v has come.
-_PUSHED_AT, _AWAITED, _VERSION, _OLDEST, _PULLS = range(5)
 
 
 @dataclass
@@ -55,7 +55,7 @@ class DPSGD(Strategy):
     delay_bound: D; the master refuses an update of a v more than D of its own updates old, and the node goes
         on from the fresh v. 0: none is refused.
     shrinks: of which v a push takes its share, where gradients shrink all of it. Line 4 has that which the
-        node had ``pulled``. Of the ``present`` one counts stay counts (``_master_rows``).
+        node had ``pulled``. Of the ``present`` one counts stay counts (``sparse_master``).
     deadline_seconds: how long a push or a wait may take. The outcome is to go on, and to push or pull later.
     """
 
@@ -73,38 +73,22 @@ class DPSGD(Strategy):
     name: ClassVar[str] = "dpsgd"
     summary: ClassVar[str] = "lock-free inside a node; every B updates push u - v; the master folds M"
     paper: ClassVar[str] = "Mohamad et al., Algorithms 1 and 2 (DPSGD); 8 and 9 (HSA2C)"
-    needs: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.MAIL, Capability.REGISTER, Capability.SHARED_MEMORY}
-    )
-    remedy: ClassVar[str] = "--strategy.threads 1 makes each replica a node of its own, which shares nothing"
     centre: ClassVar[bool] = True
-    hears_every: ClassVar[str] = "--strategy.local-updates or --strategy.batch"
-    keeps_scale: ClassVar[bool] = True
     counts_all: ClassVar[bool] = True
-    carries: ClassVar[str] = "deltas"
-    bounded_by: ClassVar[str] = "delay_bound: older updates are refused"
-    on_death: ClassVar[str] = "its node goes on, led by the next; without its master the run stops"
-    on_slow: ClassVar[str] = "nobody waits for it"
-    on_join: ClassVar[str] = "lives on its node's vector; a node of one takes a living peer's"
+    behaviour: ClassVar[Behaviour] = Behaviour(
+        carries="deltas",
+        bounded_by="delay_bound: older updates are refused",
+        on_death="its node goes on, led by the next; without its master the run stops",
+        on_slow="nobody waits for it",
+        on_join="lives on its node's vector; a node of one takes a living peer's",
+        needs_less="--strategy.threads 1 makes each replica a node of its own, which shares nothing",
+        pushes_after="--strategy.local-updates or --strategy.batch",
+    )
 
-    _v: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
-    _saved: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _params: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
-    _base: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
-    _clocks: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
-    _marks: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
-    _nodes: list[list[int]] = field(default_factory=list, init=False, repr=False, compare=False)
-    _node: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
-    _pushes: Cut = field(default_factory=lambda: Cut(_PUSH), init=False, repr=False, compare=False)
-    _rows: NodeRows | None = field(default=None, init=False, repr=False, compare=False)
-    _master_rows: MasterRows | None = field(default=None, init=False, repr=False, compare=False)
-    _unfolded: list[Letter] = field(default_factory=list, init=False, repr=False, compare=False)
-    _master: torch.optim.SGD | None = field(default=None, init=False, repr=False, compare=False)
-    _rank: int = field(default=0, init=False, repr=False, compare=False)
-    _scale: Scale = field(default_factory=Scale, init=False, repr=False, compare=False)
-    _kept: Letter | None = field(default=None, init=False, repr=False, compare=False)
-    _rounds: int = field(default=0, init=False, repr=False, compare=False)
-    _pulled_at: int = field(default=0, init=False, repr=False, compare=False)
+    _node: Node = field(init=False, repr=False, compare=False)  # a replica's
+    _master: Master = field(init=False, repr=False, compare=False)  # the centre's
+    _part: Node | Master = field(init=False, repr=False, compare=False)  # whichever of the two it is
+    _pushes: CheckpointBarrier = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for what, least in (("threads", 0), ("local_updates", 1), ("batch", 1), ("delay_bound", 0)):
@@ -113,290 +97,122 @@ class DPSGD(Strategy):
         right = self.global_learning_rate is None or self.global_learning_rate > 0
         require(right, "global_learning_rate is above 0")
 
-    def needed(self) -> frozenset[Capability]:
+    @property
+    def needs(self) -> frozenset[Capability]:
         """Nodes of one thread have nothing to share: they may sit on different hosts."""
-        return self.needs - {Capability.SHARED_MEMORY} if self.threads == 1 else self.needs
+        memory = frozenset() if self.threads == 1 else frozenset({Capability.SHARED_MEMORY})
+        return memory | {Capability.MAIL, Capability.REGISTER}
 
-    def _threads_of(self, replicas: int) -> int:
-        """p of so many replicas."""
-        return min(self.threads or replicas, replicas)
+    def check(self, replicas: int, *, shrinks: float = 0.0) -> None:
+        p, scaled, rho = self._sizes(replicas)
+        refuse_shrinking(scaled * shrinks, rho, p, self.local_updates, self.batch)
 
-    def _rho(self, replicas: int) -> float:
-        p = self._threads_of(replicas)
-        nodes = -(-replicas // p)
-        rho = self.global_learning_rate or 1 / nodes  # their moves since the same v count as the mean
-        return scaled_rate(rho, p, self.local_updates, self.batch) if self.scale_rates else rho
+    def with_model_steps(self, rate: float) -> DPSGD:
+        """eta = rho = rate / (p B M)^(1/4) (equation 13); a rho of the user's own stays, and with it eta."""
+        if self.global_learning_rate is not None:
+            return self
+        return dataclasses.replace(self, global_learning_rate=rate, scale_rates=True)
 
-    def check_shrinking(self, eta: float, replicas: int) -> None:
-        """The p B updates of a push leave s = (1 - eta)^(pB) of v, so M pushes take rho M (1 - s) of it."""
-        p, rho = self._threads_of(replicas), self._rho(replicas)
-        if self.scale_rates:
-            eta = scaled_rate(eta, p, self.local_updates, self.batch)
-        refuse_shrinking(eta, rho, p, self.local_updates, self.batch)
+    def _sizes(self, replicas: int) -> tuple[int, float, float]:
+        """p of so many replicas, by how much Corollary 1 scales eta and rho, and rho."""
+        p = min(self.threads or replicas, replicas)
+        scaled = scaled_rate(1.0, p, self.local_updates, self.batch) if self.scale_rates else 1.0
+        nodes = -(-replicas // p)  # what they moved since the same v counts as the mean
+        return p, scaled, scaled * (self.global_learning_rate or 1 / nodes)
 
     def attach(self, replica: Replica, channel: Channel) -> None:
-        replicas = replicas_of(channel)
-        p = self._threads_of(len(replicas))
-        nodes = [list(replicas[k : k + p]) for k in range(0, len(replicas), p)]
-        mine = next((k for k, node in enumerate(nodes) if channel.rank in node), None)
-
-        def shared(key: str, like: Tensor) -> Tensor:
-            """Every member asks for every node's, in the same order; its own is what it gets."""
-            if p == 1:
-                return like
-            found = [channel.shared(f"node {k}: {key}", like) for k in range(len(nodes))]
-            return like if mine is None else found[mine]
-
-        params = self._params = shared("params", replica.params.detach())
-        self._base = shared("base", replica.params.detach().clone())
-        self._marks = shared("marks", torch.zeros(5, dtype=torch.int64))
-        # one cell a replica, so that no count is lost to a race
-        clocks = torch.zeros(channel.size, dtype=torch.int64)
-        self._clocks = clocks if p == 1 else channel.shared("clocks", clocks)
-        rho = self._rho(len(replicas))
-        if self.scale_rates:
-            replica.scale_rates(scaled_rate(1.0, p, self.local_updates, self.batch))
-        # optimizer moments are shared in a node, as in Hogwild
-        replica.rebind(params, shared if p > 1 else None)
-        logs = shared("log scales", torch.zeros(channel.size, dtype=torch.float64))
-        marks = shared("scale marks", torch.zeros(Scale.marks(channel.size), dtype=torch.int64))
-        replica.scale.share(logs, marks, channel.rank)
-        rows = NodeRows(replica, self._base, shared)
-        self._rank, self._nodes, self._scale = channel.rank, nodes, replica.scale
-        if mine is None:
-            replica.touched = None
-            self._master_rows = MasterRows(replica, nodes, pulled=self.shrinks == "pulled")
-            self._v = replica.params
-            self._master = torch.optim.SGD([replica.params], lr=rho, momentum=self.global_momentum)
-        else:
-            self._node = node = nodes[mine]
-            self._rows = rows
-            replica.make_room = lambda: rows.make_room(self._others(channel))
+        replicas, self._pushes = replicas_of(channel), CheckpointBarrier(_PUSH)
+        p, scaled, rho = self._sizes(len(replicas))
+        nodes, sparse = nodes_of(replicas, p), replica.row_width is not None
+        replica.scale_rates(scaled)
+        node = (SparseNode if sparse else Node).join(replica, channel, nodes)
+        if channel.rank != centre_of(channel):
+            self._node = self._part = node
             # schedules follow all updates; those of other nodes are taken to be as many as here
-            replica.steps_taken = lambda: self._done() * len(replicas) // len(node)
+            replica.count_steps_by(lambda: node.done() * len(replicas) // len(node.ranks))
+            return
+        optimizer = torch.optim.SGD([replica.params], rho, self.global_momentum)
+        how = replica, optimizer, nodes, self.batch, self.delay_bound
+        self._master = self._part = SparseMaster(*how, self.shrinks) if sparse else Master(*how)
+
+    # -- a thread of a node (Algorithm 2) -------------------------------------------------------------
 
     def step(self, replica: Replica, channel: Channel) -> Exchange:
         demand_centre(channel, _LOST)
-        replica.update()  # Algorithm 2, line 8
-        self._clocks[channel.rank] += 1  # our own cell; not the replica's clock, which may come from a peer
-        living = set(self._node) & set(channel.living())
-        if channel.rank == min(living):
-            self._lead(replica, channel, len(living))
-        pulled = int(self._marks[_PULLS]) > self._rounds
-        if pulled:
-            self._rounds += 1  # one at a time: a round is counted when it is seen
-            self._pulled_at = replica.clock
-        return Exchange(self._rounds, len(living) + pulled, replica.clock - self._pulled_at)
+        node = self._node
+        replica.update()  # line 8
+        node.clocks[channel.rank] += 1  # not the replica's clock, which may come from a peer
+        living = len(set(node.ranks) & set(channel.living()))
+        if channel.rank == leader_of(node.ranks, channel):
+            self._lead(node, channel, living)
+        return node.exchange(living)
 
-    def _lead(self, replica: Replica, channel: Channel, p: int) -> None:
-        if int(self._marks[_AWAITED]) == channel.rank + 1:
-            kept, self._kept = self._kept, None
-            self._pull(kept or channel.receive(_REPLY), replica, channel)
-        elif self._marks[_AWAITED]:
-            self._marks[_AWAITED] = 0  # it goes to the leader before us, who is dead
-        stretched = self._rows is not None and self._rows.stretched
-        if stretched and self._marks[_AWAITED] and self._kept is None:
-            self._pull(answer(channel, _REPLY, self.deadline_seconds, _LOST), replica, channel)
-        due = stretched or self._done() - int(self._marks[_PUSHED_AT]) >= self.local_updates * p
-        if due and not self._marks[_AWAITED]:
-            clear(channel, _REPLY)
-            self._push(replica, channel)
-            if self._marks[_AWAITED] and self.wait:
-                self._pull(answer(channel, _REPLY, self.deadline_seconds, _LOST), replica, channel)
+    def _lead(self, node: Node, channel: Channel, p: int) -> None:
+        if node.awaited == channel.rank + 1:
+            self._pull(node, channel, wait=node.must_push)
+        elif node.awaited:
+            node.awaited = 0  # its answer goes to the leader before us, who is dead
+        due = node.must_push or node.done() - node.pushed_at >= self.local_updates * p  # line 5
+        if due and not node.awaited:
+            clear(channel, REPLY)
+            self._push(node, channel)
+            if node.awaited and self.wait:
+                self._pull(node, channel, wait=True)
 
-    def _done(self) -> int:
-        """Updates of all threads of this node so far."""
-        return int(self._clocks[self._node].sum())
-
-    def _push(self, replica: Replica, channel: Channel) -> None:
-        """Push u - v (line 10). Other threads write on, so the base advances by just what was pushed.
-
-        Of a leader killed between the push and that, the next one pushes the same again: at most one push of
-        its node.
-        """
-        if self._rows is not None and self._rows.used:
-            self._push_rows(self._rows, replica, channel)
+    def _push(self, node: Node, channel: Channel) -> None:
+        """Line 10. Of a leader killed between sending and noting it, the next pushes the same again."""
+        done, update, patience = node.done(), node.difference(), self.deadline_seconds
+        if update is None:
             return
-        update = replica.params.detach() - self._base
-        if self._sent(update, self._done(), channel):
-            self._base.add_(update)
-
-    def _sent(self, update: Tensor, done: int, channel: Channel) -> bool:
-        """Whether the centre gets it: then the node waits for an answer."""
-        oldest, patience = int(self._marks[_OLDEST]), self.deadline_seconds
-        sent = channel.send(centre_of(channel), _PUSH, update, oldest, deadline_seconds=patience)
-        if sent:
-            self._marks[_PUSHED_AT], self._marks[_OLDEST] = done, self._marks[_VERSION]
-            self._marks[_AWAITED] = channel.rank + 1
+        if channel.send(centre_of(channel), _PUSH, update, node.oldest, deadline_seconds=patience):
+            node.pushed(update, done)
         else:
             demand_centre(channel, _LOST)
-        return sent
 
-    def _push_rows(self, rows: NodeRows, replica: Replica, channel: Channel) -> None:
-        """The same, where u has moved in a few rows only (``_parcels``)."""
-        with replica.scale.closed(self._others(channel)) as alone:
-            if not alone:
-                return  # somebody stopped in the middle of a write: later
-            done, parcel = self._done(), rows.take(int(self._marks[_VERSION]))
-        short = fits(len(parcel.row), rows.width, replica.params)
-        if self._sent(parcel.pack() if short else rows.dense(parcel), done, channel):
-            with replica.scale.closed(self._others(channel)) as alone:
-                rows.advance(parcel, alone)
+    def _pull(self, node: Node, channel: Channel, *, wait: bool) -> None:
+        """Line 3."""
+        patience = self.deadline_seconds
+        reply = node.reply or (answer(channel, REPLY, patience, _LOST) if wait else channel.receive(REPLY))
+        if reply is not None:
+            self.refused += node.pull(reply)
 
-    def _others(self, channel: Channel) -> list[int]:
-        """Living threads of this node."""
-        return self._node if len(self._node) == 1 else sorted(set(self._node) & set(channel.living()))
-
-    def _pull(self, letter: Letter | None, replica: Replica, channel: Channel) -> None:
-        """u <- v' + (u - u at the push) (line 3)."""
-        if letter is None:
-            return
-        u, version, refused = replica.params.detach(), abs(int(letter.note)), letter.note < 0
-        # what else was learned since a refused push is of the same old v
-        fresh = refused or (len(self._node) == 1 and self._done() == int(self._marks[_PUSHED_AT]))
-        if self._rows is not None and self._rows.used:
-            with replica.scale.closed(self._others(channel)) as alone:
-                if not alone:
-                    self._kept = letter  # somebody stopped in the middle of a write: later
-                    return
-                self._rows.pull(letter.x, afresh=refused)
-        elif fresh:
-            u.copy_(letter.x)
-            self._base.copy_(letter.x)
-        else:
-            u.add_(letter.x - self._base)
-            self._base.copy_(letter.x)
-        if fresh:
-            self._marks[_OLDEST] = version
-        self._marks[_VERSION] = version
-        self._marks[_PULLS] += 1
-        self._marks[_AWAITED] = 0
-        self.refused += refused
-
-    # -- the master ---------------------------------------------------------------------------------
+    # -- the master (Algorithm 1) ---------------------------------------------------------------------
 
     def serve(self, replica: Replica, channel: Channel) -> bool:
-        """Collect M updates, then v <- v + rho sum_m w_m (Algorithm 1, lines 3 and 4)."""
-        letter = self._pushes.receive(channel, _IDLE_SECONDS)
-        if letter is not None:
-            self._fold(letter, replica, channel)
-        return letter is not None
+        """Collect M updates, then v <- v + rho sum_m w_m (lines 3 and 4)."""
+        push = self._pushes.receive(channel, _IDLE_SECONDS)
+        if push is not None:
+            self._fold(push, channel)
+        return push is not None
 
-    def _fold(self, letter: Letter, replica: Replica, channel: Channel) -> None:
-        """The version answered counts updates of v; a minus says that what was pushed is refused."""
-        rows = self._master_rows
-        if rows is None:
-            raise RuntimeError("attach comes before serve")
-        refused = 0 < self.delay_bound < replica.clock - letter.note or not rows.is_sound(letter.x)
-        self.refused += refused
-        if not refused:
-            self._unfolded.append(letter)
-        if len(self._unfolded) == self.batch:
-            self._step_master(replica)
-        channel.send(
-            letter.sender, _REPLY, rows.answer(letter.x), note=replica.clock * (-1 if refused else 1)
-        )
-        rows.answered(letter.sender, channel.living(), unfolded=bool(self._unfolded))
-
-    def _step_master(self, replica: Replica) -> None:
-        rows = self._master_rows
-        if self._master is None or rows is None:
-            raise RuntimeError("attach comes before serve")
-        if all(rows.is_parcel(one.x) for one in self._unfolded) and not self.global_momentum:
-            rows.step([one.x for one in self._unfolded], self._master.param_groups[0]["lr"])
-        else:
-            updates = [rows.dense(one.x) for one in self._unfolded]
-            rows.change_all()
-            if replica.scale.logarithm:
-                replica.fold()
-            replica.grad.zero_()
-            for update in updates:
-                replica.grad.sub_(update)
-            self._master.step()
-        replica.tick()
-        rows.remember()
-        self._unfolded.clear()
-
-    def consensus(self, replica: Replica, channel: Channel) -> Tensor:
-        return shown_by_centre(replica, channel)
+    def _fold(self, push: Letter, channel: Channel) -> None:
+        self.refused += self._master.take(push, channel)
 
     def on_member(self, event: MemberEvent) -> None:
         if event.kind == "joined":
             self._pushes.forget(event.rank)
 
-    # -- state --------------------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------------
 
-    def settle(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
-        """What nodes pushed before the cut is with the master, folded or not; answers are given anew."""
-        if channel.rank != centre_of(channel):
-            # each thread, as each may have to lead
-            return self._pushes.announce(channel, number, [centre_of(channel)], self._params)
+    def drain(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
+        """What was pushed before is with the master, folded or not; answers are given anew."""
+        centre = centre_of(channel)
+        if channel.rank != centre:  # each thread, as each may have to lead
+            return self._pushes.send_markers(channel, number, [centre], replica.params.detach())
         return self._pushes.drain(
-            channel,
-            number,
-            replicas_of(channel),
-            lambda one: self._fold(one, replica, channel),
-            deadline_seconds,
+            channel, number, replicas_of(channel), lambda push: self._fold(push, channel), deadline_seconds
         )
 
-    def _leader(self, node: list[int], channel: Channel) -> int | None:
-        return min(set(node) & set(channel.living()), default=None)
-
     def joined(self, replica: Replica, channel: Channel) -> None:
-        """The former life's reply will not come, but after ``resumed``; rounds are those of the own node."""
-        if self._saved and len(self._node) == 1:
-            self._restore(channel)
-        if self._saved and int(self._marks[_AWAITED]) == channel.rank + 1:
-            self._marks[_AWAITED] = 0
-        self._rounds, self._pulled_at = int(self._marks[_PULLS]), replica.clock
-        self._saved = {}
-
-    def state(self) -> dict[str, Any]:
-        kept = {
-            "rank": self._rank,
-            # whole, though others write on
-            "params": self._scale.steady(lambda scale: self._params * scale),
-            "base": self._base.clone() if self._rows is None else self._rows.values(),
-            "marks": self._marks.clone(),
-            "clocks": self._clocks.clone(),
-            "unfolded": {str(number): one.x.clone() for number, one in enumerate(self._unfolded)},
-            "rounds": self._rounds,
-            "pulled_at": self._pulled_at,
-            "refused": self.refused,
-        }
-        momentum = None if self._master is None else self._master.state[self._v].get("momentum_buffer")
-        return kept | ({} if momentum is None else {"momentum": momentum.clone()})
-
-    def load(self, state: dict[str, Any]) -> None:
-        self._saved = state
-        torch.maximum(self._clocks, state["clocks"], out=self._clocks)
-        self._rounds, self._pulled_at = int(state["rounds"]), int(state["pulled_at"])
-        self.refused = int(state["refused"])
-        left = state.get("unfolded", {})
-        self._unfolded = [Letter(-1, left[key]) for key in sorted(left, key=int)]
-        if self._master is not None and "momentum" in state:
-            self._master.state[self._v]["momentum_buffer"] = state["momentum"].clone()
+        self._node.joined()
 
     def resumed(self, replica: Replica, channel: Channel) -> None:
         """Each node goes on from its leader's u and base; the master answers all of them once."""
-        if self._master_rows is not None:
-            self._master_rows.restart()
-            for node in self._nodes:
-                leader = self._leader(node, channel)
-                if leader is not None:
-                    channel.send(leader, _REPLY, replica.values().detach(), note=replica.clock)
-        elif channel.rank == self._leader(self._node, channel):
-            self._restore(channel)
-        self._saved = {}
+        self._part.resumed(channel)
 
-    def _restore(self, channel: Channel) -> None:
-        saved, rank = self._saved, channel.rank
-        own = int(saved["rank"]) in self._node
-        base = saved["base"] if own else saved["params"]  # another node pushes what it learned itself
-        if self._rows is not None:
-            self._rows.restore(saved["params"], base, foreign=not own)
-        if self.threads == 1:  # others cannot tell its count, and schedules go on from the peer's
-            self._clocks[rank] = max(self._clocks[rank], saved["clocks"][int(saved["rank"])])
-        self._marks.copy_(saved["marks"])
-        self._marks[_PUSHED_AT] = min(int(self._marks[_PUSHED_AT]), self._done()) if own else self._done()
-        self._marks[_AWAITED] = rank + 1
+    def state(self) -> dict[str, Any]:
+        return self._part.state() | {"refused": self.refused}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.refused = int(state["refused"])
+        self._part.load(state)

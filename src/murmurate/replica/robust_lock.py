@@ -1,0 +1,68 @@
+"""Locks in shared memory that outlive whoever holds them: POSIX robust mutexes.
+
+When a thread or process ends while it holds one, however it ends, the kernel passes the lock on to the next
+who asks (``pthread_mutexattr_setrobust(3)``). What the dead one left half done is for the next to find out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import time
+
+import torch
+from torch import Tensor
+
+_WORDS = 8  # int64 of one lock: more than a pthread_mutex_t on any platform, and a line of the cache
+_SHARED = _ROBUST = 1  # PTHREAD_PROCESS_SHARED, PTHREAD_MUTEX_ROBUST
+_PAUSE_SECONDS = 50e-6
+
+_libc = ctypes.CDLL(None)
+
+
+def open_locks(count: int) -> Tensor:
+    """[count, 8] int64: so many locks that nobody holds, to be copied to where they are shared.
+
+    Raises OSError where the C library has no robust mutexes, as that of macOS.
+    """
+    if not hasattr(_libc, "pthread_mutexattr_setrobust"):
+        raise OSError(
+            "a model of rows cannot share its vector on this system, whose C library has no robust mutexes. "
+            "Use a strategy without shared memory: --strategy gala."
+        )
+    attributes, mutex = ctypes.create_string_buffer(64), ctypes.create_string_buffer(8 * _WORDS)
+    _check(_libc.pthread_mutexattr_init(attributes))
+    _check(_libc.pthread_mutexattr_setpshared(attributes, _SHARED))
+    _check(_libc.pthread_mutexattr_setrobust(attributes, _ROBUST))
+    _check(_libc.pthread_mutex_init(mutex, attributes))
+    return torch.frombuffer(mutex, dtype=torch.int64).repeat(count, 1)
+
+
+class RobustLock:
+    """One of ``open_locks`` where it lies for good. memory: [8] int64."""
+
+    def __init__(self, memory: Tensor) -> None:
+        self._memory = memory  # so that it stays
+        self._mutex = ctypes.c_void_p(memory.data_ptr())
+
+    def acquire(self, deadline_seconds: float) -> bool:
+        """Whether this thread holds it now; False at the deadline. Whoever held it before may have died."""
+        end = time.monotonic() + deadline_seconds
+        while (code := _libc.pthread_mutex_trylock(self._mutex)) == errno.EBUSY:
+            if time.monotonic() > end:
+                return False
+            time.sleep(_PAUSE_SECONDS)
+        if code == errno.EOWNERDEAD:
+            code = _libc.pthread_mutex_consistent(self._mutex)
+        _check(code)
+        return True
+
+    def release(self) -> None:
+        """By the thread that holds it."""
+        _check(_libc.pthread_mutex_unlock(self._mutex))
+
+
+def _check(code: int) -> None:
+    if code:
+        raise OSError(code, os.strerror(code))

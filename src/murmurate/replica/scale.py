@@ -1,0 +1,241 @@
+"""The scale that makes a step along a few rows cheap (``sparse``): the parameters are ``scale * vector``.
+
+Several who share a vector shrink and write it without a lock between them. What they cannot do at the same
+time is to multiply the scale into it, so each has a lock of its own that it holds while it writes, and who
+wants the vector alone takes all of them (a "big-reader" lock). Readers take none: they look again if the
+vector was closed meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from murmurate.replica.robust_lock import RobustLock, open_locks
+from murmurate.replica.sparse import Rows, ShrinksAway, add_rows
+
+T = TypeVar("T")
+
+_PATIENCE_SECONDS, _PAUSE_SECONDS = 1.0, 50e-6
+# Below the first the vector is multiplied by its scale; below the second nobody shrinks it further before
+# that. float32 ends at 3e38, and numbers of a vector may be counts of 1e15.
+LEAST_SCALE, _NO_SMALLER = 1e-10, 1e-20
+_CHUNK = 16_384  # numbers of a vector that are multiplied at a time
+_FACTOR, _COPIED, _DONE = range(3)  # of a fold under way: its factor or 0; chunks copied, and multiplied
+
+
+class Scale:
+    """By how much a vector [N] has shrunk: the exponential of a sum of logarithms, one from each who shrinks
+    it.
+
+    Each writes its own logarithm alone, so nothing is lost where several shrink one vector.
+
+    Attributes:
+        kept: whether gradients of rows go to the scale and those rows; else they are made dense.
+        touched: [V] uint8, if somebody wants to know which rows were moved: these are 1.
+    """
+
+    def __init__(self, vector: Tensor) -> None:
+        self.vector = vector
+        self.shared = False
+        self.kept = True
+        self.touched: Tensor | None = None
+        self._make_room = self.make_room
+        self._own = 0
+        self._logs = torch.zeros(1, dtype=torch.float64)
+        self._locks: list[RobustLock] = []
+        self._turn = torch.zeros(1, dtype=torch.int64)  # odd while somebody has the vector alone
+        self._fold = torch.zeros(3, dtype=torch.float64)
+        self._copy = torch.empty(0)
+
+    def share(self, shared: Callable[[str, Tensor], Tensor], members: int, own: int) -> None:
+        """Keep the scale where others see it, who live on the same vector.
+
+        shared: gives memory of a name and a shape, as ``Channel.shared`` does; all ``members`` call this in
+        the same order. own: our number among them.
+        """
+        self.shared, self._own = True, own
+        self._logs = shared("scale: logarithms", torch.zeros(members, dtype=torch.float64))
+        self._locks = [RobustLock(memory) for memory in shared("scale: locks", open_locks(members))]
+        self._turn = shared("scale: turn", torch.zeros(1, dtype=torch.int64))
+        self._fold = shared("scale: fold", torch.zeros(3, dtype=torch.float64))
+        self._copy = shared("scale: copy", self.vector.new_zeros(min(_CHUNK, len(self.vector))))
+
+    def keep(
+        self, kept: bool = True, *, touched: Tensor | None = None, make_room: Callable[[], None] | None = None
+    ) -> None:
+        """Whether a strategy reads and writes ``scale * vector``; else gradients of rows are made dense.
+
+        touched: see above. make_room: what to call instead of ``make_room`` once the scale is almost 0.
+        """
+        self.kept, self.touched = kept, touched
+        self._make_room = make_room or self.make_room
+
+    @property
+    def value(self) -> float:
+        return math.exp(self.logarithm)
+
+    @property
+    def logarithm(self) -> float:
+        return float(self._logs.sum())
+
+    def restore(self, logarithm: float) -> None:
+        """Back to when its ``logarithm`` was asked for; all who share it do so before any shrinks it."""
+        self._logs.zero_()
+        self._logs[0] = logarithm
+
+    def shrink(self, by: float) -> bool:
+        """To ``1 - by`` of what it was; True if nothing is left: the vector is then to be set to 0.
+
+        Raises ShrinksAway for a step too far, which for a vector that others write to is one to 0 already.
+        """
+        if not (by < 1 or (by == 1 and not self.shared)):
+            raise ShrinksAway(f"a step of {by:g} times the vector leaves nothing of it: make the rate less")
+        self._logs[self._own] += math.log1p(-by) if by < 1 else -float(self._logs[0])
+        return by == 1
+
+    def step(self, rows: Rows, rate: float) -> None:
+        """scale * x <- scale * x - rate (shrink scale * x - values), in the scale and a few rows of x [N].
+
+        Raises ShrinksAway if that left nothing of it, and RuntimeError if the scale cannot be multiplied in.
+        """
+        with self.writing():
+            if self.shrink(rate * rows.shrink):
+                self.vector.zero_()
+            add_rows(self.vector, rows, rate / self.value)
+            if self.touched is not None:
+                self.touched[rows.row] = 1
+        self.await_room()
+
+    def await_room(self) -> None:
+        """Multiply the scale in where it has become small. Raises RuntimeError if that does not come
+        about."""
+        if self.value >= LEAST_SCALE:
+            return
+        self._make_room()
+        end = time.monotonic() + 10 * _PATIENCE_SECONDS
+        while self.value < _NO_SMALLER:
+            if time.monotonic() > end:
+                raise RuntimeError(
+                    "the scale of a shared vector cannot be multiplied in: a replica was stopped while it "
+                    "wrote. Let such a one go on (kill -CONT) or end it (kill -KILL); go on from the last "
+                    "checkpoint: murmurate resume."
+                )
+            time.sleep(_PAUSE_SECONDS)
+            self._make_room()
+
+    def make_room(self) -> None:
+        """Multiply the scale in, unless another has done so or writes for too long."""
+        with self.closed() as alone:
+            if alone and self.value < LEAST_SCALE:
+                self.fold()
+
+    def fold(self) -> None:
+        """Multiply the scale into the vector; nobody else may be reading or writing it.
+
+        Where it is shared, whoever finds a fold that was not finished goes on with it: a chunk is multiplied
+        from a copy, so that it does not matter how much of it was multiplied already.
+        """
+        if not self.shared:
+            self.vector.mul_(self.value)
+            self._logs.zero_()
+            return
+        if not self._fold[_FACTOR]:
+            self._fold.zero_()
+            self._fold[_FACTOR] = self.value
+        factor = float(self._fold[_FACTOR])
+        for number, chunk in enumerate(torch.split(self.vector, _CHUNK)):
+            if number < self._fold[_DONE]:
+                continue
+            copy = self._copy[: len(chunk)]
+            if number == self._fold[_COPIED]:
+                copy.copy_(chunk)
+                self._fold[_COPIED] += 1
+            torch.mul(copy, factor, out=chunk)
+            self._fold[_DONE] += 1
+        self._logs.zero_()
+        self._fold[_FACTOR] = 0
+
+    # -- who reads, who writes, who has it alone ----------------------------------------------------
+
+    def steady(self, look: Callable[[float], T]) -> T:
+        """``look(scale)`` at the vector, and again if somebody had it alone meanwhile."""
+        while True:
+            turn = int(self._turn[0])
+            if turn % 2:
+                with self.writing():  # waits for it, or for the end of who died at it
+                    continue
+            found = look(self.value)
+            if int(self._turn[0]) == turn:
+                return found
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """While the vector is written to: nobody has it alone. Not to be nested."""
+        if not self._locks:
+            yield
+            return
+        own, end = self._locks[self._own], time.monotonic() + 10 * _PATIENCE_SECONDS
+        while True:
+            if time.monotonic() > end or not own.acquire(10 * _PATIENCE_SECONDS):
+                raise RuntimeError(
+                    "a replica has had the shared vector for itself for too long: it was stopped. Let "
+                    "such a one go on (kill -CONT) or end it (kill -KILL); go on from the last checkpoint: "
+                    "murmurate resume."
+                )
+            if int(self._turn[0]) % 2 == 0:
+                break
+            own.release()  # we could not have it if who closed the vector lived: see to what that one left
+            with self.closed():
+                pass
+        try:
+            yield
+        finally:
+            own.release()
+
+    @contextlib.contextmanager
+    def rewriting(self) -> Iterator[None]:
+        """As ``writing``, for who writes to any row but by a ``step``."""
+        with self.writing():
+            yield
+            if self.touched is not None:
+                self.touched.fill_(1)
+
+    @contextlib.contextmanager
+    def closed(self) -> Iterator[bool]:
+        """The vector for one alone; False if one of the others writes, and has not ended for too long."""
+        end, held = time.monotonic() + _PATIENCE_SECONDS, 0
+        try:
+            for lock in self._locks:
+                if not lock.acquire(end - time.monotonic()):
+                    break
+                held += 1
+            alone = held == len(self._locks)
+            if alone:
+                self._begin()
+            try:
+                yield alone
+            finally:
+                if alone:
+                    self._end()
+        finally:
+            for lock in self._locks[:held]:
+                lock.release()
+
+    def _begin(self) -> None:
+        """An odd turn; where it is odd already, who had it alone before died, perhaps in a fold."""
+        if int(self._turn[0]) % 2 == 0:
+            self._turn[0] += bool(self._locks)
+        elif self._fold[_FACTOR]:
+            self.fold()
+
+    def _end(self) -> None:
+        """An even turn, unless an exception has come in the middle of a fold, which another then ends."""
+        if not self._fold[_FACTOR]:
+            self._turn[0] += bool(self._locks)

@@ -1,0 +1,199 @@
+"""A node of DPSGD: what its threads share, and what is pushed and pulled of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from murmurate.fabric.interface import Channel, Letter
+from murmurate.replica.vector import Exchange, Replica
+
+REPLY = "parameters"  # the tag of the master's answers
+
+Memory = Callable[[str, Tensor], Tensor]
+
+
+def nodes_of(replicas: Sequence[int], threads: int) -> list[list[int]]:
+    """Ranks 0..p-1, p..2p-1, ... of so many ``threads``."""
+    return [list(replicas[k : k + threads]) for k in range(0, len(replicas), threads)]
+
+
+def leader_of(ranks: Sequence[int], channel: Channel) -> int | None:
+    """The lowest living rank; None if all are dead."""
+    return min(set(ranks) & set(channel.living()), default=None)
+
+
+def _memory(channel: Channel, nodes: Sequence[Sequence[int]]) -> Memory:
+    """Gives memory that the threads of a node share, by its name and what it holds first.
+
+    Every member asks for every node's, in the same order, and gets its own; nodes of one thread share none.
+    """
+
+    def shared(key: str, like: Tensor) -> Tensor:
+        found = [channel.shared(f"node {k}: {key}", like) for k in range(len(nodes))]
+        return next((x for x, ranks in zip(found, nodes, strict=True) if channel.rank in ranks), like)
+
+    return shared if len(nodes[0]) > 1 else lambda key, like: like
+
+
+def _mark(cell: int) -> Any:
+    """A whole number that all threads of a node see."""
+
+    def write(node: Node, value: int) -> None:
+        node.marks[cell] = value
+
+    return property(lambda node: int(node.marks[cell]), write)
+
+
+class Node:
+    """u, the ``base`` v that it was learned from, and counts, in memory that the threads of a node share.
+
+    ranks: of its replicas, at most ``threads``. rank: the own one.
+    clocks: [members] int64, updates by rank, each in a cell of its own, so that no count is lost to a race.
+    """
+
+    pushed_at = _mark(0)  # updates of all its threads at the last push
+    awaited = _mark(1)  # 1 + the rank whose push has no answer yet, or 0
+    version = _mark(2)  # of v in the base
+    oldest = _mark(3)  # the version that the oldest update since the last push was made from
+    pulls = _mark(4)  # how often v has come
+
+    def __init__(
+        self,
+        replica: Replica,
+        ranks: Sequence[int],
+        rank: int,
+        shared: Memory = lambda key, like: like,
+        *,
+        clocks: Tensor | None = None,
+        threads: int = 1,
+    ) -> None:
+        self.replica, self.ranks, self.rank = replica, list(ranks), rank
+        self.base = shared("base", replica.params.detach().clone())
+        self.marks = shared("marks", torch.zeros(5, dtype=torch.int64))
+        self.clocks = torch.zeros(max(ranks) + 1, dtype=torch.int64) if clocks is None else clocks
+        self.reply: Letter | None = None  # one that has come and could not be taken in yet
+        self._rounds = self._pulled_at = 0
+        self._saved: dict[str, Any] = {}
+
+    @classmethod
+    def join(cls, replica: Replica, channel: Channel, nodes: Sequence[Sequence[int]]) -> Self:
+        """Of the node that the own rank is in; the master, which is in none, gets one of its own."""
+        shared = _memory(channel, nodes)
+        # optimizer moments are shared in a node, as in Hogwild
+        threads, clocks = len(nodes[0]), torch.zeros(channel.size, dtype=torch.int64)
+        state = None if threads == 1 else shared
+        clocks = clocks if threads == 1 else channel.shared("clocks", clocks)
+        replica.rebind(shared("params", replica.params.detach()), state)
+        ranks = next((ranks for ranks in nodes if channel.rank in ranks), [channel.rank])
+        return cls(replica, ranks, channel.rank, shared, clocks=clocks, threads=threads)
+
+    def done(self) -> int:
+        """Updates of all its threads so far."""
+        return int(self.clocks[self.ranks].sum())
+
+    @property
+    def must_push(self) -> bool:
+        """Whether that cannot wait until B updates have been made."""
+        return False
+
+    def difference(self) -> Tensor | None:
+        """[n] what to push: u - v; None if it cannot be told now, but later."""
+        return self.replica.params.detach() - self.base
+
+    def pushed(self, difference: Tensor, done: int) -> None:
+        """It was sent after ``done`` updates. Other threads write on, so the base advances by just that."""
+        self.pushed_at, self.oldest = done, self.version
+        self.awaited = self.rank + 1
+        self._advance(difference)
+
+    def pull(self, reply: Letter) -> bool:
+        """u <- v' + (u - u at the push); True if the push was refused.
+
+        The reply's note counts updates of v; a minus says that the push was too old. Then what was learned
+        since, which is of the same old v, is dropped with it.
+        """
+        version, refused = abs(int(reply.note)), reply.note < 0
+        fresh = refused or self._is_idle()
+        self.reply = None if self._take(reply.x, afresh=refused) else reply
+        if self.reply is not None:
+            return False
+        if fresh:
+            self.oldest = version
+        self.version = version
+        self.pulls += 1
+        self.awaited = 0
+        return refused
+
+    def exchange(self, living: int) -> Exchange:
+        """Of this thread's last update; ``living`` threads have made theirs on this vector."""
+        pulled = self.pulls > self._rounds
+        if pulled:
+            self._rounds += 1  # one at a time: a round is counted when it is seen
+            self._pulled_at = self.replica.clock
+        return Exchange(self._rounds, living + pulled, self.replica.clock - self._pulled_at)
+
+    def _is_idle(self) -> bool:
+        """Whether nothing was learned since the last push."""
+        return len(self.ranks) == 1 and self.done() == self.pushed_at
+
+    def _advance(self, difference: Tensor) -> None:
+        self.base.add_(difference)
+
+    def _take(self, answer: Tensor, *, afresh: bool) -> bool:
+        """False if it cannot be done now, but later."""
+        u = self.replica.params.detach()
+        if afresh or self._is_idle():
+            u.copy_(answer)
+        else:
+            u.add_(answer - self.base)
+        self.base.copy_(answer)
+        return True
+
+    # -- state --------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        counts = {"marks": self.marks.clone(), "clocks": self.clocks.clone(), "rank": self.rank}
+        return counts | self._vectors() | {"rounds": self._rounds, "pulled_at": self._pulled_at}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Counts only grow; the vectors are for ``resumed``, once for each node."""
+        self._saved = state
+        torch.maximum(self.clocks, state["clocks"], out=self.clocks)
+        self._rounds, self._pulled_at = int(state["rounds"]), int(state["pulled_at"])
+
+    def resumed(self, channel: Channel) -> None:
+        """All have loaded: the node goes on from its leader's u and base, and gets an answer."""
+        if self.rank == leader_of(self.ranks, channel):
+            self._restore()
+        self._saved = {}
+
+    def joined(self) -> None:
+        """Of a peer's state, as the own incarnation before is dead, and will not get its answer."""
+        if self._saved and len(self.ranks) == 1:
+            self._restore()
+        if self._saved and self.awaited == self.rank + 1:
+            self.awaited = 0
+        self._rounds, self._pulled_at = self.pulls, self.replica.clock
+        self._saved = {}
+
+    def _restore(self) -> None:
+        saved, of = self._saved, int(self._saved["rank"])
+        own = of in self.ranks
+        self._set_vectors(saved, own)
+        if len(self.ranks) == 1:  # others cannot tell its count, and schedules go on from the peer's
+            self.clocks[self.rank] = max(self.clocks[self.rank], saved["clocks"][of])
+        self.marks.copy_(saved["marks"])
+        self.pushed_at = min(self.pushed_at, self.done()) if own else self.done()
+        self.awaited = self.rank + 1
+
+    def _vectors(self) -> dict[str, Any]:
+        return {"params": self.replica.params.detach().clone(), "base": self.base.clone()}
+
+    def _set_vectors(self, saved: dict[str, Any], own: bool) -> None:
+        """own: they are of this node; another pushes what it has learned itself."""
+        self.replica.params.detach().copy_(saved["params"])
+        self.base.copy_(saved["base"] if own else saved["params"])

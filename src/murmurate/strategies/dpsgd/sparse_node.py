@@ -1,0 +1,223 @@
+"""A node of DPSGD whose gradients are a few rows: u and the base are scaled, and rows are pushed and
+pulled."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from murmurate.replica.scale import LEAST_SCALE
+from murmurate.replica.sparse import Rows, add_rows
+from murmurate.replica.vector import Replica
+from murmurate.strategies.dpsgd.node import Memory, Node
+from murmurate.strategies.dpsgd.sparse_delta import SparseDelta, fits, most_rows
+
+_MOST_SHRUNK = -25.0  # logarithm of a scale at which what it scales has lost its numbers' digits
+_NEARLY_ALL = 0.9  # of the rows that have moved, that a message of them holds; else it is the vector
+_BASE, _PUSHED, _USED = range(3)
+
+
+class SparseNode(Node):
+    """As long as gradients are dense it is a ``Node``.
+
+    scales: [3] float64, shared: the base's logarithm, that of s_m of the last push, and whether gradients
+    were rows at all. touched: [N / W] uint8, shared: 1 for rows moved since the last push, 2 for those of a
+    push that may not have arrived. A row too many costs its bytes and nothing else: what is pushed is u - v.
+    torn: [1] int64, shared: 1 while u and the base are changed together. If it stays 1, who did that has
+    died, and the node goes on from the whole of v: what it learned since its last push is lost.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        ranks: Sequence[int],
+        rank: int,
+        shared: Memory = lambda key, like: like,
+        *,
+        clocks: Tensor | None = None,
+        threads: int = 1,
+    ) -> None:
+        super().__init__(replica, ranks, rank, shared, clocks=clocks, threads=threads)
+        self.width = replica.row_width or 1
+        self._taken: SparseDelta | None = None
+        self._foreign = False  # whether the base is no version of v, but a peer's u
+        self._scales = shared("scales", torch.zeros(3, dtype=torch.float64))
+        self.touched = shared("touched", torch.zeros(len(replica) // self.width, dtype=torch.uint8))
+        self._torn = shared("torn", torch.zeros(1, dtype=torch.int64))
+        replica.scale.share(shared, threads, self.ranks.index(rank))
+        replica.scale.keep(touched=self.touched, make_room=self.make_room)
+
+    @property
+    def must_push(self) -> bool:
+        """Whether u is torn, or has shrunk so much since the last push that the pulled v hardly counts in
+        it."""
+        with self.replica.scale.writing():  # so nobody is changing it
+            if self._torn[0]:
+                return True
+        return self.replica.scale.logarithm - float(self._scales[_BASE]) < _MOST_SHRUNK
+
+    @property
+    def used(self) -> bool:
+        return bool(self._scales[_USED]) or self.replica.scale.logarithm != 0.0
+
+    # -- push -----------------------------------------------------------------------------------------
+
+    def difference(self) -> Tensor | None:
+        if not self.used:
+            return super().difference()
+        with self.replica.scale.closed() as alone:
+            if not alone:
+                return None  # somebody was stopped in the middle of a write
+            self._taken = self.take(self.version)
+        if fits(len(self._taken.row), self.width, self.replica.params):
+            return self._taken.pack()
+        return self.dense(self._taken)
+
+    def take(self, version: int) -> SparseDelta:
+        """What is to be pushed, while nobody writes. version: of v in the base.
+
+        Of no version is that of a joiner, of a push whose answer went to a leader who is dead, and of a torn
+        node, which asks for the whole of v with an empty one.
+        """
+        u, base = self._views()
+        self._scales[_USED] = 1
+        if self._torn[0]:
+            return SparseDelta(1.0, -1, torch.empty(0, dtype=torch.int64), u[:0])
+        version = -1 if self._foreign or self._scales[_PUSHED] else version
+        row = self.touched.nonzero()[:, 0]
+        logarithm = self.replica.scale.logarithm
+        # index_select copies rows several times as fast as u[row]
+        increments = u.index_select(0, row).sub_(base.index_select(0, row)).mul_(math.exp(logarithm))
+        most = most_rows(self.width, self.replica.params)
+        if _NEARLY_ALL * len(row) <= most < len(row):
+            far = increments.abs().sum(1).topk(most, sorted=False).indices.sort().values
+            row, increments = row[far], increments[far]
+        self.touched[row] = 2
+        return SparseDelta(math.exp(logarithm - float(self._scales[_BASE])), version, row, increments)
+
+    def dense(self, delta: SparseDelta) -> Tensor:
+        """[N] the same push as a whole vector."""
+        difference = self.values().mul_(delta.factor - 1)
+        add_rows(difference, Rows(delta.row, delta.values), 1.0)
+        return difference
+
+    def _advance(self, difference: Tensor) -> None:
+        if self._taken is None:
+            super()._advance(difference)
+            return
+        delta, self._taken = self._taken, None
+        with self.replica.scale.closed() as alone:
+            self.advance(delta, alone)
+
+    def advance(self, delta: SparseDelta, alone: bool) -> None:
+        """It was sent: the base becomes what u then was. alone: nobody writes."""
+        with self._changing():
+            self._scales[_BASE] += math.log(delta.factor)
+            self._scales[_PUSHED] = math.log(delta.factor)
+            add_rows(self.base, Rows(delta.row, delta.values), math.exp(-float(self._scales[_BASE])))
+            if alone:
+                self.touched[delta.row[self.touched[delta.row] == 2]] = 0
+
+    # -- pull -----------------------------------------------------------------------------------------
+
+    def _take(self, answer: Tensor, *, afresh: bool) -> bool:
+        if not self.used:
+            return super()._take(answer, afresh=afresh)
+        with self.replica.scale.closed() as alone:
+            if alone:
+                self.replace(answer, afresh=afresh)
+        return alone
+
+    def replace(self, x: Tensor, *, afresh: bool) -> None:
+        """u <- s v' + what was learned since the push, and the base v', while nobody writes.
+
+        s: by what u has shrunk since then. afresh: forget what was learned since.
+        """
+        whole = len(x) == len(self.base)
+        if self._torn[0] and not whole:
+            return  # rows of v do not mend it; the next push asks for all of them
+        afresh = afresh or bool(self._torn[0])
+        u, base = self._views()
+        before, was = self.replica.scale.logarithm, float(self._scales[_BASE])
+        since = 0.0 if afresh else before - was  # of s
+        mine = self.touched.bool()
+        if whole:
+            row, theirs, now = torch.arange(len(u)), x.view(-1, self.width), 0.0
+        else:
+            delta = SparseDelta.unpack(x, self.width)
+            now = was + math.log(delta.factor) - float(self._scales[_PUSHED])
+            only_mine = mine.clone()
+            only_mine[delta.row] = False
+            rest = only_mine.nonzero()[:, 0]
+            row = torch.cat([delta.row, rest])
+            theirs = torch.cat([delta.values * math.exp(-now), base.index_select(0, rest)])
+        sums = theirs
+        if not afresh and mine.any():  # else nothing was learned since, as of who waits for the answer
+            # in units of the new u; rows that were not moved here have nothing of their own
+            own = u.index_select(0, row).sub_(base.index_select(0, row))
+            sums = own.mul_(math.exp(before - now - since)).mul_(mine[row][:, None]).add_(theirs)
+        with self._changing(mends=whole and afresh):
+            base.index_copy_(0, row, theirs)
+            u.index_copy_(0, row, sums)
+            self._scales[_BASE], self._scales[_PUSHED] = now, 0.0
+            self.replica.scale.restore(now + since)
+            self._foreign = False
+            if afresh:
+                self.touched.zero_()
+        if abs(now + since) > -_MOST_SHRUNK:
+            self.fold()
+
+    @contextlib.contextmanager
+    def _changing(self, mends: bool = False) -> Iterator[None]:
+        """Who dies in here leaves the node torn. mends: all of it is written."""
+        torn, self._torn[0] = int(self._torn[0]), 1
+        yield
+        self._torn[0] = 0 if mends else torn
+
+    # -- the scale ------------------------------------------------------------------------------------
+
+    def make_room(self) -> None:
+        """Fold, while nobody writes, unless another thread has done so."""
+        with self.replica.scale.closed() as alone:
+            if alone and self.replica.scale.value < LEAST_SCALE:
+                self.fold()
+
+    def fold(self) -> None:
+        """Multiply the scale into u, and the same into the base, so that untouched rows stay equal."""
+        factor = self.replica.scale.logarithm
+        with self._changing():
+            self.replica.scale.fold()
+            self.base.mul_(math.exp(factor))
+            self._scales[_BASE] -= factor
+            if abs(float(self._scales[_BASE])) > -2 * _MOST_SHRUNK:  # rare: then all rows are pushed
+                self.base.mul_(math.exp(float(self._scales[_BASE])))
+                self._scales[_BASE] = 0.0
+                self.touched.fill_(1)
+
+    def values(self) -> Tensor:
+        """[N] the base."""
+        return self.base * math.exp(float(self._scales[_BASE]))
+
+    def _views(self) -> tuple[Tensor, Tensor]:
+        return self.replica.params.detach().view(-1, self.width), self.base.view(-1, self.width)
+
+    # -- state ----------------------------------------------------------------------------------------
+
+    def _vectors(self) -> dict[str, Any]:
+        with self.replica.scale.writing():  # as of one moment for all that only one changes
+            u = self.replica.params.detach() * self.replica.scale.value
+            return {"params": u, "base": self.values(), "torn": int(self._torn[0])}
+
+    def _set_vectors(self, saved: dict[str, Any], own: bool) -> None:
+        self._foreign = not own
+        self.replica.scale.restore(0.0)
+        super()._set_vectors(saved, own)
+        self._scales.zero_()
+        u, base = self._views()
+        self.touched.copy_((u != base).any(1))
+        self._torn[0] = saved.get("torn", 0)
