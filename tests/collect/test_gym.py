@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from murmurate.errors import MissingExtra, Refusal
-from murmurate.sources.generators import simulator_seed
 from murmurate.spec import EnvSpec, TimeStep
+from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.gym import CLASSIC, MUJOCO, GymSimulators, GymWorld
 from murmurate.worlds.interface import Simulators
 

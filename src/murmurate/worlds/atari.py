@@ -8,6 +8,7 @@ clipped to [-1, 1] and the loss of a life ends the learner's episode while the g
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +19,9 @@ import torch
 from torch import Tensor
 
 from murmurate import errors
-from murmurate.sources.generators import simulator_seed
 from murmurate.spec import EnvSpec, Episode, TimeStep
 from murmurate.worlds.episodes import EpisodeCounter
+from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.interface import Picture
 
 _NOBODY: Sequence[Episode] = ()
@@ -75,6 +76,18 @@ class AtariWorld:
     @property
     def name(self) -> str:
         return self.game.replace("_", "-")
+
+    def spec(self) -> EnvSpec:
+        return self._spec
+
+    @functools.cached_property
+    def _spec(self) -> EnvSpec:
+        simulators = self.open(1, training=True)
+        simulators.close()
+        return simulators.spec
+
+    def fingerprint(self) -> None:
+        return None
 
     def open(
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False

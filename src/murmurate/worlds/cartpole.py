@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from murmurate.sources.generators import generators, load_generators, save_generators
 from murmurate.spec import EnvSpec, TimeStep
 from murmurate.worlds.episodes import EpisodeCounter
+from murmurate.worlds.generators import generators, load_generators, save_generators
 from murmurate.worlds.interface import Picture
 
 _GRAVITY = 9.8  # m / s^2

@@ -6,6 +6,7 @@ stepped, and the time limit is counted here.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,10 +19,10 @@ import torch
 from torch import Tensor
 
 from murmurate import errors
-from murmurate.sources.generators import load_generators, save_generators, simulator_seed
 from murmurate.spec import EnvSpec, TimeStep
 from murmurate.worlds.cartpole import CartPoleSimulators
 from murmurate.worlds.episodes import EpisodeCounter
+from murmurate.worlds.generators import load_generators, save_generators, simulator_seed
 from murmurate.worlds.interface import Picture, Simulators
 from murmurate.worlds.physics import Keeper, keeper, quiet_models
 
@@ -58,6 +59,18 @@ class GymWorld:
     @property
     def name(self) -> str:
         return _NAMES.get(self.id, self.id.lower())
+
+    def spec(self) -> EnvSpec:
+        return self._spec
+
+    @functools.cached_property
+    def _spec(self) -> EnvSpec:
+        simulators = self.open(1, training=True)
+        simulators.close()
+        return simulators.spec
+
+    def fingerprint(self) -> None:
+        return None
 
     def open(
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False

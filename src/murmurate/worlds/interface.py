@@ -69,6 +69,14 @@ class World(Protocol):
 
     @property
     def name(self) -> str: ...
+    def spec(self) -> EnvSpec:
+        """What can be seen and done in it. The first question opens a simulator for a moment."""
+        ...
+
+    def fingerprint(self) -> str | None:
+        """What a run folder keeps to tell this set of examples from another; None for simulators."""
+        ...
+
     def open(
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
     ) -> Simulators:
@@ -80,12 +88,8 @@ class World(Protocol):
 
 
 def spec_of(world: World | ExampleWorld) -> EnvSpec:
-    """What can be seen and done in ``world``; opens one simulator for a moment to find out."""
-    if isinstance(world, ExampleWorld):
-        return world.spec
-    simulators = world.open(1, training=True)
-    simulators.close()
-    return simulators.spec
+    """What can be seen and done in ``world``."""
+    return world.spec if isinstance(world, ExampleWorld) else world.spec()
 
 
 class Actor(Protocol):
