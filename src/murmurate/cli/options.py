@@ -16,8 +16,6 @@ from typing import Any, Literal, Union
 
 from murmurate.errors import Refusal
 
-# the recipe's name says these already
-_NAMED = frozenset({"recipe", "world.game", "world.id"})
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 
@@ -43,7 +41,7 @@ def options(value: Any, path: tuple[str, ...] = ()) -> Iterator[Option]:
     for field in dataclasses.fields(value):
         here = (*path, field.name)
         inner = getattr(value, field.name)
-        if not field.init or ".".join(here) in _NAMED:
+        if not field.init or here == ("recipe",) or "in_name" in field.metadata:  # its name says it already
             continue
         if dataclasses.is_dataclass(inner):
             yield from options(inner, here)

@@ -18,7 +18,7 @@ def apex_dqn(name: str) -> Run:
     usual = settings(name)
     usual["replay"] = dataclasses.replace(usual["replay"], beta_end=usual["replay"].beta)
     agent = dataclasses.replace(usual.pop("agent"), exploration="ladder", epsilon=0.4)
-    if name == "cartpole":
+    if usual["world"].name == "cartpole":
         usual["env_steps"] *= 2  # half of the simulators explore all the while
         # the paper's replay is twice DQN's: from a quarter of what was played learners fell back at times
         usual["replay"] = dataclasses.replace(usual["replay"], capacity=usual["env_steps"])

@@ -8,7 +8,6 @@ from murmurate.agents.dqn import DQN
 from murmurate.replay.config import ReplayConfig
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.training.run import Run
-from murmurate.worlds.atari import AtariWorld
 from murmurate.worlds.registry import world
 
 ALGORITHM = "dqn"
@@ -22,7 +21,7 @@ def dqn(name: str) -> Run:
 def settings(name: str) -> dict[str, Any]:
     """What suits a world, whatever the strategy."""
     where = world(name)
-    if isinstance(where, AtariWorld):
+    if where.images:
         return {
             "world": where,
             "agent": DQN(n_step=3, precision="auto"),

@@ -30,7 +30,7 @@ def spo_dqn(name: str) -> Run:
     agent = dataclasses.replace(usual.pop("agent"), selector="agreed")
     usual["simulators"] //= _LEARNERS
     # each learner sees its share of the steps, and needs as many updates as one alone
-    if name == "cartpole":
+    if usual["world"].name == "cartpole":
         usual["env_steps"] *= _LEARNERS
     else:
         rate = math.sqrt(_LEARNERS) * agent.learning_rate
