@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from murmurate.cli.main import _parser, main
+from murmurate.cli.main import _new_folder, _parser, main
 from murmurate.cli.options import change, options
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability
@@ -193,6 +193,12 @@ def test_a_launcher_that_cannot_carry_a_strategy_is_named_with_one_that_it_can(
         other = "gala" if Capability.REGISTER in offered else "all-reduce"
         assert f"Use --strategy {other}" in str(refusal.value)
         assert strategies()[other]().needs <= offered, "the remedy must be one"
+
+
+def test_a_run_of_any_world_lies_right_below_runs() -> None:
+    folder = _new_folder("gym:houses:House/Corridor-v0-a2c")
+    assert folder.parent == Path("runs")
+    assert folder.name.startswith("gym-houses-House-Corridor-v0-a2c-")
 
 
 # -- for machines ----------------------------------------------------------------------------------------

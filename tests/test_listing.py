@@ -19,6 +19,7 @@ _KNOWN = {
         "space-invaders-gala",
         "hopper-a2c",
     },
+    "worlds": {"cartpole", "pong", "space-invaders", "hopper"},
     "strategies": {"solo", "all-reduce", "local-sgd", "hogwild", "gala"},
     "agents": {"a2c"},
     "fabrics": {"simulated", "threads", "processes"},
@@ -43,7 +44,22 @@ def test_people_see_every_name(what: str, capsys: pytest.CaptureFixture[str]) ->
     assert main(["list", what]) == 0
     text = capsys.readouterr().out
     for name in _KNOWN[what]:
-        assert (f"{name.rsplit('-', 1)[0]}-*" if what == "recipes" else name) in text
+        for part in _parts(name) if what == "recipes" else (name,):
+            assert part in text
+
+
+def _parts(recipe: str) -> tuple[str, str]:
+    """(world, algorithm); no algorithm among these has a hyphen."""
+    world, _, algorithm = recipe.rpartition("-")
+    return world, algorithm
+
+
+def test_recipes_are_of_worlds_and_algorithms_that_there_are() -> None:
+    worlds = {row["name"] for row in listing("worlds")} | {"corpus", "table"}
+    rows = listing("recipes")
+    assert {row["world"] for row in rows} == worlds
+    assert all(row["name"] == f"{row['world']}-{row['algorithm']}" for row in rows)
+    assert {"apex-dqn", "spo-dqn"} < {row["algorithm"] for row in rows if row["world"] == "acrobot"}
 
 
 def test_recipes_are_the_default(capsys: pytest.CaptureFixture[str]) -> None:

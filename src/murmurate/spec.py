@@ -6,6 +6,7 @@ Letters in shapes: ``T`` steps of a rollout, ``B`` simulators, ``A`` actions, ``
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,10 +23,13 @@ Metric = Tensor | float | Callable[[], Tensor | float]
 class EnvSpec:
     """What an agent must know of a world before it has seen it.
 
-    ``actions`` is the number of discrete actions, or 0 where actions are vectors of shape
-    ``action_shape`` bounded by ``action_low`` and ``action_high``. ``stacked``: an observation is the last
-    few images [stack, H, W] of its episode, the newest last (and the first one again where there are fewer).
-    ``documents``: how many there are where an observation is one of a fixed set, and nobody acts.
+    ``actions`` is the number of discrete actions, or 0 where actions are vectors of shape ``action_shape``.
+    Their bounds ``action_low`` and ``action_high`` have one number for each of its dimensions, in row-major
+    order; by default -1 and 1. ``stacked``: an observation is the last few images [stack, H, W] of its
+    episode, the newest last (and the first one again where there are fewer). ``documents``: how many there
+    are where an observation is one of a fixed set, and nobody acts.
+
+    Raises ``ValueError`` for bounds of another number.
     """
 
     name: str
@@ -33,11 +37,24 @@ class EnvSpec:
     observation_dtype: torch.dtype
     actions: int
     action_shape: tuple[int, ...] = ()
-    action_low: float = -1.0
-    action_high: float = 1.0
+    action_low: tuple[float, ...] = ()
+    action_high: tuple[float, ...] = ()
     frames_per_step: int = 1
     stacked: bool = False
     documents: int = 0
+
+    def __post_init__(self) -> None:
+        dimensions = math.prod(self.action_shape) if self.action_shape else 0
+        for name, usual in (("action_low", -1.0), ("action_high", 1.0)):
+            bounds = getattr(self, name) or (usual,) * dimensions
+            if len(bounds) != dimensions:
+                raise ValueError(f"{name} has {len(bounds)} bounds for {dimensions} dimensions of an action")
+            object.__setattr__(self, name, bounds)
+
+    @property
+    def images(self) -> bool:
+        """Whether observations are images [C, H, W] in uint8."""
+        return len(self.observation_shape) == 3 and self.observation_dtype == torch.uint8
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ def actions(spec: EnvSpec, steps: int, size: int, seed: int) -> torch.Tensor:
     if spec.actions:
         return torch.randint(spec.actions, (steps, size), generator=generator)
     # Beyond the bounds now and then: clipping is part of the contract.
-    return torch.randn(steps, size, *spec.action_shape, generator=generator) * spec.action_high
+    return torch.randn(steps, size, *spec.action_shape, generator=generator) * torch.tensor(spec.action_high)
 
 
 def assert_equals_gymnasium(ident: str, limit: int | None, steps: int, size: int = 3) -> tuple[int, int]:
@@ -227,7 +227,7 @@ def test_specs() -> None:
     cart = GymWorld("CartPole-v1").open(1, training=True).spec
     assert cart == EnvSpec("cartpole", (4,), torch.float32, actions=2)
     pendulum = GymWorld("Pendulum-v1").open(1, training=True).spec
-    assert pendulum == EnvSpec("pendulum", (3,), torch.float32, 0, (1,), -2.0, 2.0)
+    assert pendulum == EnvSpec("pendulum", (3,), torch.float32, 0, (1,), (-2.0,), (2.0,))
     assert {GymWorld(i).name for i in (CLASSIC | MUJOCO).values()} == {*CLASSIC, *MUJOCO}
 
 
@@ -280,7 +280,7 @@ def test_missing_mujoco_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_unfit_spaces_are_refused() -> None:
-    with pytest.raises(Refusal, match="observations of frozenlake-v1 are Discrete"):
+    with pytest.raises(Refusal, match="gym:FrozenLake-v1 are Discrete"):
         GymWorld("FrozenLake-v1").open(1, training=True)
     with pytest.raises(Refusal, match="Did you mean 'CartPole-v1'"):
         GymWorld("CartPol-v1").open(1, training=True)

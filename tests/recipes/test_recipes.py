@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 
+from murmurate.cli.main import main
 from murmurate.cli.options import change
 from murmurate.datasets.generated import generate
 from murmurate.datasets.reading import write
@@ -49,6 +53,65 @@ def test_the_defaults_that_the_design_promises() -> None:
         5,
     )
     assert recipe("pong-a2c").source.simulators == 16
+
+
+def test_a_registered_environment_gets_what_suits_its_kind() -> None:
+    """And one that has a name of ours gets what it gets by that name."""
+    for algorithm in algorithms().keys() - {"lda", "gmm"}:
+        one, other = recipe(f"cartpole-{algorithm}"), recipe(f"gym:CartPole-v1-{algorithm}")
+        assert dataclasses.replace(other, recipe=one.recipe) == one
+    gymnasium.register("Flickering-v0", Flickering)
+    try:
+        images = recipe("gym:Flickering-v0-a2c")
+        assert images.agent == recipe("pong-a2c").agent
+        preflight(images)
+        assert recipe("gym:Flickering-v0-fqi").agent.n_step == 1
+    finally:
+        del gymnasium.registry["Flickering-v0"]
+    with pytest.raises(Refusal, match="no world called 'acrobot-apex'"):
+        recipe("acrobot-apex-apex-dqn")
+
+
+class Flickering(gymnasium.Env):  # type: ignore[type-arg]
+    observation_space = gymnasium.spaces.Box(0, 255, (40, 40, 3), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+
+_CORRIDOR = """
+import gymnasium, numpy
+class Corridor(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 9, (1,), numpy.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x = 0
+        return self.look(), {}
+    def step(self, action):
+        self.x += int(action)
+        return self.look(), 1.0, self.x == 9, False, {}
+    def look(self):
+        return numpy.array([self.x], numpy.float32)
+class Half(gymnasium.RewardWrapper):
+    def reward(self, reward):
+        return reward / 2
+gymnasium.register("House/Corridor-v0", lambda **_: Half(Corridor()), max_episode_steps=8)
+"""
+
+
+def test_an_environment_of_the_users_own_is_trained_resumed_and_evaluated_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It never ends before its limit of 8 steps, and its wrapper halves what each is worth."""
+    (tmp_path / "corridor_of_mine.py").write_text(_CORRIDOR)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    name, folder = "gym:corridor_of_mine:House/Corridor-v0-a2c", tmp_path / "run"
+    short = ["--replicas", "2", "--simulators", "2", "--updates", "2", "--eval-episodes", "2"]
+    assert main(["train", name, *short, "--env-steps", "none", "--out", str(folder)]) == 0
+    assert json.loads((folder / "summary.json").read_text())["eval_return_mean"] == 4.0
+    assert main(["resume", str(folder), "--updates", "4"]) == 0
+    assert main(["eval", str(folder), "--episodes", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["eval_return_mean"] == 4.0
 
 
 @pytest.mark.parametrize("name", ["cartpole", "cartpole-", "-gala", "", "cartpole-gala-a2c", "nothing-gala"])

@@ -1,4 +1,4 @@
-"""What there is: recipes, strategies, agents, fabrics, launchers; for people and for machines."""
+"""What there is: recipes, worlds, strategies, agents, fabrics, launchers; for people and for machines."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from murmurate import fabric, plugins
 from murmurate.bench import benches
 from murmurate.errors import unknown
 from murmurate.launch import launcher, launchers
-from murmurate.recipes import algorithms, recipe_names
+from murmurate.recipes import pairs, summaries
 from murmurate.strategies import strategies
+from murmurate.worlds.registry import world_names
 
 _COLUMNS = 100
 
@@ -32,9 +33,16 @@ def show(what: str, rows: list[dict[str, Any]]) -> None:
     """Print the rows as a table, or many bare names in columns."""
     console = rich.console.Console()
     if what == "recipes":
-        console.print("Recipes are <world>-<algorithm>; a * stands for any of " + ", ".join(algorithms()))
-        worlds = sorted({row["world"] for row in rows})
-        console.print("  ".join(f"{world}-*" for world in worlds))
+        print("Recipes are <world>-<algorithm>, for example cartpole-a2c. Algorithms:")
+        print("".join(f"  {name:<12}{line}\n" for name, line in summaries().items()))
+        show("worlds", _worlds())
+        return
+    if what == "worlds":
+        print("Worlds:")
+        print(textwrap.fill("  ".join(row["name"] for row in rows), _COLUMNS, break_on_hyphens=False))
+        print(
+            "and gym:<Id> of any registered Gymnasium environment; gym:my_module:MyEnv-v0 imports my_module"
+        )
         return
     if what == "strategies":
         print("\n".join(_block(row) for row in rows), end="")
@@ -72,11 +80,13 @@ def _block(row: dict[str, Any]) -> str:
 
 
 def _recipes() -> list[dict[str, Any]]:
-    rows = []
-    for name in recipe_names():
-        world, algorithm = name.rsplit("-", 1)
-        rows.append({"name": name, "world": world, "algorithm": algorithm})
-    return rows
+    return [
+        {"name": name, "world": world, "algorithm": algorithm} for name, (world, algorithm) in pairs().items()
+    ]
+
+
+def _worlds() -> list[dict[str, Any]]:
+    return [{"name": name} for name in world_names()]
 
 
 def _strategies() -> list[dict[str, Any]]:
@@ -134,6 +144,7 @@ def _first_line(module: ModuleType) -> str:
 
 _LISTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "recipes": _recipes,
+    "worlds": _worlds,
     "strategies": _strategies,
     "agents": _agents,
     "fabrics": _fabrics,

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -172,9 +173,14 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
     if (ranks := dictated_replicas(run.launcher)) is not None:
         run = change(dataclasses.replace(base, replicas=ranks), rest, verb)
 
-    folder = options.out or Path("runs") / f"{run.recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = options.out or _new_folder(run.recipe)
     finish = train(run, folder)
     return told(finish, finish.folder or folder)
+
+
+def _new_folder(name: str) -> Path:
+    """Below ``runs``; ids of Gymnasium environments have slashes and colons."""
+    return Path("runs") / f"{re.sub('[/:]', '-', name)}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
@@ -195,7 +201,7 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
     if ended:  # a thousand replicas make the recipe's env steps in no time; who names an end means that one
         run = dataclasses.replace(run, env_steps=None)
     run = change(run, of_run, verb)
-    folder = options.out or Path("runs") / f"{run.recipe}-simulated-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = options.out or _new_folder(f"{run.recipe}-simulated")
     finish = simulate(run, cluster, folder, quiet=options.json)
     if options.json:
         print(json.dumps(finish.summary))

@@ -17,8 +17,6 @@ from typing import Any, Literal, Union
 from murmurate.errors import Refusal
 from murmurate.training.option_names import option_name
 
-# the recipe's name says these already
-_NAMED = frozenset({"recipe", "world.game", "world.id"})
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 
@@ -46,7 +44,7 @@ def options(value: Any, path: tuple[str, ...] = (), prefix: str = "") -> Iterato
         here = (*path, field.name)
         inner = getattr(value, field.name)
         name = prefix + option_name(field)
-        if not field.init or name in _NAMED:
+        if not field.init or here == ("recipe",) or "in_name" in field.metadata:  # the name says it already
             continue
         if dataclasses.is_dataclass(inner):
             yield from options(inner, here, prefix if field.metadata.get("flat") else f"{name}.")

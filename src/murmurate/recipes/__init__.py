@@ -1,8 +1,9 @@
 """Recipes: functions that return a full Run. The only place where an agent meets a strategy.
 
 Each file has an ``ALGORITHM`` and a ``recipe(world_name) -> Run``, and ``WORLDS`` if it is not for all of
-them; together they are the recipes ``<world>-<algorithm>``. Nothing else has to know of a new file. Where a
-field that the user chose decides another one, ``finished(run) -> Run`` says so.
+them; together they are the recipes ``<world>-<algorithm>`` (either may have hyphens of its own). Nothing else
+has to know of a new file. Where a field that the user chose decides another one, ``finished(run) -> Run``
+says so.
 """
 
 from __future__ import annotations
@@ -25,26 +26,46 @@ def algorithms() -> dict[str, Callable[[str], Run]]:
     return {module.ALGORITHM: module.recipe for module in _modules()}
 
 
+def summaries() -> dict[str, str]:
+    """A line about each algorithm, from its module's docstring, and its worlds where it is not for all."""
+    said = {}
+    for module in _modules():
+        line = (module.__doc__ or "").strip().splitlines()[0].partition(": ")[2].rstrip(".")
+        only = f" (world: {', '.join(module.WORLDS)})" if hasattr(module, "WORLDS") else ""
+        said[module.ALGORITHM] = line + only
+    return dict(sorted(said.items()))
+
+
 def recipe(name: str) -> Run:
     """The Run called ``<world>-<algorithm>``. Raises Refusal with the nearest name for an unknown one."""
-    known = algorithms()
-    for algorithm in sorted(known, key=len, reverse=True):
-        if name.endswith(f"-{algorithm}"):
-            return known[algorithm](name.removesuffix(f"-{algorithm}"))
-    raise unknown("recipe", name, recipe_names())
+    module = _module_of(name)
+    if module is None:
+        raise unknown("recipe", name, recipe_names())
+    run: Run = module.recipe(name.removesuffix(f"-{module.ALGORITHM}"))
+    return run
 
 
 def finished(run: Run) -> Run:
     """``run`` with what follows from fields that were changed since its recipe gave it."""
-    for module in _modules():
-        if run.recipe.endswith(f"-{module.ALGORITHM}") and hasattr(module, "finished"):
-            changed: Run = module.finished(run)
-            return changed
-    return run
+    module = _module_of(run.recipe)
+    if module is None or not hasattr(module, "finished"):
+        return run
+    changed: Run = module.finished(run)
+    return changed
+
+
+def pairs() -> dict[str, tuple[str, str]]:
+    """(world, algorithm) of every recipe of a world that has a name, by the recipe's, sorted."""
+    worlds = world_names()
+    found = [(world, m.ALGORITHM) for m in _modules() for world in getattr(m, "WORLDS", worlds)]
+    return dict(sorted((f"{world}-{algorithm}", (world, algorithm)) for world, algorithm in found))
 
 
 def recipe_names() -> list[str]:
-    worlds = world_names()
-    return sorted(
-        f"{world}-{module.ALGORITHM}" for module in _modules() for world in getattr(module, "WORLDS", worlds)
-    )
+    return list(pairs())
+
+
+def _module_of(name: str) -> ModuleType | None:
+    """The one with the longest algorithm that ``name`` ends with: apex-dqn before dqn."""
+    fit = [module for module in _modules() if name.endswith(f"-{module.ALGORITHM}")]
+    return max(fit, key=lambda module: len(module.ALGORITHM), default=None)

@@ -9,8 +9,6 @@ from murmurate.evaluation.games import Games
 from murmurate.sources.rollouts import RolloutSourceConfig
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.training.run import Run
-from murmurate.worlds.atari import AtariWorld
-from murmurate.worlds.gym import GymWorld
 from murmurate.worlds.registry import world
 
 ALGORITHM = "a2c"
@@ -24,7 +22,7 @@ def a2c(name: str) -> Run:
 def settings(name: str) -> dict[str, Any]:
     """What suits a world, whatever the strategy."""
     where = world(name)
-    if isinstance(where, AtariWorld):
+    if where.images:
         return {
             "world": where,
             "learner": A2C(precision="auto"),
@@ -32,7 +30,7 @@ def settings(name: str) -> dict[str, Any]:
             "evaluation": Games(),
             "env_steps": 10_000_000,
         }
-    if isinstance(where, GymWorld) and name == "cartpole":
+    if where.name == "cartpole":
         # A critic that has learned leaves gradients near zero; with the usual epsilon of 1e-5 RMSprop scales
         # them up to full steps, and the first failure after such a calm up to ten: the policy is gone.
         agent = A2C(

@@ -19,7 +19,7 @@ def apex_dqn(name: str) -> Run:
     source, learner = usual.pop("source"), usual.pop("learner")
     replay = dataclasses.replace(source.replay, beta_end=source.replay.beta)
     learner = dataclasses.replace(learner, exploration="ladder", epsilon=0.4)
-    if name == "cartpole":
+    if usual["world"].name == "cartpole":
         usual["env_steps"] *= 2  # half of the simulators explore all the while
         # the paper's replay is twice DQN's: from a quarter of what was played learners fell back at times
         replay = dataclasses.replace(replay, capacity=usual["env_steps"])

@@ -10,7 +10,6 @@ from murmurate.replay.config import ReplayConfig
 from murmurate.sources.replay_source import ReplaySourceConfig
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.training.run import Run
-from murmurate.worlds.atari import AtariWorld
 from murmurate.worlds.registry import world
 
 ALGORITHM = "dqn"
@@ -24,7 +23,7 @@ def dqn(name: str) -> Run:
 def settings(name: str) -> dict[str, Any]:
     """What suits a world, whatever the strategy."""
     where = world(name)
-    if isinstance(where, AtariWorld):
+    if where.images:
         return {
             "world": where,
             "learner": DQN(n_step=3, precision="auto"),

@@ -11,24 +11,23 @@ import dataclasses
 from murmurate.recipes.dqn import settings
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.training.run import Run
-from murmurate.worlds.atari import AtariWorld
 
 ALGORITHM = "fqi"
 
 
 def fqi(name: str) -> Run:
-    """Uniform draws; of single steps on Atari (Ours, where the thesis is silent: the last five batches of
-    Atari are kept, and 50,000 steps elsewhere)."""
+    """Uniform draws; of single steps of worlds with images (Ours, where the thesis is silent: the last five
+    batches of these are kept, and 50,000 steps elsewhere)."""
     usual = settings(name)
     learner, source = usual.pop("learner"), usual.pop("source")
     # Jin, Table 2.1: batches of 12,500 steps and some 3,000 updates of 32, one for every 4 steps
-    atari = isinstance(usual["world"], AtariWorld)
-    every = 12_500 if atari else 512
+    images = usual["world"].images
+    every = 12_500 if images else 512
     replay = dataclasses.replace(
         source.replay, fit_every=every, learning_starts=0, capacity=max(5 * every, 50_000), alpha=0.0
     )
     source = dataclasses.replace(source, replay=replay)
-    learner = dataclasses.replace(learner, n_step=1 if atari else learner.n_step, target_every=0)
+    learner = dataclasses.replace(learner, n_step=1 if images else learner.n_step, target_every=0)
     return Run(recipe=f"{name}-{ALGORITHM}", learner=learner, source=source, strategy=AllReduce(), **usual)
 
 

@@ -31,7 +31,7 @@ def spo_dqn(name: str) -> Run:
     simulators = usual["source"].simulators // _LEARNERS
     usual["source"] = dataclasses.replace(usual["source"], simulators=simulators)
     # each learner sees its share of the steps, and needs as many updates as one alone
-    if name == "cartpole":
+    if usual["world"].name == "cartpole":
         usual["env_steps"] *= _LEARNERS
     else:
         rate = math.sqrt(_LEARNERS) * learner.learning_rate

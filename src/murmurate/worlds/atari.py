@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,19 @@ from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.interface import Picture, SimulatorWorld
 
 _NOBODY: Sequence[Episode] = ()
+
+
+def names() -> list[str]:
+    """Every game; none without ale-py."""
+    try:
+        return games()
+    except errors.MissingExtra:
+        return []
+
+
+def world(name: str) -> AtariWorld | None:
+    """The game called ``name`` (in hyphens), or None. Raises ``MissingExtra`` without ale-py."""
+    return AtariWorld(name.replace("-", "_")) if name in games() else None
 
 
 def games() -> list[str]:
@@ -53,7 +66,7 @@ class AtariWorld(SimulatorWorld):
     minutes) is truncated, not terminated. ``clip_rewards`` and ``life_loss`` act in training only.
     """
 
-    game: str
+    game: str = field(metadata={"in_name": True})
     frame_skip: int = 4
     stack: int = 4
     noop_max: int = 30
@@ -63,10 +76,12 @@ class AtariWorld(SimulatorWorld):
     life_loss: bool = True
     fire_reset: bool = True
 
+    images: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
-        for field in ("frame_skip", "stack", "max_frames_per_episode"):
-            if getattr(self, field) < 1:
-                raise errors.Refusal(f"{field} must be at least 1, got {getattr(self, field)}.")
+        for name in ("frame_skip", "stack", "max_frames_per_episode"):
+            if getattr(self, name) < 1:
+                raise errors.Refusal(f"{name} must be at least 1, got {getattr(self, name)}.")
         if self.noop_max < 0 or not 0 <= self.sticky <= 1:
             raise errors.Refusal(
                 f"noop_max must be at least 0 and sticky between 0 and 1, got {self.noop_max} and "

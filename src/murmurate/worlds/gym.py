@@ -1,30 +1,34 @@
-"""Classic control and MuJoCo through gymnasium: many simulators stepped in one process.
+"""Gymnasium's environments: many simulators stepped in one process.
 
-gymnasium's wrappers (argument checks, order checks, time limit) are left out: the raw environments are
-stepped, and the time limit is counted here.
+gymnasium's own argument checks, order checks and time limit are left out where nothing else is wrapped around
+an environment: the raw one is stepped, and the time limit is counted here. Every other wrapper acts.
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
+import importlib
+import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
 import numpy as np
 import numpy.typing as npt
 import torch
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from torch import Tensor
 
 from murmurate import errors
 from murmurate.spec import EnvSpec, TimeStep
 from murmurate.worlds.cartpole import CartPoleSimulators
+from murmurate.worlds.env_state import Saver, Unsavable, quiet_models, saver
 from murmurate.worlds.episodes import EpisodeCounter
 from murmurate.worlds.generators import load_generators, save_generators, simulator_seed
 from murmurate.worlds.interface import Picture, Simulators, SimulatorWorld
-from murmurate.worlds.physics import Keeper, keeper, quiet_models
 
 CLASSIC = {
     "cartpole": "CartPole-v1",
@@ -46,19 +50,53 @@ MUJOCO = {
     "swimmer": "Swimmer-v5",
     "walker2d": "Walker2d-v5",
 }
-_NAMES = {ident: name for name, ident in (CLASSIC | MUJOCO).items()}
+_NAMED = CLASSIC | MUJOCO
+_NAMES = {ident: name for name, ident in _NAMED.items()}
+_PREFIX = "gym:"
+_CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
+
+
+def names() -> list[str]:
+    """Classic control and MuJoCo; every other environment is ``gym:<Id>``."""
+    return list(_NAMED)
+
+
+def world(name: str) -> GymWorld | None:
+    """The world called ``cartpole``, ``gym:Acrobot-v1`` or ``gym:my_module:MyEnv-v0``; None for other names.
+
+    Raises ``Refusal`` for an id that is not registered.
+    """
+    if name in _NAMED:
+        return GymWorld(_NAMED[name])
+    if not name.startswith(_PREFIX):
+        return None
+    ident = name.removeprefix(_PREFIX)
+    _registered(ident)
+    return GymWorld(ident)
 
 
 @dataclass(frozen=True)
 class GymWorld(SimulatorWorld):
-    """One gymnasium environment by its id; its own time limit unless ``max_episode_steps`` is given."""
+    """One gymnasium environment with its wrappers.
 
-    id: str
+    id: as it is registered; ``my_module:MyEnv-v0`` imports ``my_module`` first, which registers it.
+    max_episode_steps: in place of the time limit that it is registered with.
+    """
+
+    id: str = field(metadata={"in_name": True})
     max_episode_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_episode_steps is not None and self.max_episode_steps < 1:
+            raise errors.Refusal(f"max_episode_steps must be at least 1, got {self.max_episode_steps}.")
 
     @property
     def name(self) -> str:
-        return _NAMES.get(self.id, self.id.lower())
+        return _NAMES.get(self.id, _PREFIX + self.id)
+
+    @property
+    def images(self) -> bool:
+        return self.id not in _NAMES and self.spec().images
 
     def spec(self, fingerprint: object = None) -> EnvSpec:
         return self._spec
@@ -73,36 +111,66 @@ class GymWorld(SimulatorWorld):
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
     ) -> Simulators:
         """Nothing here is for training only, and nothing has threads: both are ignored."""
-        spec = self._look_up()
-        limit: int = self.max_episode_steps or spec.max_episode_steps or sys.maxsize
-        if self.id == "CartPole-v1" and not picture:
+        spec = _registered(self.id)
+        plain = not (spec.additional_wrappers or spec.kwargs)
+        if spec.entry_point == _CARTPOLE and plain and not picture:
+            limit: int = self.max_episode_steps or spec.max_episode_steps or sys.maxsize
             return CartPoleSimulators(self.name, simulators, limit, first)
-        environments = [self._make(spec, picture and b == 0) for b in range(simulators)]
-        return GymSimulators(self.name, environments, limit, first)
-
-    def _look_up(self) -> Any:
-        try:
-            return gymnasium.spec(self.id)
-        except gymnasium.error.Error as problem:
-            raise errors.unknown("world", self.id, gymnasium.registry) from problem
+        made = [_unchecked(self._make(spec, picture and b == 0)) for b in range(simulators)]
+        return GymSimulators(self.name, [env for env, _ in made], made[0][1], first)
 
     def _make(self, spec: Any, picture: bool) -> Any:
         kwargs: dict[str, Any] = {"render_mode": "rgb_array"} if picture else {}
         try:
             with quiet_models(spec.entry_point):
-                made = gymnasium.make(spec, max_episode_steps=-1, disable_env_checker=True, **kwargs)
-            return made.unwrapped
+                return gymnasium.make(
+                    spec, max_episode_steps=self.max_episode_steps, disable_env_checker=True, **kwargs
+                )
         except gymnasium.error.DependencyNotInstalled as problem:
             if "mujoco" in str(problem).lower():
                 raise errors.MissingExtra("mujoco", "mujoco", f"The world {self.name}") from problem
             raise errors.Refusal(f"The world {self.name} cannot be opened: {problem}") from problem
 
 
-class GymSimulators:
-    """``B`` raw gymnasium environments, one after the other.
+def _registered(ident: str) -> Any:
+    """gymnasium's spec of an id. Raises ``Refusal`` for one that is not registered."""
+    module, _, name = ident.rpartition(":")
+    try:
+        if module:
+            importlib.import_module(module)
+    except ImportError as problem:
+        raise errors.Refusal(
+            f"The world {_PREFIX}{ident} needs the module '{module}', which cannot be imported ({problem}). "
+            "Install it, or put its folder on PYTHONPATH, as in: PYTHONPATH=. murmurate train ..."
+        ) from problem
+    try:
+        return gymnasium.spec(name)
+    except gymnasium.error.Error as problem:
+        near = difflib.get_close_matches(name, gymnasium.registry, n=1, cutoff=0.5)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        raise errors.Refusal(
+            f"No Gymnasium environment is registered as '{name}'.{hint} Name the module that registers it "
+            f"too, as in {_PREFIX}my_module:{name}."
+        ) from problem
 
-    Observations are [B, ...] float32 (uint8 stays uint8). Vector actions are clipped to their bounds.
-    Classic control and MuJoCo are exactly resumable; of others ``state()`` is None.
+
+def _unchecked(made: Any) -> tuple[Any, int]:
+    """The raw environment and its time limit, where nothing but gymnasium's checks and limits is wrapped
+    around it; else what was made, which limits itself."""
+    inner, limit = made, sys.maxsize
+    while type(inner) in (OrderEnforcing, PassiveEnvChecker, TimeLimit):
+        if type(inner) is TimeLimit:
+            limit = min(limit, inner._max_episode_steps)
+        inner = inner.env
+    return (made, sys.maxsize) if isinstance(inner, gymnasium.Wrapper) else (inner, limit)
+
+
+class GymSimulators:
+    """``B`` gymnasium environments, one after the other.
+
+    Observations are [B, ...] float32; uint8 stays uint8, and images with their colours last become [C, H, W].
+    Vector actions are clipped to their bounds. Classic control and MuJoCo are exactly resumable, in wrappers
+    too where these hold nothing but numbers; of others ``state()`` is None.
     """
 
     def __init__(self, name: str, environments: list[Any], limit: int, first: int) -> None:
@@ -114,7 +182,8 @@ class GymSimulators:
         self._choose: Callable[[Tensor], Any] = (
             _discrete(space, name) if self._spec.actions else _bounded(space)
         )
-        self._keepers: list[Keeper | None] = [keeper(env) for env in environments]
+        self._colours_last = _colours_last(environments[0].observation_space)
+        self._savers: list[Saver | None] = [saver(env) for env in environments]
         self._counter = EpisodeCounter(len(environments))
         self._dtype = np.uint8 if self._spec.observation_dtype == torch.uint8 else np.float32
         self._observation: npt.NDArray[Any] = self._blank()
@@ -132,7 +201,7 @@ class GymSimulators:
         self._counter.clear()
         self._observation = self._blank()
         for b, env in enumerate(self._envs):
-            self._observation[b] = env.reset(seed=simulator_seed(seed, self._first + b))[0]
+            self._observation[b] = self._arranged(env.reset(seed=simulator_seed(seed, self._first + b))[0])
         return self._still()
 
     def send(self, action: Tensor) -> None:
@@ -144,7 +213,8 @@ class GymSimulators:
         terminated = np.empty(self.size, np.bool_)
         truncated = np.empty(self.size, np.bool_)
         for b, (env, action) in enumerate(zip(self._envs, self._actions, strict=True)):
-            observation[b], reward[b], terminated[b], truncated[b], _ = env.step(action)
+            seen, reward[b], terminated[b], truncated[b], _ = env.step(action)
+            observation[b] = self._arranged(seen)
         self._counter.tick(reward)
         truncated = (truncated | (self._counter.length >= self._limit)) & ~terminated
         over = terminated | truncated
@@ -159,30 +229,34 @@ class GymSimulators:
             if truncated.any():
                 step.final_observation = step.observation.clone()
             for b in np.flatnonzero(over).tolist():
-                observation[b] = self._envs[b].reset()[0]
+                observation[b] = self._arranged(self._envs[b].reset()[0])
         self._observation = observation
         return step
 
     def state(self) -> dict[str, Any] | None:
-        if any(keep is None for keep in self._keepers):
+        try:
+            physics = [None if each is None else each.save() for each in self._savers]
+        except Unsavable:
+            return None
+        if None in physics:
             return None
         return {
             "observation": torch.from_numpy(self._observation.copy()),
-            "physics": [keep.save() for keep in self._keepers if keep is not None],
-            "generators": save_generators([env.np_random for env in self._envs]),
+            "physics": physics,
+            "generators": save_generators([env.unwrapped.np_random for env in self._envs]),
             "episodes": self._counter.state(),
         }
 
     def load(self, state: dict[str, Any]) -> TimeStep:
-        for env, keep, physics, source in zip(
-            self._envs, self._keepers, state["physics"], load_generators(state["generators"]), strict=True
+        for env, each, physics, source in zip(
+            self._envs, self._savers, state["physics"], load_generators(state["generators"]), strict=True
         ):
-            if keep is None:
+            if each is None:
                 raise ValueError(f"{self._spec.name} cannot be saved, so there is no state to load: reset it")
             # Some environments begin an attribute or two only in reset.
             env.reset()
-            keep.load(physics)
-            env.np_random = source
+            each.load(physics)
+            env.unwrapped.np_random = source
         self._counter.load(state["episodes"])
         self._observation = state["observation"].numpy().copy()
         return self._still()
@@ -204,6 +278,12 @@ class GymSimulators:
         for env in self._envs:
             env.close()
 
+    def _arranged(self, seen: Any) -> Any:
+        """An observation as the spec has it: colours first, the images of a stack one after the other."""
+        if not self._colours_last:
+            return seen
+        return np.moveaxis(seen, -1, -3).reshape(self._spec.observation_shape)
+
     def _blank(self) -> npt.NDArray[Any]:
         return np.empty((self.size, *self._spec.observation_shape), self._dtype)
 
@@ -213,30 +293,40 @@ class GymSimulators:
         return TimeStep(observation, torch.zeros(self.size), nothing, nothing.clone())
 
 
+def _colours_last(seen: Any) -> bool:
+    """Whether observations are images [..., H, W, C], as gymnasium's are."""
+    shape = seen.shape
+    return bool(seen.dtype == np.uint8 and len(shape) in (3, 4) and shape[-1] in (1, 3) and shape[-3] > 3)
+
+
 def _spec(name: str, env: Any) -> EnvSpec:
     """Raises ``Refusal`` for spaces that no agent here can take."""
     seen, done = env.observation_space, env.action_space
     if not isinstance(seen, gymnasium.spaces.Box):
         raise errors.Refusal(
-            f"The observations of {name} are {type(seen).__name__}, and only arrays (Box) can be "
-            "learnt from. Wrap the environment so that it gives one array."
+            f"The observations of {name} are {type(seen).__name__}, and only arrays (Box) can be learnt "
+            "from. Register it with gymnasium's FlattenObservation among its additional_wrappers."
         )
+    shape = tuple(seen.shape)
+    if _colours_last(seen):
+        *stack, height, width, colours = shape
+        shape = (math.prod(stack) * colours, height, width)
     dtype = torch.uint8 if seen.dtype == np.uint8 else torch.float32
     if isinstance(done, gymnasium.spaces.Discrete):
-        return EnvSpec(name, tuple(seen.shape), dtype, actions=int(done.n))
-    if not isinstance(done, gymnasium.spaces.Box) or len({*done.low.flat}) > 1 or len({*done.high.flat}) > 1:
+        return EnvSpec(name, shape, dtype, actions=int(done.n))
+    if not isinstance(done, gymnasium.spaces.Box) or not done.shape:
         raise errors.Refusal(
-            f"The actions of {name} are {done}; only Discrete, or Box with equal bounds in all "
-            "dimensions, can be taken. Wrap the environment with gymnasium's RescaleAction."
+            f"The actions of {name} are {done}; only Discrete, or Box with at least one dimension, can be "
+            "taken. Register it with an ActionWrapper among its additional_wrappers that makes them such."
         )
     return EnvSpec(
         name,
-        tuple(seen.shape),
+        shape,
         dtype,
         actions=0,
         action_shape=tuple(done.shape),
-        action_low=float(done.low.flat[0]),
-        action_high=float(done.high.flat[0]),
+        action_low=tuple(map(float, done.low.flat)),
+        action_high=tuple(map(float, done.high.flat)),
     )
 
 

@@ -1,4 +1,15 @@
-"""One batched protocol for every kind of simulator."""
+"""One batched protocol for every kind of simulator.
+
+A module of this folder, or one that joins it by an entry point of the group ``murmurate.worlds``, offers its
+worlds by name with two functions::
+
+    def names() -> list[str]: ...              # for lists; those that can be opened here
+    def world(name: str) -> SimulatorWorld | None: ...  # None for a name that is not one of its worlds
+
+Neither opens a simulator. ``world`` may raise ``MissingExtra`` where only a package that is not installed
+could tell whether the name is its. A field of the world that the name says already has the metadata
+``{"in_name": True}``; every other one is an option ``--world.FIELD``. Recipes choose settings by ``images``.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +70,11 @@ class Simulators(Protocol):
 
 class SimulatorWorld(World, Protocol):
     """A frozen config that opens simulators: picklable, so that any process can."""
+
+    @property
+    def images(self) -> bool:
+        """Whether its observations are images (``EnvSpec.images``); opens nothing where the name says so."""
+        ...
 
     def open(
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False

@@ -1,39 +1,42 @@
-"""Worlds by their names on the command line: ``cartpole``, ``halfcheetah``, ``space-invaders``."""
+"""Worlds by their names on the command line: ``cartpole``, ``space-invaders``, ``gym:Acrobot-v1``.
+
+Found by listing this folder (see ``murmurate.worlds.interface`` for what its modules offer).
+"""
 
 from __future__ import annotations
 
 import difflib
+from types import ModuleType
 
-from murmurate import errors
-from murmurate.worlds.atari import AtariWorld, games
-from murmurate.worlds.gym import CLASSIC, MUJOCO, GymWorld
+from murmurate import errors, plugins
 from murmurate.worlds.interface import SimulatorWorld
-
-_GYM = CLASSIC | MUJOCO
 
 
 def world(name: str) -> SimulatorWorld:
-    """The world of that name: classic control, a MuJoCo task, or any ALE game in hyphens.
+    """The world of that name.
 
-    Raises ``Refusal`` with the nearest name for an unknown one; ``MissingExtra`` for what may be an
-    ALE game where ale-py is not installed.
+    Raises ``Refusal`` with the nearest name for an unknown one; ``MissingExtra`` for what may be a world of a
+    package that is not installed.
     """
-    if name in _GYM:
-        return GymWorld(_GYM[name])
-    try:
-        known = games()
-    except errors.MissingExtra:
-        if difflib.get_close_matches(name, _GYM, n=1, cutoff=0.8):
-            raise errors.unknown("world", name, _GYM) from None
-        raise
-    if name not in known:
-        raise errors.unknown("world", name, [*_GYM, *known])
-    return AtariWorld(name.replace("-", "_"))
+    missing: errors.MissingExtra | None = None
+    for module in _modules():
+        try:
+            found: SimulatorWorld | None = module.world(name)
+        except errors.MissingExtra as problem:
+            missing = problem
+            continue
+        if found is not None:
+            return found
+    known = world_names()
+    if missing is not None and not difflib.get_close_matches(name, known, n=1, cutoff=0.8):
+        raise missing
+    raise errors.unknown("world", name, known)
 
 
 def world_names() -> list[str]:
-    """All of them, sorted; without ale-py the ALE games are left out."""
-    try:
-        return sorted([*_GYM, *games()])
-    except errors.MissingExtra:
-        return sorted(_GYM)
+    """Those that have a name and can be opened here, sorted."""
+    return sorted(name for module in _modules() for name in module.names())
+
+
+def _modules() -> list[ModuleType]:
+    return [m for m in plugins.modules("murmurate.worlds") if hasattr(m, "names")]

@@ -1,20 +1,18 @@
-"""A world with images: catch (Mnih et al. 2014). A ball falls down a board, and a paddle catches it or not."""
+"""A world with images: catch (Mnih et al. 2014). A ball falls, and a paddle catches it or not."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from murmurate.errors import Refusal
 from murmurate.spec import EnvSpec, Episode, TimeStep, derive_seed
 from murmurate.worlds.interface import SimulatorWorld
 
 ROWS, COLUMNS = 8, 5
-NAMES = ("catch",)
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,8 @@ class CatchWorld(SimulatorWorld):
     """An observation is the board [1, 8, 5] uint8; actions are left, stay and right; +1 for a caught ball, -1
     for a lost one."""
 
-    name = "catch"
+    name: ClassVar[str] = "catch"
+    images: ClassVar[bool] = True
 
     def spec(self, fingerprint: object = None) -> EnvSpec:
         return EnvSpec("catch", (1, ROWS, COLUMNS), torch.uint8, actions=3)
@@ -105,8 +104,9 @@ class CatchSimulators:
         pass
 
 
-def world(name: str) -> CatchWorld:
-    """The world of that name. Raises Refusal."""
-    if name not in NAMES:
-        raise Refusal(f"there is no {name} here")
-    return CatchWorld()
+def names() -> list[str]:
+    return ["catch"]
+
+
+def world(name: str) -> CatchWorld | None:
+    return CatchWorld() if name == "catch" else None

@@ -1,0 +1,192 @@
+"""Saving and restoring the inside of one gymnasium environment, wrappers included, bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import types
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+import torch
+
+from murmurate.worlds.generators import load_generators, save_generators
+
+# Read by a step before it computes them anew: MuJoCo leaves them where the last substep began, so
+# they do not follow from the integration state (Ant and Humanoid measure their speed from them).
+_LAGGING = ("xpos", "xipos", "site_xpos", "geom_xpos", "cinert", "cvel", "cfrc_ext", "qfrc_actuator")
+
+# Attributes of a wrapper that its constructor made and no step changes; the last is a cache.
+_FIXED = frozenset({"env", "_metadata", "_saved_kwargs", "_cached_spec"})
+_CONSTANT = (gymnasium.Space, type, types.ModuleType, types.BuiltinFunctionType, np.ufunc)
+_SEQUENCES = {"list": list, "tuple": tuple, "deque": deque}
+
+
+class Unsavable(Exception):
+    """A wrapper holds something of which nobody knows whether it changes, or how to save it."""
+
+
+@contextlib.contextmanager
+def quiet_models(entry_point: object) -> Iterator[None]:
+    """Keep MuJoCo from writing a log file into the working folder about how gymnasium spells its models.
+
+    Does nothing for environments that are not MuJoCo's, or without it.
+    """
+    try:
+        mujoco = importlib.import_module("mujoco") if "mujoco" in str(entry_point) else None
+    except ImportError:
+        mujoco = None
+    if mujoco is None:
+        yield
+        return
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(lambda message: None)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(before)
+
+
+class Saver(Protocol):
+    """Saves one environment. What comes out holds tensors and plain values only."""
+
+    def save(self) -> dict[str, Any]:
+        """Raises ``Unsavable``."""
+        ...
+
+    def load(self, state: dict[str, Any]) -> None: ...
+
+
+def saver(env: Any) -> Saver | None:
+    """What saves ``env``; None where nothing can."""
+    if isinstance(env, gymnasium.Wrapper):
+        inner = saver(env.unwrapped)
+        return None if inner is None else WrappersSaver(env, inner)
+    module = type(env).__module__
+    if module.startswith("gymnasium.envs.classic_control."):
+        return ClassicSaver(env)
+    if module.startswith("gymnasium.envs.mujoco.") and module.endswith("_v5"):
+        return MujocoSaver(env)
+    return None
+
+
+class ClassicSaver:
+    """Classic control: all that moves is one array, ``env.state``, whose dtype matters."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+
+    def save(self) -> dict[str, Any]:
+        return {"state": torch.from_numpy(np.array(self._env.state))}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._env.state = state["state"].numpy().copy()
+
+
+class MujocoSaver:
+    """MuJoCo: the integration state, and the derived quantities that lag a substep behind it."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._mujoco = importlib.import_module("mujoco")
+        self._parts = int(self._mujoco.mjtState.mjSTATE_INTEGRATION)
+
+    def save(self) -> dict[str, Any]:
+        model, data = self._env.model, self._env.data
+        integration = np.empty(self._mujoco.mj_stateSize(model, self._parts), np.float64)
+        self._mujoco.mj_getState(model, data, integration, self._parts)
+        saved = {name: torch.from_numpy(np.array(getattr(data, name))) for name in _LAGGING}
+        return {"integration": torch.from_numpy(integration), **saved}
+
+    def load(self, state: dict[str, Any]) -> None:
+        model, data = self._env.model, self._env.data
+        self._mujoco.mj_setState(model, data, state["integration"].numpy(), self._parts)
+        for name in _LAGGING:
+            getattr(data, name)[...] = state[name].numpy()
+
+
+class WrappersSaver:
+    """An environment in wrappers: besides its own state, the attributes of each wrapper.
+
+    Numbers, strings, arrays, generators and containers of these are saved. Spaces, classes and functions
+    without a closure are taken for constants, and anything else (a file, an object of unknown kind) makes
+    the environment ``Unsavable``.
+    """
+
+    def __init__(self, env: Any, inner: Saver) -> None:
+        self._inner = inner
+        self._stack: list[Any] = [env]
+        while isinstance(self._stack[-1], gymnasium.Wrapper):
+            self._stack.append(self._stack[-1].env)
+
+    def save(self) -> dict[str, Any]:
+        wrappers = [_attributes(wrapper, self._stack) for wrapper in self._stack[:-1]]
+        return {"inner": self._inner.save(), "wrappers": wrappers}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._inner.load(state["inner"])
+        for wrapper, saved in zip(self._stack, state["wrappers"], strict=False):
+            _restore(wrapper, saved)
+
+
+def _attributes(thing: Any, stack: list[Any]) -> dict[str, Any]:
+    """What ``thing`` holds, except for the environments of ``stack``. Raises ``Unsavable``."""
+    saved: dict[str, Any] = {}
+    for name, value in vars(thing).items():
+        if name in _FIXED or _is_constant(value) or any(value is env for env in stack):
+            continue
+        if type(value).__module__.startswith("gymnasium.wrappers."):  # running means
+            saved[name] = {"object": _attributes(value, stack)}
+        else:
+            saved[name] = _encode(value)
+    return saved
+
+
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, types.FunctionType):
+        # gymnasium's own close over bounds, and never write to them
+        return value.__closure__ is None or value.__module__.startswith("gymnasium.")
+    return isinstance(value, _CONSTANT)
+
+
+def _encode(value: Any) -> Any:
+    """``value`` in tensors and plain JSON values. Raises ``Unsavable``."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
+        return {"array": torch.from_numpy(np.array(value)), "scalar": isinstance(value, np.generic)}
+    if isinstance(value, np.random.Generator) and type(value.bit_generator) is np.random.PCG64:
+        return {"generator": save_generators([value])[0]}
+    for kind, made in _SEQUENCES.items():
+        if type(value) is made:
+            return {kind: [_encode(x) for x in value], "longest": getattr(value, "maxlen", None)}
+    if type(value) is dict and all(type(key) is str for key in value):
+        return {"dict": {key: _encode(x) for key, x in value.items()}}
+    raise Unsavable(f"{type(value).__name__} cannot be saved")
+
+
+def _decode(saved: Any) -> Any:
+    """What ``_encode`` was given."""
+    if not isinstance(saved, dict):
+        return saved
+    kind, content = next(iter(saved.items()))
+    if kind == "array":
+        array = content.numpy().copy()
+        return array[()] if saved["scalar"] else array
+    if kind == "generator":
+        return load_generators([content])[0]
+    if kind == "dict":
+        return {key: _decode(x) for key, x in content.items()}
+    parts = [_decode(x) for x in content]
+    return deque(parts, saved["longest"]) if kind == "deque" else _SEQUENCES[kind](parts)
+
+
+def _restore(thing: Any, saved: dict[str, Any]) -> None:
+    for name, value in saved.items():
+        if isinstance(value, dict) and "object" in value:
+            _restore(getattr(thing, name), value["object"])
+        else:
+            setattr(thing, name, _decode(value))
