@@ -25,6 +25,7 @@ from murmurate.training.coordinator import Coordinator
 from murmurate.training.loop import Learning
 from murmurate.training.run import Run
 from murmurate.training.worker import FINAL, FINAL_REQUEST, Post, Restored, staging
+from short_runs import altered
 
 
 def a_run(strategy: str = "all-reduce", **fields: Any) -> Run:
@@ -32,7 +33,7 @@ def a_run(strategy: str = "all-reduce", **fields: Any) -> Run:
         "strategy": strategies()[strategy](), "replicas": 2, "simulators": 3, "env_steps": None, "updates": 6,
         "stop_at_return": None, "record_every_seconds": 1e-9,
     }  # fmt: skip
-    return dataclasses.replace(recipe("cartpole-gala"), **{**settings, **fields})
+    return altered(recipe("cartpole-gala"), **{**settings, **fields})
 
 
 def learn(run: Run, folder: Path, restored: list[Restored] | None = None, act: Any = None) -> list[Learning]:

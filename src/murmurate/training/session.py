@@ -26,10 +26,9 @@ from murmurate.training import checkpoint
 from murmurate.training.coordinator import Coordinator, SecondInterrupt, all_is_saved, signals_restored
 from murmurate.training.data_record import check_data, record_data, refuse_missing, without_places
 from murmurate.training.evaluate import film, write_strip
-from murmurate.training.option_names import option_name
 from murmurate.training.restore import learners
 from murmurate.training.run import Run
-from murmurate.training.run_folder import claim, held, read_run, unclaim, write_run
+from murmurate.training.run_folder import claim, held, plain, read_run, unclaim, write_run
 from murmurate.training.summary import summarize
 
 FINISHED, FAILED, REFUSED = 0, 1, 2
@@ -151,12 +150,9 @@ def _go_on(run: Run, stored: Run, folder: Path, found: Path) -> Finish:
     if run.strategy.centre:
         parts[run.replicas] = run.replicas
     _fits(run, found, saved)
-    begun, wanted = without_places(stored), without_places(run)
-    fixed = [
-        option_name(field)
-        for field in dataclasses.fields(run)
-        if not field.metadata.get("movable") and getattr(wanted, field.name) != getattr(begun, field.name)
-    ]
+    movable = {f.name: getattr(stored, f.name) for f in dataclasses.fields(run) if f.metadata.get("movable")}
+    begun, wanted = plain(without_places(stored)), plain(without_places(dataclasses.replace(run, **movable)))
+    fixed = [name for name, value in wanted.items() if value != begun[name]]
     if fixed:
         raise Refusal(
             f"{' and '.join(fixed)} cannot change on resume: what was learned so far depends on it. "
