@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from laws.mass import Shares
-from laws.problems import OPTIMIZERS, Point, Problem, same, slope
-from laws.test_solo import UPDATES, VARIANTS, solo, variant, words
+from laws.problems import Point, Problem, same, slope
+from laws.test_solo import UPDATES, pairs, solo, variant, words
 from murmurate.fabric.simulated.fabric import Crashed, Faults, Partition, SimulatedFabric
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.gala import GALA
@@ -37,9 +37,7 @@ ALONE = [
 # -- one replica is solo ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", ALONE, ids=words)
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "rmsprop", "adam"])
+@pytest.mark.parametrize(("strategy", "name", "optimizer"), pairs(ALONE))
 def test_bit_for_bit(strategy, name, optimizer):
     expected = solo(name, optimizer)
     (found,) = SimulatedFabric(1, seed=3).run(
@@ -47,15 +45,6 @@ def test_bit_for_bit(strategy, name, optimizer):
     )
     assert same(found.path, expected.path)
     assert same(found.state, expected.state)
-
-
-@pytest.mark.parametrize("strategy", ALONE, ids=words)
-def test_bit_for_bit_with_every_other_optimizer(strategy):
-    for optimizer in set(OPTIMIZERS) - {"sgd", "momentum", "rmsprop", "adam"}:
-        (found,) = SimulatedFabric(1, seed=3).run(
-            [functools.partial(variant("float32", optimizer).learn, strategy, UPDATES)]
-        )
-        assert same(found.path, solo("float32", optimizer).path), optimizer
 
 
 @pytest.mark.parametrize("strategy", ALONE, ids=words)

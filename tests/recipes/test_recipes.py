@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from murmurate.errors import Refusal
 from murmurate.recipes import algorithms, recipe, recipe_names
 from murmurate.strategies import strategies
 from murmurate.training import checkpoint
+from murmurate.training.run import Run
 from murmurate.training.session import preflight, train
 from murmurate.worlds.registry import world_names
 
@@ -57,11 +59,31 @@ def test_names_that_are_no_recipe_are_refused(name: str) -> None:
         recipe(name)
 
 
-@pytest.mark.parametrize("strategy", sorted(strategies()))
-@pytest.mark.parametrize("algorithm", sorted(algorithms()))
+def carried() -> list[Any]:
+    """Every recipe with every strategy; what adds nothing to the others is slow.
+
+    The test takes the recipe's own strategy away. What is left of two recipes with one kind of learner is its
+    settings, so each strategy is tried with each kind of learner, and the recipes of a kind take turns.
+    """
+    kinds: dict[type, list[str]] = {}
+    for algorithm in sorted(algorithms()):
+        kinds.setdefault(type(shipped(algorithm).agent), []).append(algorithm)
+    return [
+        pytest.param(algorithm, strategy, marks=() if row % len(alike) == column else pytest.mark.slow)
+        for alike in kinds.values()
+        for column, algorithm in enumerate(alike)
+        for row, strategy in enumerate(sorted(strategies()))
+    ]
+
+
+def shipped(algorithm: str) -> Run:
+    return recipe(f"{ {'lda': 'corpus', 'gmm': 'table'}.get(algorithm, 'cartpole') }-{algorithm}")
+
+
+@pytest.mark.parametrize(("algorithm", "strategy"), carried())
 def test_every_strategy_carries_every_recipe(algorithm: str, strategy: str, tmp_path: Path) -> None:
     run = dataclasses.replace(
-        recipe(f"{ {'lda': 'corpus', 'gmm': 'table'}.get(algorithm, 'cartpole') }-{algorithm}"),
+        shipped(algorithm),
         strategy=strategies()[strategy](),
         replicas=1 if strategy == "solo" else 2,
     )
