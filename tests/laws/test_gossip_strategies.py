@@ -10,7 +10,7 @@ import torch
 
 from laws.mass import Shares
 from laws.problems import Point, Problem, same, slope
-from laws.test_solo import UPDATES, pairs, solo, variant, words
+from laws.test_solo import UPDATES, alone, solo, variant, words
 from murmurate.fabric.simulated.fabric import Crashed, Faults, Partition, SimulatedFabric
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.gala import GALA
@@ -37,7 +37,7 @@ ALONE = [
 # -- one replica is solo ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("strategy", "name", "optimizer"), pairs(ALONE))
+@pytest.mark.parametrize(("strategy", "name", "optimizer"), alone(ALONE))
 def test_bit_for_bit(strategy, name, optimizer):
     expected = solo(name, optimizer)
     (found,) = SimulatedFabric(1, seed=3).run(

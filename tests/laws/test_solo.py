@@ -7,6 +7,7 @@ import functools
 import pytest
 import torch
 
+from covering import pairwise
 from laws.problems import OPTIMIZERS, SIX, Problem, same
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.fabric.threads import ThreadsFabric
@@ -24,10 +25,10 @@ EXACT = [
     AllReduce(),
     LocalSGD(period=1),
     LocalSGD(period=4),
+    Hogwild(),
+    Hogwild(shared_moments=False),
     GALA(),
     GALA(topology="exponential", staleness_bound=2),
-    Hogwild(shared_moments=False),
-    Hogwild(),
 ]
 VARIANTS = {
     "plain": Problem(),
@@ -53,26 +54,19 @@ def solo(name, optimizer):
     return variant(name, optimizer).alone(UPDATES)
 
 
-def pairs(strategies):
-    """Every strategy with every optimizer, in a variant that moves on by one along both.
-
-    All pairs are among them, as each side has at least as many as there are variants: a step goes through one
-    ``update()``, so nothing is known only of a strategy, a variant and an optimizer together.
-    """
-    assert min(len(strategies), len(OPTIMIZERS)) >= len(VARIANTS)
-    names = list(VARIANTS)
-    return [
-        pytest.param(strategy, name, optimizer, id=f"{words(strategy)}-{name}-{optimizer}")
-        for row, strategy in enumerate(strategies)
-        for column, optimizer in enumerate(OPTIMIZERS)
-        for name in [names[(row + column) % len(names)]]
-    ]
+def alone(strategies):
+    """Every strategy, variant and optimizer, and every pair of them: a step is one ``update()``."""
+    cases = pairwise(strategies, VARIANTS, OPTIMIZERS, possible=carries)
+    return [pytest.param(*case, id=f"{words(case[0])}-{case[1]}-{case[2]}") for case in cases]
 
 
-@pytest.mark.parametrize(("strategy", "name", "optimizer"), pairs(EXACT))
+def carries(strategy, name, optimizer):
+    """Shared moments refuse dampening, as tests/laws/test_hogwild.py shows."""
+    return optimizer != "dampened" or not getattr(strategy, "shared_moments", False)
+
+
+@pytest.mark.parametrize(("strategy", "name", "optimizer"), alone(EXACT))
 def test_bit_for_bit(strategy, name, optimizer):
-    if optimizer == "dampened" and getattr(strategy, "shared_moments", False):
-        pytest.skip("shared moments refuse dampening, as tests/laws/test_hogwild.py shows")
     problem = variant(name, optimizer)
     expected = solo(name, optimizer)
     (found,) = SimulatedFabric(1, seed=3).run([functools.partial(problem.learn, strategy, UPDATES)])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import itertools
 
 import pytest
 import torch
 
+from covering import pairwise
 from laws.problems import Point
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import FabricError
@@ -66,12 +66,10 @@ def test_push_mixes_in_with_a_weight_one_after_another():
     assert numbers(found) == [[0.0], [4.25], [7.0]]
 
 
-@pytest.mark.parametrize(("direction", "with_self", "name", "size"), [
-    # each topology in all four ways, with a size that moves on by one along both: all pairs are among them
-    (direction, with_self, name, (1, 2, 5)[(row + column) % 3])
-    for row, name in enumerate(topologies())
-    for column, (direction, with_self) in enumerate(itertools.product(["pull", "push"], [False, True]))
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("direction", "with_self", "name", "size"),
+    pairwise(["pull", "push"], [False, True], topologies(), [1, 2, 5]),
+)
 def test_all_are_drawn_among_the_peers_of_that_round(direction, with_self, name, size):
     """Each of them, and nobody else; who has none in that round draws itself."""
     strategy, graph = SynchronousGossip(direction, topology=name, with_self=with_self), topology(name)
