@@ -297,7 +297,7 @@ def test_the_full_disk_that_safetensors_meets_is_named_too(tmp_path: Path) -> No
     program = (
         "import resource, sys, torch, signal\n"
         "from pathlib import Path\n"
-        "from murmurate import checkpoint\n"
+        "from murmurate.training import checkpoint\n"
         "from murmurate.errors import RunFailed\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
