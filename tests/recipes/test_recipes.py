@@ -97,9 +97,8 @@ def test_every_strategy_carries_every_recipe(algorithm: str, strategy: str, tmp_
         np.save(tmp_path / "table.npy", np.random.default_rng(0).normal(size=(60, 2)))
         short += f" --world.path {tmp_path / 'table.npy'} --agent.components 3 --agent.batch 4"
     if run.replay is not None:
-        short += (
-            " --replay.learning-starts 50 --actors 0"  # actors are processes: tests/collect/test_acted.py
-        )
+        # actors are processes: tests/collect/test_acted.py
+        short += " --replay.learning-starts 50 --actors 0"
     finish = train(change(run, short.split(), ""), tmp_path / "run")
     assert finish.code == 0
     assert finish.summary["strategy"] == strategy
