@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -148,52 +147,3 @@ def test_a_role_that_refuses_leaves_no_folder(
         assert capsys.readouterr().err == "murmurate: not here. Go elsewhere.\n"
         assert folder.exists() == existed
         assert not existed or list(folder.iterdir()) == []
-
-
-# -- missing extras --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def without(tmp_path: Path) -> Any:
-    """Runs a command in a Python that lacks some packages."""
-
-    def run(packages: tuple[str, ...], *arguments: object) -> subprocess.CompletedProcess[str]:
-        site = tmp_path / "site"
-        site.mkdir(exist_ok=True)
-        lines = [f"sys.modules[{package!r}] = None" for package in packages]
-        (site / "sitecustomize.py").write_text("\n".join(["import sys", *lines]))
-        path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
-        return subprocess.run(
-            [sys.executable, "-m", "murmurate", *map(str, arguments)],
-            env={**os.environ, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-        )
-
-    return run
-
-
-def test_a_missing_extra_is_named_with_its_command(without: Any, run_folder: Path, tmp_path: Path) -> None:
-    all_three = ("ale_py", "mujoco", "imageio_ffmpeg")
-    out = ("--out", tmp_path / "x")
-    for arguments, package, extra in (
-        (("train", "pong-gala", *out), "ale-py", "atari"),
-        (("train", "hopper-a2c", *out), "mujoco", "mujoco"),
-        (("eval", run_folder, "--video"), "imageio-ffmpeg", "video"),
-    ):
-        done = without(all_three, *arguments)
-        assert done.returncode == 2, done.stderr
-        (line,) = done.stderr.splitlines()
-        assert f"{package}, which is not installed. Run: pip install 'murmurate[{extra}]'" in line
-    assert not (tmp_path / "x").exists()
-    assert not (run_folder / "videos").exists()
-
-
-def test_without_any_extra_the_rest_still_works(without: Any) -> None:
-    packages = ("ale_py", "mujoco", "imageio_ffmpeg", "cv2", "ray", "stable_baselines3")
-    done = without(packages, "doctor", "--json")
-    assert done.returncode == 0, done.stderr
-    found = {c["name"]: c for c in json.loads(done.stdout.splitlines()[-1])["checks"]}
-    assert "murmurate[atari]" in found["Atari"]["advice"]
-    assert "murmurate[mujoco]" in found["MuJoCo"]["advice"]
-    assert "murmurate[video]" in found["video"]["advice"]

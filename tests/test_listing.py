@@ -3,55 +3,83 @@
 from __future__ import annotations
 
 import json
+import pkgutil
+from typing import Any
 
 import pytest
 
+from murmurate import agents
 from murmurate.cli.listing import listing
 from murmurate.cli.main import main
 from murmurate.errors import Refusal
+from murmurate.fabric import fabrics
+from murmurate.launch import launchers
+from murmurate.recipes import algorithms, recipe_names
+from murmurate.strategies import strategies
+from murmurate.worlds.registry import world_names
 
+# some of each that a user knows by name; that none is missing, the folders themselves say
 _KNOWN = {
     "recipes": {
         "cartpole-a2c",
         "cartpole-gala",
-        "pong-a2c",
-        "pong-gala",
+        "pong-dqn",
+        "pong-apex-dqn",
         "space-invaders-gala",
         "hopper-a2c",
+        "corpus-lda",
     },
     "worlds": {"cartpole", "pong", "space-invaders", "hopper"},
-    "strategies": {"solo", "all-reduce", "local-sgd", "hogwild", "gala"},
-    "agents": {"a2c"},
-    "fabrics": {"simulated", "threads", "processes"},
-    "launchers": {"inline", "local"},
+    "strategies": {"solo", "all-reduce", "local-sgd", "hogwild", "dpsgd", "gala", "push-sum"},
+    "agents": {"a2c", "dqn"},
+    "fabrics": {"simulated", "threads", "processes", "network"},
+    "launchers": {"inline", "local", "ray", "torchrun"},
 }
+_FOLDERS = {
+    "recipes": recipe_names,
+    "worlds": world_names,
+    "strategies": strategies,
+    "agents": lambda: [m.name for m in pkgutil.iter_modules(agents.__path__) if _is_an_agents(m.name)],
+    "fabrics": fabrics,
+    "launchers": launchers,
+}
+
+
+def _is_an_agents(module: str) -> bool:
+    return module != "interface" and not module.startswith("_")
+
+
+def _rows(what: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    assert main(["list", what, "--json"]) == 0
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return rows
 
 
 @pytest.mark.parametrize("what", _KNOWN)
 def test_lists_are_objects_with_a_name(what: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", what, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = _rows(what, capsys)
     assert isinstance(rows, list)
     names = [row["name"] for row in rows]
-    assert names == sorted(set(names))
+    assert names == sorted(_FOLDERS[what]())
     assert set(names) >= _KNOWN[what]
     for row in rows:
         assert all(value not in ("", None) or key == "paper" for key, value in row.items()), row
 
 
-@pytest.mark.parametrize("what", _KNOWN)
-def test_people_see_every_name(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("what", ["strategies", "agents", "fabrics", "launchers"])
+def test_people_see_every_name_at_the_beginning_of_a_line(
+    what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {row["name"] for row in _rows(what, capsys)}
     assert main(["list", what]) == 0
-    text = capsys.readouterr().out
-    for name in _KNOWN[what]:
-        for part in _parts(name) if what == "recipes" else (name,):
-            assert part in text
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines if line[:1].strip()} - {"name"} == names
 
 
-def _parts(recipe: str) -> tuple[str, str]:
-    """(world, algorithm); no algorithm among these has a hyphen."""
-    world, _, algorithm = recipe.rpartition("-")
-    return world, algorithm
+def test_people_see_every_world_and_every_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "recipes"]) == 0
+    words = {word.strip(",").removesuffix("-*") for word in capsys.readouterr().out.split()}
+    assert words >= {*world_names(), *algorithms()}
 
 
 def test_recipes_are_of_worlds_and_algorithms_that_there_are() -> None:
@@ -64,7 +92,7 @@ def test_recipes_are_of_worlds_and_algorithms_that_there_are() -> None:
 
 def test_recipes_are_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--json"]) == 0
-    assert {row["name"] for row in json.loads(capsys.readouterr().out)} >= _KNOWN["recipes"]
+    assert json.loads(capsys.readouterr().out) == _rows("recipes", capsys)
 
 
 def test_an_unknown_list_is_refused() -> None:

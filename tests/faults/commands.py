@@ -17,16 +17,47 @@ from typing import Any
 
 import psutil
 
+from murmurate.cli.main import main
 from waiting import DEADLINE_SECONDS, until
 
 
-class Command:
-    """``python -m murmurate ...`` as it runs, and what it has written so far."""
+class Written:
+    """What a run has written to its folder so far."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        path = self.folder / name
+        return read_lines(path) if path.exists() else []
+
+    def records(self, replica: int) -> list[dict[str, Any]]:
+        return [r for r in self._lines("metrics.jsonl") if r["replica"] == replica and "kind" not in r]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [r for r in self._lines("metrics.jsonl") if r.get("event") == name]
+
+    def pids(self) -> dict[int, int]:
+        """Process id by rank, from ``roles.jsonl``; a centre comes after the replicas."""
+        lines = until(lambda: self._lines("roles.jsonl"), "roles.jsonl")
+        replicas = sum(role["role"] == "replica" for role in lines)
+        return {role["index"] + replicas * (role["role"] == "center"): role["pid"] for role in lines}
+
+    def has_checkpoint(self) -> bool:
+        return (self.folder / "checkpoints" / "last" / "state.json").exists()
+
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return found
+
+
+class Command(Written):
+    """``python -m murmurate ...`` as it runs."""
 
     program: Sequence[str] = ("murmurate",)
 
     def __init__(self, folder: Path, *arguments: object, environment: dict[str, str] | None = None) -> None:
-        self.folder = folder
+        super().__init__(folder)
         # not under pytest's own folder: a socket's path has at most 107 characters
         self.temporary = Path(tempfile.mkdtemp(prefix="murmur"))
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed at exit
@@ -73,12 +104,6 @@ class Command:
         """The exit code (negative: the signal that ended it)."""
         return int(self.process.wait(DEADLINE_SECONDS))
 
-    def pids(self) -> dict[int, int]:
-        """Process id by rank, from ``roles.jsonl``; a centre comes after the replicas."""
-        lines = until(lambda: self._lines("roles.jsonl"), "roles.jsonl")
-        replicas = sum(role["role"] == "replica" for role in lines)
-        return {role["index"] + replicas * (role["role"] == "center"): role["pid"] for role in lines}
-
     def kill_group(self, number: signal.Signals) -> None:
         """What a terminal, or a scheduler, does: one signal to every process of the group."""
         os.killpg(self.process.pid, number)
@@ -95,16 +120,6 @@ class Command:
         self._said.seek(0)
         return self._said.read().decode()
 
-    def _lines(self, name: str) -> list[dict[str, Any]]:
-        path = self.folder / name
-        return read_lines(path) if path.exists() else []
-
-    def records(self, replica: int) -> list[dict[str, Any]]:
-        return [r for r in self._lines("metrics.jsonl") if r["replica"] == replica and "kind" not in r]
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        return [r for r in self._lines("metrics.jsonl") if r.get("event") == name]
-
     def learning(self, replicas: int, records: int = 3) -> None:
         """Wait until every replica has written so many records."""
         until(
@@ -116,16 +131,9 @@ class Command:
         )
         assert self.process.poll() is None, f"it ended too soon: {self.said()}"
 
-    def has_checkpoint(self) -> bool:
-        return (self.folder / "checkpoints" / "last" / "state.json").exists()
-
     def until_checkpoint(self) -> None:
         until(lambda: self.has_checkpoint() or self.process.poll() is not None, "a checkpoint")
         assert self.process.poll() is None, f"it ended too soon: {self.said()}"
-
-    def summary(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
-        return found
 
     # -- what it leaves behind
 
@@ -154,9 +162,21 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+def _train(folder: Path, recipe: str, *options: object) -> list[str]:
+    """The arguments of a ``murmurate train`` without an early end and with a short evaluation."""
+    common = ("--stop-at-return", "none", "--eval-episodes", 1, "--out", folder)
+    return [str(argument) for argument in ("train", recipe, *common, *options)]
+
+
 @contextmanager
 def training(folder: Path, recipe: str = "cartpole-gala", *options: object) -> Iterator[Command]:
-    """``murmurate train``, without an early end and with a short evaluation."""
-    common = ("--stop-at-return", "none", "--eval-episodes", 1, "--out", folder)
-    with Command(folder, "train", recipe, *common, *options) as command:
+    """A command of its own, which can be signalled, killed, and searched for what it leaves behind."""
+    with Command(folder, *_train(folder, recipe, *options)) as command:
         yield command
+
+
+def trained(folder: Path, recipe: str = "cartpole-gala", *options: object, code: int = 0) -> Written:
+    """The same in this process, where a test does nothing to its launcher: it has imported what a command
+    takes seconds to import, and so has the fork server that is left by the run before."""
+    assert main(_train(folder, recipe, *options)) == code
+    return Written(folder)

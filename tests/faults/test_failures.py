@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import psutil
 import pytest
 
-from faults.commands import training
+from faults.commands import trained, training
 from murmurate.training import checkpoint
+from waiting import until
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -27,14 +29,14 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path: Path) -> None:
         assert checkpoint.damage(checkpoint.newest(command.folder / "checkpoints")) is None
 
 
-def test_a_loss_that_is_not_a_number_says_whose_and_when(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_a_number_says_whose_and_when(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     options = ("--replicas", 2, "--env-steps", 10**6, "--agent.learning-rate", 1e30)
-    with training(tmp_path / "run", "cartpole-gala", *options) as command:
-        assert command.wait() == 1, command.said()
-        command.leaves_nothing()
-        assert re.search(
-            r"replica [01]: the (loss|gradient|parameters) of .*'a2c' .* update \d+", command.said()
-        )
-        assert command.summary()["exit"].startswith("failed: replica ")
-        assert "Traceback" not in command.said()
-        assert not command.has_checkpoint(), "there was no good state to save"
+    run = trained(tmp_path / "run", "cartpole-gala", *options, code=1)
+    until(lambda: not any(map(psutil.pid_exists, run.pids().values())), "its roles to be gone")
+    said = "".join(capfd.readouterr())
+    assert re.search(r"replica [01]: the (loss|gradient|parameters) of .*'a2c' .* update \d+", said)
+    assert run.summary()["exit"].startswith("failed: replica ")
+    assert "Traceback" not in said
+    assert not run.has_checkpoint(), "there was no good state to save"

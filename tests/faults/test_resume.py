@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from faults.commands import Command, read_lines, training
+from faults.commands import Written, read_lines, trained, training
+from murmurate.cli.main import main
 from murmurate.replay.interface import Chunk
 from murmurate.training import checkpoint
 
@@ -52,8 +53,7 @@ def test_killed_and_resumed_equals_uninterrupted(
         *("--strategy", strategy, "--replicas", replicas, "--updates", updates, "--env-steps", "none"),
         *("--checkpoint-every-env-steps", 2_000, "--record-every-seconds", 1e-9, "--probe-every-updates", 25),
     )
-    with training(tmp_path / "whole", recipe, *options) as command:
-        assert command.wait() == 0, command.said()
+    trained(tmp_path / "whole", recipe, *options)
     with training(tmp_path / "killed", recipe, *options) as command:
         command.until_checkpoint()
         for pid in [command.process.pid, *(command.pids().values() if who_is_killed == "everybody" else [])]:
@@ -65,11 +65,11 @@ def test_killed_and_resumed_equals_uninterrupted(
     found = checkpoint.newest(tmp_path / "killed" / "checkpoints")
     at = checkpoint.read_part(found, 0)["updates"]
     assert 0 < at < updates
-    with Command(tmp_path / "killed", "resume", tmp_path / "killed") as command:
-        assert command.wait() == 0, command.said()
-        assert command.summary()["resume_exact"]
-        assert command.summary()["exit"] == "finished"
-        assert len(command.events("resumed")) == 1
+    assert main(["resume", str(tmp_path / "killed")]) == 0
+    resumed = Written(tmp_path / "killed")
+    assert resumed.summary()["resume_exact"]
+    assert resumed.summary()["exit"] == "finished"
+    assert len(resumed.events("resumed")) == 1
 
     whole, again = (tmp_path / name / "checkpoints" / "last" for name in ("whole", "killed"))
     assert checkpoint.parts(whole) == checkpoint.parts(again) == list(range(replicas))

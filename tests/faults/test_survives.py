@@ -10,7 +10,8 @@ from statistics import median
 
 import pytest
 
-from faults.commands import Command, training
+from faults.commands import Written, training
+from murmurate.cli.main import main
 from murmurate.training import checkpoint
 from waiting import until
 
@@ -119,16 +120,16 @@ def test_a_dead_replica_is_back_after_a_resume_with_its_own_count_and_other_game
     assert manifest["replica_env_steps"][1] < manifest["replica_env_steps"][0]
 
     end = manifest["env_steps"] + 2_560
-    with Command(tmp_path / "run", "resume", tmp_path / "run", "--env-steps", end) as command:
-        assert command.wait() == 0, command.said()
-        assert command.summary()["dead_replicas"] == []
-        assert command.summary()["env_steps"] == end
-        # equal parameters and, were the games the same, equal losses
-        last = {r["updates"]: r["loss"] for r in command.records(0)}
-        mine = {r["updates"]: r["loss"] for r in command.records(1) if r["updates"] in last}
-        resumed_at = max(last) - 10
-        assert all(last[u] != loss for u, loss in mine.items() if u > resumed_at)
-        assert any(u > resumed_at for u in mine)
+    assert main(["resume", str(tmp_path / "run"), "--env-steps", str(end)]) == 0
+    resumed = Written(tmp_path / "run")
+    assert resumed.summary()["dead_replicas"] == []
+    assert resumed.summary()["env_steps"] == end
+    # equal parameters and, were the games the same, equal losses
+    last = {r["updates"]: r["loss"] for r in resumed.records(0)}
+    mine = {r["updates"]: r["loss"] for r in resumed.records(1) if r["updates"] in last}
+    resumed_at = max(last) - 10
+    assert all(last[u] != loss for u, loss in mine.items() if u > resumed_at)
+    assert any(u > resumed_at for u in mine)
 
 
 def _manifest(folder: Path) -> dict:

@@ -7,6 +7,7 @@ import functools
 import pytest
 import torch
 
+from covering import pairwise
 from laws.problems import OPTIMIZERS, SIX, Problem, same
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.fabric.threads import ThreadsFabric
@@ -53,12 +54,19 @@ def solo(name, optimizer):
     return variant(name, optimizer).alone(UPDATES)
 
 
-@pytest.mark.parametrize("strategy", EXACT, ids=words)
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def alone(strategies):
+    """Every strategy, variant and optimizer, and every pair of them: a step is one ``update()``."""
+    cases = pairwise(strategies, VARIANTS, OPTIMIZERS, possible=carries)
+    return [pytest.param(*case, id=f"{words(case[0])}-{case[1]}-{case[2]}") for case in cases]
+
+
+def carries(strategy, name, optimizer):
+    """Shared moments refuse dampening, as tests/laws/test_hogwild.py shows."""
+    return optimizer != "dampened" or not getattr(strategy, "shared_moments", False)
+
+
+@pytest.mark.parametrize(("strategy", "name", "optimizer"), alone(EXACT))
 def test_bit_for_bit(strategy, name, optimizer):
-    if optimizer == "dampened" and getattr(strategy, "shared_moments", False):
-        pytest.skip("shared moments refuse dampening, as tests/laws/test_hogwild.py shows")
     problem = variant(name, optimizer)
     expected = solo(name, optimizer)
     (found,) = SimulatedFabric(1, seed=3).run([functools.partial(problem.learn, strategy, UPDATES)])

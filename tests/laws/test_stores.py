@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from covering import pairwise
 from murmurate import native
 from murmurate.replay.frame_replay import FrameReplay
 from murmurate.replay.interface import Chosen, Steps
@@ -69,10 +70,10 @@ def stores(stack: int, steps: int, length: int, discount: float) -> tuple[RowRep
     return rows, FrameReplay(Prioritized(SIMULATORS * length), (2, 3), stack=stack, **more)
 
 
-@pytest.mark.parametrize("backend", ["native", "torch"])
-@pytest.mark.parametrize("stack", [1, 4])
-@pytest.mark.parametrize("steps", [1, 2, 3, 7])
-@pytest.mark.parametrize("discount", [0.9, 1.0])
+@pytest.mark.parametrize(
+    ("stack", "steps", "discount", "backend"),
+    pairwise([1, 4], [1, 2, 3, 7], [0.9, 1.0], ["native", "torch"]),
+)
 def test_rows_and_frames_give_the_same_windows(
     stack: int, steps: int, discount: float, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

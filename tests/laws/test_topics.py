@@ -361,17 +361,24 @@ def test_one_node_pushes_the_same_as_dense(local_updates, wait):
     assert float((dense - sparse).norm() / dense.norm()) < (1e-5 if wait else 0.005)
 
 
-@pytest.mark.parametrize("seed", range(3))
+PULLED = {
+    "B 3": {"batch": 1, "local_updates": 3},
+    "B 2, M 2": {"batch": 2, "local_updates": 2},
+    "M 3": {"batch": 3, "local_updates": 1},
+    "late": {"batch": 1, "local_updates": 2, "delay_bound": 1},
+    "momentum": {"batch": 3, "local_updates": 2, "global_learning_rate": 0.2, "global_momentum": 0.3},
+}
+
+
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {"batch": 1, "local_updates": 3},
-        {"batch": 2, "local_updates": 2},
-        {"batch": 3, "local_updates": 1},
-        {"batch": 1, "local_updates": 2, "delay_bound": 1},
-        {"batch": 3, "local_updates": 2, "global_learning_rate": 0.2, "global_momentum": 0.3},
+    ("fields", "seed"),
+    [  # each with one schedule, in turn; the others are slow
+        pytest.param(
+            PULLED[name], seed, id=f"{name}-{seed}", marks=() if seed == row % 3 else pytest.mark.slow
+        )
+        for row, name in enumerate(PULLED)
+        for seed in range(3)
     ],
-    ids=["B 3", "B 2, M 2", "M 3", "late", "momentum"],
 )
 def test_the_shrink_of_the_pulled_v_is_that_of_dense_pushes(fields, seed):
     """Algorithm 1, line 4, to rounding, though other nodes have moved v since."""

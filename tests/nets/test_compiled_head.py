@@ -5,6 +5,7 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
+from covering import pairwise
 from murmurate.nets.conv import ConvTorso, nature_2013, nature_2015
 from murmurate.nets.q_network import q_network
 from murmurate.replica import gradients
@@ -42,9 +43,9 @@ def gradients_of(out, slope, *modules):
 
 
 @compiled
-@pytest.mark.parametrize("outputs", [1, 6, 18])
-@pytest.mark.parametrize("batch", [1, 5, 32, 33])
-@pytest.mark.parametrize("make", [nature_2013, nature_2015])
+@pytest.mark.parametrize(
+    ("make", "batch", "outputs"), pairwise([nature_2013, nature_2015], [1, 5, 32, 33], [1, 6, 18])
+)
 def test_the_layer_behind_is_torchs(make, batch, outputs):
     torso, head = headed(make, outputs)
     x, slope = frames(0, batch), slopes(batch, outputs)

@@ -79,12 +79,38 @@ def test_steps_after_which_a_topic_could_be_below_zero_are_refused(strategy, rep
         assert word in str(refused.value)
 
 
-def test_steps_that_leave_something_are_taken():
-    run(DPSGD(threads=1, batch=4, global_learning_rate=0.27), 2, step_rule="average", rate=0.2).validate()
-    run(DPSGD(threads=1), 4).validate()
-    run(DPSGD(threads=4, local_updates=1000), 4).validate()  # s is 0 to the last bit, and v' = u
-    run(GALA(), 4, delay=1.0).validate()
-    paper = run(DPSGD(threads=1, local_updates=15, batch=16), 8, step_rule="paper")
-    finished(paper).validate()
-    a2c = recipe("cartpole-hsa2c")
-    dataclasses.replace(a2c, strategy=DPSGD(global_learning_rate=5.0)).validate()  # nothing there is above 0
+@pytest.mark.parametrize(
+    ("taken", "too_far"),
+    [
+        # M = 4 pushes of 0.27 x 0.893 each, and of 0.29 x 0.893
+        (
+            run(DPSGD(threads=1, batch=4, global_learning_rate=0.27), 2, step_rule="average", rate=0.2),
+            run(DPSGD(threads=1, batch=4, global_learning_rate=0.29), 2, step_rule="average", rate=0.2),
+        ),
+        # 1.6 x 0.621, and 1.7 x 0.621
+        (
+            run(DPSGD(threads=1, global_learning_rate=1.6), 4),
+            run(DPSGD(threads=1, global_learning_rate=1.7), 4),
+        ),
+        # rho is 1 / nodes
+        (run(DPSGD(threads=1), 4), run(DPSGD(threads=1, batch=7), 4)),
+        # s is 0 to the last bit, and v' = u; with two of such pushes there is twice as much taken as there is
+        (run(DPSGD(threads=4, local_updates=1000), 4), run(DPSGD(threads=4, local_updates=1000, batch=2), 4)),
+        # no push takes anything away from a centre
+        (run(GALA(), 4, delay=1.0), run(DPSGD(threads=1, batch=5), 4, delay=1.0)),
+        # the paper's rho, and 1 / nodes with the paper's eta
+        (
+            finished(run(DPSGD(threads=1, local_updates=15, batch=16), 8, step_rule="paper")),
+            run(DPSGD(threads=1, local_updates=15, batch=16), 8, step_rule="paper"),
+        ),
+        # nothing of an actor-critic must stay above 0
+        (
+            dataclasses.replace(recipe("cartpole-hsa2c"), strategy=DPSGD(global_learning_rate=5.0)),
+            run(DPSGD(global_learning_rate=5.0), 4),
+        ),
+    ],
+)
+def test_steps_that_leave_something_are_taken_and_their_neighbours_refused(taken, too_far):
+    taken.validate()
+    with pytest.raises(Refusal, match="may fall below it"):
+        too_far.validate()

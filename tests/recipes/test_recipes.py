@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -19,6 +20,7 @@ from murmurate.errors import Refusal
 from murmurate.recipes import algorithms, recipe, recipe_names
 from murmurate.strategies import strategies
 from murmurate.training import checkpoint
+from murmurate.training.run import Run
 from murmurate.training.session import preflight, train
 from murmurate.worlds.registry import world_names
 
@@ -120,11 +122,31 @@ def test_names_that_are_no_recipe_are_refused(name: str) -> None:
         recipe(name)
 
 
-@pytest.mark.parametrize("strategy", sorted(strategies()))
-@pytest.mark.parametrize("algorithm", sorted(algorithms()))
+def carried() -> list[Any]:
+    """Every recipe with every strategy; what adds nothing to the others is slow.
+
+    The test takes the recipe's own strategy away. What is left of two recipes with one kind of learner is its
+    settings, so each strategy is tried with each kind of learner, and the recipes of a kind take turns.
+    """
+    kinds: dict[type, list[str]] = {}
+    for algorithm in sorted(algorithms()):
+        kinds.setdefault(type(shipped(algorithm).agent), []).append(algorithm)
+    return [
+        pytest.param(algorithm, strategy, marks=() if row % len(alike) == column else pytest.mark.slow)
+        for alike in kinds.values()
+        for column, algorithm in enumerate(alike)
+        for row, strategy in enumerate(sorted(strategies()))
+    ]
+
+
+def shipped(algorithm: str) -> Run:
+    return recipe(f"{ {'lda': 'corpus', 'gmm': 'table'}.get(algorithm, 'cartpole') }-{algorithm}")
+
+
+@pytest.mark.parametrize(("algorithm", "strategy"), carried())
 def test_every_strategy_carries_every_recipe(algorithm: str, strategy: str, tmp_path: Path) -> None:
     run = dataclasses.replace(
-        recipe(f"{ {'lda': 'corpus', 'gmm': 'table'}.get(algorithm, 'cartpole') }-{algorithm}"),
+        shipped(algorithm),
         strategy=strategies()[strategy](),
         replicas=1 if strategy == "solo" else 2,
     )
@@ -140,9 +162,8 @@ def test_every_strategy_carries_every_recipe(algorithm: str, strategy: str, tmp_
         np.save(tmp_path / "table.npy", np.random.default_rng(0).normal(size=(60, 2)))
         short += f" --world.path {tmp_path / 'table.npy'} --agent.components 3 --agent.batch 4"
     if run.source.gives == "transitions":
-        short += (
-            " --replay.learning-starts 50 --actors 0"  # actors are processes: tests/collect/test_acted.py
-        )
+        # actors are processes: tests/collect/test_acted.py
+        short += " --replay.learning-starts 50 --actors 0"
     finish = train(change(run, short.split(), ""), tmp_path / "run")
     assert finish.code == 0
     assert finish.summary["strategy"] == strategy

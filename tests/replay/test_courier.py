@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
+import weakref
 
 import pytest
 import torch
@@ -57,13 +58,24 @@ def test_fields_of_rows_are_told_apart() -> None:
         assert torch.equal(found, source[index, offset // 4 : (offset + size) // 4])
 
 
-def test_who_leaves_it_in_the_middle_waits_for_nothing() -> None:
-    source = rows()
-    for _ in range(20):
+def test_dropped_with_work_left_it_finishes_what_it_began_and_frees_the_rest() -> None:
+    source, never_begun = rows(), 0
+    expected, untouched = source[:500], torch.tensor(-1, dtype=torch.int32).expand(500, ROW // 4)
+    for _ in range(10):
         courier = Courier()
-        for _ in range(30):
-            ask(courier, source, torch.arange(1000))  # what it reads and writes is kept by it alone
+        memory = [untouched.clone() for _ in range(30)]
+        outs = [lasting.view(-1, ROW // 4) for lasting in memory]
+        for out in outs:
+            courier.gather(source, ROW, ROW, torch.arange(500), out)
+        watched = [weakref.ref(out) for out in outs]
+        del out, outs
+        assert all(ref() is not None for ref in watched), "what it reads and writes is kept by it alone"
         del courier
+        assert all(ref() is None for ref in watched)
+        dropped = sum(torch.equal(found, untouched) for found in memory)
+        assert dropped + sum(torch.equal(found, expected) for found in memory) == len(memory), "none by half"
+        never_begun += dropped
+    assert never_begun > 0, "it was waited for"
 
 
 def test_a_forked_child_copies_by_itself() -> None:

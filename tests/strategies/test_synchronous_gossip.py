@@ -7,6 +7,7 @@ import functools
 import pytest
 import torch
 
+from covering import pairwise
 from laws.problems import Point
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import FabricError
@@ -65,10 +66,10 @@ def test_push_mixes_in_with_a_weight_one_after_another():
     assert numbers(found) == [[0.0], [4.25], [7.0]]
 
 
-@pytest.mark.parametrize("direction", ["pull", "push"])
-@pytest.mark.parametrize("with_self", [False, True])
-@pytest.mark.parametrize("name", topologies())
-@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("direction", "with_self", "name", "size"),
+    pairwise(["pull", "push"], [False, True], topologies(), [1, 2, 5]),
+)
 def test_all_are_drawn_among_the_peers_of_that_round(direction, with_self, name, size):
     """Each of them, and nobody else; who has none in that round draws itself."""
     strategy, graph = SynchronousGossip(direction, topology=name, with_self=with_self), topology(name)
