@@ -21,7 +21,7 @@ _KNOWN = {
     },
     "strategies": {"solo", "all-reduce", "local-sgd", "hogwild", "gala"},
     "agents": {"a2c"},
-    "fabrics": {"simulated", "threads", "processes"},
+    "fabrics": {"network", "simulated", "processes"},
     "launchers": {"inline", "local"},
 }
 

@@ -7,7 +7,7 @@ the next lowest; that one waits for all who live, and so finds the result if any
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from murmurate.buffers import Bytes, as_tensor
 from murmurate.fabric.interface import FabricError, Traffic
+from murmurate.fabric.mean import ordered_mean
 from murmurate.fabric.network.endpoint import Hub
 from murmurate.fabric.network.frames import Frame, Kind, Refused
-from murmurate.fabric.threads import ordered_mean
 
 _LATE_SECONDS = 1.0  # how much longer than its own deadline a member waits for the leader's to come
 
@@ -61,6 +61,7 @@ class Rounds:
         hub: Hub,
         name: str,
         identity: bytes,
+        group: Sequence[int],
         count: int,
         dtype: torch.dtype,
         traffic: Traffic,
@@ -69,7 +70,7 @@ class Rounds:
         self._hub, self._name, self._identity = hub, name, identity
         self.dtype, self._bytes = dtype, count * dtype.itemsize
         self._traffic, self._version = traffic, version
-        self._memory = _Memory(set(range(hub.size)))
+        self._memory = _Memory(set(group))
         self._misfit = ""
 
     def meet(self, call: str, x: Tensor | None) -> Result:
