@@ -98,7 +98,13 @@ class NetworkChannel:
         if self.size == 1:
             return 1
         result = self._meet("mean", x)
-        x.detach().copy_(self._vectors(result.parts)[0])
+        (mean,) = self._vectors(result.parts)
+        if result.divisor == 1:
+            x.detach().copy_(mean)
+        elif x.device.type == "cpu":
+            torch.div(mean, result.divisor, out=x.detach())
+        else:
+            x.detach().copy_(mean / result.divisor)
         return len(result.who)
 
     def broadcast_(self, x: Tensor, root: int) -> None:
@@ -193,6 +199,8 @@ class NetworkChannel:
                 self._postbox.told(sender, rest[0], value)
             elif what in ("want", "nothing"):
                 self._shelf.told(sender, what, value)
+            elif what == "group":
+                self._rounds.hear(rest, value)
             elif what == "desk":
                 self._look(sender, value)
             elif what == "unseen":
