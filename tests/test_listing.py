@@ -32,7 +32,7 @@ _KNOWN = {
     "worlds": {"cartpole", "pong", "space-invaders", "hopper"},
     "strategies": {"solo", "all-reduce", "local-sgd", "hogwild", "dpsgd", "gala", "push-sum"},
     "agents": {"a2c", "dqn"},
-    "fabrics": {"simulated", "threads", "processes", "network"},
+    "fabrics": {"simulated", "processes", "network"},
     "launchers": {"inline", "local", "ray", "torchrun"},
 }
 _FOLDERS = {

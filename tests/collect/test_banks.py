@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric.interface import Fabric
-from murmurate.fabric.threads import run_members
+from murmurate.fabric.simulated.fabric import run_members
 from murmurate.replay.priorities import Chances, Prioritized, Uniform
 from murmurate.sources.bank_weights import LIKE, BankWeights
 

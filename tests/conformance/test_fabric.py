@@ -36,7 +36,7 @@ def members(request):
 
 
 def test_the_folder_has_the_fabrics_of_the_design():
-    assert {"simulated", "threads"} <= set(found())
+    assert {"network", "processes", "simulated"} <= set(found())
 
 
 # -- what members do: rank r has vector(r) --------------------------------------------------------
@@ -279,6 +279,28 @@ def publish_on_and_on(door):
     fabric.mean_(torch.zeros(N))
 
 
+WIDE = 300_000
+
+
+def publish_wide_ones(door):
+    fabric, x = door.channel("wide", torch.zeros(WIDE)), torch.zeros(WIDE)
+    for version in range(1, 60):
+        fabric.publish(x.fill_(version))
+    fabric.wait("read", 60.0)
+
+
+def read_wide_ones(door):
+    fabric, newest, looked = door.channel("wide", torch.zeros(WIDE)), 0, 0
+    while newest < 59:
+        fabric.wait_newer([0], [newest], 60.0)
+        x, newest = fabric.peek(0)
+        low, high = torch.aminmax(x)
+        assert float(low) == float(high) == newest
+        looked += 1
+    fabric.send(0, "read", torch.zeros(1))
+    return looked
+
+
 def hold_what_was_peeked(door):
     fabric = channel(door)
     fabric.mean_(torch.zeros(N))
@@ -468,6 +490,9 @@ class TestEveryFabric:
         assert torch.equal(held, vector(0))
         assert newest_version == 39
         assert torch.equal(newest, torch.full((N,), 39.0))
+
+    def test_no_reader_ever_sees_a_torn_vector(self, members):
+        assert members(2, publish_wide_ones, read_wide_ones)[1] > 0
 
     def test_waiting_for_news_ends_with_them_or_at_the_deadline(self, members):
         waited = members(3, wait_for_newer, publish_when_told, publish_when_told)[0]

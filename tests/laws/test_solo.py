@@ -10,7 +10,6 @@ import torch
 from covering import pairwise
 from laws.problems import OPTIMIZERS, SIX, Problem, same
 from murmurate.fabric.simulated.fabric import SimulatedFabric
-from murmurate.fabric.threads import ThreadsFabric
 from murmurate.replica.vector import Replica
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.all_reduce import AllReduce
@@ -73,13 +72,6 @@ def test_bit_for_bit(strategy, name, optimizer):
     assert same(found.path, expected.path)
     assert same(found.state, expected.state)
     assert not torch.equal(found.path[0], found.path[-1])
-
-
-@pytest.mark.parametrize("strategy", EXACT, ids=words)
-def test_bit_for_bit_on_threads(strategy):
-    problem = variant("float32", "adam")
-    (found,) = ThreadsFabric(1).run([functools.partial(problem.learn, strategy, UPDATES)])
-    assert same(found.path, solo("float32", "adam").path)
 
 
 @pytest.mark.parametrize("optimizer", SIX)

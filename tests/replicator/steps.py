@@ -9,7 +9,6 @@ from torch import nn
 
 from murmurate.fabric.processes.fabric import run_members as in_processes
 from murmurate.fabric.simulated.fabric import SimulatedFabric
-from murmurate.fabric.threads import ThreadsFabric
 from murmurate.replicator.user_loop import OwnLoop
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.solo import Solo
@@ -19,10 +18,6 @@ def simulated(size, member):
     return SimulatedFabric(size, seed=size, collective_deadline_seconds=60.0, contexts="threads").run(
         [member] * size
     )
-
-
-def threads(size, member):
-    return ThreadsFabric(size).run([member] * size)
 
 
 def processes(size, member):
@@ -36,7 +31,7 @@ def loops(size, script, fabric=simulated, strategy=None, **options):
 
 
 def alone(script, **options):
-    return loops(1, script, threads, Solo(), **options)[0]
+    return loops(1, script, simulated, Solo(), **options)[0]
 
 
 def live(script, strategy, options, door):

@@ -11,14 +11,13 @@ import torch
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
-from murmurate.fabric.threads import ThreadsFabric
 from murmurate.launch.script import run
 from murmurate.replicator.user_loop import OwnLoop
 from murmurate.strategies import strategies
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.hogwild import Hogwild
 from murmurate.strategies.local_sgd import LocalSGD
-from replicator.steps import draw, live, loops, processes, simulated, threads
+from replicator.steps import draw, live, loops, processes, simulated
 
 Pair = namedtuple("Pair", "left right")
 KNOWN = strategies()
@@ -104,10 +103,9 @@ def check_all(found):
         torch.testing.assert_close(other, found[0], rtol=0, atol=0)  # the same bits on all
 
 
-@pytest.mark.parametrize("fabric", [simulated, threads])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_each_is_its_oracle_on_stacked_tensors(size, fabric):
-    check_all(loops(size, all_of_them, fabric))
+def test_each_is_its_oracle_on_stacked_tensors(size):
+    check_all(loops(size, all_of_them))
 
 
 def test_each_is_its_oracle_on_real_processes():
@@ -167,10 +165,9 @@ def whole_gradient(size):
     return [x.grad for x in xs]
 
 
-@pytest.mark.parametrize("fabric", [simulated, threads])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_gradients_are_those_of_the_whole(size, fabric):
-    for found, right in zip(loops(size, gradient, fabric), whole_gradient(size), strict=True):
+def test_gradients_are_those_of_the_whole(size):
+    for found, right in zip(loops(size, gradient), whole_gradient(size), strict=True):
         close(found, right)
 
 
@@ -283,6 +280,23 @@ def test_groups_within_and_across_workers():
         assert names == (rank // 2, rank % 2, rank // 2, 2, 2)
 
 
+def at_its_own_pace(loop):
+    """Worker 0 makes three calls more than worker 1, and both then come to one of everybody."""
+    x = torch.tensor(float(loop.rank))
+    for _ in range(1 if loop.worker else 4):
+        x = loop.within.sum(x)
+    return x.item(), loop.mean(x).item(), loop.bytes_exchanged
+
+
+@pytest.mark.parametrize("fabric", [simulated, processes])
+def test_a_groups_calls_are_its_own(fabric):
+    found = loops(4, at_its_own_pace, fabric, workers=2)
+    assert [x for x, _, _ in found] == [8.0, 8.0, 5.0, 5.0]
+    assert [mean for _, mean, _ in found] == [6.5] * 4
+    first, _, last, _ = (exchanged for *_, exchanged in found)
+    assert first > last > 0, "what groups exchange counts too"
+
+
 def test_workers_divide_the_replicas():
     with pytest.raises(Refusal, match="3 replicas cannot be dealt evenly to 2 workers"):
         loops(3, grouped, workers=2)
@@ -313,15 +327,6 @@ def test_who_does_not_come_is_named_at_the_deadline():
     fabric = SimulatedFabric(2, seed=0, collective_deadline_seconds=5.0, contexts="threads")
     with pytest.raises(FabricError, match=r"ranks \[0\] did not come"):
         fabric.run([functools.partial(live, script, AllReduce(), {})] * 2)
-    with pytest.raises(FabricError, match=r"ranks \[0\] did not come"):
-        ThreadsFabric(2, collective_deadline_seconds=0.2).run(
-            [
-                functools.partial(
-                    live, lambda r: r.rank == 0 or r.mean(1.0), AllReduce(), {"collectives": True}
-                )
-            ]
-            * 2
-        )
 
 
 @pytest.mark.parametrize("call", range(2, 24))
@@ -426,4 +431,4 @@ def test_a_door_of_ones_own_is_enough():
     def member(door):
         return OwnLoop(AllReduce(), door).mean(float(door.rank)).item()
 
-    assert ThreadsFabric(3).run([member] * 3) == [1.0, 1.0, 1.0]
+    assert simulated(3, member) == [1.0, 1.0, 1.0]

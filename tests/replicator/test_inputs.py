@@ -8,7 +8,7 @@ import torch
 from murmurate.replicator.input_split import Seat, inputs, split_along, split_leading
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.solo import Solo
-from replicator.steps import loops, processes, threads
+from replicator.steps import loops, processes, simulated
 
 
 def rows(*numbers):
@@ -77,7 +77,7 @@ def uneven(loop):
     return [batch.tolist() for batch in loop.inputs(source, per="replica")]
 
 
-@pytest.mark.parametrize("fabric", [threads, processes])
+@pytest.mark.parametrize("fabric", [simulated, processes])
 def test_replicas_that_meet_end_together_when_the_first_has_no_more(fabric):
     assert loops(3, uneven, fabric) == [[[r, 0], [r, 1], [r, 2]] for r in range(3)]
 

@@ -19,7 +19,7 @@ from murmurate.strategies.gala import GALA
 from murmurate.strategies.hogwild import Hogwild
 from murmurate.strategies.local_sgd import LocalSGD
 from murmurate.strategies.parameter_server import ParameterServer
-from replicator.steps import alone, draw, loops, pairs, processes, simulated, tanh_net, threads
+from replicator.steps import alone, draw, loops, pairs, processes, simulated, tanh_net
 
 KNOWN = strategies()
 STEPS = 400
@@ -318,4 +318,4 @@ def test_a_replicator_on_a_door_of_ones_own_is_a_context():
         with OwnLoop(AllReduce(), door) as loop:
             return loop.sum(1).item()
 
-    assert threads(2, member) == [2, 2]
+    assert simulated(2, member) == [2, 2]

@@ -51,6 +51,40 @@ class FabricError(RuntimeError):
     """Something between replicas went wrong; the message names the culprit and the remedy."""
 
 
+def ranks_within(rank: int, parts: int) -> range:
+    """The ranks of the parts of ``rank``'s replica.
+
+    A replica that spans several members has ``parts`` of them, with rank = replica * parts + part.
+    """
+    first = rank - rank % parts
+    return range(first, first + parts)
+
+
+def ranks_across(rank: int, parts: int, size: int) -> range:
+    """The ranks that hold the same part as ``rank`` does, in each of the size / parts replicas."""
+    return range(rank % parts, size, parts)
+
+
+def checked_group(members: Sequence[int] | None, rank: int, size: int) -> tuple[int, ...]:
+    """The ranks of a fabric of ``size`` that share a channel of ``rank``; None stands for all.
+
+    Raises ValueError for ranks that there are not, that are not ascending, or without ``rank``.
+    """
+    group = tuple(range(size)) if members is None else tuple(members)
+    if list(group) != sorted(set(group)) or not set(group) <= set(range(size)):
+        raise ValueError(f"{list(group)} is no group: give ascending ranks of 0..{size - 1}, each once.")
+    if rank not in group:
+        raise ValueError(f"Rank {rank} is not in the group {list(group)}: only its members make the channel.")
+    return group
+
+
+def checked_rank(rank: int, size: int) -> int:
+    """Raises ValueError for a rank that no member of a channel of ``size`` has."""
+    if not 0 <= rank < size:
+        raise ValueError(f"There is no rank {rank} among {size}: use 0..{size - 1}.")
+    return rank
+
+
 class Members(Protocol):
     """Who takes part: rank, size at the start, and who is alive now."""
 
@@ -148,6 +182,9 @@ class SharedMemory(Protocol):
 class Channel(Members, Collective, Mail, Register, SharedMemory, Protocol):
     """One channel of a fabric: what one replica's strategy talks through.
 
+    All ranks that go in or out of a channel are positions among its members, from 0 to ``size - 1``: of the
+    channel of a group as of one of everybody. So a strategy need not know which of the two it has.
+
     ``capabilities`` says which of the four protocols really work here; the verbs of the others raise
     ``FabricError``. The start of a run compares it with ``Strategy.needs``, so a strategy never has to.
     """
@@ -165,7 +202,7 @@ class Channel(Members, Collective, Mail, Register, SharedMemory, Protocol):
 
 
 class Fabric(Protocol):
-    """A member's door to the fabric; makes one channel per replicated vector."""
+    """What one member sees of a fabric; makes one channel per replicated vector."""
 
     @property
     def rank(self) -> int: ...
@@ -174,6 +211,13 @@ class Fabric(Protocol):
     def living(self) -> Sequence[int]: ...
     @property
     def capabilities(self) -> frozenset[Capability]: ...
-    def channel(self, name: str, like: Tensor) -> Channel:
-        """A channel for vectors shaped like ``like`` [N]. All members make the same ones in one order."""
+    def channel(self, name: str, like: Tensor, members: Sequence[int] | None = None) -> Channel:
+        """A channel for vectors shaped like ``like`` [N], among all members or a group of them.
+
+        members: the group's ranks in this fabric, ascending; None for everybody. Only they make the channel,
+            whenever they like; its ``rank`` and ``size`` are the position in the group and how many these
+            are. Channels of different groups may bear one name.
+        All members make the channels of everybody in one order.
+        Raises ValueError for a group that the caller is not in, or of ranks that there are not.
+        """
         ...

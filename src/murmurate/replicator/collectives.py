@@ -25,28 +25,27 @@ Reduction = str | Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Group:
-    """Members of a step that reduce and gather among themselves; ``ranks`` ascending, the own one in it.
+    """Members of a step that reduce and gather among themselves, over channels of their own.
 
-    Calls are matched over **all** replicas, whichever group they are in: the same collectives in the same
-    order, in backward passes too. Whoever is dead is left out, and a mean is over the living. Structures are
-    dictionaries, lists, tuples and named tuples of tensors and numbers, and alike on all members. Results are
-    on the device of what was handed in, and the same bits on all members of a group.
+    Calls are matched within the group: its members make the same ones in the same order, in backward passes
+    too. Ranks are positions in the group. Whoever is dead is left out, and a mean is over the living.
+    Structures are dictionaries, lists, tuples and named tuples of tensors and numbers, and alike on all
+    members. Results are on the device of what was handed in, and the same bits on all members of a group.
 
     All raise FabricError when members call different things, or one does not come before the deadline. A
     gradient passes through when at least one member wants it; then all must run that backward pass.
     """
 
     wire: Wire
-    ranks: Sequence[int]
 
     @property
     def size(self) -> int:
-        return len(self.ranks)
+        return self.wire.size
 
     @property
     def rank(self) -> int:
         """The own place in the group, from 0 up."""
-        return list(self.ranks).index(self.wire.rank)
+        return self.wire.rank
 
     def mean(self, x: Any) -> Any:
         """The mean over the group of every tensor in ``x``; backward: the mean of the gradients."""
@@ -60,7 +59,7 @@ class Group:
         """``x`` of the group's member ``root``; backward: the sum of the gradients, at the root."""
         if not 0 <= root < self.size:
             raise ValueError(f"there is no member {root} in a group of {self.size}: use 0..{self.size - 1}")
-        return self._map("broadcast", x, root=self.ranks[root])
+        return self._map("broadcast", x, root=root)
 
     def gather(self, x: Any, join: bool = False) -> Any:
         """Every tensor of all members, by rank: [k, ...] for k living members.
@@ -91,15 +90,15 @@ class Group:
         if not items:
             raise ValueError("map_gather and map_reduce need at least one item")
         parts, order = [], torch.empty(0, dtype=torch.int64)
-        missing, workers = list(range(len(items))), list(self.ranks)
+        missing, workers = list(range(len(items))), list(range(self.size))
         while missing:
-            mine = missing[workers.index(self.wire.rank) :: len(workers)]
+            mine = missing[workers.index(self.rank) :: len(workers)]
             # who has nothing to do still has to know what a result looks like
             done = [function(items[i]) for i in mine or missing[:1]]
             stacked = pytree.tree_map(lambda *rows: torch.stack([_tensor(r) for r in rows]), *done)
             found = pytree.tree_map(functools.partial(_first, len(mine)), stacked)
             own = torch.tensor(mine, dtype=torch.int64)
-            part, came, present = self.gather((found, own, torch.tensor([self.wire.rank])), join=True)
+            part, came, present = self.gather((found, own, torch.tensor([self.rank])), join=True)
             parts.append(part)
             order = torch.cat([order, came])
             missing, workers = sorted(set(missing) - set(came.tolist())), present.tolist()
@@ -130,8 +129,9 @@ class _Map:
 
     def run(self, tensors: Sequence[Tensor], wants_gradient: bool) -> tuple[list[Tensor], bool]:
         """This member's results, and whether some member wants a gradient."""
-        everybody = self.group.wire.gather(self.kind, tensors, wants_gradient)
-        given = {rank: everybody[rank].tensors for rank in self.group.ranks if rank in everybody}
+        call = self.kind if self.root < 0 else f"{self.kind} {self.root}"
+        everybody = self.group.wire.gather(call, tensors, wants_gradient)
+        given = {rank: message.tensors for rank, message in sorted(everybody.items())}
         if self.kind == "broadcast" and self.root not in given:
             raise FabricError(f"rank {self.root} died before it could broadcast: let a living one")
         results = [

@@ -26,13 +26,15 @@ class Wire:
     """Gathers tensors of any number, shape and dtype over two channels of fixed length.
 
     The first holds most batch statistics; the second carries the rest of longer messages, piece by piece.
-    All members make their wire at the same point, and every ``gather`` is a matched call.
+    members: the group's ranks in the fabric; None for all, who then make their wire at the same point. Every
+    ``gather`` is a matched call of the group, and ranks are positions in it.
     """
 
-    def __init__(self, door: Fabric) -> None:
-        self.rank = door.rank
-        self._small = door.channel("collectives.short", torch.zeros(_SMALL_BYTES, dtype=torch.uint8))
-        self._large = door.channel("collectives.long", torch.zeros(_LARGE_BYTES, dtype=torch.uint8))
+    def __init__(self, fabric: Fabric, members: Sequence[int] | None = None) -> None:
+        small, large = (torch.zeros(size, dtype=torch.uint8) for size in (_SMALL_BYTES, _LARGE_BYTES))
+        self._small = fabric.channel("collectives.short", small, members)
+        self._large = fabric.channel("collectives.long", large, members)
+        self.rank, self.size = self._small.rank, self._small.size
         self._calls = 0
 
     @property

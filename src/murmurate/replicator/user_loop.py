@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from murmurate.errors import Refusal
-from murmurate.fabric.interface import Capability, Fabric, FabricError
+from murmurate.fabric.interface import Capability, Fabric, FabricError, ranks_across, ranks_within
 from murmurate.replica.vector import Exchange, MakeOptimizer, Replica
 from murmurate.replicator.collectives import Group, Reduction
 from murmurate.replicator.gather import Wire
@@ -84,6 +84,7 @@ class OwnLoop(Replicator):
         self._begun = self._finished = False
         # on all members at the same point, so that whichever collective comes first finds its channels
         self._wire = Wire(fabric) if strategy.common_rounds else None
+        self._wires: dict[tuple[int, ...], Wire] = {}  # of groups of replicas
         self._ends = (
             fabric.channel("ends", torch.zeros(1)) if Capability.REGISTER in fabric.capabilities else None
         )
@@ -273,21 +274,25 @@ class OwnLoop(Replicator):
     @property
     def within(self) -> Group:
         """The replicas of the own worker."""
-        per = self._seat.per_worker
-        return self._group(range(self.worker * per, (self.worker + 1) * per), "a collective within workers")
+        ranks = ranks_within(self.rank, self._seat.per_worker)
+        return self._group(ranks, "a collective within workers")
 
     @property
     def across(self) -> Group:
         """The replicas with the own place in every worker."""
-        return self._group(
-            range(self._seat.place, self.size, self._seat.per_worker), "a collective across workers"
-        )
+        ranks = ranks_across(self.rank, self._seat.per_worker, self.size)
+        return self._group(ranks, "a collective across workers")
 
     def _group(self, ranks: Sequence[int], what: str) -> Group:
         check_common_rounds(self.strategy, what)
         if self._wire is None:
             raise RuntimeError("the wire is made with the replicator")
-        return Group(self._wire, ranks)
+        group = tuple(ranks)
+        if len(group) == self._wire.size:
+            return Group(self._wire)
+        if group not in self._wires:
+            self._wires[group] = Wire(self.fabric, group)
+        return Group(self._wires[group])
 
     def mean(self, x: Any) -> Any:
         """See ``Group.mean``; over all replicas, as the six that follow."""
@@ -364,7 +369,8 @@ class OwnLoop(Replicator):
 
     @property
     def bytes_exchanged(self) -> int:
-        return super().bytes_exchanged + (0 if self._wire is None else self._wire.bytes)
+        wires = [wire for wire in (self._wire, *self._wires.values()) if wire is not None]
+        return super().bytes_exchanged + sum(wire.bytes for wire in wires)
 
     # -- the centre ---------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ def learner_of(run: Run, rank: int, replicator: Replicator) -> Any:
     fabric = replicator.fabric
 
     def group() -> Group:
-        return Group(Wire(fabric), range(run.replicas))
+        return Group(Wire(fabric, range(run.replicas)))
 
     return build_learner(run, rank, replicator.replicate, group if run.strategy.common_rounds else None)
 
@@ -65,6 +65,6 @@ def open_source(run: Run, rank: int, learner: Any, fabric: Fabric) -> Source:
         return 0.0 if planned is None else min(updates_of(learner) / planned, 1.0)
 
     def channel(name: str, like: Tensor) -> Channel:
-        return fabric.channel(name, like)
+        return fabric.channel(name, like, members=range(run.replicas))
 
     return run.source.open(SourceContext(run, rank, learner, progress, channel))

@@ -250,7 +250,7 @@ def _attempt(run: Run) -> Learner:
 
     def build(fabric: Fabric) -> Learner:
         replicator = Replicator(run.strategy, fabric)
-        group = (lambda: Group(Wire(fabric), range(1))) if run.strategy.common_rounds else None
+        group = (lambda: Group(Wire(fabric))) if run.strategy.common_rounds else None
         learner: Learner = run.learner.build(Context(spec, replicator.replicate, run.seed, open_group=group))
         return learner
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, FabricError, Letter, Traffic
+from murmurate.fabric.interface import Capability, FabricError, Letter, Traffic, checked_rank
 from murmurate.fabric.network.collectives import Rounds
 from murmurate.fabric.network.compression import Compression, codec
 from murmurate.fabric.network.endpoint import Hub, short
@@ -20,19 +20,27 @@ from murmurate.fabric.network.shm_channel import Desk
 
 
 class NetworkChannel:
-    """One channel (see ``Channel``) for vectors shaped like ``like`` [N]; all but shared memory."""
+    """One channel (see ``Channel``) for vectors shaped like ``like`` [N]; all but shared memory.
 
-    def __init__(self, hub: Hub, name: str, like: Tensor, compression: Compression) -> None:
-        self.rank, self.size, self.name = hub.rank, hub.size, name
+    What goes over links, and all below this class, is by ranks of the fabric, not by
+    positions in ``group``.
+    """
+
+    def __init__(
+        self, hub: Hub, name: str, like: Tensor, compression: Compression, group: tuple[int, ...]
+    ) -> None:
+        self._group, self._place = group, {rank: place for place, rank in enumerate(group)}
+        self.rank, self.size, self.name = self._place[hub.rank], len(group), name
         self.traffic = Traffic()
         self._hub, self._shape, self._device = hub, like.shape, like.device
         self._count = like.numel()
-        self._identity = short(name)
+        self._identity = short(name) if self.size == hub.size else short(name, *group)
         self._codec = codec(compression, self._count, like.dtype)
         # a short letter is not compressed, and may be longer than one that is
         letter_bytes = max(self._codec.wire_bytes, like.numel() * like.element_size())
         self._desk = Desk(hub.passport.lender, self.size, self._codec.wire_bytes, letter_bytes, hub.pool)
-        self._shelf = Shelf(hub, name, self._identity, self._codec, self.traffic, self._desk)
+        peers = [rank for rank in group if rank != hub.rank]
+        self._shelf = Shelf(hub, name, self._identity, self._codec, self.traffic, self._desk, peers)
         self._postbox = Postbox(
             hub, self._identity, self._codec, self.traffic, self._shaped, self._desk, like
         )
@@ -40,6 +48,7 @@ class NetworkChannel:
             hub,
             name,
             self._identity,
+            group,
             self._count,
             like.dtype,
             self.traffic,
@@ -49,7 +58,7 @@ class NetworkChannel:
         self._differs = ""
         with hub.lock:
             hub.join_channel(self._identity, self)
-            for link in hub.links.values():
+            for link in (hub.links[peer] for peer in peers):
                 link.tell(("form", self._identity.hex()), self._form)
                 if link.near is not None:
                     self.met(link.peer)
@@ -59,7 +68,7 @@ class NetworkChannel:
         return OFFERED
 
     def living(self) -> Sequence[int]:
-        return self._hub.living()
+        return [self._place[rank] for rank in self._hub.living() if rank in self._place]
 
     def has_lost(self, rank: int) -> bool:
         return self._hub.has_lost(self._among(rank))
@@ -89,7 +98,13 @@ class NetworkChannel:
         if self.size == 1:
             return 1
         result = self._meet("mean", x)
-        x.detach().copy_(self._vectors(result.parts)[0])
+        (mean,) = self._vectors(result.parts)
+        if result.divisor == 1:
+            x.detach().copy_(mean)
+        elif x.device.type == "cpu":
+            torch.div(mean, result.divisor, out=x.detach())
+        else:
+            x.detach().copy_(mean / result.divisor)
         return len(result.who)
 
     def broadcast_(self, x: Tensor, root: int) -> None:
@@ -97,7 +112,7 @@ class NetworkChannel:
         if self.size == 1:
             return
         result = self._meet(f"broadcast {self._among(root)}", x if self.rank == root else None)
-        if root not in result.who:
+        if self._among(root) not in result.who:
             raise FabricError(f"rank {root} died before it could broadcast on channel '{self.name}'")
         x.detach().copy_(self._vectors(result.parts)[0])
 
@@ -107,7 +122,9 @@ class NetworkChannel:
             return {self.rank: x.detach().clone()}
         result = self._meet("gather", x)
         vectors = self._vectors(result.parts)
-        return {rank: v.to(x.device, copy=True) for rank, v in zip(result.who, vectors, strict=True)}
+        return {
+            self._place[rank]: v.to(x.device, copy=True) for rank, v in zip(result.who, vectors, strict=True)
+        }
 
     def _meet(self, call: str, x: Tensor | None) -> Any:
         with self._hub.timed(self.traffic):
@@ -132,7 +149,8 @@ class NetworkChannel:
 
     def receive(self, tag: str) -> Letter | None:
         with self._hub.lock:
-            return self._postbox.receive(tag)
+            letter = self._postbox.receive(tag)
+        return letter and letter._replace(sender=self._place[letter.sender])
 
     def wait(self, tag: str, deadline_seconds: float) -> Letter | None:
         with self._hub.lock, self._hub.timed(self.traffic):
@@ -162,6 +180,8 @@ class NetworkChannel:
             raise Refused("length", f"a vector of {length} bytes on '{self.name}', which has {self._form}")
 
     def deliver(self, sender: int, frame: Frame) -> None:
+        if sender not in self._place:
+            raise Refused("channel", f"something for '{self.name}' from who is not in its group")
         if frame.payload is not None:
             self._fits(frame, frame.length)  # what came early has not been asked yet
         if frame.kind is Kind.REGISTER:
@@ -172,11 +192,15 @@ class NetworkChannel:
             self._rounds.deliver(sender, frame)
 
     def told(self, sender: int, what: str, rest: tuple[str, ...], value: Any) -> None:
+        if sender not in self._place:
+            raise Refused("channel", f"something for '{self.name}' from who is not in its group")
         try:
             if what == "taken":
                 self._postbox.told(sender, rest[0], value)
             elif what in ("want", "nothing"):
                 self._shelf.told(sender, what, value)
+            elif what == "group":
+                self._rounds.hear(rest, value)
             elif what == "desk":
                 self._look(sender, value)
             elif what == "unseen":
@@ -191,10 +215,12 @@ class NetworkChannel:
             raise Refused("meta", f"a control message about '{what}' that cannot be read") from None
 
     def due(self, peer: int) -> Frame | None:
-        return self._shelf.due(peer)
+        return self._shelf.due(peer) if peer in self._place else None
 
     def met(self, peer: int) -> None:
         """Show a neighbour where to look."""
+        if peer not in self._place:
+            return
         told = self._desk.show(peer)
         if told is not None:
             self._shelf.showed()
@@ -224,6 +250,8 @@ class NetworkChannel:
             self._shelf.unseen(sender)
 
     def returned(self, peer: int) -> None:
+        if peer not in self._place:
+            return
         self._shelf.returned(peer)
         self._postbox.returned(peer)
         self._desk.forget(peer)
@@ -238,9 +266,8 @@ class NetworkChannel:
         return x if self._device.type == "cpu" else x.to(self._device)
 
     def _among(self, rank: int) -> int:
-        if not 0 <= rank < self.size:
-            raise ValueError(f"There is no rank {rank} among {self.size}: use 0..{self.size - 1}.")
-        return rank
+        """The rank in the fabric of one of the channel."""
+        return self._group[checked_rank(rank, self.size)]
 
     def _check(self, x: Tensor | None = None, shorter: bool = False) -> None:
         if self._differs:

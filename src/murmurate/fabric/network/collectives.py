@@ -1,56 +1,38 @@
-"""Collectives over links: the lowest living member gathers, settles who took part, and tells the rest.
+"""Collectives over links: engines carry rounds in which nobody is lost, the lowest living member the others.
 
-One member computes, so all get the same bits and agree on who is in them. It stays so when that member
-dies: each member keeps the last result it got, and gives it, with its own part of the present round, to
-the next lowest; that one waits for all who live, and so finds the result if any living member has it.
+An engine (``reduce_scatter``, ``process_group``) gives all its members the same bits, but when one is lost
+some may have a result and others not. So each member keeps the last result it got. Who gets none asks all
+others to do the round again: who has its result gives it, and all others leave the engine and give their
+vectors to the lowest living member. That one waits for all who live, settles who took part, and tells the
+rest. When it dies, each gives the last result, and its own part of the present round, to the next lowest;
+that one finds the result too if any living member has it.
+
+A member that was frozen may find the others' parts when it goes on, though they have left it out. So a result
+counts only as long as nobody can have left us out: see ``_lease_seconds``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import contextlib
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from murmurate.buffers import Bytes, as_tensor
+from murmurate.buffers import as_tensor
 from murmurate.fabric.interface import FabricError, Traffic
+from murmurate.fabric.mean import ordered_mean
 from murmurate.fabric.network.endpoint import Hub
+from murmurate.fabric.network.engine import Attempt
 from murmurate.fabric.network.frames import Frame, Kind, Refused
-from murmurate.fabric.threads import ordered_mean
+from murmurate.fabric.network.process_group import DTYPES, ProcessGroups
+from murmurate.fabric.network.reduce_scatter import ACTS, ReduceScatter
+from murmurate.fabric.network.round import Memory, Part, Result
 
+_LEAST_BYTES = 64 << 10  # of a vector for which an engine is worth its messages
 _LATE_SECONDS = 1.0  # how much longer than its own deadline a member waits for the leader's to come
-
-
-@dataclass
-class Result:
-    """who: took part. parts: the vectors [N] that come of it, one, or one for each of ``who``."""
-
-    round: int
-    call: str
-    who: list[int]
-    parts: Any  # a buffer of all of them, in order; None if there is nothing
-    versions: dict[int, int]
-
-
-@dataclass
-class _Part:
-    call: str
-    x: Bytes | None
-    version: int
-
-
-@dataclass
-class _Memory:
-    """What one member knows of the rounds of one channel."""
-
-    members: set[int]
-    round: int = 0
-    leader: int | None = None
-    last: Result | None = None
-    parts: dict[int, dict[int, _Part]] = field(default_factory=dict)  # as leader: by round, by rank
-    failed: dict[int, str] = field(default_factory=dict)
 
 
 class Rounds:
@@ -61,6 +43,7 @@ class Rounds:
         hub: Hub,
         name: str,
         identity: bytes,
+        group: Sequence[int],
         count: int,
         dtype: torch.dtype,
         traffic: Traffic,
@@ -69,27 +52,81 @@ class Rounds:
         self._hub, self._name, self._identity = hub, name, identity
         self.dtype, self._bytes = dtype, count * dtype.itemsize
         self._traffic, self._version = traffic, version
-        self._memory = _Memory(set(range(hub.size)))
+        self._memory = Memory(set(group))
         self._misfit = ""
+        self._links = ReduceScatter(hub, identity, count, dtype, traffic)
+        # others leave us out after half of the deadline, and may have heard us last so much earlier
+        self._lease_seconds = hub.deadline_seconds / 2 - hub.passport.silence_seconds
+        self._groups: ProcessGroups | None = None
+        if not hub.passport.encrypt and dtype in DTYPES and self._lease_seconds > 0:
+            self._groups = ProcessGroups(hub, identity, self._lease_seconds, dtype, traffic)
 
     def meet(self, call: str, x: Tensor | None) -> Result:
         """Bring ``x`` [N] to the next round and wait for its result (without the lock)."""
+        hub, memory = self._hub, self._memory
+        end = time.monotonic() + hub.deadline_seconds
+        if x is not None:
+            x = x.detach().reshape(-1).to("cpu", self.dtype)
+        with hub.lock:
+            memory.round, memory.call = memory.round + 1, call
+            members = sorted(memory.members)
+        result = None
+        able = self._lease_seconds > 0 and (call != "mean" or self.dtype.is_floating_point)
+        if able and self._bytes >= _LEAST_BYTES and len(members) > 1:
+            result = self._by_engine(memory.round, call, x, members)
+        if result is None:
+            result = self._by_leader(memory.round, call, x, end)
+        with hub.lock:
+            for old in [r for r in memory.parts if r < memory.round]:
+                del memory.parts[old]
+        return result
+
+    def _by_engine(self, turn: int, call: str, x: Tensor | None, members: list[int]) -> Result | None:
+        """None if it has to be done by the leader; then all know."""
+        hub, memory = self._hub, self._memory
+        end = time.monotonic() + self._lease_seconds
+
+        def void() -> bool:
+            since = (self._groups and self._groups.since) or turn
+            asked = any(memory.again.get(rank, 0) >= since for rank in members)
+            late = time.monotonic() > end
+            return asked or late or bool(self._misfit) or not memory.members.issuperset(members)
+
+        def hopeless() -> bool:
+            return void() or any(self._gone(rank) for rank in members)
+
+        attempt = Attempt(hub.rank, turn, call, members, x, self._version(), hopeless)
+        carried = None
+        with contextlib.suppress(RuntimeError):  # gloo's
+            engine = self._links if self._groups is None or not self._groups.make(attempt) else self._groups
+            carried = (engine if call == "mean" else self._links).carry(attempt)
+        with hub.lock:
+            reached = all(hub.links[rank].connected or self._gone(rank) for rank in attempt.others)
+            if carried is not None and reached and not void():
+                memory.last = Result(turn, call, members, carried.parts, carried.versions, carried.divisor)
+                return memory.last
+            memory.asked = turn
+            for rank in attempt.others:
+                self._say(rank, turn, "again")
+        if self._groups is not None:
+            self._groups.drop()
+        return None
+
+    def _by_leader(self, turn: int, call: str, x: Tensor | None, end: float) -> Result:
         own = None
         if x is not None:
             own = self._hub.parts.take(self._bytes)
-            as_tensor(own, self.dtype).copy_(x.detach().reshape(-1))
+            as_tensor(own, self.dtype).copy_(x)
         hub, memory = self._hub, self._memory
         with hub.lock:
-            memory.round += 1
-            turn = memory.round
-            part = _Part(call, own, self._version())
+            part = Part(call, own, self._version())
             state = {"given_to": None}
 
             def done() -> bool:
                 self._step(turn, part, state)
                 return self._has(turn) or turn in memory.failed or bool(self._misfit)
 
-            if not hub.wait(done, hub.deadline_seconds):
+            if not hub.wait(done, end - time.monotonic()):
                 self._give_up(turn)
                 hub.wait(done, _LATE_SECONDS)
             if self._misfit or not self._has(turn):
@@ -98,8 +135,6 @@ class Rounds:
                 )
             if memory.last is None or hub.rank not in memory.last.who:
                 raise FabricError(self._left_out(hub.rank))
-            for old in [r for r in memory.parts if r < turn]:
-                del memory.parts[old]
             return memory.last
 
     def fail(self, words: str) -> None:
@@ -121,15 +156,22 @@ class Rounds:
         So at most one side of a cut goes on without the other.
         """
         hub, members = self._hub, self._memory.members
-        if hub.gone(rank):
+        if self._gone(rank):
             return True
         if not hub.out_of_reach(rank):
             return False
-        here = [r for r in members if not hub.gone(r) and not hub.out_of_reach(r)]
-        there = [r for r in members if not hub.gone(r) and hub.out_of_reach(r)]
+        here = [r for r in members if not self._gone(r) and not hub.out_of_reach(r)]
+        there = [r for r in members if not self._gone(r) and hub.out_of_reach(r)]
         return len(here) > len(there) or (len(here) == len(there) and min(here) < min(there))
 
-    def _step(self, turn: int, part: _Part, state: dict[str, Any]) -> None:
+    def _gone(self, rank: int) -> bool:
+        """Dead, or finished; not before it has told us whether it has the result that we asked for."""
+        hub, memory = self._hub, self._memory
+        if not hub.gone(rank) or memory.asked < memory.round or hub.dead(rank):
+            return hub.gone(rank)
+        return memory.behind.get(rank) == memory.round or not hub.links[rank].connected
+
+    def _step(self, turn: int, part: Part, state: dict[str, Any]) -> None:
         """Give our part to the present leader, or, if we are it, settle the round once all have come."""
         memory, hub = self._memory, self._hub
         if self._has(turn):
@@ -146,7 +188,7 @@ class Rounds:
         if leader == hub.rank:
             self._settle(turn)
 
-    def _give(self, leader: int, turn: int, part: _Part) -> None:
+    def _give(self, leader: int, turn: int, part: Part) -> None:
         meta = {"act": "part", "call": part.call, "published": part.version}
         self._traffic.bytes += 0 if part.x is None else part.x.nbytes
         frame = Frame(Kind.ROUND, self._identity, version=turn, meta=meta, payload=part.x)
@@ -180,9 +222,11 @@ class Rounds:
                 self._fail(rank, turn, memory.failed[turn])
 
     def _fail(self, rank: int, turn: int, words: str) -> None:
+        self._say(rank, turn, "failed", why=words)
+
+    def _say(self, rank: int, turn: int, act: str, **more: str) -> None:
         if rank != self._hub.rank:
-            meta = {"act": "failed", "why": words}
-            frame = Frame(Kind.ROUND, self._identity, version=turn, meta=meta)
+            frame = Frame(Kind.ROUND, self._identity, version=turn, meta={"act": act, **more})
             self._hub.links[rank].post(frame)
 
     # -- the leader's part --------------------------------------------------------------------------
@@ -204,7 +248,7 @@ class Rounds:
             return
         self._tell(self._result(turn, come))
 
-    def _result(self, turn: int, come: dict[int, _Part]) -> Result:
+    def _result(self, turn: int, come: dict[int, Part]) -> Result:
         call, who = come[self._hub.rank].call, sorted(come)
         given = {rank: part.x for rank, part in come.items() if part.x is not None}
         parts: Any = None
@@ -228,6 +272,7 @@ class Rounds:
         self._hub.notify()
 
     def _post(self, to: int, result: Result) -> None:
+        result.divide(self.dtype)
         meta = {
             "act": "result",
             "call": result.call,
@@ -244,8 +289,14 @@ class Rounds:
 
     # -- what comes ---------------------------------------------------------------------------------
 
+    def hear(self, what: tuple[str, ...], value: str) -> None:
+        """A member's word for a process group."""
+        if self._groups is not None:
+            self._groups.hear(what, value)
+        self._hub.notify()
+
     def fits(self, frame: Frame, length: int) -> None:
-        fits = length == self._bytes
+        fits = length == self._bytes or (frame.meta.get("act") in ACTS and length < self._bytes)
         if frame.meta.get("act") == "result" and frame.meta.get("call") == "gather":
             fits = length == self._bytes * len(_ranks(frame.meta.get("who"), self._hub.size))
         if not fits:
@@ -256,6 +307,12 @@ class Rounds:
         self._traffic.bytes += frame.length
         if act == "part":
             self._part_came(sender, turn, frame)
+        elif act in ACTS:
+            self._piece_came(sender, turn, frame)
+        elif act == "again":
+            self._asked_again(sender, turn)
+        elif act == "behind":
+            memory.behind[sender] = turn
         elif act == "failed":
             memory.failed[turn] = str(frame.meta.get("why"))
         elif act == "result":
@@ -272,7 +329,7 @@ class Rounds:
 
     def _part_came(self, sender: int, turn: int, frame: Frame) -> None:
         memory = self._memory
-        part = _Part(str(frame.meta.get("call")), frame.payload, int(frame.meta.get("published", 0)))
+        part = Part(str(frame.meta.get("call")), frame.payload, int(frame.meta.get("published", 0)))
         if sender not in memory.members:
             self._fail(sender, turn, self._left_out(sender))
         elif turn in memory.failed:
@@ -285,6 +342,29 @@ class Rounds:
             self._fail(sender, turn, f"round {turn} of channel '{self._name}' is over long since")
         else:
             raise Refused("number", f"a part for round {turn} in round {memory.round}")
+
+    def _piece_came(self, sender: int, turn: int, frame: Frame) -> None:
+        if turn > self._memory.round + 1:
+            raise Refused("number", f"a piece of round {turn} in round {self._memory.round}")
+        if turn == self._memory.round + 1 or (turn == self._memory.round and not self._has(turn)):
+            self._links.arrived(sender, frame)
+        if turn == self._memory.round and frame.meta.get("call") != self._memory.call:
+            self._memory.again[sender] = turn  # the leader will say what does not fit
+
+    def _asked_again(self, sender: int, turn: int) -> None:
+        """An engine has given ``sender`` no result of that round."""
+        memory, groups = self._memory, self._groups
+        if sender not in memory.members:
+            self._fail(sender, turn, self._left_out(sender))
+            return
+        memory.again[sender] = turn
+        idle = memory.last is not None and memory.last.round == memory.round
+        if groups is not None and idle and turn >= groups.since:
+            groups.drop()
+        if memory.last is not None and memory.last.round == turn:
+            self._post(sender, memory.last)
+        elif turn > memory.round:
+            self._say(sender, turn, "behind")
 
     def returned(self, peer: int) -> None:
         """Who was started anew has lost count of the rounds, and stays out of them."""

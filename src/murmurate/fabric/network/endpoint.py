@@ -57,7 +57,7 @@ class Hub:
         deadline_seconds: float,
     ) -> None:
         self.rank, self.size = passport.rank, size
-        self.passport = passport
+        self.passport, self.address = passport, address
         self.deadline_seconds = deadline_seconds
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from murmurate.errors import MissingExtra
-from murmurate.fabric.interface import Capability, Fabric
+from murmurate.fabric.interface import Capability, Fabric, checked_group
 from murmurate.fabric.network.compression import Compression, codec
 from murmurate.fabric.processes.run_state import Board
 from murmurate.fabric.processes.shared_memory import Arena
@@ -125,10 +125,11 @@ class NetworkFabric:
     def living(self) -> Sequence[int]:
         return self.hub.living()
 
-    def channel(self, name: str, like: Tensor) -> NetworkChannel:
+    def channel(self, name: str, like: Tensor, members: Sequence[int] | None = None) -> NetworkChannel:
         from murmurate.fabric.network.channel import NetworkChannel
 
-        return NetworkChannel(self.hub, name, like, self.compression)
+        group = checked_group(members, self.rank, self.size)
+        return NetworkChannel(self.hub, name, like, self.compression, group)
 
     def close(self, linger_seconds: float | None = None) -> None:
         """Take no further part, but answer the others until all have closed too or ``linger_seconds`` are

@@ -55,14 +55,21 @@ class Shelf:
     """One channel's register at one member."""
 
     def __init__(
-        self, hub: Hub, name: str, identity: bytes, codec: Codec, traffic: Traffic, desk: Desk
+        self,
+        hub: Hub,
+        name: str,
+        identity: bytes,
+        codec: Codec,
+        traffic: Traffic,
+        desk: Desk,
+        peers: Sequence[int],
     ) -> None:
         self._hub, self._name, self._identity, self._codec = hub, name, identity, codec
         self._traffic, self._desk = traffic, desk
         self.published = 0
         self._newest: tuple[int, Filling] | None = None  # for the line; may be older than what lies in memory
         self._wanting: dict[int, tuple[int, int]] = {}  # by peer: the version it has, its question
-        self._subscriptions = {rank: _Subscription() for rank in hub.links}
+        self._subscriptions = {rank: _Subscription() for rank in peers}
         self._pins = np.zeros(2, dtype=np.int64).data
         self._writing = threading.Lock()  # into the register; whoever has it takes no other
 
@@ -71,7 +78,7 @@ class Shelf:
     def publish(self, x: Tensor) -> int:
         version = self.published + 1
         register = self._desk.register
-        if register is None or len(self._desk.lanes) < len(self._hub.links):
+        if register is None or len(self._desk.lanes) < len(self._subscriptions):
             filling = self._publish_on_lines(version, x)
             self._publish_in_memory(version, lambda place: np.copyto(place, filling.wire))
         else:

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Fabric, FabricError, Letter, Traffic
+from murmurate.fabric.interface import Capability, Fabric, FabricError, Letter, Traffic, checked_group
 from murmurate.fabric.processes.mailbox import Letterbox
-from murmurate.fabric.processes.membership import Roster
+from murmurate.fabric.processes.membership import Group, Roster
 from murmurate.fabric.processes.register import Register
 from murmurate.fabric.processes.run_state import Board
 from murmurate.fabric.processes.shared_memory import Arena, fence
@@ -68,9 +68,14 @@ class ProcessFabric:
     def living(self) -> Sequence[int]:
         return self.roster.living()
 
-    def channel(self, name: str, like: Tensor) -> ProcessChannel:
-        made = ProcessChannel(self.arena, self.roster, name, like, self.deadline_seconds)
-        self._channels[name] = made
+    def channel(self, name: str, like: Tensor, members: Sequence[int] | None = None) -> ProcessChannel:
+        group = checked_group(members, self.rank, self.size)
+        whole = len(group) == self.size
+        label = name if whole else f"{name} of {list(group)}"
+        # others do not make a group's channel, so its place must not depend on what was taken before
+        arena = self.arena if whole else self.arena.apart(label)
+        made = ProcessChannel(arena, self.roster.group(group), label, like, self.deadline_seconds)
+        self._channels[label] = made
         return made
 
     # -- members that are started again
@@ -82,7 +87,7 @@ class ProcessFabric:
         """
         self.roster.admit(rank, life)
         for channel in self._channels.values():
-            channel.expect(rank)
+            channel.expect([rank])
 
     def place(self, partners: Sequence[int]) -> dict[str, Any]:
         """Where this member stands, for one that enters here: rounds by channel, and who takes part.
@@ -101,21 +106,24 @@ class ProcessFabric:
         self.roster.lives[self.rank] = self._board.life(self.rank)
         self.roster.inside = True
         for name, channel in self._channels.items():
+            if name not in place["rounds"]:
+                raise FabricError(
+                    f"rank {self.rank} cannot enter channel '{name}' with the state of a member that is not "
+                    "in its group: run without restarts where groups are used."
+                )
             channel.enter(int(place["rounds"][name]), [*place["partners"], self.rank])
 
 
 class ProcessChannel:
     """One channel (see ``Channel``): all four protocols for vectors shaped like ``like`` [N]."""
 
-    def __init__(
-        self, arena: Arena, roster: Roster, name: str, like: Tensor, deadline_seconds: float
-    ) -> None:
-        rank = self.rank = roster.rank
-        self.size = roster.board.size
+    def __init__(self, arena: Arena, group: Group, name: str, like: Tensor, deadline_seconds: float) -> None:
+        rank, self.size = group.rank, group.size
+        self.rank = rank
         self.name = name
         self.traffic = Traffic()
         self.deadline_seconds = deadline_seconds
-        self.arena, self._roster = arena, roster
+        self.arena, self._group = arena, group
         self._bytes = like.numel() * like.element_size()
         self._device = like.device
         n, shape = self.size, (like.numel(),)
@@ -134,8 +142,8 @@ class ProcessChannel:
         self._pinned: set[int] = set()
         self._memory: dict[str, Tensor] = {}
         self._barrier = threading.Lock()
-        self._letterbox = Letterbox(arena, roster, name, like, self.traffic, self._store, self._wait)
-        if not roster.inside:
+        self._letterbox = Letterbox(arena, group, name, like, self.traffic, self._store, self._wait)
+        if not group.inside:
             pins[:, rank] = 0  # what the former life was reading
 
     @property
@@ -144,20 +152,20 @@ class ProcessChannel:
         return _ALL if self._device.type == "cpu" else _ALL - {Capability.SHARED_MEMORY}
 
     def living(self) -> Sequence[int]:
-        return self._roster.living()
+        return self._group.living()
 
     def has_lost(self, rank: int) -> bool:
-        return not self._roster.is_alive(rank)
+        return not self._group.is_alive(rank)
 
-    def expect(self, rank: int) -> None:
-        """See ``ProcessFabric.admit``."""
-        self._partners[rank] = True
+    def expect(self, ranks: Sequence[int]) -> None:
+        """See ``ProcessFabric.admit``; ranks of the fabric."""
+        self._partners |= np.isin(self._group.ranks, ranks)
 
     def enter(self, round: int, partners: Sequence[int]) -> None:
-        """See ``ProcessFabric.enter``."""
+        """See ``ProcessFabric.enter``; ranks of the fabric."""
         self.round = round
         self._partners[:] = False
-        self._partners[list(partners)] = True
+        self.expect(partners)
 
     # -- register -----------------------------------------------------------------------------------
 
@@ -180,7 +188,7 @@ class ProcessChannel:
     def wait_newer(self, peers: Sequence[int], seen: Sequence[int], deadline_seconds: float) -> bool:
         def spoken() -> bool:
             return all(
-                self.version(p) > v or not self._roster.is_alive(p) or self._roster.board.has_finished(p)
+                self.version(p) > v or not self._group.is_alive(p) or self._group.has_finished(p)
                 for p, v in zip(peers, seen, strict=True)
             )
 
@@ -219,7 +227,7 @@ class ProcessChannel:
 
     @property
     def _is_alone(self) -> bool:
-        return self.size == 1 or not self._roster.inside
+        return self.size == 1 or not self._group.inside
 
     def _meet(self, x: Tensor | None) -> tuple[Tensor, list[int]]:
         """Bring ``x`` to this round and wait for the rest: (slots of the round [n, N], who came)."""
@@ -233,7 +241,7 @@ class ProcessChannel:
 
         def settled() -> bool:
             # looked at in this order: who is dead can no longer raise its counter
-            awaited = self._partners & self._roster.alive()
+            awaited = self._partners & self._group.alive()
             return bool((self._rounds[awaited] >= turn).all())
 
         if not self._wait(settled, self.deadline_seconds):
@@ -322,7 +330,7 @@ class ProcessChannel:
         pause = 20e-6
         try:
             while not condition():
-                self._roster.board.beat(self.rank)
+                self._group.beat()
                 if time.monotonic() - start > deadline_seconds:
                     return False
                 time.sleep(pause)

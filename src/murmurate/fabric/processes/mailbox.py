@@ -14,7 +14,7 @@ from torch import Tensor
 
 from murmurate.buffers import Bytes, Pool, as_tensor
 from murmurate.fabric.interface import Letter, Traffic
-from murmurate.fabric.processes.membership import Roster
+from murmurate.fabric.processes.membership import Group
 from murmurate.fabric.processes.shared_memory import Arena
 from murmurate.fabric.processes.spsc_ring import HEAD, Box, Cells, check_letter, tag_words
 
@@ -28,19 +28,19 @@ class Letterbox:
     def __init__(
         self,
         arena: Arena,
-        roster: Roster,
+        group: Group,
         name: str,
         like: Tensor,
         traffic: Traffic,
         store: Callable[[Tensor, Tensor], None],
         wait: Callable[[Callable[[], bool], float], bool],
     ) -> None:
-        rank = self.rank = roster.rank
+        rank = self.rank = group.rank
         self.traffic = traffic
-        self._roster, self._store, self._wait = roster, store, wait
+        self._group, self._store, self._wait = group, store, wait
         self._bytes = like.numel() * like.element_size()
         self._device, self._dtype = like.device, like.dtype
-        n, shape = roster.board.size, (like.numel(),)
+        n, shape = group.size, (like.numel(),)
         # [reader, sender]: what a reader asks for again and again lies side by side
         sent = arena.counters(f"{name}.sent", (n, n))
         taken = arena.counters(f"{name}.taken", (n, n))
@@ -70,16 +70,16 @@ class Letterbox:
     def send(self, to: int, tag: str, x: Tensor, note: float, patience_seconds: float) -> bool:
         words = tag_words(self._words, tag)
         check_letter(x, self._count, self._dtype)
-        box, board = self._outgoing[to], self._roster.board
+        box, group = self._outgoing[to], self._group
         mark = self._mark(self.rank, to)
         found: int | None = None
 
         def room() -> bool:
             nonlocal found
-            found = box.free(counts=lambda mark: mark & _LIFE_MASK == board.life(to) & _LIFE_MASK)
-            return found is not None or not self._roster.is_alive(to)
+            found = box.free(counts=lambda mark: mark & _LIFE_MASK == group.life(to) & _LIFE_MASK)
+            return found is not None or not group.is_alive(to)
 
-        if not self._wait(room, patience_seconds) or not self._roster.is_alive(to) or found is None:
+        if not self._wait(room, patience_seconds) or not group.is_alive(to) or found is None:
             return False
         short = x.numel() < self._count
         slot = self._slots[to][found]
@@ -119,5 +119,4 @@ class Letterbox:
 
     def _mark(self, sender: int, to: int) -> int:
         """The lives of both ends of a letter."""
-        board = self._roster.board
-        return board.life(sender) << 32 | board.life(to)
+        return self._group.life(sender) << 32 | self._group.life(to)

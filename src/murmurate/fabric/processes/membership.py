@@ -45,10 +45,47 @@ class Roster:
     def admit(self, rank: int, life: int) -> None:
         self.lives[rank] = life
 
+    def group(self, ranks: Sequence[int]) -> Group:
+        return Group(self, ranks)
+
     def newcomers(self) -> list[int]:
         """Ranks that have entered in a life in which this member has not let them in yet."""
         changed = np.flatnonzero(self.board.lives() != self.lives)
         return [int(r) for r in changed if self.board.is_alive(int(r)) and self.board.has_entered(int(r))]
 
 
-__all__ = ["Roster"]
+class Group:
+    """Members of one channel, by their positions among its ``ranks``."""
+
+    def __init__(self, roster: Roster, ranks: Sequence[int]) -> None:
+        self._roster, self._board = roster, roster.board
+        self.ranks = np.array(ranks)
+        self.rank, self.size = list(ranks).index(roster.rank), len(ranks)
+
+    @property
+    def inside(self) -> bool:
+        """Whether this member has been let in."""
+        return self._roster.inside
+
+    def alive(self) -> npt.NDArray[np.bool_]:
+        """[size]"""
+        found: npt.NDArray[np.bool_] = self._roster.alive()[self.ranks]
+        return found
+
+    def living(self) -> Sequence[int]:
+        return [int(rank) for rank in np.flatnonzero(self.alive())]
+
+    def is_alive(self, rank: int) -> bool:
+        return self._roster.is_alive(int(self.ranks[rank]))
+
+    def has_finished(self, rank: int) -> bool:
+        return self._board.has_finished(int(self.ranks[rank]))
+
+    def life(self, rank: int) -> int:
+        return self._board.life(int(self.ranks[rank]))
+
+    def beat(self) -> None:
+        self._board.beat(self._roster.rank)
+
+
+__all__ = ["Group", "Roster"]

@@ -8,6 +8,7 @@ once they are written.
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import tempfile
@@ -25,7 +26,9 @@ from murmurate.errors import Refusal
 from murmurate.fabric.interface import FabricError
 
 _PAGE = mmap.ALLOCATIONGRANULARITY
-_SIZE = 1 << 40
+_WHOLE_BYTES = 1 << 40  # where the regions lie that all members ask for; behind them the zones of groups
+_ZONE_BYTES = 1 << 38
+_ZONES = 1 << 22
 
 
 class Arena:
@@ -46,7 +49,7 @@ class Arena:
         else:
             with tempfile.TemporaryFile() as file:
                 descriptor = os.dup(file.fileno())
-        os.ftruncate(descriptor, _SIZE)
+        os.ftruncate(descriptor, _WHOLE_BYTES + _ZONES * _ZONE_BYTES)
         return cls(descriptor)
 
     def take(self, label: str, size_bytes: int) -> memoryview:
@@ -67,6 +70,22 @@ class Arena:
                 "else. All replicas must replicate the same modules in the same order."
             )
         return region[_PAGE : _PAGE + size_bytes]
+
+    def apart(self, label: str) -> Arena:
+        """A zone of its own for those who ask for this label, whatever they and others asked for before."""
+        digest = hashlib.blake2b(label.encode(), digest_size=8).digest()
+        wanted = np.frombuffer(digest, dtype=np.int64)[0] | 1
+        number = int(wanted) % _ZONES
+        zone = Arena(self.descriptor)
+        while True:
+            zone._place = _WHOLE_BYTES + number * _ZONE_BYTES
+            mark = np.frombuffer(mmap.mmap(self.descriptor, _PAGE, offset=zone._place), dtype=np.int64)
+            if mark[0] == 0:
+                mark[0] = wanted
+            if mark[0] == wanted:
+                zone._place += _PAGE
+                return zone
+            number = (number + 1) % _ZONES  # another label lies there
 
     def tensors(self, label: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A region as a tensor of zeros that all members share."""

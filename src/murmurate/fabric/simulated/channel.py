@@ -11,13 +11,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, FabricError, Letter, Traffic
+from murmurate.fabric.interface import Capability, FabricError, Letter, Traffic, checked_rank
+from murmurate.fabric.mean import ordered_mean
 from murmurate.fabric.simulated.collectives import Meeting, Round
 from murmurate.fabric.simulated.mailbox import Post
 from murmurate.fabric.simulated.network_model import World
 from murmurate.fabric.simulated.register import Slot
 from murmurate.fabric.simulated.scheduler import Wait
-from murmurate.fabric.threads import ordered_mean
 
 
 @dataclass(eq=False)
@@ -26,9 +26,10 @@ class Shared:
 
     name: str
     shape: torch.Size
+    group: tuple[int, ...]  # ranks in the fabric, which all below go by
     post: Post
     meeting: Meeting
-    slots: list[Slot]
+    slots: dict[int, Slot]
     memory: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -54,16 +55,18 @@ class SimulatedChannel:
         deadline_seconds: float,
     ) -> None:
         self._owner, self._world, self._shared, self._rank = owner, world, shared, owner.rank
+        self._group = shared.group
+        self._place = {rank: place for place, rank in enumerate(shared.group)}
         self._baton, self._capabilities, self._deadline = world.baton, capabilities, deadline_seconds
         self.traffic = Traffic()
 
     @property
     def rank(self) -> int:
-        return self._rank
+        return self._place[self._rank]
 
     @property
     def size(self) -> int:
-        return self._world.size
+        return len(self._group)
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -71,7 +74,9 @@ class SimulatedChannel:
 
     def living(self) -> Sequence[int]:
         self._baton.turn(self._rank)
-        return self._baton.living()
+        if self.size == self._world.size:
+            return self._baton.living()
+        return [place for place, rank in enumerate(self._group) if rank not in self._baton.dead]
 
     def has_lost(self, rank: int) -> bool:
         return rank not in self.living()
@@ -88,15 +93,15 @@ class SimulatedChannel:
         return len(here.members)
 
     def broadcast_(self, x: Tensor, root: int) -> None:
-        self._among(root)
+        root = self._among(root)
         if not self._alone():
             x.detach().copy_(self._meet("broadcast", x, root).given[root])
 
     def gather(self, x: Tensor) -> dict[int, Tensor]:
         if self._alone():
-            return {self._rank: x.detach().clone()}
+            return {self.rank: x.detach().clone()}
         here = self._meet("gather", x)
-        return {rank: here.given[rank].clone() for rank in here.members}
+        return {self._place[rank]: here.given[rank].clone() for rank in here.members}
 
     def _alone(self) -> bool:
         self._turn(Capability.COLLECTIVE)
@@ -139,9 +144,10 @@ class SimulatedChannel:
         return self._count(letter)
 
     def _count(self, letter: Letter | None) -> Letter | None:
-        if letter is not None:
-            self._carry(letter.x)
-        return letter
+        if letter is None:
+            return None
+        self._carry(letter.x)
+        return letter._replace(sender=self._place[letter.sender])
 
     def _carry(self, x: Tensor) -> None:
         """Count a message given or taken, and have the core work for it."""
@@ -180,7 +186,7 @@ class SimulatedChannel:
                 f"Nothing that rank {peer} published on '{self._shared.name}' has reached rank {self._rank}: "
                 "ask version first, or wait_newer."
             )
-        self._world.record(self._rank, "peek", self._shared.name, peer, version)
+        self._world.record(self._rank, "peek", self._shared.name, self._group[peer], version)
         self._carry(x)
         return x, version
 
@@ -211,12 +217,12 @@ class SimulatedChannel:
         memory, topic = self._shared.memory, (self._shared.name, "memory")
         wait = Wait(
             topics=(topic,),
-            ready=lambda: key in memory or self._baton.living()[0] == self._rank,
-            words=lambda: f"rank {self._baton.living()[0]} to share '{key}'",
+            ready=lambda: key in memory or self._lowest() == self.rank,
+            words=lambda: f"rank {self._lowest()} to share '{key}'",
             deadline_seconds=self._deadline,
         )
         if not self._wait(wait):
-            raise FabricError(f"Rank {self._baton.living()[0]} did not share '{key}' in time.")
+            raise FabricError(f"Rank {self._lowest()} did not share '{key}' in time.")
         if key not in memory:
             memory[key] = like.detach().clone()
             self._baton.touch(topic)
@@ -248,7 +254,10 @@ class SimulatedChannel:
         yield
         self.traffic.waiting_seconds += self._baton.now - start
 
+    def _lowest(self) -> int:
+        """The lowest living rank of the channel."""
+        return next(place for place, rank in enumerate(self._group) if rank not in self._baton.dead)
+
     def _among(self, rank: int) -> int:
-        if not 0 <= rank < self.size:
-            raise ValueError(f"There is no rank {rank} among {self.size}: use 0..{self.size - 1}.")
-        return rank
+        """The rank in the fabric of one of the channel."""
+        return self._group[checked_rank(rank, self.size)]

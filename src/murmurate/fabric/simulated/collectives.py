@@ -30,9 +30,10 @@ class Round:
 class Meeting:
     """All collectives of one channel, numbered from 1 up by each member's own calls."""
 
-    def __init__(self, world: World, channel: str, deadline_seconds: float) -> None:
+    def __init__(self, world: World, channel: str, deadline_seconds: float, group: tuple[int, ...]) -> None:
         self._world, self._channel, self._deadline = world, channel, deadline_seconds
-        self._calls = [0] * world.size
+        self._group = frozenset(group)
+        self._calls = dict.fromkeys(group, 0)
         self._rounds: dict[int, Round] = {}
 
     def meet(self, rank: int, kind: str, x: Tensor, root: int | None = None) -> Round:
@@ -71,12 +72,20 @@ class Meeting:
             raise FabricError(f"{kind} #{number} on '{self._channel}': its root, rank {root}, is dead.")
         self._world.record(rank, kind, self._channel, root, number, here.members)
         here.left.add(rank)
-        if len(here.left) >= self._world.size - len(baton.dead) and here.left >= set(baton.living()):
+        if len(here.left) >= self._count() and here.left >= set(self._living()):
             del self._rounds[number]
         return here
 
+    def _living(self) -> list[int]:
+        living = self._world.baton.living()
+        return living if len(self._group) == self._world.size else [r for r in living if r in self._group]
+
+    def _count(self) -> int:
+        """How many live; cheaper than who."""
+        return len(self._group) - len(self._group & self._world.baton.dead)
+
     def _expected(self, here: Round) -> list[int]:
-        return self._world.baton.living() if here.root is None else [here.root]
+        return self._living() if here.root is None else [here.root]
 
     def _can_leave(self, rank: int, here: Round) -> bool:
         """Whether ``rank`` can go on; whoever first finds all the living here fixes who is in."""
@@ -84,8 +93,8 @@ class Meeting:
         if here.root is not None:
             reachable = self._world.links.departure(here.root, rank, baton.now) == baton.now
             return here.root in baton.dead or (here.root in here.given and reachable)
-        if not here.members and len(here.given) >= self._world.size - len(baton.dead):
-            living = baton.living()
+        if not here.members and len(here.given) >= self._count():
+            living = self._living()
             if all(other in here.given for other in living) and not self._apart(set(living)):
                 here.members = tuple(living)
                 self._begin(here)
@@ -105,7 +114,8 @@ class Meeting:
 
     def on_return(self, rank: int, like: int) -> None:
         """``rank`` takes part from the round on that ``like`` calls next."""
-        self._calls[rank] = self._calls[like]
+        if rank in self._group:
+            self._calls[rank] = self._calls.get(like, max(self._calls.values()))
 
     def _next_repair(self) -> float:
         now, cuts = self._world.baton.now, self._world.links.partitions

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Fabric, FabricError
+from murmurate.fabric.interface import Capability, Fabric, FabricError, checked_group
 from murmurate.fabric.simulated.channel import Shared, SimulatedChannel
 from murmurate.fabric.simulated.collectives import Meeting
 from murmurate.fabric.simulated.coroutines import Kind
@@ -97,7 +97,7 @@ class SimulatedFabric:
         )
         around = Links(self.size, links, self.latency, list(self.partitions), self.network)
         self._world = World(self.size, self._baton, around, [] if self.keep_log else None)
-        self._channels: dict[str, Shared] = {}
+        self._channels: dict[tuple[str, tuple[int, ...]], Shared] = {}
 
     @property
     def log(self) -> list[Event]:
@@ -163,10 +163,12 @@ class SimulatedFabric:
     def living(self) -> Sequence[int]:
         return self._baton.living()
 
-    def _open(self, name: str, shape: torch.Size) -> Shared:
-        post = Post(self._world, name, self.mail_faults, self.mail_capacity, self.mail_deadline_seconds)
-        meeting = Meeting(self._world, name, self.collective_deadline_seconds)
-        return Shared(name, shape, post, meeting, [Slot(rank) for rank in range(self.size)])
+    def _open(self, name: str, shape: torch.Size, group: tuple[int, ...]) -> Shared:
+        # what waits on a channel waits under its name
+        label = name if len(group) == self.size else f"{name} of {list(group)}"
+        post = Post(self._world, label, self.mail_faults, self.mail_capacity, self.mail_deadline_seconds)
+        meeting = Meeting(self._world, label, self.collective_deadline_seconds, group)
+        return Shared(label, shape, group, post, meeting, {rank: Slot(rank) for rank in group})
 
     def _on_crash(self, rank: int) -> None:
         self._world.record(rank, "crash")
@@ -207,11 +209,11 @@ class Member:
         """End of being alone: collectives are with all from now on."""
         self.alone = False
 
-    def channel(self, name: str, like: Tensor) -> SimulatedChannel:
-        fabric = self._fabric
-        if name not in fabric._channels:
-            fabric._channels[name] = fabric._open(name, like.shape)
-        shared = fabric._channels[name]
+    def channel(self, name: str, like: Tensor, members: Sequence[int] | None = None) -> SimulatedChannel:
+        fabric, group = self._fabric, checked_group(members, self._rank, self.size)
+        if (name, group) not in fabric._channels:
+            fabric._channels[name, group] = fabric._open(name, like.shape, group)
+        shared = fabric._channels[name, group]
         if shared.shape != like.shape:
             raise FabricError(
                 f"Rank {self.rank} wants channel '{name}' for {list(like.shape)}, others have it for "

@@ -1,0 +1,163 @@
+"""Collectives straight from member to member over their links, encrypted where these are.
+
+Mean: member j gets everybody's j-th share of the vector, takes the mean by ascending rank, gives it to all.
+So a member sends 2 (n - 1) / n vectors and receives as many, whatever n is. A vector is cut into buckets, so
+that one is added while others are on their way. Neighbours read what is theirs in one another's memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from murmurate.buffers import as_tensor
+from murmurate.fabric.interface import Traffic
+from murmurate.fabric.network.endpoint import Hub
+from murmurate.fabric.network.engine import Attempt, Carried
+from murmurate.fabric.network.frames import Frame, Kind, Refused
+
+_LEAST_BUCKET_BYTES, _MOST_BUCKETS = 4 << 20, 8  # a bucket's share takes a region of memory for each peer
+ACTS = ("share", "mean", "whole")
+
+
+@dataclass
+class _Round:
+    """What one member has of a round that is being carried.
+
+    out: [k, N], what comes of it. pieces: how many of others are still awaited.
+    """
+
+    attempt: Attempt
+    out: Tensor
+    pieces: int
+    versions: dict[int, int]
+    shares: dict[int, dict[int, Tensor]] = field(default_factory=dict)  # by bucket, by rank
+
+
+class ReduceScatter:
+    """An ``Engine``; one channel's at one member."""
+
+    def __init__(self, hub: Hub, identity: bytes, count: int, dtype: torch.dtype, traffic: Traffic) -> None:
+        self._hub, self._identity, self._traffic = hub, identity, traffic
+        self._count, self._dtype = count, dtype
+        self._arrived: dict[int, deque[tuple[int, Frame]]] = {}  # by round
+        buckets = min(_MOST_BUCKETS, max(1, count * dtype.itemsize // _LEAST_BUCKET_BYTES))
+        self._buckets = _cut(0, count, buckets)
+
+    def carry(self, attempt: Attempt) -> Carried | None:
+        hub, others = self._hub, len(attempt.others)
+        gathers = attempt.call == "gather"
+        rows = others + 1 if gathers else 1
+        parts = hub.parts.take(rows * self._count * self._dtype.itemsize)
+        awaited = {"mean": 2 * others, "gather": others}.get(attempt.call, others)
+        round = _Round(
+            attempt,
+            as_tensor(parts, self._dtype).view(rows, self._count),
+            awaited * len(self._buckets),
+            {hub.rank: attempt.published},
+        )
+        try:
+            self._begin(round)
+            while round.pieces:
+                found = self._next(attempt)
+                if found is None or not self._take(round, *found):
+                    return None
+        finally:
+            with hub.lock:
+                for old in [number for number in self._arrived if number <= attempt.round]:
+                    del self._arrived[old]
+        return Carried(parts, round.versions)
+
+    def arrived(self, sender: int, frame: Frame) -> None:
+        """A piece of a round that this member is in, or comes to next; with the lock held."""
+        self._arrived.setdefault(frame.version, deque()).append((sender, frame))
+
+    def fits(self, length: int) -> None:
+        if length > self._count * self._dtype.itemsize:
+            raise Refused("length", f"{length} bytes of a vector that has {self._count}")
+
+    def _next(self, attempt: Attempt) -> tuple[int, Frame] | None:
+        with self._hub.lock:
+            waiting = self._arrived.setdefault(attempt.round, deque())
+            self._hub.wait(lambda: bool(waiting) or attempt.hopeless(), self._hub.deadline_seconds)
+            return waiting.popleft() if waiting else None
+
+    # -- a round ------------------------------------------------------------------------------------
+
+    def _begin(self, round: _Round) -> None:
+        """Send what the others need of our vector."""
+        attempt = round.attempt
+        x = attempt.x
+        if attempt.call != "mean" and x is not None:
+            round.out[attempt.members.index(attempt.rank) if attempt.call == "gather" else 0].copy_(x)
+        for bucket, (start, stop) in enumerate(self._buckets):
+            if attempt.call != "mean" or x is None:
+                self._post(attempt, attempt.others, "whole", bucket, None if x is None else x[start:stop])
+                continue
+            shares = _cut(start, stop, len(attempt.members))
+            for rank, (first, last) in zip(attempt.members, shares, strict=True):
+                if rank == attempt.rank:
+                    round.shares.setdefault(bucket, {})[rank] = x[first:last]
+                else:
+                    self._post(attempt, [rank], "share", bucket, x[first:last])
+
+    def _take(self, round: _Round, sender: int, frame: Frame) -> bool:
+        """Put a piece where it belongs; False if it is not of what we do."""
+        attempt, members, said = round.attempt, round.attempt.members, frame.meta
+        act, bucket, published = said["act"], said.get("bucket"), said.get("published")
+        if not isinstance(bucket, int) or not isinstance(published, int) or sender not in members:
+            return False
+        if bucket >= len(self._buckets) or (said.get("call"), said.get("who")) != (attempt.call, members):
+            return False  # they do something else: the leader will say what
+        round.versions[sender] = published
+        round.pieces -= 1
+        start, stop = self._buckets[bucket]
+        x = None if frame.payload is None else as_tensor(frame.payload, self._dtype)
+        if act == "whole" or x is None:
+            row = members.index(sender) if attempt.call == "gather" else 0
+            if x is not None:
+                round.out[row, start:stop].copy_(x)
+            return True
+        shares = _cut(start, stop, len(members))
+        if act == "mean":
+            first, last = shares[members.index(sender)]
+            round.out[0, first:last].copy_(x)
+            return True
+        mine = round.shares.setdefault(bucket, {})
+        mine[sender] = x
+        if len(mine) == len(members):
+            self._add(round, bucket, mine, shares[members.index(attempt.rank)])
+        return True
+
+    def _add(self, round: _Round, bucket: int, shares: dict[int, Tensor], place: tuple[int, int]) -> None:
+        """All have sent their share: tell them its mean."""
+        mean = round.out[0, place[0] : place[1]]
+        first, *rest = (shares.pop(rank) for rank in sorted(shares))
+        torch.add(first, rest[0], out=mean)
+        for share in rest[1:]:
+            mean += share
+        mean /= len(rest) + 1
+        self._post(round.attempt, round.attempt.others, "mean", bucket, mean)
+
+    def _post(self, attempt: Attempt, to: list[int], act: str, bucket: int, piece: Tensor | None) -> None:
+        payload = None
+        if piece is not None:
+            payload = self._hub.parts.take(piece.numel() * self._dtype.itemsize)
+            as_tensor(payload, self._dtype).copy_(piece)
+        meta = {"act": act, "call": attempt.call, "bucket": bucket}
+        meta |= {"who": list(attempt.members), "published": attempt.published}
+        with self._hub.lock:
+            for rank in to:
+                frame = Frame(Kind.ROUND, self._identity, version=attempt.round, meta=meta, payload=payload)
+                self._traffic.bytes += frame.length
+                self._hub.links[rank].post(frame)
+
+
+def _cut(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
+    """``parts`` pieces of about one length."""
+    ends = [start + (stop - start) * k // parts for k in range(parts + 1)]
+    return list(itertools.pairwise(ends))

@@ -1,0 +1,240 @@
+"""Vectors that engines carry: members that die, freeze, come late or disagree, what the living agree on."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+from fabric.networked import at_once, channels, members
+from murmurate.fabric.interface import FabricError
+from murmurate.fabric.network.fabric import Died, run_members
+
+WIDE = 50_000  # numbers: more than is worth the leader's way alone
+ENGINES = {
+    "sealed links": {"shared_memory": False},
+    "neighbours": {},
+    "gloo": {"encrypt": False, "shared_memory": False},
+}
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request):
+    return ENGINES[request.param]
+
+
+def draw(rank, turn, count=WIDE):
+    return torch.randn(count, generator=torch.Generator().manual_seed(1000 * turn + rank))
+
+
+def carried(channel, engine):
+    """Whether an engine has done all so far, and that one."""
+    rounds = channel._rounds
+    by_group = rounds._groups is not None and rounds._groups._group is not None
+    return rounds._memory.asked == 0 and by_group == (engine == ENGINES["gloo"])
+
+
+# -- nobody is lost -------------------------------------------------------------------------------
+
+
+def all_calls(door):
+    channel = door.channel("model", torch.zeros(WIDE))
+    x = draw(door.rank, 0)
+    count = channel.mean_(x)
+    gathered = {rank: theirs.clone() for rank, theirs in channel.gather(draw(door.rank, 1)).items()}
+    y = draw(door.rank, 2)
+    channel.broadcast_(y, 1)
+    channel.publish(y + door.rank)
+    channel.mean_(torch.zeros(WIDE))
+    newest = [channel.peek(peer)[0].clone() for peer in range(door.size)]
+    z = draw(door.rank, 3)
+    channel.mean_(z)
+    return count, x, gathered, y, newest, z, [carried(channel, engine) for engine in ENGINES.values()]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_an_engine_does_what_the_leader_does(engine, size):
+    results = run_members(size, [all_calls] * size, **engine)
+    means = {turn: torch.stack([draw(r, turn) for r in range(size)]).double().mean(0) for turn in (0, 3)}
+    for count, x, gathered, y, newest, z, by in results:
+        assert count == size
+        torch.testing.assert_close(x.double(), means[0], rtol=0, atol=1e-6)
+        torch.testing.assert_close(z.double(), means[3], rtol=0, atol=1e-6)
+        assert torch.equal(x, results[0][1])
+        assert torch.equal(z, results[0][5])
+        assert [torch.equal(gathered[r], draw(r, 1)) for r in range(size)] == [True] * size
+        assert torch.equal(y, draw(1, 2))
+        assert [torch.equal(newest[r], y + r) for r in range(size)] == [True] * size, (
+            "published before a mean"
+        )
+        assert dict(zip(ENGINES, by, strict=True))[next(k for k, v in ENGINES.items() if v == engine)]
+
+
+def test_calls_that_differ_are_an_error_on_all(engine):
+    with members(2, **engine) as fabrics:
+        here, there = channels(fabrics, like=torch.zeros(WIDE))
+
+        def words(call):
+            try:
+                call()
+            except FabricError as error:
+                return str(error)
+            return "none"
+
+        one, other = at_once(
+            lambda: words(lambda: here.mean_(torch.zeros(WIDE))),
+            lambda: words(lambda: there.gather(torch.zeros(WIDE))),
+        )
+        assert "Make the same calls" in one
+        assert "Make the same calls" in other
+
+
+def test_who_comes_late_is_waited_for(engine):
+    """Later than an engine waits, but before the deadline."""
+    with members(2, deadline_seconds=6.0, silence_seconds=1.0, **engine) as fabrics:
+        here, there = channels(fabrics, like=torch.zeros(WIDE))
+        x, y = torch.full((WIDE,), 1.0), torch.full((WIDE,), 2.0)
+
+        def late():
+            time.sleep(3.0)  # an engine's result would count for two seconds
+            return there.mean_(y)
+
+        assert at_once(lambda: here.mean_(x), late) == [2, 2]
+        assert torch.equal(x, torch.full((WIDE,), 1.5))
+        assert torch.equal(x, y)
+        assert at_once(lambda: here.mean_(x), lambda: there.mean_(y)) == [2, 2]
+
+
+@pytest.mark.parametrize("turn", [1, 2, 4])
+def test_who_loses_a_result_gets_the_one_that_others_have(engine, turn):
+    """Its engine fails when the others' have ended, and they are in the next round, or at the end."""
+    size, rounds = 3, 4
+    with members(size, **engine) as fabrics:
+        doors = channels(fabrics, like=torch.zeros(WIDE))
+        doors[2].mean_, real = functools.partial(type(doors[2]).mean_, doors[2]), doors[2]._rounds._by_engine
+
+        def fails(number, call, x, present):
+            result = real(number, call, x, present)
+            if number != turn:
+                return result
+            with fabrics[2].hub.lock:  # as if it had not come
+                doors[2]._rounds._memory.last = None
+                doors[2]._rounds._memory.asked = number
+                for rank in (0, 1):
+                    doors[2]._rounds._say(rank, number, "again")
+            if doors[2]._rounds._groups is not None:
+                doors[2]._rounds._groups.drop()
+            return None
+
+        doors[2]._rounds._by_engine = fails
+
+        def learn(channel):
+            found = []
+            for k in range(rounds):
+                x = draw(channel.rank, k)
+                found.append((channel.mean_(x), x))
+            return found
+
+        one, *others = at_once(*(functools.partial(learn, door) for door in doors))
+        for other in others:
+            assert [count for count, _ in other] == [size] * rounds
+            assert all(torch.equal(x, y) for (_, x), (_, y) in zip(one, other, strict=True))
+
+
+# -- deaths ---------------------------------------------------------------------------------------
+
+
+def mean_until_killed(delays, count, door):
+    """Count and bits of each round, until ten after the last death. A victim kills itself ``delays`` seconds
+    after the tenth."""
+    channel = door.channel("model", torch.zeros(count))
+    results, left = [], 10
+    for turn in itertools.count():
+        if turn == 10 and door.rank in delays:
+            threading.Timer(delays[door.rank], os.kill, (os.getpid(), signal.SIGKILL)).start()
+        x = draw(door.rank, turn, count)
+        start = time.monotonic()
+        present = channel.mean_(x)
+        assert time.monotonic() - start < 60.0, "a round that took longer than the deadline"
+        results.append((present, hashlib.sha256(x.numpy()).digest()))
+        left -= present == door.size - len(delays)
+        if not left:
+            return results, list(channel.living()), channel._rounds._memory.asked
+
+
+def agree(size, victims, results):
+    survivors = [rank for rank in range(size) if rank not in victims]
+    assert all(results[rank] == Died(rank, -signal.SIGKILL) for rank in victims)
+    first, _, _ = results[survivors[0]]
+    for rank in survivors:
+        found, living, asked = results[rank]
+        assert found == first
+        assert living == survivors
+        assert asked <= len(first) - 5, "the last rounds were an engine's again"
+    counts = [count for count, _ in first]
+    assert counts[:10] == [size] * 10
+    assert counts == sorted(counts, reverse=True)
+
+
+@pytest.mark.parametrize("board", [True, False], ids=["board", "no board"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_the_survivors_of_a_kill_agree_bit_for_bit(engine, victim, board):
+    options = engine if board else engine | {"board": None}
+    role = functools.partial(mean_until_killed, {victim: 0.0}, WIDE)
+    agree(3, [victim], run_members(3, [role] * 3, **options))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_fifty_kills_in_the_middle_of_a_round():
+    """Another victim, engine and moment each time."""
+    generator = random.Random(0)
+    for _ in range(50):
+        size, name = generator.choice([2, 3, 4]), generator.choice(list(ENGINES))
+        victims = generator.sample(range(size), generator.choice([1, size - 1]))
+        delays = {rank: generator.uniform(0.0, 0.3) for rank in victims}
+        count = generator.choice([WIDE, 40 * WIDE])
+        role = functools.partial(mean_until_killed, delays, count)
+        agree(size, victims, run_members(size, [role] * size, **ENGINES[name]))
+
+
+# -- a member that freezes ------------------------------------------------------------------------
+
+
+def freeze(door):
+    """Rank 1 is stopped for 12 s in the middle of a mean; the others cannot wait that long."""
+    channel = door.channel("model", torch.zeros(WIDE))
+    results = []
+    for turn in range(6):
+        x = draw(door.rank, turn)
+        if turn == 3 and door.rank == 1:
+            wake = f"import os, signal, time; time.sleep(12.0); os.kill({os.getpid()}, signal.SIGCONT)"
+            subprocess.Popen([sys.executable, "-c", wake])
+            threading.Timer(0.0, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+        try:
+            results.append((channel.mean_(x), x.numpy().tobytes()))
+        except FabricError as error:
+            return results, str(error)
+    return results, ""
+
+
+def test_a_frozen_member_is_left_out_and_told_so(engine):
+    results = run_members(3, [freeze] * 3, deadline_seconds=8.0, silence_seconds=1.0, **engine)
+    (one, no_error), (frozen, error), (other, none_either) = results
+    assert (no_error, none_either) == ("", "")
+    assert one == other
+    counts = [count for count, _ in one]
+    assert counts[:3] == [3, 3, 3]
+    assert counts[-1] == 2
+    assert "left out" in error
+    assert frozen == one[: len(frozen)], "what it had counted for all"
