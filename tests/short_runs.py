@@ -1,14 +1,31 @@
-"""How tests of the command line make a short run, and look at a refusal."""
+"""How tests make a short run, by the launcher that it names, and look at a refusal."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from murmurate.cli.main import main
+from murmurate.launch import launcher
+from murmurate.training import session
+from murmurate.training.run import Run
+from murmurate.training.session import Finish
 
 SHORT = ("--launcher", "inline", "--updates", "2", "--simulators", "2", "--eval-episodes", "1")
+
+
+def preflight(run: Run) -> None:
+    session.preflight(run, launcher(run.launcher))
+
+
+def train(run: Run, folder: Path) -> Finish:
+    return session.train(run, folder, launcher(run.launcher))
+
+
+def resume(folder: Path, changes: Callable[[Run], Run] = lambda run: run) -> Finish:
+    return session.resume(folder, launcher, changes)
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -22,7 +22,7 @@ from murmurate.strategies.dpsgd.sparse_server import MasterRows
 from murmurate.strategies.interface import Strategy
 from murmurate.training import checkpoint, session
 from murmurate.training.run import Run
-from murmurate.training.session import resume, train
+from short_runs import resume, train
 
 
 def short(strategy: str | Strategy = "gala", **fields: Any) -> Run:

@@ -23,6 +23,7 @@ from murmurate.datasets.corpus import Corpus, Over
 from murmurate.datasets.reading import Skipped, kind_of, vocabulary_beside
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.evaluation.held_out import Found, found, measures
+from murmurate.launch import launcher
 from murmurate.recipes import recipe
 from murmurate.sources.examples import CorpusWorld
 from murmurate.strategies import strategy
@@ -69,7 +70,7 @@ def fit(run: Run, folder: Path, passes: float | None = 5.0) -> Finish:
             raise Refusal(f"passes is {passes:g}; give a positive number.")
         documents = run.spec([]).documents
         run = dataclasses.replace(run, env_steps=max(1, round(passes * documents)))
-    return train(run, folder)
+    return train(run, folder, launcher(run.launcher))
 
 
 def fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, Path] | None:

@@ -22,7 +22,7 @@ from murmurate.training.checkpoint import write_part
 from murmurate.training.divergence import Probe
 from murmurate.training.rejoin import Doorway, Pace, adopted
 from murmurate.training.run import Run
-from murmurate.training.worker import (
+from murmurate.training.worker_context import (
     FINAL,
     FINAL_REQUEST,
     SETTLE_SECONDS,
