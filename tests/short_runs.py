@@ -1,15 +1,19 @@
-"""How tests of the command line make a short run, and look at a refusal."""
+"""How tests make a short run, by the launcher that it names, and look at a refusal."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from murmurate.cli.main import main
+from murmurate.launch import launcher
+from murmurate.training import session
 from murmurate.training.run import Run
+from murmurate.training.session import Finish
 
 SHORT = ("--launcher", "inline", "--updates", "2", "--simulators", "2", "--eval-episodes", "1")
 
@@ -23,6 +27,18 @@ def altered(run: Run, **fields: Any) -> Run:
             run, **{part: dataclasses.replace(value, **{n: fields.pop(n) for n in own})}
         )
     return dataclasses.replace(run, **fields)
+
+
+def preflight(run: Run) -> None:
+    session.preflight(run, launcher(run.launcher))
+
+
+def train(run: Run, folder: Path) -> Finish:
+    return session.train(run, folder, launcher(run.launcher))
+
+
+def resume(folder: Path, changes: Callable[[Run], Run] = lambda run: run) -> Finish:
+    return session.resume(folder, launcher, changes)
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,10 +16,11 @@ from murmurate.cli.options import change, options
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability
 from murmurate.fabric.processes.shared_memory import refuse_if_small
+from murmurate.launch.local import Local
 from murmurate.recipes import recipe
 from murmurate.strategies import strategies
 from murmurate.training import session
-from short_runs import SHORT, altered, content, refused
+from short_runs import SHORT, altered, content, preflight, refused
 
 GOLDEN = Path(__file__).parent / "golden" / "cli_surface.json"
 
@@ -161,7 +161,7 @@ def test_more_replicas_and_larger_networks_need_more_memory(monkeypatch: pytest.
     small = recipe("cartpole-gala")
     wide = dataclasses.replace(small, learner=dataclasses.replace(small.learner, hidden=512))
     for run in (small, dataclasses.replace(small, replicas=8), wide):
-        session.preflight(run)
+        preflight(run)
     assert needed[1] == 2 * needed[0]
     # two hidden layers a head at least: the widest is 512 x 512 numbers of 4 bytes
     assert needed[2] - needed[0] > 4 * 512 * 512 * 4
@@ -178,15 +178,14 @@ def test_a_launcher_that_cannot_carry_a_strategy_is_named_with_one_that_it_can(
         frozenset({Capability.REGISTER}),
         frozenset({Capability.COLLECTIVE}),
     ):
-        far = ModuleType("far")
-        far.CAPABILITIES = offered  # type: ignore[attr-defined]
-        monkeypatch.setattr(session, "launcher", lambda _, far=far: far)
+        far = Local()
+        monkeypatch.setattr(Local, "offers", offered)
         missing = sorted(c.value for c in kind().needs - offered)
         if not missing:
-            session.preflight(run)
+            session.preflight(run, far)
             continue
         with pytest.raises(Refusal) as refusal:
-            session.preflight(run)
+            session.preflight(run, far)
         assert f"{name} needs {' and '.join(missing)}, which the local launcher does not offer" in str(
             refusal.value
         )

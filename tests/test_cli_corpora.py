@@ -18,7 +18,7 @@ from murmurate.recipes import recipe
 from murmurate.sources import examples as of_world
 from murmurate.training.centre_server import member
 from murmurate.training.run_folder import read_run
-from murmurate.training.worker import Post
+from murmurate.training.worker_context import Post
 from short_runs import refused
 
 ZOO = [f"{a} {b} {a} {c}\n" for a in ("ant", "bee", "cow") for b in ("dog", "emu") for c in ("fox", "gnu")]

@@ -138,7 +138,7 @@ def test_a_role_that_refuses_leaves_no_folder(
     def refuse(*_: Any, **__: Any) -> Any:
         raise Refusal("not here. Go elsewhere.")
 
-    monkeypatch.setattr("murmurate.launch.inline.member", refuse)
+    monkeypatch.setattr("murmurate.launch.inline.work", refuse)
     for existed in (False, True):
         folder = tmp_path / "run"
         if existed:

@@ -17,7 +17,7 @@ from waiting import until
 _ASK = """
 import json, os, signal, sys
 from multiprocessing.forkserver import _forkserver
-from murmurate.launch.fork_server import begin_fork_server, end_fork_server, fork_server
+from murmurate.fabric.processes.fork_server import begin_fork_server, end_fork_server, fork_server
 begin_fork_server(json.loads(sys.argv[1]))
 if "used" in os.environ:  # by a run, beside which another command is refused
     process = fork_server().Process(target=signal.pause)

@@ -6,7 +6,7 @@ from torch import nn
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.solo import Solo
-from murmurate.training.worker import member_state
+from murmurate.training.worker_context import member_state
 
 
 def test_a_vector_that_others_write_meanwhile_is_not_taken_for_one_with_nans(monkeypatch):

@@ -10,10 +10,10 @@ import torch
 from laws.nets import pixels
 from laws.problems import OPTIMIZERS, Point, Problem, same
 from murmurate.errors import Refusal
-from murmurate.fabric.interface import Capability
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.replicator.replicator import Replicator
+from murmurate.replicator.user_loop import OwnLoop
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.hogwild import Hogwild
@@ -81,23 +81,15 @@ def test_a_name_is_given_once():
         SimulatedFabric(1, seed=0).run([member])
 
 
-def test_what_a_channel_cannot_do_is_refused_too():
+def test_what_replicas_on_a_gpu_cannot_do_is_refused():
     """A fabric may offer what a replica's device does not: a vector on a GPU cannot be shared memory."""
 
-    class OnDevice:
-        rank, size, capabilities = 0, 1, frozenset(Capability)
+    def member(door):
+        OwnLoop(GALA(), door, devices=("cuda:0",))
+        OwnLoop(Hogwild(), door, devices=("cuda:0",))
 
-        def channel(self, name, like):
-            made = Script(1).door(0)
-            made.capabilities = frozenset({Capability.REGISTER})
-            return made
-
-        def living(self):
-            return [0]
-
-    replicator = Replicator(Hogwild(), OnDevice())
-    with pytest.raises(Refusal, match=r"hogwild needs shared memory.*replica 'net' on cpu.*gala"):
-        replicator.replicate("net", Number(0.0), sgd)
+    with pytest.raises(Refusal, match=r"hogwild needs shared memory, which this fabric on a GPU does.*gala"):
+        SimulatedFabric(1, seed=0).run([member])
 
 
 class Diary(Strategy):

@@ -24,7 +24,7 @@ from murmurate.training import coordinator, session
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.members import build_learner
 from murmurate.training.run_folder import claim
-from short_runs import SHORT, altered, content, refused
+from short_runs import SHORT, altered, content, refused, train
 
 
 def test_a_refusal_after_the_run_began_takes_nothing_back(
@@ -37,7 +37,7 @@ def test_a_refusal_after_the_run_began_takes_nothing_back(
 
     monkeypatch.setattr(session, "summarize", unreadable)
     with pytest.raises(RunFailed, match=r"cannot be read\. The checkpoints in .* are kept"):
-        session.train(run, tmp_path / "run")
+        train(run, tmp_path / "run")
     assert (tmp_path / "run" / "checkpoints" / "last" / "state.json").exists()
 
 
@@ -63,7 +63,7 @@ def test_a_signal_while_the_run_is_closed_takes_away_nothing_that_is_to_be_said(
     monkeypatch.setattr(Coordinator, "commit_final", burst)
     monkeypatch.setattr(Coordinator, "close", closing)
     run = altered(recipe("cartpole-a2c"), launcher="inline", updates=2, simulators=2)
-    finish = session.train(run, tmp_path / "run")
+    finish = train(run, tmp_path / "run")
     assert finish.code == code
     assert json.loads((tmp_path / "run/summary.json").read_text())["exit"] == exit_reason
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

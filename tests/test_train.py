@@ -23,7 +23,7 @@ from murmurate.training.checkpoint import write_part
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.loop import Learning
 from murmurate.training.run import Run
-from murmurate.training.worker import FINAL, FINAL_REQUEST, Post, Restored, staging
+from murmurate.training.worker_context import FINAL, FINAL_REQUEST, Post, Restored, staging
 from short_runs import altered
 
 

@@ -21,7 +21,7 @@ from murmurate.training.centre_server import member
 from murmurate.training.loop import Learning
 from murmurate.training.rejoin import Doorway
 from murmurate.training.run import Run
-from murmurate.training.worker import FINAL, Post, Restored, staging
+from murmurate.training.worker_context import FINAL, Post, Restored, staging
 from short_runs import altered
 
 STRATEGIES = {name: kind() for name, kind in strategies().items() if name != "solo"}

@@ -59,7 +59,7 @@ def test_sigterm_to_one_role_alone_ends_it_and_to_all_does_not() -> None:
         "import os, signal, time\n"
         "from murmurate.fabric.processes.run_state import Board\n"
         "from murmurate.launch import role\n"
-        "role._HEARSAY_SECONDS = 0.2\n"
+        "role._STOP_SECONDS = 0.2\n"
         "def told(all_of_them):\n"
         "    board = Board(2); board.open()\n"
         "    signal.signal(signal.SIGTERM, lambda *_: role.leave_unless_stopping(board))\n"

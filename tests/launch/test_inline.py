@@ -22,8 +22,7 @@ from murmurate.strategies.dpsgd.master import Master
 from murmurate.strategies.interface import Strategy
 from murmurate.training import checkpoint, session
 from murmurate.training.run import Run
-from murmurate.training.session import resume, train
-from short_runs import altered
+from short_runs import altered, resume, train
 
 
 def short(strategy: str | Strategy = "gala", **fields: Any) -> Run:

@@ -15,12 +15,11 @@ import pytest
 
 from faults.commands import read_lines
 from murmurate.cli.main import main
-from murmurate.launch import shutdown as _ending
+from murmurate.launch import shutdown
 from murmurate.recipes import recipe
 from murmurate.training import checkpoint
 from murmurate.training.run import Run
-from murmurate.training.session import train
-from short_runs import altered
+from short_runs import altered, train
 from waiting import until
 
 pytestmark = pytest.mark.timeout(900)
@@ -63,7 +62,7 @@ def _freeze_one_and_interrupt(folder: Path, wait_for_silence: bool = False, also
 def test_a_replica_that_does_not_stop_is_killed_and_the_others_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_ending, "STOP_DEADLINE_SECONDS", 1.0)
+    monkeypatch.setattr(shutdown, "STOP_DEADLINE_SECONDS", 1.0)
     folder = tmp_path / "run"
     _meanwhile(lambda: _freeze_one_and_interrupt(folder))
     finish = train(_long(), folder)
@@ -93,7 +92,7 @@ def test_one_that_holds_up_a_round_is_excluded_and_the_others_stop_and_save(tmp_
 def test_when_nobody_stops_the_run_fails_and_the_last_checkpoint_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_ending, "STOP_DEADLINE_SECONDS", 1.0)
+    monkeypatch.setattr(shutdown, "STOP_DEADLINE_SECONDS", 1.0)
     folder = tmp_path / "run"
     _meanwhile(lambda: _freeze_one_and_interrupt(folder, also=0))
     finish = train(_long("all-reduce"), folder)
@@ -106,7 +105,7 @@ def test_when_nobody_stops_the_run_fails_and_the_last_checkpoint_is_kept(
 def test_a_stopped_centre_does_not_hold_up_replicas_that_have_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_ending, "STOP_DEADLINE_SECONDS", 1.0)
+    monkeypatch.setattr(shutdown, "STOP_DEADLINE_SECONDS", 1.0)
     folder = tmp_path / "run"
 
     def stop_the_centre() -> None:

@@ -25,7 +25,7 @@ from launch.test_torchrun import _SHORT, alone, same
 from murmurate.errors import MissingExtra
 from murmurate.fabric.processes.run_state import Board
 from murmurate.launch import launcher
-from murmurate.launch.ray import _Flock
+from murmurate.launch.ray import RayJob
 from murmurate.recipes import recipe
 from murmurate.strategies import strategies
 from murmurate.training import checkpoint
@@ -64,11 +64,11 @@ def test_who_dies_is_replaced_unless_the_run_is_over(case: str, replaced: bool) 
     )
     board = Board(run.members)
     board.open()
-    flock = _Flock.__new__(_Flock)  # no cluster: what it decides by
+    job = RayJob.__new__(RayJob)  # no cluster: what it decides by
     coordinator: Any = SimpleNamespace(board=board, interrupted=case == "interrupted", stopped_because="")
-    flock.run, flock.coordinator, flock.coming = run, coordinator, {}
-    flock.restarts = Counter({1: 3 * (case == "for the fourth time")})
-    flock._seat = lambda rank: (None, None)  # type: ignore[method-assign]
+    job.run, job.coordinator, job.coming = run, coordinator, {}
+    job.restarts = Counter({1: 3 * (case == "for the fourth time")})
+    job._actor = lambda rank: (None, None)  # type: ignore[method-assign]
     if case == "while a new epoch is forming":
         board.request_stop()
     if case == "stopped":
@@ -80,8 +80,8 @@ def test_who_dies_is_replaced_unless_the_run_is_over(case: str, replaced: bool) 
     )
     victim = run.replicas if case == "the centre" else 1
     board.bury(victim)
-    flock._replace(victim)
-    assert list(flock.coming) == [victim] * replaced
+    job._replace(victim)
+    assert list(job.coming) == [victim] * replaced
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from faults.commands import Command
 from launch.test_inline import params
 from murmurate.cli.main import main
 from murmurate.errors import Refusal
-from murmurate.launch import dictated_replicas, torchrun
+from murmurate.launch import launcher
+from murmurate.recipes import recipe
 from murmurate.training import checkpoint
 
 pytestmark = pytest.mark.timeout(900)
@@ -98,11 +99,9 @@ def test_ranks_share_memory_and_rank_0_serves_the_centre(strategy: str, tmp_path
 
 _APART = """
 import os, sys
-from murmurate.launch import rendezvous as _crew
-from murmurate.launch import host_memory as _ground
-from murmurate.launch import job_spec as _meeting
+from murmurate.launch import host_memory, job_spec, rendezvous
 name = f"host {os.environ['RANK']}"
-for module in (_crew, _ground, _meeting):
+for module in (host_memory, job_spec, rendezvous):
     module.this_host = lambda: name
 from murmurate.cli.main import main
 sys.exit(main())
@@ -252,9 +251,9 @@ def test_refusals_name_cause_and_remedy(
 
 def test_there_are_as_many_replicas_as_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "7")
-    assert dictated_replicas("torchrun") == 7
-    assert dictated_replicas("local") is None
+    assert launcher("torchrun").dictated_replicas() == 7
+    assert launcher("local").dictated_replicas() is None
     monkeypatch.delenv("WORLD_SIZE")
-    assert dictated_replicas("torchrun") is None
+    assert launcher("torchrun").dictated_replicas() is None
     with pytest.raises(Refusal, match="WORLD_SIZE is not set"):
-        torchrun.offered()
+        launcher("torchrun").capabilities(recipe("cartpole-gala"))

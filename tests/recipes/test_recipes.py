@@ -21,8 +21,8 @@ from murmurate.recipes import algorithms, recipe, recipe_names
 from murmurate.strategies import strategies
 from murmurate.training import checkpoint
 from murmurate.training.run import Run
-from murmurate.training.session import preflight, train
 from murmurate.worlds.registry import world_names
+from short_runs import preflight, train
 
 
 def test_every_recipe_resolves_and_its_run_stands() -> None:

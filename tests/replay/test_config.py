@@ -18,8 +18,7 @@ from murmurate.replay.frame_replay import FrameReplay
 from murmurate.replay.row_replay import RowReplay
 from murmurate.replay.segments import Segmented
 from murmurate.spec import EnvSpec
-from murmurate.training.session import preflight
-from short_runs import altered
+from short_runs import altered, preflight
 
 PONG = EnvSpec("pong", (4, 84, 84), torch.uint8, actions=6, stacked=True)
 

@@ -6,19 +6,16 @@ returned comes back by rank. Nobody outlives the call.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import traceback
+import functools
+import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
 from murmurate.errors import RunFailed
 from murmurate.fabric.processes.fabric import ProcessFabric
-from murmurate.fabric.processes.shared_memory import Arena
-from murmurate.launch.role import open_board
+from murmurate.fabric.processes.spawn import FINISHED, Exit, Worker, WorkerProcesses, take_signals
 
 _DEADLINE_SECONDS = 280.0
 
@@ -27,49 +24,28 @@ Work = Callable[..., Any]
 
 def together(members: int, work: Work, *arguments: Any) -> list[Any]:
     """``work`` in as many processes. Raises RunFailed with the first one's reason if one fails."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # inherited by the fork server, before torch loads
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["murmurate.launch.preloaded"])
-    arena = Arena.create()
-    open_board(arena, members).open()
-    lines, processes = [], []
-    try:
+    until = time.monotonic() + _DEADLINE_SECONDS
+    results: dict[int, Any] = {}
+    with WorkerProcesses(members) as workers:
         for rank in range(members):
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(
-                target=_member, args=(members, rank, arena, theirs, work, arguments), daemon=True
-            )
-            process.start()
-            theirs.close()
-            lines.append(ours)
-            processes.append(process)
-        return [_answer(rank, line) for rank, line in enumerate(lines)]
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
-        arena.close()
+            workers.start(rank, functools.partial(_member, work, arguments))
+        while workers.alive:
+            if time.monotonic() > until:
+                late = workers.alive[0].rank
+                raise RunFailed(f"member {late} of the bench did not answer within {_DEADLINE_SECONDS:g} s")
+            for worker in workers.wait(1.0):
+                found = worker.exit
+                assert found is not None
+                if found.how != FINISHED:
+                    words = f"member {worker.rank} of the bench {found.how}: {found.trace or found.error}"
+                    raise RunFailed(words)
+                results[worker.rank] = found.result
+    return [results[rank] for rank in range(members)]
 
 
-def _answer(rank: int, line: Connection) -> Any:
-    try:
-        if not line.poll(_DEADLINE_SECONDS):
-            raise RunFailed(f"member {rank} of the bench did not answer within {_DEADLINE_SECONDS:g} s")
-        kind, value = line.recv()
-    except EOFError:
-        raise RunFailed(f"member {rank} of the bench died") from None
-    if kind == "failed":
-        raise RunFailed(f"member {rank} of the bench failed: {value}")
-    return value
-
-
-def _member(
-    members: int, rank: int, arena: Arena, line: Connection, work: Work, arguments: tuple[Any, ...]
-) -> None:
+def _member(work: Work, arguments: tuple[Any, ...], worker: Worker) -> Exit:
+    take_signals()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    board = open_board(arena, members)
-    try:
-        line.send(("done", work(ProcessFabric(arena, board, rank), *arguments)))
-    except Exception:
-        line.send(("failed", traceback.format_exc()))
+    fabric = ProcessFabric(worker.arena, worker.board, worker.rank)
+    return Exit(FINISHED, result=work(fabric, *arguments))

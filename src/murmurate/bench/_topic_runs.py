@@ -63,7 +63,7 @@ class _Watch:
         self.documents += batch.env_steps
         if self.documents < self._next:
             return
-        folds = 0 if self.centre is None else self.centre.folds
+        folds = 0 if self.centre is None else self.centre.replicator.folds
         if self.looking.folded and self.centre is not None and folds == self._folds:
             return
         self._folds = folds

@@ -14,7 +14,7 @@ import rich.table
 from murmurate import fabric, plugins
 from murmurate.bench import benches
 from murmurate.errors import unknown
-from murmurate.launch import launcher, launchers
+from murmurate.launch import launchers
 from murmurate.recipes import pairs, summaries
 from murmurate.strategies import strategies
 from murmurate.worlds.registry import world_names
@@ -127,10 +127,10 @@ def _launchers() -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "summary": _first_line(launcher(name)),
-            "offers": sorted(offer.value for offer in launcher(name).CAPABILITIES),
+            "summary": _first_line(type(found)),
+            "offers": sorted(offer.value for offer in found.offers),
         }
-        for name in launchers()
+        for name, found in launchers().items()
     ]
 
 
@@ -138,8 +138,8 @@ def _benches() -> list[dict[str, Any]]:
     return [{"name": name, "summary": module.SUMMARY} for name, module in benches().items()]
 
 
-def _first_line(module: ModuleType) -> str:
-    return (module.__doc__ or "").strip().splitlines()[0]
+def _first_line(described: ModuleType | type) -> str:
+    return (described.__doc__ or "").strip().splitlines()[0]
 
 
 _LISTS: dict[str, Callable[[], list[dict[str, Any]]]] = {

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from murmurate import __version__
 from murmurate.cli.topics_verbs import add_verbs
 from murmurate.errors import Refusal, RunFailed
-from murmurate.launch.fork_server import begin_fork_server, end_fork_server
+from murmurate.fabric.processes.fork_server import begin_fork_server, end_fork_server
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 
@@ -167,14 +167,15 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
         print("Fields (with what they are now):\n" + show(run))
         return 0
     base, run = run, change(run, rest, verb)
-    from murmurate.launch import dictated_replicas
+    from murmurate.launch import launcher
     from murmurate.training.session import train
 
-    if (ranks := dictated_replicas(run.launcher)) is not None:
+    engine = launcher(run.launcher)
+    if (ranks := engine.dictated_replicas()) is not None:
         run = change(dataclasses.replace(base, replicas=ranks), rest, verb)
 
     folder = options.out or _new_folder(run.recipe)
-    finish = train(run, folder)
+    finish = train(run, folder, engine)
     return told(finish, finish.folder or folder)
 
 
@@ -221,9 +222,10 @@ def _resume(options: argparse.Namespace, rest: list[str]) -> int:
     if _launched_here(options.folder):
         begin_fork_server(rest)
     from murmurate.cli.options import change
+    from murmurate.launch import launcher
     from murmurate.training.session import resume
 
-    finish = resume(options.folder, lambda run: change(run, rest, f"murmurate train {run.recipe}"))
+    finish = resume(options.folder, launcher, lambda run: change(run, rest, f"murmurate train {run.recipe}"))
     return told(finish, options.folder)
 
 

@@ -25,6 +25,7 @@ from murmurate.datasets.interface import Split
 from murmurate.datasets.reading import Skipped, kind_of, vocabulary_beside
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.evaluation.held_out import perplexities
+from murmurate.launch import launcher
 from murmurate.recipes import recipe
 from murmurate.strategies import strategy
 from murmurate.training import checkpoint
@@ -72,7 +73,7 @@ def fit(run: Run, folder: Path, passes: float | None = 5.0) -> Finish:
             raise Refusal(f"passes is {passes:g}; give a positive number.")
         documents = run.world.spec().documents
         run = dataclasses.replace(run, env_steps=max(1, round(passes * documents)))
-    return train(run, folder)
+    return train(run, folder, launcher(run.launcher))
 
 
 def fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, Path] | None:

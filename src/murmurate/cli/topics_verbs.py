@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.cli.options import truth
-from murmurate.launch.fork_server import begin_fork_server
+from murmurate.fabric.processes.fork_server import begin_fork_server
 
 
 def add_verbs(verbs: Any, told: Callable[[Any, Path], int]) -> None:

@@ -1,41 +1,28 @@
-"""Launchers: they start roles and hand each a fabric. They know no strategy by name.
+"""Launchers: they start the workers of a run and hand each a fabric (see ``murmurate.training.launcher``).
 
-A launcher is a module with ``CAPABILITIES`` (what its fabric can offer at best) and ``start``; where it can
-know before the start that it cannot run, also ``check``. One that adopts ranks which somebody else started
-has ``offered``, ``dictated_replicas``, ``crew`` and ``follow`` besides (see ``torchrun``).
+Each is a class in a module of this folder, or in one that joined it by an entry point.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from types import ModuleType
-
+from murmurate import plugins
 from murmurate.errors import unknown
-from murmurate.fabric.interface import Capability
+from murmurate.training.launcher import Launcher
 
 
-def launchers() -> list[str]:
-    """Launchers by name: the modules of this folder that have a ``start``."""
-    names = [m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")]
-    return sorted(n for n in names if hasattr(importlib.import_module(f"{__name__}.{n}"), "start"))
+def launchers() -> dict[str, Launcher]:
+    """Every launcher by its command-line name (see ``plugins``)."""
+    found: dict[str, Launcher] = {}
+    for module in plugins.modules(__name__):
+        for thing in vars(module).values():
+            if isinstance(thing, type) and issubclass(thing, Launcher) and thing is not Launcher:
+                found[thing.name] = thing()
+    return dict(sorted(found.items()))
 
 
-def launcher(name: str) -> ModuleType:
+def launcher(name: str) -> Launcher:
     """Raises Refusal with the nearest name if there is none called ``name``."""
-    if name not in launchers():
-        raise unknown("launcher", name, launchers())
-    return importlib.import_module(f"{__name__}.{name}")
-
-
-def offered(module: ModuleType) -> frozenset[Capability]:
-    """What the launcher's fabric can do here and now. Raises Refusal where it cannot run at all."""
-    here = getattr(module, "offered", None)
-    found: frozenset[Capability] = module.CAPABILITIES if here is None else here()
-    return found
-
-
-def dictated_replicas(name: str) -> int | None:
-    """How many replicas the launcher's surroundings call for; None where that is the user's choice."""
-    dictated = getattr(launcher(name), "dictated_replicas", None)
-    return None if dictated is None else dictated()
+    known = launchers()
+    if name not in known:
+        raise unknown("launcher", name, known)
+    return known[name]

@@ -1,10 +1,10 @@
-"""Who is silent, who is out, who comes in: decided in one place, by the launcher (docs/decisions/0010).
+"""The failure detector of local runs: which members are silent, excluded, or let in (docs/decisions/0010).
 
-A member gives signs of life while it works and while it waits for others, so only one that is stopped, or
-stuck in native code, gives none. It is *silent* then, which is told; the others go on under an asynchronous
-strategy, and it goes on too when it wakes. In a synchronous round it holds up all others, and is *excluded*
-at a deadline that follows the times that rounds have taken: its process is ended, so that nothing of it can
-reach a later round, and started again to come in with a living peer's state.
+A member sends heartbeats while it works and while it waits for others, so only one that is stopped, or stuck
+in native code, sends none. It is *silent* then, which is reported; the others go on under an asynchronous
+strategy, and so does it when it wakes. In a synchronous round it holds up all others, and is *excluded* at a
+deadline that follows the times that rounds have taken: its process is ended, so that nothing of it can reach
+a later round, and started again to come in with a living peer's state.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from murmurate.fabric.processes.run_state import HandOver
-from murmurate.launch.worker_processes import Crew, Role
+from murmurate.fabric.processes.spawn import WorkerProcess, WorkerProcesses
 from murmurate.training.coordinator import Coordinator
 
 FLOOR_SECONDS = 5.0
 CAP_SECONDS = 45.0  # below the fabric's own deadline, which ends the run
 ROUNDS = 20.0
 REJOINS = 3
+OVER = "the run was over"
 _ASLEEP_SECONDS = 1.0
 
 
 def patience(pace_seconds: float) -> float:
-    """How long a member may give no sign of life when rounds take ``pace_seconds`` (a high quantile).
+    """How long a member may send no heartbeat when rounds take ``pace_seconds`` (a high quantile).
 
-    0 is a pace not known yet, and has all the time there is.
+    0 is a pace not known yet, for which the cap holds.
     """
     return min(max(ROUNDS * pace_seconds, FLOOR_SECONDS), CAP_SECONDS) if pace_seconds > 0 else CAP_SECONDS
 
 
 @dataclass
-class Watch:
+class Heartbeats:
     """What was last heard of one member."""
 
     beats: int = 0
@@ -42,15 +43,24 @@ class Watch:
     silent: bool = False
 
 
-class Arbiter:
-    """Listens to the members of one run, and keeps its membership. ``poll`` it a few times a second."""
+class FailureDetector:
+    """Follows the heartbeats of one run's members, and keeps its membership: ``poll`` it a few times a
+    second.
+
+    start_again: starts a process for a rank whose last one has ended; it waits for a peer's state.
+    """
 
     def __init__(
-        self, crew: Crew, coordinator: Coordinator, clock: Callable[[], float] = time.monotonic
+        self,
+        workers: WorkerProcesses,
+        coordinator: Coordinator,
+        start_again: Callable[[int], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.crew, self.coordinator, self.board = crew, coordinator, coordinator.board
+        self.workers, self.coordinator, self.board = workers, coordinator, coordinator.board
         self.run = coordinator.run
-        self._watches = [Watch() for _ in range(self.run.members)]
+        self._start_again = start_again
+        self._heartbeats = [Heartbeats() for _ in range(self.run.members)]
         self._clock = clock
         self._polled_at = clock()
         self._restarts: Counter[int] = Counter()
@@ -62,41 +72,42 @@ class Arbiter:
     def poll(self) -> None:
         now = self._clock()
         if now - self._polled_at > _ASLEEP_SECONDS:
-            # nobody listened, as when all of us were stopped by Ctrl-Z: nothing can be held against them
-            for watch in self._watches:
-                watch.since = now
+            # this process, too, was stopped, by Ctrl-Z for instance: missed heartbeats then mean nothing
+            for heard in self._heartbeats:
+                heard.since = now
         self._polled_at = now
-        for role in self.crew.roles:
-            if not role.ended and not self.board.has_finished(role.rank):
-                self._listen(role, self._watches[role.rank], now)
+        for worker in self.workers.by_rank.values():
+            if not worker.ended and not self.board.has_finished(worker.rank):
+                self._listen(worker, self._heartbeats[worker.rank], now)
         if self._is_over():
             self._send_joiners_away()
         else:
             self._let_in()
 
-    # -- signs of life ------------------------------------------------------------------------------
+    # -- heartbeats ----------------------------------------------------------------------------------
 
-    def _listen(self, role: Role, watch: Watch, now: float) -> None:
-        beats = self.board.beats(role.rank)
-        who = self.coordinator.name(role.rank)
-        if beats != watch.beats or beats == 0:  # a member that is still being built has no beat
-            if watch.silent:
-                silent_seconds = now - watch.since
+    def _listen(self, worker: WorkerProcess, heard: Heartbeats, now: float) -> None:
+        beats = self.board.beats(worker.rank)
+        who = self.coordinator.name(worker.rank)
+        if beats != heard.beats or beats == 0:  # a member that is still being built has no beat
+            if heard.silent:
+                silent_seconds = now - heard.since
                 message = f"{who} answers again after {silent_seconds:.1f} s"
-                self.coordinator.event("woke", message, member=role.rank)
-            watch.beats, watch.since, watch.silent = beats, now, False
+                self.coordinator.event("woke", message, member=worker.rank)
+            heard.beats, heard.since, heard.silent = beats, now, False
             return
-        silent_seconds = now - watch.since
-        if silent_seconds > self._allowed(role.rank) / 2 and not watch.silent:
-            watch.silent = True
+        silent_seconds = now - heard.since
+        if silent_seconds > self._allowed(worker.rank) / 2 and not heard.silent:
+            heard.silent = True
             goes_on = "the others wait for it" if self._holds_up() else "the others go on"
             message = f"{who} gives no sign of life since {silent_seconds:.1f} s; {goes_on}"
-            self.coordinator.event("silent", message, member=role.rank)
-        allowed = self._allowed(role.rank, saving=self.coordinator.is_saving or self.coordinator.is_admitting)
-        if silent_seconds > allowed and self._holds_up() and not role.ended_by_us:
+            self.coordinator.event("silent", message, member=worker.rank)
+        saving = self.coordinator.is_saving or self.coordinator.is_admitting
+        allowed = self._allowed(worker.rank, saving)
+        if silent_seconds > allowed and self._holds_up() and not worker.killed_because:
             message = f"{who} was silent for {silent_seconds:.1f} s in a synchronous round and is excluded"
-            self.coordinator.event("excluded", message, member=role.rank, deadline_seconds=allowed)
-            role.end("excluded")
+            self.coordinator.event("excluded", message, member=worker.rank, deadline_seconds=allowed)
+            worker.kill("excluded")
 
     def _allowed(self, rank: int, saving: bool = False) -> float:
         if self.board.pace(rank) == 0:
@@ -112,55 +123,63 @@ class Arbiter:
 
     # -- deaths and joining -------------------------------------------------------------------------
 
-    def died(self, role: Role) -> None:
-        """``role`` has ended, and is buried. Start it again if it may come back."""
+    def died(self, worker: WorkerProcess) -> None:
+        """``worker`` has ended, and its rank is marked dead. Start it again if it may come back."""
         self._deaths += 1
-        rank = role.rank
-        self._watches[rank] = Watch(since=self._clock())
+        rank = worker.rank
+        self._heartbeats[rank] = Heartbeats(since=self._clock())
         if self._asked is not None and self._asked.joiner == rank:
             self._forget()
         if self._is_over() or not self._donors():
             return
-        if role.ended_by_us == "excluded" and self._rejoins[rank] < REJOINS:
+        if worker.killed_because == "excluded" and self._rejoins[rank] < REJOINS:
             self._rejoins[rank] += 1
         elif self._restarts[rank] < self.run.restarts:
             self._restarts[rank] += 1
-        elif role.ended_by_us != "retried":
+        elif worker.killed_because != "retried":
             return
         life = self.board.begin_life(rank)
         message = f"replica {rank} is started again, and takes a living peer's state"
         self.coordinator.event("restarted", message, member=rank, life=life)
-        self.crew.start_again(rank)
+        self._start_again(rank)
 
     def _is_over(self) -> bool:
-        others = [r for r in self.crew.roles if r.rank < self.run.replicas and not self._is_at_the_door(r)]
-        return self.coordinator.is_due or all(r.ended or self.board.has_finished(r.rank) for r in others)
+        others = [
+            worker
+            for worker in self.workers.by_rank.values()
+            if worker.rank < self.run.replicas and not self._is_joining(worker)
+        ]
+        return self.coordinator.is_due or all(w.ended or self.board.has_finished(w.rank) for w in others)
 
-    def _is_at_the_door(self, role: Role) -> bool:
-        return role.joins and not role.ended and not self.board.has_entered(role.rank)
+    def _is_joining(self, worker: WorkerProcess) -> bool:
+        return worker.joins and not worker.ended and not self.board.has_entered(worker.rank)
 
     def _donors(self) -> list[int]:
         return [
-            role.rank
-            for role in self.crew.roles
-            if role.rank < self.run.replicas
-            and not role.ended
-            and not self._is_at_the_door(role)
-            and not self.board.has_finished(role.rank)
-            and not self._watches[role.rank].silent
+            worker.rank
+            for worker in self.workers.by_rank.values()
+            if worker.rank < self.run.replicas
+            and not worker.ended
+            and not self._is_joining(worker)
+            and not self.board.has_finished(worker.rank)
+            and not self._heartbeats[worker.rank].silent
         ]
 
     def _send_joiners_away(self) -> None:
-        for role in self.crew.roles:
-            if self._is_at_the_door(role) and not role.ended_by_us:
-                role.end("the run was over")
+        for worker in self.workers.by_rank.values():
+            if self._is_joining(worker) and not worker.killed_because:
+                worker.kill(OVER)
 
     def _let_in(self) -> None:
         """One at a time: ask a living peer for its state, and see that it arrives."""
         if self._asked is not None:
             self._follow(self._asked)
             return
-        waiting = [r.rank for r in self.crew.roles if self._is_at_the_door(r) and self.board.is_ready(r.rank)]
+        waiting = [
+            rank
+            for rank, worker in self.workers.by_rank.items()
+            if self._is_joining(worker) and self.board.is_ready(rank)
+        ]
         donors = self._donors()
         if waiting and donors and not self.coordinator.is_saving:
             # alive from here on: members with common rounds may count with it as soon as they agree
@@ -177,15 +196,15 @@ class Arbiter:
             self.coordinator.joined(asked.joiner, asked.donor)
             self._forget()
             return
-        joiner = self.crew.roles[asked.joiner]
-        if self._watches[asked.joiner].silent and not joiner.ended_by_us:
-            joiner.end("retried")  # as long as it is at the door, nothing is saved
+        joiner = self.workers.by_rank[asked.joiner]
+        if self._heartbeats[asked.joiner].silent and not joiner.killed_because:
+            joiner.kill("retried")  # as long as it is joining, nothing is saved
         if self.board.has_given(asked.donor, asked.number):
             return
         if self.run.strategy.synchronous:
             # the others may have let the joiner in already and wait for it, which waits for the dead
-            if self._deaths != self._deaths_when_asked and not joiner.ended_by_us:
-                joiner.end("retried")
+            if self._deaths != self._deaths_when_asked and not joiner.killed_because:
+                joiner.kill("retried")
         elif asked.donor not in (donors := self._donors()) and donors:
             self._ask(asked.joiner, donors[0])
 

@@ -1,4 +1,5 @@
-"""Where members that nobody forked together meet: board and fabric, in one host's memory or across hosts."""
+"""What all members of a run are told that one launcher did not fork, and their board and fabrics: in one
+host's memory or across hosts."""
 
 from __future__ import annotations
 
@@ -20,22 +21,21 @@ from murmurate.fabric.network.store_run_state import StoreBoard
 from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.fabric.processes.run_state import Board
 from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.spawn import open_board
 from murmurate.launch.host_memory import Offer, Process, borrow, this_host
-from murmurate.launch.role import open_board
-from murmurate.training.worker import Post, Restored
+from murmurate.training.worker_context import Post, Resume
 
-_PROOF = "meeting"
+_PROOF = "job"
 _LINGER_SECONDS = 5.0  # everybody has saved, or the run has failed
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """What the leader tells all members about one epoch of a run.
+class JobSpec:
+    """What the leader announces to all members about one epoch of a run.
 
     offer: of its host's memory, which all members share; None if they do not, and talk over the network.
-    secret: of this epoch's links, in hexadecimal; empty where MURMURATE_SECRET, set on every host, is it.
+    secret: of this epoch's connections, in hexadecimal; empty where every host has set MURMURATE_SECRET.
     started_at, elapsed_seconds: what the leader's clock said when the run began, and how long ago that was.
-    checkpoint, parts: what to go on from (rank -> which replica's part).
     compression: of what goes over the network.
     """
 
@@ -49,20 +49,22 @@ class Meeting:
     proof: str
     started_at: float
     elapsed_seconds: float = 0.0
-    offset_seconds: float = 0.0
-    checkpoint: str | None = None
-    parts: dict[str, int] | None = None
+    resume: Resume | None = None
     compression: Compression = "none"
 
     @classmethod
-    def restored(cls, plain: dict[str, Any]) -> Meeting:
+    def restored(cls, plain: dict[str, Any]) -> JobSpec:
         """From ``dataclasses.asdict``, as JSON leaves it."""
-        offer = plain["offer"]
+        offer, resume = plain["offer"], plain["resume"]
+        if resume is not None:
+            parts = {int(rank): source for rank, source in resume["parts"].items()}
+            resume = Resume(**{**resume, "checkpoint": Path(resume["checkpoint"]), "parts": parts})
         return cls(
             **{
                 **plain,
                 "leader": Process(**plain["leader"]),
                 "offer": None if offer is None else Offer(**offer),
+                "resume": resume,
             }
         )
 
@@ -76,49 +78,41 @@ class Meeting:
         )
 
 
-class Ground:
-    """What one process stands on in a meeting; ``mine`` are the members that live in it.
+class MemberHost:
+    """One process of a job, with the board and the fabrics of ``mine``, the members that live in it.
 
     store: of this epoch alone. leads: this process writes what a launcher writes on the board.
     address: under which other hosts reach this one.
     """
 
     def __init__(
-        self, meeting: Meeting, store: Store, mine: Sequence[int], *, leads: bool, address: str
+        self, spec: JobSpec, store: Store, mine: Sequence[int], *, leads: bool, address: str
     ) -> None:
-        self.meeting = meeting
+        self.spec = spec
         self._store, self._address = store, address
         self._arenas: list[Arena] = []
-        self._doors: list[NetworkFabric] = []
-        same = meeting.leader.host == this_host()  # one clock for all processes of a host
-        self.started_at = meeting.started_at if same else time.monotonic() - meeting.elapsed_seconds
+        self._fabrics: list[NetworkFabric] = []
+        same = spec.leader.host == this_host()  # one clock for all processes of a host
+        self.started_at = spec.started_at if same else time.monotonic() - spec.elapsed_seconds
         self.board: Board
-        if meeting.offer is not None:
-            self.board = open_board(self._arena(meeting.offer), meeting.members)
+        if spec.offer is not None:
+            self.board = open_board(self._arena(spec.offer), spec.members)
             if leads:
                 self.board.open()
         else:
             boards = PrefixStore("board", store).clone()  # type: ignore[attr-defined]
-            self.board = StoreBoard(meeting.members, boards, mine, leads)
+            self.board = StoreBoard(spec.members, boards, mine, leads)
 
     def post(self, rank: int) -> Post:
-        """Where ``rank``, a member of this process, works. Raises Refusal if its part is unreadable."""
-        meeting = self.meeting
-        restored = None
-        if meeting.checkpoint is not None and meeting.parts is not None:
-            restored = Restored.read(Path(meeting.checkpoint), rank, meeting.parts[str(rank)])
-        return Post(
-            rank,
-            self._door(rank),
-            self.board,
-            Path(meeting.folder),
-            self.started_at,
-            meeting.offset_seconds,
-            restored,
-        )
+        """What ``rank``, a member of this process, works with. Raises Refusal if its part is unreadable."""
+        resume, folder = self.spec.resume, Path(self.spec.folder)
+        restored = None if resume is None else resume.part(rank)
+        offset_seconds = 0.0 if resume is None else resume.offset_seconds
+        fabric = self._fabric(rank)
+        return Post(rank, fabric, self.board, folder, self.started_at, offset_seconds, restored)
 
     def is_gone(self, rank: int, process: Process, silent_seconds: float) -> bool:
-        """Whether the process of ``rank`` has ended or, on another host, was silent for so long."""
+        """Whether the process of ``rank`` has ended or, on another host, has been silent for longer."""
         gone = process.is_gone()
         if gone is None and isinstance(self.board, StoreBoard):
             return self.board.lost or self.board.silent_seconds(rank) > silent_seconds
@@ -131,7 +125,7 @@ class Ground:
 
     def close(self) -> None:
         # together: each answers the others until they have closed too
-        closing = [threading.Thread(target=door.close, args=(_LINGER_SECONDS,)) for door in self._doors]
+        closing = [threading.Thread(target=fabric.close, args=(_LINGER_SECONDS,)) for fabric in self._fabrics]
         for thread in closing:
             thread.start()
         for thread in closing:
@@ -141,27 +135,27 @@ class Ground:
         for arena in self._arenas:
             arena.close()
 
-    def _door(self, rank: int) -> Fabric:
-        meeting = self.meeting
-        if meeting.offer is not None:
-            arena = self._arena(meeting.offer)
-            open_board(arena, meeting.members)  # a member's own regions begin after the board's
+    def _fabric(self, rank: int) -> Fabric:
+        spec = self.spec
+        if spec.offer is not None:
+            arena = self._arena(spec.offer)
+            open_board(arena, spec.members)  # a member's own regions begin after the board's
             return ProcessFabric(arena, self.board, rank)
-        # of its own: a wait of one member on a shared connection would hold up another's word
+        # of its own: one member's wait on a shared connection would hold up another's messages
         store = PrefixStore("fabric", self._store).clone()  # type: ignore[attr-defined]
-        door = NetworkFabric(
+        fabric = NetworkFabric(
             rank,
-            meeting.members,
+            spec.members,
             store,
-            run_id=meeting.run_id,
-            epoch=meeting.epoch,
-            secret=bytes.fromhex(meeting.secret) or os.environ["MURMURATE_SECRET"].encode(),
+            run_id=spec.run_id,
+            epoch=spec.epoch,
+            secret=bytes.fromhex(spec.secret) or os.environ["MURMURATE_SECRET"].encode(),
             address=self._address,
             board=self.board,
-            compression=meeting.compression,
+            compression=spec.compression,
         )
-        self._doors.append(door)
-        return door
+        self._fabrics.append(fabric)
+        return fabric
 
     def _arena(self, offer: Offer) -> Arena:
         """The lent memory from its beginning on: each member takes its regions from one of its own."""
@@ -173,26 +167,26 @@ class Ground:
 
 
 def fresh_secret() -> str:
-    """A key for the links of one epoch; none where the user keeps one out of the store."""
+    """A key for the connections of one epoch; none where the user keeps one out of the store."""
     return "" if os.environ.get("MURMURATE_SECRET") else secrets.token_hex(32)
 
 
 def prove(folder: Path) -> str:
-    """Leave a word in the run folder that every member must be able to read."""
-    word = secrets.token_hex(8)
+    """Leave a token in the run folder that every member must be able to read."""
+    token = secrets.token_hex(8)
     (folder / "logs").mkdir(exist_ok=True)
-    (folder / "logs" / _PROOF).write_text(word)
-    return word
+    (folder / "logs" / _PROOF).write_text(token)
+    return token
 
 
-def check_folder(meeting: Meeting) -> None:
+def check_folder(spec: JobSpec) -> None:
     """Raise Refusal unless the run folder is the leader's."""
     try:
-        seen = (Path(meeting.folder) / "logs" / _PROOF).read_text()
+        seen = (Path(spec.folder) / "logs" / _PROOF).read_text()
     except OSError:
         seen = ""
-    if seen != meeting.proof:
+    if seen != spec.proof:
         raise Refusal(
-            f"the run is kept in {meeting.folder}, which is not the same folder on this host. "
+            f"the run is kept in {spec.folder}, which is not the same folder on this host. "
             "All hosts write their part of a checkpoint there: give --out a folder that they share."
         )

@@ -1,127 +1,114 @@
-"""Processes of this host, one a replica: the default launcher."""
+"""The local launcher."""
 
 from __future__ import annotations
 
+import functools
 import time
-from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
 
 from murmurate.errors import Refusal, RunFailed
-from murmurate.fabric.interface import Capability
-from murmurate.fabric.processes.shared_memory import Arena
-from murmurate.launch import shutdown as _ending
-from murmurate.launch.failure_detector import Arbiter
-from murmurate.launch.fork_server import fork_server
-from murmurate.launch.role import FAILED, FINISHED, REFUSED, TOO_LATE, open_board
-from murmurate.launch.worker_processes import Crew, Role
+from murmurate.fabric.processes.spawn import DIED, FINISHED, LATE, REFUSED, WorkerProcess, WorkerProcesses
+from murmurate.launch import shutdown
+from murmurate.launch.failure_detector import OVER, FailureDetector
+from murmurate.launch.role import replica
 from murmurate.training.coordinator import Coordinator, SecondInterrupt, signals
+from murmurate.training.launcher import Launcher
 from murmurate.training.run import Run
+from murmurate.training.run_folder import write_roles
+from murmurate.training.worker_context import Resume
 
-CAPABILITIES = frozenset(Capability)
 _POLL_SECONDS = 0.1
 
 
-def start(
-    run: Run,
-    folder: Path,
-    *,
-    offset_seconds: float = 0.0,
-    manifest: dict[str, Any] | None = None,
-    checkpoint: Path | None = None,
-    parts: dict[int, int] | None = None,
-) -> Coordinator:
-    """Run the roles to their end; the coordinator knows how it came (see its ``failure``).
+class Local(Launcher):
+    """Processes of this host, one a replica: the default launcher."""
 
-    ``checkpoint`` and ``parts`` (rank -> which replica's part) say what a resumed run goes on from.
-    Raises Refusal if a role refused before it began.
-    """
-    context = fork_server()
-    arena = Arena.create()
-    board = open_board(arena, run.members)
-    board.open()
-    started_at = time.monotonic()
-    (folder / "logs").mkdir(exist_ok=True)
-    coordinator = Coordinator(run, folder, board, started_at, offset_seconds)
-    if manifest is not None:
-        coordinator.restore(manifest)
-        coordinator.event("resumed", f"resumed at {manifest['env_steps']:,} env steps")
-    crew = Crew(context, run, arena, folder, started_at, offset_seconds)
-    try:
-        with signals(coordinator), coordinator.console:
-            crew.start(
-                [
-                    None if checkpoint is None or parts is None else (checkpoint, parts[rank])
-                    for rank in range(run.members)
-                ]
+    name = "local"
+    restarts = True
+
+    def start(self, run: Run, folder: Path, resume: Resume | None) -> Coordinator:
+        with WorkerProcesses(run.members) as workers:
+            started_at = time.monotonic()
+            (folder / "logs").mkdir(exist_ok=True)
+            coordinator = Coordinator(run, folder, workers.board, started_at, resume)
+            work = functools.partial(
+                replica,
+                run=run,
+                folder=folder,
+                started_at=started_at,
+                offset_seconds=coordinator.seconds_before,
+                resume=resume,
             )
-            _watch(crew, coordinator)
-            _settle_end(coordinator)
-    except (RunFailed, SecondInterrupt) as failure:
-        coordinator.failure = failure
-    finally:
-        crew.kill()
-        coordinator.close()
-        arena.close()
-    return coordinator
+
+            def write() -> None:
+                pids = {rank: worker.process.pid for rank, worker in workers.by_rank.items()}
+                write_roles(folder, pids, run.replicas)
+
+            def start_again(rank: int) -> None:
+                workers.start(rank, functools.partial(work, joins=True), joins=True)
+                write()
+
+            try:
+                with signals(coordinator), coordinator.console:
+                    for rank in range(run.members):
+                        workers.start(rank, functools.partial(work, joins=False))
+                    write()
+                    _watch(workers, coordinator, FailureDetector(workers, coordinator, start_again))
+                    _finish(coordinator)
+            except (RunFailed, SecondInterrupt) as failure:
+                coordinator.failure = failure
+            finally:
+                workers.kill()
+                coordinator.close()
+        return coordinator
 
 
-def _watch(crew: Crew, coordinator: Coordinator) -> None:
-    """Until every role has ended: take in deaths as they happen, and let arbiter and coordinator work."""
-    arbiter, ending = Arbiter(crew, coordinator), _ending.Ending(coordinator)
-    while any(not role.ended for role in crew.roles):
-        wait([role.process.sentinel for role in crew.roles if not role.ended], timeout=_POLL_SECONDS)
-        for role in list(crew.roles):
-            if not role.ended and not role.process.is_alive():
-                _take_end(role, coordinator, arbiter)
+def _watch(workers: WorkerProcesses, coordinator: Coordinator, detector: FailureDetector) -> None:
+    """Until every worker has ended: take in deaths as they happen; let detector and coordinator work."""
+    ending = shutdown.Shutdown(coordinator)
+    while workers.alive:
+        for worker in workers.wait(_POLL_SECONDS):
+            _take_end(worker, coordinator, detector)
         coordinator.poll()
-        arbiter.poll()
+        detector.poll()
         if ending.is_overdue():
-            _kill_silent(crew.roles, coordinator)
+            _kill_late(workers.alive, coordinator)
 
 
-def _kill_silent(roles: list[Role], coordinator: Coordinator) -> None:
+def _kill_late(late: list[WorkerProcess], coordinator: Coordinator) -> None:
     """Those that do not stop hold up what the others have to save; after them, those that do not save.
 
-    Raises RunFailed if all of them are held up: whoever it is that they wait for cannot be told from here.
+    Raises RunFailed if no replica has stopped: which one holds up the others cannot be seen from here.
     """
-    late = [role for role in roles if not role.ended]
-    unfinished = [role for role in late if not coordinator.board.has_finished(role.rank)]
-    if not any(coordinator.board.has_finished(role.rank) for role in roles):
-        raise RunFailed(
-            f"no replica stopped within {_ending.STOP_DEADLINE_SECONDS:g} s, and all were killed. "
-            "The last checkpoint is kept. See logs/ in the run folder."
-        )
-    # the centre ends after the replicas: it waits for whom it was not told of, as we do
-    replicas = [role for role in unfinished if role.rank < coordinator.run.replicas]
-    for role in replicas or unfinished or late:
-        who = coordinator.name(role.rank)
-        message = f"{who} did not stop within {_ending.STOP_DEADLINE_SECONDS:g} s and is killed"
-        coordinator.event("killed", message, member=role.rank)
-        role.process.kill()
+    board = coordinator.board
+    unfinished = [worker for worker in late if not board.has_finished(worker.rank)]
+    if not any(board.has_finished(rank) for rank in range(board.size)):
+        raise RunFailed(shutdown.none_stopped())
+    # the centre ends after the replicas: it waits for those of whose death it does not know, as we do
+    replicas = [worker for worker in unfinished if worker.rank < coordinator.run.replicas]
+    for worker in replicas or unfinished or late:
+        shutdown.tell_killed(coordinator, worker.rank)
+        worker.kill()
 
 
-def _take_end(role: Role, coordinator: Coordinator, arbiter: Arbiter) -> None:
-    role.ended = True
-    role.process.join()
-    code = role.process.exitcode
-    if code == FINISHED:
+def _take_end(worker: WorkerProcess, coordinator: Coordinator, detector: FailureDetector) -> None:
+    found, rank = worker.exit, worker.rank
+    if found is None or found.how == FINISHED:
         return
-    said = role.last_words()
-    if role.joins and not coordinator.board.has_entered(role.rank):
-        # whatever keeps it from coming in is no reason to end those who learn
-        coordinator.died(role.rank, said or ("too late to come in" if code == TOO_LATE else role.how()))
-        arbiter.died(role)
+    joining = worker.joins and not coordinator.board.has_entered(rank)
+    if found.how == REFUSED and not joining:
+        raise Refusal(found.error)
+    if found.how in (DIED, LATE) or joining:  # what keeps a joiner out is no reason to end the others
+        over = found.how == LATE or worker.killed_because == OVER
+        if not (over and joining) or coordinator.board.is_alive(rank):
+            error = "" if found.how in (DIED, LATE) else found.error
+            coordinator.died(rank, found.error or "too late to come in", error)
+        detector.died(worker)
         return
-    if code == REFUSED:
-        raise Refusal(said or f"replica {role.rank} refused to start")
-    if code == FAILED:
-        raise RunFailed(said or f"replica {role.rank} failed")
-    coordinator.died(role.rank, "too late to come in" if code == TOO_LATE else role.how())
-    arbiter.died(role)
+    raise coordinator.failed(rank, found.error)
 
 
-def _settle_end(coordinator: Coordinator) -> None:
+def _finish(coordinator: Coordinator) -> None:
     if set(coordinator.dead) >= set(range(coordinator.run.replicas)):
-        raise RunFailed("all replicas died; the last checkpoint is kept. See logs/ in the run folder.")
+        raise RunFailed(shutdown.ALL_DIED)
     coordinator.commit_final()

@@ -12,59 +12,60 @@ from pathlib import Path
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from murmurate.errors import Refusal
+from murmurate.fabric.processes.spawn import FAILED, REFUSED, Exit, describe
 from murmurate.launch.host_memory import Offer, Process, borrow
-from murmurate.launch.job_spec import Ground, Meeting, check_folder
+from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder
 from murmurate.launch.rendezvous import own_address
-from murmurate.launch.role import FAILED, REFUSED, keep_log, live, settle_arithmetic
+from murmurate.launch.role import keep_log, live, settle_arithmetic
 from murmurate.training.run import Run
 
 STORE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Sitting:
-    """Who sits there: a process of a named host, and whether it shares the launcher's memory."""
+class WorkerInfo:
+    """An actor's process, its host's name, and whether it shares the launcher's memory."""
 
     process: Process
     name: str
     shares: bool
 
 
-class Seat:
+class WorkerActor:
     """Becomes an actor in ``murmurate.launch.ray``, which asks it one thing at a time."""
 
-    def sit(self, offer: Offer) -> Sitting:
+    def begin(self, offer: Offer) -> WorkerInfo:
         arena = borrow(offer)
         if arena is not None:
             arena.close()
-        return Sitting(Process.this(), socket.gethostname(), arena is not None)
+        return WorkerInfo(Process.this(), socket.gethostname(), arena is not None)
 
-    def live(self, run: Run, rank: int, meeting: Meeting, store: tuple[str, int]) -> tuple[int, str | None]:
+    def live(self, run: Run, rank: int, spec: JobSpec, store: tuple[str, int]) -> Exit:
         """``rank``'s part of ``run`` to its end, or to the next epoch: see ``murmurate.launch.role.live``.
 
         store: host and port of the launcher's.
         """
         try:
-            check_folder(meeting)
-            keep_log(Path(meeting.folder), rank)
+            check_folder(spec)
+            keep_log(Path(spec.folder), rank)
             settle_arithmetic(run.placement.threads)
             run = _placed(run, rank)
-            ground = Ground(
-                meeting, self._store(meeting, store), [rank], leads=False, address=own_address(store[0])
+            host = MemberHost(
+                spec, self._store(spec, store), [rank], leads=False, address=own_address(store[0])
             )
         except Refusal as refusal:
-            return REFUSED, str(refusal)
+            return Exit(REFUSED, str(refusal))
         except Exception as error:
-            return FAILED, f"replica {rank} could not begin: {type(error).__name__}: {error}"
+            return Exit(FAILED, f"it could not begin: {describe(error)}")
         try:
-            return live(run, rank, lambda: ground.post(rank))
+            return live(run, lambda: host.post(rank))
         finally:
-            ground.close()
+            host.close()
 
-    def _store(self, meeting: Meeting, where: tuple[str, int]) -> PrefixStore:
+    def _store(self, spec: JobSpec, where: tuple[str, int]) -> PrefixStore:
         timeout = datetime.timedelta(seconds=STORE_SECONDS)
         client = TCPStore(*where, is_master=False, timeout=timeout, wait_for_workers=False)
-        return PrefixStore(f"epoch-{meeting.epoch}", client)
+        return PrefixStore(f"epoch-{spec.epoch}", client)
 
 
 def _placed(run: Run, rank: int) -> Run:

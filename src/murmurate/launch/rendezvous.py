@@ -1,15 +1,14 @@
-"""How ranks that an engine started find one another: rank 0 leads, the others are told what to do.
+"""How ranks that an engine started find one another: rank 0 leads, and announces the job to the others.
 
 All of it goes through the c10d store that the engine's environment names. A group may be started again
-under the same store, so each start is an *epoch* of its own: rank 0 draws its number, the others greet it
-with a word of their own, and only a plan that repeats that word is meant for them.
+under the same store, so each start is an *epoch* of its own: rank 0 draws its number, the others register
+with a nonce of their own, and only an announcement that repeats that nonce is meant for them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-import functools
 import json
 import os
 import secrets
@@ -23,8 +22,9 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from murmurate.errors import Refusal
 from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.spawn import Exit
 from murmurate.launch.host_memory import Offer, Process, borrow, lend, this_host
-from murmurate.launch.job_spec import Meeting
+from murmurate.launch.job_spec import JobSpec
 
 _GATHER_SECONDS = 300.0  # imports and a first look at simulators, on a busy machine
 _STORE_SECONDS = 60.0
@@ -33,8 +33,8 @@ _COMMAND = "torchrun --nproc-per-node 2 -m murmurate train cartpole-gala --launc
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What torch elastic (or whoever sets the same variables) says about this process."""
+class Environment:
+    """What torch elastic (or another engine that sets the same variables) says about this process."""
 
     rank: int
     size: int
@@ -46,8 +46,8 @@ class Surroundings:
     agent_store: bool
 
     @classmethod
-    def read(cls, environment: Mapping[str, str]) -> Surroundings:
-        """Raises Refusal, naming the command, in a process that nobody gave a rank."""
+    def read(cls, environment: Mapping[str, str]) -> Environment:
+        """Raises Refusal, naming the command, in a process without a rank."""
         try:
             size = int(environment["WORLD_SIZE"])
             return cls(
@@ -72,10 +72,10 @@ class Surroundings:
 
 
 @dataclass(frozen=True)
-class Greeting:
-    """What a rank tells the leader: its process, its host's name and address, whether it shares memory."""
+class RankInfo:
+    """What a rank registers with: its process, its host's name and address, whether it shares memory."""
 
-    word: str
+    nonce: str
     process: Process
     name: str
     address: str
@@ -83,33 +83,33 @@ class Greeting:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What the leader tells the others, each by the word that it greeted with."""
+class Announcement:
+    """What the leader tells the others, with the nonces that they registered with, by rank."""
 
-    words: dict[str, str]
-    meeting: Meeting
+    nonces: dict[str, str]
+    spec: JobSpec
 
     @classmethod
-    def loads(cls, text: bytes) -> Plan:
+    def loads(cls, text: bytes) -> Announcement:
         plain = json.loads(text)
-        return cls(plain["words"], Meeting.restored(plain["meeting"]))
+        return cls(plain["nonces"], JobSpec.restored(plain["spec"]))
 
 
-class Crew:
+class Rendezvous:
     """This process among the ranks of its group."""
 
-    def __init__(self, around: Surroundings) -> None:
-        self.around = around
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
         self.process = Process.this()
-        self._root = PrefixStore(f"murmurate/{around.run_id}", _connect(around))
+        self._root = PrefixStore(f"murmurate/{environment.run_id}", _connect(environment))
         self.epoch = self._root.add("epoch", 1) if self.leads else 0
         self.offer: Offer | None = None
-        self.greetings: dict[int, Greeting] = {}
+        self.others: dict[int, RankInfo] = {}
         self._arena: Arena | None = None
 
     @property
     def leads(self) -> bool:
-        return self.around.rank == 0
+        return self.environment.rank == 0
 
     @property
     def store(self) -> Store:
@@ -130,19 +130,19 @@ class Crew:
     def gather(self) -> bool:
         """Offer this host's memory and wait for the others; whether all of them share it.
 
-        Raises Refusal naming the ranks that did not come.
+        Raises Refusal naming the ranks that are missing.
         """
         self._arena = Arena.create()
         self.offer = lend(self._arena)
         self.store.set("offer", json.dumps(dataclasses.asdict(self.offer)))
         self._root.set("current", str(self.epoch))
         until = time.monotonic() + _GATHER_SECONDS
-        silent = set(range(1, self.around.size))
+        silent = set(range(1, self.environment.size))
         while silent:
             for rank in sorted(silent):
-                if self.store.check([f"greeting/{rank}"]):
-                    plain = json.loads(self.store.get(f"greeting/{rank}"))
-                    self.greetings[rank] = Greeting(**{**plain, "process": Process(**plain["process"])})
+                if self.store.check([f"rank/{rank}"]):
+                    plain = json.loads(self.store.get(f"rank/{rank}"))
+                    self.others[rank] = RankInfo(**{**plain, "process": Process(**plain["process"])})
                     silent.remove(rank)
             if silent and time.monotonic() > until:
                 raise Refusal(
@@ -150,42 +150,43 @@ class Crew:
                     "Look at their output, and give every host the same torchrun command."
                 )
             time.sleep(_LOOK_SECONDS if silent else 0)
-        return self.offer.descriptor >= 0 and all(g.shares for g in self.greetings.values())
+        return self.offer.descriptor >= 0 and all(o.shares for o in self.others.values())
 
-    def tell(self, meeting: Meeting) -> None:
-        words = {str(rank): greeting.word for rank, greeting in self.greetings.items()}
-        self.store.set("plan", json.dumps(dataclasses.asdict(Plan(words, meeting))))
+    def announce(self, spec: JobSpec) -> None:
+        nonces = {str(rank): other.nonce for rank, other in self.others.items()}
+        announcement = dataclasses.asdict(Announcement(nonces, spec))
+        self.store.set("announcement", json.dumps(announcement, default=str))  # a path as its name
 
     def dismiss(self, code: int, deadline_seconds: float = 5.0) -> None:
-        """The others may go, with this exit code; returns once they have heard it."""
+        """Let the others end with this exit code; returns once they have seen it."""
         self.store.set("over", str(code))
         until = time.monotonic() + deadline_seconds
-        while time.monotonic() < until and any(not g.process.is_gone() for g in self.greetings.values()):
-            if self.store.add("heard", 0) >= len(self.greetings):
+        while time.monotonic() < until and any(not o.process.is_gone() for o in self.others.values()):
+            if self.store.add("heard", 0) >= len(self.others):
                 return
             time.sleep(_LOOK_SECONDS)
 
-    def said(self, rank: int) -> str | None:
-        """Why ``rank`` went, if it said so."""
-        key = f"said/{rank}"
-        return self.store.get(key).decode() if self.store.check([key]) else None
+    def reported(self, rank: int) -> Exit | None:
+        """How ``rank`` ended, if it reported that."""
+        key = f"exit/{rank}"
+        return Exit(**json.loads(self.store.get(key))) if self.store.check([key]) else None
 
     # -- the others
 
-    def follow(self) -> Meeting:
-        """Greet the leader, whichever epoch it is in, and wait for its plan. Raises Refusal."""
-        word = secrets.token_hex(8)
+    def join(self) -> JobSpec:
+        """Register with the leader, whichever epoch it is in, and wait for the job. Raises Refusal."""
+        nonce = secrets.token_hex(8)
         until = time.monotonic() + _GATHER_SECONDS
         while True:
             if self._root.check(["current"]):
                 current = int(self._root.get("current"))
                 if current != self.epoch:
                     self.epoch = current
-                    self._greet(word)
-                if self.store.check(["plan"]):
-                    plan = Plan.loads(self.store.get("plan"))
-                    if plan.words.get(str(self.around.rank)) == word:
-                        return plan.meeting
+                    self._register(nonce)
+                if self.store.check(["announcement"]):
+                    announced = Announcement.loads(self.store.get("announcement"))
+                    if announced.nonces.get(str(self.environment.rank)) == nonce:
+                        return announced.spec
                 if self.store.check(["refused"]):
                     raise Refusal("rank 0 refused to start; it says why")
             if time.monotonic() > until:
@@ -195,16 +196,17 @@ class Crew:
                 )
             time.sleep(_LOOK_SECONDS)
 
-    def _greet(self, word: str) -> None:
+    def _register(self, nonce: str) -> None:
         self.offer = Offer(**json.loads(self.store.get("offer")))
         arena = borrow(self.offer)
         if arena is not None:
             arena.close()
-        mine = Greeting(word, self.process, socket.gethostname(), self.address(), arena is not None)
-        self.store.set(f"greeting/{self.around.rank}", json.dumps(dataclasses.asdict(mine)))
+        mine = RankInfo(nonce, self.process, socket.gethostname(), self.address(), arena is not None)
+        self.store.set(f"rank/{self.environment.rank}", json.dumps(dataclasses.asdict(mine)))
 
-    def say(self, words: str) -> None:
-        self.store.set(f"said/{self.around.rank}", words)
+    def report(self, found: Exit) -> None:
+        """Tell the leader how this rank ended."""
+        self.store.set(f"exit/{self.environment.rank}", json.dumps(dataclasses.asdict(found)))
 
     def dismissed(self, leader_is_gone: Callable[[], bool]) -> int | None:
         """The exit code that the leader gives, when the last has saved; None if it is gone before."""
@@ -227,39 +229,34 @@ class Crew:
 
     def address(self) -> str:
         """Under which the other hosts reach this one."""
-        others = [g.address for g in self.greetings.values() if g.process.host != this_host()]
-        return own_address(self.around.address, others)
+        others = [o.address for o in self.others.values() if o.process.host != this_host()]
+        return own_address(self.environment.address, others)
 
     def close(self) -> None:
         if self._arena is not None:
             self._arena.close()
 
 
-@functools.cache
-def crew() -> Crew:
-    """The one of this process: it has one rank. Raises Refusal."""
-    return Crew(Surroundings.read(os.environ))
-
-
-def _connect(around: Surroundings) -> TCPStore:
+def _connect(environment: Environment) -> TCPStore:
     try:
         return TCPStore(
-            around.address,
-            around.port,
-            world_size=around.size,
-            is_master=around.rank == 0 and not around.agent_store,
+            environment.address,
+            environment.port,
+            world_size=environment.size,
+            is_master=environment.rank == 0 and not environment.agent_store,
             timeout=datetime.timedelta(seconds=_STORE_SECONDS),
             wait_for_workers=False,
         )
     except RuntimeError as error:
+        where, why = f"{environment.address}:{environment.port}", str(error).splitlines()[0]
         raise Refusal(
-            f"the store at {around.address}:{around.port} does not answer ({str(error).splitlines()[0]}). "
+            f"the store at {where} does not answer ({why}). "
             "MASTER_ADDR and MASTER_PORT must lead to the first host from every host."
         ) from error
 
 
 def own_address(leader: str, others: Sequence[str] = ()) -> str:
-    """This host's address on the way to the leader's; MURMURATE_ADDRESS says otherwise."""
+    """This host's address on the route to the leader's, unless MURMURATE_ADDRESS names another."""
     if given := os.environ.get("MURMURATE_ADDRESS"):
         return given
     mine = _route(leader)
@@ -269,7 +266,7 @@ def own_address(leader: str, others: Sequence[str] = ()) -> str:
 
 
 def _route(address: str) -> str:
-    """This host's address on the way to ``address``; nothing is sent."""
+    """This host's address on the route to ``address``; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, 9))

@@ -1,107 +1,95 @@
-"""What runs in a role's own process: one replica, started by the local launcher."""
+"""What runs in a worker's own process, and what all launchers' workers have in common."""
 
 from __future__ import annotations
 
 import faulthandler
-import multiprocessing
-import multiprocessing.util
 import os
-import shutil
 import signal
-import sys
 import threading
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.fabric.processes.run_state import Board
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.spawn import (
+    FAILED,
+    FINISHED,
+    LATE,
+    REFUSED,
+    Exit,
+    Worker,
+    describe,
+    leave,
+    take_signals,
+)
 from murmurate.replica.clipping import NotFinite
-from murmurate.training.centre_server import member
 from murmurate.training.rejoin import NotLetIn
 from murmurate.training.run import Run
-from murmurate.training.worker import Post, Restored
+from murmurate.training.worker import work
+from murmurate.training.worker_context import Post, Resume
 
-FINISHED, FAILED, REFUSED, TOO_LATE = 0, 3, 4, 5
-_HEARSAY_SECONDS = 2.0  # for the launcher, which was told at the same time, to say what it makes of it
-
-
-def open_board(arena: Arena, size: int) -> Board:
-    """The board is the arena's first region, for the launcher and the roles alike."""
-    cells: np.ndarray[Any, np.dtype[np.int64]] = arena.counters("board", (Board.cells_needed(size),))
-    return Board(size, cells)
+_STOP_SECONDS = 2.0  # for the launcher, which got the same signal, to ask all workers to stop
 
 
 def replica(
+    worker: Worker,
     run: Run,
-    rank: int,
-    arena: Arena,
-    line: Connection,
     folder: Path,
     started_at: float,
     offset_seconds: float,
-    part: tuple[Path, int] | None,
-    joins: bool = False,
-) -> None:
-    """Process entry point. Says over ``line`` why, if it cannot go on, and exits with a code of its own.
+    resume: Resume | None,
+    joins: bool,
+) -> Exit:
+    """The work of a process of the local launcher.
 
     joins: in place of one that died; it comes in with a living peer's state.
     """
-    board = open_board(arena, run.members)
-    _settle(folder, rank, run.placement.threads, board)
+    take_signals(lambda *_: leave_unless_stopping(worker.board))
+    keep_log(folder, worker.rank)
+    settle_arithmetic(run.placement.threads)
 
     def post() -> Post:
-        fabric = ProcessFabric(arena, board, rank, joins=joins, by_agreement=run.strategy.synchronous)
+        fabric = ProcessFabric(
+            worker.arena, worker.board, worker.rank, joins=joins, by_agreement=run.strategy.synchronous
+        )
+        restored = None if resume is None or joins else resume.part(worker.rank)
         return Post(
-            rank,
+            worker.rank,
             fabric,
-            board,
+            worker.board,
             folder,
             started_at,
             offset_seconds,
-            None if part is None else Restored.read(part[0], rank, part[1]),
+            restored,
             admission=fabric,
             joins=joins,
         )
 
-    code, words = live(run, rank, post)
-    if words is not None:
-        line.send(words)
-    line.close()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # simulators' native threads need no goodbye, and must not keep the process
-    os._exit(code)
+    return live(run, post)
 
 
-def live(run: Run, rank: int, post: Callable[[], Post]) -> tuple[int, str | None]:
-    """A member's part of ``run`` to its end: (FINISHED or TOO_LATE, None), or FAILED or REFUSED and why."""
+def live(run: Run, post: Callable[[], Post]) -> Exit:
+    """A worker's part of ``run`` to its end, and how that came."""
     try:
-        member(run, post()).go()
+        work(run, post())
     except NotLetIn:
-        return TOO_LATE, None
+        return Exit(LATE)
     except Refusal as refusal:
-        return REFUSED, str(refusal)
+        return Exit(REFUSED, str(refusal))
     except RunFailed as failure:
-        return FAILED, str(failure)
+        return Exit(FAILED, str(failure))
     except (NotFinite, FabricError) as failure:
         traceback.print_exc()
-        return FAILED, f"replica {rank}: {failure}"
+        return Exit(FAILED, str(failure))
     except Exception as error:
         traceback.print_exc()
-        return (
-            FAILED,
-            f"replica {rank} stopped with {type(error).__name__}: {error} (see logs/ in the run folder)",
-        )
-    return FINISHED, None
+        return Exit(FAILED, f"{describe(error)} (see logs/ in the run folder)")
+    return Exit(FINISHED)
 
 
 def settle_arithmetic(threads: int) -> None:
@@ -113,23 +101,11 @@ def settle_arithmetic(threads: int) -> None:
 
 
 def keep_log(folder: Path, rank: int) -> None:
-    """From now on this process speaks into its log in the run folder."""
+    """From now on this process writes its output into its log in the run folder."""
     log = os.open(folder / "logs" / f"replica-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     faulthandler.enable()
-
-
-def _settle(folder: Path, rank: int, threads: int, board: Board) -> None:
-    """Make this process a good member: own log, no terminal signals, and gone with the launcher."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
-    signal.signal(signal.SIGTERM, lambda *_: leave_unless_stopping(board))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})  # see local.start
-    keep_log(folder, rank)
-    settle_arithmetic(threads)
-    launcher = multiprocessing.parent_process()
-    if launcher is not None:
-        threading.Thread(target=_leave_with, args=(launcher.sentinel,), daemon=True).start()
 
 
 def leave_unless_stopping(board: Board) -> None:
@@ -137,15 +113,8 @@ def leave_unless_stopping(board: Board) -> None:
 
     def decide() -> None:
         if not board.stop_requested:
-            os._exit(128 + signal.SIGTERM)
+            leave(128 + signal.SIGTERM)
 
-    timer = threading.Timer(_HEARSAY_SECONDS, decide)
+    timer = threading.Timer(_STOP_SECONDS, decide)
     timer.daemon = True
     timer.start()
-
-
-def _leave_with(sentinel: int) -> None:
-    wait([sentinel])
-    # nobody else is left to remove the fork server's socket
-    shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)
-    os._exit(1)

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
+import functools
 import io
+import itertools
 import multiprocessing
 import multiprocessing.process
 import os
 import pickle
-import signal
 import sys
-import threading
-import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import IO, Any, Literal
 
-import psutil
 import torch
 
 # the first optimizer of a process imports this, for 1.6 s: here the fork server does, once for all members
@@ -28,9 +23,19 @@ import torch._dynamo
 
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Capability, Fabric
-from murmurate.fabric.processes.fabric import Died, ProcessFabric
-from murmurate.fabric.processes.run_state import Board
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.fabric import ProcessFabric
+from murmurate.fabric.processes.spawn import (
+    DIED,
+    FAILED,
+    FINISHED,
+    REFUSED,
+    Died,
+    Exit,
+    Worker,
+    WorkerProcess,
+    WorkerProcesses,
+    take_signals,
+)
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.replicator.replicator import check_capabilities, check_common_rounds
 from murmurate.replicator.user_loop import OwnLoop
@@ -38,7 +43,7 @@ from murmurate.strategies import strategy as strategy_by_name
 from murmurate.strategies.interface import Strategy
 
 Main = Callable[[OwnLoop], Any]
-_FINISHED = "finished"
+_PRELOADED = ("murmurate.launch.script",)
 _LOOK_SECONDS = 1.0
 
 
@@ -111,13 +116,13 @@ def run(
     killed is ``Died`` in the result, and the others go on as their strategy says; RunFailed if all are.
     """
     kind = strategy_by_name(strategy)() if isinstance(strategy, str) else strategy
-    check_capabilities(kind, frozenset(Capability), "this host")
+    own = tuple((d,) if isinstance(d, str) else tuple(d) for d in devices)
+    check_capabilities(kind, frozenset(Capability), "this host", itertools.chain(*own))
     if collectives:
         check_common_rounds(kind, "collectives")
     if replicas < 1:
         raise Refusal(f"{replicas} replicas are none: use at least 1")
     kind.check(replicas)
-    own = tuple((d,) if isinstance(d, str) else tuple(d) for d in devices)
     plan = Plan(
         main, kind, replicas, seed, workers, own, collectives, output, threads, deadline_seconds
     )  # fmt: skip
@@ -137,7 +142,7 @@ def _inline(plan: Plan) -> list[Any]:
         except Refusal:
             raise
         except Exception as error:
-            raise RunFailed(_words(door.rank, error)) from error
+            raise RunFailed(_failure(door.rank, Exit.failed(error))) from error
 
     return fabric.run([live] * plan.members)[: plan.replicas]
 
@@ -152,81 +157,36 @@ def _local(plan: Plan) -> list[Any]:
             "murmurate.run(...) under: if __name__ == '__main__':"
         )
     try:
-        packed = pickle.dumps(plan)
+        pickle.dumps(plan)
     except Exception as error:
         raise Refusal(
             f"the script's main cannot be sent to a process ({error}). Let it be a function at module level, "
             "or use launcher='inline'."
         ) from error
-    context = _context()
-    arena = Arena.create()
-    board = _open_board(arena, plan.members)
-    board.open()
-    members: dict[Any, tuple[int, ForkServerProcess]] = {}
     sys.stdout.flush()
-    try:
+    with WorkerProcesses(plan.members, _PRELOADED) as workers:
         for rank in range(plan.members):
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(
-                target=_live,
-                args=(rank, packed, plan.members, arena, theirs),
-                name=f"replica-{rank}",
-                daemon=True,
-            )
-            process.start()
-            theirs.close()
-            members[ours] = rank, process
-        return _collect(plan, members, board)
-    finally:
-        for line, (_, process) in members.items():
-            process.kill()
-            process.join()
-            line.close()
-        arena.close()
+            workers.start(rank, functools.partial(_live, plan))
+        return _collect(plan, workers)
 
 
-def _context() -> ForkServerContext:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before the fork server's torch makes its pools
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["murmurate.launch.script"])
-    return context
-
-
-def _open_board(arena: Arena, size: int) -> Board:
-    return Board(size, arena.counters("board", (Board.cells_needed(size),)))
-
-
-def _collect(plan: Plan, members: dict[Any, tuple[int, ForkServerProcess]], board: Board) -> list[Any]:
-    """Take results in as they come; the first that failed ends the rest, who is killed is left out. Once one
-    has finished, who is stopped and does not go on is killed; so is a centre that outlives all replicas."""
+def _collect(plan: Plan, workers: WorkerProcesses) -> list[Any]:
+    """Take results in as they come; the first worker that failed ends the rest, one that is killed is left
+    out. Once one has finished, a worker that is stopped and does not go on is killed; so is a centre that
+    outlives all replicas."""
     results: dict[int, Any] = {}
-    silent = set(members)
-    idle: Counter[Any] = Counter()  # looks in a row at which it was of no use
-    while silent:
-        found = silent & set(wait(list(silent), _LOOK_SECONDS))
-        for line in silent - found if results and not found else ():
-            rank, process = members[line]
-            alone = rank >= plan.replicas and len(silent) == 1
-            idle[line] = idle[line] + 1 if alone or _is_stopped(process) else 0
-            if idle[line] * _LOOK_SECONDS > plan.deadline_seconds:
-                process.kill()
-        for line in found:
-            silent.remove(line)
-            rank, process = members[line]
-            try:
-                how, what = pickle.loads(line.recv_bytes())
-            except EOFError:
-                process.join()
-                results[rank] = Died(rank, process.exitcode)
-                board.bury(rank)
-                continue
-            if how == "refused":
-                raise Refusal(what)
-            if how != _FINISHED:
-                raise RunFailed(what)
-            results[rank] = what
-            if plan.strategy.common_rounds:
-                board.bury(rank)  # who still steps does so without it
+    idle: Counter[int] = Counter()  # looks in a row at which a worker was of no use
+    while workers.alive:
+        ended = workers.wait(_LOOK_SECONDS)
+        for worker in workers.alive if results and not ended else ():
+            alone = worker.rank >= plan.replicas and len(workers.alive) == 1
+            idle[worker.rank] = idle[worker.rank] + 1 if alone or worker.is_stopped else 0
+            if idle[worker.rank] * _LOOK_SECONDS > plan.deadline_seconds:
+                worker.kill()
+        for worker in ended:
+            results[worker.rank] = _result(worker)
+            if isinstance(results[worker.rank], Died) or plan.strategy.common_rounds:
+                workers.board.bury(worker.rank)  # the others go on without it
     replicas = [results[rank] for rank in range(plan.replicas)]
     if all(isinstance(r, Died) for r in replicas):
         codes = ", ".join(str(r.exit_code) for r in replicas)
@@ -236,50 +196,36 @@ def _collect(plan: Plan, members: dict[Any, tuple[int, ForkServerProcess]], boar
     return replicas
 
 
-def _is_stopped(process: ForkServerProcess) -> bool:
-    """By a signal or a debugger: one that only takes long is not."""
-    try:
-        return psutil.Process(process.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-    except psutil.Error:
-        return False
+def _result(worker: WorkerProcess) -> Any:
+    """What an ended worker returned. Raises Refusal and RunFailed."""
+    rank, found = worker.rank, worker.exit
+    assert found is not None
+    if found.how == REFUSED:
+        raise Refusal(found.error)
+    if found.how == FAILED:
+        raise RunFailed(_failure(rank, found))
+    if found.how == DIED:
+        print(f"murmurate: replica {rank} died ({found.error})", file=sys.stderr, flush=True)
+        return Died(rank, worker.process.exitcode)
+    return found.result
 
 
-def _live(rank: int, packed: bytes, size: int, arena: Arena, line: Connection) -> None:
-    """Process entry point of one member."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the starting process's, which ends the members
-    faulthandler.enable()
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-    board = _open_board(arena, size)
-    message: tuple[str, Any]
+def _failure(rank: int, found: Exit) -> str:
+    return f"replica {rank} failed: {found.error}" + f"\n\n{found.trace}" * bool(found.trace)
+
+
+def _live(plan: Plan, worker: Worker) -> Exit:
+    """What a worker does for a script."""
+    take_signals()
+    torch.set_num_threads(plan.threads)
+    fabric = ProcessFabric(worker.arena, worker.board, worker.rank, plan.deadline_seconds)
     try:
-        plan: Plan = pickle.loads(packed)
-        torch.set_num_threads(plan.threads)
-        with contextlib.redirect_stdout(_stdout(plan.output, rank)):
-            message = _FINISHED, plan.live(ProcessFabric(arena, board, rank, plan.deadline_seconds))
-        board.finished(rank)
-        packed_message = _sendable(rank, message)
+        with contextlib.redirect_stdout(_stdout(plan.output, worker.rank)):
+            result = plan.live(fabric)
     except Refusal as refusal:
-        packed_message = pickle.dumps(("refused", str(refusal)))
-    except BaseException as error:
-        packed_message = pickle.dumps(("failed", _words(rank, error)))
-    sys.stdout.flush()
-    line.send_bytes(packed_message)
-    line.close()
-
-
-def _sendable(rank: int, message: tuple[str, Any]) -> bytes:
-    try:
-        packed = pickle.dumps(message)
-        pickle.loads(packed)
-        return packed
-    except Exception as error:
-        words = f"replica {rank} returned what cannot be sent back ({error}): return tensors and plain values"
-        return pickle.dumps(("failed", words))
-
-
-def _words(rank: int, error: BaseException) -> str:
-    trace = "".join(traceback.format_exception(error))
-    return f"replica {rank} failed: {error}\n\n{trace.rstrip()}"
+        return Exit(REFUSED, str(refusal))
+    worker.board.finished(worker.rank)
+    return Exit(FINISHED, result=result)
 
 
 def _stdout(output: str, rank: int) -> IO[str] | io.TextIOBase:
@@ -304,10 +250,3 @@ class _Marked(io.TextIOBase):
 
     def flush(self) -> None:
         self._out.flush()
-
-
-def _leave_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)

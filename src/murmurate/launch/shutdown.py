@@ -1,7 +1,7 @@
-"""When a run ought to have ended: whoever is still there holds it up, and may be stopped or stuck for ever.
+"""When a run should have ended, and what is said of workers that have not: they may be stopped or stuck.
 
-Nothing asks the members of a run of ``--updates`` to end: each does so by its own count. So a run also ought
-to be ending once all living replicas have finished, or all that have not give no sign of life.
+Nothing asks the members of a run of ``--updates`` to end: each does so by its own count. So a run should be
+ending, too, once all living replicas have finished, or all that have not send no heartbeat.
 """
 
 from __future__ import annotations
@@ -13,24 +13,37 @@ from murmurate.launch.failure_detector import CAP_SECONDS
 from murmurate.training.coordinator import Coordinator
 
 STOP_DEADLINE_SECONDS = 75.0  # longer than the fabric's, which can name a culprit
+ALL_DIED = "all replicas died; the last checkpoint is kept. See logs/ in the run folder."
 _ASLEEP_SECONDS = 1.0
 
 
-class Ending:
+def none_stopped() -> str:
+    return (
+        f"no replica stopped within {STOP_DEADLINE_SECONDS:g} s, and all were killed. "
+        "The last checkpoint is kept. See logs/ in the run folder."
+    )
+
+
+def tell_killed(coordinator: Coordinator, rank: int) -> None:
+    words = f"{coordinator.name(rank)} did not stop within {STOP_DEADLINE_SECONDS:g} s and is killed"
+    coordinator.event("killed", words, member=rank)
+
+
+class Shutdown:
     """Of one run, or of one epoch of it. Ask ``is_overdue`` a few times a second."""
 
     def __init__(self, coordinator: Coordinator, clock: Callable[[], float] = time.monotonic) -> None:
         self.coordinator, self.board, self.run = coordinator, coordinator.board, coordinator.run
         self._clock = clock
         self._asked_at = clock()
-        self._beats = [(0, clock())] * self.run.replicas  # what was last heard of each, and when
+        self._beats = [(0, clock())] * self.run.replicas  # the last heartbeat of each, and when it was seen
         self._since: float | None = None
 
     def is_overdue(self) -> bool:
-        """Whether the deadline has passed since the run ought to be ending; once, then it begins anew."""
+        """Whether the deadline has passed since the run should be ending; once, then it begins anew."""
         now = self._clock()
         self._listen(now)
-        if not self._ought_to_end(now):
+        if not self._should_end(now):
             self._since = None
             return False
         if self._since is None:
@@ -40,7 +53,7 @@ class Ending:
         self._since = None
         return True
 
-    def _ought_to_end(self, now: float) -> bool:
+    def _should_end(self, now: float) -> bool:
         replicas = range(self.run.replicas)
         finished = [rank for rank in replicas if self.board.has_finished(rank)]
         left = [rank for rank in replicas if self.board.is_alive(rank) and rank not in finished]
@@ -49,7 +62,7 @@ class Ending:
         return bool(finished) and all(now - self._beats[rank][1] > CAP_SECONDS for rank in left)
 
     def _listen(self, now: float) -> None:
-        # nobody listened, as when all of us were stopped by Ctrl-Z: nothing can be held against them
+        # this process, too, was stopped, by Ctrl-Z for instance: missed heartbeats then mean nothing
         woke = now - self._asked_at > _ASLEEP_SECONDS
         self._asked_at = now
         for rank, (known, _) in enumerate(self._beats):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,11 +54,10 @@ class Bond:
 class Replicator:
     """What a learner asks for its replicas, whatever the strategy and the fabric are.
 
-    Raises Refusal at once if the fabric lacks what the strategy needs.
+    The fabric has what the strategy needs (``check_capabilities``, at the start of a run).
     """
 
     def __init__(self, strategy: Strategy, fabric: Fabric) -> None:
-        check_capabilities(strategy, fabric.capabilities, "this fabric")
         self.strategy = strategy
         self.fabric = fabric
         self.bonds: dict[str, Bond] = {}
@@ -74,7 +73,6 @@ class Replicator:
             raise ValueError(f"there is a replica called '{name}' already; names are checkpoint keys")
         replica = Replica(name, module, make_optimizer, **options)
         channel = self.fabric.channel(name, replica.params.detach())
-        check_capabilities(self.strategy, channel.capabilities, f"replica '{name}' on {replica.device}")
         strategy = copy.deepcopy(self.strategy)
         if Capability.COLLECTIVE in channel.capabilities and channel.size > 1:
             with torch.no_grad():
@@ -89,6 +87,24 @@ class Replicator:
         replica.common_rounds = strategy.common_rounds or channel.size == 1
         self.bonds[name] = bond
         return replica
+
+    @property
+    def folds(self) -> int:
+        """At a centre: updates that it has made of what was sent to it."""
+        return sum(bond.replica.clock for bond in self.bonds.values())
+
+    def serve_until(self, over: Callable[[], bool], turn: Callable[[], None] = lambda: None) -> None:
+        """At a centre: answer what members send until ``over()``, with ``turn()`` between two messages."""
+        self.publish()
+        shown = self.folds
+        while not over():
+            with torch.no_grad():
+                # a list: each bond has its turn
+                served = [bond.strategy.serve(bond.replica, bond.channel) for bond in self.bonds.values()]
+            if not any(served) and self.folds != shown:
+                self.publish()  # nobody waits for an answer: publish what has become of the parameters
+                shown = self.folds
+            turn()
 
     def consensus(self) -> dict[str, Tensor]:
         """For each replica the vector [N] that stands for all members."""
@@ -189,8 +205,15 @@ class Replicator:
         return sum(b.channel.traffic.waiting_seconds for b in self.bonds.values())
 
 
-def check_capabilities(strategy: Strategy, offered: frozenset[Capability], where: str) -> None:
-    """Raise Refusal, naming a strategy that would work, if something the strategy needs is missing."""
+def check_capabilities(
+    strategy: Strategy, offered: frozenset[Capability], where: str, devices: Iterable[str] = ()
+) -> None:
+    """Raise Refusal, naming a strategy that would work, if something the strategy needs is missing.
+
+    devices: of the replicas; those that are not on a CPU share no memory.
+    """
+    if any(torch.device(device).type != "cpu" for device in devices):
+        offered, where = offered - {Capability.SHARED_MEMORY}, f"{where} on a GPU"
     missing = sorted(c.value for c in strategy.needs - offered)
     if missing:
         remedy = next((name for need, name in _REMEDIES if need in offered), "solo --replicas 1")

@@ -26,7 +26,7 @@ from murmurate.replicator.optimizer_wrapper import (
     refuse_what_cannot_be_flat,
     watch_rates,
 )
-from murmurate.replicator.replicator import Replicator, check_common_rounds
+from murmurate.replicator.replicator import Replicator, check_capabilities, check_common_rounds
 from murmurate.spec import derive_generator, derive_seed
 from murmurate.strategies.interface import FINAL_DRAIN, Strategy
 
@@ -65,6 +65,7 @@ class OwnLoop(Replicator):
         devices: Sequence[str] = ("cpu",),
         collectives: bool = False,
     ) -> None:
+        check_capabilities(strategy, fabric.capabilities, "this fabric", devices)
         super().__init__(strategy, fabric)
         if collectives:
             check_common_rounds(strategy, "collectives")
@@ -381,25 +382,13 @@ class OwnLoop(Replicator):
             raise Served
 
     def _serve(self) -> None:
-        """Until every living replica has ended; then what they sent last, and a last look for all."""
+        """Until every living replica has ended; then take in what they sent last, and publish that."""
         if self._ends is None:
             raise FabricError("a centre needs a register, to see that the others have ended")
-        shown = -1
-        self.publish()
-        while not self._all_ended():
-            served = [self._serve_one(name) for name in self.bonds]  # each has its turn
-            folds = sum(bond.replica.clock for bond in self.bonds.values())
-            if not any(served) and folds != shown:
-                self.publish()  # nobody asks for anything: show what has become of it
-                shown = folds
+        self.serve_until(self._all_ended)
         self.drain(FINAL_DRAIN, _DRAIN_SECONDS)
         self.publish()
         self._ends.publish(torch.ones(1))
-
-    def _serve_one(self, name: str) -> bool:
-        bond = self.bonds[name]
-        with torch.no_grad():
-            return bond.strategy.serve(bond.replica, bond.channel)
 
     def _all_ended(self) -> bool:
         ends = self._ends

@@ -21,7 +21,7 @@ from murmurate.spec import Batch, Outcome, derive_seed
 from murmurate.training.members import learner_of, open_source
 from murmurate.training.rejoin import adopted
 from murmurate.training.run import Run
-from murmurate.training.worker import FINAL_REQUEST, SETTLE_SECONDS
+from murmurate.training.worker_context import FINAL_REQUEST, SETTLE_SECONDS
 
 
 class Watch(Protocol):
@@ -146,22 +146,6 @@ class Centre:
 
     def go(self, watch: Watch) -> None:
         """Serve until every learner has finished."""
-        self.replicator.publish()
-        shown = self.folds
-        while not watch.all_left():
-            if not self._serve() and self.folds != shown:
-                self.replicator.publish()  # nobody asks for anything: show what has become of it
-                shown = self.folds
+        self.replicator.serve_until(watch.all_left)
         self.replicator.drain(FINAL_REQUEST, SETTLE_SECONDS)
         self.replicator.publish()
-
-    def _serve(self) -> bool:
-        """Each vector has its turn."""
-        with torch.no_grad():
-            bonds = self.replicator.bonds.values()
-            served = [bond.strategy.serve(bond.replica, bond.channel) for bond in bonds]
-        return any(served)
-
-    @property
-    def folds(self) -> int:
-        return sum(bond.replica.clock for bond in self.replicator.bonds.values())

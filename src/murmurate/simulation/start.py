@@ -21,6 +21,7 @@ from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.simulated.fabric import Faults as MailFaults
 from murmurate.fabric.simulated.fabric import Member, SimulatedFabric
+from murmurate.launch.inline import Inline
 from murmurate.record.step_timer import NEVER, Bursts
 from murmurate.record.strips import shown_of
 from murmurate.replica.clipping import NotFinite
@@ -35,7 +36,7 @@ from murmurate.training.data_record import record_data
 from murmurate.training.run import Run
 from murmurate.training.run_folder import claim, held, plain, unclaim, write_roles, write_run
 from murmurate.training.session import FAILED, FINISHED, Finish, preflight, resolved
-from murmurate.training.worker import member_state, staging
+from murmurate.training.worker_context import member_state, staging
 
 LAUNCHER = "simulated"
 _DEADLINE_SECONDS = 600.0  # virtual: for collectives
@@ -49,7 +50,7 @@ def simulate(run: Run, cluster: Cluster, folder: Path, quiet: bool = False) -> F
     cluster.validate()
     run.validate()
     # two say as much as a thousand, and need not have the memory of a thousand processes
-    preflight(dataclasses.replace(run, launcher="inline", replicas=min(run.replicas, 2)))
+    preflight(dataclasses.replace(run, replicas=min(run.replicas, 2)), Inline())
     run = dataclasses.replace(resolved(run), launcher=LAUNCHER)
     if any(device != "cpu" for device in run.placement.devices):
         raise Refusal("a simulated cluster lives on the CPU. Use --placement.devices cpu.")

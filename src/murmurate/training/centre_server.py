@@ -12,13 +12,11 @@ from murmurate.record.step_timer import Watch
 from murmurate.replicator.learner import Learner
 from murmurate.replicator.replicator import Replicator
 from murmurate.training.checkpoint import write_part
-from murmurate.training.data_record import check_data
 from murmurate.training.divergence import Probe
-from murmurate.training.loop import Learning
 from murmurate.training.members import learner_of
 from murmurate.training.rejoin import Doorway, Pace
 from murmurate.training.run import Run
-from murmurate.training.worker import (
+from murmurate.training.worker_context import (
     FINAL,
     FINAL_REQUEST,
     SETTLE_SECONDS,
@@ -61,22 +59,7 @@ class Serving:
     def go(self) -> None:
         """Serve until every living replica has finished, then leave the last part of the checkpoint."""
         board = self.post.board
-        self.replicator.publish()
-        shown = self._folds()
-        while not board.finished_all(self.run.replicas):
-            if not self._serve() and self._folds() != shown:
-                self.replicator.publish()  # nobody asks for anything: show what has become of it
-                shown = self._folds()
-            self.watch.lap("exchange")
-            self._save(board.checkpoint_requested)
-            self._record()
-            self.post.between()
-            board.beat(self.post.rank)
-            if (seconds := self.pace.tick()) is not None:
-                board.set_pace(self.post.rank, seconds)
-            if self.doorway is not None:
-                self.doorway.welcome()
-            self.watch.turn()
+        self.replicator.serve_until(lambda: board.finished_all(self.run.replicas), self._turn)
         self._record(last=True)
         self.replicator.drain(FINAL_REQUEST, SETTLE_SECONDS)
         self.replicator.publish()
@@ -88,15 +71,19 @@ class Serving:
         board.saved(self.post.rank, FINAL_REQUEST)
         self.recorder.close()
 
-    def _serve(self) -> bool:
-        bonds = self.replicator.bonds.values()
-        with torch.no_grad():
-            # a list: each has its turn
-            served = [bond.strategy.serve(bond.replica, bond.channel) for bond in bonds]
-        return any(served)
-
-    def _folds(self) -> int:
-        return sum(bond.replica.clock for bond in self.replicator.bonds.values())
+    def _turn(self) -> None:
+        """What a centre does besides serving."""
+        board = self.post.board
+        self.watch.lap("exchange")
+        self._save(board.checkpoint_requested)
+        self._record()
+        self.post.between()
+        board.beat(self.post.rank)
+        if (seconds := self.pace.tick()) is not None:
+            board.set_pace(self.post.rank, seconds)
+        if self.doorway is not None:
+            self.doorway.welcome()
+        self.watch.turn()
 
     def _record(self, last: bool = False) -> None:
         """A line of ``kind`` "centre": it has no env steps, and is not counted among the replicas."""
@@ -111,7 +98,7 @@ class Serving:
             {
                 "kind": "centre",
                 "member": self.post.rank,
-                "updates": self._folds(),
+                "updates": self.replicator.folds,
                 "waiting_seconds": self.replicator.waiting_seconds,
                 "bytes_exchanged": self.replicator.bytes_exchanged,
                 **self.watch.fields(last=last),
@@ -133,15 +120,5 @@ class Serving:
         return member_state(self.replicator, self.recorder.seconds) | {
             "exact": True,
             "env_steps": 0,
-            "updates": self._folds(),
+            "updates": self.replicator.folds,
         }
-
-
-def member(run: Run, post: Post) -> Learning | Serving:
-    """What ``post.rank`` does in ``run``: the ranks after the replicas are the centre's.
-
-    Raises Refusal where this process reads another corpus than the run began with, or a table of another size
-    (whose numbers the launcher has compared).
-    """
-    check_data(post.folder, run.world, thorough=False)
-    return Learning(run, post) if post.rank < run.replicas else Serving(run, post)

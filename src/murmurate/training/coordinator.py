@@ -24,7 +24,7 @@ from murmurate.record.recorder import Recorder
 from murmurate.record.tensorboard import TensorBoard
 from murmurate.training import checkpoint
 from murmurate.training.run import Run
-from murmurate.training.worker import FINAL, staging
+from murmurate.training.worker_context import FINAL, Resume, staging
 
 _CHECKPOINT_DEADLINE_SECONDS = 60.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -38,8 +38,9 @@ class Coordinator:
     """Watches one run through its board and its ``metrics.jsonl``."""
 
     def __init__(
-        self, run: Run, folder: Path, board: Board, started_at: float, offset_seconds: float = 0.0
+        self, run: Run, folder: Path, board: Board, started_at: float, resume: Resume | None = None
     ) -> None:
+        offset_seconds = 0.0 if resume is None else resume.offset_seconds
         self.run, self.folder, self.board = run, folder, board
         self.checkpoints = folder / "checkpoints"
         self.saving_seconds = run.saving_seconds()
@@ -76,6 +77,8 @@ class Coordinator:
         checkpoint.mend(self.checkpoints)
         if (skipped := run.world.skipped()) is not None:
             self.event("skipped", skipped[0], causes=skipped[1])
+        if resume is not None:
+            self._restore(resume.manifest)
 
     # -- while it runs ------------------------------------------------------------------------------
 
@@ -108,24 +111,31 @@ class Coordinator:
             self.event("stopping", f"stopping: {why}")
             self.board.request_stop()
 
-    def died(self, rank: int, how: str) -> None:
-        """A role ended that should not have: nobody waits for it from now on."""
+    def died(self, rank: int, how: str, error: str = "") -> None:
+        """A worker ended that should not have: nobody waits for it from now on. ``error``: its last one."""
+        more = {"error": error} if error else {}
         if rank in self.dead:
             if self.board.is_alive(rank):  # it was about to come in again
                 self.board.bury(rank)
-                self.event("died", f"{self.name(rank)} did not come in ({how})", member=rank)
+            self.event("died", f"{self.name(rank)} did not come in ({how})", member=rank, **more)
             return
         self.board.bury(rank)
         self.dead.append(rank)
         left = [other for other in self.board.living() if other < self.run.replicas]
         goes_on = f"{len(left)} go on" if rank < self.run.replicas else "the run stops"
         words = f"{self.name(rank)} died ({how}); {goes_on}"
-        self.event("died", words, member=rank, epoch=self.board.epoch)
+        self.event("died", words, member=rank, epoch=self.board.epoch, **more)
         if rank >= self.run.replicas:
             raise RunFailed(
                 f"the centre died ({how}), and with it what only it knew. The last checkpoint is kept; "
                 f"go on from it: murmurate resume {self.folder}"
             )
+
+    def failed(self, rank: int, error: str) -> RunFailed:
+        """What to raise for a worker whose ``error`` ends the run; it is kept among the events."""
+        words = f"{self.name(rank)}: {error}"
+        self.event("died", words, member=rank, error=error)
+        return RunFailed(words)
 
     def joined(self, rank: int, donor: int) -> None:
         """A replica that had died is in the run again."""
@@ -252,13 +262,13 @@ class Coordinator:
         for left in self.checkpoints.glob(".staging-*"):
             shutil.rmtree(left, ignore_errors=True)
 
-    def restore(self, manifest: dict[str, Any]) -> None:
-        """Go on from a checkpoint's ``state.json``."""
+    def _restore(self, manifest: dict[str, Any]) -> None:
         self.steps_before = int(manifest["env_steps"])
         # the returns so far come with the first look at metrics.jsonl
         if manifest["best"] is not None:
             self.best = float(manifest["best"])
         self._next_at = self._after(int(manifest["env_steps"]))
+        self.event("resumed", f"resumed at {manifest['env_steps']:,} env steps")
 
     def close(self) -> None:
         """Never raises: what a full disk does not take here can be made again from ``metrics.jsonl``."""

@@ -23,7 +23,7 @@ from murmurate.training.divergence import Probe
 from murmurate.training.members import learner_of, open_source
 from murmurate.training.rejoin import Doorway, Pace, adopted
 from murmurate.training.run import Run
-from murmurate.training.worker import (
+from murmurate.training.worker_context import (
     FINAL,
     FINAL_REQUEST,
     SETTLE_SECONDS,

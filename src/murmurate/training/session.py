@@ -14,8 +14,6 @@ from murmurate.errors import MissingExtra, Refusal, RunFailed
 from murmurate.fabric.interface import Capability, Fabric
 from murmurate.fabric.processes.shared_memory import refuse_if_small
 from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
-from murmurate.launch import launcher
-from murmurate.launch import offered as capabilities_of
 from murmurate.recipes import finished, recipe
 from murmurate.record.reader import truncate_after
 from murmurate.replicator.collectives import Group
@@ -26,10 +24,12 @@ from murmurate.training import checkpoint
 from murmurate.training.coordinator import Coordinator, SecondInterrupt, all_is_saved, signals_restored
 from murmurate.training.data_record import check_data, record_data, refuse_missing, without_places
 from murmurate.training.evaluate import film, write_strip
+from murmurate.training.launcher import Launcher, Ranks
 from murmurate.training.restore import learners
 from murmurate.training.run import Run
 from murmurate.training.run_folder import claim, held, plain, read_run, unclaim, write_run
 from murmurate.training.summary import summarize
+from murmurate.training.worker_context import Resume
 
 FINISHED, FAILED, REFUSED = 0, 1, 2
 
@@ -54,41 +54,35 @@ class Finish:
 
 
 @signals_restored()
-def train(run: Run, folder: Path) -> Finish:
+def train(run: Run, folder: Path, launcher: Launcher) -> Finish:
     """Check everything that can be checked, then run. Raises Refusal with nothing changed."""
     run = finished(run)
-    preflight(run)
+    preflight(run, launcher)
     run = resolved(run)
-    crew = _crew(run)
-    if crew is None:
-        return _begin(run, folder, None)
-    if not crew.leads:
-        return Finish(launcher(run.launcher).follow(_stored), None)
-    with _told(crew):
-        begun = crew.begun()  # by ranks that were ended and started again
+    ranks = launcher.adopt()
+    if ranks is None:
+        return _begin(run, folder, launcher, None)
+    if not ranks.leads:
+        return Finish(ranks.follow(_stored), None)
+    with _refused_to_all(ranks):
+        begun = ranks.begun()
         if begun is None:
-            return _begin(run, folder, crew)
+            return _begin(run, folder, launcher, ranks)
         if any(checkpoint.damage(begun / "checkpoints" / name) is None for name in ("last", "previous")):
-            finish = resume(begun, lambda _: run)
+            finish = resume(begun, lambda name: launcher, lambda _: run)
         else:
             unclaim(begun, existed=True)
-            finish = _begin(run, begun, crew)
+            finish = _begin(run, begun, launcher, ranks)
         return dataclasses.replace(finish, folder=begun)
 
 
-def _crew(run: Run) -> Any:
-    """This process among ranks that somebody else started; None where the launcher starts the roles."""
-    make = getattr(launcher(run.launcher), "crew", None)
-    return None if make is None else make()
-
-
 @contextlib.contextmanager
-def _told(crew: Any) -> Iterator[None]:
-    """If the leader refuses, nobody waits for it."""
+def _refused_to_all(ranks: Ranks) -> Iterator[None]:
+    """If the leader refuses, the other ranks do not wait for it."""
     try:
         yield
     except Refusal:
-        crew.refuse()
+        ranks.refuse()
         raise
 
 
@@ -96,16 +90,16 @@ def _stored(folder: Path) -> Run:
     return read_run(folder, recipe)
 
 
-def _begin(run: Run, folder: Path, crew: Any) -> Finish:
+def _begin(run: Run, folder: Path, launcher: Launcher, ranks: Ranks | None) -> Finish:
     existed = folder.exists()
     claim(folder)
-    if crew is not None:
-        crew.claimed(folder)
+    if ranks is not None:
+        ranks.claimed(folder)
     try:
         with held(folder):
             write_run(folder, run)
             record_data(folder, run.world)
-            return _carry_out(run, folder, lambda start: start(run, folder))
+            return _carry_out(run, folder, launcher, None)
     except Refusal as refusal:
         if any((folder / "checkpoints").glob("*/state.json")):  # it had begun: nothing is taken back
             raise RunFailed(f"{refusal} The checkpoints in {folder} are kept.") from refusal
@@ -120,25 +114,31 @@ def resolved(run: Run) -> Run:
 
 
 @signals_restored()
-def resume(folder: Path, changes: Callable[[Run], Run] = lambda run: run) -> Finish:
+def resume(
+    folder: Path,
+    launcher_called: Callable[[str], Launcher],
+    changes: Callable[[Run], Run] = lambda run: run,
+) -> Finish:
     """Go on from a run folder's newest whole checkpoint; ``changes`` may move the run's end, say.
 
+    launcher_called: gives the launcher that the run names.
     Raises Refusal, with nothing changed, if there is nothing to go on from or it belongs to another run.
     """
     stored = read_run(folder, recipe)
     run = changes(stored)
     refuse_missing(run.world)
-    preflight(run)
-    crew = _crew(run)
-    if crew is not None and not crew.leads:
-        return Finish(launcher(run.launcher).follow(_stored), None)
-    with contextlib.nullcontext() if crew is None else _told(crew):
+    launcher = launcher_called(run.launcher)
+    preflight(run, launcher)
+    ranks = launcher.adopt()
+    if ranks is not None and not ranks.leads:
+        return Finish(ranks.follow(_stored), None)
+    with contextlib.nullcontext() if ranks is None else _refused_to_all(ranks):
         found = checkpoint.newest(folder / "checkpoints")
         with held(folder):
-            return _go_on(run, stored, folder, found)
+            return _go_on(run, stored, folder, found, launcher)
 
 
-def _go_on(run: Run, stored: Run, folder: Path, found: Path) -> Finish:
+def _go_on(run: Run, stored: Run, folder: Path, found: Path, launcher: Launcher) -> Finish:
     check_data(folder, run.world)
     manifest = checkpoint.read_manifest(found)
     saved = checkpoint.parts(found)
@@ -167,43 +167,16 @@ def _go_on(run: Run, stored: Run, folder: Path, found: Path) -> Finish:
     clocks = {rank: checkpoint.updates(found, rank) for rank in learned}
     seconds = float(manifest["seconds"])
     truncate_after(folder / "metrics.jsonl", env_steps=counts, updates=clocks, time_seconds=seconds)
-    return _carry_out(
-        run,
-        folder,
-        lambda start: start(
-            run,
-            folder,
-            offset_seconds=float(manifest["seconds"]),
-            manifest=manifest,
-            checkpoint=found,
-            parts=parts,
-        ),
-    )
+    return _carry_out(run, folder, launcher, Resume(found.resolve(), parts, manifest, seconds))
 
 
-def preflight(run: Run) -> None:
+def preflight(run: Run, launcher: Launcher) -> None:
     """Raise Refusal for whatever can be known to fail before anything is changed."""
     run.validate()
-    engine = launcher(run.launcher)
-    if hasattr(engine, "check"):
-        engine.check(run)
-    offered = capabilities_of(engine)
-    devices = _devices(run)
-    where = f"the {run.launcher} launcher" + " across hosts" * (offered != engine.CAPABILITIES)
-    if devices != {"cpu"}:
-        offered -= {Capability.SHARED_MEMORY}
-        where += " on a GPU"
-    check_capabilities(run.strategy, offered, where)
-    if run.restarts and run.launcher != "local":
-        raise Refusal(
-            f"restarts is {run.restarts}, and the {run.launcher} launcher does not start replicas again by "
-            "that number (docs/launchers.md says what it does). Leave it out, or use --launcher local."
-        )
-    if run.compression != "none" and run.launcher not in ("torchrun", "ray"):
-        raise Refusal(
-            f"compression is {run.compression}, and the {run.launcher} launcher keeps all replicas on one "
-            "host, where vectors are not sent. Leave it out, or use --launcher torchrun."
-        )
+    launcher.check(run)
+    offered = launcher.capabilities(run)
+    where = f"the {launcher.name} launcher" + " across hosts" * (offered != launcher.offers)
+    check_capabilities(run.strategy, offered, where, _devices(run))
     if run.compression != "none" and not run.strategy.needs & {Capability.MAIL, Capability.REGISTER}:
         raise Refusal(
             f"compression is {run.compression}, and {run.strategy.name} sends nothing that is compressed: "
@@ -284,8 +257,8 @@ def _fits(run: Run, found: Path, saved: list[int]) -> None:
             ) from error
 
 
-def _carry_out(run: Run, folder: Path, begin: Callable[[Any], Coordinator]) -> Finish:
-    coordinator = begin(launcher(run.launcher).start)
+def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None) -> Finish:
+    coordinator = launcher.start(run, folder, resume)
     try:
         try:
             with all_is_saved(coordinator):

@@ -1,29 +1,68 @@
-"""Members as functions in processes of this host: what tests and small experiments start.
+"""Workers: processes of this host that share memory. How they are started, how each ended, and that none
+outlives the process that started them (called the launcher here).
 
-One fork server, with torch imported, serves all calls of a session.
+Runs, scripts and ``run_members`` start theirs here. A worker is no daemon, so it may start processes of its
+own, as a data loader does; when it ends, those that it started through ``multiprocessing`` end with it.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import faulthandler
+import functools
 import multiprocessing
+import multiprocessing.util
 import os
 import pickle
+import shutil
+import signal
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
+import psutil
 import torch
 
 from murmurate.fabric.interface import Fabric
+from murmurate.fabric.processes.fork_server import OF_RUNS, fork_server
 from murmurate.fabric.processes.run_state import Board
 from murmurate.fabric.processes.shared_memory import Arena
 
+FINISHED, FAILED, REFUSED, LATE, DIED = "finished", "failed", "refused", "late", "died"
 _LINGER_SECONDS = 60.0  # at most; whoever started the members ends them once all have given their results
+# an optimizer's first step imports the last: a second for each process, if not done before the fork
+_PRELOADED = ("murmurate.fabric.processes.fabric", "murmurate.fabric.network.endpoint", "torch._dynamo")
 
-MakeFabric = Callable[[Arena, Board, int, float], Fabric]
+
+@dataclass(frozen=True)
+class Exit:
+    """How a worker ended, by ``how``.
+
+    FINISHED: with ``result``. FAILED: ``error`` is its last error in a sentence (type and message), ``trace``
+    the traceback. REFUSED: before it began; ``error`` is the refusal. LATE: it was started again when the run
+    had ended. DIED: without a word; ``error`` is the signal or exit code.
+    """
+
+    how: str
+    error: str = ""
+    trace: str = ""
+    result: Any = None
+
+    @classmethod
+    def failed(cls, error: BaseException, result: Any = None) -> Exit:
+        return cls(FAILED, describe(error), "".join(traceback.format_exception(error)).rstrip(), result)
+
+
+def describe(error: BaseException) -> str:
+    """Type and message."""
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 @dataclass(frozen=True)
@@ -32,6 +71,207 @@ class Died:
 
     rank: int
     exit_code: int | None
+
+
+@dataclass
+class Worker:
+    """What a worker's function is given. ``afterwards`` is closed once the worker's result is sent."""
+
+    rank: int
+    arena: Arena
+    board: Board
+    afterwards: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+
+Work = Callable[[Worker], Exit]
+
+
+def open_board(arena: Arena, size: int) -> Board:
+    """The board is the arena's first region, for the launcher and the workers alike."""
+    cells: np.ndarray[Any, np.dtype[np.int64]] = arena.counters("board", (Board.cells_needed(size),))
+    return Board(size, cells)
+
+
+# -- in the launcher --------------------------------------------------------------------------------------
+
+
+class WorkerProcess:
+    """One worker as the launcher sees it. ``exit``: how it ended; None until then.
+
+    joins: it was started in place of one that died. killed_because: why the launcher ended it.
+    """
+
+    def __init__(self, rank: int, process: ForkServerProcess, line: Connection, joins: bool = False) -> None:
+        self.rank, self.process, self.joins = rank, process, joins
+        self.exit: Exit | None = None
+        self.killed_because = ""
+        self._line = line
+
+    @property
+    def ended(self) -> bool:
+        return self.exit is not None
+
+    @property
+    def is_stopped(self) -> bool:
+        """By a signal or a debugger; a worker that only takes long is not."""
+        try:
+            status = psutil.Process(self.process.pid).status()
+        except psutil.Error:
+            return False
+        return bool(status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP))
+
+    def kill(self, because: str = "") -> None:
+        """SIGKILL: a process that is stopped or stuck, too, writes nothing any more after it."""
+        self.killed_because = because
+        self.process.kill()
+
+    @property
+    def awaited(self) -> list[Any]:
+        """What becomes ready when it sends its end, or dies."""
+        return [self._line, self.process.sentinel]
+
+    def look(self) -> bool:
+        """Whether it has ended; ``exit`` then says how."""
+        with contextlib.suppress(EOFError):  # it closes the line when it dies, too
+            if self._line.poll():
+                self.exit = pickle.loads(self._line.recv_bytes())
+                if self.exit is not None and self.exit.how != FINISHED:
+                    self.process.kill()  # nothing more is to come
+                    self.process.join()
+                return True
+            if self.process.is_alive():
+                return False
+        self.process.join()
+        code = self.process.exitcode
+        how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+        self.exit = Exit(DIED, self.killed_because or how)
+        return True
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self._line.close()
+
+
+class WorkerProcesses:
+    """The workers of one run or script, the memory that they share, and its board. A context manager, at the
+    end of which none of them is left.
+
+    preload: see ``fork_server``. Raises Refusal where no process can be started.
+    """
+
+    def __init__(self, size: int, preload: Sequence[str] = OF_RUNS) -> None:
+        self.size = size
+        self._context = fork_server(preload)
+        self.arena = Arena.create()
+        self.board = open_board(self.arena, size)
+        self.board.open()
+        self.by_rank: dict[int, WorkerProcess] = {}
+        atexit.register(self.close)  # multiprocessing would wait for workers that an interrupt left over
+
+    def __enter__(self) -> WorkerProcesses:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def start(self, rank: int, work: Work, joins: bool = False) -> None:
+        """A process that does ``work``, which is pickled; with ``joins`` in place of an ended one."""
+        if rank in self.by_rank:
+            self.by_rank[rank].close()
+        ours, theirs = self._context.Pipe(duplex=False)
+        packed = pickle.dumps(work)  # torch's own pickling would lend shared memory
+        method = multiprocessing.get_start_method(allow_none=True)
+        process = self._context.Process(
+            target=_live,
+            args=(packed, rank, self.size, self.arena, theirs, method),
+            name=f"murmurate-replica-{rank}",
+        )
+        process.start()
+        theirs.close()
+        self.by_rank[rank] = WorkerProcess(rank, process, ours, joins)
+
+    @property
+    def alive(self) -> list[WorkerProcess]:
+        return [worker for worker in self.by_rank.values() if not worker.ended]
+
+    def wait(self, timeout_seconds: float) -> list[WorkerProcess]:
+        """Those that have ended since the last call, as soon as there is one."""
+        wait([one for worker in self.alive for one in worker.awaited], timeout_seconds)
+        return [worker for worker in self.alive if worker.look()]
+
+    def kill(self) -> None:
+        """End all of them."""
+        for worker in self.by_rank.values():
+            worker.close()
+
+    def close(self) -> None:
+        self.kill()
+        self.arena.close()
+        atexit.unregister(self.close)
+
+
+# -- in a worker ------------------------------------------------------------------------------------------
+
+
+def _live(work: bytes, rank: int, size: int, arena: Arena, line: Connection, method: str | None) -> None:
+    """Process entry point of a worker."""
+    # A data loader's workers start as they would in the launcher, by default as this process's children. Else
+    # they would come from a fork server of this worker, which would outlive it.
+    multiprocessing.set_start_method(method, force=True)
+    faulthandler.enable()
+    threading.Thread(target=_leave_with_launcher, daemon=True).start()
+    worker = Worker(rank, arena, open_board(arena, size))
+    with worker.afterwards:
+        try:
+            found: Exit = pickle.loads(work)(worker)
+        except BaseException as error:
+            found = Exit.failed(error)
+        message = _packed(found)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        line.send_bytes(message)
+        line.close()
+    # simulators' native threads need no goodbye, and must not keep the process
+    leave(0)
+
+
+def _packed(found: Exit) -> bytes:
+    try:
+        packed = pickle.dumps(found)
+        pickle.loads(packed)  # an exception whose arguments are not its message, say
+        return packed
+    except Exception as error:
+        words = f"what it returned cannot be sent back ({error}): return tensors and plain values"
+        return pickle.dumps(Exit(FAILED, found.error or words, found.trace))
+
+
+def take_signals(on_sigterm: Any = signal.SIG_DFL) -> None:
+    """In a worker, which inherits blocked SIGINT and SIGTERM: Ctrl-C is for the launcher to answer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, on_sigterm)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once, and those that it started with it (a data loader's workers, say)."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(code)
+
+
+def _leave_with_launcher() -> None:
+    launcher = multiprocessing.parent_process()
+    if launcher is not None:
+        wait([launcher.sentinel])
+        # nobody else is left to remove the fork server's socket
+        shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)
+        leave(1)
+
+
+# -- members as functions ---------------------------------------------------------------------------------
+
+MakeFabric = Callable[[Arena, Board, int, float], Fabric]
 
 
 def run(
@@ -43,95 +283,38 @@ def run(
     """Start one process a function and wait for all; see ``run_members``."""
     if len(functions) != size:
         raise ValueError(f"{len(functions)} functions for {size} members: give one each.")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before the fork server's torch makes its pools
-    context = multiprocessing.get_context("forkserver")
-    # an optimizer's first step imports the latter: a second for each process, if not done before the fork
-    context.set_forkserver_preload(
-        ["murmurate.fabric.processes.fabric", "murmurate.fabric.network.endpoint", "torch._dynamo"]
-    )
-    arena = Arena.create()
-    board = _open_board(arena, size)
-    board.open()
-    members: dict[Any, tuple[int, ForkServerProcess]] = {}
-    try:
-        for rank, function in enumerate(functions):
-            ours, theirs = context.Pipe(duplex=False)
-            role = pickle.dumps((function, make_fabric))  # torch's own pickling would lend shared memory
-            process = context.Process(
-                target=_live, args=(rank, size, role, arena, theirs, deadline_seconds), daemon=True
-            )
-            process.start()
-            theirs.close()
-            members[ours] = rank, process
-        return _collect(members, board)
-    finally:
-        for line, (_, process) in members.items():
-            process.kill()
-            process.join()
-            line.close()
-        arena.close()
-
-
-def _collect(members: dict[Any, tuple[int, ForkServerProcess]], board: Board) -> list[Any]:
-    """Wait for what each member sends, and bury those that fail, so that nobody waits for them."""
     results: dict[int, Any] = {}
     errors: list[BaseException] = []
-    silent = set(members)
-    while silent:
-        for line in wait(list(silent)):
-            silent.remove(line)
-            rank, process = members[line]
-            error, results[rank] = _outcome(rank, process, line)
-            if error is not None:
-                errors.append(error)
-            if error is not None or isinstance(results[rank], Died):
-                board.bury(rank)
+    with WorkerProcesses(size, _PRELOADED) as workers:
+        for rank, function in enumerate(functions):
+            workers.start(rank, functools.partial(_member, function, make_fabric, deadline_seconds))
+        while workers.alive:
+            for worker in workers.wait(timeout_seconds=60.0):
+                found = worker.exit
+                assert found is not None
+                if found.how == FINISHED:
+                    results[worker.rank] = found.result
+                    continue
+                workers.board.bury(worker.rank)  # nobody waits for it
+                if found.how == DIED:
+                    results[worker.rank] = Died(worker.rank, worker.process.exitcode)
+                else:
+                    errors.append(found.result or RuntimeError(f"rank {worker.rank}: {found.error}"))
     if errors:
         raise errors[0]
-    return [results[rank] for rank in sorted(results)]
+    return [results[rank] for rank in range(size)]
 
 
-def _outcome(rank: int, process: ForkServerProcess, line: Any) -> tuple[BaseException | None, Any]:
-    """What the member sent, (error, result); its line reads as closed if it died before it could."""
-    try:
-        sent: tuple[BaseException | None, Any] = pickle.loads(line.recv_bytes())
-        return sent
-    except EOFError:
-        process.join()
-        return None, Died(rank, process.exitcode)
-
-
-def _open_board(arena: Arena, size: int) -> Board:
-    """The arena's first region, for whoever started the members and for them."""
-    return Board(size, arena.counters("board", (Board.cells_needed(size),)))
-
-
-def _live(rank: int, size: int, role: bytes, arena: Arena, line: Connection, deadline_seconds: float) -> None:
-    """Process entry point of one member."""
+def _member(
+    function: Callable[[Fabric], Any], make_fabric: MakeFabric, deadline_seconds: float, worker: Worker
+) -> Exit:
+    take_signals()
     torch.set_num_threads(1)
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-    outcome: tuple[BaseException | None, Any]
-    door: Any = None
     try:
-        function, make_fabric = pickle.loads(role)
-        door = make_fabric(arena, _open_board(arena, size), rank, deadline_seconds)
-        outcome = None, function(door)
+        fabric: Any = make_fabric(worker.arena, worker.board, worker.rank, deadline_seconds)
+        result = function(fabric)
     except BaseException as error:
-        outcome = error, None
-    try:
-        message = pickle.dumps(outcome)
-        pickle.loads(message)
-    except Exception as error:  # an exception whose arguments are not its message, say
-        words = f"rank {rank} ended with what cannot be sent back ({error}): {outcome}"
-        message = pickle.dumps((RuntimeError(words), None))
-    line.send_bytes(message)
-    line.close()
-    if outcome[0] is None and hasattr(door, "close"):
-        door.close(_LINGER_SECONDS)  # others may still read what this one published
-
-
-def _leave_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
+        return Exit.failed(error, result=error)
+    if hasattr(fabric, "close"):  # others may still read what this one published
+        worker.afterwards.callback(fabric.close, _LINGER_SECONDS)
+    return Exit(FINISHED, result=result)

@@ -16,10 +16,11 @@ from torch.distributed import TCPStore
 
 from murmurate.errors import Refusal
 from murmurate.fabric.processes.shared_memory import Arena
-from murmurate.launch import rendezvous as _crew
+from murmurate.launch import rendezvous
 from murmurate.launch.host_memory import Offer, Process, borrow, lend, this_host
-from murmurate.launch.job_spec import Ground, Meeting, check_folder, prove
-from murmurate.launch.rendezvous import Crew, Surroundings
+from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder, prove
+from murmurate.launch.rendezvous import Environment, Rendezvous
+from murmurate.training.worker_context import Resume
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="memory is lent through /proc")
 
@@ -29,12 +30,13 @@ def server() -> TCPStore:
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def around(server: TCPStore, rank: int, size: int = 2) -> Surroundings:
-    return Surroundings(rank, size, 1, "127.0.0.1", server.port, 0, "test", agent_store=True)
+def around(server: TCPStore, rank: int, size: int = 2) -> Environment:
+    return Environment(rank, size, 1, "127.0.0.1", server.port, 0, "test", agent_store=True)
 
 
-def meeting(crew: Crew, folder: str) -> Meeting:
-    return Meeting("test", crew.epoch, 2, crew.process, crew.offer, "", folder, "", 0.0, parts={"0": 0})
+def job(ranks: Rendezvous, folder: str) -> JobSpec:
+    resume = Resume(Path(folder) / "last", {0: 0, 1: 0}, {"env_steps": 7}, 3.0)
+    return JobSpec("test", ranks.epoch, 2, ranks.process, ranks.offer, "", folder, "", 0.0, resume=resume)
 
 
 def in_thread(act: Callable[[], Any]) -> Callable[[], Any]:
@@ -60,18 +62,19 @@ def in_thread(act: Callable[[], Any]) -> Callable[[], Any]:
     return value
 
 
-def test_the_leaders_plan_reaches_the_others_and_its_word_ends_them(server: TCPStore) -> None:
-    one = Crew(around(server, 1))
-    plan = in_thread(one.follow)
-    leader = Crew(around(server, 0))
+def test_the_leaders_announcement_reaches_the_others_and_its_code_ends_them(server: TCPStore) -> None:
+    one = Rendezvous(around(server, 1))
+    announced = in_thread(one.join)
+    leader = Rendezvous(around(server, 0))
     assert leader.gather(), "one process surely shares memory with itself"
-    leader.tell(meeting(leader, "/runs/first"))
-    assert plan().folder == "/runs/first"
-    assert plan().leader == leader.process
-    for rank, crew in ((0, leader), (1, one)):
-        ground = Ground(plan(), crew.store, [rank], leads=crew.leads, address="127.0.0.1")
-        ground.board.advance(rank, 10, 1)
-    assert ground.board.total_env_steps() == 20
+    leader.announce(job(leader, "/runs/first"))
+    assert announced().folder == "/runs/first"
+    assert announced().leader == leader.process
+    assert announced().resume == job(leader, "/runs/first").resume, "paths and ranks survive the store"
+    for rank, ranks in ((0, leader), (1, one)):
+        host = MemberHost(announced(), ranks.store, [rank], leads=ranks.leads, address="127.0.0.1")
+        host.board.advance(rank, 10, 1)
+    assert host.board.total_env_steps() == 20
     code = in_thread(lambda: one.dismissed(lambda: False))
     leader.dismiss(143)
     assert code() == 143
@@ -81,58 +84,58 @@ def test_who_has_finished_waits_for_the_others_as_long_as_the_leader_lives(
     server: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hours = iter(range(100))
-    monkeypatch.setattr(_crew, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(_crew.time, "monotonic", lambda: 3600.0 * next(hours))
+    monkeypatch.setattr(rendezvous, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(rendezvous.time, "monotonic", lambda: 3600.0 * next(hours))
     looks = iter([False, False, False, True])
-    assert Crew(around(server, 1)).dismissed(lambda: next(looks)) is None
+    assert Rendezvous(around(server, 1)).dismissed(lambda: next(looks)) is None
     assert list(looks) == [], "it looked until the leader was gone"
 
 
-def test_a_plan_of_an_earlier_start_is_not_taken(server: TCPStore) -> None:
+def test_an_announcement_of_an_earlier_start_is_not_taken(server: TCPStore) -> None:
     for number in ("first", "second"):
-        one = Crew(around(server, 1))  # before the leader: all that it finds is old
-        plan = in_thread(one.follow)
-        leader = Crew(around(server, 0))
+        one = Rendezvous(around(server, 1))  # before the leader: all that it finds is old
+        announced = in_thread(one.join)
+        leader = Rendezvous(around(server, 0))
         leader.gather()
-        leader.tell(meeting(leader, number))
-        assert plan().folder == number
+        leader.announce(job(leader, number))
+        assert announced().folder == number
         leader.close()
     assert leader.epoch == one.epoch == 2
 
 
 def test_a_refusal_of_the_leader_is_one_for_all(server: TCPStore) -> None:
-    plan = in_thread(Crew(around(server, 1)).follow)
-    leader = Crew(around(server, 0))
+    announced = in_thread(Rendezvous(around(server, 1)).join)
+    leader = Rendezvous(around(server, 0))
     leader.store.set("offer", '{"host": "", "pid": 1, "descriptor": -1, "mark": 1}')
     leader.refuse()
     with pytest.raises(Refusal, match="rank 0 refused"):
-        plan()
+        announced()
 
 
 def test_those_who_do_not_come_are_named(server: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_crew, "_GATHER_SECONDS", 0.1)
+    monkeypatch.setattr(rendezvous, "_GATHER_SECONDS", 0.1)
     with pytest.raises(Refusal, match=r"ranks \[1, 2\] did not come"):
-        Crew(around(server, 0, size=3)).gather()
+        Rendezvous(around(server, 0, size=3)).gather()
     with pytest.raises(Refusal, match="rank 0 did not call"):
-        Crew(Surroundings(1, 2, 1, "127.0.0.1", server.port, 0, "other", True)).follow()
+        Rendezvous(Environment(1, 2, 1, "127.0.0.1", server.port, 0, "other", True)).join()
 
 
 def test_the_folder_outlives_an_epoch(server: TCPStore, tmp_path: Path) -> None:
-    first = Crew(around(server, 0))
+    first = Rendezvous(around(server, 0))
     assert first.begun() is None
     first.claimed(tmp_path)
-    assert Crew(around(server, 0)).begun() == tmp_path.resolve()
+    assert Rendezvous(around(server, 0)).begun() == tmp_path.resolve()
 
 
 def test_no_store_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_crew, "_STORE_SECONDS", 0.5)
+    monkeypatch.setattr(rendezvous, "_STORE_SECONDS", 0.5)
     with pytest.raises(Refusal, match="MASTER_ADDR and MASTER_PORT"):
-        Crew(Surroundings(1, 2, 1, "127.0.0.1", 1, 0, "none", True))
+        Rendezvous(Environment(1, 2, 1, "127.0.0.1", 1, 0, "none", True))
 
 
 def test_a_run_folder_that_is_another_one_here_is_refused(server: TCPStore, tmp_path: Path) -> None:
-    leader = Crew(around(server, 0))
-    right = dataclasses.replace(meeting(leader, str(tmp_path)), proof=prove(tmp_path))
+    leader = Rendezvous(around(server, 0))
+    right = dataclasses.replace(job(leader, str(tmp_path)), proof=prove(tmp_path))
     check_folder(right)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -10,7 +10,7 @@ import pytest
 
 from murmurate.fabric.processes.run_state import Board
 from murmurate.launch.failure_detector import CAP_SECONDS
-from murmurate.launch.shutdown import STOP_DEADLINE_SECONDS, Ending
+from murmurate.launch.shutdown import STOP_DEADLINE_SECONDS, Shutdown
 from murmurate.recipes import recipe
 from murmurate.strategies import strategies
 
@@ -32,7 +32,7 @@ class Scene:
         self.coordinator: Any = SimpleNamespace(
             board=self.board, run=run, is_due=False, saving_seconds=SAVING_SECONDS
         )
-        self.ending = Ending(self.coordinator, lambda: self.now)
+        self.ending = Shutdown(self.coordinator, lambda: self.now)
 
     def overdue_after(self, beating: tuple[int, ...], limit: float = 600.0) -> float | None:
         """Seconds; None if not within ``limit``."""

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from murmurate.fabric.processes.run_state import Board, HandOver
-from murmurate.launch.failure_detector import CAP_SECONDS, FLOOR_SECONDS, REJOINS, Arbiter, patience
-from murmurate.launch.worker_processes import Role
+from murmurate.fabric.processes.spawn import DIED, Exit, WorkerProcess
+from murmurate.launch.failure_detector import CAP_SECONDS, FLOOR_SECONDS, REJOINS, FailureDetector, patience
 from murmurate.recipes import recipe
 from murmurate.strategies import strategies
 from murmurate.training.rejoin import Pace
@@ -29,7 +29,7 @@ class Process:
 
 
 class Scene:
-    """Three replicas that live as the test says, and what the arbiter makes of it."""
+    """Three replicas that live as the test says, and what the failure detector makes of it."""
 
     def __init__(self, strategy: str = "all-reduce", replicas: int = 3, **fields: Any) -> None:
         self.now = 1000.0
@@ -51,32 +51,32 @@ class Scene:
             event=lambda name, message, member, **more: self.events.append((name, member)),
             joined=lambda rank, donor: self.joined.append((rank, donor)),
         )
-        self.roles = [self._role(rank) for rank in range(run.members)]
-        crew: Any = SimpleNamespace(roles=self.roles, start_again=self._start_again)
-        self.arbiter = Arbiter(crew, self.coordinator, lambda: self.now)
+        self.workers = {rank: self._worker(rank) for rank in range(run.members)}
+        processes: Any = SimpleNamespace(by_rank=self.workers)
+        self.detector = FailureDetector(processes, self.coordinator, self._start_again, lambda: self.now)
         self.silent: set[int] = set()
         for rank in range(run.members):
             self.board.set_pace(rank, PACE)
 
-    def _role(self, rank: int, joins: bool = False) -> Role:
+    def _worker(self, rank: int, joins: bool = False) -> WorkerProcess:
         process: Any = Process()
-        return Role(rank, process, SimpleNamespace(), joins)  # type: ignore[arg-type]
+        return WorkerProcess(rank, process, SimpleNamespace(), joins)  # type: ignore[arg-type]
 
     def _start_again(self, rank: int) -> None:
-        self.roles[rank] = self._role(rank, joins=True)
+        self.workers[rank] = self._worker(rank, joins=True)
 
     def live(self, seconds: float, step: float = 0.1) -> None:
         for _ in range(round(seconds / step)):
             self.now += step
-            for role in self.roles:
-                if role.rank not in self.silent and not role.ended:
-                    self.board.beat(role.rank)
-            self.arbiter.poll()
+            for worker in self.workers.values():
+                if worker.rank not in self.silent and not worker.ended:
+                    self.board.beat(worker.rank)
+            self.detector.poll()
 
     def die(self, rank: int) -> None:
-        self.roles[rank].ended = True
+        self.workers[rank].exit = Exit(DIED)
         self.board.bury(rank)
-        self.arbiter.died(self.roles[rank])
+        self.detector.died(self.workers[rank])
 
     def told(self, rank: int) -> list[str]:
         return [name for name, member in self.events if member == rank]
@@ -121,11 +121,11 @@ def test_a_silent_one_in_a_synchronous_round_is_told_then_excluded_then_started_
     assert scene.told(1) == ["silent"]
     scene.live(FLOOR_SECONDS / 2)
     assert scene.told(1) == ["silent", "excluded"]
-    assert scene.roles[1].process.killed  # type: ignore[attr-defined]
+    assert scene.workers[1].process.killed  # type: ignore[attr-defined]
     assert scene.told(0) == scene.told(2) == []
     scene.die(1)
     assert scene.told(1) == ["silent", "excluded", "restarted"]
-    assert scene.roles[1].joins
+    assert scene.workers[1].joins
     assert scene.board.life(1) == 1
 
 
@@ -149,14 +149,14 @@ def test_under_an_asynchronous_strategy_a_silent_one_is_told_and_left_alone() ->
     scene.silent = set()
     scene.live(0.2)
     assert scene.told(1) == ["silent", "woke"]
-    assert not scene.roles[1].process.killed  # type: ignore[attr-defined]
+    assert not scene.workers[1].process.killed  # type: ignore[attr-defined]
 
 
 def test_nobody_is_blamed_for_a_pause_of_everybody() -> None:
     scene = Scene()
     scene.live(1.0)
     scene.now += 3600.0  # Ctrl-Z, and fg after lunch
-    scene.arbiter.poll()
+    scene.detector.poll()
     scene.live(1.0)
     assert scene.events == []
 
@@ -200,7 +200,7 @@ def test_the_dead_are_started_again_as_often_as_asked(restarts: int, lives: int)
 def test_the_excluded_come_back_a_few_times_unasked() -> None:
     scene = Scene()
     for _ in range(REJOINS + 2):
-        scene.roles[1].ended_by_us = "excluded"
+        scene.workers[1].killed_because = "excluded"
         scene.die(1)
     assert scene.board.life(1) == REJOINS
 
@@ -217,7 +217,7 @@ def test_nobody_is_started_again_when_the_run_is_over_and_joiners_are_sent_away(
         scene.board.finished(0)
         scene.board.finished(2)
     scene.live(0.1)
-    assert scene.roles[1].process.killed  # type: ignore[attr-defined]
+    assert scene.workers[1].process.killed  # type: ignore[attr-defined]
     scene.die(1)
     assert scene.board.life(1) == 1
 
@@ -253,7 +253,7 @@ def test_another_donor_is_asked_when_the_first_cannot(how: str) -> None:
     scene.live(0.1)
     assert HandOver.unpack(scene.board.hand_over).donor == 0
     if how == "dies":
-        scene.arbiter.run = dataclasses.replace(scene.arbiter.run, restarts=0)
+        scene.detector.run = dataclasses.replace(scene.detector.run, restarts=0)
         scene.die(0)
     else:
         scene.silent = {0}
@@ -267,10 +267,10 @@ def test_in_rounds_a_death_during_a_hand_over_sends_the_joiner_back_to_begin_aga
     scene.die(3)
     scene.board.ready(3)
     scene.live(0.1)
-    scene.arbiter.run = dataclasses.replace(scene.arbiter.run, restarts=0)
+    scene.detector.run = dataclasses.replace(scene.detector.run, restarts=0)
     scene.die(0)
     scene.live(0.1)
-    assert scene.roles[3].process.killed  # type: ignore[attr-defined]
+    assert scene.workers[3].process.killed  # type: ignore[attr-defined]
     scene.die(3)
     assert scene.board.life(3) == 2, "it was not its fault, and costs it no restart"
     scene.board.ready(3)
@@ -287,7 +287,7 @@ def test_a_joiner_that_falls_silent_at_the_door_begins_again_so_that_runs_are_sa
     assert scene.coordinator.is_admitting
     scene.silent = {1}
     scene.live(CAP_SECONDS)
-    assert scene.roles[1].process.killed  # type: ignore[attr-defined]
+    assert scene.workers[1].process.killed  # type: ignore[attr-defined]
     scene.die(1)
     assert not scene.coordinator.is_admitting
     assert scene.board.life(1) == 2
@@ -300,4 +300,4 @@ def test_the_last_living_one_has_nobody_to_be_started_again_from() -> None:
     scene.die(1)
     assert [scene.board.life(rank) for rank in range(2)] == [1, 0]
     scene.live(0.1)
-    assert scene.roles[0].process.killed  # type: ignore[attr-defined]
+    assert scene.workers[0].process.killed  # type: ignore[attr-defined]

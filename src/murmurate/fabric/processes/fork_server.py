@@ -1,7 +1,7 @@
-"""The process that a run's roles are forked from: it imports torch once for all of them.
+"""The process that all workers of this host are forked from: it imports torch once for all of them.
 
 It needs nothing of this package to begin, so the command line asks for it first of all: it then imports what
-roles need while the launcher, beside it, imports what a launcher needs.
+workers need while the launcher, beside it, imports what a launcher needs.
 """
 
 from __future__ import annotations
@@ -18,26 +18,30 @@ from typing import Any
 
 from murmurate.errors import Refusal
 
+OF_RUNS = ("murmurate.launch.preloaded",)
 _ahead: int | None = None  # the process that was begun ahead of time, as long as nobody has asked for it
 
 
-def fork_server() -> ForkServerContext:
-    """Running, from now on if it was not. Raises Refusal where it cannot."""
+def fork_server(preload: Sequence[str] = OF_RUNS) -> ForkServerContext:
+    """Running, from now on if it was not. Raises Refusal where it cannot.
+
+    preload: modules that it imports before the first fork; of no effect where it runs already.
+    """
     global _ahead
-    context = _running()
+    context = _running(preload)
     _ahead = None
     return context
 
 
 def begin_fork_server(arguments: Sequence[str]) -> None:
-    """``fork_server`` ahead of time, for a command that ends in roles of this host unless these arguments say
-    another launcher. Whatever goes wrong is said when it is needed."""
+    """``fork_server`` ahead of time, for a command that starts workers on this host unless these arguments
+    name another launcher. An error is raised when the fork server is needed."""
     global _ahead
     if any(word.startswith("--launcher") for word in arguments):
         return
     threads, before = os.environ.get("OMP_NUM_THREADS"), _pid()
     with contextlib.suppress(Refusal):
-        _running()
+        _running(OF_RUNS)
     if _pid() != before:
         _ahead = _pid()
     if threads is None:  # this process has its own torch to begin
@@ -45,27 +49,26 @@ def begin_fork_server(arguments: Sequence[str]) -> None:
 
 
 def end_fork_server() -> None:
-    """If it was begun ahead of time for nothing: it would import to its end, and whoever reads what the
-    command printed would wait for it."""
+    """End a fork server that was begun ahead of time for nothing: until its imports are done it would hold
+    the command's output open."""
     global _ahead
     if _ahead is not None and _ahead == _pid():
         with contextlib.suppress(ProcessLookupError):
             os.kill(_ahead, signal.SIGKILL)
         with contextlib.suppress(OSError, AttributeError):
-            _server()._stop()  # takes its end in, so that a later command begins another one
+            _server()._stop()  # reaps it, so that a later command begins another one
     _ahead = None
 
 
-def _running() -> ForkServerContext:
+def _running(preload: Sequence[str]) -> ForkServerContext:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch makes its pools in the fork server
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["murmurate.launch.preloaded"])
-    # A scheduler's SIGTERM goes to every process, and with the fork server all news of the roles would be
-    # lost: it inherits deaf ears. Signals of this moment reach the launcher right after it.
+    context.set_forkserver_preload(list(preload))
+    # A scheduler's SIGTERM goes to every process, and with the fork server all news of the workers would be
+    # lost: it inherits blocked SIGINT and SIGTERM. Signals of this moment reach the launcher right after it.
     # The tracker's own start would unblock them again, so it comes first.
     resource_tracker.ensure_running()
-    deaf = {signal.SIGINT, signal.SIGTERM}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, deaf)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         forkserver.ensure_running()
     except OSError as error:

@@ -1,0 +1,86 @@
+"""What a run asks of whoever starts its workers (``murmurate/launch`` has the launchers)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from murmurate.errors import Refusal
+from murmurate.fabric.interface import Capability
+
+if TYPE_CHECKING:  # scripts list no launchers, and need not import a run
+    from murmurate.training.coordinator import Coordinator
+    from murmurate.training.run import Run
+    from murmurate.training.worker_context import Resume
+
+
+class Ranks(Protocol):
+    """This process among ranks that another engine started; the one that ``leads`` carries the run out."""
+
+    @property
+    def leads(self) -> bool: ...
+
+    def begun(self) -> Path | None:
+        """The run folder that these ranks claimed before they were ended and started again."""
+        ...
+
+    def claimed(self, folder: Path) -> None:
+        """The leader has claimed ``folder``."""
+        ...
+
+    def refuse(self) -> None:
+        """The leader does not begin: the others need not wait."""
+        ...
+
+    def follow(self, read: Callable[[Path], Run]) -> int:
+        """All the others: their part of the Run that ``read`` finds in the leader's folder; the exit code.
+
+        Raises Refusal if the leader refused, or its folder cannot be seen from here; RunFailed.
+        """
+        ...
+
+
+class Launcher(ABC):
+    """Starts the workers of a run and hands each a fabric. It knows no strategy by name.
+
+    The first line of a launcher's docstring is its summary in ``murmurate list launchers``.
+    """
+
+    name: ClassVar[str]
+    offers: ClassVar[frozenset[Capability]] = frozenset(Capability)  # at best
+    restarts: ClassVar[bool] = False  # whether it starts replicas again as often as Run.restarts says
+    sends: ClassVar[bool] = False  # whether vectors may go over a network, where Run.compression counts
+
+    def capabilities(self, run: Run) -> frozenset[Capability]:
+        """What channels of ``run`` can do here and now. Raises Refusal where it cannot run at all."""
+        return self.offers
+
+    def check(self, run: Run) -> None:
+        """Raise Refusal for a run that this launcher cannot start, before anything is changed."""
+        if run.restarts and not self.restarts:
+            raise Refusal(
+                f"restarts is {run.restarts}, and the {self.name} launcher does not start replicas again by "
+                "that number (docs/launchers.md says what it does). Leave it out, or use --launcher local."
+            )
+        if run.compression != "none" and not self.sends:
+            raise Refusal(
+                f"compression is {run.compression}, and the {self.name} launcher keeps all replicas on one "
+                "host, where vectors are not sent. Leave it out, or use --launcher torchrun."
+            )
+
+    @abstractmethod
+    def start(self, run: Run, folder: Path, resume: Resume | None) -> Coordinator:
+        """Run the workers to their end; the coordinator knows how it came (see its ``failure``).
+
+        Raises Refusal if a worker refused before it began.
+        """
+
+    def adopt(self) -> Ranks | None:
+        """The ranks that another engine started; None where this launcher starts the workers itself."""
+        return None
+
+    def dictated_replicas(self) -> int | None:
+        """How many replicas that engine calls for; None where that is the user's choice."""
+        return None
