@@ -309,7 +309,7 @@ def test_a_best_checkpoint_that_was_set_aside_is_back_at_the_next_start(
 
 
 def test_after_a_resume_the_next_checkpoint_is_due_where_it_would_have_been(coordinator: Coordinator) -> None:
-    coordinator.restore({"env_steps": 250, "best": None})
+    coordinator._restore({"env_steps": 250, "best": None})
     coordinator.board.advance(0, 260, 26)
     coordinator.poll()
     assert coordinator.board.checkpoint_requested == 0

@@ -17,10 +17,10 @@ from murmurate.recipes import recipe
 from murmurate.strategies import strategies
 from murmurate.strategies.dpsgd import DPSGD
 from murmurate.training import checkpoint
-from murmurate.training.centre_server import member
 from murmurate.training.loop import Learning
 from murmurate.training.rejoin import Doorway
 from murmurate.training.run import Run
+from murmurate.training.worker import part
 from murmurate.training.worker_context import FINAL, Post, Restored, staging
 from short_runs import altered
 
@@ -59,7 +59,7 @@ def learn(run: Run, post: Post) -> None:
     """One that is to be lent a part has made fewer updates, where nobody counts them together."""
     if post.rank == LENT and not run.strategy.synchronous:
         run = dataclasses.replace(run, updates=3)
-    member(run, post).go()
+    part(run, post).go()
 
 
 def memory(learning: Any) -> tuple[Any, ...]:
@@ -101,7 +101,7 @@ def test_lent_a_part_it_goes_on_as_a_joiner_does(saved: Any) -> None:
     def lent(run: Run, post: Post) -> Any:
         own = post.rank != LENT
         post.restored = Restored(parts[post.rank if own else 0], 0, own)
-        return memory(member(run, post))
+        return memory(part(run, post))
 
     def joined(run: Run, post: Post) -> Any:
         if post.rank != LENT:
@@ -122,16 +122,16 @@ def test_lent_a_part_it_goes_on_as_a_joiner_does(saved: Any) -> None:
 def test_each_count_goes_on_once(saved: Any) -> None:
     """What a member counted is restored with its own part, a centre's too, and never with a peer's."""
     run, folder, parts = saved
-    for part in parts.values():
-        part.update(bytes_exchanged=7_000_000, waiting_seconds=5.0, refused=8)
-        part["staleness_max"] = dict.fromkeys(part["staleness_max"], 9)
+    for saved_part in parts.values():
+        saved_part.update(bytes_exchanged=7_000_000, waiting_seconds=5.0, refused=8)
+        saved_part["staleness_max"] = dict.fromkeys(saved_part["staleness_max"], 9)
         strategy = part["replicas"]["a2c"]["strategy"]
         strategy.update({"refused": 3} if "refused" in strategy else {})
 
     def restored(run: Run, post: Post) -> Any:
         own = post.rank != LENT
         post.restored = Restored(parts[post.rank if own else 0], 0, own)
-        return memory(member(run, post))[2]
+        return memory(part(run, post))[2]
 
     for rank, counts in enumerate(together(run, folder, restored)):
         assert counts == ((0, 0, 0, 0) if rank == LENT else (9, 8, 7, 5))

@@ -11,8 +11,9 @@ import torch
 from murmurate.errors import Refusal
 from murmurate.replica.vector import Replica
 from murmurate.replicator.collectives import Group
-from murmurate.replicator.replicator import Replicate
 from murmurate.spec import Batch, EnvSpec, Outcome, Requirement
+
+Replicate = Callable[..., Replica]  # as ``Replicator.replicate``, or ``Replica`` itself
 
 
 @dataclass(frozen=True)

@@ -241,6 +241,3 @@ _REMEDIES = (
     (Capability.COLLECTIVE, "all-reduce"),
     (Capability.SHARED_MEMORY, "hogwild"),
 )
-
-
-Replicate = Callable[..., Replica]

@@ -12,8 +12,8 @@ from murmurate.fabric.interface import Channel, Fabric
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.replicator.collectives import Group
 from murmurate.replicator.gather import Wire
-from murmurate.replicator.learner import Context, updates_of
-from murmurate.replicator.replicator import Replicate, Replicator
+from murmurate.replicator.learner import Context, Replicate, updates_of
+from murmurate.replicator.replicator import Replicator
 from murmurate.sources.interface import Source, SourceContext
 from murmurate.training.run import Run
 

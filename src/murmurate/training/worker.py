@@ -10,11 +10,15 @@ from murmurate.training.worker_context import Post
 
 
 def work(run: Run, post: Post) -> None:
-    """The part of ``post.rank``, to its end: replicas learn, and the rank after them is the centre.
+    """The part of ``post.rank``, from its start to its end.
 
     Raises Refusal where this process reads another data set than the run began with, as far as that shows
     without reading all of it.
     """
     check_data(post.folder, run.world, thorough=False)
-    part = Learning(run, post) if post.rank < run.replicas else Serving(run, post)
-    part.go()
+    part(run, post).go()
+
+
+def part(run: Run, post: Post) -> Learning | Serving:
+    """Replicas learn, and the rank after them is the centre."""
+    return Learning(run, post) if post.rank < run.replicas else Serving(run, post)
