@@ -42,9 +42,9 @@ def options(value: Any, path: tuple[str, ...] = ()) -> Iterator[Option]:
     told = _told(type(value))
     for field in dataclasses.fields(value):
         here = (*path, field.name)
-        inner = getattr(value, field.name)
         if not field.init or ".".join(here) in _NAMED:
             continue
+        inner = getattr(value, field.name)
         if dataclasses.is_dataclass(inner):
             yield from options(inner, here)
         elif any(dataclasses.is_dataclass(kind) for kind in typing.get_args(kinds[field.name])):
