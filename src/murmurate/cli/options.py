@@ -42,10 +42,10 @@ def options(value: Any, path: tuple[str, ...] = (), prefix: str = "") -> Iterato
     told = _told(type(value))
     for field in dataclasses.fields(value):
         here = (*path, field.name)
-        inner = getattr(value, field.name)
         name = prefix + option_name(field)
         if not field.init or here == ("recipe",) or "in_name" in field.metadata:  # the name says it already
             continue
+        inner = getattr(value, field.name)
         if dataclasses.is_dataclass(inner):
             yield from options(inner, here, prefix if field.metadata.get("flat") else f"{name}.")
         elif any(dataclasses.is_dataclass(kind) for kind in typing.get_args(kinds[field.name])):

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable
 from torch import Tensor
 
 from murmurate.fabric.interface import Channel, Letter
-from murmurate.strategies.interface import FINAL_DRAIN
+from murmurate.strategies.interface import FINAL_DRAIN, MemberEvent
 
+IDLE_SECONDS = 0.002  # that a centre waits for the next message
 _PATIENCE_SECONDS = 0.02
 # what taking in a message counts as, so that even an endless stream of them reaches the deadline
 _HANDLING_SECONDS = 1e-4
@@ -43,9 +44,10 @@ class CheckpointBarrier:
         """It has sent its last marker: it takes in what was sent before it got ours, and no more."""
         return self._markers.get(rank, 0) >= FINAL_DRAIN
 
-    def forget(self, rank: int) -> None:
-        """A new incarnation of ``rank`` has joined, which has sent no marker yet."""
-        self._markers.pop(rank, None)
+    def on_member(self, event: MemberEvent) -> None:
+        """One that has joined in the place of another has sent no marker yet."""
+        if event.kind == "joined":
+            self._markers.pop(event.rank, None)
 
     def send_markers(self, channel: Channel, number: int, to: Iterable[int], like: Tensor) -> bool:
         """What is sent to them from now on belongs after checkpoint ``number``. like: of the deltas' dtype.

@@ -11,7 +11,7 @@ from torch import Tensor
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability, Channel, FabricError, Letter
 from murmurate.replica.vector import Exchange, Replica
-from murmurate.strategies.checkpoint_barrier import CheckpointBarrier
+from murmurate.strategies.checkpoint_barrier import IDLE_SECONDS, CheckpointBarrier
 from murmurate.strategies.interface import (
     Behaviour,
     MemberEvent,
@@ -23,7 +23,6 @@ from murmurate.strategies.interface import (
 from murmurate.strategies.reply import answer, clear, demand_centre
 
 _PUSH, _REPLY = "theta", "centre"
-_IDLE_SECONDS = 0.002
 _LOST = "what all had in common"
 
 
@@ -102,10 +101,7 @@ class Elastic(Strategy):
 
     def _move(self, replica: Replica, channel: Channel, deadline_seconds: float) -> bool:
         """theta_i <- theta_i - beta (theta_i - theta~), if the answer is there."""
-        if deadline_seconds:
-            message = answer(channel, _REPLY, deadline_seconds, _LOST)
-        else:
-            message = channel.receive(_REPLY)
+        message = answer(channel, _REPLY, deadline_seconds, _LOST)
         if message is None:
             return False
         self._awaited = False
@@ -118,7 +114,7 @@ class Elastic(Strategy):
 
     def serve(self, replica: Replica, channel: Channel) -> bool:
         """theta~ <- theta~ + beta (theta_i - theta~)"""
-        message = self._pushes.receive(channel, _IDLE_SECONDS)
+        message = self._pushes.receive(channel, IDLE_SECONDS)
         if message is not None:
             self._pull(message, replica, channel)
         return message is not None
@@ -130,8 +126,7 @@ class Elastic(Strategy):
             replica.tick()
 
     def on_member(self, event: MemberEvent) -> None:
-        if event.kind == "joined":
-            self._pushes.forget(event.rank)
+        self._pushes.on_member(event)
 
     # -- state --------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Channel, Letter
 from murmurate.replica.vector import Exchange, Replica
-from murmurate.strategies.checkpoint_barrier import CheckpointBarrier
+from murmurate.strategies.checkpoint_barrier import IDLE_SECONDS, CheckpointBarrier
 from murmurate.strategies.interface import (
     Behaviour,
     MemberEvent,
@@ -26,7 +26,6 @@ from murmurate.strategies.interface import (
 from murmurate.strategies.reply import answer, clear, demand_centre
 
 _PUSH, _REPLY = "gradient", "parameters"
-_IDLE_SECONDS = 0.002
 _LOST = "the optimizer"
 
 
@@ -137,7 +136,7 @@ class ParameterServer(Strategy):
 
     def serve(self, replica: Replica, channel: Channel) -> bool:
         """Fold one gradient into the centre's parameters, and answer with them."""
-        message = self._pushes.receive(channel, _IDLE_SECONDS)
+        message = self._pushes.receive(channel, IDLE_SECONDS)
         if message is not None:
             self._fold(message, replica, channel)
         return message is not None
@@ -154,8 +153,7 @@ class ParameterServer(Strategy):
         channel.send(message.sender, _REPLY, replica.params.detach(), note=version)
 
     def on_member(self, event: MemberEvent) -> None:
-        if event.kind == "joined":
-            self._pushes.forget(event.rank)
+        self._pushes.on_member(event)
 
     # -- state --------------------------------------------------------------------------------------
 

@@ -142,8 +142,7 @@ class PushSum(Strategy):
 
     def on_member(self, event: MemberEvent) -> None:
         self._shown.pop(event.rank, None)  # who joins in its place publishes from version 1 again
-        if event.kind == "joined":
-            self._mail.forget(event.rank)
+        self._mail.on_member(event)
 
     def state(self) -> dict[str, Any]:
         return {

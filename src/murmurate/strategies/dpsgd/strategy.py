@@ -14,25 +14,16 @@ import torch
 
 from murmurate.fabric.interface import Capability, Channel, Letter
 from murmurate.replica.vector import Exchange, Replica
-from murmurate.strategies.checkpoint_barrier import CheckpointBarrier
+from murmurate.strategies.checkpoint_barrier import IDLE_SECONDS, CheckpointBarrier
 from murmurate.strategies.dpsgd.master import Master
-from murmurate.strategies.dpsgd.node import REPLY, Node, leader_of, nodes_of
+from murmurate.strategies.dpsgd.node import REPLY, Node, nodes_of
 from murmurate.strategies.dpsgd.sparse_master import SparseMaster
 from murmurate.strategies.dpsgd.sparse_node import SparseNode
 from murmurate.strategies.dpsgd.step_sizes import refuse_shrinking, scaled_rate
-from murmurate.strategies.interface import (
-    Behaviour,
-    MemberEvent,
-    Strategy,
-    centre_of,
-    replicas_of,
-    require,
-)
+from murmurate.strategies.interface import Behaviour, MemberEvent, Strategy, centre_of, replicas_of, require
 from murmurate.strategies.reply import answer, clear, demand_centre
 
-_PUSH = "update"
-_IDLE_SECONDS = 0.002
-_LOST = "v"
+_PUSH, _LOST = "update", "v"
 
 
 @dataclass
@@ -51,7 +42,6 @@ class DPSGD(Strategy):
     scale_rates: scale eta and rho by Corollary 1, taking the given ones as right for p = B = M = 1.
     wait: for the master's answer, as a line 3 that follows line 10 would; False learns on until it comes.
         What was learned meanwhile is kept: u <- v' + (u - u at the push). If nothing was, that is u <- v'.
-        (Differs: Algorithm 9, line 34, writes v' over what other threads did in between.)
     delay_bound: D; the master refuses an update of a v more than D of its own updates old, and the node goes
         on from the fresh v. 0: none is refused.
     shrinks: of which v a push takes its share, where gradients shrink all of it. Line 4 has that which the
@@ -92,8 +82,7 @@ class DPSGD(Strategy):
 
     def __post_init__(self) -> None:
         for what, least in (("threads", 0), ("local_updates", 1), ("batch", 1), ("delay_bound", 0)):
-            value = getattr(self, what)
-            require(value >= least, f"{what} is at least {least}, not {value}")
+            require(getattr(self, what) >= least, f"{what} is at least {least}, not {getattr(self, what)}")
         right = self.global_learning_rate is None or self.global_learning_rate > 0
         require(right, "global_learning_rate is above 0")
 
@@ -117,8 +106,7 @@ class DPSGD(Strategy):
         """p of so many replicas, by how much Corollary 1 scales eta and rho, and rho."""
         p = min(self.threads or replicas, replicas)
         scaled = scaled_rate(1.0, p, self.local_updates, self.batch) if self.scale_rates else 1.0
-        nodes = -(-replicas // p)  # what they moved since the same v counts as the mean
-        return p, scaled, scaled * (self.global_learning_rate or 1 / nodes)
+        return p, scaled, scaled * (self.global_learning_rate or 1 / -(-replicas // p))
 
     def attach(self, replica: Replica, channel: Channel) -> None:
         replicas, self._pushes = replicas_of(channel), CheckpointBarrier(_PUSH)
@@ -142,10 +130,10 @@ class DPSGD(Strategy):
         node = self._node
         replica.update()  # line 8
         node.clocks[channel.rank] += 1  # not the replica's clock, which may come from a peer
-        living = len(set(node.ranks) & set(channel.living()))
-        if channel.rank == leader_of(node.ranks, channel):
-            self._lead(node, channel, living)
-        return node.exchange(living)
+        living = set(node.ranks) & set(channel.living())
+        if channel.rank == min(living):
+            self._lead(node, channel, len(living))
+        return node.exchange(len(living))
 
     def _lead(self, node: Node, channel: Channel, p: int) -> None:
         if node.awaited == channel.rank + 1:
@@ -170,9 +158,7 @@ class DPSGD(Strategy):
             demand_centre(channel, _LOST)
 
     def _pull(self, node: Node, channel: Channel, *, wait: bool) -> None:
-        """Line 3."""
-        patience = self.deadline_seconds
-        reply = node.reply or (answer(channel, REPLY, patience, _LOST) if wait else channel.receive(REPLY))
+        reply = node.reply or answer(channel, REPLY, self.deadline_seconds if wait else 0.0, _LOST)  # line 3
         if reply is not None:
             self.refused += node.pull(reply)
 
@@ -180,7 +166,7 @@ class DPSGD(Strategy):
 
     def serve(self, replica: Replica, channel: Channel) -> bool:
         """Collect M updates, then v <- v + rho sum_m w_m (lines 3 and 4)."""
-        push = self._pushes.receive(channel, _IDLE_SECONDS)
+        push = self._pushes.receive(channel, IDLE_SECONDS)
         if push is not None:
             self._fold(push, channel)
         return push is not None
@@ -189,10 +175,7 @@ class DPSGD(Strategy):
         self.refused += self._master.take(push, channel)
 
     def on_member(self, event: MemberEvent) -> None:
-        if event.kind == "joined":
-            self._pushes.forget(event.rank)
-
-    # -- state ----------------------------------------------------------------------------------------
+        self._pushes.on_member(event)
 
     def drain(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
         """What was pushed before is with the master, folded or not; answers are given anew."""
@@ -207,7 +190,6 @@ class DPSGD(Strategy):
         self._node.joined()
 
     def resumed(self, replica: Replica, channel: Channel) -> None:
-        """Each node goes on from its leader's u and base; the master answers all of them once."""
         self._part.resumed(channel)
 
     def state(self) -> dict[str, Any]:
