@@ -190,3 +190,11 @@ def test_plain_output_names_a_checkpoint_as_often_as_a_line_but_every_death() ->
     lines = screen.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert [line.split()[-1] for line in lines if "checkpoint" in line] == ["0", "20", "40"]
     assert sum("died" in line for line in lines) == 2
+
+
+def test_each_death_of_a_replica_that_is_started_again_is_told() -> None:
+    progress = Progress(2)
+    again = [event(2, "restarted", "started again", member=0), event(3, "died", "KeyError", member=0)]
+    told = progress.feed([event(1, "died", "SIGKILL", member=0), *again, *again, *again[1:]])
+    assert [e["message"] for e in told if e["event"] == "died"] == ["SIGKILL", "KeyError", "KeyError"]
+    assert progress.replicas[0].dead

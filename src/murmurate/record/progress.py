@@ -22,7 +22,8 @@ class ReplicaProgress:
     latest: dict[str, Any] = field(default_factory=dict)
     dead: bool = False
     finished: bool = False
-    silent: bool = False  # the launcher gets no sign of life
+    silent: bool = False  # the launcher gets no heartbeat
+    death: str = ""  # the newest message of its death, since it was last started
 
     def number(self, key: str) -> float | None:
         """The newest value of ``key``, or None if there is none or it was not finite."""
@@ -72,16 +73,19 @@ class Progress:
         name, member = record.get("event"), record.get("member", record.get("replica"))
         if name in ("silent", "woke", "died") and isinstance(member, int) and member < len(self.replicas):
             self.replicas[member].silent = name == "silent"
-        if name in ("died", "finished", "joined") and isinstance(member, int) and member < len(self.replicas):
+        ends = ("died", "finished", "restarted", "joined")
+        if name in ends and isinstance(member, int) and member < len(self.replicas):
             replica = self.replicas[member]
-            if name == "died" and replica.dead:
+            message = str(record.get("message")) if name == "died" else ""
+            if message and message == replica.death:
                 return False
+            replica.death = message
             replica.dead = name == "died" or (replica.dead and name != "joined")
             replica.finished = name == "finished"
         if name == "resumed":
             self._totals.clear()
             for replica in self.replicas:
-                replica.dead = replica.finished = False
+                replica.dead, replica.finished, replica.death = False, False, ""
         return True
 
     def _replica_record(self, replica: ReplicaProgress, record: Mapping[str, Any]) -> None:
