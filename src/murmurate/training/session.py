@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from murmurate.agents.interface import Learner
-from murmurate.errors import MissingExtra, Refusal, RunFailed
+from murmurate.errors import Refusal, RunFailed
 from murmurate.evaluation.play import film, write_strip
 from murmurate.fabric.interface import Capability, Fabric
 from murmurate.fabric.processes.shared_memory import refuse_if_small
@@ -341,5 +341,5 @@ def picture(folder: Path) -> None:
     where = folder / "checkpoints" / "last"
     run = read_run(folder, recipe)
     if checkpoint.damage(where) is None and not isinstance(run.world, ExampleWorld):
-        with contextlib.suppress(MissingExtra):
+        with contextlib.suppress(Refusal):
             write_strip(film(run, where), folder / "videos" / "frames.png")

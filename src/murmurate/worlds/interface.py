@@ -1,4 +1,4 @@
-"""One batched protocol for every kind of simulator, and what a collector asks of whoever acts.
+"""One batched protocol for every kind of simulator.
 
 A module of this folder, or one that joins it by an entry point of the group ``murmurate.worlds``, offers its
 worlds by name with two functions::
@@ -6,9 +6,9 @@ worlds by name with two functions::
     def names() -> list[str]: ...              # for lists; those that can be opened here
     def world(name: str) -> World | None: ...  # None for a name that is not one of its worlds
 
-Neither opens a simulator. ``world`` may raise ``MissingExtra`` where only a package that is not installed
-could tell whether the name is its. A field of the world that the name says already has the metadata
-``{"in_name": True}``; every other one is an option ``--world.FIELD``. Recipes choose settings by ``images``.
+Neither opens a simulator. ``world`` raises ``MissingExtra`` where the name may belong to a package that is
+not installed. A field of the world that its name determines has the metadata ``{"in_name": True}``; every
+other field is an option ``--world.FIELD``. Recipes choose settings by ``images``.
 """
 
 from __future__ import annotations
@@ -80,16 +80,16 @@ class World(Protocol):
 
     @property
     def name(self) -> str:
-        """Under which its module finds it again."""
+        """What its module's ``world`` finds it by."""
         ...
 
     @property
     def images(self) -> bool:
-        """Whether its observations are images (``EnvSpec.images``); opens nothing where the name says so."""
+        """Whether observations are images (``EnvSpec.images``). Opens a simulator only if it must."""
         ...
 
     def spec(self) -> EnvSpec:
-        """What can be seen and done in it. The first question opens a simulator for a moment."""
+        """Shapes of observations and actions. The first call opens a simulator for a moment."""
         ...
 
     def fingerprint(self) -> str | None:
