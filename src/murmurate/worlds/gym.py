@@ -124,9 +124,7 @@ class GymWorld:
 
     def _make(self, spec: Any, picture: bool) -> Any:
         kwargs: dict[str, Any] = {"render_mode": "rgb_array"} if picture else {}
-        undrawn = (
-            f"{self.name} has no pictures: its constructor must take render_mode='rgb_array'."
-        )
+        undrawn = f"{self.name} has no pictures: its constructor must take render_mode='rgb_array'."
         try:
             with quiet_models(spec.entry_point):
                 made = gymnasium.make(
