@@ -40,7 +40,7 @@ def test_errors_are_those_of_the_definition(selector: str) -> None:
     """A row at a time, with nets that differ from one another."""
     made = agent(selector=selector)
     for number, net in enumerate((made.target, made.agreed)):
-        for x in () if net is None else net.parameters():
+        for x in () if net is None else net.net.parameters():
             x.data += 0.3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(number))
     data = sample()
     chooser = {"online": made.net, "target": made.target, "agreed": made.agreed}[selector]
@@ -65,7 +65,7 @@ def test_the_target_net_follows_every_so_many_updates() -> None:
     made = agent()
     for update in range(1, 13):
         made.learn(Batch(sample(seed=update)))
-        same = torch.equal(next(made.net.parameters()), next(made.target.parameters()))
+        same = torch.equal(next(made.net.parameters()), next(made.target.net.parameters()))
         assert same == (update % 4 == 0)
 
 
@@ -78,17 +78,17 @@ def test_under_common_rounds_nets_move_only_at_their_end() -> None:
     )[1]
     moved, agreed = [], []
     for update in range(1, 13):
-        before = [next(net.parameters()).clone() for net in (made.target, made.agreed)]
+        before = [next(each.net.parameters()).clone() for each in (made.target, made.agreed)]
         made.learn(Batch(sample(seed=update)))
-        moved += [update] if not torch.equal(before[0], next(made.target.parameters())) else []
-        agreed += [update] if not torch.equal(before[1], next(made.agreed.parameters())) else []
+        moved += [update] if not torch.equal(before[0], next(made.target.net.parameters())) else []
+        agreed += [update] if not torch.equal(before[1], next(made.agreed.net.parameters())) else []
     assert agreed == [3, 6, 9, 12]
     assert moved == [6, 12]
     made.replica.common_rounds = False  # gossip: nobody waits for a round
     for update in range(4):
-        assert made._since == update
+        assert made.target.since == update
         made.learn(Batch(sample()))
-    assert made._since == 0
+    assert made.target.since == 0
 
 
 def test_exploration_falls_and_ends() -> None:
@@ -110,11 +110,11 @@ def test_a_fit_begins_with_the_target_net_that_it_ends_with() -> None:
     """Fitted Q-iteration: steps come with the first batch of a fit."""
     made = agent(target_every=0)
     for update in range(12):
-        before = [x.clone() for x in (made.net if update % 4 == 0 else made.target).parameters()]
+        before = [x.clone() for x in (made.net if update % 4 == 0 else made.target.net).parameters()]
         made.learn(Batch(sample(seed=update), env_steps=40 if update % 4 == 0 else 0))
-        for kept, now in zip(before, made.target.parameters(), strict=True):
+        for kept, now in zip(before, made.target.net.parameters(), strict=True):
             assert torch.equal(kept, now)
-        assert not torch.equal(made.net.head.weight, made.target.head.weight)
+        assert not torch.equal(made.net.head.weight, made.target.net.head.weight)
 
 
 def test_a_ladder_gives_each_simulator_its_own_epsilon() -> None:

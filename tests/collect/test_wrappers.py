@@ -189,6 +189,16 @@ def test_each_dimension_of_an_action_has_its_own_bounds(register: Callable[..., 
     assert simulators.receive().reward.tolist() == [-1.0, 52.0]
 
 
+@pytest.mark.parametrize("entry_point", [Picture, lambda **_: Picture()])
+def test_a_world_without_pictures_is_refused_where_one_is_wanted(
+    entry_point: Any, register: Callable[..., str]
+) -> None:
+    world = GymWorld(register(entry_point))
+    world.open(1, training=False).close()
+    with pytest.raises(Refusal, match="has no pictures: its constructor must take render_mode"):
+        world.open(1, training=False, picture=True)
+
+
 class Several(Picture):
     action_space = gymnasium.spaces.MultiDiscrete([2, 3])  # type: ignore[assignment]
 

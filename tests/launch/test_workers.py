@@ -1,4 +1,4 @@
-"""What runs inside a local worker: a data loader with workers of its own, and an error whose words get out."""
+"""What runs inside a local worker: a data loader with workers of its own, and an error that is reported."""
 
 from __future__ import annotations
 

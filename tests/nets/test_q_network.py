@@ -17,7 +17,7 @@ def generator():
 
 
 @pytest.mark.parametrize("dueling", [False, True])
-@pytest.mark.parametrize(("spec", "torso"), [(VECTOR, None), (FRAMES, None), (FRAMES, "nature2015")])
+@pytest.mark.parametrize(("spec", "torso"), [(VECTOR, "auto"), (FRAMES, "auto"), (FRAMES, "nature2015")])
 def test_a_value_for_each_action(spec, torso, dueling):
     net = q_network(spec, generator=generator(), torso=torso, dueling=dueling)
     seen = torch.zeros(5, *spec.observation_shape, dtype=spec.observation_dtype)

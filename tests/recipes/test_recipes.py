@@ -114,6 +114,7 @@ def test_an_environment_of_the_users_own_is_trained_resumed_and_evaluated_by_nam
     assert main(["resume", str(folder), "--updates", "4"]) == 0
     assert main(["eval", str(folder), "--episodes", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["eval_return_mean"] == 4.0
+    assert main(["report", str(folder)]) == 0
 
 
 @pytest.mark.parametrize("name", ["cartpole", "cartpole-", "-gala", "", "cartpole-gala-a2c", "nothing-gala"])

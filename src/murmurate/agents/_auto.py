@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from murmurate.nets.torso import AUTO, usual_torso
 from murmurate.spec import EnvSpec, native_bfloat16
 
 Config = TypeVar("Config")
@@ -17,12 +18,11 @@ def without_auto(config: Config, spec: EnvSpec, device: torch.device) -> Config:
     """``config`` with its ``torso`` and ``precision`` chosen where they are ``auto``: nature2013 for images,
     mlp for vectors; bfloat16 for images where the device multiplies it natively."""
     this: Any = config
-    images = len(spec.observation_shape) == 3
     torso, precision = this.torso, this.precision
-    if torso == "auto":
-        torso = "nature2013" if images else "mlp"
+    if torso == AUTO:
+        torso = usual_torso(spec)
     if precision == "auto":
-        precision = "bfloat16" if images and native_bfloat16(device) else "float32"
+        precision = "bfloat16" if spec.images and native_bfloat16(device) else "float32"
     changed: Config = dataclasses.replace(this, torso=torso, precision=precision)
     return changed
 

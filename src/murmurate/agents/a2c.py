@@ -22,6 +22,7 @@ from murmurate.losses.policy import (
 from murmurate.losses.returns import generalized_advantages
 from murmurate.losses.value import value_loss
 from murmurate.nets.actor_critic import actor_critic
+from murmurate.nets.torso import AUTO, checked_torso
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.spec import Batch, EnvSpec, Outcome, Rollouts, Trajectory, derive_generator
@@ -31,7 +32,8 @@ from murmurate.spec import Batch, EnvSpec, Outcome, Rollouts, Trajectory, derive
 class A2C(LearnerConfig):
     """Hyper-parameters; the defaults are those of A2C on Atari (Stooke and Abbeel 2018, Appendix).
 
-    torso: ``auto`` takes nature2013 for images and mlp for vectors.
+    torso: mlp, nature2013, nature2015 or a function of your own, FILE.py:FUNCTION (docs/worlds.md); auto is
+        nature2013 for images and mlp for vectors.
     recurrent: width of an LSTM after the torso; 0 is feed-forward.
     gae_lambda: 1 is the n-step return (GALA Algorithm 1); below 1 is GAE.
     precision: ``bfloat16`` computes the torso in bfloat16 on a copy of the float32 vector; heads,
@@ -55,10 +57,13 @@ class A2C(LearnerConfig):
     normalize_advantages: bool = False
     clip: float = 0.5
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
-    torso: Literal["auto", "mlp", "nature2013", "nature2015"] = "auto"
+    torso: str = AUTO
     hidden: int = 64
     recurrent: int = 0
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "torso", checked_torso(self.torso))
 
     @property
     def requires(self) -> Rollouts:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from murmurate.agents._auto import linear, without_auto
 from murmurate.agents.interface import Action
 from murmurate.losses.q_learning import q_step
 from murmurate.nets.q_network import q_network
+from murmurate.nets.target import TargetNetwork
+from murmurate.nets.torso import AUTO, checked_torso
 from murmurate.replay.interface import Sample
 from murmurate.replica.adam import Adam
-from murmurate.replica.vector import Exchange, Replica
+from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.spec import Batch, EnvSpec, Outcome, Transitions, derive_generator
 
@@ -38,6 +39,8 @@ class DQN(LearnerConfig):
     adam_epsilon: added to the root of the mean squares. Rainbow's 1.5e-4 belongs to larger gradients: on Pong
         95% of these roots are below 1.1e-5, and it makes the mean step 28 times smaller.
     dueling: two streams, of the state's value and the actions' advantages (Wang et al. 2016).
+    torso: mlp, nature2013, nature2015 or a function of your own, FILE.py:FUNCTION (docs/worlds.md); auto is
+        nature2013 for images and mlp for vectors.
     """
 
     name: ClassVar[str] = "dqn"
@@ -56,9 +59,12 @@ class DQN(LearnerConfig):
     exploration: Literal["annealed", "ladder"] = "annealed"
     epsilon: float = 0.01
     explore_updates: int = 25_000
-    torso: Literal["auto", "mlp", "nature2013", "nature2015"] = "auto"
+    torso: str = AUTO
     hidden: int = 128
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "torso", checked_torso(self.torso))
 
     @property
     def requires(self) -> Transitions:
@@ -77,8 +83,6 @@ class DQNAgent:
 
     def __init__(self, config: DQN, context: Context) -> None:
         spec, device = context.spec, context.device
-        if config.target_every < 0:
-            raise ValueError(f"target_every is {config.target_every}; it counts updates, or is 0")
         if not 0 <= config.epsilon <= 1:
             raise ValueError(f"epsilon is {config.epsilon}; a chance lies between 0 and 1")
         self.config = config = config.resolved(spec, device)
@@ -99,9 +103,8 @@ class DQNAgent:
             compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
             in_compute=lambda name: name.startswith("torso."),
         )
-        self.target = copy.deepcopy(self.net).requires_grad_(False)
-        self.agreed = copy.deepcopy(self.target) if config.selector == "agreed" else None
-        self._since = 0  # own updates since the target net moved
+        self.target = TargetNetwork(self.net, every=config.target_every)
+        self.agreed = TargetNetwork(self.net) if config.selector == "agreed" else None
         self._rungs: tuple[int, int] | None = None
         self._lowest: int | None = None  # of the simulators that it was ever assigned
 
@@ -168,13 +171,15 @@ class DQNAgent:
     def learn(self, batch: Batch) -> Outcome:
         data: Sample = batch.data
         if self.config.target_every == 0 and batch.env_steps:
-            _copy(self.net, self.target)
+            self.target.move()
         with torch.no_grad():
             seen = self.net.lay(data.next_observation)
             following, chooser = self.target(seen), self._select(seen)
         value = self.net(data.observation)
         step = q_step(value, data.action, data.reward, data.discount, data.weights, following, chooser)
-        self._follow(self.replica.descend(step.loss, through=(value, step.gradient)))
+        exchange = self.replica.descend(step.loss, through=(value, step.gradient))
+        for net in self._followers():
+            net.follow(exchange.staleness, self.replica.common_rounds)
         gradient_norm, value = self.replica.gradient_norm, value.detach()
         return Outcome(
             {
@@ -196,32 +201,15 @@ class DQNAgent:
         values: Tensor = chooser(observation)
         return values
 
-    def _follow(self, exchange: Exchange) -> None:
-        """Move the other nets, where all replicas do: at the end of a common round."""
-        self._since += 1
-        if self.replica.common_rounds and exchange.staleness:
-            return
-        if 0 < self.config.target_every <= self._since:
-            _copy(self.net, self.target)
-            self._since = 0
-        if self.agreed is not None:
-            _copy(self.net, self.agreed)
+    def _followers(self) -> list[TargetNetwork]:
+        return [self.target] if self.agreed is None else [self.target, self.agreed]
 
     def state(self) -> dict[str, Any]:
-        nets = {"target": self.target} | ({} if self.agreed is None else {"agreed": self.agreed})
-        named = {name: dict(net.named_parameters()) for name, net in nets.items()}
-        return {**named, "since": self._since}
+        target = self.target.state()
+        agreed = {} if self.agreed is None else {"agreed": self.agreed.state()["net"]}
+        return {"target": target["net"], **agreed, "since": target["since"]}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._since = int(state["since"])
-        for name, net in (("target", self.target), ("agreed", self.agreed)):
-            if net is not None:
-                with torch.no_grad():
-                    for key, x in net.named_parameters():
-                        x.copy_(state[name][key])
-
-
-@torch.no_grad()
-def _copy(source: nn.Module, target: nn.Module) -> None:
-    for new, old in zip(source.parameters(), target.parameters(), strict=True):
-        old.copy_(new)
+        self.target.load({"net": state["target"], "since": state["since"]})
+        if self.agreed is not None:
+            self.agreed.load({"net": state["agreed"], "since": 0})

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from murmurate.nets.initialize import orthogonal_
 from murmurate.nets.recurrent import LSTMCore
-from murmurate.nets.torso import build_torso, torso_name
+from murmurate.nets.torso import AUTO, build_torso, drawn_from
 from murmurate.spec import EnvSpec
 
 
@@ -131,30 +131,27 @@ def actor_critic(
     spec: EnvSpec,
     *,
     generator: torch.Generator,
-    torso: str | None = None,
+    torso: str = AUTO,
     hidden: Sequence[int] = (64, 64),
     recurrent: int = 0,
-    channels_last: bool = True,
 ) -> ActorCritic:
     """The net for a world, orthogonally initialised: gain sqrt(2) in the torso, 0.01 and 1 in the heads.
 
-    An MLP has separate trunks for policy and value, unless a recurrent core joins them.
+    A torso that is not ``shared``, as an MLP, is there twice, for policy and value, unless a recurrent core
+    joins them.
 
     Args:
         spec: the world.
         generator: all weights are drawn from it; the global one is not touched.
-        torso: "nature2013", "nature2015" or "mlp"; by default nature2013 for frames, mlp for vectors.
+        torso: its name (``nets/torso.py``); "auto" is nature2013 for images and mlp for vectors.
         hidden: widths of the MLP's layers (tanh).
         recurrent: width of an LSTM between torso and heads (orthogonal, gain 1); 0 for none.
-        channels_last: memory format of the convolutions.
 
     Raises:
-        ValueError: for a torso nobody knows, or one that cannot read the world's observations.
+        ValueError: for an unknown torso, or one that cannot read the world's observations.
     """
-    torso = torso_name(spec, torso)
-    # Layers draw from the global generator when they are made; orthogonal_ then overwrites all of it.
-    with torch.random.fork_rng(devices=[]):
-        net = _build(spec, torso, hidden, recurrent, channels_last)
+    with drawn_from(generator):
+        net = _build(spec, torso, hidden, recurrent)
     for trunk in (net.torso, net.value_torso):
         if trunk is not None:
             orthogonal_(trunk, math.sqrt(2.0), generator)
@@ -165,13 +162,12 @@ def actor_critic(
     return net
 
 
-def _build(
-    spec: EnvSpec, torso: str, hidden: Sequence[int], recurrent: int, channels_last: bool
-) -> ActorCritic:
-    trunk, features = build_torso(spec, torso, hidden, channels_last=channels_last)
+def _build(spec: EnvSpec, torso: str, hidden: Sequence[int], recurrent: int) -> ActorCritic:
+    trunk = build_torso(spec, torso, hidden)
+    features: int = trunk.out_features  # type: ignore[assignment]
     value_trunk: nn.Module | None = None
-    if torso == "mlp" and not recurrent:
-        value_trunk, _ = build_torso(spec, torso, hidden, channels_last=channels_last)
+    if not getattr(trunk, "shared", True) and not recurrent:
+        value_trunk = build_torso(spec, torso, hidden)
     core = LSTMCore(features, recurrent) if recurrent else None
     features = recurrent or features
     head: nn.Module

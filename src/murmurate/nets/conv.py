@@ -15,7 +15,7 @@ a kernel anywhere, and in bfloat16 all layers are one where there is AMX or AVX5
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from murmurate.nets import _conv_kernels
+from murmurate.spec import EnvSpec
 
 _USUAL = ((0, 0), (1, 1), 1)  # padding, dilation, groups
 
@@ -246,3 +247,21 @@ def nature_2013(shape: Sequence[int], *, channels_last: bool = True) -> ConvTors
 def nature_2015(shape: Sequence[int], *, channels_last: bool = True) -> ConvTorso:
     """32 filters 8x8/4, 64 filters 4x4/2, 64 filters 3x3/1, 512 units. Source: Mnih et al. 2015, Methods."""
     return ConvTorso(shape, NATURE_2015, 512, channels_last=channels_last)
+
+
+def _for_images(name: str, make: Callable[[Sequence[int]], ConvTorso]) -> Callable[..., ConvTorso]:
+    def torso(spec: EnvSpec, hidden: Sequence[int]) -> ConvTorso:
+        if not spec.images:
+            raise ValueError(
+                f"{name} reads uint8 images [C, H, W], but observations of {spec.name} are "
+                f"{spec.observation_dtype} {list(spec.observation_shape)}: use mlp"
+            )
+        return make(spec.observation_shape)
+
+    return torso
+
+
+TORSOS = {
+    "nature2013": _for_images("nature2013", nature_2013),
+    "nature2015": _for_images("nature2015", nature_2015),
+}

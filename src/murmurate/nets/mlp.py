@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+
+from murmurate.spec import EnvSpec
 
 
 class MLP(nn.Module):
@@ -20,6 +23,8 @@ class MLP(nn.Module):
     Raises:
         ValueError: if there are fewer than two sizes, or one is below 1.
     """
+
+    shared: ClassVar[bool] = False
 
     def __init__(self, sizes: Sequence[int], activation: Callable[[Tensor], Tensor] = torch.tanh) -> None:
         super().__init__()
@@ -41,3 +46,10 @@ class MLP(nn.Module):
         for layer in self.layers:
             x = self.activation(layer(x))
         return x
+
+
+def _mlp(spec: EnvSpec, hidden: Sequence[int]) -> MLP:
+    return MLP((math.prod(spec.observation_shape), *hidden))
+
+
+TORSOS = {"mlp": _mlp}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from murmurate.nets.conv import ConvTorso
 from murmurate.nets.initialize import orthogonal_
-from murmurate.nets.torso import build_torso, torso_name
+from murmurate.nets.torso import AUTO, build_torso, drawn_from
 from murmurate.spec import EnvSpec
 
 
@@ -54,31 +54,29 @@ def q_network(
     spec: EnvSpec,
     *,
     generator: torch.Generator,
-    torso: str | None = None,
+    torso: str = AUTO,
     hidden: Sequence[int] = (128, 128),
     dueling: bool = False,
-    channels_last: bool = True,
 ) -> QNetwork:
     """The net for a world, orthogonally initialised: gain sqrt(2) in the torso, 1 in the head.
 
     Args:
         spec: the world; its actions are discrete.
         generator: all weights are drawn from it; the global one is not touched.
-        torso: "nature2013", "nature2015" or "mlp"; by default nature2013 for frames, mlp for vectors.
+        torso: its name (``nets/torso.py``); "auto" is nature2013 for images and mlp for vectors.
         hidden: widths of the MLP's layers.
         dueling: two streams, of the state's value and the actions' advantages.
-        channels_last: memory format of the convolutions.
 
     Raises:
-        ValueError: for vectors of actions, a torso nobody knows, or one that cannot read what is observed.
+        ValueError: for vectors of actions, an unknown torso, or one that cannot read what is observed.
     """
     if not spec.actions:
         raise ValueError(
             f"the actions of {spec.name} are vectors, and Q-learning chooses among a few: use a2c"
         )
-    torso = torso_name(spec, torso)
-    with torch.random.fork_rng(devices=[]):  # layers draw from the global generator when they are made
-        trunk, features = build_torso(spec, torso, hidden, channels_last=channels_last)
+    with drawn_from(generator):
+        trunk = build_torso(spec, torso, hidden)
+        features: int = trunk.out_features  # type: ignore[assignment]
         head = DuelingHead(features, spec.actions) if dueling else nn.Linear(features, spec.actions)
         net = QNetwork(trunk, head)
     orthogonal_(net.torso, math.sqrt(2.0), generator)

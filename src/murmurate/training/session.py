@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from murmurate.errors import MissingExtra, Refusal, RunFailed
+from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Capability, Fabric
 from murmurate.fabric.processes.shared_memory import refuse_if_small
 from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
@@ -287,7 +287,7 @@ def picture(folder: Path) -> None:
     where = folder / "checkpoints" / "last"
     run = read_run(folder, recipe)
     if checkpoint.damage(where) is None:
-        with contextlib.suppress(MissingExtra):
+        with contextlib.suppress(Refusal):
             frames = film(run, where)
             if frames is not None:
                 write_strip(frames, folder / "videos" / "frames.png")

@@ -24,7 +24,7 @@ from murmurate.worlds.episodes import EpisodeCounter
 from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.interface import Picture, SimulatorWorld
 
-_NOBODY: Sequence[Episode] = ()
+_NO_EPISODES: Sequence[Episode] = ()
 
 
 def names() -> list[str]:
@@ -203,7 +203,7 @@ class AtariSimulators:
         self._counter.tick(score)
         # Frames played in earlier games: changes when, and only when, a new game has begun. Neither
         # `terminated` (life losses), `lives` (Pong has none) nor a drop of the frame number (a game
-        # may be shorter than the next one's no-ops) says so.
+        # may be shorter than the next one's no-ops) shows it.
         games_before = info["frame_number"] - info["episode_frame_number"]
         over = games_before != self._games_before
         self._games_before = games_before
@@ -213,7 +213,7 @@ class AtariSimulators:
             terminated=torch.from_numpy(terminated),
             truncated=torch.from_numpy(truncated),
             final_observation=torch.from_numpy(info["final_obs"]) if truncated.any() else None,
-            episodes=self._counter.finish(over) if over.any() else _NOBODY,
+            episodes=self._counter.finish(over) if over.any() else _NO_EPISODES,
         )
 
     def state(self) -> dict[str, Any] | None:

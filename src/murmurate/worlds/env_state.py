@@ -26,7 +26,7 @@ _SEQUENCES = {"list": list, "tuple": tuple, "deque": deque}
 
 
 class Unsavable(Exception):
-    """A wrapper holds something of which nobody knows whether it changes, or how to save it."""
+    """A wrapper holds something that cannot be saved, or may change unseen."""
 
 
 @contextlib.contextmanager

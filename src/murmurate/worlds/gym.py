@@ -121,15 +121,23 @@ class GymWorld(SimulatorWorld):
 
     def _make(self, spec: Any, picture: bool) -> Any:
         kwargs: dict[str, Any] = {"render_mode": "rgb_array"} if picture else {}
+        undrawn = f"{self.name} has no pictures: its constructor must take render_mode='rgb_array'."
         try:
             with quiet_models(spec.entry_point):
-                return gymnasium.make(
+                made = gymnasium.make(
                     spec, max_episode_steps=self.max_episode_steps, disable_env_checker=True, **kwargs
                 )
         except gymnasium.error.DependencyNotInstalled as problem:
             if "mujoco" in str(problem).lower():
                 raise errors.MissingExtra("mujoco", "mujoco", f"The world {self.name}") from problem
             raise errors.Refusal(f"The world {self.name} cannot be opened: {problem}") from problem
+        except TypeError as problem:
+            if not picture:
+                raise
+            raise errors.Refusal(f"{undrawn} ({problem})") from problem
+        if picture and made.render_mode != "rgb_array":
+            raise errors.Refusal(undrawn)
+        return made
 
 
 def _registered(ident: str) -> Any:

@@ -6,9 +6,9 @@ worlds by name with two functions::
     def names() -> list[str]: ...              # for lists; those that can be opened here
     def world(name: str) -> SimulatorWorld | None: ...  # None for a name that is not one of its worlds
 
-Neither opens a simulator. ``world`` may raise ``MissingExtra`` where only a package that is not installed
-could tell whether the name is its. A field of the world that the name says already has the metadata
-``{"in_name": True}``; every other one is an option ``--world.FIELD``. Recipes choose settings by ``images``.
+Neither opens a simulator. ``world`` raises ``MissingExtra`` where the name may belong to a package that is
+not installed. A field of the world that its name determines has the metadata ``{"in_name": True}``; every
+other field is an option ``--world.FIELD``. Recipes choose settings by ``images``.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SimulatorWorld(World, Protocol):
 
     @property
     def images(self) -> bool:
-        """Whether its observations are images (``EnvSpec.images``); opens nothing where the name says so."""
+        """Whether observations are images (``EnvSpec.images``). Opens a simulator only if it must."""
         ...
 
     def open(

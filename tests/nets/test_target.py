@@ -1,0 +1,102 @@
+"""When target networks move, and how far."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from murmurate.nets.target import TargetNetwork
+from murmurate.replica.vector import Exchange
+
+
+def net(seed: int = 0) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def changed(module: nn.Module) -> None:
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.add_(1)
+
+
+def rounds(period: int, updates: int) -> list[Exchange]:
+    """What a strategy that agrees every ``period`` updates answers."""
+    return [Exchange(n // period, 2, n % period) for n in range(1, updates + 1)]
+
+
+@pytest.mark.parametrize(
+    ("every", "period", "common", "moves"),
+    [
+        (4, 3, True, [6, 12]),  # due after 4, at the end of the round that is on by then
+        (6, 3, True, [6, 12]),  # F = 2 rounds of H = 3
+        (1, 3, True, [3, 6, 9, 12]),
+        (1, 1, True, list(range(1, 13))),
+        (5, 3, False, [5, 10]),  # gossip: nobody waits for a round
+        (0, 3, True, []),
+    ],
+)
+@pytest.mark.parametrize("polyak", [1.0, 0.25])
+def test_it_moves_where_rounds_end_or_by_own_updates(
+    every: int, period: int, common: bool, moves: list[int], polyak: float
+) -> None:
+    source = net()
+    target = TargetNetwork(source, every=every, polyak=polyak)
+    seen = []
+    for update, exchange in enumerate(rounds(period, 12), 1):
+        changed(source)
+        before = [x.clone() for x in target.net.parameters()]
+        said = target.follow(exchange.staleness, common)
+        moved = any(not torch.equal(a, b) for a, b in zip(before, target.net.parameters(), strict=True))
+        assert said == moved
+        seen += [update] if moved else []
+    assert seen == moves
+
+
+def test_a_move_goes_its_share_of_the_way() -> None:
+    source = net()
+    copied, average = TargetNetwork(source), TargetNetwork(source, polyak=0.1)
+    start = [x.clone() for x in source.parameters()]
+    changed(source)
+    for _ in range(20):
+        copied.follow(0, True)
+        average.follow(0, True)
+    for old, new, one, other in zip(
+        start, source.parameters(), copied.net.parameters(), average.net.parameters(), strict=True
+    ):
+        assert torch.equal(one, new)
+        torch.testing.assert_close(other, new + (old - new) * 0.9**20)
+    for target in (copied, average):
+        assert torch.equal(target.net[1].running_mean, source[1].running_mean)  # type: ignore[index]
+
+
+def test_it_is_a_copy_without_gradients_that_answers_as_the_net_did() -> None:
+    source = net().eval()
+    target, x = TargetNetwork(source), torch.randn(5, 3)
+    before = source(x)
+    changed(source)
+    assert torch.equal(target(x), before)
+    assert not target(x).requires_grad
+
+
+def test_it_goes_on_from_its_state() -> None:
+    source = net()
+    one, other = TargetNetwork(source, every=3, polyak=0.5), TargetNetwork(net(1), every=3, polyak=0.5)
+    other.source = source
+    for _ in range(4):
+        changed(source)
+        one.follow(0, True)
+    other.load(one.state())
+    for _ in range(4):
+        changed(source)
+        assert one.follow(0, True) == other.follow(0, True)
+    for name, x in one.net.state_dict().items():
+        assert torch.equal(x, other.net.state_dict()[name])
+
+
+@pytest.mark.parametrize(("settings", "words"), [({"every": -1}, "-1"), ({"polyak": 0.0}, "polyak is 0.0")])
+def test_what_makes_no_sense_is_refused(settings: dict[str, float], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        TargetNetwork(net(), **settings)  # type: ignore[arg-type]
