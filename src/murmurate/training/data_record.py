@@ -76,9 +76,8 @@ def without_places(config: Any) -> Any:
     """The same config, wherever its files lie, in everything nested in it too."""
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
         if field.metadata.get("place"):
             changes[field.name] = field.default
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type) and field.init:
+        elif field.init and dataclasses.is_dataclass(value := getattr(config, field.name)):
             changes[field.name] = without_places(value)
     return dataclasses.replace(config, **changes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -83,17 +84,17 @@ class CatchSimulators:
         return {
             "ball": torch.from_numpy(self._ball.copy()),
             "paddle": torch.from_numpy(self._paddle.copy()),
-            "random": [str(r.bit_generator.state["state"]) for r in self._random],
+            "random": [json.dumps(r.bit_generator.state) for r in self._random],
         }
 
     def load(self, state: dict[str, Any]) -> TimeStep:
         self._ball[:] = state["ball"].numpy()
         self._paddle[:] = state["paddle"].numpy()
-        for b, text in enumerate(state["random"]):
-            self._random[b] = np.random.default_rng()
-            numbers = {k.strip(" '"): int(v) for k, v in (p.split(":") for p in text.strip("{}").split(","))}
-            whole = self._random[b].bit_generator.state
-            self._random[b].bit_generator.state = {**whole, "state": numbers}
+        self._random = []
+        for text in state["random"]:
+            generator = np.random.default_rng()
+            generator.bit_generator.state = json.loads(text)
+            self._random.append(generator)
         return self._shown(np.zeros(self.size), np.zeros(self.size, bool), [])
 
     def picture(self) -> Any:

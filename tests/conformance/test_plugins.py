@@ -1,0 +1,126 @@
+"""A strategy, an agent, a world, a data set of images with its classifier and evaluation, and a source: each
+is one file of another package, which joins through entry points. Nothing else changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from murmurate import plugins
+from murmurate.cli.main import main
+
+PLUGINS = Path(__file__).parent / "plugins"
+# (recipe, strategy, options, env steps of the first part and of the whole)
+RUNS = [
+    ("cartpole-a2c", "post-local-sgd", "--simulators 2 --strategy.switch 3", 640, 960),
+    ("cartpole-two-nets", "post-local-sgd", "--simulators 2", 640, 960),
+    ("cartpole-two-nets", "gala", "--simulators 2", 640, 960),
+    ("catch-two-nets", "all-reduce", "--simulators 2 --agent.steps 8", 640, 960),
+    ("catch-two-nets", "push-sum", "--simulators 2 --agent.steps 8", 640, 960),
+    ("stripes-cnn", "all-reduce", "--world.count 400", 1600, 3200),
+    ("stripes-cnn", "elastic", "--world.count 400", 1600, 3200),
+    ("cartpole-lagged-a2c", "all-reduce", "--simulators 2 --lag 3", 640, 960),
+    ("cartpole-lagged-a2c", "gala", "--simulators 2 --lag 3", 640, 960),
+]
+
+
+@pytest.fixture(autouse=True)
+def joined(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The package of the plugins is installed, as far as Python can tell."""
+    monkeypatch.syspath_prepend(str(PLUGINS))
+    plugins.modules.cache_clear()
+    yield
+    plugins.modules.cache_clear()
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize(("recipe", "strategy", "options", "first", "whole"), RUNS)
+def test_it_trains_saves_resumes_evaluates_and_reports(
+    recipe: str,
+    strategy: str,
+    options: str,
+    first: int,
+    whole: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "run"
+    words = ["train", recipe, "--strategy", strategy, "--replicas", "2", "--launcher", "inline"]
+    words += ["--env-steps", str(first), "--record-every-seconds", "1e-9", *options.split()]
+    assert main([*words, "--out", str(folder)]) == 0, capsys.readouterr().err
+    begun = summary(folder)
+    assert begun["strategy"] == strategy
+    assert begun["env_steps"] >= first
+    assert main(["resume", str(folder), "--env-steps", str(whole)]) == 0, capsys.readouterr().err
+    ended = summary(folder)
+    assert ended["env_steps"] >= whole
+    assert ended["updates"] > begun["updates"]
+    capsys.readouterr()
+    assert main(["eval", str(folder), "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert main(["eval", str(folder)]) == 0
+    assert capsys.readouterr().out.startswith(("Evaluation over", "Accuracy on"))
+    assert main(["report", str(folder)]) == 0
+    page = (folder / "report.html").read_text()
+    if recipe == "stripes-cnn":
+        assert figures["accuracy"] == ended["accuracy"]
+        assert figures["accuracy"] > 0.5, "four kinds, and it learned"
+        assert "accuracy on validation images" in page
+    else:
+        assert figures["eval_return_mean"] == ended["eval_return_mean"]
+    if recipe.endswith("two-nets"):
+        assert ended["updates"] % 4 == 0, "four updates a batch"
+        if strategy in ("all-reduce", "post-local-sgd"):
+            steps = 8 if "steps 8" in options else 16
+            assert ended["updates"] == 4 * (whole // 2 // (2 * steps))
+    if "lagged" in recipe:
+        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        lags = [record["lag_updates_max"] for record in records if "lag_updates_max" in record]
+        assert 0 < max(lags) <= 3 + 1
+
+
+def test_probes_fire_where_no_count_of_updates_is_a_multiple(tmp_path: Path) -> None:
+    """Four updates a batch: 3, 7, 11, ... are never reached, and are passed all the same."""
+    words = "train cartpole-two-nets --replicas 2 --launcher inline --simulators 2 --env-steps 1280"
+    options = "--probe-every-updates 6 --record-every-seconds 1e-9"
+    assert main([*words.split(), *options.split(), "--out", str(tmp_path / "run")]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    probed = [line["updates"] for line in lines if line.get("disagreement") is not None]
+    assert probed == sorted(probed)
+    assert len(set(probed)) >= 8, "80 updates cross a multiple of 6 thirteen times"
+
+
+def test_they_are_listed_beside_the_packages_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for what, name in (
+        ("strategies", "post-local-sgd"),
+        ("agents", "two-nets"),
+        ("worlds", "catch"),
+        ("recipes", "catch-two-nets"),
+        ("recipes", "stripes-cnn"),
+    ):
+        assert main(["list", what, "--json"]) == 0
+        assert name in {row["name"] for row in json.loads(capsys.readouterr().out)}
+
+
+def test_they_run_in_processes_of_their_own(tmp_path: Path) -> None:
+    command = "train cartpole-two-nets --strategy post-local-sgd --replicas 2 --simulators 2 --env-steps 1280"
+    paths = os.pathsep.join([str(PLUGINS), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "murmurate", *command.split(), "--out", str(tmp_path / "run")],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    assert summary(tmp_path / "run")["dead_replicas"] == []
