@@ -11,6 +11,7 @@ import pytest
 
 from murmurate.cli.main import main
 from murmurate.launch import launcher
+from murmurate.recipes import stored
 from murmurate.training import session
 from murmurate.training.run import Run
 from murmurate.training.session import Finish
@@ -34,11 +35,11 @@ def preflight(run: Run) -> None:
 
 
 def train(run: Run, folder: Path) -> Finish:
-    return session.train(run, folder, launcher(run.launcher))
+    return session.train(run, folder, launcher(run.launcher), stored)
 
 
 def resume(folder: Path, changes: Callable[[Run], Run] = lambda run: run) -> Finish:
-    return session.resume(folder, launcher, changes)
+    return session.resume(folder, launcher, stored, changes)
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from murmurate.datasets.generated import generate
+from murmurate.sklearn.in_memory import Passes
 from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.gala import GALA
-from murmurate.workloads.in_memory import Passes
 from murmurate.workloads.topic_model import TopicModel
 
 pytest.importorskip("sklearn", reason="the estimator is for those who have scikit-learn")
@@ -321,7 +321,7 @@ def test_documents_without_a_word():
 
 def test_without_scikit_learn_the_extra_is_named():
     script = (
-        "import sys; sys.modules['sklearn'] = None\nimport murmurate.workloads.in_memory, murmurate.sklearn"
+        "import sys; sys.modules['sklearn'] = None\nimport murmurate.sklearn.in_memory, murmurate.sklearn"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, env=os.environ

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from faults.commands import Command, training
+from murmurate.datasets.generated import generate
+from murmurate.datasets.writing import write
 from murmurate.training import checkpoint
 from waiting import until
 
@@ -198,3 +200,20 @@ def test_every_replica_in_turn_dies_and_comes_back(strategy: str, tmp_path: Path
         assert summary["dead_replicas"] == []
         assert [e["member"] for e in summary["events"] if e["event"] == "joined"] == [0, 1, 2]
         assert summary["disagreement_final"] < 0.5
+
+
+def test_a_killed_replica_of_a_run_that_learns_from_documents_comes_back(tmp_path: Path) -> None:
+    corpus = tmp_path / "docword.small.txt"
+    write(generate(documents=400, vocabulary=60, topics=3, mean_length=20, seed=0).corpus, corpus, "uci")
+    options = ("--topics", 3, "--batch", 8, "--strategy", "gala", "--replicas", 3, "--restarts", 1)
+    words = ("topics", "fit", corpus, *options, *_OFTEN, "--out", tmp_path / "run")
+    with Command(tmp_path / "run", *words) as command:
+        command.learning(3, records=6)
+        before = command.records(1)[-1]
+        os.kill(command.pids()[1], signal.SIGKILL)
+        first = _learning_again(command, 1)
+        summary = _stop(command)
+    assert _names(summary, 1) == ["died", "restarted", "joined"]
+    assert summary["dead_replicas"] == []
+    assert first["env_steps"] > before["env_steps"]
+    assert first["passes"] > 0

@@ -12,7 +12,7 @@ from laws.centre import finish, is_centre, serve_until
 from laws.problems import Point
 from murmurate.errors import Refusal
 from murmurate.fabric.simulated.fabric import SimulatedFabric
-from murmurate.recipes import finished, recipe
+from murmurate.recipes import recipe
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.gala import GALA
@@ -24,6 +24,11 @@ def run(strategy, replicas=1, **model) -> Run:
     it = recipe("corpus-lda")
     learner = dataclasses.replace(it.learner, **model)
     return dataclasses.replace(it, learner=learner, strategy=strategy, replicas=replicas)
+
+
+def finished(it: Run) -> Run:
+    """As a run begins."""
+    return dataclasses.replace(it, strategy=it.learner.adapted(it.strategy))
 
 
 def moved(it: Run, door):

@@ -20,7 +20,7 @@ from murmurate.bench._windows.topics_windows import Fit, Rows, Watch, serve
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.interface import Subset
 from murmurate.fabric.simulated.fabric import SimulatedFabric
-from murmurate.recipes import finished, recipe
+from murmurate.recipes import recipe
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.replicator.replicator import Replicator
@@ -45,7 +45,7 @@ def run_for(options: dict[str, Any]) -> Run:
     run = dataclasses.replace(
         run, learner=learner, strategy=chosen, replicas=options.get("replicas", 1), seed=options["seed"]
     )
-    return finished(run)
+    return dataclasses.replace(run, strategy=run.learner.adapted(run.strategy))
 
 
 def prepare(rows: Rows, options: dict[str, Any]) -> Fit:

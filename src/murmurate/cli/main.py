@@ -168,6 +168,7 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
         return 0
     base, run = run, change(run, rest, verb)
     from murmurate.launch import launcher
+    from murmurate.recipes import stored
     from murmurate.training.session import train
 
     engine = launcher(run.launcher)
@@ -175,7 +176,7 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
         run = change(dataclasses.replace(base, replicas=ranks), rest, verb)
 
     folder = options.out or _new_folder(run.recipe)
-    finish = train(run, folder, engine)
+    finish = train(run, folder, engine, stored)
     return told(finish, finish.folder or folder)
 
 
@@ -223,9 +224,12 @@ def _resume(options: argparse.Namespace, rest: list[str]) -> int:
         begin_fork_server(rest)
     from murmurate.cli.options import change
     from murmurate.launch import launcher
+    from murmurate.recipes import stored
     from murmurate.training.session import resume
 
-    finish = resume(options.folder, launcher, lambda run: change(run, rest, f"murmurate train {run.recipe}"))
+    finish = resume(
+        options.folder, launcher, stored, lambda run: change(run, rest, f"murmurate train {run.recipe}")
+    )
     return told(finish, options.folder)
 
 
@@ -253,11 +257,10 @@ def told(finish: Any, folder: Path) -> int:
 
 
 def _eval(options: argparse.Namespace, rest: list[str]) -> int:
-    from murmurate.recipes import recipe
+    from murmurate.recipes import stored
     from murmurate.training.evaluate import evaluate_folder
-    from murmurate.training.run_folder import read_run
 
-    run = read_run(options.folder, recipe)
+    run = stored(options.folder)
     figures = evaluate_folder(
         run,
         options.folder,
@@ -276,15 +279,16 @@ def _eval(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _report(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.recipes import stored
     from murmurate.record.report import report
-    from murmurate.training.session import picture
+    from murmurate.training.evaluate import write_picture
 
     usual = Path("comparison.html")  # of several: a run's own page stays what it is
     if len(options.folders) == 1:
         (folder,) = options.folders
         usual = folder / "report.html"
         if not (folder / "videos" / "frames.png").exists():
-            picture(folder)
+            write_picture(stored(folder), folder)
     print(report(options.folders, options.out or usual))
     return 0
 

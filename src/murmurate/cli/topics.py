@@ -26,13 +26,12 @@ from murmurate.datasets.reading import Skipped, kind_of, vocabulary_beside
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.evaluation.held_out import perplexities
 from murmurate.launch import launcher
-from murmurate.recipes import recipe
+from murmurate.recipes import recipe, stored
 from murmurate.strategies import strategy
 from murmurate.training import checkpoint
 from murmurate.training.data_record import check_data, read_fingerprint, refuse_missing
 from murmurate.training.restore import load_agent
 from murmurate.training.run import Run
-from murmurate.training.run_folder import read_run
 from murmurate.training.session import Finish, train
 from murmurate.workloads.topics import Topics
 
@@ -73,7 +72,7 @@ def fit(run: Run, folder: Path, passes: float | None = 5.0) -> Finish:
             raise Refusal(f"passes is {passes:g}; give a positive number.")
         documents = run.world.spec().documents
         run = dataclasses.replace(run, env_steps=max(1, round(passes * documents)))
-    return train(run, folder, launcher(run.launcher))
+    return train(run, folder, launcher(run.launcher), stored)
 
 
 def fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, Path] | None:
@@ -136,7 +135,7 @@ class Found:
 
 def load(folder: Path) -> Found:
     """The topics of a run folder's newest checkpoint. Raises Refusal if there are none."""
-    run = read_run(folder, recipe)
+    run = stored(folder)
     learner = load_agent(run, checkpoint.newest(folder / "checkpoints"))
     fingerprint = read_fingerprint(folder)
     topics = learner.found() if fingerprint is not None else None

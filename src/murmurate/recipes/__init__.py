@@ -2,18 +2,19 @@
 
 Each file has an ``ALGORITHM`` and a ``recipe(world_name) -> Run``, and ``WORLDS`` if it is not for all of
 them; together they are the recipes ``<world>-<algorithm>`` (either may have hyphens of its own). Nothing else
-has to know of a new file. Where a field that the user chose decides another one, ``finished(run) -> Run``
-says so.
+has to know of a new file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 from murmurate import plugins
 from murmurate.errors import unknown
 from murmurate.training.run import Run
+from murmurate.training.run_folder import read_run
 from murmurate.worlds.registry import world_names
 
 
@@ -45,13 +46,9 @@ def recipe(name: str) -> Run:
     return run
 
 
-def finished(run: Run) -> Run:
-    """``run`` with what follows from fields that were changed since its recipe gave it."""
-    module = _module_of(run.recipe)
-    if module is None or not hasattr(module, "finished"):
-        return run
-    changed: Run = module.finished(run)
-    return changed
+def stored(folder: Path) -> Run:
+    """The Run of a run folder. Raises Refusal if there is none, or its recipe is not known here."""
+    return read_run(folder, recipe)
 
 
 def pairs() -> dict[str, tuple[str, str]]:

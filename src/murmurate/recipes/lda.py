@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from murmurate.datasets.corpus_world import CorpusWorld
 from murmurate.errors import unknown
 from murmurate.evaluation.held_out import HeldOutDocuments
 from murmurate.sources.examples import ExampleSourceConfig
 from murmurate.strategies.hogwild import Hogwild
 from murmurate.training.run import Run
-from murmurate.workloads.in_memory import with_steps_of
 from murmurate.workloads.topic_model import TopicModel
 
 ALGORITHM = "lda"
@@ -32,13 +29,6 @@ def lda(name: str) -> Run:
         checkpoint_every_env_steps=1_000_000,
         record_every_seconds=0.2,  # small corpora are through in seconds
     )
-
-
-def finished(run: Run) -> Run:
-    """With the rho that follows from the steps (``with_steps_of``)."""
-    if not isinstance(run.learner, TopicModel):
-        return run
-    return dataclasses.replace(run, strategy=with_steps_of(run.learner, run.strategy))
 
 
 recipe = lda

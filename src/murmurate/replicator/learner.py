@@ -87,6 +87,10 @@ class LearnerConfig(Protocol):
         """This config with nothing left to the machine or the world (no ``auto``)."""
         return self
 
+    def adapted(self, strategy: Any) -> Any:
+        """``strategy`` with hyper-parameters that follow from this config's, where the user gave none."""
+        return strategy
+
     def build(self, context: Context) -> Any:
         """The ``Learner`` of one replica; an ``Agent`` where the requirement is of env steps.
 

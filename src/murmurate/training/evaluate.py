@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,15 @@ def film(run: Run, where: Path, seed: int | None = None) -> Frames | None:
     context = EvalContext(run.world, run_folder(where), chosen)
     frames: Frames | None = run.evaluation.film(load_agent(run, where), context)
     return frames
+
+
+def write_picture(run: Run, folder: Path) -> None:
+    """A strip of pictures of one game for the report, where the world can be drawn here."""
+    where = folder / "checkpoints" / "last"
+    if checkpoint.damage(where) is None:
+        with contextlib.suppress(Refusal):
+            if (frames := film(run, where)) is not None:
+                write_strip(frames, folder / "videos" / "frames.png")
 
 
 def write_strip(frames: Frames, target: Path) -> None:

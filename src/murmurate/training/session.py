@@ -14,7 +14,6 @@ from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Capability, Fabric
 from murmurate.fabric.processes.shared_memory import refuse_if_small
 from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
-from murmurate.recipes import finished, recipe
 from murmurate.record.reader import truncate_after
 from murmurate.replicator.collectives import Group
 from murmurate.replicator.gather import Wire
@@ -23,11 +22,10 @@ from murmurate.replicator.replicator import Replicator, check_capabilities
 from murmurate.training import checkpoint
 from murmurate.training.coordinator import Coordinator, SecondInterrupt, all_is_saved, signals_restored
 from murmurate.training.data_record import check_data, record_data, refuse_missing, without_places
-from murmurate.training.evaluate import film, write_strip
 from murmurate.training.launcher import Launcher, Ranks
 from murmurate.training.restore import learners
 from murmurate.training.run import Run
-from murmurate.training.run_folder import claim, held, plain, read_run, unclaim, write_run
+from murmurate.training.run_folder import claim, held, plain, unclaim, write_run
 from murmurate.training.summary import summarize
 from murmurate.training.worker_context import Resume
 
@@ -54,22 +52,25 @@ class Finish:
 
 
 @signals_restored()
-def train(run: Run, folder: Path, launcher: Launcher) -> Finish:
-    """Check everything that can be checked, then run. Raises Refusal with nothing changed."""
-    run = finished(run)
+def train(run: Run, folder: Path, launcher: Launcher, read: Callable[[Path], Run]) -> Finish:
+    """Check everything that can be checked, then run. Raises Refusal with nothing changed.
+
+    read: gives the Run of a run folder (``recipes.stored``).
+    """
+    run = dataclasses.replace(run, strategy=run.learner.adapted(run.strategy))
     preflight(run, launcher)
     run = resolved(run)
     ranks = launcher.adopt()
     if ranks is None:
         return _begin(run, folder, launcher, None)
     if not ranks.leads:
-        return Finish(ranks.follow(_stored), None)
+        return Finish(ranks.follow(read), None)
     with _refused_to_all(ranks):
         begun = ranks.begun()
         if begun is None:
             return _begin(run, folder, launcher, ranks)
         if any(checkpoint.damage(begun / "checkpoints" / name) is None for name in ("last", "previous")):
-            finish = resume(begun, lambda name: launcher, lambda _: run)
+            finish = resume(begun, lambda name: launcher, read, lambda _: run)
         else:
             unclaim(begun, existed=True)
             finish = _begin(run, begun, launcher, ranks)
@@ -84,10 +85,6 @@ def _refused_to_all(ranks: Ranks) -> Iterator[None]:
     except Refusal:
         ranks.refuse()
         raise
-
-
-def _stored(folder: Path) -> Run:
-    return read_run(folder, recipe)
 
 
 def _begin(run: Run, folder: Path, launcher: Launcher, ranks: Ranks | None) -> Finish:
@@ -117,21 +114,22 @@ def resolved(run: Run) -> Run:
 def resume(
     folder: Path,
     launcher_called: Callable[[str], Launcher],
+    read: Callable[[Path], Run],
     changes: Callable[[Run], Run] = lambda run: run,
 ) -> Finish:
     """Go on from a run folder's newest whole checkpoint; ``changes`` may move the run's end, say.
 
-    launcher_called: gives the launcher that the run names.
+    launcher_called: gives the launcher that the run names. read: see ``train``.
     Raises Refusal, with nothing changed, if there is nothing to go on from or it belongs to another run.
     """
-    stored = read_run(folder, recipe)
+    stored = read(folder)
     run = changes(stored)
     refuse_missing(run.world)
     launcher = launcher_called(run.launcher)
     preflight(run, launcher)
     ranks = launcher.adopt()
     if ranks is not None and not ranks.leads:
-        return Finish(ranks.follow(_stored), None)
+        return Finish(ranks.follow(read), None)
     with contextlib.nullcontext() if ranks is None else _refused_to_all(ranks):
         found = checkpoint.newest(folder / "checkpoints")
         with held(folder):
@@ -280,14 +278,3 @@ def _how_it_ended(coordinator: Coordinator) -> tuple[int, str]:
     if coordinator.interrupted:
         return 128 + coordinator.signal, "interrupted"
     return FINISHED, "finished"
-
-
-def picture(folder: Path) -> None:
-    """A strip of pictures of one game for the report, where the world can be drawn here."""
-    where = folder / "checkpoints" / "last"
-    run = read_run(folder, recipe)
-    if checkpoint.damage(where) is None:
-        with contextlib.suppress(Refusal):
-            frames = film(run, where)
-            if frames is not None:
-                write_strip(frames, folder / "videos" / "frames.png")

@@ -71,6 +71,10 @@ class TopicModel(LearnerConfig):
         """The local step after ``t`` updates, before a strategy scales it."""
         return step_size(t, self.step_rule, rate=self.rate, delay=self.delay, forgetting=self.forgetting)
 
+    def adapted(self, strategy: Any) -> Any:
+        """With the paper's steps a strategy's own follow them, if it has any (DPSGD's rho)."""
+        return strategy.with_model_steps(self.rate) if self.step_rule == "paper" else strategy
+
     def check(self) -> None:
         """Raise ValueError for hyper-parameters that make no sense."""
         least = {"topics": 1, "batch": 1, "iterations": 1}

@@ -30,11 +30,6 @@ _ENDING_SECONDS = 60.0  # that replicas wait for one another at the end, so that
 _ARRAYS = ("starts", "words", "counts")
 
 
-def with_steps_of(model: TopicModel, strategy: Strategy) -> Strategy:
-    """With the paper's steps a strategy's own follow them, if it has any (DPSGD's rho)."""
-    return strategy.with_model_steps(model.rate) if model.step_rule == "paper" else strategy
-
-
 class Learned(NamedTuple):
     """lambda: [V, K] float32. updates: as schedules count them."""
 
@@ -84,7 +79,7 @@ class Passes:
         "__main__"``. Raises Refusal for a strategy that cannot have so many replicas, or that could leave
         nothing of lambda, and RunFailed if all of them died.
         """
-        strategy = with_steps_of(self.model, strategy)
+        strategy = self.model.adapted(strategy)
         strategy.check(replicas, shrinks=self.model.eta(0))
         if replicas > 1 or strategy.centre:
             return self._together(corpus, strategy, replicas, start)

@@ -13,9 +13,9 @@ import torch
 
 from murmurate.datasets.corpus import FRACTIONS, Corpus
 from murmurate.errors import MissingExtra, Refusal
+from murmurate.sklearn.in_memory import Passes
 from murmurate.strategies import strategy as strategy_by_name
 from murmurate.strategies.interface import Strategy
-from murmurate.workloads.in_memory import Passes
 from murmurate.workloads.topic_model import TopicModel
 from murmurate.workloads.topics import Topics
 
