@@ -45,10 +45,8 @@ def _unusual(strategy: Any) -> Any:
     """Every field another value than its default."""
     other: dict[str, Any] = {}
     for field in dataclasses.fields(strategy):
-        value = getattr(strategy, field.name)
-        if not field.init:
-            continue
-        other[field.name] = _another(value)
+        if field.init:
+            other[field.name] = _another(getattr(strategy, field.name))
     return dataclasses.replace(strategy, **other)
 
 

@@ -23,7 +23,6 @@ import torch
 import murmurate
 from murmurate.errors import Refusal
 from murmurate.strategies import strategy as strategy_class
-from murmurate.strategies.interface import Strategy
 from murmurate.training.run import Run
 
 
@@ -114,7 +113,7 @@ def plain(value: Any) -> Any:
     """A dataclass as JSON values; a strategy, agent or world carries its name."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
-        named = isinstance(value, Strategy) or hasattr(type(value), "summary")
+        named = hasattr(type(value), "summary")
         return {"name": type(value).name, **fields} if named else fields  # type: ignore[attr-defined]
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
