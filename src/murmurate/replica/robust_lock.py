@@ -1,7 +1,7 @@
-"""Locks in shared memory that outlive whoever holds them: POSIX robust mutexes.
+"""Locks in shared memory that outlive their holders: POSIX robust mutexes.
 
-When a thread or process ends while it holds one, however it ends, the kernel passes the lock on to the next
-who asks (``pthread_mutexattr_setrobust(3)``). What the dead one left half done is for the next to find out.
+When a thread or process ends while it holds one, in whatever way, the kernel gives the lock to the next that
+asks for it (``pthread_mutexattr_setrobust(3)``). Finding out what was left half done is up to that one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The scale that makes a step along a few rows cheap (``sparse``): the parameters are ``scale * vector``.
 
-Several who share a vector shrink and write it without a lock between them. What they cannot do at the same
-time is to multiply the scale into it, so each has a lock of its own that it holds while it writes, and who
-wants the vector alone takes all of them (a "big-reader" lock). Readers take none: they look again if the
-vector was closed meanwhile.
+Replicas that share a vector shrink it and write to it without a lock between them. Only to multiply the scale
+into it one of them needs the vector alone. So each has a lock of its own, which it holds while it writes, and
+having the vector alone means holding all of them (a "big-reader" lock). Readers take none: a counter tells
+them that somebody had the vector alone meanwhile, and they read again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ _FACTOR, _COPIED, _DONE = range(3)  # of a fold under way: its factor or 0; chun
 
 
 class Scale:
-    """By how much a vector [N] has shrunk: the exponential of a sum of logarithms, one from each who shrinks
-    it.
+    """By how much a vector [N] has shrunk: the exponential of a sum of logarithms, one for each member.
 
-    Each writes its own logarithm alone, so nothing is lost where several shrink one vector.
+    A member writes its own logarithm alone, so nothing is lost where several shrink one vector.
 
     Attributes:
         kept: whether gradients of rows go to the scale and those rows; else they are made dense.
-        touched: [V] uint8, if somebody wants to know which rows were moved: these are 1.
+        touched: [V] uint8, or None; rows that are moved are set to 1.
     """
 
     def __init__(self, vector: Tensor) -> None:
@@ -51,11 +50,12 @@ class Scale:
         self._logs = torch.zeros(1, dtype=torch.float64)
         self._locks: list[RobustLock] = []
         self._turn = torch.zeros(1, dtype=torch.int64)  # odd while somebody has the vector alone
+        self._closing = torch.zeros(1, dtype=torch.float64)  # until when writers let somebody go first
         self._fold = torch.zeros(3, dtype=torch.float64)
         self._copy = torch.empty(0)
 
     def share(self, shared: Callable[[str, Tensor], Tensor], members: int, own: int) -> None:
-        """Keep the scale where others see it, who live on the same vector.
+        """Keep the scale in memory that all members of the same vector see.
 
         shared: gives memory of a name and a shape, as ``Channel.shared`` does; all ``members`` call this in
         the same order. own: our number among them.
@@ -64,6 +64,7 @@ class Scale:
         self._logs = shared("scale: logarithms", torch.zeros(members, dtype=torch.float64))
         self._locks = [RobustLock(memory) for memory in shared("scale: locks", open_locks(members))]
         self._turn = shared("scale: turn", torch.zeros(1, dtype=torch.int64))
+        self._closing = shared("scale: closing", torch.zeros(1, dtype=torch.float64))
         self._fold = shared("scale: fold", torch.zeros(3, dtype=torch.float64))
         self._copy = shared("scale: copy", self.vector.new_zeros(min(_CHUNK, len(self.vector))))
 
@@ -86,14 +87,14 @@ class Scale:
         return float(self._logs.sum())
 
     def restore(self, logarithm: float) -> None:
-        """Back to when its ``logarithm`` was asked for; all who share it do so before any shrinks it."""
+        """Set it to what ``logarithm`` was; all members do so before any of them shrinks it."""
         self._logs.zero_()
         self._logs[0] = logarithm
 
     def shrink(self, by: float) -> bool:
         """To ``1 - by`` of what it was; True if nothing is left: the vector is then to be set to 0.
 
-        Raises ShrinksAway for a step too far, which for a vector that others write to is one to 0 already.
+        Raises ShrinksAway for a step beyond 0, or, of a vector that others write to, to 0.
         """
         if not (by < 1 or (by == 1 and not self.shared)):
             raise ShrinksAway(f"a step of {by:g} times the vector leaves nothing of it: make the rate less")
@@ -139,8 +140,8 @@ class Scale:
     def fold(self) -> None:
         """Multiply the scale into the vector; nobody else may be reading or writing it.
 
-        Where it is shared, whoever finds a fold that was not finished goes on with it: a chunk is multiplied
-        from a copy, so that it does not matter how much of it was multiplied already.
+        Where it is shared, a fold that was not finished is taken up by the next member: a chunk is multiplied
+        from a copy, so it does not matter how much of it was multiplied already.
         """
         if not self.shared:
             self.vector.mul_(self.value)
@@ -162,14 +163,14 @@ class Scale:
         self._logs.zero_()
         self._fold[_FACTOR] = 0
 
-    # -- who reads, who writes, who has it alone ----------------------------------------------------
+    # -- reading, writing, having it alone ----------------------------------------------------------
 
     def steady(self, look: Callable[[float], T]) -> T:
         """``look(scale)`` at the vector, and again if somebody had it alone meanwhile."""
         while True:
             turn = int(self._turn[0])
             if turn % 2:
-                with self.writing():  # waits for it, or for the end of who died at it
+                with self.writing():  # waits until the vector is open, or mends it after a death
                     continue
             found = look(self.value)
             if int(self._turn[0]) == turn:
@@ -183,6 +184,8 @@ class Scale:
             return
         own, end = self._locks[self._own], time.monotonic() + 10 * _PATIENCE_SECONDS
         while True:
+            while time.monotonic() < self._closing[0]:
+                time.sleep(_PAUSE_SECONDS)
             if time.monotonic() > end or not own.acquire(10 * _PATIENCE_SECONDS):
                 raise RuntimeError(
                     "a replica has had the shared vector for itself for too long: it was stopped. Let "
@@ -191,7 +194,7 @@ class Scale:
                 )
             if int(self._turn[0]) % 2 == 0:
                 break
-            own.release()  # we could not have it if who closed the vector lived: see to what that one left
+            own.release()  # as we have it, the member that had the vector alone is dead: mend what it left
             with self.closed():
                 pass
         try:
@@ -201,7 +204,7 @@ class Scale:
 
     @contextlib.contextmanager
     def rewriting(self) -> Iterator[None]:
-        """As ``writing``, for who writes to any row but by a ``step``."""
+        """As ``writing``, for changes to any row that are not a ``step``."""
         with self.writing():
             yield
             if self.touched is not None:
@@ -209,13 +212,15 @@ class Scale:
 
     @contextlib.contextmanager
     def closed(self) -> Iterator[bool]:
-        """The vector for one alone; False if one of the others writes, and has not ended for too long."""
+        """The vector for this member alone; False if another has been writing for too long."""
         end, held = time.monotonic() + _PATIENCE_SECONDS, 0
         try:
+            self._closing[0] = end
             for lock in self._locks:
                 if not lock.acquire(end - time.monotonic()):
                     break
                 held += 1
+            self._closing[0] = 0
             alone = held == len(self._locks)
             if alone:
                 self._begin()
@@ -229,13 +234,13 @@ class Scale:
                 lock.release()
 
     def _begin(self) -> None:
-        """An odd turn; where it is odd already, who had it alone before died, perhaps in a fold."""
+        """Make the turn odd; if it is odd already, mend what a member left that died in here."""
         if int(self._turn[0]) % 2 == 0:
             self._turn[0] += bool(self._locks)
         elif self._fold[_FACTOR]:
             self.fold()
 
     def _end(self) -> None:
-        """An even turn, unless an exception has come in the middle of a fold, which another then ends."""
+        """Make the turn even, unless an exception ended a fold halfway: then the next member finishes it."""
         if not self._fold[_FACTOR]:
             self._turn[0] += bool(self._locks)

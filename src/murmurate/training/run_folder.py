@@ -23,7 +23,6 @@ import torch
 import murmurate
 from murmurate.errors import Refusal
 from murmurate.strategies import strategy as strategy_class
-from murmurate.strategies.interface import Strategy
 from murmurate.training.option_names import option_name
 from murmurate.training.run import Run
 
@@ -125,7 +124,7 @@ def plain(value: Any) -> Any:
                 fields |= inner
             else:
                 fields[option_name(field)] = inner
-        named = isinstance(value, Strategy) or hasattr(type(value), "summary")
+        named = hasattr(type(value), "summary")
         return {"name": type(value).name, **fields} if named else fields  # type: ignore[attr-defined]
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]

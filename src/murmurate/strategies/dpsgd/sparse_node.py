@@ -28,8 +28,8 @@ class SparseNode(Node):
     scales: [3] float64, shared: the base's logarithm, that of s_m of the last push, and whether gradients
     were rows at all. touched: [N / W] uint8, shared: 1 for rows moved since the last push, 2 for those of a
     push that may not have arrived. A row too many costs its bytes and nothing else: what is pushed is u - v.
-    torn: [1] int64, shared: 1 while u and the base are changed together. If it stays 1, who did that has
-    died, and the node goes on from the whole of v: what it learned since its last push is lost.
+    torn: [1] int64, shared: 1 while u and the base are changed together. If it stays 1, a thread has died at
+    that, and the node goes on from the whole of v: what it learned since its last push is lost.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class SparseNode(Node):
     def take(self, version: int) -> SparseDelta:
         """What is to be pushed, while nobody writes. version: of v in the base.
 
-        Of no version is that of a joiner, of a push whose answer went to a leader who is dead, and of a torn
-        node, which asks for the whole of v with an empty one.
+        The version is -1 (none) for the first push of a joiner, for the push after one whose answer went to a
+        leader that is dead, and for a torn node, which asks for the whole of v with an empty push.
         """
         u, base = self._views()
         self._scales[_USED] = 1
@@ -174,7 +174,7 @@ class SparseNode(Node):
 
     @contextlib.contextmanager
     def _changing(self, mends: bool = False) -> Iterator[None]:
-        """Who dies in here leaves the node torn. mends: all of it is written."""
+        """A thread that dies in here leaves the node torn. mends: all of u and the base is written."""
         torn, self._torn[0] = int(self._torn[0]), 1
         yield
         self._torn[0] = 0 if mends else torn
