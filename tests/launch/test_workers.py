@@ -1,4 +1,4 @@
-"""What runs inside a local worker: a data loader with workers of its own, and an error whose words get out."""
+"""Inside a local worker: a data loader with workers of its own, and errors that reach the user."""
 
 from __future__ import annotations
 

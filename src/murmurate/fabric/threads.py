@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Fabric, FabricError, Letter, Traffic
+from murmurate.fabric.interface import Capability, Fabric, FabricError, Letter, Traffic, check_shape
 
 T = TypeVar("T")
 
@@ -184,6 +184,7 @@ class ThreadsChannel:
     # -- Collective -------------------------------------------------------------------------------
 
     def mean_(self, x: Tensor) -> int:
+        check_shape(self._shared.name, self._shared.shape, x)
         here = self._meet("mean", x)
         with self._changed:
             if here.mean is None:
@@ -192,10 +193,12 @@ class ThreadsChannel:
         return len(here.members)
 
     def broadcast_(self, x: Tensor, root: int) -> None:
+        check_shape(self._shared.name, self._shared.shape, x)
         self._among(root)
         x.detach().copy_(self._meet("broadcast", x, root).given[root])
 
     def gather(self, x: Tensor) -> dict[int, Tensor]:
+        check_shape(self._shared.name, self._shared.shape, x)
         here = self._meet("gather", x)
         return {rank: here.given[rank].clone() for rank in here.members}
 
@@ -276,10 +279,7 @@ class ThreadsChannel:
     # -- Register ---------------------------------------------------------------------------------
 
     def publish(self, x: Tensor) -> int:
-        if x.shape != self._shared.shape:
-            raise ValueError(
-                f"Channel '{self._shared.name}' is for {list(self._shared.shape)}, this is {list(x.shape)}."
-            )
+        check_shape(self._shared.name, self._shared.shape, x)
         copy = x.detach().clone()
         with self._changed:
             version = self._shared.slots.get(self._rank, (copy, 0))[1] + 1
