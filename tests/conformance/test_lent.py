@@ -17,10 +17,11 @@ from murmurate.recipes import recipe
 from murmurate.strategies import strategies
 from murmurate.strategies.dpsgd import DPSGD
 from murmurate.training import checkpoint
-from murmurate.training.centre_server import member
+from murmurate.training.centre_server import Serving
 from murmurate.training.loop import Learning
 from murmurate.training.rejoin import Doorway
 from murmurate.training.run import Run
+from murmurate.training.worker import work
 from murmurate.training.worker_context import FINAL, Post, Restored, staging
 
 STRATEGIES = {name: kind() for name, kind in strategies().items() if name != "solo"}
@@ -58,7 +59,11 @@ def learn(run: Run, post: Post) -> None:
     """One that is to be lent a part has made fewer updates, where nobody counts them together."""
     if post.rank == LENT and not run.strategy.synchronous:
         run = dataclasses.replace(run, updates=3)
-    member(run, post).go()
+    work(run, post)
+
+
+def made(run: Run, post: Post) -> Learning | Serving:
+    return Learning(run, post) if post.rank < run.replicas else Serving(run, post)
 
 
 def memory(learning: Any) -> tuple[Any, ...]:
@@ -100,7 +105,7 @@ def test_lent_a_part_it_goes_on_as_a_joiner_does(saved: Any) -> None:
     def lent(run: Run, post: Post) -> Any:
         own = post.rank != LENT
         post.restored = Restored(parts[post.rank if own else 0], 0, own)
-        return memory(member(run, post))
+        return memory(made(run, post))
 
     def joined(run: Run, post: Post) -> Any:
         if post.rank != LENT:
@@ -130,7 +135,7 @@ def test_each_count_goes_on_once(saved: Any) -> None:
     def restored(run: Run, post: Post) -> Any:
         own = post.rank != LENT
         post.restored = Restored(parts[post.rank if own else 0], 0, own)
-        return memory(member(run, post))[2]
+        return memory(made(run, post))[2]
 
     for rank, counts in enumerate(together(run, folder, restored)):
         assert counts == ((0, 0, 0, 0) if rank == LENT else (9, 8, 7, 5))
