@@ -16,8 +16,8 @@ from murmurate.datasets.writing import write
 from murmurate.errors import Refusal
 from murmurate.recipes import recipe
 from murmurate.sources import examples as of_world
-from murmurate.training.centre_server import member
 from murmurate.training.run_folder import read_run
+from murmurate.training.worker import work
 from murmurate.training.worker_context import Post
 from short_runs import refused
 
@@ -153,7 +153,7 @@ def test_a_replica_that_reads_another_corpus_is_refused(zoo):
     path, folder = zoo
     path.write_text("".join(ZOO * 5))
     with pytest.raises(Refusal, match="is not what the run was fitted on"):
-        member(read_run(folder, recipe), Post(1, None, None, folder, 0.0))
+        work(read_run(folder, recipe), Post(1, None, None, folder, 0.0))
 
 
 def test_what_is_skipped_is_counted(capsys, tmp_path):

@@ -23,7 +23,7 @@ from murmurate.training.checkpoint import write_part
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.loop import Learning
 from murmurate.training.run import Run
-from murmurate.training.worker_context import FINAL, FINAL_REQUEST, Post, Restored, staging
+from murmurate.training.worker_context import FINAL, FINAL_REQUEST, Post, Restored, Resume, staging
 from short_runs import altered
 
 
@@ -250,11 +250,15 @@ def test_a_dead_replica_holds_no_checkpoint_up_and_keeps_its_count(coordinator: 
     _part(coordinator, "1", 0, 80)
     board.saved(0, 1)
     coordinator.died(1, "SIGKILL")
-    coordinator.died(1, "SIGKILL")
+    coordinator.died(1, "LookupError: gone", "LookupError: gone")  # started again, and not let in yet
     coordinator.poll()
     manifest = checkpoint.read_manifest(coordinator.checkpoints / "last")
     assert (manifest["replica_env_steps"], manifest["dead"], manifest["living"]) == ([80, 50], [1], [0])
-    assert [e["event"] for e in coordinator.events] == ["died", "checkpoint"]
+    assert [(e["event"], e.get("error")) for e in coordinator.events] == [
+        ("died", None),
+        ("died", "LookupError: gone"),
+        ("checkpoint", None),
+    ]
 
 
 def test_one_that_ended_before_it_was_asked_takes_part_with_its_last_state(coordinator: Coordinator) -> None:
@@ -308,14 +312,21 @@ def test_a_best_checkpoint_that_was_set_aside_is_back_at_the_next_start(
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["best"]
 
 
-def test_after_a_resume_the_next_checkpoint_is_due_where_it_would_have_been(coordinator: Coordinator) -> None:
-    coordinator._restore({"env_steps": 250, "best": None})
-    coordinator.board.advance(0, 260, 26)
+def test_after_a_resume_the_next_checkpoint_is_due_where_it_would_have_been(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    board = Board(2)
+    board.open()
+    resume = Resume(tmp_path / "last", {0: 0, 1: 1}, {"env_steps": 250, "best": None}, 3.0)
+    run = a_run("gala", checkpoint_every_env_steps=100)
+    coordinator = Coordinator(run, tmp_path, board, time.monotonic(), resume)
+    assert coordinator.recorder.seconds >= 3.0
+    board.advance(0, 260, 26)
     coordinator.poll()
-    assert coordinator.board.checkpoint_requested == 0
-    coordinator.board.advance(0, 300, 30)
+    assert board.checkpoint_requested == 0
+    board.advance(0, 300, 30)
     coordinator.poll()
-    assert coordinator.board.checkpoint_requested == 1
+    assert board.checkpoint_requested == 1
+    coordinator.close()
 
 
 def test_a_disk_that_takes_no_event_files_is_a_failure_and_closing_is_not(

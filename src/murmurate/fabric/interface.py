@@ -85,6 +85,15 @@ def checked_rank(rank: int, size: int) -> int:
     return rank
 
 
+def check_shape(channel: str, shape: Sequence[int], x: Tensor) -> None:
+    """Raises ValueError for a vector that a channel for ``shape`` does not carry."""
+    if x.shape != tuple(shape):
+        raise ValueError(
+            f"Channel '{channel}' is for {list(shape)}, this is {list(x.shape)}. Make a channel of its own "
+            "for it: fabric.channel(name, like); a script's mean and gather take any shape."
+        )
+
+
 class Members(Protocol):
     """Who takes part: rank, size at the start, and who is alive now."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, FabricError, Letter, Traffic, checked_rank
+from murmurate.fabric.interface import Capability, FabricError, Letter, Traffic, check_shape, checked_rank
 from murmurate.fabric.network.collectives import Rounds
 from murmurate.fabric.network.compression import Compression, codec
 from murmurate.fabric.network.endpoint import Hub, short
@@ -272,5 +272,5 @@ class NetworkChannel:
     def _check(self, x: Tensor | None = None, shorter: bool = False) -> None:
         if self._differs:
             raise FabricError(self._differs)
-        if x is not None and (x.numel() > self._count or (x.numel() < self._count and not shorter)):
-            raise ValueError(f"Channel '{self.name}' is for {list(self._shape)}, this is {list(x.shape)}.")
+        if x is not None and (x.numel() > self._count or not shorter):
+            check_shape(self.name, self._shape, x)

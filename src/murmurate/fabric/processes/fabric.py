@@ -23,7 +23,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Fabric, FabricError, Letter, Traffic, checked_group
+from murmurate.fabric.interface import (
+    Capability,
+    Fabric,
+    FabricError,
+    Letter,
+    Traffic,
+    check_shape,
+    checked_group,
+)
 from murmurate.fabric.processes.mailbox import Letterbox
 from murmurate.fabric.processes.membership import Group, Roster
 from murmurate.fabric.processes.register import Register
@@ -125,7 +133,7 @@ class ProcessChannel:
         self.deadline_seconds = deadline_seconds
         self.arena, self._group = arena, group
         self._bytes = like.numel() * like.element_size()
-        self._device = like.device
+        self._device, self._shape = like.device, like.shape
         n, shape = self.size, (like.numel(),)
         # register: pins[p, reader]
         newest = arena.counters(f"{name}.newest", (n,))
@@ -170,6 +178,7 @@ class ProcessChannel:
     # -- register -----------------------------------------------------------------------------------
 
     def publish(self, x: Tensor) -> int:
+        check_shape(self.name, self._shape, x)
         register = self._registers[self.rank]
         version = register.version + 1
         register.publish(version, self._pins[self.rank], lambda buffer: self._store(buffer, x))
@@ -197,6 +206,7 @@ class ProcessChannel:
     # -- collective ---------------------------------------------------------------------------------
 
     def mean_(self, x: Tensor) -> int:
+        check_shape(self.name, self._shape, x)
         if self._is_alone:
             return 1
         slots, present = self._meet(x)
@@ -210,6 +220,7 @@ class ProcessChannel:
         return len(present)
 
     def broadcast_(self, x: Tensor, root: int) -> None:
+        check_shape(self.name, self._shape, x)
         if self._is_alone:
             return
         slots, present = self._meet(x if self.rank == root else None)
@@ -219,6 +230,7 @@ class ProcessChannel:
         x.copy_(slots[root])
 
     def gather(self, x: Tensor) -> dict[int, Tensor]:
+        check_shape(self.name, self._shape, x)
         if self._is_alone:
             return {self.rank: x.detach().clone()}
         slots, present = self._meet(x)

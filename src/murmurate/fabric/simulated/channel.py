@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, FabricError, Letter, Traffic, checked_rank
+from murmurate.fabric.interface import Capability, FabricError, Letter, Traffic, check_shape, checked_rank
 from murmurate.fabric.mean import ordered_mean
 from murmurate.fabric.simulated.collectives import Meeting, Round
 from murmurate.fabric.simulated.mailbox import Post
@@ -84,6 +84,7 @@ class SimulatedChannel:
     # -- Collective -------------------------------------------------------------------------------
 
     def mean_(self, x: Tensor) -> int:
+        check_shape(self._shared.name, self._shared.shape, x)
         if self._alone():
             return 1
         here = self._meet("mean", x)
@@ -93,11 +94,13 @@ class SimulatedChannel:
         return len(here.members)
 
     def broadcast_(self, x: Tensor, root: int) -> None:
+        check_shape(self._shared.name, self._shared.shape, x)
         root = self._among(root)
         if not self._alone():
             x.detach().copy_(self._meet("broadcast", x, root).given[root])
 
     def gather(self, x: Tensor) -> dict[int, Tensor]:
+        check_shape(self._shared.name, self._shared.shape, x)
         if self._alone():
             return {self.rank: x.detach().clone()}
         here = self._meet("gather", x)
@@ -162,10 +165,7 @@ class SimulatedChannel:
 
     def publish(self, x: Tensor) -> int:
         self._turn(Capability.REGISTER)
-        if x.shape != self._shared.shape:
-            raise ValueError(
-                f"Channel '{self._shared.name}' is for {list(self._shared.shape)}, this is {list(x.shape)}."
-            )
+        check_shape(self._shared.name, self._shared.shape, x)
         now = self._baton.now
         arrivals = self._world.links.arrivals(self._rank, now, x.nbytes)
         version = self._shared.slots[self._rank].put(x, now, arrivals)
