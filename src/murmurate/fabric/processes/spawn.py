@@ -47,7 +47,7 @@ def run(
     context = multiprocessing.get_context("forkserver")
     # an optimizer's first step imports the latter: a second for each process, if not done before the fork
     context.set_forkserver_preload(
-        ["murmurate.fabric.processes.fabric", "murmurate.fabric.network.endpoint", "torch._dynamo"]
+        ["murmurate.fabric.processes.fabric", "murmurate.fabric.network.channel", "torch._dynamo"]
     )
     arena = Arena.create()
     board = _open_board(arena, size)
