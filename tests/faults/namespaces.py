@@ -93,6 +93,37 @@ class Cabled:
                     self.lost += 1
 
 
+class Bridged:
+    """``size`` namespaces on one bridge of the kernel; member k has ``address(k)`` on its device "eth"."""
+
+    def __init__(self, size):
+        stem = f"mur{os.getpid() % 100000}"
+        self.names = [f"{stem}-{k}" for k in range(size)]
+        self._bridge = f"{stem}b"
+        try:
+            _ip("link", "add", self._bridge, "type", "bridge")
+            _ip("link", "set", self._bridge, "up")
+            for k, name in enumerate(self.names):
+                port = f"{stem}p{k}"
+                _ip("netns", "add", name)
+                _ip("link", "add", port, "type", "veth", "peer", "name", "eth", "netns", name)
+                _ip("link", "set", port, "master", self._bridge, "up")
+                _ip("-n", name, "link", "set", "lo", "up")
+                _ip("-n", name, "addr", "add", f"{self.address(k)}/24", "dev", "eth")
+                _ip("-n", name, "link", "set", "eth", "up")
+        except BaseException:
+            self.close()
+            raise
+
+    def address(self, k):
+        return f"10.78.0.{k + 1}"
+
+    def close(self):
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        subprocess.run(["ip", "link", "del", self._bridge], check=False, capture_output=True)
+
+
 def _write(end, packet):
     with contextlib.suppress(OSError):  # the far side is full: a packet is lost
         os.write(end, packet)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from faults.namespaces import ADDRESSES, Cabled, why_not
+from faults.namespaces import ADDRESSES, Bridged, Cabled, why_not
 from waiting import until
 
 SIZE = 4
@@ -118,6 +118,37 @@ def test_dpsgd_over_a_bad_link_that_is_cut(tmp_path):
     assert all(outcome["shown"] == master["v"] for outcome in outcomes)
     assert all(not set(outcome["refused"]) - {"truncated", "handshake"} for outcome in outcomes)
     assert abs(moved.item() - 1.5) < 0.5, "it is near the mean of the targets 0 to 3"
+
+
+@pytest.mark.parametrize("how", ["sealed", "plain"])
+def test_no_member_of_eight_carries_more_than_two_and_a_half_vectors_a_round(how, tmp_path):
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    size, count, rounds = 8, 500_000, 5
+    bridge = Bridged(size)
+    environment = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{_TESTS}"}
+    replicas = []
+    try:
+        for rank, name in enumerate(bridge.names):
+            words = [name, bridge.address(rank), rank, size, tmp_path, count, rounds, how]
+            command = [sys.executable, str(_TESTS / "faults" / "mean_in_namespace.py"), *map(str, words)]
+            with (tmp_path / f"{rank}.log").open("w") as log:
+                replicas.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+        ended = [replica.wait(200) for replica in replicas]
+        assert ended == [0] * size, [(tmp_path / f"{rank}.log").read_text() for rank in range(size)]
+    finally:
+        for replica in replicas:
+            replica.kill()
+            replica.wait()
+        bridge.close()
+    vectors = []
+    for rank in range(size):
+        received, sent, first, asked = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert (first, asked) == ((size - 1) / 2 + rounds - 1, 0)
+        vectors += [received / (4 * count * rounds), sent / (4 * count * rounds)]
+    print(f"{how}: {min(vectors):.2f} to {max(vectors):.2f} vectors a member, direction and round")
+    assert max(vectors) < 2.5
 
 
 def _check(outcomes):

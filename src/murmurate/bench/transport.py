@@ -1,9 +1,9 @@
 """How long a vector takes from one process to another, by every way there is, beside what limits it.
 
 Shared memory beside a copy in memory; links of the network fabric beside gloo's send and receive, and
-encrypted ones beside their cipher. A link over loopback ("loopback") leaves vectors in memory that both ends
-map; "tcp" sends them, as it does between hosts. All take turns in the same two processes, and ratios are of
-neighbours in time.
+encrypted ones beside their cipher; means of the network fabric beside gloo's all-reduce. A link over loopback
+("loopback") leaves vectors in memory that both ends map; "tcp" sends them, as it does between hosts. All take
+turns in the same two processes, and ratios are of neighbours in time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from murmurate.fabric.interface import Channel, Fabric
 from murmurate.fabric.network.fabric import NetworkFabric
 
 NAME = "transport"
-SUMMARY = "time and bandwidth of register and mail, in shared memory and over TCP, at 1, 10 and 100 MB"
+SUMMARY = "time and bandwidth of register, mail and means, in shared memory and over TCP, at 1, 10 and 100 MB"
 
 _LINKS: dict[str, dict[str, Any]] = {
     "loopback_plain": {"encrypt": False},
@@ -39,6 +39,7 @@ _LINKS: dict[str, dict[str, Any]] = {
     "tcp_chacha20_poly1305": {"cipher": "chacha20-poly1305", "shared_memory": False},
 }
 _IN_MEMORY = ("shared_memory", "loopback_plain", "loopback_aes_256_gcm")
+_MEANS = ("tcp_plain", "tcp_aes_256_gcm")
 _CIPHERS = ("aes_256_gcm", "chacha20_poly1305")
 _PATIENCE_SECONDS = 60.0
 _STREAM_MEGABYTES = 200  # sent in a row, for the bandwidth
@@ -52,8 +53,8 @@ class Plan:
 
 
 def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
-    """Seconds from before ``publish`` or ``send`` to after the reader has the vector, and the bandwidth of
-    many letters in a row; medians and ratios of rates."""
+    """Seconds from before ``publish`` or ``send`` to after the reader has the vector, of a mean from rank 0's
+    call to rank 1's result, and the bandwidth of many letters in a row; medians and ratios of rates."""
     if missing("cryptography", "network"):
         raise MissingExtra("cryptography", "network", "The bench 'transport'")
     plan = plan or (Plan(((1, 300, 25), (10, 150, 25), (100, 41, 15))) if full else Plan())
@@ -80,6 +81,9 @@ def work(
             spins = name in _IN_MEMORY and end == ""
             ways[f"{name}_register{end}"] = Register(door.channel(f"r{end}", x), x, spins)
             ways[f"{name}_mail{end}"] = Mail(door.channel(f"m{end}", x), x, spins)
+    ways["gloo_mean"] = AllReduce(x)
+    for name in _MEANS:
+        ways[f"{name}_mean"] = Mean(links[name].channel("mean", x), x)
     limits = _limits(x)
     ready = fabric.channel("ready", torch.zeros(1))
     times: dict[str, list[float]] = defaultdict(list)
@@ -93,7 +97,7 @@ def work(
             dist.barrier()
             if fabric.rank == 0 and turn >= 0:
                 times[name].append(limit())
-    row = {name: way for name, way in ways.items() if not isinstance(way, Register)}
+    row = {name: way for name, way in ways.items() if isinstance(way, Gloo | Mail)}
     for turn in range(-1, streams):
         for name in row if turn % 2 else reversed(row):
             together(ready)
@@ -149,6 +153,38 @@ class Gloo:
 
     def read(self) -> float:
         dist.recv(self._room, 0)
+        return time.monotonic()
+
+
+class AllReduce:
+    """torch.distributed's sum over both, in place; it begins when rank 0 comes."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._x = torch.zeros_like(x)
+
+    def send(self) -> float:
+        start = time.monotonic()
+        dist.all_reduce(self._x)
+        return start
+
+    def read(self) -> float:
+        dist.all_reduce(self._x)
+        return time.monotonic()
+
+
+class Mean:
+    """A channel's mean of both."""
+
+    def __init__(self, fabric: Channel, x: Tensor) -> None:
+        self._fabric, self._x = fabric, x.clone()
+
+    def send(self) -> float:
+        start = time.monotonic()
+        self._fabric.mean_(self._x)
+        return start
+
+    def read(self) -> float:
+        self._fabric.mean_(self._x)
         return time.monotonic()
 
 
@@ -239,6 +275,7 @@ def figures(sent: dict[str, list[float]], read: dict[str, list[float]], size: in
             pairs[f"{label}_over_gloo"] = f"{name}_{kind}", "gloo_stream" if "stream" in kind else "gloo"
             if kind in _KINDS and "cipher" in settings:
                 pairs[f"{label}_over_cipher"] = f"{name}_{kind}", f"cipher_{_cipher(name)}"
+    pairs |= {f"{name}_mean_over_gloo": (f"{name}_mean", "gloo_mean") for name in _MEANS}
     ratios = {
         label: median([b / a for a, b in zip(seconds[one], seconds[other], strict=True)])
         for label, (one, other) in pairs.items()

@@ -92,8 +92,15 @@ class Rounds:
             late = time.monotonic() > end
             return asked or late or bool(self._misfit) or not memory.members.issuperset(members)
 
+        ended: list[float] = []  # since when somebody has been finished
+
         def hopeless() -> bool:
-            return void() or any(self._gone(rank) for rank in members)
+            if void() or any(hub.dead(rank) for rank in members):
+                return True
+            if any(self._gone(rank) for rank in members):
+                ended.append(time.monotonic())
+            # who finishes may have come to this round, and what it sent last may be on its way
+            return bool(ended) and time.monotonic() - ended[0] > _LATE_SECONDS
 
         attempt = Attempt(hub.rank, turn, call, members, x, self._version(), hopeless)
         carried = None

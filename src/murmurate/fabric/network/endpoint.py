@@ -63,7 +63,7 @@ class Hub:
         self.changed = threading.Condition(self.lock)
         self.closed = False
         self.refused: collections.Counter[str] = collections.Counter()
-        self.pool = Pool()  # for what comes
+        self.pool = Pool(keep=16)  # for what comes
         lender = passport.lender
         self.wires = Pool()  # for what goes out
         # for what goes out of collectives, where a neighbour may read it

@@ -9,7 +9,8 @@ once, however often the link is cut, as long as both processes live (``_link``, 
 *Neighbours*, members on one host, have both in memory that both map, as the processes fabric has (``_desk``):
 nothing of them goes over the link.
 
-*Collective*: through the lowest living member (``_rounds``). Shared memory is not offered.
+*Collective*: straight between members, or by gloo where nothing is to be encrypted; through the lowest living
+member when somebody is lost (``collectives``). Shared memory is not offered.
 
 What is not from a member of this run and epoch, or not as it was sent, is refused, counted in
 ``NetworkFabric.refused`` by cause, and named in the log ``murmurate.fabric.network.fabric``.
@@ -56,7 +57,7 @@ class NetworkFabric:
     run_id, epoch: what is not of this run and this epoch of it is refused.
     secret: known to the members alone. Without it, whoever can write to the store can be a member.
     address: where this member listens and is reached; the default is seen by this host only.
-    encrypt: False leaves what is sent readable; it is authenticated all the same.
+    encrypt: False leaves what is sent readable, and means to gloo; the rest is authenticated all the same.
     board: of the launcher on this host, if there is one: whom it buries is dead at once.
     deadline_seconds: for the rendezvous, collectives, and sends into a full queue.
     compression: of register and mail.

@@ -22,7 +22,7 @@ from murmurate.fabric.network.endpoint import Hub
 from murmurate.fabric.network.engine import Attempt, Carried
 
 _LOOK_SECONDS = 0.05  # how soon a member that waits in gloo hears what its links say
-_BUCKET_BYTES = 16 << 20
+_BUCKET_BYTES = 8 << 20
 _IN_FLIGHT = 2
 _THREADS = 2
 _MOST_FAILURES = 3  # of groups in which nobody was lost: then gloo does not work here, and links carry
@@ -81,25 +81,27 @@ class ProcessGroups:
         group, members, x = self._group, attempt.members, attempt.x
         if x is None:
             raise ValueError("a mean is of something")
-        parts = self._hub.wires.take(x.numel() * self._dtype.itemsize)
-        total = as_tensor(parts, self._dtype)
-        digits = torch.zeros(len(members), _DIGITS, dtype=self._dtype)
-        digits[members.index(attempt.rank)] = _digits(attempt.published, self._dtype)
-        flying: list[Any] = [group.allreduce([digits.view(-1)])]
+        # behind the vector: what each member had published, its digits in a row of its own
+        rows = len(members) * _DIGITS
+        total = as_tensor(self._hub.wires.take((x.numel() + rows) * self._dtype.itemsize), self._dtype)
+        digits = total[x.numel() :].view(len(members), _DIGITS).zero_()
+        if attempt.published:
+            digits[members.index(attempt.rank)] = _digits(attempt.published, self._dtype)
+        flying: list[Any] = []
         size = _BUCKET_BYTES // self._dtype.itemsize
         for start in range(0, x.numel(), size):
-            piece = total[start : start + size]
-            piece.copy_(x[start : start + size])
-            flying.append(group.allreduce([piece]))
+            stop = min(start + size, x.numel())
+            total[start:stop].copy_(x[start:stop])
+            flying.append(group.allreduce([total[start : stop if stop < x.numel() else None]]))
             if len(flying) > _IN_FLIGHT and not self._done(flying, attempt):
                 return None
         while flying:
             if not self._done(flying, attempt):
                 return None
         self._failures = 0
-        self._traffic.bytes += 4 * (len(members) - 1) * parts.nbytes // len(members)
-        versions = {rank: _number(row) for rank, row in zip(members, digits, strict=True)}
-        return Carried(parts, versions, len(members))
+        self._traffic.bytes += 4 * (len(members) - 1) * x.nbytes // len(members)
+        versions = {rank: _number(row) for rank, row in zip(members, digits.tolist(), strict=True)}
+        return Carried(total[: x.numel()].view(torch.uint8).numpy(), versions, len(members))
 
     def _done(self, flying: list[Any], attempt: Attempt) -> bool:
         """Wait for the first of them; False if it failed, or there is no hope."""
@@ -159,5 +161,5 @@ def _digits(number: int, dtype: torch.dtype) -> Tensor:
     return torch.tensor([number // _BASE**k % _BASE for k in range(_DIGITS)], dtype=dtype)
 
 
-def _number(digits: Tensor) -> int:
-    return sum(int(digit) * _BASE**k for k, digit in enumerate(digits.tolist()))
+def _number(digits: list[float]) -> int:
+    return sum(int(digit) * _BASE**k for k, digit in enumerate(digits) if digit)

@@ -38,7 +38,7 @@ from murmurate.fabric.processes.shared_memory import Arena
 FINISHED, FAILED, REFUSED, LATE, DIED = "finished", "failed", "refused", "late", "died"
 _LINGER_SECONDS = 60.0  # at most; whoever started the members ends them once all have given their results
 # an optimizer's first step imports the last: a second for each process, if not done before the fork
-_PRELOADED = ("murmurate.fabric.processes.fabric", "murmurate.fabric.network.endpoint", "torch._dynamo")
+_PRELOADED = ("murmurate.fabric.processes.fabric", "murmurate.fabric.network.channel", "torch._dynamo")
 
 
 @dataclass(frozen=True)
