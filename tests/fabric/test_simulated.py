@@ -40,8 +40,8 @@ def wander(steps, seed):
                 x = (x + theirs) / 2
             elif verb == 2:
                 fabric.send(peer, "t", x)
-            elif verb == 3 and (letter := fabric.receive("t")):
-                x = x + letter[1]
+            elif verb == 3 and (message := fabric.receive("t")):
+                x = x + message[1]
             else:
                 member.compute(float(choose.exponential(0.1)))
         fabric.mean_(x)
@@ -647,8 +647,8 @@ def send_all(count):
 
 def receive_until_silence(member):
     fabric, numbers = door_to(member), []
-    while (letter := fabric.wait("t", 1000.0)) is not None:
-        numbers.append((letter[0], int(letter[1][0]) - 100 * letter[0]))
+    while (message := fabric.wait("t", 1000.0)) is not None:
+        numbers.append((message[0], int(message[1][0]) - 100 * message[0]))
     return numbers
 
 

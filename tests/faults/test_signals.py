@@ -57,14 +57,14 @@ def test_twice_stops_at_once_even_when_a_replica_does_not_answer(tmp_path: Path)
 def test_sigterm_to_one_role_alone_ends_it_and_to_all_does_not() -> None:
     program = (
         "import os, signal, time\n"
-        "from murmurate.fabric.processes.run_state import Board\n"
+        "from murmurate.fabric.processes.run_state import RunState\n"
         "from murmurate.launch import role\n"
         "role._STOP_SECONDS = 0.2\n"
         "def told(all_of_them):\n"
-        "    board = Board(2); board.open()\n"
-        "    signal.signal(signal.SIGTERM, lambda *_: role.leave_unless_stopping(board))\n"
+        "    run_state = RunState(2); run_state.open()\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: role.leave_unless_stopping(run_state))\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    if all_of_them: board.request_stop()\n"
+        "    if all_of_them: run_state.request_stop()\n"
         "    time.sleep(1)\n"
         "    os._exit(7)\n"
         "for all_of_them in (True, False):\n"

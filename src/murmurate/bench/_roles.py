@@ -1,6 +1,6 @@
 """Several processes that measure together: each is one member of a ``ProcessFabric``.
 
-What a member does is a function ``work(fabric, board, *arguments) -> plain values``; what all of them
+What a member does is a function ``work(fabric, run_state, *arguments) -> plain values``; what all of them
 returned comes back by rank. Nobody outlives the call.
 """
 
@@ -47,5 +47,5 @@ def _member(work: Work, arguments: tuple[Any, ...], worker: Worker) -> Exit:
     take_signals()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    fabric = ProcessFabric(worker.arena, worker.board, worker.rank)
+    fabric = ProcessFabric(worker.memory_file, worker.run_state, worker.rank)
     return Exit(FINISHED, result=work(fabric, *arguments))

@@ -57,7 +57,7 @@ class FailureDetector:
         start_again: Callable[[int], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.workers, self.coordinator, self.board = workers, coordinator, coordinator.board
+        self.workers, self.coordinator, self.run_state = workers, coordinator, coordinator.run_state
         self.run = coordinator.run
         self._start_again = start_again
         self._heartbeats = [Heartbeats() for _ in range(self.run.members)]
@@ -77,7 +77,7 @@ class FailureDetector:
                 heard.since = now
         self._polled_at = now
         for worker in self.workers.by_rank.values():
-            if not worker.ended and not self.board.has_finished(worker.rank):
+            if not worker.ended and not self.run_state.has_finished(worker.rank):
                 self._listen(worker, self._heartbeats[worker.rank], now)
         if self._is_over():
             self._send_joiners_away()
@@ -87,7 +87,7 @@ class FailureDetector:
     # -- heartbeats ----------------------------------------------------------------------------------
 
     def _listen(self, worker: WorkerProcess, heard: Heartbeats, now: float) -> None:
-        beats = self.board.beats(worker.rank)
+        beats = self.run_state.beats(worker.rank)
         who = self.coordinator.name(worker.rank)
         if beats != heard.beats or beats == 0:  # a member that is still being built has no beat
             if heard.silent:
@@ -110,9 +110,9 @@ class FailureDetector:
             worker.kill("excluded")
 
     def _allowed(self, rank: int, saving: bool = False) -> float:
-        if self.board.pace(rank) == 0:
+        if self.run_state.pace(rank) == 0:
             return CAP_SECONDS
-        seconds = patience(max(self.board.pace(other) for other in self.board.living()))
+        seconds = patience(max(self.run_state.pace(other) for other in self.run_state.living()))
         if saving:  # a slow disk is no silence
             slowest = self.coordinator.slowest_save_seconds
             seconds = CAP_SECONDS if slowest is None else min(seconds + 4 * slowest, CAP_SECONDS)
@@ -138,7 +138,7 @@ class FailureDetector:
             self._restarts[rank] += 1
         elif worker.killed_because != "retried":
             return
-        life = self.board.begin_life(rank)
+        life = self.run_state.begin_incarnation(rank)
         message = f"replica {rank} is started again, and takes a living peer's state"
         self.coordinator.event("restarted", message, member=rank, life=life)
         self._start_again(rank)
@@ -149,10 +149,10 @@ class FailureDetector:
             for worker in self.workers.by_rank.values()
             if worker.rank < self.run.replicas and not self._is_joining(worker)
         ]
-        return self.coordinator.is_due or all(w.ended or self.board.has_finished(w.rank) for w in others)
+        return self.coordinator.is_due or all(w.ended or self.run_state.has_finished(w.rank) for w in others)
 
     def _is_joining(self, worker: WorkerProcess) -> bool:
-        return worker.joins and not worker.ended and not self.board.has_entered(worker.rank)
+        return worker.joins and not worker.ended and not self.run_state.has_entered(worker.rank)
 
     def _donors(self) -> list[int]:
         return [
@@ -161,7 +161,7 @@ class FailureDetector:
             if worker.rank < self.run.replicas
             and not worker.ended
             and not self._is_joining(worker)
-            and not self.board.has_finished(worker.rank)
+            and not self.run_state.has_finished(worker.rank)
             and not self._heartbeats[worker.rank].silent
         ]
 
@@ -178,28 +178,28 @@ class FailureDetector:
         waiting = [
             rank
             for rank, worker in self.workers.by_rank.items()
-            if self._is_joining(worker) and self.board.is_ready(rank)
+            if self._is_joining(worker) and self.run_state.is_ready(rank)
         ]
         donors = self._donors()
         if waiting and donors and not self.coordinator.is_saving:
             # alive from here on: members with common rounds may count with it as soon as they agree
-            self.board.revive(waiting[0])
+            self.run_state.revive(waiting[0])
             self._ask(waiting[0], donors[0])
 
     def _ask(self, joiner: int, donor: int) -> None:
         self.coordinator.is_admitting = True
         self._deaths_when_asked = self._deaths
-        self._asked = self.board.ask_hand_over(joiner, donor)
+        self._asked = self.run_state.ask_hand_over(joiner, donor)
 
     def _follow(self, asked: HandOver) -> None:
-        if self.board.has_entered(asked.joiner):
+        if self.run_state.has_entered(asked.joiner):
             self.coordinator.joined(asked.joiner, asked.donor)
             self._forget()
             return
         joiner = self.workers.by_rank[asked.joiner]
         if self._heartbeats[asked.joiner].silent and not joiner.killed_because:
             joiner.kill("retried")  # as long as it is joining, nothing is saved
-        if self.board.has_given(asked.donor, asked.number):
+        if self.run_state.has_given(asked.donor, asked.number):
             return
         if self.run.strategy.synchronous:
             # the others may have let the joiner in already and wait for it, which waits for the dead

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from murmurate.errors import RunFailed
 from murmurate.fabric.interface import Fabric, FabricError
-from murmurate.fabric.processes.run_state import Board
+from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.launch.role import settle_arithmetic
 from murmurate.replica.clipping import NotFinite
@@ -38,10 +38,10 @@ class Inline(Launcher):
     name = "inline"
 
     def start(self, run: Run, folder: Path, resume: Resume | None) -> Coordinator:
-        board = Board(run.members)
-        board.open()
+        run_state = RunState(run.members)
+        run_state.open()
         started_at = time.monotonic()
-        coordinator = Coordinator(run, folder, board, started_at, resume)
+        coordinator = Coordinator(run, folder, run_state, started_at, resume)
         write_roles(folder, dict.fromkeys(range(run.members)), run.replicas)
         seed = derive_seed(run.seed, "schedule") % 2**32
         fabric = SimulatedFabric(run.members, seed, keep_log=False)
@@ -51,7 +51,7 @@ class Inline(Launcher):
         def role(rank: int, door: Fabric) -> None:
             restored = None if resume is None else resume.part(rank)
             offset = coordinator.seconds_before
-            post = Post(rank, door, board, folder, started_at, offset, restored, between=poll)
+            post = Post(rank, door, run_state, folder, started_at, offset, restored, between=poll)
             # as in a worker's own process; and with more threads the first sums differ from later ones
             settle_arithmetic(run.placement.threads)
             try:

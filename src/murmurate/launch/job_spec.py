@@ -1,4 +1,4 @@
-"""What all members of a run are told that one launcher did not fork, and their board and fabrics: in one
+"""What all members of a run are told that one launcher did not fork, and their run_state and fabrics: in one
 host's memory or across hosts."""
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Fabric
 from murmurate.fabric.network.fabric import Compression, NetworkFabric
-from murmurate.fabric.network.store_run_state import StoreBoard
+from murmurate.fabric.network.store_run_state import StoreRunState
 from murmurate.fabric.processes.fabric import ProcessFabric
-from murmurate.fabric.processes.run_state import Board
-from murmurate.fabric.processes.shared_memory import Arena
-from murmurate.fabric.processes.spawn import open_board
+from murmurate.fabric.processes.run_state import RunState
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.fabric.processes.spawn import open_run_state
 from murmurate.launch.host_memory import Offer, Process, borrow, this_host
 from murmurate.training.worker_context import Post, Resume
 
@@ -79,9 +79,9 @@ class JobSpec:
 
 
 class MemberHost:
-    """One process of a job, with the board and the fabrics of ``mine``, the members that live in it.
+    """One process of a job, with the run state and the fabrics of ``mine``, the members that live in it.
 
-    store: of this epoch alone. leads: this process writes what a launcher writes on the board.
+    store: of this epoch alone. leads: this process writes what a launcher writes on the run state.
     address: under which other hosts reach this one.
     """
 
@@ -90,18 +90,18 @@ class MemberHost:
     ) -> None:
         self.spec = spec
         self._store, self._address = store, address
-        self._arenas: list[Arena] = []
+        self._memory_files: list[SharedMemoryFile] = []
         self._fabrics: list[NetworkFabric] = []
         same = spec.leader.host == this_host()  # one clock for all processes of a host
         self.started_at = spec.started_at if same else time.monotonic() - spec.elapsed_seconds
-        self.board: Board
+        self.run_state: RunState
         if spec.offer is not None:
-            self.board = open_board(self._arena(spec.offer), spec.members)
+            self.run_state = open_run_state(self._memory_file(spec.offer), spec.members)
             if leads:
-                self.board.open()
+                self.run_state.open()
         else:
-            boards = PrefixStore("board", store).clone()  # type: ignore[attr-defined]
-            self.board = StoreBoard(spec.members, boards, mine, leads)
+            run_states = PrefixStore("run_state", store).clone()  # type: ignore[attr-defined]
+            self.run_state = StoreRunState(spec.members, run_states, mine, leads)
 
     def post(self, rank: int) -> Post:
         """What ``rank``, a member of this process, works with. Raises Refusal if its part is unreadable."""
@@ -109,19 +109,19 @@ class MemberHost:
         restored = None if resume is None else resume.part(rank)
         offset_seconds = 0.0 if resume is None else resume.offset_seconds
         fabric = self._fabric(rank)
-        return Post(rank, fabric, self.board, folder, self.started_at, offset_seconds, restored)
+        return Post(rank, fabric, self.run_state, folder, self.started_at, offset_seconds, restored)
 
     def is_gone(self, rank: int, process: Process, silent_seconds: float) -> bool:
         """Whether the process of ``rank`` has ended or, on another host, has been silent for longer."""
         gone = process.is_gone()
-        if gone is None and isinstance(self.board, StoreBoard):
-            return self.board.lost or self.board.silent_seconds(rank) > silent_seconds
+        if gone is None and isinstance(self.run_state, StoreRunState):
+            return self.run_state.lost or self.run_state.silent_seconds(rank) > silent_seconds
         return bool(gone)
 
     def flush(self) -> None:
-        """Let the others see what was last written to the board."""
-        if isinstance(self.board, StoreBoard):
-            self.board.exchange()
+        """Let the others see what was last written to the run state."""
+        if isinstance(self.run_state, StoreRunState):
+            self.run_state.exchange()
 
     def close(self) -> None:
         # together: each answers the others until they have closed too
@@ -130,17 +130,17 @@ class MemberHost:
             thread.start()
         for thread in closing:
             thread.join()
-        if isinstance(self.board, StoreBoard):
-            self.board.close()
-        for arena in self._arenas:
-            arena.close()
+        if isinstance(self.run_state, StoreRunState):
+            self.run_state.close()
+        for memory_file in self._memory_files:
+            memory_file.close()
 
     def _fabric(self, rank: int) -> Fabric:
         spec = self.spec
         if spec.offer is not None:
-            arena = self._arena(spec.offer)
-            open_board(arena, spec.members)  # a member's own regions begin after the board's
-            return ProcessFabric(arena, self.board, rank)
+            memory_file = self._memory_file(spec.offer)
+            open_run_state(memory_file, spec.members)  # a member's own regions begin after the run state's
+            return ProcessFabric(memory_file, self.run_state, rank)
         # of its own: one member's wait on a shared connection would hold up another's messages
         store = PrefixStore("fabric", self._store).clone()  # type: ignore[attr-defined]
         fabric = NetworkFabric(
@@ -151,19 +151,19 @@ class MemberHost:
             epoch=spec.epoch,
             secret=bytes.fromhex(spec.secret) or os.environ["MURMURATE_SECRET"].encode(),
             address=self._address,
-            board=self.board,
+            run_state=self.run_state,
             compression=spec.compression,
         )
         self._fabrics.append(fabric)
         return fabric
 
-    def _arena(self, offer: Offer) -> Arena:
+    def _memory_file(self, offer: Offer) -> SharedMemoryFile:
         """The lent memory from its beginning on: each member takes its regions from one of its own."""
-        arena = borrow(offer)
-        if arena is None:
+        memory_file = borrow(offer)
+        if memory_file is None:
             raise RuntimeError("the memory that was lent a moment ago cannot be opened any more")
-        self._arenas.append(arena)
-        return arena
+        self._memory_files.append(memory_file)
+        return memory_file
 
 
 def fresh_secret() -> str:

@@ -30,7 +30,7 @@ class Local(Launcher):
         with WorkerProcesses(run.members) as workers:
             started_at = time.monotonic()
             (folder / "logs").mkdir(exist_ok=True)
-            coordinator = Coordinator(run, folder, workers.board, started_at, resume)
+            coordinator = Coordinator(run, folder, workers.run_state, started_at, resume)
             work = functools.partial(
                 replica,
                 run=run,
@@ -80,9 +80,9 @@ def _kill_late(late: list[WorkerProcess], coordinator: Coordinator) -> None:
 
     Raises RunFailed if no replica has stopped: which one holds up the others cannot be seen from here.
     """
-    board = coordinator.board
-    unfinished = [worker for worker in late if not board.has_finished(worker.rank)]
-    if not any(board.has_finished(rank) for rank in range(board.size)):
+    run_state = coordinator.run_state
+    unfinished = [worker for worker in late if not run_state.has_finished(worker.rank)]
+    if not any(run_state.has_finished(rank) for rank in range(run_state.size)):
         raise RunFailed(shutdown.none_stopped())
     # the centre ends after the replicas: it waits for those of whose death it does not know, as we do
     replicas = [worker for worker in unfinished if worker.rank < coordinator.run.replicas]
@@ -95,12 +95,12 @@ def _take_end(worker: WorkerProcess, coordinator: Coordinator, detector: Failure
     found, rank = worker.exit, worker.rank
     if found is None or found.how == FINISHED:
         return
-    joining = worker.joins and not coordinator.board.has_entered(rank)
+    joining = worker.joins and not coordinator.run_state.has_entered(rank)
     if found.how == REFUSED and not joining:
         raise Refusal(found.error)
     if found.how in (DIED, LATE) or joining:  # what keeps a joiner out is no reason to end the others
         over = found.how == LATE or worker.killed_because == OVER
-        if not (over and joining) or coordinator.board.is_alive(rank):
+        if not (over and joining) or coordinator.run_state.is_alive(rank):
             error = "" if found.how in (DIED, LATE) else found.error
             coordinator.died(rank, found.error or "too late to come in", error)
         detector.died(worker)

@@ -11,7 +11,7 @@ from typing import Any
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from murmurate.errors import Refusal, RunFailed
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.processes.spawn import FINISHED, REFUSED
 from murmurate.launch import shutdown
 from murmurate.launch.host_memory import Process, lend
@@ -88,7 +88,7 @@ class RayJob:
         )
         self.proof = prove(folder)
         self.epoch = 0
-        self.arena: Arena | None = None
+        self.memory_file: SharedMemoryFile | None = None
         self.group = place(ray, run)
         self.restarts: Counter[int] = Counter()
         self.actors: dict[int, Any] = {}
@@ -114,7 +114,7 @@ class RayJob:
         self.started_at = time.monotonic()
         self._open_epoch()
         self.coordinator = Coordinator(
-            self.run, self.folder, self.host.board, self.started_at, self.begun_from
+            self.run, self.folder, self.host.run_state, self.started_at, self.begun_from
         )
         if self.spec.idle_compression:
             self.coordinator.event("warning", self.spec.idle_compression)
@@ -144,30 +144,30 @@ class RayJob:
         self.reforming = False
         self._lend()
         self._open_epoch()
-        at.board = self.host.board
+        at.run_state = self.host.run_state
         self._live()
         return True
 
     def _is_over(self) -> bool:
         """Whether the run is at its end, or was stopped, and not only this epoch."""
-        at, board, run = self.coordinator, self.coordinator.board, self.run
+        at, run_state, run = self.coordinator, self.coordinator.run_state, self.run
         if at.interrupted or at.stopped_because:
             return True
-        living = [rank for rank in board.living() if rank < run.replicas]
-        steps = run.env_steps is not None and board.total_env_steps() >= run.env_steps
-        return steps or (run.updates is not None and all(board.clock(r) >= run.updates for r in living))
+        living = [rank for rank in run_state.living() if rank < run.replicas]
+        steps = run.env_steps is not None and run_state.total_env_steps() >= run.env_steps
+        return steps or (run.updates is not None and all(run_state.clock(r) >= run.updates for r in living))
 
     def _lend(self) -> None:
         """Fresh memory: in the former, members stand at different places."""
-        if self.arena is not None:
+        if self.memory_file is not None:
             self.host.close()
-            self.arena.close()
-        self.arena = Arena.create()
-        self.offer = lend(self.arena)
+            self.memory_file.close()
+        self.memory_file = SharedMemoryFile.create()
+        self.offer = lend(self.memory_file)
         self.epoch += 1
 
     def _open_epoch(self) -> None:
-        """Open the epoch's board: all members that have an actor are alive on it, with the counts they go on
+        """Open the epoch's run_state: all members that have an actor are alive on it, with the counts they go on
         from."""
         shares = self.offer.descriptor >= 0 and all(s.shares for s in self.workers.values())
         self.spec = JobSpec(
@@ -188,10 +188,10 @@ class RayJob:
         self.host = MemberHost(self.spec, store, [], leads=True, address=self.address)
         if self.resume is not None:  # totals must not fall back to zero while the members read their parts
             for rank, steps in enumerate(self.resume.manifest.get("replica_env_steps", ())):
-                self.host.board.advance(rank, int(steps), 0)
+                self.host.run_state.advance(rank, int(steps), 0)
         for rank in range(self.run.members):
             if rank not in self.actors:
-                self.host.board.bury(rank)
+                self.host.run_state.mark_dead(rank)
 
     def _live(self) -> None:
         pids: dict[int, int | None] = {rank: w.process.pid for rank, w in sorted(self.workers.items())}
@@ -248,7 +248,7 @@ class RayJob:
                 del self.coming[rank]
                 self._replace(rank)
         if self.reforming:
-            self.host.board.request_stop()
+            self.host.run_state.request_stop()
 
     def _has_come(self, rank: int) -> bool:
         try:
@@ -260,10 +260,10 @@ class RayJob:
     def _kill_late(self) -> None:
         """As the local launcher does: those that hold up the others first, then those that do not save."""
         late = sorted(self.awaited.values())
-        board = self.coordinator.board
-        if not any(board.has_finished(rank) for rank in range(board.size)):
+        run_state = self.coordinator.run_state
+        if not any(run_state.has_finished(rank) for rank in range(run_state.size)):
             raise RunFailed(shutdown.none_stopped())
-        unfinished = [rank for rank in late if not board.has_finished(rank)]
+        unfinished = [rank for rank in late if not run_state.has_finished(rank)]
         # the centre ends after the replicas: it waits for those of whose death it does not know, as we do
         for rank in [rank for rank in unfinished if rank < self.run.replicas] or unfinished or late:
             shutdown.tell_killed(self.coordinator, rank)
@@ -298,5 +298,5 @@ class RayJob:
             self.coordinator.close()
         if hasattr(self, "host"):
             self.host.close()
-        if self.arena is not None:
-            self.arena.close()
+        if self.memory_file is not None:
+            self.memory_file.close()

@@ -35,10 +35,10 @@ class WorkerActor:
     """Becomes an actor in ``murmurate.launch.ray``, which asks it one thing at a time."""
 
     def begin(self, offer: Offer) -> WorkerInfo:
-        arena = borrow(offer)
-        if arena is not None:
-            arena.close()
-        return WorkerInfo(Process.this(), socket.gethostname(), arena is not None)
+        memory_file = borrow(offer)
+        if memory_file is not None:
+            memory_file.close()
+        return WorkerInfo(Process.this(), socket.gethostname(), memory_file is not None)
 
     def live(self, run: Run, rank: int, spec: JobSpec, store: tuple[str, int]) -> Exit:
         """``rank``'s part of ``run`` to its end, or to the next epoch: see ``murmurate.launch.role.live``.

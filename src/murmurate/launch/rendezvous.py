@@ -21,7 +21,7 @@ from pathlib import Path
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from murmurate.errors import Refusal
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.processes.spawn import Exit
 from murmurate.launch.host_memory import Offer, Process, borrow, lend, this_host
 from murmurate.launch.job_spec import JobSpec
@@ -105,7 +105,7 @@ class Rendezvous:
         self.epoch = self._root.add("epoch", 1) if self.leads else 0
         self.offer: Offer | None = None
         self.others: dict[int, RankInfo] = {}
-        self._arena: Arena | None = None
+        self._memory_file: SharedMemoryFile | None = None
 
     @property
     def leads(self) -> bool:
@@ -132,8 +132,8 @@ class Rendezvous:
 
         Raises Refusal naming the ranks that are missing.
         """
-        self._arena = Arena.create()
-        self.offer = lend(self._arena)
+        self._memory_file = SharedMemoryFile.create()
+        self.offer = lend(self._memory_file)
         self.store.set("offer", json.dumps(dataclasses.asdict(self.offer)))
         self._root.set("current", str(self.epoch))
         until = time.monotonic() + _GATHER_SECONDS
@@ -198,10 +198,10 @@ class Rendezvous:
 
     def _register(self, nonce: str) -> None:
         self.offer = Offer(**json.loads(self.store.get("offer")))
-        arena = borrow(self.offer)
-        if arena is not None:
-            arena.close()
-        mine = RankInfo(nonce, self.process, socket.gethostname(), self.address(), arena is not None)
+        memory_file = borrow(self.offer)
+        if memory_file is not None:
+            memory_file.close()
+        mine = RankInfo(nonce, self.process, socket.gethostname(), self.address(), memory_file is not None)
         self.store.set(f"rank/{self.environment.rank}", json.dumps(dataclasses.asdict(mine)))
 
     def report(self, found: Exit) -> None:
@@ -233,8 +233,8 @@ class Rendezvous:
         return own_address(self.environment.address, others)
 
     def close(self) -> None:
-        if self._arena is not None:
-            self._arena.close()
+        if self._memory_file is not None:
+            self._memory_file.close()
 
 
 def _connect(environment: Environment) -> TCPStore:

@@ -15,7 +15,7 @@ import torch
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.processes.fabric import ProcessFabric
-from murmurate.fabric.processes.run_state import Board
+from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.spawn import (
     FAILED,
     FINISHED,
@@ -49,19 +49,23 @@ def replica(
 
     joins: in place of one that died; it comes in with a living peer's state.
     """
-    take_signals(lambda *_: leave_unless_stopping(worker.board))
+    take_signals(lambda *_: leave_unless_stopping(worker.run_state))
     keep_log(folder, worker.rank)
     settle_arithmetic(run.placement.threads)
 
     def post() -> Post:
         fabric = ProcessFabric(
-            worker.arena, worker.board, worker.rank, joins=joins, by_agreement=run.strategy.synchronous
+            worker.memory_file,
+            worker.run_state,
+            worker.rank,
+            joins=joins,
+            by_agreement=run.strategy.synchronous,
         )
         restored = None if resume is None or joins else resume.part(worker.rank)
         return Post(
             worker.rank,
             fabric,
-            worker.board,
+            worker.run_state,
             folder,
             started_at,
             offset_seconds,
@@ -108,11 +112,11 @@ def keep_log(folder: Path, rank: int) -> None:
     faulthandler.enable()
 
 
-def leave_unless_stopping(board: Board) -> None:
+def leave_unless_stopping(run_state: RunState) -> None:
     """SIGTERM to all processes of the run (a scheduler does that) saves and stops; to this one, ends it."""
 
     def decide() -> None:
-        if not board.stop_requested:
+        if not run_state.stop_requested:
             leave(128 + signal.SIGTERM)
 
     timer = threading.Timer(_STOP_SECONDS, decide)

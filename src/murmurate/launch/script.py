@@ -186,7 +186,7 @@ def _collect(plan: Plan, workers: WorkerProcesses) -> list[Any]:
         for worker in ended:
             results[worker.rank] = _result(worker)
             if isinstance(results[worker.rank], Died) or plan.strategy.common_rounds:
-                workers.board.bury(worker.rank)  # the others go on without it
+                workers.run_state.mark_dead(worker.rank)  # the others go on without it
     replicas = [results[rank] for rank in range(plan.replicas)]
     if all(isinstance(r, Died) for r in replicas):
         codes = ", ".join(str(r.exit_code) for r in replicas)
@@ -218,13 +218,13 @@ def _live(plan: Plan, worker: Worker) -> Exit:
     """What a worker does for a script."""
     take_signals()
     torch.set_num_threads(plan.threads)
-    fabric = ProcessFabric(worker.arena, worker.board, worker.rank, plan.deadline_seconds)
+    fabric = ProcessFabric(worker.memory_file, worker.run_state, worker.rank, plan.deadline_seconds)
     try:
         with contextlib.redirect_stdout(_stdout(plan.output, worker.rank)):
             result = plan.live(fabric)
     except Refusal as refusal:
         return Exit(REFUSED, str(refusal))
-    worker.board.finished(worker.rank)
+    worker.run_state.finished(worker.rank)
     return Exit(FINISHED, result=result)
 
 

@@ -87,7 +87,7 @@ class Torchrun(Launcher):
         )
         mine = [0, *range(run.replicas, run.members)]
         host = MemberHost(spec, us.store, mine, leads=True, address=us.address())
-        coordinator = Coordinator(run, folder, host.board, started_at, resume)
+        coordinator = Coordinator(run, folder, host.run_state, started_at, resume)
         coordinator.event("launcher", _on_death(us.environment))
         if spec.idle_compression:
             coordinator.event("warning", spec.idle_compression)
@@ -133,21 +133,21 @@ class _OwnRole:
 
 def _watch(roles: list[_OwnRole], us: ElasticRanks, host: MemberHost, coordinator: Coordinator) -> None:
     """Until every member has saved its last part. Raises RunFailed for one that ended before, Refusal."""
-    board = host.board
+    run_state = host.run_state
     ending = shutdown.Shutdown(coordinator)
-    while not board.saved_by_all(FINAL_REQUEST):
+    while not run_state.saved_by_all(FINAL_REQUEST):
         time.sleep(_POLL_SECONDS)
         for role in roles:
             if role.exit is not None:
                 _take_end(role.rank, role.exit, coordinator)
         for rank, other in us.others.items():
             gone = host.is_gone(rank, other.process, _SILENT_SECONDS)
-            if gone and not board.has_saved(rank, FINAL_REQUEST):
+            if gone and not run_state.has_saved(rank, FINAL_REQUEST):
                 _take_end(rank, us.reported(rank), coordinator)
                 _raise_death(rank, other, us.environment, coordinator)
         coordinator.poll()
         if ending.is_overdue():
-            late = [rank for rank in range(board.size) if not board.has_saved(rank, FINAL_REQUEST)]
+            late = [rank for rank in range(run_state.size) if not run_state.has_saved(rank, FINAL_REQUEST)]
             raise RunFailed(
                 f"rank(s) {late} did not stop within {shutdown.STOP_DEADLINE_SECONDS:g} s. "
                 "The last checkpoint is kept."
@@ -186,10 +186,10 @@ def _unblock(roles: list[_OwnRole], host: MemberHost, coordinator: Coordinator) 
     """Let the own threads leave whatever they wait for, so that the process can end."""
     if all(role.exit is not None for role in roles):
         return
-    host.board.request_stop()
-    for rank in range(host.board.size):
+    host.run_state.request_stop()
+    for rank in range(host.run_state.size):
         if rank not in [role.rank for role in roles]:
-            host.board.bury(rank)
+            host.run_state.mark_dead(rank)
     until = time.monotonic() + _LEAVE_SECONDS
     for role in roles:
         if role.thread.is_alive():
@@ -220,7 +220,7 @@ class ElasticRanks(Rendezvous):
             self.report(Exit(REFUSED, str(refusal)))
             raise
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what Ctrl-C means
-        signal.signal(signal.SIGTERM, lambda *_: leave_unless_stopping(host.board))
+        signal.signal(signal.SIGTERM, lambda *_: leave_unless_stopping(host.run_state))
         settle_arithmetic(run.placement.threads)
         over = threading.Event()
         threading.Thread(target=_leave_with, args=(spec.leader, host, over), daemon=True).start()

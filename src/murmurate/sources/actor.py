@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from murmurate.agents.interface import Action, Agent
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.sources.shared_ring import Pauses, Record, Ring, Weights, give_way
@@ -65,9 +65,9 @@ class Acting:
         self._spec, self._agent = spec, cast(Agent, config.build(Context(spec, Replica, orders.seed)))
         self._agent.assign_simulators(orders.first, orders.total)
         descriptor, count = orders.weights
-        self._weights = Weights(Arena(descriptor), count)
+        self._weights = Weights(SharedMemoryFile(descriptor), count)
         behaviour = config.requires.behaviour
-        self._ring = Ring(Arena(orders.ring), spec, orders.simulators, behaviour)
+        self._ring = Ring(SharedMemoryFile(orders.ring), spec, orders.simulators, behaviour)
         self._generator = derive_generator(orders.seed, f"actions {orders.life}", orders.first)
         self._version = 0
         self._pauses = Pauses()

@@ -16,7 +16,7 @@ import torch
 
 from murmurate.agents.interface import Agent
 from murmurate.errors import RunFailed
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.replicator.learner import updates_of
 from murmurate.sources.actor import Orders
 from murmurate.sources.replay_sampler import ReplaySampler
@@ -42,7 +42,7 @@ class _Actor:
     index: int
     low: int
     simulators: int
-    arena: Arena
+    memory_file: SharedMemoryFile
     ring: Ring
     process: subprocess.Popen[bytes] | None = None
     lives: int = 0
@@ -105,14 +105,14 @@ class ActorSource:
         self._seed, self._sampler = seed, sampler
         self._acting = [learner.replicas[name] for name in learner.acting]
         count = sum(len(replica) for replica in self._acting)
-        self._arena = Arena.create()
-        self._weights = Weights(self._arena, count)
+        self._memory_file = SharedMemoryFile.create()
+        self._weights = Weights(self._memory_file, count)
         bounds = [cast.simulators * k // cast.actors for k in range(cast.actors + 1)]
         self._actors = []
         for index, (low, high) in enumerate(itertools.pairwise(bounds)):
-            arena = Arena.create()
-            ring = Ring(arena, spec, high - low, cast.agent.requires.behaviour)
-            self._actors.append(_Actor(index, low, high - low, arena, ring))
+            memory_file = SharedMemoryFile.create()
+            ring = Ring(memory_file, spec, high - low, cast.agent.requires.behaviour)
+            self._actors.append(_Actor(index, low, high - low, memory_file, ring))
         self._pauses = Pauses()
         self._turn = self._lag = self._lag_max = 0
         self._looked = 0.0
@@ -199,13 +199,13 @@ class ActorSource:
             seed=self._seed,
             life=f"{self._sampler.batches} {actor.lives}",
             random_env_steps=cast.random_env_steps * actor.simulators // cast.simulators,
-            weights=(self._arena.descriptor, len(self._weights)),
-            ring=actor.arena.descriptor,
+            weights=(self._memory_file.descriptor, len(self._weights)),
+            ring=actor.memory_file.descriptor,
         )
         actor.process = subprocess.Popen(
             [sys.executable, "-m", "murmurate.sources.actor"],
             stdin=subprocess.PIPE,
-            pass_fds=(self._arena.descriptor, actor.arena.descriptor),
+            pass_fds=(self._memory_file.descriptor, actor.memory_file.descriptor),
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         actor.lives += 1
@@ -274,8 +274,8 @@ class ActorSource:
         self._sampler.close()
         for actor in self._actors:
             _forget(actor)
-            actor.arena.close()
-        self._arena.close()
+            actor.memory_file.close()
+        self._memory_file.close()
 
 
 def _forget(actor: _Actor) -> None:

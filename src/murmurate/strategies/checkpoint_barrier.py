@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
-from murmurate.fabric.interface import Channel, Letter
+from murmurate.fabric.interface import Channel, Message
 from murmurate.strategies.interface import FINAL_DRAIN, MemberEvent
 
 IDLE_SECONDS = 0.002  # that a centre waits for the next message
@@ -29,11 +29,11 @@ class CheckpointBarrier:
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
-        self._held: list[tuple[int, Letter]] = []  # each with the number of the marker it came after
+        self._held: list[tuple[int, Message]] = []  # each with the number of the marker it came after
         self._markers: dict[int, int] = {}  # the last one of each sender
         self._next_number = 1  # of the first checkpoint that is not behind us
 
-    def receive(self, channel: Channel, wait_seconds: float = 0.0) -> Letter | None:
+    def receive(self, channel: Channel, wait_seconds: float = 0.0) -> Message | None:
         """The next delta of before the next checkpoint, or None."""
         delta, came = self._next(channel, wait_seconds)
         while delta is None and came:
@@ -65,7 +65,7 @@ class CheckpointBarrier:
         channel: Channel,
         number: int,
         senders: Iterable[int],
-        absorb: Callable[[Letter], None],
+        absorb: Callable[[Message], None],
         deadline_seconds: float,
     ) -> bool:
         """Absorb all that the living among ``senders`` sent before their marker; False at the deadline.
@@ -91,7 +91,7 @@ class CheckpointBarrier:
     def _silent(self, channel: Channel, awaited: set[int], number: int) -> bool:
         return any(self._markers.get(j, 0) < number for j in awaited & set(channel.living()))
 
-    def _next(self, channel: Channel, wait_seconds: float) -> tuple[Letter | None, bool]:
+    def _next(self, channel: Channel, wait_seconds: float) -> tuple[Message | None, bool]:
         """(a delta of before the next checkpoint if that is what is next, whether anything came)."""
         delta = self._due()
         if delta is not None:
@@ -108,7 +108,7 @@ class CheckpointBarrier:
             self._held.append((marker, found))
         return None, True
 
-    def _due(self) -> Letter | None:
+    def _due(self) -> Message | None:
         """The first that was held back and no longer has to be."""
         for index, (marker, delta) in enumerate(self._held):
             if marker < self._next_number:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from murmurate.errors import Refusal
-from murmurate.fabric.interface import Capability, Channel, FabricError, Letter
+from murmurate.fabric.interface import Capability, Channel, FabricError, Message
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.strategies.checkpoint_barrier import IDLE_SECONDS, CheckpointBarrier
 from murmurate.strategies.interface import (
@@ -119,7 +119,7 @@ class Elastic(Strategy):
             self._pull(message, replica, channel)
         return message is not None
 
-    def _pull(self, message: Letter, replica: Replica, channel: Channel) -> None:
+    def _pull(self, message: Message, replica: Replica, channel: Channel) -> None:
         centre = replica.params.detach()
         if channel.send(message.sender, _REPLY, centre):  # towards the dead nobody moves
             centre.add_(message.x.sub_(centre), alpha=self._beta)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Channel, Letter
+from murmurate.fabric.interface import Capability, Channel, Message
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.strategies.checkpoint_barrier import IDLE_SECONDS, CheckpointBarrier
 from murmurate.strategies.interface import (
@@ -117,7 +117,7 @@ class ParameterServer(Strategy):
         else:
             demand_centre(channel, _LOST)
 
-    def _pull(self, message: Letter | None, replica: Replica) -> bool:
+    def _pull(self, message: Message | None, replica: Replica) -> bool:
         if message is None:
             return False
         self._awaited = False
@@ -141,7 +141,7 @@ class ParameterServer(Strategy):
             self._fold(message, replica, channel)
         return message is not None
 
-    def _fold(self, message: Letter, replica: Replica, channel: Channel) -> None:
+    def _fold(self, message: Message, replica: Replica, channel: Channel) -> None:
         """The version answered is the number of folds; a minus says that this one was refused."""
         refused = 0 < self.delay_bound < replica.clock - message.note
         if refused:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Channel, Letter
+from murmurate.fabric.interface import Capability, Channel, Message
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.strategies.checkpoint_barrier import CheckpointBarrier
 from murmurate.strategies.interface import Behaviour, MemberEvent, Strategy, mean_of_published, require
@@ -118,7 +118,7 @@ class PushSum(Strategy):
         """The living but those who take no further part: what is sent to them nobody would take."""
         return [rank for rank in channel.living() if rank == channel.rank or not self._mail.has_ended(rank)]
 
-    def _take(self, message: Letter) -> None:
+    def _take(self, message: Message) -> None:
         self._sum.add_(message.x)
         self._weight += message.note
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from murmurate.fabric.interface import Channel, FabricError, Letter
+from murmurate.fabric.interface import Channel, FabricError, Message
 from murmurate.strategies.interface import centre_of
 
 _POLL_SECONDS = 0.05  # how late a death may be noticed
@@ -25,7 +25,7 @@ def clear(channel: Channel, tag: str) -> None:
         pass
 
 
-def answer(channel: Channel, tag: str, deadline_seconds: float, lost: str) -> Letter | None:
+def answer(channel: Channel, tag: str, deadline_seconds: float, lost: str) -> Message | None:
     """The centre's next message under ``tag``; None at the deadline, where 0 never waits.
 
     Raises FabricError if the centre dies meanwhile.

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Channel, FabricError, Letter
+from murmurate.fabric.interface import Capability, Channel, FabricError, Message
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.spec import derive_generator
 from murmurate.strategies.interface import Behaviour, MemberEvent, Strategy, require
@@ -60,7 +60,7 @@ class SynchronousGossip(Strategy):
     )
 
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
-    _early: list[Letter] = field(default_factory=list, init=False, repr=False, compare=False)
+    _early: list[Message] = field(default_factory=list, init=False, repr=False, compare=False)
     _dead: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -123,7 +123,7 @@ class SynchronousGossip(Strategy):
                 f"stayed full for {self.deadline_seconds:g} s. It lives but does not read: look at its log."
             )
 
-    def _await(self, senders: Sequence[int], channel: Channel) -> list[Letter]:
+    def _await(self, senders: Sequence[int], channel: Channel) -> list[Message]:
         """This round's messages in the order of their senders; the dead are not waited for."""
         found = {x.sender: x for x in self._early if x.note == self._rounds}
         self._early = [x for x in self._early if x.note > self._rounds]

@@ -11,7 +11,7 @@ from murmurate.datasets.interface import DataSet
 from murmurate.fabric.interface import Channel, Fabric
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.replicator.collectives import Group
-from murmurate.replicator.gather import Wire
+from murmurate.replicator.gather import TensorExchange
 from murmurate.replicator.learner import Context, Replicate, updates_of
 from murmurate.replicator.replicator import Replicator
 from murmurate.sources.interface import Source, SourceContext
@@ -47,7 +47,7 @@ def learner_of(run: Run, rank: int, replicator: Replicator) -> Any:
     fabric = replicator.fabric
 
     def group() -> Group:
-        return Group(Wire(fabric, range(run.replicas)))
+        return Group(TensorExchange(fabric, range(run.replicas)))
 
     return build_learner(run, rank, replicator.replicate, group if run.strategy.common_rounds else None)
 

@@ -16,7 +16,7 @@ from murmurate.fabric.processes.shared_memory import refuse_if_small
 from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
 from murmurate.record.reader import truncate_after
 from murmurate.replicator.collectives import Group
-from murmurate.replicator.gather import Wire
+from murmurate.replicator.gather import TensorExchange
 from murmurate.replicator.learner import Context, Learner
 from murmurate.replicator.replicator import Replicator, check_capabilities
 from murmurate.training import checkpoint
@@ -221,7 +221,7 @@ def _attempt(run: Run) -> Learner:
 
     def build(fabric: Fabric) -> Learner:
         replicator = Replicator(run.strategy, fabric)
-        group = (lambda: Group(Wire(fabric))) if run.strategy.common_rounds else None
+        group = (lambda: Group(TensorExchange(fabric))) if run.strategy.common_rounds else None
         learner: Learner = run.learner.build(Context(spec, replicator.replicate, run.seed, open_group=group))
         return learner
 

@@ -32,8 +32,8 @@ import torch
 
 from murmurate.fabric.interface import Fabric
 from murmurate.fabric.processes.fork_server import OF_RUNS, fork_server
-from murmurate.fabric.processes.run_state import Board
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.run_state import RunState
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 
 FINISHED, FAILED, REFUSED, LATE, DIED = "finished", "failed", "refused", "late", "died"
 _LINGER_SECONDS = 60.0  # at most; whoever started the members ends them once all have given their results
@@ -78,18 +78,20 @@ class Worker:
     """What a worker's function is given. ``afterwards`` is closed once the worker's result is sent."""
 
     rank: int
-    arena: Arena
-    board: Board
+    memory_file: SharedMemoryFile
+    run_state: RunState
     afterwards: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
 
 Work = Callable[[Worker], Exit]
 
 
-def open_board(arena: Arena, size: int) -> Board:
-    """The board is the arena's first region, for the launcher and the workers alike."""
-    cells: np.ndarray[Any, np.dtype[np.int64]] = arena.counters("board", (Board.cells_needed(size),))
-    return Board(size, cells)
+def open_run_state(memory_file: SharedMemoryFile, size: int) -> RunState:
+    """The run state is the shared memory's first region, for the launcher and the workers alike."""
+    cells: np.ndarray[Any, np.dtype[np.int64]] = memory_file.counters(
+        "run_state", (RunState.cells_needed(size),)
+    )
+    return RunState(size, cells)
 
 
 # -- in the launcher --------------------------------------------------------------------------------------
@@ -154,7 +156,7 @@ class WorkerProcess:
 
 
 class WorkerProcesses:
-    """The workers of one run or script, the memory that they share, and its board. A context manager, at the
+    """The workers of one run or script, the memory that they share, and its run_state. A context manager, at the
     end of which none of them is left.
 
     preload: see ``fork_server``. Raises Refusal where no process can be started.
@@ -163,9 +165,9 @@ class WorkerProcesses:
     def __init__(self, size: int, preload: Sequence[str] = OF_RUNS) -> None:
         self.size = size
         self._context = fork_server(preload)
-        self.arena = Arena.create()
-        self.board = open_board(self.arena, size)
-        self.board.open()
+        self.memory_file = SharedMemoryFile.create()
+        self.run_state = open_run_state(self.memory_file, size)
+        self.run_state.open()
         self.by_rank: dict[int, WorkerProcess] = {}
         atexit.register(self.close)  # multiprocessing would wait for workers that an interrupt left over
 
@@ -184,7 +186,7 @@ class WorkerProcesses:
         method = multiprocessing.get_start_method(allow_none=True)
         process = self._context.Process(
             target=_live,
-            args=(packed, rank, self.size, self.arena, theirs, method),
+            args=(packed, rank, self.size, self.memory_file, theirs, method),
             name=f"murmurate-replica-{rank}",
         )
         process.start()
@@ -207,21 +209,23 @@ class WorkerProcesses:
 
     def close(self) -> None:
         self.kill()
-        self.arena.close()
+        self.memory_file.close()
         atexit.unregister(self.close)
 
 
 # -- in a worker ------------------------------------------------------------------------------------------
 
 
-def _live(work: bytes, rank: int, size: int, arena: Arena, line: Connection, method: str | None) -> None:
+def _live(
+    work: bytes, rank: int, size: int, memory_file: SharedMemoryFile, line: Connection, method: str | None
+) -> None:
     """Process entry point of a worker."""
     # A data loader's workers start as they would in the launcher, by default as this process's children. Else
     # they would come from a fork server of this worker, which would outlive it.
     multiprocessing.set_start_method(method, force=True)
     faulthandler.enable()
     threading.Thread(target=_leave_with_launcher, daemon=True).start()
-    worker = Worker(rank, arena, open_board(arena, size))
+    worker = Worker(rank, memory_file, open_run_state(memory_file, size))
     with worker.afterwards:
         try:
             found: Exit = pickle.loads(work)(worker)
@@ -271,7 +275,7 @@ def _leave_with_launcher() -> None:
 
 # -- members as functions ---------------------------------------------------------------------------------
 
-MakeFabric = Callable[[Arena, Board, int, float], Fabric]
+MakeFabric = Callable[[SharedMemoryFile, RunState, int, float], Fabric]
 
 
 def run(
@@ -295,7 +299,7 @@ def run(
                 if found.how == FINISHED:
                     results[worker.rank] = found.result
                     continue
-                workers.board.bury(worker.rank)  # nobody waits for it
+                workers.run_state.mark_dead(worker.rank)  # nobody waits for it
                 if found.how == DIED:
                     results[worker.rank] = Died(worker.rank, worker.process.exitcode)
                 else:
@@ -311,7 +315,7 @@ def _member(
     take_signals()
     torch.set_num_threads(1)
     try:
-        fabric: Any = make_fabric(worker.arena, worker.board, worker.rank, deadline_seconds)
+        fabric: Any = make_fabric(worker.memory_file, worker.run_state, worker.rank, deadline_seconds)
         result = function(fabric)
     except BaseException as error:
         return Exit.failed(error, result=error)

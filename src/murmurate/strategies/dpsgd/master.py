@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Channel, Letter
+from murmurate.fabric.interface import Channel, Message
 from murmurate.replica.vector import Replica
 from murmurate.strategies.dpsgd.node import REPLY, leader_of
 
@@ -28,7 +28,7 @@ class Master:
         self.unfolded: list[Tensor] = []
         self._batch, self._delay_bound = batch, delay_bound
 
-    def take(self, push: Letter, channel: Channel) -> bool:
+    def take(self, push: Message, channel: Channel) -> bool:
         """Keep what a node pushed, fold when M are there, answer at once; whether it was refused.
 
         The answer's note counts updates of v; a minus says that the push was refused.

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Channel, Letter
+from murmurate.fabric.interface import Channel, Message
 from murmurate.replica.vector import Exchange, Replica
 
 REPLY = "parameters"  # the tag of the master's answers
@@ -75,7 +75,7 @@ class Node:
         self.base = shared("base", replica.params.detach().clone())
         self.marks = shared("marks", torch.zeros(5, dtype=torch.int64))
         self.clocks = torch.zeros(max(ranks) + 1, dtype=torch.int64) if clocks is None else clocks
-        self.reply: Letter | None = None  # one that has come and could not be taken in yet
+        self.reply: Message | None = None  # one that has come and could not be taken in yet
         self._rounds = self._pulled_at = 0
         self._saved: dict[str, Any] = {}
 
@@ -110,7 +110,7 @@ class Node:
         self.awaited = self.rank + 1
         self._advance(difference)
 
-    def pull(self, reply: Letter) -> bool:
+    def pull(self, reply: Message) -> bool:
         """u <- v' + (u - u at the push); True if the push was refused.
 
         The reply's note counts updates of v; a minus says that the push was too old. Then what was learned

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from murmurate.fabric.interface import Capability, Channel, Letter
+from murmurate.fabric.interface import Capability, Channel, Message
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.strategies.checkpoint_barrier import IDLE_SECONDS, CheckpointBarrier
 from murmurate.strategies.dpsgd.master import Master
@@ -171,7 +171,7 @@ class DPSGD(Strategy):
             self._fold(push, channel)
         return push is not None
 
-    def _fold(self, push: Letter, channel: Channel) -> None:
+    def _fold(self, push: Message, channel: Channel) -> None:
         self.refused += self._master.take(push, channel)
 
     def on_member(self, event: MemberEvent) -> None:
