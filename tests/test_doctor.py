@@ -14,7 +14,7 @@ import pytest
 from murmurate import native
 from murmurate.cli import doctor
 from murmurate.cli.main import main
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 
 
 def _look(name: str) -> dict[str, str]:
@@ -79,10 +79,10 @@ def test_little_memory_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_shared_memory_is_bad_and_there_is_a_way_without(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _look("shared memory")["status"] == "ok"
 
-    def denied() -> Arena:
+    def denied() -> SharedMemoryFile:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Arena, "create", staticmethod(denied))
+    monkeypatch.setattr(SharedMemoryFile, "create", staticmethod(denied))
     check = _look("shared memory")
     assert check["status"] == "bad"
     assert "Permission denied" in check["found"]

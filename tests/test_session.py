@@ -14,8 +14,8 @@ import torch
 from murmurate.cli.main import main
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.processes.fabric import ProcessFabric
-from murmurate.fabric.processes.run_state import Board
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.run_state import RunState
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.recipes import recipe
 from murmurate.replica.vector import Replica
 from murmurate.strategies.gala import GALA
@@ -170,29 +170,29 @@ def test_a_checkpoint_that_hangs_is_given_up_and_another_asked_for(
 ) -> None:
     run = dataclasses.replace(recipe("cartpole-gala"), replicas=2, checkpoint_every_env_steps=100)
     claim(tmp_path / "run")
-    board = Board(2)
-    board.open()
-    watcher = Coordinator(run, tmp_path / "run", board, started_at=0.0)
-    board.advance(0, 150, 1)
+    run_state = RunState(2)
+    run_state.open()
+    watcher = Coordinator(run, tmp_path / "run", run_state, started_at=0.0)
+    run_state.advance(0, 150, 1)
     watcher.poll()
-    assert board.checkpoint_requested == 1
-    board.saved(0, 1)
-    board.advance(0, 250, 2)
+    assert run_state.checkpoint_requested == 1
+    run_state.saved(0, 1)
+    run_state.advance(0, 250, 2)
     watcher.poll()
-    assert board.checkpoint_requested == 1  # replica 1 still has time
+    assert run_state.checkpoint_requested == 1  # replica 1 still has time
     monkeypatch.setattr(coordinator, "_CHECKPOINT_DEADLINE_SECONDS", -1.0)
     watcher.poll()
-    assert board.checkpoint_requested == 2
+    assert run_state.checkpoint_requested == 2
     assert [e["event"] for e in watcher.events] == ["warning"]
     watcher.close()
 
 
 def test_nobody_waits_for_a_peer_that_has_finished() -> None:
-    arena, board = Arena.create(), Board(2)
-    board.open()
-    channel = ProcessFabric(arena, board, 0).channel("x", torch.zeros(3))
+    memory_file, run_state = SharedMemoryFile.create(), RunState(2)
+    run_state.open()
+    channel = ProcessFabric(memory_file, run_state, 0).channel("x", torch.zeros(3))
     assert not channel.wait_newer([1], [0], deadline_seconds=0.01)
-    board.finished(1)
+    run_state.finished(1)
     assert channel.wait_newer([1], [0], deadline_seconds=0.01)
 
 

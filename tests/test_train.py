@@ -13,7 +13,7 @@ import torch
 
 from murmurate.agents.a2c import A2CAgent
 from murmurate.errors import Refusal, RunFailed
-from murmurate.fabric.processes.run_state import Board
+from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.recipes import recipe
 from murmurate.replica.vector import NotFinite
@@ -38,13 +38,15 @@ def a_run(strategy: str = "all-reduce", **fields: Any) -> Run:
 def learn(run: Run, folder: Path, restored: list[Restored] | None = None, act: Any = None) -> list[Learning]:
     """Every replica's ``Learning`` after its ``go`` (or after ``act``), on a simulated fabric."""
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    board = Board(run.replicas)
-    board.open()
+    run_state = RunState(run.replicas)
+    run_state.open()
     fabric = SimulatedFabric(run.replicas, seed=run.seed, keep_log=False)
 
     def role(rank: int, door: Any) -> Learning:
         torch.set_num_threads(1)
-        post = Post(rank, door, board, folder, time.monotonic(), 0.0, restored[rank] if restored else None)
+        post = Post(
+            rank, door, run_state, folder, time.monotonic(), 0.0, restored[rank] if restored else None
+        )
         learning = Learning(run, post)
         (act or Learning.go)(learning)
         return learning
@@ -183,7 +185,7 @@ def test_synchronous_members_agree_on_a_request_that_comes_between_them(tmp_path
 
         def ask(learning: Learning, answers: list[Any] = answers, who: int = case % 2) -> None:
             if learning.post.rank == who:
-                learning.post.board.request_checkpoint()
+                learning.post.run_state.request_checkpoint()
             answers.append(learning._consult())
             learning.source.close()
 
@@ -208,9 +210,9 @@ def test_nothing_that_is_not_finite_is_saved(tmp_path: Path) -> None:
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Any:
     (tmp_path / "checkpoints").mkdir()
-    board = Board(2)
-    board.open()
-    made = Coordinator(a_run("gala", checkpoint_every_env_steps=100), tmp_path, board, time.monotonic())
+    run_state = RunState(2)
+    run_state.open()
+    made = Coordinator(a_run("gala", checkpoint_every_env_steps=100), tmp_path, run_state, time.monotonic())
     yield made
     made.close()
 
@@ -220,35 +222,35 @@ def _part(coordinator: Coordinator, name: str, rank: int, steps: int) -> None:
 
 
 def test_a_checkpoint_is_asked_for_when_due_and_committed_when_whole(coordinator: Coordinator) -> None:
-    board, last = coordinator.board, coordinator.checkpoints / "last"
-    board.advance(0, 60, 6)
+    run_state, last = coordinator.run_state, coordinator.checkpoints / "last"
+    run_state.advance(0, 60, 6)
     coordinator.poll()
-    assert board.checkpoint_requested == 0
-    board.advance(1, 50, 5)
+    assert run_state.checkpoint_requested == 0
+    run_state.advance(1, 50, 5)
     coordinator.poll()
-    assert board.checkpoint_requested == 1
+    assert run_state.checkpoint_requested == 1
     _part(coordinator, "1", 0, 70)
-    board.saved(0, 1)
+    run_state.saved(0, 1)
     coordinator.poll()
     assert not last.exists(), "one part is missing"
     _part(coordinator, "1", 1, 50)
-    board.saved(1, 1)
-    board.advance(0, 99, 9)  # further on by now
+    run_state.saved(1, 1)
+    run_state.advance(0, 99, 9)  # further on by now
     coordinator.poll()
     manifest = checkpoint.read_manifest(last)
     # what was saved counts, not how far they have come since
     assert (manifest["env_steps"], manifest["replica_env_steps"]) == (120, [70, 50])
     coordinator.poll()
-    assert board.checkpoint_requested == 1, "the next one is due at 200"
+    assert run_state.checkpoint_requested == 1, "the next one is due at 200"
 
 
 def test_a_dead_replica_holds_no_checkpoint_up_and_keeps_its_count(coordinator: Coordinator) -> None:
-    board = coordinator.board
-    board.advance(0, 70, 7)
-    board.advance(1, 50, 5)
+    run_state = coordinator.run_state
+    run_state.advance(0, 70, 7)
+    run_state.advance(1, 50, 5)
     coordinator.poll()
     _part(coordinator, "1", 0, 80)
-    board.saved(0, 1)
+    run_state.saved(0, 1)
     coordinator.died(1, "SIGKILL")
     coordinator.died(1, "SIGKILL")
     coordinator.poll()
@@ -258,14 +260,14 @@ def test_a_dead_replica_holds_no_checkpoint_up_and_keeps_its_count(coordinator: 
 
 
 def test_one_that_ended_before_it_was_asked_takes_part_with_its_last_state(coordinator: Coordinator) -> None:
-    board = coordinator.board
-    board.advance(0, 70, 7)
-    board.advance(1, 50, 5)
+    run_state = coordinator.run_state
+    run_state.advance(0, 70, 7)
+    run_state.advance(1, 50, 5)
     coordinator.poll()
     _part(coordinator, FINAL, 1, 50)
-    board.saved(1, FINAL_REQUEST)
+    run_state.saved(1, FINAL_REQUEST)
     _part(coordinator, "1", 0, 80)
-    board.saved(0, 1)
+    run_state.saved(0, 1)
     coordinator.poll()
     last = coordinator.checkpoints / "last"
     assert checkpoint.parts(last) == [0, 1]
@@ -277,14 +279,14 @@ def test_one_that_ended_before_it_was_asked_takes_part_with_its_last_state(coord
 
 
 def test_a_checkpoint_asked_for_when_all_had_ended_is_the_final_one(coordinator: Coordinator) -> None:
-    board = coordinator.board
-    board.advance(0, 70, 7)
-    board.advance(1, 50, 5)
+    run_state = coordinator.run_state
+    run_state.advance(0, 70, 7)
+    run_state.advance(1, 50, 5)
     coordinator.poll()
-    assert board.checkpoint_requested == 1
+    assert run_state.checkpoint_requested == 1
     for rank, steps in ((0, 70), (1, 50)):
         _part(coordinator, FINAL, rank, steps)
-        board.saved(rank, FINAL_REQUEST)
+        run_state.saved(rank, FINAL_REQUEST)
     coordinator.poll()
     assert not (coordinator.checkpoints / "last").exists()
     assert coordinator.commit_final()
@@ -295,7 +297,7 @@ def test_parts_of_a_checkpoint_that_was_never_whole_are_cleared_at_the_next_star
     coordinator: Coordinator, tmp_path: Path
 ) -> None:
     _part(coordinator, "3", 0, 1)
-    again = Coordinator(coordinator.run, tmp_path, coordinator.board, time.monotonic())
+    again = Coordinator(coordinator.run, tmp_path, coordinator.run_state, time.monotonic())
     assert list((tmp_path / "checkpoints").iterdir()) == []
     again.close()
 
@@ -304,18 +306,18 @@ def test_a_best_checkpoint_that_was_set_aside_is_back_at_the_next_start(
     coordinator: Coordinator, tmp_path: Path
 ) -> None:
     (tmp_path / "checkpoints" / ".old-best").mkdir()
-    Coordinator(coordinator.run, tmp_path, coordinator.board, time.monotonic()).close()
+    Coordinator(coordinator.run, tmp_path, coordinator.run_state, time.monotonic()).close()
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["best"]
 
 
 def test_after_a_resume_the_next_checkpoint_is_due_where_it_would_have_been(coordinator: Coordinator) -> None:
     coordinator.restore({"env_steps": 250, "best": None})
-    coordinator.board.advance(0, 260, 26)
+    coordinator.run_state.advance(0, 260, 26)
     coordinator.poll()
-    assert coordinator.board.checkpoint_requested == 0
-    coordinator.board.advance(0, 300, 30)
+    assert coordinator.run_state.checkpoint_requested == 0
+    coordinator.run_state.advance(0, 300, 30)
     coordinator.poll()
-    assert coordinator.board.checkpoint_requested == 1
+    assert coordinator.run_state.checkpoint_requested == 1
 
 
 def test_a_disk_that_takes_no_event_files_is_a_failure_and_closing_is_not(

@@ -15,7 +15,7 @@ import torch
 
 from murmurate.agents.dqn import DQN, DQNAgent
 from murmurate.errors import RunFailed
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.interface import Steps
 from murmurate.replica.vector import Replica
@@ -51,7 +51,7 @@ def steps(number: int, values: bool = True) -> Steps:
 
 def put_many(descriptor: int, count: int) -> None:
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
-    ring = Ring(Arena(descriptor), SPEC, 3)
+    ring = Ring(SharedMemoryFile(descriptor), SPEC, 3)
     for number in range(count):
         until(lambda: ring.has_room, every=1e-4)
         episodes = [Episode(1, number / 4, number)] * (number % 3)
@@ -59,10 +59,10 @@ def put_many(descriptor: int, count: int) -> None:
 
 
 def test_records_come_whole_and_in_order_from_another_process() -> None:
-    arena = Arena.create()
-    ring = Ring(arena, SPEC, 3)
+    memory_file = SharedMemoryFile.create()
+    ring = Ring(memory_file, SPEC, 3)
     process = multiprocessing.get_context("fork").Process(
-        target=put_many, args=(arena.descriptor, 500), daemon=True
+        target=put_many, args=(memory_file.descriptor, 500), daemon=True
     )
     process.start()
     for number in range(500):
@@ -76,12 +76,12 @@ def test_records_come_whole_and_in_order_from_another_process() -> None:
         assert record.episodes == [Episode(1, number / 4, number)] * (number % 3)
         ring.drop()
     process.join()
-    arena.close()
+    memory_file.close()
 
 
 def test_a_full_ring_has_room_again_when_half_of_it_is_free() -> None:
-    arena = Arena.create()
-    writer, reader = Ring(arena, SPEC, 3), Ring(Arena(arena.descriptor), SPEC, 3)
+    memory_file = SharedMemoryFile.create()
+    writer, reader = Ring(memory_file, SPEC, 3), Ring(SharedMemoryFile(memory_file.descriptor), SPEC, 3)
     record = Record(steps(0), [], version=0)
     for _ in range(3):  # the same after any number of rounds
         while writer.has_room:
@@ -93,12 +93,12 @@ def test_a_full_ring_has_room_again_when_half_of_it_is_free() -> None:
         assert writer.has_room
         writer.put(record)
         assert writer.has_room  # it fills up before it rests again
-    arena.close()
+    memory_file.close()
 
 
 def publish_for_ever(descriptor: int, count: int) -> None:
     torch.set_num_threads(1)
-    weights = Weights(Arena(descriptor), count)
+    weights = Weights(SharedMemoryFile(descriptor), count)
     version = 0
     while True:
         version += 1
@@ -107,10 +107,10 @@ def publish_for_ever(descriptor: int, count: int) -> None:
 
 def test_no_version_is_ever_read_in_part() -> None:
     count = 100_000
-    arena = Arena.create()
-    weights = Weights(arena, count)
+    memory_file = SharedMemoryFile.create()
+    weights = Weights(memory_file, count)
     process = multiprocessing.get_context("fork").Process(
-        target=publish_for_ever, args=(arena.descriptor, count), daemon=True
+        target=publish_for_ever, args=(memory_file.descriptor, count), daemon=True
     )
     process.start()
     into, seen = torch.empty(count), set()
@@ -121,7 +121,7 @@ def test_no_version_is_ever_read_in_part() -> None:
         seen.add(version)
     process.kill()
     process.join()
-    arena.close()
+    memory_file.close()
     assert len(seen) > 5
 
 

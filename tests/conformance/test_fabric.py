@@ -192,8 +192,8 @@ def send_shorter_ones(door):
 
 def receive_shorter_ones(door):
     fabric = channel(door)
-    letters = [fabric.wait("x", 20.0) for _ in SHORT]
-    return [(letter.note, letter.x.view(torch.int32).tolist()) for letter in letters]
+    messages = [fabric.wait("x", 20.0) for _ in SHORT]
+    return [(message.note, message.x.view(torch.int32).tolist()) for message in messages]
 
 
 def send_many(count, door):
@@ -208,9 +208,9 @@ def keep_all_letters(count, door):
     fabric = channel(door)
     kept = []
     while len(kept) < count:
-        letter = fabric.wait("kept", 30.0)
-        letter.x.add_(1000.0)
-        kept.append(letter.x)
+        message = fabric.wait("kept", 30.0)
+        message.x.add_(1000.0)
+        kept.append(message.x)
     fabric.mean_(torch.zeros(N))
     return [x.unique().tolist() for x in kept]
 
@@ -232,8 +232,8 @@ def read_after_the_flood(door):
     fabric.wait_newer([0], [0], 30.0)
     taken = fabric.peek(0)[0].clone()
     numbers = []
-    while (letter := fabric.receive("flood")) is not None:
-        numbers.append(float(letter[1][0]))
+    while (message := fabric.receive("flood")) is not None:
+        numbers.append(float(message[1][0]))
     return int(taken[0]), numbers
 
 
@@ -455,8 +455,8 @@ class TestEveryFabric:
         assert torch.equal(x, vector(7))
 
     def test_shorter_letters_arrive_as_they_are(self, members):
-        _, letters = members(2, send_shorter_ones, receive_shorter_ones)
-        assert letters == [(count, any_bits(count).view(torch.int32).tolist()) for count in SHORT]
+        _, messages = members(2, send_shorter_ones, receive_shorter_ones)
+        assert messages == [(count, any_bits(count).view(torch.int32).tolist()) for count in SHORT]
 
     def test_letters_are_the_receivers_to_keep_and_stop_no_sender(self, members):
         count = 40

@@ -44,7 +44,7 @@ def use_all(channel, group):
     channel.broadcast_(y, last)
     after = (channel.rank + 1) % channel.size
     assert channel.send(after, "next", vector(group[channel.rank]), note=float(channel.rank))
-    letter = channel.wait("next", 30.0)
+    message = channel.wait("next", 30.0)
     channel.publish(vector(group[channel.rank], salt=1))
     assert channel.wait_newer(range(channel.size), [0] * channel.size, 30.0)
     read = [channel.peek(peer)[0].clone() for peer in range(channel.size)]
@@ -60,7 +60,7 @@ def use_all(channel, group):
         "mean": (count, x),
         "gathered": gathered,
         "broadcast": y,
-        "letter": (letter.sender, letter.note, letter.x),
+        "message": (message.sender, message.note, message.x),
         "read": read,
         "shared": shared,
     }
@@ -85,7 +85,7 @@ def check(group, rank, outcome):
     assert all(torch.equal(x, vector(group[p])) for p, x in outcome["gathered"].items())
     assert torch.equal(outcome["broadcast"], vector(group[-1]))
     before = (place - 1) % size
-    sender, note, x = outcome["letter"]
+    sender, note, x = outcome["message"]
     assert (sender, note) == (before, float(before))
     assert torch.equal(x, vector(group[before]))
     assert all(torch.equal(x, vector(group[p], salt=1)) for p, x in enumerate(outcome["read"]))

@@ -11,7 +11,7 @@ import torch
 
 from laws.problems import same
 from murmurate.fabric.interface import Capability
-from murmurate.fabric.processes.run_state import Board
+from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.recipes import recipe
 from murmurate.strategies import strategies
@@ -45,11 +45,11 @@ def together(run: Run, folder: Any, act: Any) -> list[Any]:
     """What ``act(run, post)`` gives for every member, on a simulated fabric."""
     torch.set_num_threads(1)
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    board = Board(run.members)
-    board.open()
+    run_state = RunState(run.members)
+    run_state.open()
 
     def role(door: Any) -> Any:
-        return act(run, Post(door.rank, door, board, folder, time.monotonic()))
+        return act(run, Post(door.rank, door, run_state, folder, time.monotonic()))
 
     return SimulatedFabric(run.members, seed=0, keep_log=False).run([role] * run.members)
 

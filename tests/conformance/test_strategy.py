@@ -77,8 +77,8 @@ def serve(kind, make_optimizer, door):
     while not done >= set(end.living()) - {door.rank}:
         with torch.no_grad():
             bond.strategy.serve(replica, bond.channel)
-        while (letter := end.receive("done")) is not None:
-            done.add(letter.sender)
+        while (message := end.receive("done")) is not None:
+            done.add(message.sender)
     assert replicator.settle(1, 5.0)
     replicator.publish()
     bond.channel.gather(replica.params.detach())  # after this, reads on the channel see what was published

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 import torch.distributed as dist
 
-from murmurate.fabric.network.crypto import Card
+from murmurate.fabric.network.crypto import PeerRecord
 from murmurate.fabric.network.endpoint import short
 from murmurate.fabric.network.fabric import NetworkFabric
 from waiting import DEADLINE_SECONDS
@@ -143,10 +143,12 @@ class Detour(dist.Store):
         if not key.endswith("/0"):
             return text
         run, epoch = short(RUN, size_bytes=16), 0
-        card = Card.read(text, run, epoch, SECRET)
+        card = PeerRecord.read(text, run, epoch, SECRET)
         if self.cable is None:
             self.cable = Cable(card.port)
-        return Card(0, card.address, self.cable.port, card.key, card.incarnation).sign(run, epoch, SECRET)
+        return PeerRecord(0, card.address, self.cable.port, card.key, card.incarnation).sign(
+            run, epoch, SECRET
+        )
 
 
 @contextlib.contextmanager

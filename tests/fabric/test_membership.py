@@ -10,36 +10,36 @@ import pytest
 import torch
 
 from murmurate.fabric.processes.fabric import ProcessChannel, ProcessFabric
-from murmurate.fabric.processes.run_state import Board, HandOver
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.run_state import HandOver, RunState
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from waiting import until
 
 N = 5
 
 
 class Host:
-    """An arena and a board, and doors to them as processes would have them."""
+    """a file of shared memory and a run state, and doors to them as processes would have them."""
 
     def __init__(self, size: int) -> None:
-        self._arena = Arena.create()
+        self._memory_file = SharedMemoryFile.create()
         self.size = size
-        self.board = self._board(self._arena)
-        self.board.open()
+        self.run_state = self._run_state(self._memory_file)
+        self.run_state.open()
 
-    def _board(self, arena: Arena) -> Board:
-        return Board(self.size, arena.counters("board", (Board.cells_needed(self.size),)))
+    def _run_state(self, memory_file: SharedMemoryFile) -> RunState:
+        return RunState(self.size, memory_file.counters("run_state", (RunState.cells_needed(self.size),)))
 
     def door(
         self, rank: int, joins: bool = False, by_agreement: bool = False
     ) -> tuple[ProcessFabric, ProcessChannel]:
-        arena = Arena(os.dup(self._arena.descriptor))
-        fabric = ProcessFabric(arena, self._board(arena), rank, 20.0, joins, by_agreement)
+        memory_file = SharedMemoryFile(os.dup(self._memory_file.descriptor))
+        fabric = ProcessFabric(memory_file, self._run_state(memory_file), rank, 20.0, joins, by_agreement)
         channel = fabric.channel("model", torch.zeros(N))
-        arena.close()
+        memory_file.close()
         return fabric, channel
 
     def close(self) -> None:
-        self._arena.close()
+        self._memory_file.close()
 
 
 @pytest.fixture
@@ -75,11 +75,11 @@ def full(value: float) -> torch.Tensor:
 
 
 def rebirth(host: Host, rank: int, by_agreement: bool = False) -> tuple[ProcessFabric, ProcessChannel]:
-    host.board.bury(rank)
-    host.board.begin_life(rank)
+    host.run_state.mark_dead(rank)
+    host.run_state.begin_incarnation(rank)
     made = host.door(rank, joins=True, by_agreement=by_agreement)
-    made[0].roster.board.ready(rank)
-    host.board.revive(rank)
+    made[0].membership.run_state.ready(rank)
+    host.run_state.revive(rank)
     return made
 
 
@@ -92,18 +92,18 @@ def test_a_hand_over_travels_as_one_number_that_a_float64_holds(asked: HandOver)
 
 
 def test_a_life_begins_only_after_the_last_one_has_ended() -> None:
-    board = Board(2)
-    board.open()
+    run_state = RunState(2)
+    run_state.open()
     with pytest.raises(ValueError, match="buried"):
-        board.begin_life(1)
-    epochs = [board.epoch]
-    board.bury(1)
-    epochs.append(board.epoch)
-    assert board.begin_life(1) == 1
-    assert not board.is_ready(1)
-    assert not board.has_entered(1)
-    board.revive(1)
-    epochs.append(board.epoch)
+        run_state.begin_incarnation(1)
+    epochs = [run_state.epoch]
+    run_state.mark_dead(1)
+    epochs.append(run_state.epoch)
+    assert run_state.begin_incarnation(1) == 1
+    assert not run_state.is_ready(1)
+    assert not run_state.has_entered(1)
+    run_state.revive(1)
+    epochs.append(run_state.epoch)
     assert epochs == sorted(set(epochs)), "every change raises the epoch"
 
 
@@ -131,12 +131,12 @@ def test_who_has_entered_is_spoken_with_at_once_and_told_between_two_steps(
     joiner, its_channel = rebirth(here, 1)
     joiner.enter(fabric.place([0]))
     its_channel.publish(full(2.0))
-    joiner.roster.board.enter(1)
+    joiner.membership.run_state.enter(1)
     assert channel.send(1, "x", full(1.0), deadline_seconds=0.0)
     assert list(fabric.living()) == [0], "a strategy's step sees one set of members"
-    assert fabric.roster.newcomers() == [1]
-    fabric.admit(1, here.board.life(1))
-    assert fabric.roster.newcomers() == []
+    assert fabric.membership.newcomers() == [1]
+    fabric.admit(1, here.run_state.incarnation(1))
+    assert fabric.membership.newcomers() == []
     assert list(fabric.living()) == [0, 1]
     assert torch.equal(channel.peek(1)[0], full(2.0))
 
@@ -148,17 +148,17 @@ def test_letters_of_and_to_a_life_that_is_over_are_refused_and_counted(host: Cal
     other.send(0, "x", full(1.0))
     one.send(1, "x", full(2.0))
     joiner, its_channel = rebirth(here, 1)
-    joiner.enter({"rounds": {"model": 0}, "partners": [0], "lives": [0, 0]})
-    joiner.roster.board.enter(1)
+    joiner.enter({"rounds": {"model": 0}, "partners": [0], "incarnations": [0, 0]})
+    joiner.membership.run_state.enter(1)
     assert one.receive("x") is None
     assert its_channel.receive("x") is None
     assert (one.traffic.refused, its_channel.traffic.refused) == (1, 1)
     # and the rings go on where they were
     for number in range(20):
         assert its_channel.send(0, "x", full(float(number)), note=number, deadline_seconds=0.0)
-        letter = one.receive("x")
-        assert letter is not None
-        assert (letter.sender, letter.note) == (1, number)
+        message = one.receive("x")
+        assert message is not None
+        assert (message.sender, message.note) == (1, number)
 
 
 def test_letters_of_the_dead_arrive_while_nobody_has_taken_their_place(host: Callable[[int], Host]) -> None:
@@ -166,9 +166,9 @@ def test_letters_of_the_dead_arrive_while_nobody_has_taken_their_place(host: Cal
     _, one = here.door(0)
     _, other = here.door(1)
     other.send(0, "x", full(1.0))
-    here.board.bury(1)
-    letter = one.receive("x")
-    assert letter is not None, "a delta that was sent counts"
+    here.run_state.mark_dead(1)
+    message = one.receive("x")
+    assert message is not None, "a delta that was sent counts"
 
 
 def test_versions_go_on_and_what_a_former_life_was_reading_is_let_go(host: Callable[[int], Host]) -> None:
@@ -222,7 +222,7 @@ def test_a_joiner_takes_part_from_one_round_on_for_everybody(
     fabric, its_channel = joiner[0]
     place = doors[0][0].place(partners[0])
     for door, _ in doors[:2]:
-        door.admit(2, here.board.life(2))
+        door.admit(2, here.run_state.incarnation(2))
         assert list(door.living()) == [0, 1, 2]
     z = full(9.0)
     came = quick._rounds[:2].copy()
@@ -241,8 +241,8 @@ def test_a_joiner_that_dies_at_the_door_is_not_waited_for(host: Callable[[int], 
     here = host(2)
     fabric, channel = here.door(0, by_agreement=True)
     rebirth(here, 1, by_agreement=True)
-    fabric.admit(1, here.board.life(1))
-    here.board.bury(1)
+    fabric.admit(1, here.run_state.incarnation(1))
+    here.run_state.mark_dead(1)
     assert channel.mean_(full(1.0)) == 1
 
 
@@ -257,17 +257,17 @@ def test_letters_in_the_hands_of_the_living_stay_and_those_of_the_dead_stop_nobo
     def exchange(first: int, count: int) -> None:
         for number in range(first, first + count):
             assert zero.send(1, "x", full(float(number)), deadline_seconds=0.0)
-            letter = one.receive("x")
-            assert letter is not None
-            kept.append(letter.x)
+            message = one.receive("x")
+            assert message is not None
+            kept.append(message.x)
 
     exchange(0, 6)
     if who == "sender":
         zero = rebirth(here, 0)[1]
     else:
         fabric, one = rebirth(here, 1)
-        fabric.enter({"rounds": {"model": 0}, "partners": [0], "lives": [0, 0]})
-        fabric.roster.board.enter(1)
+        fabric.enter({"rounds": {"model": 0}, "partners": [0], "incarnations": [0, 0]})
+        fabric.membership.run_state.enter(1)
         held_by_the_dead = kept[:4]  # lent, and nobody will ever give them back
         kept = []
     exchange(6, 20)
@@ -282,8 +282,8 @@ def test_a_letter_that_is_forgotten_gives_its_slot_back(host: Callable[[int], Ho
     places = set()
     for _ in range(50):
         assert zero.send(1, "x", full(1.0))
-        letter = one.receive("x")
-        assert letter is not None
-        places.add(letter.x.data_ptr())
-        del letter
+        message = one.receive("x")
+        assert message is not None
+        places.add(message.x.data_ptr())
+        del message
     assert len(places) == 1

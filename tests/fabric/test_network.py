@@ -25,9 +25,9 @@ def exercise(fabrics):
     assert there.wait_newer([0], [0], 10.0)
     assert torch.equal(there.peek(0)[0], fill(1))
     assert here.send(1, "x", fill(2), note=2.0**53)
-    letter = there.wait("x", 10.0)
-    assert (letter.sender, letter.note) == (0, 2.0**53)
-    assert torch.equal(letter.x, fill(2))
+    message = there.wait("x", 10.0)
+    assert (message.sender, message.note) == (0, 2.0**53)
+    assert torch.equal(message.x, fill(2))
     x, y = fill(3), fill(4)
     assert at_once(lambda: here.mean_(x), lambda: there.mean_(y)) == [2, 2]
     assert torch.equal(x, y)
@@ -105,7 +105,7 @@ def test_a_publisher_stops_for_who_reads_no_more_and_goes_on_when_it_does():
         here, there = channels(fabrics)
         here.publish(fill(0))
         assert there.wait_newer([0], [0], 10.0)
-        held = there._shelf._subscriptions[0]
+        held = there._register._subscriptions[0]
         for number in range(1, 100):
             here.publish(fill(number))
             until(lambda number=number: held.version == number + 1 or not held.asked)
@@ -125,9 +125,9 @@ def test_peeked_vectors_and_letters_stay_while_they_are_held():
             assert there.wait_newer([0], [number - 1], 10.0)
             assert here.send(1, "x", fill(-number))
             kept.append((number, there.peek(0)[0][1:3], there.wait("x", 10.0).x.view(N, 1)))
-        for number, peeked, letter in kept:
+        for number, peeked, message in kept:
             assert torch.equal(peeked, fill(number)[1:3])
-            assert torch.equal(letter, fill(-number).view(N, 1))
+            assert torch.equal(message, fill(-number).view(N, 1))
 
 
 def test_a_buffer_comes_back_when_the_last_view_is_gone():
@@ -148,8 +148,10 @@ def test_messages_for_a_channel_that_is_made_later_wait_for_it(shared_memory):
         here = fabrics[0].channel("late", torch.zeros(N))
         assert here.send(1, "x", fill(1))
         here.publish(fill(2))
-        hub = fabrics[1].hub
-        until(lambda: hub.early.frames or any(key[0] == "desk" for _, key in hub.early.told))
+        endpoint = fabrics[1].endpoint
+        until(
+            lambda: endpoint.pending.frames or any(key[0] == "desk" for _, key in endpoint.pending.announced)
+        )
         there = fabrics[1].channel("late", torch.zeros(N))
         assert torch.equal(there.wait("x", 10.0).x, fill(1))
         until(lambda: there.version(0) == 1)
@@ -172,9 +174,9 @@ def test_what_came_early_and_does_not_fit_is_refused_and_all_are_told_so():
     with members(2, shared_memory=False) as fabrics:
         here = fabrics[0].channel("model", torch.zeros(N))
         assert here.send(1, "x", fill(1))
-        early = fabrics[1].hub.early
-        until(lambda: early.frames and early.told)
-        with fabrics[1].hub.lock:
+        early = fabrics[1].endpoint.pending
+        until(lambda: early.frames and early.announced)
+        with fabrics[1].endpoint.lock:
             early.hear(0, ("taken", short("model").hex(), "x"), "much")
         there = fabrics[1].channel("model", torch.zeros(2 * N))
         assert fabrics[1].refused == {"length": 1, "meta": 1}
@@ -199,7 +201,7 @@ def test_what_was_sent_before_the_close_still_arrives_and_nothing_is_left_behind
         here.publish(fill(7))
         closing = threading.Thread(target=fabrics[0].close)
         closing.start()
-        until(lambda: fabrics[1].hub.links[0].finished)
+        until(lambda: fabrics[1].endpoint.connections[0].finished)
         assert [float(there.wait("x", 10.0).x[0]) for _ in range(30)] == [float(n) for n in range(30)]
         assert there.version(0) == 1, "who closes answers until the others close too"
         assert there.mean_(fill(2)) == 1, "who has finished is not waited for"

@@ -143,8 +143,8 @@ def test_mail_and_register_are_compressed_in_memory_too_and_collectives_exact(ki
         feedback, pool = Feedback(one), Pool()
         for turn in range(5):
             assert here.send(1, "x", x * turn, note=turn)
-            letter = there.wait("x", 10.0)
-            assert torch.equal(letter.x, one.decode(feedback.encode(x * turn, pool)))
+            message = there.wait("x", 10.0)
+            assert torch.equal(message.x, one.decode(feedback.encode(x * turn, pool)))
         here.publish(x)
         assert there.wait_newer([0], [0], 10.0)
         assert torch.equal(there.peek(0)[0], one.decode(one.encode(x, pool)))
@@ -199,8 +199,8 @@ def test_what_rounding_kept_back_before_a_cut_comes_after_it(compression, shared
         sender, receiver = Cut("delta"), Cut("delta")
         sent, arrived = torch.zeros(COUNT), torch.zeros(COUNT)
 
-        def absorb(letter):
-            arrived.add_(letter.x)
+        def absorb(message):
+            arrived.add_(message.x)
 
         for number in (1, 2):
             for turn in range(5):

@@ -12,7 +12,7 @@ import torch
 
 from fabric.networked import at_once, cabled, channels, members
 from murmurate.fabric.network.compression import Plain
-from murmurate.fabric.network.shm_peer import Lender, Neighbour, Region, Span
+from murmurate.fabric.network.shm_peer import Region, ShmOwner, ShmPeer, Span
 from waiting import until
 
 N = 200_000  # a vector of 800 kB
@@ -24,7 +24,7 @@ def vector(value):
 
 
 def near(fabric, peer):
-    return fabric.hub.links[peer].near
+    return fabric.endpoint.connections[peer].near
 
 
 def refuse(*_, **__):
@@ -118,7 +118,7 @@ def test_letters_are_kept_for_as_long_as_somebody_holds_them():
     """More than there are slots, so some lie where they were written and the others were copied."""
     with members(2) as fabrics:
         here, there = channels(fabrics, like=LIKE)
-        slots = len(here._desk.lanes[1].box.slots)
+        slots = len(here._shm.lanes[1].box.slots)
         kept = []
         for value in range(2 * slots):
             assert here.send(1, "x", vector(value))
@@ -127,14 +127,14 @@ def test_letters_are_kept_for_as_long_as_somebody_holds_them():
 
 
 def test_a_queue_in_memory_is_bounded_under_each_tag_and_others_go_on():
-    """Beyond 64 tags how many letters were read is no longer counted in memory, but told."""
+    """Beyond 64 tags how many messages were read is no longer counted in memory, but told."""
     with members(2) as fabrics:
         here, there = channels(fabrics)
         tags = [str(number) for number in range(70)]
         for tag in tags:
             assert here.send(1, tag, torch.zeros(5))
             there.wait(tag, 20.0)
-        capacity = here._postbox.capacity
+        capacity = here._mailbox.capacity
         for tag in (tags[0], tags[-1]):
             taken = 0
             while here.send(1, tag, torch.full((5,), float(taken)), deadline_seconds=0.0):
@@ -150,7 +150,7 @@ def test_a_queue_in_memory_is_bounded_under_each_tag_and_others_go_on():
 
 
 def test_threads_that_send_to_one_neighbour_do_not_mix():
-    """Each under a tag of its own, with more letters than there are slots."""
+    """Each under a tag of its own, with more messages than there are slots."""
     with members(2) as fabrics:
         here, there = channels(fabrics, like=LIKE)
         tags, count = ("a", "b", "c"), 60
@@ -162,9 +162,9 @@ def test_threads_that_send_to_one_neighbour_do_not_mix():
             found = {tag: [] for tag in tags}
             for _ in range(count):
                 for tag in tags:
-                    letter = there.wait(tag, 20.0)
-                    assert (letter.x == letter.note).all()
-                    found[tag].append(letter.note)
+                    message = there.wait(tag, 20.0)
+                    assert (message.x == message.note).all()
+                    found[tag].append(message.note)
             return found
 
         *sent, found = at_once(*[lambda tag=tag: send(tag) for tag in tags], read)
@@ -203,8 +203,8 @@ def test_who_waits_is_reached_by_what_comes_through_memory():
     with members(2) as fabrics:
         here, there = channels(fabrics, like=LIKE)
         for value in range(20):
-            letter, *_ = at_once(lambda: there.wait("x", 20.0), lambda v=value: here.send(1, "x", vector(v)))
-            assert torch.equal(letter.x, vector(value))
+            message, *_ = at_once(lambda: there.wait("x", 20.0), lambda v=value: here.send(1, "x", vector(v)))
+            assert torch.equal(message.x, vector(value))
             newer, _ = at_once(
                 lambda v=value: there.wait_newer([0], [v], 20.0), lambda v=value: here.publish(vector(v))
             )
@@ -236,13 +236,13 @@ def test_memory_that_cannot_be_mapped_is_sent_instead(monkeypatch):
         assert there.wait_newer([0], [12], 20.0)
         assert torch.equal(there.peek(0)[0], vector(-1))
         monkeypatch.undo()
-        before = fabrics[1].hub.links[0].connections
+        before = fabrics[1].endpoint.connections[0].connections
         cable.snap()
-        until(lambda: fabrics[1].hub.links[0].connections > before, "the line stands again")
+        until(lambda: fabrics[1].endpoint.connections[0].connections > before, "the line stands again")
         here.publish(vector(-2))  # a reader that mapped it now would not be seen to read
         assert there.wait_newer([0], [13], 20.0)
         assert torch.equal(there.peek(0)[0], vector(-2))
-        assert not there._desk.seen
+        assert not there._shm.seen
         assert fabrics[1].refused == {"memory": 1}
         assert there.send(0, "x", vector(1)), "the other way goes through memory still"
         assert torch.equal(here.wait("x", 20.0).x, vector(1))
@@ -252,7 +252,7 @@ def test_a_letter_that_is_being_written_when_memory_turns_out_unreadable_is_sent
     with members(2) as fabrics:
         monkeypatch.setattr(near(fabrics[1], 0), "map", refuse)
         here, there = fabrics[0].channel("model", LIKE), []
-        lane, encode = here._desk.lanes[1], Plain.encode
+        lane, encode = here._shm.lanes[1], Plain.encode
 
         def and_then_it_is_withdrawn(codec, x, room):
             wire = encode(codec, x, room)
@@ -274,7 +274,7 @@ def test_a_vector_that_is_being_written_when_memory_turns_out_unreadable_is_sent
     with members(2) as fabrics:
         monkeypatch.setattr(near(fabrics[1], 0), "map", refuse)
         here, there = fabrics[0].channel("model", LIKE), []
-        lane, encode = here._desk.lanes[1], Plain.encode
+        lane, encode = here._shm.lanes[1], Plain.encode
 
         def and_then_it_is_withdrawn(codec, x, room):
             wire = encode(codec, x, room)
@@ -310,7 +310,7 @@ def test_a_collective_in_memory_that_cannot_be_mapped_is_sent_instead(monkeypatc
 def test_without_descriptors_vectors_are_sent(monkeypatch):
     with cabled() as (fabrics, cable):
         for fabric in fabrics:
-            monkeypatch.setattr(fabric.hub.passport.lender, "take", refuse)
+            monkeypatch.setattr(fabric.endpoint.credentials.lender, "take", refuse)
         here, there = channels(fabrics, like=LIKE)
         here.send(1, "x", vector(5))
         assert torch.equal(there.wait("x", 20.0).x, vector(5))
@@ -328,18 +328,18 @@ def test_a_member_takes_half_of_the_descriptors_at_most(monkeypatch):
         for here, there in every:
             here.send(1, "x", torch.ones(5))
             assert torch.equal(there.wait("x", 20.0).x, torch.ones(5))
-        parts = [len(fabric.hub.passport.lender._parts) for fabric in fabrics]
+        parts = [len(fabric.endpoint.credentials.lender._parts) for fabric in fabrics]
         assert all(0 < count <= 10 for count in parts), parts
 
 
 def test_letters_wait_for_those_that_went_by_line_before():
-    """As happens when a member that was started anew is found to be a neighbour after the first letter."""
+    """As happens when a member that was started anew is found to be a neighbour after the first message."""
     with cabled() as (fabrics, cable):
         here, there = channels(fabrics)
-        lane = here._desk.lanes.pop(1)
+        lane = here._shm.lanes.pop(1)
         cable.cut()
         assert here.send(1, "x", torch.zeros(5))
-        here._desk.lanes[1] = lane
+        here._shm.lanes[1] = lane
         assert not here.send(1, "x", torch.ones(5), deadline_seconds=0.1)
         cable.mend()
         assert here.send(1, "x", torch.ones(5))
@@ -361,8 +361,8 @@ def test_descriptors_are_given_back():
 
 
 def test_only_the_process_itself_is_taken_for_it():
-    me, other = Lender(b"m" * 16), Lender(b"o" * 16)
-    assert isinstance(me.neighbour(os.getpid(), other.descriptor, b"o" * 16), Neighbour)
+    me, other = ShmOwner(b"m" * 16), ShmOwner(b"o" * 16)
+    assert isinstance(me.neighbour(os.getpid(), other.descriptor, b"o" * 16), ShmPeer)
     assert me.neighbour(os.getpid(), other.descriptor, b"x" * 16) is None
     assert me.neighbour(os.getpid(), me.descriptor, b"o" * 16) is None
     assert me.neighbour(2**22 + 1, other.descriptor, b"o" * 16) is None
@@ -371,7 +371,7 @@ def test_only_the_process_itself_is_taken_for_it():
 
 def test_what_is_no_file_of_ours_is_neither_opened_nor_read():
     """A stranger could name any descriptor of any process: a pipe would be emptied, or waited for."""
-    me = Lender(b"m" * 16)
+    me = ShmOwner(b"m" * 16)
     read, write = os.pipe()
     os.write(write, b"o" * 16)
     assert me.neighbour(os.getpid(), read, b"o" * 16) is None
@@ -382,7 +382,7 @@ def test_what_is_no_file_of_ours_is_neither_opened_nor_read():
 
 
 def test_another_file_under_the_descriptor_is_not_read():
-    me, other = Lender(b"m" * 16), Lender(b"o" * 16)
+    me, other = ShmOwner(b"m" * 16), ShmOwner(b"o" * 16)
     lent, else_ = other.buffer(1 << 20), other.buffer(1 << 20)
     assert isinstance(lent, Region)
     lent[:] = 7
@@ -396,14 +396,14 @@ def test_another_file_under_the_descriptor_is_not_read():
 @pytest.mark.parametrize("span", [(0, 4096), (4096, 0), (5000, 10), (4096, 1 << 40), (1 << 41, 10)], ids=str)
 def test_what_no_memory_has_is_not_mapped(span):
     """A read beyond the end of a file would end the process; the first page is for the incarnation."""
-    me, other = Lender(b"m" * 16), Lender(b"o" * 16)
+    me, other = ShmOwner(b"m" * 16), ShmOwner(b"o" * 16)
     neighbour = me.neighbour(os.getpid(), other.descriptor, b"o" * 16)
     with pytest.raises(OSError, match="no member's memory"):
         neighbour.map(Span(*span))
 
 
 def test_memory_that_was_cleared_takes_none():
-    me = Lender(b"m" * 16)
+    me = ShmOwner(b"m" * 16)
     part, span = me.take(1 << 20)
     part[:] = 1
     full = os.fstat(me.descriptor).st_blocks
@@ -413,7 +413,7 @@ def test_memory_that_was_cleared_takes_none():
 
 
 def test_a_part_of_memory_is_the_same_at_both_ends_and_outlives_its_owner():
-    me, other = Lender(b"m" * 16), Lender(b"o" * 16)
+    me, other = ShmOwner(b"m" * 16), ShmOwner(b"o" * 16)
     neighbour = me.neighbour(os.getpid(), other.descriptor, b"o" * 16)
     part, span = other.take(10_000)
     part[-1] = 7
@@ -425,7 +425,7 @@ def test_a_part_of_memory_is_the_same_at_both_ends_and_outlives_its_owner():
 
 
 def test_a_part_of_a_region_has_no_place():
-    whole = Lender(b"m" * 16).buffer(1 << 20)
+    whole = ShmOwner(b"m" * 16).buffer(1 << 20)
     assert whole[:].place == whole.place
     assert whole[:100].place is None
     assert whole[100:].place is None

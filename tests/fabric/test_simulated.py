@@ -40,8 +40,8 @@ def wander(steps, seed):
                 x = (x + theirs) / 2
             elif verb == 2:
                 fabric.send(peer, "t", x)
-            elif verb == 3 and (letter := fabric.receive("t")):
-                x = x + letter[1]
+            elif verb == 3 and (message := fabric.receive("t")):
+                x = x + message[1]
             else:
                 member.compute(float(choose.exponential(0.1)))
         fabric.mean_(x)
@@ -631,7 +631,7 @@ def test_a_broadcast_reaches_those_behind_a_cut_when_it_ends():
 def test_a_cut_that_never_ends_is_the_deadlines_business():
     cut = Partition.between([0], [1])
     fabric = SimulatedFabric(2, 0, partitions=[cut], collective_deadline_seconds=2.0)
-    with pytest.raises(FabricError, match="links were cut within 2 s"):
+    with pytest.raises(FabricError, match="connections were cut within 2 s"):
         fabric.run([count_to(1)] * 2)
 
 
@@ -648,8 +648,8 @@ def send_all(count):
 
 def receive_until_silence(member):
     fabric, numbers = door_to(member), []
-    while (letter := fabric.wait("t", 1000.0)) is not None:
-        numbers.append((letter[0], int(letter[1][0]) - 100 * letter[0]))
+    while (message := fabric.wait("t", 1000.0)) is not None:
+        numbers.append((message[0], int(message[1][0]) - 100 * message[0]))
     return numbers
 
 

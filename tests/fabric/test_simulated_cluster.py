@@ -302,8 +302,8 @@ def test_mail_to_who_comes_back_begins_anew():
 
     def receiver(member):
         fabric = door_to(member)
-        while (letter := fabric.wait("t", 2.5)) is not None:
-            got.append(float(letter.x[0]))
+        while (message := fabric.wait("t", 2.5)) is not None:
+            got.append(float(message.x[0]))
 
     fabric = cluster(2, Network(latency_seconds=0.75), mail_faults=Faults(loss=0.2, resend_seconds=0.01))
     fabric.at(1.25, lambda: fabric.crash(1))

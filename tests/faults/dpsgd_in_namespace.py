@@ -1,4 +1,4 @@
-"""One member of DPSGD over a bad link, as a process of its own: nodes of one learner, and the master last.
+"""One member of DPSGD over a bad connection, as a process: nodes of one learner, and the master last.
 
     python dpsgd_in_namespace.py NAMESPACE ADDRESS RANK SIZE FOLDER
 

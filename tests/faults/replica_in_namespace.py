@@ -61,12 +61,12 @@ def main(namespace, address, rank, size, folder):
 
     def take(deadline_seconds):
         nonlocal order, total
-        letter = deltas.wait("delta", deadline_seconds)
-        if letter is not None:
-            heard[letter.sender] += 1
-            order = order and letter.note == heard[letter.sender]
-            total += letter.x
-        return letter is not None
+        message = deltas.wait("delta", deadline_seconds)
+        if message is not None:
+            heard[message.sender] += 1
+            order = order and message.note == heard[message.sender]
+            total += message.x
+        return message is not None
 
     pending = dict.fromkeys(others, 0)  # deltas each peer has not been sent yet, as its queue was full
     while not (folder / "stop").exists():
@@ -96,9 +96,9 @@ def main(namespace, address, rank, size, folder):
         deltas.send(other, "end", own, note=sent)
     expected = {}
     while (len(expected) < len(others) or expected != heard) and time.monotonic() < end:
-        letter = deltas.receive("end")
-        if letter is not None:
-            expected[letter.sender] = int(letter.note)
+        message = deltas.receive("end")
+        if message is not None:
+            expected[message.sender] = int(message.note)
         take(0.05)
     apart = _mix(replica, deltas, size)
     outcome = {
@@ -112,7 +112,9 @@ def main(namespace, address, rank, size, folder):
         "apart_before": apart[0],
         "apart_after": apart[1],
         "refused": dict(fabric.refused),
-        "connections": {link.peer: link.connections for link in fabric.hub.links.values()},
+        "connections": {
+            connection.peer: connection.times_connected for connection in fabric.endpoint.connections.values()
+        },
     }
     (folder / f"{rank}.json").write_text(json.dumps(outcome))
     fabric.close()

@@ -22,7 +22,7 @@ from murmurate.fabric.network.fabric import Died, run_members
 
 WIDE = 50_000  # numbers: more than is worth the leader's way alone
 ENGINES = {
-    "sealed links": {"shared_memory": False},
+    "sealed connections": {"shared_memory": False},
     "neighbours": {},
     "gloo": {"encrypt": False, "shared_memory": False},
 }
@@ -127,7 +127,7 @@ def test_who_loses_a_result_gets_the_one_that_others_have(engine, turn):
             result = real(number, call, x, present)
             if number != turn:
                 return result
-            with fabrics[2].hub.lock:  # as if it had not come
+            with fabrics[2].endpoint.lock:  # as if it had not come
                 doors[2]._rounds._memory.last = None
                 doors[2]._rounds._memory.asked = number
                 for rank in (0, 1):
@@ -186,10 +186,10 @@ def agree(size, victims, results):
     assert counts == sorted(counts, reverse=True)
 
 
-@pytest.mark.parametrize("board", [True, False], ids=["board", "no board"])
+@pytest.mark.parametrize("run_state", [True, False], ids=["run_state", "no run state"])
 @pytest.mark.parametrize("victim", [0, 2])
-def test_the_survivors_of_a_kill_agree_bit_for_bit(engine, victim, board):
-    options = engine if board else engine | {"board": None}
+def test_the_survivors_of_a_kill_agree_bit_for_bit(engine, victim, run_state):
+    options = engine if run_state else engine | {"run_state": None}
     role = functools.partial(mean_until_killed, {victim: 0.0}, WIDE)
     agree(3, [victim], run_members(3, [role] * 3, **options))
 

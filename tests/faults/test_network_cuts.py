@@ -16,7 +16,7 @@ from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network.fabric import Died, NetworkFabric, run_members
 from waiting import until
 
-LETTERS = 300
+MESSAGES = 300
 
 
 def test_mail_arrives_once_each_in_order_though_connections_keep_ending():
@@ -25,17 +25,17 @@ def test_mail_arrives_once_each_in_order_though_connections_keep_ending():
         here, there = channels(fabrics)
 
         def send(fabric, to):
-            return all(fabric.send(to, "x", fill(number), note=number) for number in range(LETTERS))
+            return all(fabric.send(to, "x", fill(number), note=number) for number in range(MESSAGES))
 
         def read(fabric, breaks):
-            letters = []
-            for number in range(LETTERS):
+            messages = []
+            for number in range(MESSAGES):
                 if breaks and generator.random() < 0.05:
                     cable.snap()
-                letter = fabric.wait("x", 20.0)
-                assert letter is not None, f"letter {number} did not come"
-                letters.append((letter.sender, letter.note, float(letter.x[0])))
-            return letters, fabric.receive("x")
+                message = fabric.wait("x", 20.0)
+                assert message is not None, f"message {number} did not come"
+                messages.append((message.sender, message.note, float(message.x[0])))
+            return messages, fabric.receive("x")
 
         sent, sent_too, there_got, here_got = at_once(
             lambda: send(here, 1),
@@ -45,9 +45,9 @@ def test_mail_arrives_once_each_in_order_though_connections_keep_ending():
         )
         assert sent
         assert sent_too
-        assert there_got == ([(0, float(n), float(n)) for n in range(LETTERS)], None)
-        assert here_got == ([(1, float(n), float(n)) for n in range(LETTERS)], None)
-        assert fabrics[0].hub.links[1].connections > 3
+        assert there_got == ([(0, float(n), float(n)) for n in range(MESSAGES)], None)
+        assert here_got == ([(1, float(n), float(n)) for n in range(MESSAGES)], None)
+        assert fabrics[0].endpoint.connections[1].times_connected > 3
 
 
 def test_after_a_cut_the_newest_vector_and_all_letters_are_there():
@@ -66,8 +66,8 @@ def test_after_a_cut_the_newest_vector_and_all_letters_are_there():
         assert there.wait_newer([0], [1], 30.0)
         cable.mend()
         until(lambda: list(fabrics[0].living()) == list(fabrics[1].living()) == [0, 1])
-        letters = [there.wait("x", 10.0) for _ in range(20)]
-        assert [float(letter.x[0]) for letter in letters] == [float(number) for number in range(20)]
+        messages = [there.wait("x", 10.0) for _ in range(20)]
+        assert [float(message.x[0]) for message in messages] == [float(number) for number in range(20)]
         until(lambda: there.version(0) == 3)
         assert torch.equal(there.peek(0)[0], fill(3))
 
@@ -147,19 +147,22 @@ def test_a_member_that_starts_anew_is_heard_again(before, after):
         assert here.wait("x", 10.0) is not None
         until(lambda: here.version(1) == 4)
         assert here.send(1, "lost", fill(7))
-        fabrics[1].hub._shut()  # as if its process had ended
+        fabrics[1].endpoint._shut()  # as if its process had ended
         until(lambda: list(fabrics[0].living()) == [0])
-        lives = fabrics[0].hub.links[1].connections
+        lives = fabrics[0].endpoint.connections[1].times_connected
         assert not here.send(1, "x", fill(0))
         fabrics[1] = NetworkFabric(1, 2, store, run_id=RUN, secret=SECRET, **options, shared_memory=after)
         (again,) = channels(fabrics[1:])
-        link = fabrics[0].hub.links[1]
-        until(lambda: link.connections > lives, "it lives by its new card before the line to it stands")
+        connection = fabrics[0].endpoint.connections[1]
+        until(
+            lambda: connection.times_connected > lives,
+            "it lives by its new card before the line to it stands",
+        )
         until(lambda: list(fabrics[0].living()) == [0, 1], "both live")
-        assert (link.near is not None) == after
+        assert (connection.near is not None) == after
         assert torch.equal(here.peek(1)[0], fill(3)), "the former life's, as long as there is nothing newer"
         left = [here.wait("x", 10.0) for _ in range(3)]
-        assert [float(letter.x[0]) for letter in left] == [1.0, 2.0, 3.0], "what it sent can still be read"
+        assert [float(message.x[0]) for message in left] == [1.0, 2.0, 3.0], "what it sent can still be read"
         assert again.receive("lost") is None, "what was sent to it was for the former life alone"
         again.publish(fill(50))
         assert here.wait_newer([1], [4], 10.0), "versions must go on where the former life's ended"
@@ -191,11 +194,11 @@ def mean_until_killed(victims, door):
     return results, list(fabric.living())
 
 
-@pytest.mark.parametrize("board", [True, False], ids=["board", "no board"])
+@pytest.mark.parametrize("run_state", [True, False], ids=["run_state", "no run state"])
 @pytest.mark.parametrize("victims", [{0: 20}, {2: 20}, {0: 20, 1: 21}], ids=str)
-def test_the_survivors_of_a_kill_agree_bit_for_bit(victims, board):
+def test_the_survivors_of_a_kill_agree_bit_for_bit(victims, run_state):
     size = 4
-    options = {} if board else {"board": None}
+    options = {} if run_state else {"run_state": None}
     results = run_members(size, [functools.partial(mean_until_killed, victims)] * size, **options)
     survivors = [rank for rank in range(size) if rank not in victims]
     for rank in victims:

@@ -1,5 +1,5 @@
-"""Memory among neighbours when links are cut, and when members die or start anew: nothing is torn, lost or
-repeated, and nobody is held up by the dead."""
+"""Memory among neighbours when connections are cut, and when members die or start anew: nothing is torn, lost
+or repeated, and nobody is held up by the dead."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def vector(value):
     return torch.full((N,), float(value))
 
 
-# -- links ------------------------------------------------------------------------------------------
+# -- connections ------------------------------------------------------------------------------------------
 
 
 def test_mail_in_memory_arrives_once_each_in_order_though_connections_keep_ending():
@@ -40,14 +40,14 @@ def test_mail_in_memory_arrives_once_each_in_order_though_connections_keep_endin
             return all(fabric.send(to, "x", torch.full((5,), float(n)), note=n) for n in range(COUNT))
 
         def read(fabric, breaks):
-            letters = []
+            messages = []
             for number in range(COUNT):
                 if breaks and generator.random() < 0.05:
                     cable.snap()
-                letter = fabric.wait("x", 20.0)
-                assert letter is not None, f"letter {number} did not come"
-                letters.append((letter.sender, letter.note, float(letter.x[0])))
-            return letters, fabric.receive("x")
+                message = fabric.wait("x", 20.0)
+                assert message is not None, f"message {number} did not come"
+                messages.append((message.sender, message.note, float(message.x[0])))
+            return messages, fabric.receive("x")
 
         *sent, there_got, here_got = at_once(
             lambda: send(here, 1),
@@ -58,7 +58,7 @@ def test_mail_in_memory_arrives_once_each_in_order_though_connections_keep_endin
         assert sent == [True, True]
         assert there_got == ([(0, float(n), float(n)) for n in range(COUNT)], None)
         assert here_got == ([(1, float(n), float(n)) for n in range(COUNT)], None)
-        until(lambda: fabrics[0].hub.links[1].connections > 1)
+        until(lambda: fabrics[0].endpoint.connections[1].times_connected > 1)
         assert here.send(1, "x", torch.zeros(5))
         assert there.wait("x", 20.0) is not None
         assert there.receive("x") is None
@@ -77,11 +77,11 @@ def test_what_is_in_memory_is_read_though_the_link_is_cut():
         assert torch.equal(there.peek(0)[0], torch.full((5,), 2.0))
         for number in range(20):
             assert here.send(1, "x", torch.full((5,), float(number)))
-        letters = [there.receive("x") for _ in range(10)]
+        messages = [there.receive("x") for _ in range(10)]
         cable.mend()
         until(lambda: list(fabrics[0].living()) == list(fabrics[1].living()) == [0, 1])
-        letters += [there.receive("x") for _ in range(10)]
-        assert [float(letter.x[0]) for letter in letters] == list(range(20))
+        messages += [there.receive("x") for _ in range(10)]
+        assert [float(message.x[0]) for message in messages] == list(range(20))
         assert there.receive("x") is None
 
 
@@ -89,7 +89,7 @@ def test_what_is_in_memory_is_read_though_the_link_is_cut():
 
 
 def test_lives_that_end_while_they_read_hold_up_nobody():
-    """Each holds a peeked vector and letters when it ends; nothing of that counts in the next."""
+    """Each holds a peeked vector and messages when it ends; nothing of that counts in the next."""
     store = dist.HashStore()
     options = {"deadline_seconds": 10.0, "silence_seconds": 1.0}
     held = []
@@ -106,18 +106,18 @@ def test_lives_that_end_while_they_read_hold_up_nobody():
                 assert float(held[-1][0]) == number
             held.append(x)
             assert here.send(1, "x", vector(-1)), "which nobody reads"
-            fabrics[1].hub._shut()  # as if its process had ended
+            fabrics[1].endpoint._shut()  # as if its process had ended
             until(lambda: list(fabrics[0].living()) == [0])
             fabrics[1] = NetworkFabric(1, 2, store, run_id=RUN, secret=SECRET, **options)
             (there,) = channels(fabrics[1:], like=LIKE)
             until(lambda: list(fabrics[0].living()) == [0, 1])
             assert there.wait_newer([0], [8 * life + 7], 10.0)
             assert there.version(0) == 8 * (life + 1)
-            held.clear()  # the former life's letters are given back to the former life's slots
+            held.clear()  # the former life's messages are given back to the former life's slots
             gc.collect()
-        desk = here._desk
+        desk = here._shm
         until(lambda: len(desk.lanes) == len(desk.seen) == 1, "each shows the other its memory")
-        lender = fabrics[0].hub.passport.lender
+        lender = fabrics[0].endpoint.credentials.lender
         assert os.fstat(lender.descriptor).st_blocks * 512 < 8 * LIKE.nbytes, (
             "memory of former lives is given back"
         )
@@ -134,9 +134,9 @@ def test_a_letter_under_way_to_a_former_life_does_not_reach_the_next(monkeypatch
         def and_then_it_starts_anew(codec, x, room):
             wire = encode(codec, x, room)
             monkeypatch.undo()
-            fabrics[1].hub._shut()
+            fabrics[1].endpoint._shut()
             fabrics[1] = NetworkFabric(1, 2, store, run_id=RUN, secret=SECRET, **options)
-            until(lambda: fabrics[0].hub.links[1].connected)
+            until(lambda: fabrics[0].endpoint.connections[1].connected)
             return wire
 
         monkeypatch.setattr(Plain, "encode", and_then_it_starts_anew)
@@ -174,32 +174,32 @@ def send_and_die(moment, door):
         kill_myself()
 
     Plain.encode = half if moment.startswith("half") else whole
-    if moment.endswith("letter"):
+    if moment.endswith("message"):
         fabric.send(1, "x", vector(20))
     else:
         fabric.publish(vector(20))
 
 
 def read_until_it_is_dead(late, door):
-    """Numbers of whole letters, and of the newest vector. late: begins when the other is dead."""
+    """Numbers of whole messages, and of the newest vector. late: begins when the other is dead."""
     fabric = None if late else door.channel("model", LIKE)
     if fabric is not None:
         fabric.mean_(torch.zeros(N))
         while not fabric.has_lost(0):
             fabric.wait("nothing", 0.005)
     else:
-        until(lambda: any(key[0] == "desk" for _, key in door.hub.early.told))
+        until(lambda: any(key[0] == "desk" for _, key in door.endpoint.pending.announced))
         door.channel("word", torch.zeros(1)).send(0, "told", torch.zeros(1))
         until(lambda: 0 not in door.living())
         fabric = door.channel("model", LIKE)
     numbers = []
-    while (letter := fabric.receive("x")) is not None:
-        numbers.append([float(v) for v in letter.x.unique()])
+    while (message := fabric.receive("x")) is not None:
+        numbers.append([float(v) for v in message.x.unique()])
     x, version = fabric.peek(0)
     return numbers, [float(v) for v in x.unique()], version, fabric.send(0, "x", LIKE)
 
 
-@pytest.mark.parametrize("moment", ["half a letter", "letter", "half a vector", "vector"])
+@pytest.mark.parametrize("moment", ["half a message", "message", "half a vector", "vector"])
 def test_what_was_done_before_a_kill_is_whole_and_the_rest_is_not_there(moment):
     before = os.listdir("/dev/shm")
     sender = functools.partial(send_and_die, moment)
@@ -225,7 +225,7 @@ def test_the_memory_of_the_dead_is_mapped_by_who_makes_its_channel_later():
 
 
 def publish_to_all(door):
-    """500 versions and 200 letters, while readers die."""
+    """500 versions and 200 messages, while readers die."""
     fabric = door.channel("model", LIKE)
     for number in range(500):
         fabric.publish(vector(number))
@@ -237,20 +237,20 @@ def publish_to_all(door):
 
 def read_to_the_end(door):
     fabric = door.channel("model", LIKE)
-    seen = letters = 0
-    while seen < 500 or letters < 200:
+    seen = messages = 0
+    while seen < 500 or messages < 200:
         if fabric.version(0) > seen:
             x, seen = fabric.peek(0)
             assert (x == seen - 1).all(), "torn"
-        letter = fabric.receive("x")
-        if letter is not None:
-            assert (letter.x == letters).all(), "torn, lost or repeated"
-            letters += 1
-    return seen, letters
+        message = fabric.receive("x")
+        if message is not None:
+            assert (message.x == messages).all(), "torn, lost or repeated"
+            messages += 1
+    return seen, messages
 
 
 def read_and_die(door):
-    """Killed while it has a vector pinned and letters lent."""
+    """Killed while it has a vector pinned and messages lent."""
     fabric = door.channel("model", LIKE)
     assert fabric.wait_newer([0], [2], 20.0)
     held = [fabric.peek(0), fabric.wait("x", 20.0), fabric.wait("x", 20.0)]

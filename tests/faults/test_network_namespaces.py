@@ -30,7 +30,7 @@ def _progress(folder, rank):
 
 
 def _through_a_cut(script, sides, cut_seconds, tmp_path, learners):
-    """Run ``script`` a rank with the link cut for a while; what the ranks have written at the end.
+    """Run ``script`` a rank with the connection cut for a while; what the ranks have written at the end.
 
     sides: where each rank is. learners: the first so many tell of their progress.
     """

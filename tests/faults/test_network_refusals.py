@@ -19,11 +19,11 @@ import torch.distributed as dist
 from fabric.networked import RUN, SECRET, N, at_once, channels, fill, members
 from murmurate.errors import MissingExtra
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.network.crypto import Card, Identity, Seal
+from murmurate.fabric.network.crypto import AeadStream, Identity, PeerRecord
 from murmurate.fabric.network.endpoint import short
 from murmurate.fabric.network.fabric import NetworkFabric
 from murmurate.fabric.network.frames import META_LIMIT_BYTES, Closed, Frame, Kind, Origin, Pipe, Refused
-from murmurate.fabric.network.handshake import Hello, Passport, dial
+from murmurate.fabric.network.handshake import Credentials, Hello, dial
 from murmurate.fabric.network.shm_peer import Place, Region
 from waiting import until
 
@@ -31,24 +31,24 @@ CHANNEL = short("model")
 ENCRYPTED = [True, False]
 
 
-def passport(rank, identity=None, run=RUN, epoch=0, secret=SECRET, encrypt=True):
+def credentials(rank, identity=None, run=RUN, epoch=0, secret=SECRET, encrypt=True):
     named = short(run, size_bytes=16)
-    return Passport(rank, named, epoch, secret, identity or Identity(), encrypt, "aes-256-gcm", 1.0)
+    return Credentials(rank, named, epoch, secret, identity or Identity(), encrypt, "aes-256-gcm", 1.0)
 
 
 class Rogue:
     """Rank 1, with all keys of the run and bad manners. It dials, as the higher rank does."""
 
     def __init__(self, store, encrypt):
-        self.me = passport(1, encrypt=encrypt)
+        self.me = credentials(1, encrypt=encrypt)
         self._listener = socket.create_server(("127.0.0.1", 0))
         port = self._listener.getsockname()[1]
-        card = Card(1, "127.0.0.1", port, self.me.identity.public, self.me.identity.incarnation)
+        card = PeerRecord(1, "127.0.0.1", port, self.me.identity.public, self.me.identity.incarnation)
         run, epoch = self.me.run, self.me.epoch
         store.set(f"murmurate/{run.hex()}/{epoch}/1", card.sign(run, epoch, SECRET).decode())
         key = f"murmurate/{run.hex()}/{epoch}/0"
         store.wait([key])
-        self.victim = Card.read(store.get(key), run, epoch, SECRET)
+        self.victim = PeerRecord.read(store.get(key), run, epoch, SECRET)
         self.numbered = 0
         self.connect()
 
@@ -68,7 +68,7 @@ class Rogue:
             while True:
                 pipe.receive(lambda frame, length: bytearray(length))
 
-    def letter(self, value):
+    def message(self, value):
         self.numbered += 1
         x = memoryview(fill(value).numpy()).cast("B")
         return Frame(Kind.MAIL, CHANNEL, number=self.numbered, meta={"tag": "x"}, payload=x)
@@ -113,7 +113,7 @@ def scene(request):
 
 
 def refuses(scene, caplog, cause, act):
-    """``act`` is counted under ``cause`` and logged; then an honest letter still arrives."""
+    """``act`` is counted under ``cause`` and logged; then an honest message still arrives."""
     fabric, channel, rogue = scene
     with caplog.at_level(logging.WARNING, "murmurate.fabric.network.fabric"):
         with contextlib.suppress(OSError):  # it may hang up before all has been sent
@@ -121,11 +121,11 @@ def refuses(scene, caplog, cause, act):
         until(lambda: _logged(caplog, cause), cause)
     assert fabric.refused == {cause: 1}
     rogue.connect()
-    rogue.numbered = fabric.hub.links[1].received
-    rogue.pipe.send(rogue.letter(7))
-    letter = channel.wait("x", 20.0)
-    assert letter is not None
-    assert torch.equal(letter.x, fill(7))
+    rogue.numbered = fabric.endpoint.connections[1].received
+    rogue.pipe.send(rogue.message(7))
+    message = channel.wait("x", 20.0)
+    assert message is not None
+    assert torch.equal(message.x, fill(7))
     assert channel.receive("x") is None
     assert fabric.refused == {cause: 1}
 
@@ -140,22 +140,22 @@ class TestOfAMember:
     def test_a_message_of_another_run(self, scene, caplog):
         rogue = scene[2]
         other = Origin(short("another run"), 0)
-        refuses(scene, caplog, "run", lambda: rogue.pipe.send(rogue.letter(1), origin=other))
+        refuses(scene, caplog, "run", lambda: rogue.pipe.send(rogue.message(1), origin=other))
 
     def test_a_message_of_an_old_epoch(self, scene, caplog):
         rogue = scene[2]
         old = Origin(rogue.me.run[:8], 7)
-        refuses(scene, caplog, "epoch", lambda: rogue.pipe.send(rogue.letter(1), origin=old))
+        refuses(scene, caplog, "epoch", lambda: rogue.pipe.send(rogue.message(1), origin=old))
 
     def test_a_vector_in_memory_that_was_not_lent(self, scene, caplog):
-        """The rogue has shown no memory in the handshake, and claims that a letter lies there."""
+        """The rogue has shown no memory in the handshake, and claims that a message lies there."""
         rogue = scene[2]
-        letter = rogue.letter(1)
-        lies = np.zeros(letter.length, dtype=np.uint8).view(Region)
-        lies.place = Place(3, 1, letter.length)
-        letter.payload = lies
+        message = rogue.message(1)
+        lies = np.zeros(message.length, dtype=np.uint8).view(Region)
+        lies.place = Place(3, 1, message.length)
+        message.payload = lies
         rogue.pipe.lends = True
-        refuses(scene, caplog, "meta", lambda: rogue.pipe.send(letter))
+        refuses(scene, caplog, "meta", lambda: rogue.pipe.send(message))
 
     def test_a_desk_of_who_is_no_neighbour(self, scene, caplog):
         rogue = scene[2]
@@ -165,7 +165,7 @@ class TestOfAMember:
     @pytest.mark.parametrize("place", ["head", "meta", "vector", "last"])
     def test_a_bit_that_was_flipped(self, scene, caplog, place):
         rogue = scene[2]
-        data = rogue.recorded(rogue.letter(1))
+        data = rogue.recorded(rogue.message(1))
         at = {"head": 20, "meta": 64 + 16 + 3, "vector": len(data) - 20, "last": len(data) - 1}[place]
         data[at] ^= 0x10
         refuses(scene, caplog, "checksum", lambda: rogue.pipe._line.sendall(data))
@@ -175,7 +175,7 @@ class TestOfAMember:
         rogue = scene[2]
 
         def act():
-            rogue.pipe._line.sendall(rogue.recorded(rogue.letter(1))[:kept])
+            rogue.pipe._line.sendall(rogue.recorded(rogue.message(1))[:kept])
             rogue.pipe.close()
 
         refuses(scene, caplog, "truncated", act)
@@ -184,49 +184,49 @@ class TestOfAMember:
     @pytest.mark.parametrize("kind", [Kind.MAIL, Kind.REGISTER])
     def test_a_length_that_is_not_the_channels(self, scene, caplog, length, kind):
         rogue, before = scene[2], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        letter = rogue.letter(1)
-        letter.kind = kind
-        refuses(scene, caplog, "length", lambda: rogue.pipe.send(letter, length=length))
+        message = rogue.message(1)
+        message.kind = kind
+        refuses(scene, caplog, "length", lambda: rogue.pipe.send(message, length=length))
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
     def test_ten_gigabytes_for_a_channel_that_nobody_has_made(self, scene, caplog):
         rogue, before = scene[2], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        letter = rogue.letter(1)
-        letter.channel = short("unmade")
-        refuses(scene, caplog, "length", lambda: rogue.pipe.send(letter, length=10 * 2**30))
+        message = rogue.message(1)
+        message.channel = short("unmade")
+        refuses(scene, caplog, "length", lambda: rogue.pipe.send(message, length=10 * 2**30))
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 
     def test_early_messages_that_are_not_kept_take_no_room_from_others(self, scene, caplog):
         """Cut off in their middle, or of a vector, of which there will be another."""
         fabric, _, rogue = scene
-        vector, letter = rogue.letter(1), rogue.letter(1)
-        vector.kind, vector.channel, letter.channel = Kind.REGISTER, short("unmade"), short("unmade")
+        vector, message = rogue.message(1), rogue.message(1)
+        vector.kind, vector.channel, message.channel = Kind.REGISTER, short("unmade"), short("unmade")
 
         def act():
             rogue.pipe.send(vector)
-            rogue.pipe._line.sendall(rogue.recorded(letter)[:90])
+            rogue.pipe._line.sendall(rogue.recorded(message)[:90])
             rogue.pipe.close()
 
         refuses(scene, caplog, "truncated", act)
-        assert fabric.hub.early.bytes == 0
-        rogue.numbered = fabric.hub.links[1].received
-        kept = rogue.letter(2)
+        assert fabric.endpoint.pending.bytes == 0
+        rogue.numbered = fabric.endpoint.connections[1].received
+        kept = rogue.message(2)
         kept.channel = short("unmade")
         rogue.pipe.send(kept)
-        until(lambda: fabric.hub.early.bytes == kept.length)
+        until(lambda: fabric.endpoint.pending.bytes == kept.length)
 
     def test_json_that_is_too_long(self, scene, caplog):
         rogue = scene[2]
-        letter = rogue.letter(1)
-        letter.meta = {"tag": "x" * META_LIMIT_BYTES}
-        refuses(scene, caplog, "length", lambda: rogue.pipe.send(letter))
+        message = rogue.message(1)
+        message.meta = {"tag": "x" * META_LIMIT_BYTES}
+        refuses(scene, caplog, "length", lambda: rogue.pipe.send(message))
 
     @pytest.mark.parametrize("meta", [{}, {"tag": 5}, {"tag": ["x"]}], ids=str)
     def test_a_letter_without_a_tag(self, scene, caplog, meta):
         rogue = scene[2]
-        letter = rogue.letter(1)
-        letter.meta = meta
-        refuses(scene, caplog, "meta", lambda: rogue.pipe.send(letter))
+        message = rogue.message(1)
+        message.meta = meta
+        refuses(scene, caplog, "meta", lambda: rogue.pipe.send(message))
 
     @pytest.mark.parametrize(
         "state",
@@ -259,22 +259,22 @@ class TestOfAMember:
     )
     def test_a_round_that_makes_no_sense(self, scene, caplog, meta):
         rogue = scene[2]
-        frame = rogue.letter(1)
+        frame = rogue.message(1)
         frame.kind, frame.meta = Kind.ROUND, meta
         refuses(scene, caplog, "meta", lambda: rogue.pipe.send(frame))
 
     @pytest.mark.parametrize(("number", "cause"), [(5, "number"), (0, "duplicate")])
     def test_a_number_out_of_turn(self, scene, caplog, number, cause):
         rogue = scene[2]
-        letter = rogue.letter(1)
-        letter.number = number
-        refuses(scene, caplog, cause, lambda: rogue.pipe.send(letter))
+        message = rogue.message(1)
+        message.number = number
+        refuses(scene, caplog, cause, lambda: rogue.pipe.send(message))
 
     def test_more_letters_than_the_queue_holds(self, scene):
         fabric, channel, rogue = scene
         with contextlib.suppress(OSError):
             for number in range(1000):
-                rogue.pipe.send(rogue.letter(number))
+                rogue.pipe.send(rogue.message(number))
         until(lambda: fabric.refused.get("queue"))
         waiting = 0
         while channel.receive("x") is not None:
@@ -286,7 +286,7 @@ class TestOfAStranger:
     """Connections of those who cannot prove that they belong to the run."""
 
     def talk(self, fabric, say):
-        port = fabric.hub._listener.getsockname()[1]
+        port = fabric.endpoint._listener.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port), timeout=10) as line, contextlib.suppress(OSError):
             say(line)
             line.shutdown(socket.SHUT_WR)
@@ -336,37 +336,39 @@ class TestOfAStranger:
     def test_with_a_wrong_key_of_its_own(self, rank):
         """It knows the run, the ranks, the member's public key and the incarnation it imitates."""
         with members(2) as fabrics:
-            hub = fabrics[0].hub
-            imitated = hub.links[1].card
+            endpoint = fabrics[0].endpoint
+            imitated = endpoint.connections[1].card
             identity = Identity(incarnation=imitated.incarnation)
-            card = Card(
+            card = PeerRecord(
                 0,
                 "127.0.0.1",
-                hub._listener.getsockname()[1],
-                hub.passport.identity.public,
-                hub.passport.identity.incarnation,
+                endpoint._listener.getsockname()[1],
+                endpoint.credentials.identity.public,
+                endpoint.credentials.identity.incarnation,
             )
             with pytest.raises((Refused, Closed, OSError)):
-                dial(passport(rank, identity), card, 0, 5.0)
+                dial(credentials(rank, identity), card, 0, 5.0)
             if rank == 1:
                 until(lambda: fabrics[0].refused == {"key": 1})
             self.still_works(fabrics)
-            assert hub.links[1].connections == 1, "the true member's connection must not suffer"
+            assert endpoint.connections[1].times_connected == 1, (
+                "the true member's connection must not suffer"
+            )
 
     def test_with_the_right_key_and_a_wrong_secret(self):
         with members(2) as fabrics:
-            hub, mine = fabrics[0].hub, fabrics[1].hub.passport
-            thief = passport(1, mine.identity, secret=b"guessed")
-            card = fabrics[1].hub.links[0].card
+            endpoint, mine = fabrics[0].endpoint, fabrics[1].endpoint.credentials
+            thief = credentials(1, mine.identity, secret=b"guessed")
+            card = fabrics[1].endpoint.connections[0].card
             with pytest.raises((Refused, Closed, OSError)):
                 dial(thief, card, 0, 5.0)
             until(lambda: fabrics[0].refused == {"key": 1})
-            assert hub.links[1].connections == 1
+            assert endpoint.connections[1].times_connected == 1
             self.still_works(fabrics)
 
     def test_in_great_numbers_cannot_keep_members_apart(self):
         with members(2) as fabrics:
-            port = fabrics[0].hub._listener.getsockname()[1]
+            port = fabrics[0].endpoint._listener.getsockname()[1]
             lines = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
             until(lambda: fabrics[0].refused.get("crowd", 0) >= 30)
             assert threading.active_count() < 60
@@ -394,7 +396,7 @@ def test_a_member_without_the_secret_is_refused_at_the_rendezvous(caplog):
 @pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b"\xff", json.dumps({"rank": 0, "key": 5}).encode()])
 def test_a_card_that_is_none_is_refused(text):
     with pytest.raises(ValueError, match="it is no card"):
-        Card.read(text, b"r" * 16, 0, SECRET)
+        PeerRecord.read(text, b"r" * 16, 0, SECRET)
 
 
 def test_who_does_not_come_is_named():
@@ -418,7 +420,7 @@ def test_only_the_encrypted_line_hides_what_is_sent(encrypt):
     ours, theirs = socket.socketpair()
     origin = Origin(b"r" * 8, 0)
     key = os.urandom(32)
-    pipe = Pipe(ours, origin, Seal(key, encrypt), Seal(key, encrypt))
+    pipe = Pipe(ours, origin, AeadStream(key, encrypt), AeadStream(key, encrypt))
     words = b"attack at dawn! " * 4
     pipe.send(Frame(Kind.MAIL, CHANNEL, meta={"tag": "x"}, payload=words))
     ours.close()

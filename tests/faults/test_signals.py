@@ -57,13 +57,13 @@ def test_twice_stops_at_once_even_when_a_replica_does_not_answer(tmp_path: Path)
 def test_sigterm_to_one_role_alone_ends_it_and_to_all_does_not() -> None:
     program = (
         "import sys, os, signal, time\n"
-        "from murmurate.fabric.processes.run_state import Board\n"
+        "from murmurate.fabric.processes.run_state import RunState\n"
         "from murmurate.launch import role\n"
         "role._HEARSAY_SECONDS = 0.2\n"
-        "board = Board(2); board.open()\n"
-        "signal.signal(signal.SIGTERM, lambda *_: role.leave_unless_stopping(board))\n"
+        "run_state = RunState(2); run_state.open()\n"
+        "signal.signal(signal.SIGTERM, lambda *_: role.leave_unless_stopping(run_state))\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
-        "if sys.argv[1] == 'all': board.request_stop()\n"
+        "if sys.argv[1] == 'all': run_state.request_stop()\n"
         "time.sleep(1); print('went on')\n"
     )
     for who, code, said in (("all", 0, "went on\n"), ("one", 143, "")):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from murmurate.fabric.processes.run_state import Board, HandOver
+from murmurate.fabric.processes.run_state import HandOver, RunState
 from murmurate.launch.failure_detector import CAP_SECONDS, FLOOR_SECONDS, REJOINS, Arbiter, patience
 from murmurate.launch.worker_processes import Role
 from murmurate.recipes import recipe
@@ -38,10 +38,10 @@ class Scene:
         run = dataclasses.replace(
             recipe("cartpole-gala"), strategy=strategies()[strategy](), replicas=replicas, **fields
         )
-        self.board = Board(run.members)
-        self.board.open()
+        self.run_state = RunState(run.members)
+        self.run_state.open()
         self.coordinator: Any = SimpleNamespace(
-            board=self.board,
+            run_state=self.run_state,
             run=run,
             is_due=False,
             is_saving=False,
@@ -56,7 +56,7 @@ class Scene:
         self.arbiter = Arbiter(crew, self.coordinator, lambda: self.now)
         self.silent: set[int] = set()
         for rank in range(run.members):
-            self.board.set_pace(rank, PACE)
+            self.run_state.set_pace(rank, PACE)
 
     def _role(self, rank: int, joins: bool = False) -> Role:
         process: Any = Process()
@@ -70,12 +70,12 @@ class Scene:
             self.now += step
             for role in self.roles:
                 if role.rank not in self.silent and not role.ended:
-                    self.board.beat(role.rank)
+                    self.run_state.beat(role.rank)
             self.arbiter.poll()
 
     def die(self, rank: int) -> None:
         self.roles[rank].ended = True
-        self.board.bury(rank)
+        self.run_state.mark_dead(rank)
         self.arbiter.died(self.roles[rank])
 
     def told(self, rank: int) -> list[str]:
@@ -126,12 +126,12 @@ def test_a_silent_one_in_a_synchronous_round_is_told_then_excluded_then_started_
     scene.die(1)
     assert scene.told(1) == ["silent", "excluded", "restarted"]
     assert scene.roles[1].joins
-    assert scene.board.life(1) == 1
+    assert scene.run_state.incarnation(1) == 1
 
 
 def test_a_slow_one_is_given_the_time_that_its_rounds_take() -> None:
     scene = Scene()
-    scene.board.set_pace(2, 1.0)
+    scene.run_state.set_pace(2, 1.0)
     scene.live(1.0)
     scene.silent = {1}
     scene.live(4 * FLOOR_SECONDS - 0.5)
@@ -164,8 +164,8 @@ def test_nobody_is_blamed_for_a_pause_of_everybody() -> None:
 def test_who_is_being_built_or_has_finished_is_not_silent() -> None:
     scene = Scene()
     scene.silent = {0, 1}
-    scene.board.beat(0)
-    scene.board.finished(0)
+    scene.run_state.beat(0)
+    scene.run_state.finished(0)
     scene.live(300.0)  # rank 1 has not beaten once
     assert scene.told(0) == scene.told(1) == []
 
@@ -194,7 +194,7 @@ def test_the_dead_are_started_again_as_often_as_asked(restarts: int, lives: int)
     scene.live(0.5)
     for _ in range(5):
         scene.die(1)
-    assert scene.board.life(1) == lives
+    assert scene.run_state.incarnation(1) == lives
 
 
 def test_the_excluded_come_back_a_few_times_unasked() -> None:
@@ -202,7 +202,7 @@ def test_the_excluded_come_back_a_few_times_unasked() -> None:
     for _ in range(REJOINS + 2):
         scene.roles[1].ended_by_us = "excluded"
         scene.die(1)
-    assert scene.board.life(1) == REJOINS
+    assert scene.run_state.incarnation(1) == REJOINS
 
 
 @pytest.mark.parametrize("end", ["due", "finished"])
@@ -210,35 +210,35 @@ def test_nobody_is_started_again_when_the_run_is_over_and_joiners_are_sent_away(
     scene = Scene("gala", restarts=9)
     scene.live(0.5)
     scene.die(1)
-    assert scene.board.life(1) == 1
+    assert scene.run_state.incarnation(1) == 1
     if end == "due":
         scene.coordinator.is_due = True
     else:
-        scene.board.finished(0)
-        scene.board.finished(2)
+        scene.run_state.finished(0)
+        scene.run_state.finished(2)
     scene.live(0.1)
     assert scene.roles[1].process.killed  # type: ignore[attr-defined]
     scene.die(1)
-    assert scene.board.life(1) == 1
+    assert scene.run_state.incarnation(1) == 1
 
 
 def test_a_hand_over_waits_for_a_joiner_that_is_ready_and_for_a_checkpoint_to_be_whole() -> None:
     scene = Scene("gala", restarts=1)
     scene.die(1)
     scene.live(0.2)
-    assert scene.board.hand_over == 0
-    scene.board.ready(1)
+    assert scene.run_state.hand_over == 0
+    scene.run_state.ready(1)
     scene.coordinator.is_saving = True
     scene.live(0.2)
-    assert scene.board.hand_over == 0
+    assert scene.run_state.hand_over == 0
     scene.coordinator.is_saving = False
     scene.live(0.1)
-    asked = HandOver.unpack(scene.board.hand_over)
+    asked = HandOver.unpack(scene.run_state.hand_over)
     assert asked == HandOver(1, 1, 1, 0)
-    assert scene.board.is_alive(1)
+    assert scene.run_state.is_alive(1)
     assert scene.coordinator.is_admitting
-    scene.board.gave(0, 1)
-    scene.board.enter(1)
+    scene.run_state.gave(0, 1)
+    scene.run_state.enter(1)
     scene.live(0.1)
     assert scene.joined == [(1, 0)]
     assert not scene.coordinator.is_admitting
@@ -249,40 +249,40 @@ def test_another_donor_is_asked_when_the_first_cannot(how: str) -> None:
     scene = Scene("gala", restarts=1)
     scene.live(0.5)
     scene.die(2)
-    scene.board.ready(2)
+    scene.run_state.ready(2)
     scene.live(0.1)
-    assert HandOver.unpack(scene.board.hand_over).donor == 0
+    assert HandOver.unpack(scene.run_state.hand_over).donor == 0
     if how == "dies":
         scene.arbiter.run = dataclasses.replace(scene.arbiter.run, restarts=0)
         scene.die(0)
     else:
         scene.silent = {0}
     scene.live(FLOOR_SECONDS)
-    assert HandOver.unpack(scene.board.hand_over) == HandOver(2, 1, 2, 1)
+    assert HandOver.unpack(scene.run_state.hand_over) == HandOver(2, 1, 2, 1)
 
 
 def test_in_rounds_a_death_during_a_hand_over_sends_the_joiner_back_to_begin_again() -> None:
     scene = Scene("all-reduce", replicas=4, restarts=1)
     scene.live(0.5)
     scene.die(3)
-    scene.board.ready(3)
+    scene.run_state.ready(3)
     scene.live(0.1)
     scene.arbiter.run = dataclasses.replace(scene.arbiter.run, restarts=0)
     scene.die(0)
     scene.live(0.1)
     assert scene.roles[3].process.killed  # type: ignore[attr-defined]
     scene.die(3)
-    assert scene.board.life(3) == 2, "it was not its fault, and costs it no restart"
-    scene.board.ready(3)
+    assert scene.run_state.incarnation(3) == 2, "it was not its fault, and costs it no restart"
+    scene.run_state.ready(3)
     scene.live(0.1)
-    assert HandOver.unpack(scene.board.hand_over) == HandOver(2, 2, 3, 1)
+    assert HandOver.unpack(scene.run_state.hand_over) == HandOver(2, 2, 3, 1)
 
 
 def test_a_joiner_that_falls_silent_at_the_door_begins_again_so_that_runs_are_saved() -> None:
     scene = Scene("gala", restarts=1)
     scene.live(0.5)
     scene.die(1)
-    scene.board.ready(1)
+    scene.run_state.ready(1)
     scene.live(0.2)
     assert scene.coordinator.is_admitting
     scene.silent = {1}
@@ -290,7 +290,7 @@ def test_a_joiner_that_falls_silent_at_the_door_begins_again_so_that_runs_are_sa
     assert scene.roles[1].process.killed  # type: ignore[attr-defined]
     scene.die(1)
     assert not scene.coordinator.is_admitting
-    assert scene.board.life(1) == 2
+    assert scene.run_state.incarnation(1) == 2
 
 
 def test_the_last_living_one_has_nobody_to_be_started_again_from() -> None:
@@ -298,6 +298,6 @@ def test_the_last_living_one_has_nobody_to_be_started_again_from() -> None:
     scene.live(0.5)
     scene.die(0)
     scene.die(1)
-    assert [scene.board.life(rank) for rank in range(2)] == [1, 0]
+    assert [scene.run_state.incarnation(rank) for rank in range(2)] == [1, 0]
     scene.live(0.1)
     assert scene.roles[0].process.killed  # type: ignore[attr-defined]

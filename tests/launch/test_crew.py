@@ -15,7 +15,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from murmurate.errors import Refusal
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch import rendezvous as _crew
 from murmurate.launch.host_memory import Offer, Process, borrow, lend, this_host
 from murmurate.launch.job_spec import Ground, Meeting, check_folder, prove
@@ -70,8 +70,8 @@ def test_the_leaders_plan_reaches_the_others_and_its_word_ends_them(server: TCPS
     assert plan().leader == leader.process
     for rank, crew in ((0, leader), (1, one)):
         ground = Ground(plan(), crew.store, [rank], leads=crew.leads, address="127.0.0.1")
-        ground.board.advance(rank, 10, 1)
-    assert ground.board.total_env_steps() == 20
+        ground.run_state.advance(rank, 10, 1)
+    assert ground.run_state.total_env_steps() == 20
     code = in_thread(lambda: one.dismissed(lambda: False))
     leader.dismiss(143)
     assert code() == 143
@@ -145,9 +145,9 @@ def test_a_run_folder_that_is_another_one_here_is_refused(server: TCPStore, tmp_
 
 
 def test_another_process_borrows_the_same_memory() -> None:
-    arena = Arena.create()
-    offer = lend(arena)
-    arena.counters("cells", (1,))[0] = 41
+    memory_file = SharedMemoryFile.create()
+    offer = lend(memory_file)
+    memory_file.counters("cells", (1,))[0] = 41
     program = (
         "from murmurate.launch.host_memory import Offer, borrow\n"
         f"cells = borrow({offer!r}).counters('cells', (1,))\n"
@@ -155,19 +155,19 @@ def test_another_process_borrows_the_same_memory() -> None:
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
     assert borrow(offer).counters("cells", (1,))[0] == 42
-    arena.close()
+    memory_file.close()
 
 
 def test_what_is_not_the_lent_memory_is_not_taken(tmp_path: Path) -> None:
-    arena = Arena.create()
-    offer = lend(arena)
+    memory_file = SharedMemoryFile.create()
+    offer = lend(memory_file)
     with (tmp_path / "file").open("w") as file:
         not_memory = Offer(offer.host, offer.pid, file.fileno(), offer.mark)
         assert borrow(not_memory) is None
     assert borrow(Offer("another host", offer.pid, offer.descriptor, offer.mark)) is None
     assert borrow(Offer(offer.host, offer.pid, offer.descriptor, offer.mark + 1)) is None
     assert borrow(Offer(offer.host, offer.pid, -1, offer.mark)) is None
-    arena.close()
+    memory_file.close()
     assert borrow(offer) is None
 
 

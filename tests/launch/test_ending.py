@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from murmurate.fabric.processes.run_state import Board
+from murmurate.fabric.processes.run_state import RunState
 from murmurate.launch.failure_detector import CAP_SECONDS
 from murmurate.launch.shutdown import STOP_DEADLINE_SECONDS, Ending
 from murmurate.recipes import recipe
@@ -27,10 +27,10 @@ class Scene:
         run = dataclasses.replace(
             recipe("cartpole-gala"), strategy=strategies()["parameter-server"](), replicas=3
         )
-        self.board = Board(run.members)
-        self.board.open()
+        self.run_state = RunState(run.members)
+        self.run_state.open()
         self.coordinator: Any = SimpleNamespace(
-            board=self.board, run=run, is_due=False, saving_seconds=SAVING_SECONDS
+            run_state=self.run_state, run=run, is_due=False, saving_seconds=SAVING_SECONDS
         )
         self.ending = Ending(self.coordinator, lambda: self.now)
 
@@ -40,7 +40,7 @@ class Scene:
         while self.now - began < limit:
             self.now += 0.5
             for rank in beating:
-                self.board.beat(rank)
+                self.run_state.beat(rank)
             if self.ending.is_overdue():
                 return self.now - began
         return NEVER
@@ -69,17 +69,17 @@ def test_who_is_waited_for_and_how_long(
 ) -> None:
     scene = Scene()
     for rank in finished:
-        scene.board.finished(rank)
+        scene.run_state.finished(rank)
     for rank in dead:
-        scene.board.bury(rank)
+        scene.run_state.mark_dead(rank)
     scene.coordinator.is_due = due
     assert scene.overdue_after(beating) == (seconds if seconds is NEVER else pytest.approx(seconds, abs=1.5))
 
 
 def test_a_stopped_one_that_goes_on_has_all_its_time_again() -> None:
     scene = Scene()
-    scene.board.finished(0)
-    scene.board.finished(1)
+    scene.run_state.finished(0)
+    scene.run_state.finished(1)
     assert scene.overdue_after((), limit=CAP_SECONDS + DEADLINE - 5.0) is NEVER
     assert scene.overdue_after((2,), limit=1.0) is NEVER
     assert scene.overdue_after(()) == pytest.approx(CAP_SECONDS + DEADLINE, abs=1.5)
@@ -87,8 +87,8 @@ def test_a_stopped_one_that_goes_on_has_all_its_time_again() -> None:
 
 def test_while_the_launcher_itself_was_stopped_nobody_was_silent() -> None:
     scene = Scene()
-    scene.board.finished(0)
-    scene.board.finished(1)
+    scene.run_state.finished(0)
+    scene.run_state.finished(1)
     scene.now += 3600.0
     assert scene.overdue_after(()) == pytest.approx(CAP_SECONDS + DEADLINE, abs=1.5)
 

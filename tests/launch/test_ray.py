@@ -23,7 +23,7 @@ from faults.commands import Command, training
 from launch.test_inline import params
 from launch.test_torchrun import _SHORT, alone, same
 from murmurate.errors import MissingExtra
-from murmurate.fabric.processes.run_state import Board
+from murmurate.fabric.processes.run_state import RunState
 from murmurate.launch import launcher
 from murmurate.launch.ray import _Flock
 from murmurate.recipes import recipe
@@ -62,24 +62,26 @@ def test_who_dies_is_replaced_unless_the_run_is_over(case: str, replaced: bool) 
         env_steps=1_000,
         updates=100,
     )
-    board = Board(run.members)
-    board.open()
+    run_state = RunState(run.members)
+    run_state.open()
     flock = _Flock.__new__(_Flock)  # no cluster: what it decides by
-    coordinator: Any = SimpleNamespace(board=board, interrupted=case == "interrupted", stopped_because="")
+    coordinator: Any = SimpleNamespace(
+        run_state=run_state, interrupted=case == "interrupted", stopped_because=""
+    )
     flock.run, flock.coordinator, flock.coming = run, coordinator, {}
     flock.restarts = Counter({1: 3 * (case == "for the fourth time")})
     flock._seat = lambda rank: (None, None)  # type: ignore[method-assign]
     if case == "while a new epoch is forming":
-        board.request_stop()
+        run_state.request_stop()
     if case == "stopped":
         coordinator.stopped_because = "5 minutes have passed"
-    board.advance(
+    run_state.advance(
         0,
         env_steps=1_000 if "env steps" in case else 999,
         clock=100 if "updates" in case else 99,
     )
     victim = run.replicas if case == "the centre" else 1
-    board.bury(victim)
+    run_state.mark_dead(victim)
     flock._replace(victim)
     assert list(flock.coming) == [victim] * replaced
 

@@ -51,10 +51,10 @@ class Watched:
     def wait(self, tag, deadline_seconds):
         return self._note(tag, self._channel.wait(tag, deadline_seconds))
 
-    def _note(self, tag, letter):
-        if letter is not None:
-            self.received.append((letter.sender, tag, letter.x.clone(), letter.note))
-        return letter
+    def _note(self, tag, message):
+        if message is not None:
+            self.received.append((message.sender, tag, message.x.clone(), message.note))
+        return message
 
 
 def folded(found: Served, size: int) -> list[Tensor]:
@@ -102,8 +102,8 @@ def serve_until(
         with torch.no_grad():
             for bond in replicator.bonds.values():
                 bond.strategy.serve(bond.replica, bond.channel)
-        while (letter := ends.receive("done")) is not None:
-            left.discard(letter.sender)
+        while (message := ends.receive("done")) is not None:
+            left.discard(message.sender)
     settled = replicator.settle(LAST, PATIENCE_SECONDS)
     replicator.publish()
     for rank in range(door.size - 1):

@@ -79,11 +79,11 @@ class Weighed:
     def wait(self, tag, deadline_seconds):
         return self._take(self._channel.wait(tag, deadline_seconds))
 
-    def _take(self, letter):
-        if letter is not None and letter.note >= 0:
-            due = self._ledger.flying[letter.sender, self._channel.rank].popleft()
-            np.testing.assert_array_equal(share(letter.x, letter.note), due)  # each once, in order
-        return letter
+    def _take(self, message):
+        if message is not None and message.note >= 0:
+            due = self._ledger.flying[message.sender, self._channel.rank].popleft()
+            np.testing.assert_array_equal(share(message.x, message.note), due)  # each once, in order
+        return message
 
     def __getattr__(self, name):
         return getattr(self._channel, name)

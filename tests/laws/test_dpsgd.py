@@ -444,9 +444,9 @@ def race(deadly, door):
 @pytest.mark.parametrize("deadly", [False, True])
 def test_threads_of_a_node_on_real_processes(deadly):
     """Racing for real: updates may be lost to one another, what was pushed may not."""
-    *learners, (v, letters, settled) = run_members(5, [functools.partial(race, deadly)] * 5)
+    *learners, (v, messages, settled) = run_members(5, [functools.partial(race, deadly)] * 5)
     assert settled
-    pushes = [(sender, x) for sender, x, note in letters if note >= 0]
+    pushes = [(sender, x) for sender, x, note in messages if note >= 0]
     torch.testing.assert_close(
         v, torch.tensor(START, dtype=torch.float64) + sum(x for _, x in pushes), rtol=0, atol=1e-9
     )

@@ -157,8 +157,8 @@ class TestUnderFaults:
             # the centre is what it was, plus beta times each difference that it could answer
             beta = 0.8 / learners if strategy.moving_rate is None else strategy.moving_rate
             x = start.clone()
-            letters = [theta for _, _, theta, note in centre.watched.received if note >= 0]
-            for theta, (_, _, told, _, sent) in zip(letters, centre.watched.sent, strict=True):
+            messages = [theta for _, _, theta, note in centre.watched.received if note >= 0]
+            for theta, (_, _, told, _, sent) in zip(messages, centre.watched.sent, strict=True):
                 torch.testing.assert_close(told, x, rtol=0, atol=1e-12)
                 x = x + beta * (theta - x) * sent
             torch.testing.assert_close(centre.params, x, rtol=0, atol=1e-12)

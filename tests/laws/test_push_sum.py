@@ -47,7 +47,7 @@ def test_without_the_mended_mail_the_ledger_finds_what_is_lost():
     for seed in range(5):
         try:
             case.run(seed)
-        except (AssertionError, IndexError):  # a letter that was never due, or not in its order
+        except (AssertionError, IndexError):  # a message that was never due, or not in its order
             broken += 1
     assert broken == 5
 

@@ -1,4 +1,4 @@
-"""A part of the laws on real processes: the same bits, and nothing lost, where nobody passes a baton."""
+"""A part of the laws on real processes: the same bits, and nothing lost, where nobody passes a scheduler."""
 
 from __future__ import annotations
 

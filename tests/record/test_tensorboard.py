@@ -36,9 +36,9 @@ def record(t: float, replica: int, steps: int, **fields):
 
 
 def test_one_writer_a_replica_with_own_env_steps_as_step(tmp_path: Path) -> None:
-    with TensorBoard(tmp_path, started_at_unix=1_000_000.0) as board:
-        board.feed([record(2.5, 0, 80, loss=0.5, return_mean=-21.0), record(2.75, 1, 160, loss=0.25)])
-        board.feed([record(5.0, 0, 240, loss=0.125, episode_returns=[[3.0, 10], [5.0, 30]])])
+    with TensorBoard(tmp_path, started_at_unix=1_000_000.0) as run_state:
+        run_state.feed([record(2.5, 0, 80, loss=0.5, return_mean=-21.0), record(2.75, 1, 160, loss=0.25)])
+        run_state.feed([record(5.0, 0, 240, loss=0.125, episode_returns=[[3.0, 10], [5.0, 30]])])
     first, second = points(tmp_path / "replica-0"), points(tmp_path / "replica-1")
     assert first["learning/loss"] == [(80, 0.5, 1_000_002.5), (240, 0.125, 1_000_005.0)]
     assert first["return/return_mean"] == [(80, -21.0, 1_000_002.5)]
@@ -49,9 +49,9 @@ def test_one_writer_a_replica_with_own_env_steps_as_step(tmp_path: Path) -> None
 
 
 def test_lists_nulls_and_what_is_not_finite(tmp_path: Path) -> None:
-    with TensorBoard(tmp_path, 0.0) as board:
-        board.feed([record(1.0, 0, 80, gradient_cosine=[1.0, None, 0.5], value_loss=None)])
-        board.feed([record(2.0, 0, 160, loss=None, not_finite=["loss"])])
+    with TensorBoard(tmp_path, 0.0) as run_state:
+        run_state.feed([record(1.0, 0, 80, gradient_cosine=[1.0, None, 0.5], value_loss=None)])
+        run_state.feed([record(2.0, 0, 160, loss=None, not_finite=["loss"])])
     found = points(tmp_path / "replica-0")
     assert found["agreement/gradient_cosine/0"][0][1] == 1.0
     assert found["agreement/gradient_cosine/2"][0][1] == 0.5
@@ -62,8 +62,8 @@ def test_lists_nulls_and_what_is_not_finite(tmp_path: Path) -> None:
 
 def test_events_are_text_of_the_launcher(tmp_path: Path) -> None:
     event = {"time_seconds": 3.0, "kind": "event", "event": "died", "message": "replica 2 died"}
-    with TensorBoard(tmp_path, 0.0) as board:
-        board.feed([{**event, "replica": None, "env_steps": 0, "updates": 0}])
+    with TensorBoard(tmp_path, 0.0) as run_state:
+        run_state.feed([{**event, "replica": None, "env_steps": 0, "updates": 0}])
     texts = [
         value.tensor.string_val[0].decode()
         for e in read_events(tmp_path / "launcher")
@@ -73,11 +73,11 @@ def test_events_are_text_of_the_launcher(tmp_path: Path) -> None:
 
 
 def test_a_second_start_leaves_no_point_of_the_lost_future(tmp_path: Path) -> None:
-    with TensorBoard(tmp_path, 0.0) as board:
-        board.feed([record(1.0, 0, 80, loss=1.0), record(2.0, 0, 160, loss=9.0)])
+    with TensorBoard(tmp_path, 0.0) as run_state:
+        run_state.feed([record(1.0, 0, 80, loss=1.0), record(2.0, 0, 160, loss=9.0)])
     (tmp_path / "mine.txt").write_text("kept")
-    with TensorBoard(tmp_path, 0.0) as board:
-        board.feed([record(1.0, 0, 80, loss=1.0), record(2.5, 0, 160, loss=2.0)])
+    with TensorBoard(tmp_path, 0.0) as run_state:
+        run_state.feed([record(1.0, 0, 80, loss=1.0), record(2.5, 0, 160, loss=2.0)])
     assert points(tmp_path / "replica-0")["learning/loss"] == [(80, 1.0, 1.0), (160, 2.0, 2.5)]
     assert (tmp_path / "mine.txt").read_text() == "kept"
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Letter, Traffic
+from murmurate.fabric.interface import Capability, Message, Traffic
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.interface import Strategy
 from strategies.scripted import Number
@@ -23,7 +23,7 @@ class Desk:
     def __init__(self, size: int) -> None:
         self.size = size
         self.dead: set[int] = set()
-        self.mail: dict[tuple[int, str], deque[Letter]] = defaultdict(deque)
+        self.mail: dict[tuple[int, str], deque[Message]] = defaultdict(deque)
         self.memory: dict[str, Tensor] = {}
         self.shown: dict[int, list[Tensor]] = defaultdict(list)
         self.sent: list[tuple[int, int, str, list[float], float]] = []  # (from, to, tag, x, note)
@@ -56,14 +56,14 @@ class Door:
         if to in self.desk.dead:
             return False
         self.desk.sent.append((self.rank, to, tag, x.tolist(), float(note)))
-        self.desk.mail[to, tag].append(Letter(self.rank, x.detach().clone(), float(note)))
+        self.desk.mail[to, tag].append(Message(self.rank, x.detach().clone(), float(note)))
         return True
 
-    def receive(self, tag: str) -> Letter | None:
+    def receive(self, tag: str) -> Message | None:
         waiting = self.desk.mail[self.rank, tag]
         return waiting.popleft() if waiting else None
 
-    def wait(self, tag: str, deadline_seconds: float) -> Letter | None:
+    def wait(self, tag: str, deadline_seconds: float) -> Message | None:
         if not self.desk.mail[self.rank, tag] and self.rank != self.size - 1:
             self.desk.while_waiting()
         found = self.receive(tag)

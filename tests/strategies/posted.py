@@ -7,19 +7,19 @@ from collections import defaultdict, deque
 import torch
 
 from laws.problems import Point
-from murmurate.fabric.interface import Capability, Letter
+from murmurate.fabric.interface import Capability, Message
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.interface import Strategy
 from strategies.scripted import Door, Script
 
 
 class PostedScript(Script):
-    """``capacity`` letters a stream; ``on_the_way`` (sender, receiver) keeps those pairs' letters back."""
+    """``capacity`` messages a stream; ``on_the_way`` (sender, receiver) keeps those pairs' messages back."""
 
     def __init__(self, size: int, capacity: int = 64) -> None:
         super().__init__(size)
         self.capacity = capacity
-        self.queues: dict[tuple[int, int, str], deque[Letter]] = defaultdict(deque)
+        self.queues: dict[tuple[int, int, str], deque[Message]] = defaultdict(deque)
         self.on_the_way: set[tuple[int, int]] = set()
         self.sent: list[tuple[int, int, float]] = []  # (sender, receiver, note)
 
@@ -28,7 +28,7 @@ class PostedScript(Script):
 
 
 class PostedDoor(Door):
-    """Register and mail; letters come by ascending rank of their senders. A wait finds what is there."""
+    """Register and mail; messages come by ascending rank of their senders. A wait finds what is there."""
 
     capabilities = frozenset({Capability.REGISTER, Capability.MAIL})
     script: PostedScript
@@ -38,7 +38,7 @@ class PostedDoor(Door):
         if to in self.script.dead or len(queue) >= self.script.capacity:
             return False
         self.script.sent.append((self.rank, to, note))
-        queue.append(Letter(self.rank, x.detach().clone(), note))
+        queue.append(Message(self.rank, x.detach().clone(), note))
         return True
 
     def receive(self, tag):

@@ -122,7 +122,7 @@ def test_all_members_draw_the_same_and_nobody_itself_unless_told(with_self, size
 
 @pytest.mark.parametrize("direction", ["pull", "push"])
 def test_the_schedule_decides_nothing(direction):
-    """Members may be rounds apart, letters late and doubled: the bits are those of the draws."""
+    """Members may be rounds apart, messages late and doubled: the bits are those of the draws."""
     by = [[0.1 * step, -0.3, 0.7 * step] for step in range(8)]
     strategy = SynchronousGossip(direction, seed=3)
     first = played(strategy, None, by)

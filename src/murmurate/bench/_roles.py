@@ -1,6 +1,6 @@
 """Several processes that measure together: each is one member of a ``ProcessFabric``.
 
-What a member does is a function ``work(fabric, board, *arguments) -> plain values``; what all of them
+What a member does is a function ``work(fabric, run_state, *arguments) -> plain values``; what all of them
 returned comes back by rank. Nobody outlives the call.
 """
 
@@ -17,8 +17,8 @@ import torch
 
 from murmurate.errors import RunFailed
 from murmurate.fabric.processes.fabric import ProcessFabric
-from murmurate.fabric.processes.shared_memory import Arena
-from murmurate.launch.role import open_board
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.launch.role import open_run_state
 
 _DEADLINE_SECONDS = 280.0
 
@@ -30,14 +30,14 @@ def together(members: int, work: Work, *arguments: Any) -> list[Any]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # inherited by the fork server, before torch loads
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["murmurate.launch.preloaded"])
-    arena = Arena.create()
-    open_board(arena, members).open()
+    memory_file = SharedMemoryFile.create()
+    open_run_state(memory_file, members).open()
     lines, processes = [], []
     try:
         for rank in range(members):
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(
-                target=_member, args=(members, rank, arena, theirs, work, arguments), daemon=True
+                target=_member, args=(members, rank, memory_file, theirs, work, arguments), daemon=True
             )
             process.start()
             theirs.close()
@@ -48,7 +48,7 @@ def together(members: int, work: Work, *arguments: Any) -> list[Any]:
         for process in processes:
             process.kill()
             process.join()
-        arena.close()
+        memory_file.close()
 
 
 def _answer(rank: int, line: Connection) -> Any:
@@ -64,12 +64,17 @@ def _answer(rank: int, line: Connection) -> Any:
 
 
 def _member(
-    members: int, rank: int, arena: Arena, line: Connection, work: Work, arguments: tuple[Any, ...]
+    members: int,
+    rank: int,
+    memory_file: SharedMemoryFile,
+    line: Connection,
+    work: Work,
+    arguments: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    board = open_board(arena, members)
+    run_state = open_run_state(memory_file, members)
     try:
-        line.send(("done", work(ProcessFabric(arena, board, rank), *arguments)))
+        line.send(("done", work(ProcessFabric(memory_file, run_state, rank), *arguments)))
     except Exception:
         line.send(("failed", traceback.format_exc()))

@@ -16,7 +16,7 @@ import torch
 from murmurate.bench import _roles
 from murmurate.bench._result import Log
 from murmurate.errors import RunFailed
-from murmurate.fabric.interface import Channel, Fabric, Letter
+from murmurate.fabric.interface import Channel, Fabric, Message
 from murmurate.replica.vector import Replica
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.dpsgd.sparse_delta import NodeRows
@@ -99,7 +99,7 @@ class _Patient:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._channel, name)
 
-    def wait(self, tag: str, deadline_seconds: float) -> Letter | None:
+    def wait(self, tag: str, deadline_seconds: float) -> Message | None:
         end, start = time.monotonic() + deadline_seconds, time.process_time()
         while True:
             last = time.process_time()

@@ -100,8 +100,11 @@ def work(fabric: ProcessFabric, learners: int, plan: Plan) -> dict[str, float]:
     if not learners:
         return _learn(_Own(plan), plan)
     lanes = list(itertools.product(range(learners), range(plan.actors)))
-    rings = {lane: Ring(fabric.arena, _SPEC, plan.simulators) for lane in lanes}
-    stop, ended = fabric.arena.counters("stop", (learners,)), fabric.arena.counters("ended", (plan.actors,))
+    rings = {lane: Ring(fabric.memory_file, _SPEC, plan.simulators) for lane in lanes}
+    stop, ended = (
+        fabric.memory_file.counters("stop", (learners,)),
+        fabric.memory_file.counters("ended", (plan.actors,)),
+    )
     if fabric.rank >= learners:
         actor = fabric.rank - learners
         put = _act([rings[learner, actor] for learner in range(learners)], stop, plan)

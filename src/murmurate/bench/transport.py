@@ -54,7 +54,7 @@ class Plan:
 
 def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
     """Seconds from before ``publish`` or ``send`` to after the reader has the vector, of a mean from rank 0's
-    call to rank 1's result, and the bandwidth of many letters in a row; medians and ratios of rates."""
+    call to rank 1's result, and the bandwidth of many messages in a row; medians and ratios of rates."""
     if missing("cryptography", "network"):
         raise MissingExtra("cryptography", "network", "The bench 'transport'")
     plan = plan or (Plan(((1, 300, 25), (10, 150, 25), (100, 41, 15))) if full else Plan())
@@ -211,7 +211,7 @@ class Register:
 
 
 class Mail:
-    """A letter that is thrown away once it has been read."""
+    """A message that is thrown away once it has been read."""
 
     def __init__(self, fabric: Channel, x: Tensor, spins: bool) -> None:
         self._fabric, self._x, self._spins = fabric, x, spins
@@ -222,15 +222,15 @@ class Mail:
         return start
 
     def read(self) -> float:
-        letter = None
-        while letter is None:
-            letter = self._fabric.receive("x") if self._spins else self._fabric.wait("x", _PATIENCE_SECONDS)
+        message = None
+        while message is None:
+            message = self._fabric.receive("x") if self._spins else self._fabric.wait("x", _PATIENCE_SECONDS)
         return time.monotonic()
 
 
 def _limits(x: Tensor) -> dict[str, Callable[[], float]]:
     """Seconds of a copy in memory, and of sealing (one thread, pieces as on a link)."""
-    from murmurate.fabric.network.crypto import TAG_BYTES, Seal
+    from murmurate.fabric.network.crypto import TAG_BYTES, AeadStream
     from murmurate.fabric.network.frames import PIECE_BYTES
 
     there = torch.zeros_like(x)
@@ -243,7 +243,7 @@ def _limits(x: Tensor) -> dict[str, Callable[[], float]]:
         return time.monotonic() - start
 
     def sealing(cipher: str) -> Callable[[], float]:
-        seal = Seal(secrets.token_bytes(32), cipher=cipher)
+        seal = AeadStream(secrets.token_bytes(32), cipher=cipher)
 
         def run() -> float:
             start = time.monotonic()

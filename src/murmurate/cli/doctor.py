@@ -15,7 +15,7 @@ import torch
 
 from murmurate import native
 from murmurate.errors import Refusal
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.spec import native_bfloat16
 from murmurate.training.run_folder import hardware, versions
 
@@ -75,9 +75,9 @@ def _memory() -> dict[str, str]:
 
 def _shared_memory() -> dict[str, str]:
     try:
-        arena = Arena.create()
-        arena.tensors("doctor", (1024,), torch.float32).fill_(1.0)
-        arena.close()
+        memory_file = SharedMemoryFile.create()
+        memory_file.tensors("doctor", (1024,), torch.float32).fill_(1.0)
+        memory_file.close()
     except (OSError, Refusal) as error:
         return _check("shared memory", _BAD, str(error), "use --launcher inline")
     size = "not there"

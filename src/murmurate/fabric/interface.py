@@ -27,14 +27,14 @@ class Capability(enum.Enum):
 @dataclass
 class Traffic:
     """What went through a channel at this member: bytes copied in and out, seconds spent waiting, and
-    letters of or to a life that is over, which were not taken."""
+    messages of or to a incarnation that is over, which were not taken."""
 
     bytes: int = 0
     waiting_seconds: float = 0.0
     refused: int = 0
 
 
-class Letter(NamedTuple):
+class Message(NamedTuple):
     """One delta as it arrived.
 
     sender: its rank. x: [N], or as many as were sent; the receiver's to keep. note: a number that travels
@@ -128,16 +128,16 @@ class Mail(Protocol):
         """Queue a copy of ``x`` [n], n <= N; False if the queue stayed full up to the deadline or ``to`` is
         dead.
 
-        A shorter letter arrives as it is: it is not compressed, as nobody knows what its numbers are.
+        A shorter message arrives as it is: it is not compressed, as nobody knows what its numbers are.
         Without a deadline the fabric's own holds; 0 never waits.
         """
         ...
 
-    def receive(self, tag: str) -> Letter | None:
+    def receive(self, tag: str) -> Message | None:
         """The next message under ``tag``, or None; never waits."""
         ...
 
-    def wait(self, tag: str, deadline_seconds: float) -> Letter | None:
+    def wait(self, tag: str, deadline_seconds: float) -> Message | None:
         """As ``receive``, but waits up to the deadline."""
         ...
 

@@ -48,7 +48,7 @@ class Arbiter:
     def __init__(
         self, crew: Crew, coordinator: Coordinator, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.crew, self.coordinator, self.board = crew, coordinator, coordinator.board
+        self.crew, self.coordinator, self.run_state = crew, coordinator, coordinator.run_state
         self.run = coordinator.run
         self._watches = [Watch() for _ in range(self.run.members)]
         self._clock = clock
@@ -67,7 +67,7 @@ class Arbiter:
                 watch.since = now
         self._polled_at = now
         for role in self.crew.roles:
-            if not role.ended and not self.board.has_finished(role.rank):
+            if not role.ended and not self.run_state.has_finished(role.rank):
                 self._listen(role, self._watches[role.rank], now)
         if self._is_over():
             self._send_joiners_away()
@@ -77,7 +77,7 @@ class Arbiter:
     # -- signs of life ------------------------------------------------------------------------------
 
     def _listen(self, role: Role, watch: Watch, now: float) -> None:
-        beats = self.board.beats(role.rank)
+        beats = self.run_state.beats(role.rank)
         who = self.coordinator.name(role.rank)
         if beats != watch.beats or beats == 0:  # a member that is still being built has no beat
             if watch.silent:
@@ -99,9 +99,9 @@ class Arbiter:
             role.end("excluded")
 
     def _allowed(self, rank: int, saving: bool = False) -> float:
-        if self.board.pace(rank) == 0:
+        if self.run_state.pace(rank) == 0:
             return CAP_SECONDS
-        seconds = patience(max(self.board.pace(other) for other in self.board.living()))
+        seconds = patience(max(self.run_state.pace(other) for other in self.run_state.living()))
         if saving:  # a slow disk is no silence
             slowest = self.coordinator.slowest_save_seconds
             seconds = CAP_SECONDS if slowest is None else min(seconds + 4 * slowest, CAP_SECONDS)
@@ -127,17 +127,17 @@ class Arbiter:
             self._restarts[rank] += 1
         elif role.ended_by_us != "retried":
             return
-        life = self.board.begin_life(rank)
+        life = self.run_state.begin_incarnation(rank)
         message = f"replica {rank} is started again, and takes a living peer's state"
         self.coordinator.event("restarted", message, member=rank, life=life)
         self.crew.start_again(rank)
 
     def _is_over(self) -> bool:
         others = [r for r in self.crew.roles if r.rank < self.run.replicas and not self._is_at_the_door(r)]
-        return self.coordinator.is_due or all(r.ended or self.board.has_finished(r.rank) for r in others)
+        return self.coordinator.is_due or all(r.ended or self.run_state.has_finished(r.rank) for r in others)
 
     def _is_at_the_door(self, role: Role) -> bool:
-        return role.joins and not role.ended and not self.board.has_entered(role.rank)
+        return role.joins and not role.ended and not self.run_state.has_entered(role.rank)
 
     def _donors(self) -> list[int]:
         return [
@@ -146,7 +146,7 @@ class Arbiter:
             if role.rank < self.run.replicas
             and not role.ended
             and not self._is_at_the_door(role)
-            and not self.board.has_finished(role.rank)
+            and not self.run_state.has_finished(role.rank)
             and not self._watches[role.rank].silent
         ]
 
@@ -160,27 +160,29 @@ class Arbiter:
         if self._asked is not None:
             self._follow(self._asked)
             return
-        waiting = [r.rank for r in self.crew.roles if self._is_at_the_door(r) and self.board.is_ready(r.rank)]
+        waiting = [
+            r.rank for r in self.crew.roles if self._is_at_the_door(r) and self.run_state.is_ready(r.rank)
+        ]
         donors = self._donors()
         if waiting and donors and not self.coordinator.is_saving:
             # alive from here on: members with common rounds may count with it as soon as they agree
-            self.board.revive(waiting[0])
+            self.run_state.revive(waiting[0])
             self._ask(waiting[0], donors[0])
 
     def _ask(self, joiner: int, donor: int) -> None:
         self.coordinator.is_admitting = True
         self._deaths_when_asked = self._deaths
-        self._asked = self.board.ask_hand_over(joiner, donor)
+        self._asked = self.run_state.ask_hand_over(joiner, donor)
 
     def _follow(self, asked: HandOver) -> None:
-        if self.board.has_entered(asked.joiner):
+        if self.run_state.has_entered(asked.joiner):
             self.coordinator.joined(asked.joiner, asked.donor)
             self._forget()
             return
         joiner = self.crew.roles[asked.joiner]
         if self._watches[asked.joiner].silent and not joiner.ended_by_us:
             joiner.end("retried")  # as long as it is at the door, nothing is saved
-        if self.board.has_given(asked.donor, asked.number):
+        if self.run_state.has_given(asked.donor, asked.number):
             return
         if self.run.strategy.synchronous:
             # the others may have let the joiner in already and wait for it, which waits for the dead

@@ -1,6 +1,6 @@
 """Common ground of roles that nobody forked together: the memory of one host, lent by one of them.
 
-The lender's arena has no name; others of the same host open it through the lender's ``/proc`` entry and
+The lender's memory_file has no name; others of the same host open it through the lender's ``/proc`` entry and
 look for a mark in it, so ranks share memory exactly if they can, whatever hosts and containers are called.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 
 _MEMORY = "/memfd:murmurate (deleted)"
 
@@ -43,7 +43,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Offer:
-    """Where an arena can be opened, and the mark that is in it; ``descriptor`` is -1 where it cannot."""
+    """Where shared memory can be opened, and the mark that is in it; ``descriptor`` is -1 where it cannot."""
 
     host: str
     pid: int
@@ -60,27 +60,27 @@ def this_host() -> str:
         return f"no /proc in process {os.getpid()}"  # shares memory with nobody
 
 
-def lend(arena: Arena) -> Offer:
-    """Offer ``arena``, of which nothing was taken yet, to the other processes of this host."""
+def lend(memory_file: SharedMemoryFile) -> Offer:
+    """Offer ``memory_file``, of which nothing was taken yet, to the other processes of this host."""
     mark = secrets.randbits(62) + 1
-    arena.counters("mark", (1,))[0] = mark
-    lent = _is_memory(os.getpid(), arena.descriptor)
-    return Offer(this_host(), os.getpid(), arena.descriptor if lent else -1, mark)
+    memory_file.counters("mark", (1,))[0] = mark
+    lent = _is_memory(os.getpid(), memory_file.descriptor)
+    return Offer(this_host(), os.getpid(), memory_file.descriptor if lent else -1, mark)
 
 
-def borrow(offer: Offer) -> Arena | None:
-    """The arena of ``offer``, its mark taken; None if this process cannot have it."""
+def borrow(offer: Offer) -> SharedMemoryFile | None:
+    """The shared memory of ``offer``, its mark taken; None if this process cannot have it."""
     if offer.host != this_host() or not _is_memory(offer.pid, offer.descriptor):
         return None
     try:
         descriptor = os.open(f"/proc/{offer.pid}/fd/{offer.descriptor}", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return None
-    arena = Arena(descriptor)
-    if int(arena.counters("mark", (1,))[0]) != offer.mark:
-        arena.close()
+    memory_file = SharedMemoryFile(descriptor)
+    if int(memory_file.counters("mark", (1,))[0]) != offer.mark:
+        memory_file.close()
         return None
-    return arena
+    return memory_file
 
 
 def _is_memory(pid: int, descriptor: int) -> bool:

@@ -19,7 +19,7 @@ import torch
 
 from murmurate.errors import RunFailed
 from murmurate.fabric.interface import Capability, Fabric, FabricError
-from murmurate.fabric.processes.run_state import Board
+from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.replica.clipping import NotFinite
 from murmurate.spec import derive_seed
@@ -43,10 +43,10 @@ def start(
     parts: dict[int, int] | None = None,
 ) -> Coordinator:
     """Run the roles to their end (see ``murmurate.launch.local.start``)."""
-    board = Board(run.members)
-    board.open()
+    run_state = RunState(run.members)
+    run_state.open()
     started_at = time.monotonic()
-    coordinator = Coordinator(run, folder, board, started_at, offset_seconds)
+    coordinator = Coordinator(run, folder, run_state, started_at, offset_seconds)
     if manifest is not None:
         coordinator.restore(manifest)
         coordinator.event("resumed", f"resumed at {manifest['env_steps']:,} env steps")
@@ -59,7 +59,7 @@ def start(
         restored = None
         if checkpoint is not None and parts is not None:
             restored = Restored.read(checkpoint, rank, parts[rank])
-        post = Post(rank, door, board, folder, started_at, offset_seconds, restored, between=poll)
+        post = Post(rank, door, run_state, folder, started_at, offset_seconds, restored, between=poll)
         # as in a role's own process; and with more threads the first sums of a process differ from later ones
         torch.set_num_threads(run.placement.threads)
         torch.set_flush_denormal(True)

@@ -1,4 +1,4 @@
-"""Where members that nobody forked together meet: board and fabric, in one host's memory or across hosts."""
+"""Where members that nobody forked together meet: run state and fabric, on one host or across hosts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Fabric
 from murmurate.fabric.network.fabric import Compression, NetworkFabric
-from murmurate.fabric.network.store_run_state import StoreBoard
+from murmurate.fabric.network.store_run_state import StoreRunState
 from murmurate.fabric.processes.fabric import ProcessFabric
-from murmurate.fabric.processes.run_state import Board
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.run_state import RunState
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch.host_memory import Offer, Process, borrow, this_host
-from murmurate.launch.role import open_board
+from murmurate.launch.role import open_run_state
 from murmurate.training.worker import Post, Restored
 
 _PROOF = "meeting"
@@ -79,7 +79,7 @@ class Meeting:
 class Ground:
     """What one process stands on in a meeting; ``mine`` are the members that live in it.
 
-    store: of this epoch alone. leads: this process writes what a launcher writes on the board.
+    store: of this epoch alone. leads: this process writes what a launcher writes on the run state.
     address: under which other hosts reach this one.
     """
 
@@ -88,18 +88,18 @@ class Ground:
     ) -> None:
         self.meeting = meeting
         self._store, self._address = store, address
-        self._arenas: list[Arena] = []
+        self._memory_files: list[SharedMemoryFile] = []
         self._doors: list[NetworkFabric] = []
         same = meeting.leader.host == this_host()  # one clock for all processes of a host
         self.started_at = meeting.started_at if same else time.monotonic() - meeting.elapsed_seconds
-        self.board: Board
+        self.run_state: RunState
         if meeting.offer is not None:
-            self.board = open_board(self._arena(meeting.offer), meeting.members)
+            self.run_state = open_run_state(self._memory_file(meeting.offer), meeting.members)
             if leads:
-                self.board.open()
+                self.run_state.open()
         else:
-            boards = PrefixStore("board", store).clone()  # type: ignore[attr-defined]
-            self.board = StoreBoard(meeting.members, boards, mine, leads)
+            run_states = PrefixStore("run_state", store).clone()  # type: ignore[attr-defined]
+            self.run_state = StoreRunState(meeting.members, run_states, mine, leads)
 
     def post(self, rank: int) -> Post:
         """Where ``rank``, a member of this process, works. Raises Refusal if its part is unreadable."""
@@ -110,7 +110,7 @@ class Ground:
         return Post(
             rank,
             self._door(rank),
-            self.board,
+            self.run_state,
             Path(meeting.folder),
             self.started_at,
             meeting.offset_seconds,
@@ -120,14 +120,14 @@ class Ground:
     def is_gone(self, rank: int, process: Process, silent_seconds: float) -> bool:
         """Whether the process of ``rank`` has ended or, on another host, was silent for so long."""
         gone = process.is_gone()
-        if gone is None and isinstance(self.board, StoreBoard):
-            return self.board.lost or self.board.silent_seconds(rank) > silent_seconds
+        if gone is None and isinstance(self.run_state, StoreRunState):
+            return self.run_state.lost or self.run_state.silent_seconds(rank) > silent_seconds
         return bool(gone)
 
     def flush(self) -> None:
-        """Let the others see what was last written to the board."""
-        if isinstance(self.board, StoreBoard):
-            self.board.exchange()
+        """Let the others see what was last written to the run state."""
+        if isinstance(self.run_state, StoreRunState):
+            self.run_state.exchange()
 
     def close(self) -> None:
         # together: each answers the others until they have closed too
@@ -136,17 +136,17 @@ class Ground:
             thread.start()
         for thread in closing:
             thread.join()
-        if isinstance(self.board, StoreBoard):
-            self.board.close()
-        for arena in self._arenas:
-            arena.close()
+        if isinstance(self.run_state, StoreRunState):
+            self.run_state.close()
+        for memory_file in self._memory_files:
+            memory_file.close()
 
     def _door(self, rank: int) -> Fabric:
         meeting = self.meeting
         if meeting.offer is not None:
-            arena = self._arena(meeting.offer)
-            open_board(arena, meeting.members)  # a member's own regions begin after the board's
-            return ProcessFabric(arena, self.board, rank)
+            memory_file = self._memory_file(meeting.offer)
+            open_run_state(memory_file, meeting.members)  # a member's own regions begin after the run state's
+            return ProcessFabric(memory_file, self.run_state, rank)
         # of its own: a wait of one member on a shared connection would hold up another's word
         store = PrefixStore("fabric", self._store).clone()  # type: ignore[attr-defined]
         door = NetworkFabric(
@@ -157,19 +157,19 @@ class Ground:
             epoch=meeting.epoch,
             secret=bytes.fromhex(meeting.secret) or os.environ["MURMURATE_SECRET"].encode(),
             address=self._address,
-            board=self.board,
+            run_state=self.run_state,
             compression=meeting.compression,
         )
         self._doors.append(door)
         return door
 
-    def _arena(self, offer: Offer) -> Arena:
+    def _memory_file(self, offer: Offer) -> SharedMemoryFile:
         """The lent memory from its beginning on: each member takes its regions from one of its own."""
-        arena = borrow(offer)
-        if arena is None:
+        memory_file = borrow(offer)
+        if memory_file is None:
             raise RuntimeError("the memory that was lent a moment ago cannot be opened any more")
-        self._arenas.append(arena)
-        return arena
+        self._memory_files.append(memory_file)
+        return memory_file
 
 
 def fresh_secret() -> str:

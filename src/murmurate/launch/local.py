@@ -9,11 +9,11 @@ from typing import Any
 
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Capability
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch import shutdown as _ending
 from murmurate.launch.failure_detector import Arbiter
 from murmurate.launch.fork_server import fork_server
-from murmurate.launch.role import FAILED, FINISHED, REFUSED, TOO_LATE, open_board
+from murmurate.launch.role import FAILED, FINISHED, REFUSED, TOO_LATE, open_run_state
 from murmurate.launch.worker_processes import Crew, Role
 from murmurate.training.coordinator import Coordinator, SecondInterrupt, signals
 from murmurate.training.run import Run
@@ -37,16 +37,16 @@ def start(
     Raises Refusal if a role refused before it began.
     """
     context = fork_server()
-    arena = Arena.create()
-    board = open_board(arena, run.members)
-    board.open()
+    memory_file = SharedMemoryFile.create()
+    run_state = open_run_state(memory_file, run.members)
+    run_state.open()
     started_at = time.monotonic()
     (folder / "logs").mkdir(exist_ok=True)
-    coordinator = Coordinator(run, folder, board, started_at, offset_seconds)
+    coordinator = Coordinator(run, folder, run_state, started_at, offset_seconds)
     if manifest is not None:
         coordinator.restore(manifest)
         coordinator.event("resumed", f"resumed at {manifest['env_steps']:,} env steps")
-    crew = Crew(context, run, arena, folder, started_at, offset_seconds)
+    crew = Crew(context, run, memory_file, folder, started_at, offset_seconds)
     try:
         with signals(coordinator), coordinator.console:
             crew.start(
@@ -62,7 +62,7 @@ def start(
     finally:
         crew.kill()
         coordinator.close()
-        arena.close()
+        memory_file.close()
     return coordinator
 
 
@@ -86,8 +86,8 @@ def _kill_silent(roles: list[Role], coordinator: Coordinator) -> None:
     Raises RunFailed if all of them are held up: whoever it is that they wait for cannot be told from here.
     """
     late = [role for role in roles if not role.ended]
-    unfinished = [role for role in late if not coordinator.board.has_finished(role.rank)]
-    if not any(coordinator.board.has_finished(role.rank) for role in roles):
+    unfinished = [role for role in late if not coordinator.run_state.has_finished(role.rank)]
+    if not any(coordinator.run_state.has_finished(role.rank) for role in roles):
         raise RunFailed(
             f"no replica stopped within {_ending.STOP_DEADLINE_SECONDS:g} s, and all were killed. "
             "The last checkpoint is kept. See logs/ in the run folder."
@@ -108,7 +108,7 @@ def _take_end(role: Role, coordinator: Coordinator, arbiter: Arbiter) -> None:
     if code == FINISHED:
         return
     said = role.last_words()
-    if role.joins and not coordinator.board.has_entered(role.rank):
+    if role.joins and not coordinator.run_state.has_entered(role.rank):
         # whatever keeps it from coming in is no reason to end those who learn
         coordinator.died(role.rank, said or ("too late to come in" if code == TOO_LATE else role.how()))
         arbiter.died(role)

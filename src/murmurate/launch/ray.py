@@ -18,7 +18,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Capability
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch import shutdown as _ending
 from murmurate.launch.host_memory import Process, lend
 from murmurate.launch.job_spec import Ground, Meeting, fresh_secret, prove
@@ -99,7 +99,7 @@ class _Flock:
         )
         self.proof = prove(folder)
         self.epoch = 0
-        self.arena: Arena | None = None
+        self.memory_file: SharedMemoryFile | None = None
         self.group = place(ray, run)
         self.restarts: Counter[int] = Counter()
         self.seats: dict[int, Any] = {}
@@ -125,7 +125,7 @@ class _Flock:
         self.started_at = time.monotonic()
         self._meet()
         self.coordinator = Coordinator(
-            self.run, self.folder, self.ground.board, self.started_at, self.offset_seconds
+            self.run, self.folder, self.ground.run_state, self.started_at, self.offset_seconds
         )
         if manifest is not None:
             self.coordinator.restore(manifest)
@@ -157,30 +157,30 @@ class _Flock:
         self.reforming = False
         self._lend()
         self._meet()
-        at.board = self.ground.board
+        at.run_state = self.ground.run_state
         self._live()
         return True
 
     def _is_over(self) -> bool:
         """Whether the run is at its end, or was stopped: not only this epoch, for a new one to be formed."""
-        at, board, run = self.coordinator, self.coordinator.board, self.run
+        at, run_state, run = self.coordinator, self.coordinator.run_state, self.run
         if at.interrupted or at.stopped_because:
             return True
-        living = [rank for rank in board.living() if rank < run.replicas]
-        steps = run.env_steps is not None and board.total_env_steps() >= run.env_steps
-        return steps or (run.updates is not None and all(board.clock(r) >= run.updates for r in living))
+        living = [rank for rank in run_state.living() if rank < run.replicas]
+        steps = run.env_steps is not None and run_state.total_env_steps() >= run.env_steps
+        return steps or (run.updates is not None and all(run_state.clock(r) >= run.updates for r in living))
 
     def _lend(self) -> None:
         """Fresh memory: in the former, members stand at different places."""
-        if self.arena is not None:
+        if self.memory_file is not None:
             self.ground.close()
-            self.arena.close()
-        self.arena = Arena.create()
-        self.offer = lend(self.arena)
+            self.memory_file.close()
+        self.memory_file = SharedMemoryFile.create()
+        self.offer = lend(self.memory_file)
         self.epoch += 1
 
     def _meet(self) -> None:
-        """Open the epoch's board: all who have a seat live on it, with the counts they go on from."""
+        """Open the epoch's run_state: all who have a seat live on it, with the counts they go on from."""
         shares = self.offer.descriptor >= 0 and all(s.shares for s in self.sittings.values())
         self.meeting = Meeting(
             run_id=self.proof,
@@ -204,14 +204,14 @@ class _Flock:
             self._seed_board()
         for rank in range(self.run.members):
             if rank not in self.seats:
-                self.ground.board.bury(rank)
+                self.ground.run_state.mark_dead(rank)
 
     def _seed_board(self) -> None:
         """Totals do not fall back to zero while the members read their parts."""
         assert self.checkpoint is not None
         manifest = saved.read_manifest(self.checkpoint)
         for rank, steps in enumerate(manifest.get("replica_env_steps", ())):
-            self.ground.board.advance(rank, int(steps), 0)
+            self.ground.run_state.advance(rank, int(steps), 0)
 
     def _live(self) -> None:
         pids: dict[int, int | None] = {rank: s.process.pid for rank, s in sorted(self.sittings.items())}
@@ -269,7 +269,7 @@ class _Flock:
                 del self.coming[rank]
                 self._replace(rank)
         if self.reforming:
-            self.ground.board.request_stop()
+            self.ground.run_state.request_stop()
 
     def _has_come(self, rank: int) -> bool:
         _, sitting, _ = self.coming[rank]
@@ -282,13 +282,13 @@ class _Flock:
     def _kill_silent(self) -> None:
         """As the local launcher does: those who hold up the others go first, then those who do not save."""
         late = sorted(self.lives.values())
-        board = self.coordinator.board
-        if not any(board.has_finished(rank) for rank in range(board.size)):
+        run_state = self.coordinator.run_state
+        if not any(run_state.has_finished(rank) for rank in range(run_state.size)):
             raise RunFailed(
                 f"no replica stopped within {_ending.STOP_DEADLINE_SECONDS:g} s, and all were killed. "
                 "The last checkpoint is kept. See logs/ in the run folder."
             )
-        unfinished = [rank for rank in late if not board.has_finished(rank)]
+        unfinished = [rank for rank in late if not run_state.has_finished(rank)]
         # the centre ends after the replicas: it waits for whom it was not told of, as we do
         for rank in [rank for rank in unfinished if rank < self.run.replicas] or unfinished or late:
             who = self.coordinator.name(rank)
@@ -325,5 +325,5 @@ class _Flock:
             self.coordinator.close()
         if hasattr(self, "ground"):
             self.ground.close()
-        if self.arena is not None:
-            self.arena.close()
+        if self.memory_file is not None:
+            self.memory_file.close()

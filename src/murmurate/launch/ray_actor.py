@@ -34,10 +34,10 @@ class Seat:
     """Becomes an actor in ``murmurate.launch.ray``, which asks it one thing at a time."""
 
     def sit(self, offer: Offer) -> Sitting:
-        arena = borrow(offer)
-        if arena is not None:
-            arena.close()
-        return Sitting(Process.this(), socket.gethostname(), arena is not None)
+        memory_file = borrow(offer)
+        if memory_file is not None:
+            memory_file.close()
+        return Sitting(Process.this(), socket.gethostname(), memory_file is not None)
 
     def live(self, run: Run, rank: int, meeting: Meeting, store: tuple[str, int]) -> tuple[int, str | None]:
         """``rank``'s part of ``run`` to its end, or to the next epoch: see ``murmurate.launch.role.live``.

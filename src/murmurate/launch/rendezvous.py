@@ -22,7 +22,7 @@ from pathlib import Path
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from murmurate.errors import Refusal
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch.host_memory import Offer, Process, borrow, lend, this_host
 from murmurate.launch.job_spec import Meeting
 
@@ -105,7 +105,7 @@ class Crew:
         self.epoch = self._root.add("epoch", 1) if self.leads else 0
         self.offer: Offer | None = None
         self.greetings: dict[int, Greeting] = {}
-        self._arena: Arena | None = None
+        self._memory_file: SharedMemoryFile | None = None
 
     @property
     def leads(self) -> bool:
@@ -132,8 +132,8 @@ class Crew:
 
         Raises Refusal naming the ranks that did not come.
         """
-        self._arena = Arena.create()
-        self.offer = lend(self._arena)
+        self._memory_file = SharedMemoryFile.create()
+        self.offer = lend(self._memory_file)
         self.store.set("offer", json.dumps(dataclasses.asdict(self.offer)))
         self._root.set("current", str(self.epoch))
         until = time.monotonic() + _GATHER_SECONDS
@@ -197,10 +197,10 @@ class Crew:
 
     def _greet(self, word: str) -> None:
         self.offer = Offer(**json.loads(self.store.get("offer")))
-        arena = borrow(self.offer)
-        if arena is not None:
-            arena.close()
-        mine = Greeting(word, self.process, socket.gethostname(), self.address(), arena is not None)
+        memory_file = borrow(self.offer)
+        if memory_file is not None:
+            memory_file.close()
+        mine = Greeting(word, self.process, socket.gethostname(), self.address(), memory_file is not None)
         self.store.set(f"greeting/{self.around.rank}", json.dumps(dataclasses.asdict(mine)))
 
     def say(self, words: str) -> None:
@@ -231,8 +231,8 @@ class Crew:
         return own_address(self.around.address, others)
 
     def close(self) -> None:
-        if self._arena is not None:
-            self._arena.close()
+        if self._memory_file is not None:
+            self._memory_file.close()
 
 
 @functools.cache

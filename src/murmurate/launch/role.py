@@ -22,8 +22,8 @@ import torch
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.processes.fabric import ProcessFabric
-from murmurate.fabric.processes.run_state import Board
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.run_state import RunState
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.replica.clipping import NotFinite
 from murmurate.training.centre_server import member
 from murmurate.training.rejoin import NotLetIn
@@ -34,16 +34,18 @@ FINISHED, FAILED, REFUSED, TOO_LATE = 0, 3, 4, 5
 _HEARSAY_SECONDS = 2.0  # for the launcher, which was told at the same time, to say what it makes of it
 
 
-def open_board(arena: Arena, size: int) -> Board:
-    """The board is the arena's first region, for the launcher and the roles alike."""
-    cells: np.ndarray[Any, np.dtype[np.int64]] = arena.counters("board", (Board.cells_needed(size),))
-    return Board(size, cells)
+def open_run_state(memory_file: SharedMemoryFile, size: int) -> RunState:
+    """The run state is the shared memory's first region, for the launcher and the roles alike."""
+    cells: np.ndarray[Any, np.dtype[np.int64]] = memory_file.counters(
+        "run_state", (RunState.cells_needed(size),)
+    )
+    return RunState(size, cells)
 
 
 def replica(
     run: Run,
     rank: int,
-    arena: Arena,
+    memory_file: SharedMemoryFile,
     line: Connection,
     folder: Path,
     started_at: float,
@@ -55,15 +57,17 @@ def replica(
 
     joins: in place of one that died; it comes in with a living peer's state.
     """
-    board = open_board(arena, run.members)
-    _settle(folder, rank, run.placement.threads, board)
+    run_state = open_run_state(memory_file, run.members)
+    _settle(folder, rank, run.placement.threads, run_state)
 
     def post() -> Post:
-        fabric = ProcessFabric(arena, board, rank, joins=joins, by_agreement=run.strategy.synchronous)
+        fabric = ProcessFabric(
+            memory_file, run_state, rank, joins=joins, by_agreement=run.strategy.synchronous
+        )
         return Post(
             rank,
             fabric,
-            board,
+            run_state,
             folder,
             started_at,
             offset_seconds,
@@ -120,10 +124,10 @@ def keep_log(folder: Path, rank: int) -> None:
     faulthandler.enable()
 
 
-def _settle(folder: Path, rank: int, threads: int, board: Board) -> None:
+def _settle(folder: Path, rank: int, threads: int, run_state: RunState) -> None:
     """Make this process a good member: own log, no terminal signals, and gone with the launcher."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
-    signal.signal(signal.SIGTERM, lambda *_: leave_unless_stopping(board))
+    signal.signal(signal.SIGTERM, lambda *_: leave_unless_stopping(run_state))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})  # see local.start
     keep_log(folder, rank)
     settle_arithmetic(threads)
@@ -132,11 +136,11 @@ def _settle(folder: Path, rank: int, threads: int, board: Board) -> None:
         threading.Thread(target=_leave_with, args=(launcher.sentinel,), daemon=True).start()
 
 
-def leave_unless_stopping(board: Board) -> None:
+def leave_unless_stopping(run_state: RunState) -> None:
     """SIGTERM to all processes of the run (a scheduler does that) saves and stops; to this one, ends it."""
 
     def decide() -> None:
-        if not board.stop_requested:
+        if not run_state.stop_requested:
             os._exit(128 + signal.SIGTERM)
 
     timer = threading.Timer(_HEARSAY_SECONDS, decide)

@@ -29,8 +29,8 @@ import torch._dynamo
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Capability, Fabric
 from murmurate.fabric.processes.fabric import Died, ProcessFabric
-from murmurate.fabric.processes.run_state import Board
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.run_state import RunState
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.meeting import check_meeting, meets
 from murmurate.replicator.replicator import check_capabilities
@@ -163,9 +163,9 @@ def _local(plan: Plan) -> list[Any]:
             "or use launcher='inline'."
         ) from error
     context = _context()
-    arena = Arena.create()
-    board = _open_board(arena, plan.members)
-    board.open()
+    memory_file = SharedMemoryFile.create()
+    run_state = _open_run_state(memory_file, plan.members)
+    run_state.open()
     members: dict[Any, tuple[int, ForkServerProcess]] = {}
     sys.stdout.flush()
     try:
@@ -173,20 +173,20 @@ def _local(plan: Plan) -> list[Any]:
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(
                 target=_live,
-                args=(rank, packed, plan.members, arena, theirs),
+                args=(rank, packed, plan.members, memory_file, theirs),
                 name=f"replica-{rank}",
                 daemon=True,
             )
             process.start()
             theirs.close()
             members[ours] = rank, process
-        return _collect(plan, members, board)
+        return _collect(plan, members, run_state)
     finally:
         for line, (_, process) in members.items():
             process.kill()
             process.join()
             line.close()
-        arena.close()
+        memory_file.close()
 
 
 def _context() -> ForkServerContext:
@@ -196,11 +196,11 @@ def _context() -> ForkServerContext:
     return context
 
 
-def _open_board(arena: Arena, size: int) -> Board:
-    return Board(size, arena.counters("board", (Board.cells_needed(size),)))
+def _open_run_state(memory_file: SharedMemoryFile, size: int) -> RunState:
+    return RunState(size, memory_file.counters("run_state", (RunState.cells_needed(size),)))
 
 
-def _collect(plan: Plan, members: dict[Any, tuple[int, ForkServerProcess]], board: Board) -> list[Any]:
+def _collect(plan: Plan, members: dict[Any, tuple[int, ForkServerProcess]], run_state: RunState) -> list[Any]:
     """Take results in as they come; the first that failed ends the rest, who is killed is left out. Once one
     has finished, who is stopped and does not go on is killed; so is a centre that outlives all replicas."""
     results: dict[int, Any] = {}
@@ -222,7 +222,7 @@ def _collect(plan: Plan, members: dict[Any, tuple[int, ForkServerProcess]], boar
             except EOFError:
                 process.join()
                 results[rank] = Died(rank, process.exitcode)
-                board.bury(rank)
+                run_state.mark_dead(rank)
                 continue
             if how == "refused":
                 raise Refusal(what)
@@ -230,7 +230,7 @@ def _collect(plan: Plan, members: dict[Any, tuple[int, ForkServerProcess]], boar
                 raise RunFailed(what)
             results[rank] = what
             if meets(plan.strategy):
-                board.bury(rank)  # who still steps does so without it
+                run_state.mark_dead(rank)  # who still steps does so without it
     replicas = [results[rank] for rank in range(plan.replicas)]
     if all(isinstance(r, Died) for r in replicas):
         codes = ", ".join(str(r.exit_code) for r in replicas)
@@ -248,19 +248,19 @@ def _is_stopped(process: ForkServerProcess) -> bool:
         return False
 
 
-def _live(rank: int, packed: bytes, size: int, arena: Arena, line: Connection) -> None:
+def _live(rank: int, packed: bytes, size: int, memory_file: SharedMemoryFile, line: Connection) -> None:
     """Process entry point of one member."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the starting process's, which ends the members
     faulthandler.enable()
     threading.Thread(target=_leave_with_parent, daemon=True).start()
-    board = _open_board(arena, size)
+    run_state = _open_run_state(memory_file, size)
     message: tuple[str, Any]
     try:
         plan: Plan = pickle.loads(packed)
         torch.set_num_threads(plan.threads)
         with contextlib.redirect_stdout(_stdout(plan.output, rank)):
-            message = _FINISHED, plan.live(ProcessFabric(arena, board, rank, plan.deadline_seconds))
-        board.finished(rank)
+            message = _FINISHED, plan.live(ProcessFabric(memory_file, run_state, rank, plan.deadline_seconds))
+        run_state.finished(rank)
         packed_message = _sendable(rank, message)
     except Refusal as refusal:
         packed_message = pickle.dumps(("refused", str(refusal)))

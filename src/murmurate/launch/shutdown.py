@@ -20,7 +20,7 @@ class Ending:
     """Of one run, or of one epoch of it. Ask ``is_overdue`` a few times a second."""
 
     def __init__(self, coordinator: Coordinator, clock: Callable[[], float] = time.monotonic) -> None:
-        self.coordinator, self.board, self.run = coordinator, coordinator.board, coordinator.run
+        self.coordinator, self.run_state, self.run = coordinator, coordinator.run_state, coordinator.run
         self._clock = clock
         self._asked_at = clock()
         self._beats = [(0, clock())] * self.run.replicas  # what was last heard of each, and when
@@ -42,8 +42,8 @@ class Ending:
 
     def _ought_to_end(self, now: float) -> bool:
         replicas = range(self.run.replicas)
-        finished = [rank for rank in replicas if self.board.has_finished(rank)]
-        left = [rank for rank in replicas if self.board.is_alive(rank) and rank not in finished]
+        finished = [rank for rank in replicas if self.run_state.has_finished(rank)]
+        left = [rank for rank in replicas if self.run_state.is_alive(rank) and rank not in finished]
         if self.coordinator.is_due or not left:
             return True
         return bool(finished) and all(now - self._beats[rank][1] > CAP_SECONDS for rank in left)
@@ -53,6 +53,6 @@ class Ending:
         woke = now - self._asked_at > _ASLEEP_SECONDS
         self._asked_at = now
         for rank, (known, _) in enumerate(self._beats):
-            beats = self.board.beats(rank)
+            beats = self.run_state.beats(rank)
             if woke or beats != known:
                 self._beats[rank] = beats, now

@@ -99,7 +99,7 @@ def start(
     )
     mine = [0, *range(run.replicas, run.members)]
     ground = Ground(meeting, us.store, mine, leads=True, address=us.address())
-    coordinator = Coordinator(run, folder, ground.board, started_at, offset_seconds)
+    coordinator = Coordinator(run, folder, ground.run_state, started_at, offset_seconds)
     if manifest is not None:
         coordinator.restore(manifest)
         coordinator.event("resumed", f"resumed at {manifest['env_steps']:,} env steps")
@@ -149,21 +149,21 @@ class _Own:
 
 def _watch(roles: list[_Own], us: Crew, ground: Ground, coordinator: Coordinator) -> None:
     """Until every member has saved its last part. Raises RunFailed for one that ended before, Refusal."""
-    board = ground.board
+    run_state = ground.run_state
     ending = _ending.Ending(coordinator)
-    while not board.saved_by_all(FINAL_REQUEST):
+    while not run_state.saved_by_all(FINAL_REQUEST):
         time.sleep(_POLL_SECONDS)
         for role in roles:
             if role.outcome is not None:
                 _take(role.outcome)
         for rank, greeting in us.greetings.items():
-            if ground.is_gone(rank, greeting.process, _SILENT_SECONDS) and not board.has_saved(
+            if ground.is_gone(rank, greeting.process, _SILENT_SECONDS) and not run_state.has_saved(
                 rank, FINAL_REQUEST
             ):
                 _mourn(rank, us, greeting, coordinator)
         coordinator.poll()
         if ending.is_overdue():
-            late = [rank for rank in range(board.size) if not board.has_saved(rank, FINAL_REQUEST)]
+            late = [rank for rank in range(run_state.size) if not run_state.has_saved(rank, FINAL_REQUEST)]
             raise RunFailed(
                 f"rank(s) {late} did not stop within {_ending.STOP_DEADLINE_SECONDS:g} s. "
                 "The last checkpoint is kept."
@@ -207,10 +207,10 @@ def _unblock(roles: list[_Own], ground: Ground, coordinator: Coordinator) -> Non
     """Let the own threads leave whatever they wait for, so that the process can end."""
     if all(role.outcome is not None for role in roles):
         return
-    ground.board.request_stop()
-    for rank in range(ground.board.size):
+    ground.run_state.request_stop()
+    for rank in range(ground.run_state.size):
         if rank not in [role.rank for role in roles]:
-            ground.board.bury(rank)
+            ground.run_state.mark_dead(rank)
     until = time.monotonic() + _LEAVE_SECONDS
     for role in roles:
         if role.thread.is_alive():
@@ -242,7 +242,7 @@ def follow(read: Callable[[Path], Run]) -> int:
         us.say(f"{REFUSED} {refusal}")
         raise
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what Ctrl-C means
-    signal.signal(signal.SIGTERM, lambda *_: leave_unless_stopping(ground.board))
+    signal.signal(signal.SIGTERM, lambda *_: leave_unless_stopping(ground.run_state))
     settle_arithmetic(run.placement.threads)
     over = threading.Event()
     threading.Thread(target=_leave_with, args=(meeting.leader, ground, over), daemon=True).start()

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch.role import replica
 from murmurate.training.run import Run
 from murmurate.training.run_folder import write_roles
@@ -52,14 +52,14 @@ class Crew:
         self,
         context: ForkServerContext,
         run: Run,
-        arena: Arena,
+        memory_file: SharedMemoryFile,
         folder: Path,
         started_at: float,
         offset_seconds: float,
     ) -> None:
         self.run, self.folder = run, folder
         self.roles: list[Role] = []
-        self._context, self._arena = context, arena
+        self._context, self._memory_file = context, memory_file
         self._clock = started_at, offset_seconds
 
     def start(self, parts: list[tuple[Path, int] | None]) -> None:
@@ -78,7 +78,7 @@ class Crew:
         ours, theirs = self._context.Pipe(duplex=False)
         process = self._context.Process(
             target=replica,
-            args=(self.run, rank, self._arena, theirs, self.folder, *self._clock, part, joins),
+            args=(self.run, rank, self._memory_file, theirs, self.folder, *self._clock, part, joins),
             name=f"murmurate-replica-{rank}",
             daemon=True,
         )

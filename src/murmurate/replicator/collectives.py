@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from murmurate.fabric.interface import FabricError
-from murmurate.replicator.gather import Wire
+from murmurate.replicator.gather import TensorExchange
 
 Reduction = str | Callable[[Tensor], Tensor]
 
@@ -36,7 +36,7 @@ class Group:
     gradient passes through when at least one member wants it; then all must run that backward pass.
     """
 
-    wire: Wire
+    wire: TensorExchange
 
     @property
     def size(self) -> int:

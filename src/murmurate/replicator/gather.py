@@ -15,14 +15,14 @@ _SMALL_BYTES, _LARGE_BYTES = 1 << 12, 1 << 20
 _LENGTHS_BYTES = 16  # of the header and of the tensors, int64 each
 
 
-class Message(NamedTuple):
+class Contribution(NamedTuple):
     """What one member handed in: its tensors (on the CPU), and whether it wants a gradient of them."""
 
     tensors: list[Tensor]
     wants_gradient: bool
 
 
-class Wire:
+class TensorExchange:
     """Gathers tensors of any number, shape and dtype over two channels of fixed length.
 
     The first holds most batch statistics; the second carries the rest of longer messages, piece by piece.
@@ -47,7 +47,7 @@ class Wire:
 
     def gather(
         self, call: str, tensors: Sequence[Tensor], wants_gradient: bool = False
-    ) -> dict[int, Message]:
+    ) -> dict[int, Contribution]:
         """What each living member handed in, by rank; ``call`` says what for.
 
         Raises FabricError, on all members alike, if they call for different things; and, at the fabric's
@@ -69,7 +69,7 @@ class Wire:
                     f"rank {rank} calls {_said(theirs)} where rank {self.rank} calls {_said(mine)}. Make the "
                     "same collective calls on all replicas, in the same order, in backward passes too."
                 )
-        return {rank: Message(found, bool(said["gradient"])) for rank, (said, found) in messages.items()}
+        return {rank: Contribution(found, bool(said["gradient"])) for rank, (said, found) in messages.items()}
 
     def _exchange(self, message: Tensor) -> dict[int, Tensor]:
         pieces = {

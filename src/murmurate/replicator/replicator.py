@@ -145,7 +145,7 @@ class Replicator:
 
     @property
     def refused(self) -> int:
-        """Deltas that were too old to be folded, or found no room (see the strategies), and letters of or to
+        """Deltas that were too old to be folded, or found no room (see the strategies), and messages of or to
         lives that are over."""
         return sum(b.strategy.refused + b.channel.traffic.refused for b in self.bonds.values())
 

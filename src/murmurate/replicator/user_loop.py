@@ -16,7 +16,7 @@ from murmurate.fabric.interface import Capability, Fabric, FabricError, ranks_ac
 from murmurate.meeting import check_meeting, meets
 from murmurate.replica.vector import Exchange, MakeOptimizer, Replica
 from murmurate.replicator.collectives import Group, Reduction
-from murmurate.replicator.gather import Wire
+from murmurate.replicator.gather import TensorExchange
 from murmurate.replicator.input_split import Seat, Source, Split, inputs, split_leading
 from murmurate.replicator.model_parallel import Lockstep
 from murmurate.replicator.optimizer_wrapper import (
@@ -84,8 +84,8 @@ class OwnLoop(Replicator):
         self._modules: dict[str, nn.Module] = {}
         self._begun = self._finished = False
         # on all members at the same point, so that whichever collective comes first finds its channels
-        self._wire = Wire(fabric) if meets(strategy) else None
-        self._wires: dict[tuple[int, ...], Wire] = {}  # of groups of replicas
+        self._wire = TensorExchange(fabric) if meets(strategy) else None
+        self._wires: dict[tuple[int, ...], TensorExchange] = {}  # of groups of replicas
         self._ends = (
             fabric.channel("ends", torch.zeros(1)) if Capability.REGISTER in fabric.capabilities else None
         )
@@ -292,7 +292,7 @@ class OwnLoop(Replicator):
         if len(group) == self._wire.size:
             return Group(self._wire)
         if group not in self._wires:
-            self._wires[group] = Wire(self.fabric, group)
+            self._wires[group] = TensorExchange(self.fabric, group)
         return Group(self._wires[group])
 
     def mean(self, x: Any) -> Any:

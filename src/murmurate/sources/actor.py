@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from murmurate.agents.interface import Agent, AgentConfig
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.replica.vector import Replica
 from murmurate.sources.steps import steps_of
 from murmurate.spec import derive_generator, derive_seed, native_bfloat16
@@ -63,8 +63,8 @@ class Acting:
         self._agent: Agent = config.build(spec, Replica, seed=orders.seed, device=torch.device("cpu"))
         self._agent.seat(orders.first, orders.total)
         descriptor, count = orders.weights
-        self._weights = Weights(Arena(descriptor), count)
-        self._ring = Ring(Arena(orders.ring), spec, orders.simulators)
+        self._weights = Weights(SharedMemoryFile(descriptor), count)
+        self._ring = Ring(SharedMemoryFile(orders.ring), spec, orders.simulators)
         self._generator = derive_generator(orders.seed, f"actions {orders.life}", orders.first)
         self._version = 0
         self._pauses = Pauses()

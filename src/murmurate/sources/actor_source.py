@@ -17,7 +17,7 @@ import torch
 from murmurate.agents.interface import Agent, AgentConfig
 from murmurate.errors import RunFailed
 from murmurate.fabric.interface import Channel
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.sources.actor import Orders
 from murmurate.sources.bank_weights import Banks
 from murmurate.sources.replay_sampler import Drawing
@@ -43,7 +43,7 @@ class _Actor:
     index: int
     low: int
     simulators: int
-    arena: Arena
+    memory_file: SharedMemoryFile
     ring: Ring
     process: subprocess.Popen[bytes] | None = None
     lives: int = 0
@@ -104,13 +104,15 @@ class Acted:
         self.alive: Callable[[int], bool] = lambda played: False
         self._seed, self._drawing = seed, drawing
         count = sum(len(replica) for replica in learner.replicas.values())
-        self._arena = Arena.create()
-        self._weights = Weights(self._arena, count)
+        self._memory_file = SharedMemoryFile.create()
+        self._weights = Weights(self._memory_file, count)
         bounds = [cast.simulators * k // cast.actors for k in range(cast.actors + 1)]
         self._actors = []
         for index, (low, high) in enumerate(itertools.pairwise(bounds)):
-            arena = Arena.create()
-            self._actors.append(_Actor(index, low, high - low, arena, Ring(arena, spec, high - low)))
+            memory_file = SharedMemoryFile.create()
+            self._actors.append(
+                _Actor(index, low, high - low, memory_file, Ring(memory_file, spec, high - low))
+            )
         self._pauses = Pauses()
         self._turn = self._lag = self._lag_max = 0
         self._looked = 0.0
@@ -199,13 +201,13 @@ class Acted:
             total=cast.replicas * cast.simulators,
             seed=self._seed,
             life=f"{self._drawing.batches} {actor.lives}",
-            weights=(self._arena.descriptor, len(self._weights)),
-            ring=actor.arena.descriptor,
+            weights=(self._memory_file.descriptor, len(self._weights)),
+            ring=actor.memory_file.descriptor,
         )
         actor.process = subprocess.Popen(
             [sys.executable, "-m", "murmurate.sources.actor"],
             stdin=subprocess.PIPE,
-            pass_fds=(self._arena.descriptor, actor.arena.descriptor),
+            pass_fds=(self._memory_file.descriptor, actor.memory_file.descriptor),
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         actor.lives += 1
@@ -270,8 +272,8 @@ class Acted:
         self._drawing.close()
         for actor in self._actors:
             _forget(actor)
-            actor.arena.close()
-        self._arena.close()
+            actor.memory_file.close()
+        self._memory_file.close()
 
 
 def _forget(actor: _Actor) -> None:

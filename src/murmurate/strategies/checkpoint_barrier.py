@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
-from murmurate.fabric.interface import Channel, Letter
+from murmurate.fabric.interface import Channel, Message
 from murmurate.strategies.interface import LAST_CUT
 
 _PATIENCE_SECONDS = 0.02
-# what taking in a letter counts as, so that even an endless stream of them reaches the deadline
+# what taking in a message counts as, so that even an endless stream of them reaches the deadline
 _HANDLING_SECONDS = 1e-4
 
 
@@ -28,16 +28,16 @@ class Cut:
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
-        self._held: list[tuple[int, Letter]] = []  # each with the number of the marker it came after
+        self._held: list[tuple[int, Message]] = []  # each with the number of the marker it came after
         self._marks: dict[int, int] = {}
         self._ahead = 1  # the first cut that does not lie behind us
 
-    def receive(self, channel: Channel, wait_seconds: float = 0.0) -> Letter | None:
+    def receive(self, channel: Channel, wait_seconds: float = 0.0) -> Message | None:
         """The next delta from this side of the cut, or None."""
-        letter, came = self._next(channel, wait_seconds)
-        while letter is None and came:
-            letter, came = self._next(channel, 0.0)
-        return letter
+        message, came = self._next(channel, wait_seconds)
+        while message is None and came:
+            message, came = self._next(channel, 0.0)
+        return message
 
     def has_ended(self, rank: int) -> bool:
         """It has announced its last cut: it takes in what was sent before it knew of ours, and no more."""
@@ -52,7 +52,7 @@ class Cut:
 
         False if that did not reach everybody: then the checkpoint cannot be whole.
         """
-        # a short letter is not compressed: what rounding kept back of the deltas stays for the next one
+        # a short message is not compressed: what rounding kept back of the deltas stays for the next one
         marker = like.new_zeros(1)
         awaiting = [peer for peer in to if not self.has_ended(peer) or number >= LAST_CUT]
         reached = [channel.send(peer, self.tag, marker, note=-float(number)) for peer in awaiting]
@@ -63,7 +63,7 @@ class Cut:
         channel: Channel,
         number: int,
         senders: Iterable[int],
-        absorb: Callable[[Letter], None],
+        absorb: Callable[[Message], None],
         deadline_seconds: float,
     ) -> bool:
         """Absorb all that the living among ``senders`` sent before their marker; False at the deadline.
@@ -71,14 +71,14 @@ class Cut:
         Either way the cut lies behind us afterwards, and what was held is delivered.
         """
         self._ahead = max(self._ahead, number)  # cuts that we were never asked for are no longer waited at
-        while (letter := self._due()) is not None:
-            absorb(letter)
+        while (message := self._due()) is not None:
+            absorb(message)
         spent, awaited = 0.0, set(senders)
         while spent <= deadline_seconds and self._silent(channel, awaited, number):
             before = channel.traffic.waiting_seconds
-            letter, came = self._next(channel, _PATIENCE_SECONDS)
-            if letter is not None:
-                absorb(letter)
+            message, came = self._next(channel, _PATIENCE_SECONDS)
+            if message is not None:
+                absorb(message)
             waited = channel.traffic.waiting_seconds - before + _HANDLING_SECONDS
             spent += waited if came else _PATIENCE_SECONDS
         whole = not self._silent(channel, awaited, number)
@@ -88,11 +88,11 @@ class Cut:
     def _silent(self, channel: Channel, awaited: set[int], number: int) -> bool:
         return any(self._marks.get(j, 0) < number for j in awaited & set(channel.living()))
 
-    def _next(self, channel: Channel, wait_seconds: float) -> tuple[Letter | None, bool]:
+    def _next(self, channel: Channel, wait_seconds: float) -> tuple[Message | None, bool]:
         """(a delta from this side of the cut if that is what is next, whether anything came)."""
-        letter = self._due()
-        if letter is not None:
-            return letter, True
+        message = self._due()
+        if message is not None:
+            return message, True
         found = channel.wait(self.tag, wait_seconds) if wait_seconds else channel.receive(self.tag)
         if found is None:
             return None, False
@@ -105,10 +105,10 @@ class Cut:
             self._held.append((mark, found))
         return None, True
 
-    def _due(self) -> Letter | None:
+    def _due(self) -> Message | None:
         """The first that was held back and no longer has to be."""
-        for index, (mark, letter) in enumerate(self._held):
+        for index, (mark, message) in enumerate(self._held):
             if mark < self._ahead:
                 del self._held[index]
-                return letter
+                return message
         return None

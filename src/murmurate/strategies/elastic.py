@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from murmurate.errors import Refusal
-from murmurate.fabric.interface import Capability, Channel, FabricError, Letter
+from murmurate.fabric.interface import Capability, Channel, FabricError, Message
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.strategies.checkpoint_barrier import Cut
 from murmurate.strategies.interface import (
@@ -100,13 +100,13 @@ class Elastic(Strategy):
     def _move(self, replica: Replica, channel: Channel, deadline_seconds: float) -> bool:
         """theta_i <- theta_i - beta (theta_i - theta~), if the answer is there."""
         if deadline_seconds:
-            letter = answer(channel, _REPLY, deadline_seconds, _LOST)
+            message = answer(channel, _REPLY, deadline_seconds, _LOST)
         else:
-            letter = channel.receive(_REPLY)
-        if letter is None:
+            message = channel.receive(_REPLY)
+        if message is None:
             return False
         self._awaited = False
-        replica.params.detach().sub_(self._sent.sub_(letter.x), alpha=self._beta)
+        replica.params.detach().sub_(self._sent.sub_(message.x), alpha=self._beta)
         self._rounds += 1
         self._moved_at = replica.clock
         return True
@@ -115,15 +115,15 @@ class Elastic(Strategy):
 
     def serve(self, replica: Replica, channel: Channel) -> bool:
         """theta~ <- theta~ + beta (theta_i - theta~)"""
-        letter = self._pushes.receive(channel, _IDLE_SECONDS)
-        if letter is not None:
-            self._pull(letter, replica, channel)
-        return letter is not None
+        message = self._pushes.receive(channel, _IDLE_SECONDS)
+        if message is not None:
+            self._pull(message, replica, channel)
+        return message is not None
 
-    def _pull(self, letter: Letter, replica: Replica, channel: Channel) -> None:
+    def _pull(self, message: Message, replica: Replica, channel: Channel) -> None:
         centre = replica.params.detach()
-        if channel.send(letter.sender, _REPLY, centre):  # towards the dead nobody moves
-            centre.add_(letter.x.sub_(centre), alpha=self._beta)
+        if channel.send(message.sender, _REPLY, centre):  # towards the dead nobody moves
+            centre.add_(message.x.sub_(centre), alpha=self._beta)
             replica.tick()
 
     def consensus(self, replica: Replica, channel: Channel) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Channel, Letter
+from murmurate.fabric.interface import Capability, Channel, Message
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.strategies.checkpoint_barrier import Cut
 from murmurate.strategies.interface import (
@@ -116,13 +116,13 @@ class ParameterServer(Strategy):
         else:
             demand_centre(channel, _LOST)
 
-    def _pull(self, letter: Letter | None, replica: Replica) -> bool:
-        if letter is None:
+    def _pull(self, message: Message | None, replica: Replica) -> bool:
+        if message is None:
             return False
         self._awaited = False
-        replica.params.detach().copy_(letter.x)
-        self._version, self._pulled_at = abs(int(letter.note)), replica.clock
-        if letter.note < 0:
+        replica.params.detach().copy_(message.x)
+        self._version, self._pulled_at = abs(int(message.note)), replica.clock
+        if message.note < 0:
             self.refused += 1
             self._empty()  # what was gathered meanwhile is of the same old parameters
         return True
@@ -135,21 +135,21 @@ class ParameterServer(Strategy):
 
     def serve(self, replica: Replica, channel: Channel) -> bool:
         """Fold one gradient into the centre's parameters, and answer with them."""
-        letter = self._pushes.receive(channel, _IDLE_SECONDS)
-        if letter is not None:
-            self._fold(letter, replica, channel)
-        return letter is not None
+        message = self._pushes.receive(channel, _IDLE_SECONDS)
+        if message is not None:
+            self._fold(message, replica, channel)
+        return message is not None
 
-    def _fold(self, letter: Letter, replica: Replica, channel: Channel) -> None:
+    def _fold(self, message: Message, replica: Replica, channel: Channel) -> None:
         """The version answered is the number of folds; a minus says that this one was refused."""
-        refused = 0 < self.delay_bound < replica.clock - letter.note
+        refused = 0 < self.delay_bound < replica.clock - message.note
         if refused:
             self.refused += 1
         else:
-            replica.grad.copy_(letter.x)
+            replica.grad.copy_(message.x)
             replica.update()
         version = -replica.clock if refused else replica.clock
-        channel.send(letter.sender, _REPLY, replica.params.detach(), note=version)
+        channel.send(message.sender, _REPLY, replica.params.detach(), note=version)
 
     def consensus(self, replica: Replica, channel: Channel) -> Tensor:
         return shown_by_centre(replica, channel)

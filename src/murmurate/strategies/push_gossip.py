@@ -16,7 +16,7 @@ from murmurate.strategies.interface import Strategy, mean_of_published, require
 from murmurate.topology import Topology, topology
 
 _TAG = "theta"
-_READ_OF_EACH = 64  # letters of one peer in one reading: so a fast peer cannot hold us here
+_READ_OF_EACH = 64  # messages of one peer in one reading: so a fast peer cannot hold us here
 
 
 @dataclass
@@ -31,7 +31,7 @@ class PushGossip(Strategy):
         ``ring``, ``exponential``, ... over the living, of a time-varying graph those of its own round.
     with_self: oneself may be drawn too; a draw of oneself sends nothing.
 
-    Each peer counts once a reading (section 3.3), with its newest letter: what a slow member finds in its
+    Each peer counts once a reading (section 3.3), with its newest message: what a slow member finds in its
     queue is not mixed in once more for every step that it missed. Nobody waits: what does not fit into a
     peer's queue is not sent, and counted in ``refused``.
     """
@@ -48,7 +48,7 @@ class PushGossip(Strategy):
     paper: ClassVar[str] = "Jin, Algorithm 6 and section 3.6"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.MAIL, Capability.REGISTER})
     carries: ClassVar[str] = "state"
-    bounded_by: ClassVar[str] = "the reader's own steps: older letters of a peer give way to its newest"
+    bounded_by: ClassVar[str] = "the reader's own steps: older messages of a peer give way to its newest"
     on_death: ClassVar[str] = "targets are drawn from the living"
     on_slow: ClassVar[str] = "its queue fills, and is then passed over"
     on_join: ClassVar[str] = "it is drawn from then on"
@@ -96,10 +96,10 @@ class PushGossip(Strategy):
             self.refused += not channel.send(target, _TAG, x, deadline_seconds=0.0)
         newest: dict[int, Tensor] = {}
         for _ in range(_READ_OF_EACH * channel.size):
-            letter = channel.receive(_TAG)
-            if letter is None:
+            message = channel.receive(_TAG)
+            if message is None:
                 break
-            newest[letter.sender] = letter.x
+            newest[message.sender] = message.x
         for count, sender in enumerate(sorted(newest), start=1):
             x.lerp_(newest[sender], 1 / (1 + count) if self.mixing is None else self.mixing)
         if newest or target == channel.rank:  # who drew itself agrees with itself

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Channel, Letter
+from murmurate.fabric.interface import Capability, Channel, Message
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.strategies.checkpoint_barrier import Cut
 from murmurate.strategies.interface import MemberEvent, Strategy, mean_of_published, require
@@ -76,11 +76,11 @@ class PushSum(Strategy):
             self._send(replica.clock // self.period - 1, channel)
         heard: set[int] = set()
         for _ in range(4 * channel.size):
-            letter = self._mail.receive(channel)
-            if letter is None:
+            message = self._mail.receive(channel)
+            if message is None:
                 break
-            self._take(letter)
-            heard.add(letter.sender)
+            self._take(message)
+            heard.add(message.sender)
         if heard or alone:
             self._rounds += 1
             self._agreed_at = replica.clock
@@ -116,9 +116,9 @@ class PushSum(Strategy):
         """The living but those who take no further part: what is sent to them nobody would take."""
         return [rank for rank in channel.living() if rank == channel.rank or not self._mail.has_ended(rank)]
 
-    def _take(self, letter: Letter) -> None:
-        self._sum.add_(letter.x)
-        self._weight += letter.note
+    def _take(self, message: Message) -> None:
+        self._sum.add_(message.x)
+        self._weight += message.note
 
     def consensus(self, replica: Replica, channel: Channel) -> Tensor:
         """The mean of what the living last published, each de-biased."""

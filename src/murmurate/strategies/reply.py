@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from murmurate.fabric.interface import Channel, FabricError, Letter
+from murmurate.fabric.interface import Channel, FabricError, Message
 from murmurate.strategies.interface import centre_of
 
 _GLANCE_SECONDS = 0.05  # how late the news of a death may be
@@ -25,13 +25,13 @@ def clear(channel: Channel, tag: str) -> None:
         pass
 
 
-def answer(channel: Channel, tag: str, deadline_seconds: float, lost: str) -> Letter | None:
-    """The centre's next letter under ``tag``; None at the deadline. Raises FabricError once it is dead."""
+def answer(channel: Channel, tag: str, deadline_seconds: float, lost: str) -> Message | None:
+    """The centre's next message under ``tag``; None at the deadline. Raises FabricError once it is dead."""
     left = deadline_seconds
     while True:
-        letter = channel.wait(tag, min(left, _GLANCE_SECONDS))
-        if letter is not None:
-            return letter
+        message = channel.wait(tag, min(left, _GLANCE_SECONDS))
+        if message is not None:
+            return message
         left -= _GLANCE_SECONDS
         demand_centre(channel, lost)
         if left <= 0:

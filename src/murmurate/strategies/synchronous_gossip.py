@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Channel, FabricError, Letter
+from murmurate.fabric.interface import Capability, Channel, FabricError, Message
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.spec import derive_generator
 from murmurate.strategies.interface import MemberEvent, Strategy, require
@@ -60,7 +60,7 @@ class SynchronousGossip(Strategy):
     on_join: ClassVar[str] = "takes part from the next common round on, with a living peer's state"
 
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
-    _early: list[Letter] = field(default_factory=list, init=False, repr=False, compare=False)
+    _early: list[Message] = field(default_factory=list, init=False, repr=False, compare=False)
     _dead: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -109,11 +109,11 @@ class SynchronousGossip(Strategy):
             if sender == channel.rank:
                 self._send(to, x, channel)
         senders = sorted(sender for sender, to in arrows if to == channel.rank)
-        letters = self._await(senders, channel)
+        messages = self._await(senders, channel)
         weight = 0.5 if self.mixing is None and self.direction == "pull" else self.mixing
-        for count, letter in enumerate(letters, start=1):
-            x.lerp_(letter.x, 1 / (1 + count) if weight is None else weight)
-        return len(letters)
+        for count, message in enumerate(messages, start=1):
+            x.lerp_(message.x, 1 / (1 + count) if weight is None else weight)
+        return len(messages)
 
     def _send(self, to: int, x: Tensor, channel: Channel) -> None:
         sent = channel.send(to, _TAG, x, note=self._rounds, deadline_seconds=self.deadline_seconds)
@@ -123,24 +123,24 @@ class SynchronousGossip(Strategy):
                 f"stayed full for {self.deadline_seconds:g} s. It lives but does not read: look at its log."
             )
 
-    def _await(self, senders: Sequence[int], channel: Channel) -> list[Letter]:
-        """This round's letters in the order of their senders; the dead are not waited for."""
+    def _await(self, senders: Sequence[int], channel: Channel) -> list[Message]:
+        """This round's messages in the order of their senders; the dead are not waited for."""
         found = {x.sender: x for x in self._early if x.note == self._rounds}
         self._early = [x for x in self._early if x.note > self._rounds]
         silent = 0.0
         while missing := [j for j in senders if j not in found]:
-            letter = channel.wait(_TAG, 0.05)
-            if letter is None:
+            message = channel.wait(_TAG, 0.05)
+            if message is None:
                 # looked at in this order: what the dead still sent has arrived by then
                 dead = [j for j in missing if j not in channel.living()]
-                letter = channel.receive(_TAG)
-                if letter is None:
+                message = channel.receive(_TAG)
+                if message is None:
                     senders = [j for j in senders if j not in dead]
                     silent += 0.05
-            if letter is not None and letter.note == self._rounds:
-                found[letter.sender] = letter
-            elif letter is not None and letter.note > self._rounds:
-                self._early.append(letter)
+            if message is not None and message.note == self._rounds:
+                found[message.sender] = message
+            elif message is not None and message.note > self._rounds:
+                self._early.append(message)
             if silent > self.deadline_seconds:
                 raise FabricError(
                     f"rank {channel.rank} waited {self.deadline_seconds:g} s for rank(s) {missing} in round "
@@ -154,7 +154,7 @@ class SynchronousGossip(Strategy):
         return mean
 
     def on_member(self, event: MemberEvent) -> None:
-        self._early = [letter for letter in self._early if letter.sender != event.rank]
+        self._early = [message for message in self._early if message.sender != event.rank]
 
     def state(self) -> dict[str, Any]:
         return {"rounds": self._rounds}

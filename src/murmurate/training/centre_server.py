@@ -63,32 +63,32 @@ class Serving:
 
     def go(self) -> None:
         """Serve until every living replica has finished, then leave the last part of the checkpoint."""
-        board = self.post.board
+        run_state = self.post.run_state
         self.replicator.publish()
         shown = self._folds()
-        while not board.finished_all(self.run.replicas):
+        while not run_state.finished_all(self.run.replicas):
             if not self._serve() and self._folds() != shown:
                 self.replicator.publish()  # nobody asks for anything: show what has become of it
                 shown = self._folds()
             self.watch.lap("exchange")
-            self._save(board.checkpoint_requested)
+            self._save(run_state.checkpoint_requested)
             self._record()
             self.post.between()
-            board.beat(self.post.rank)
+            run_state.beat(self.post.rank)
             if (seconds := self.pace.tick()) is not None:
-                board.set_pace(self.post.rank, seconds)
+                run_state.set_pace(self.post.rank, seconds)
             if self.doorway is not None:
                 self.doorway.welcome()
             self.watch.turn()
         self._record(last=True)
         self.replicator.settle(FINAL_REQUEST, SETTLE_SECONDS)
         self.replicator.publish()
-        learned = any(board.clock(rank) for rank in range(self.run.replicas))
+        learned = any(run_state.clock(rank) for rank in range(self.run.replicas))
         if learned and (words := self.replicator.untouched):
             self.recorder.event("warning", words, member=self.post.rank)
-        board.finished(self.post.rank)
+        run_state.finished(self.post.rank)
         write_part(staging(self.post.folder, FINAL), self.post.rank, self._state())
-        board.saved(self.post.rank, FINAL_REQUEST)
+        run_state.saved(self.post.rank, FINAL_REQUEST)
         self.recorder.close()
 
     def _serve(self) -> bool:
@@ -128,9 +128,9 @@ class Serving:
         if self.replicator.settle(asked, SETTLE_SECONDS):
             self.replicator.publish()
             write_part(staging(self.post.folder, str(asked)), self.post.rank, self._state())
-            self.post.board.saved(self.post.rank, asked)
+            self.post.run_state.saved(self.post.rank, asked)
         else:
-            self.post.board.skipped(self.post.rank, asked)
+            self.post.run_state.skipped(self.post.rank, asked)
 
     def _state(self) -> dict[str, object]:
         return member_state(self.replicator, self.recorder.seconds) | {

@@ -1,6 +1,6 @@
 """The launcher's side of a run: asks for checkpoints, commits them, decides when it is over, sums up.
 
-It learns nothing and sits in nobody's way: replicas read its wishes from the board between two steps.
+It learns nothing and sits in nobody's way: replicas read its wishes from the run state between two steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from murmurate.errors import RunFailed
-from murmurate.fabric.processes.run_state import Board
+from murmurate.fabric.processes.run_state import RunState
 from murmurate.record.console import Console
 from murmurate.record.reader import Tail
 from murmurate.record.recorder import Recorder
@@ -36,12 +36,12 @@ class SecondInterrupt(Exception):
 
 
 class Coordinator:
-    """Watches one run through its board and its ``metrics.jsonl``."""
+    """Watches one run through its run_state and its ``metrics.jsonl``."""
 
     def __init__(
-        self, run: Run, folder: Path, board: Board, started_at: float, offset_seconds: float = 0.0
+        self, run: Run, folder: Path, run_state: RunState, started_at: float, offset_seconds: float = 0.0
     ) -> None:
-        self.run, self.folder, self.board = run, folder, board
+        self.run, self.folder, self.run_state = run, folder, run_state
         self.checkpoints = folder / "checkpoints"
         self.saving_seconds = run.saving_seconds()
         self.recorder = Recorder(folder / "metrics.jsonl", None, started_at, offset_seconds=offset_seconds)
@@ -71,7 +71,7 @@ class Coordinator:
         self._cleared = 0  # number of the newest checkpoint whose forerunners are cleared away
         self._pending = 0  # number of the checkpoint that replicas are writing; 0 if none
         self._asked_at = 0.0
-        self._next_at = self._after(board.total_env_steps())
+        self._next_at = self._after(run_state.total_env_steps())
         self._clear_staging()
         checkpoint.mend(self.checkpoints)
         if isinstance(run.world, CorpusWorld) and (skipped := run.world.skipped()).causes:
@@ -84,11 +84,11 @@ class Coordinator:
         self._read()
         self._commit_if_ready()
         self._give_up_if_late()
-        total = self.board.total_env_steps()
+        total = self.run_state.total_env_steps()
         free = not (self._pending or self.is_admitting)
-        if free and total >= self._next_at and not self.board.stop_requested:
+        if free and total >= self._next_at and not self.run_state.stop_requested:
             self._next_at = self._after(total)
-            self._pending, self._asked_at = self.board.request_checkpoint(), time.monotonic()
+            self._pending, self._asked_at = self.run_state.request_checkpoint(), time.monotonic()
         if self.run.minutes is not None and self.recorder.seconds > self.run.minutes * 60:
             self.stop(f"{self.run.minutes:g} minutes have passed")
         goal = self.run.stop_at_return
@@ -99,28 +99,30 @@ class Coordinator:
     def is_due(self) -> bool:
         """Whether every replica ought to be ending now."""
         goal = self.run.env_steps
-        return self.board.stop_requested or (goal is not None and self.board.total_env_steps() >= goal)
+        return self.run_state.stop_requested or (
+            goal is not None and self.run_state.total_env_steps() >= goal
+        )
 
     def stop(self, why: str) -> None:
         """Let every replica finish its step, save, and end."""
-        if not self.board.stop_requested:
+        if not self.run_state.stop_requested:
             self.stopped_because = why
             self.event("stopping", f"stopping: {why}")
-            self.board.request_stop()
+            self.run_state.request_stop()
 
     def died(self, rank: int, how: str) -> None:
         """A role ended that should not have: nobody waits for it from now on."""
         if rank in self.dead:
-            if self.board.is_alive(rank):  # it was about to come in again
-                self.board.bury(rank)
+            if self.run_state.is_alive(rank):  # it was about to come in again
+                self.run_state.mark_dead(rank)
                 self.event("died", f"{self.name(rank)} did not come in ({how})", member=rank)
             return
-        self.board.bury(rank)
+        self.run_state.mark_dead(rank)
         self.dead.append(rank)
-        left = [other for other in self.board.living() if other < self.run.replicas]
+        left = [other for other in self.run_state.living() if other < self.run.replicas]
         goes_on = f"{len(left)} go on" if rank < self.run.replicas else "the run stops"
         words = f"{self.name(rank)} died ({how}); {goes_on}"
-        self.event("died", words, member=rank, epoch=self.board.epoch)
+        self.event("died", words, member=rank, epoch=self.run_state.epoch)
         if rank >= self.run.replicas:
             raise RunFailed(
                 f"the centre died ({how}), and with it what only it knew. The last checkpoint is kept; "
@@ -129,10 +131,10 @@ class Coordinator:
 
     def joined(self, rank: int, donor: int) -> None:
         """A replica that had died is in the run again."""
-        self.board.joined(rank)
+        self.run_state.joined(rank)
         self.dead.remove(rank)
         words = f"replica {rank} is back, with the state of replica {donor}"
-        self.event("joined", words, member=rank, epoch=self.board.epoch)
+        self.event("joined", words, member=rank, epoch=self.run_state.epoch)
 
     def name(self, rank: int) -> str:
         return f"replica {rank}" if rank < self.run.replicas else "the centre"
@@ -143,7 +145,7 @@ class Coordinator:
         return bool(self._pending)
 
     def event(self, name: str, message: str, **fields: Any) -> None:
-        self.recorder.event(name, message, env_steps=self.board.total_env_steps(), updates=0, **fields)
+        self.recorder.event(name, message, env_steps=self.run_state.total_env_steps(), updates=0, **fields)
         self.events.append(
             {"event": name, "message": message, "time_seconds": round(self.recorder.seconds, 3), **fields}
         )
@@ -169,7 +171,7 @@ class Coordinator:
         return (total // every + 1) * every
 
     def _commit_if_ready(self) -> None:
-        if not self._pending or not self.board.saved_by_all(self._pending):
+        if not self._pending or not self.run_state.saved_by_all(self._pending):
             return
         name, self._pending = str(self._pending), 0
         self.slowest_save_seconds = max(self.slowest_save_seconds or 0.0, time.monotonic() - self._asked_at)
@@ -184,7 +186,7 @@ class Coordinator:
 
         What is there of it stays until a later one is whole: another replica may be writing its part.
         """
-        if self._pending and (late := self.board.skipped_by(self._pending)):
+        if self._pending and (late := self.run_state.skipped_by(self._pending)):
             self.skipped += 1
             who = " and ".join(self.name(rank) for rank in late)
             words = (
@@ -205,7 +207,7 @@ class Coordinator:
         if not here.exists():
             return False
         there = checkpoint.parts(here)
-        for rank in self.board.living():
+        for rank in self.run_state.living():
             if rank not in there:  # who joined after it was asked for has no part in it
                 checkpoint.lend_part(staging(self.folder, FINAL), here, rank)
         return True
@@ -227,7 +229,7 @@ class Coordinator:
         counts = [
             checkpoint.env_steps(staging(self.folder, name), rank)
             if rank in saved
-            else self.board.env_steps(rank)
+            else self.run_state.env_steps(rank)
             for rank in range(self.run.replicas)
         ]
         about = {
@@ -235,7 +237,7 @@ class Coordinator:
             "replica_env_steps": counts,
             "seconds": self.recorder.seconds,
             "replicas": self.run.replicas,
-            "living": list(self.board.living()),
+            "living": list(self.run_state.living()),
             "dead": self.dead,
             "best": max(self.best, mean) if mean == mean else self.best_or_none(),
         }

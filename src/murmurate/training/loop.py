@@ -123,14 +123,14 @@ class Learning:
         for episode in batch.episodes:
             self.returns.append(episode.episode_return)
             self.unreported.append([episode.episode_return, episode.length])
-        self.post.board.advance(self.post.rank, self.env_steps, self.learner.clock)
+        self.post.run_state.advance(self.post.rank, self.env_steps, self.learner.clock)
         if (seconds := self.pace.tick()) is not None:
-            self.post.board.set_pace(self.post.rank, seconds)
+            self.post.run_state.set_pace(self.post.rank, seconds)
 
     def _alive(self, played: int) -> bool:
         """A batch is long in coming: nobody has died. Synchronous members stop together, at a round."""
-        self.post.board.advance(self.post.rank, self.env_steps + played, self.learner.clock)
-        return self.post.board.stop_requested and not self.synchronous
+        self.post.run_state.advance(self.post.rank, self.env_steps + played, self.learner.clock)
+        return self.post.run_state.stop_requested and not self.synchronous
 
     def _probe(self) -> None:
         every = self.run.probe_every_updates
@@ -161,7 +161,7 @@ class Learning:
             {
                 "env_steps": self.env_steps,
                 "updates": self.learner.clock,
-                "total_env_steps": self.post.board.total_env_steps(),
+                "total_env_steps": self.post.run_state.total_env_steps(),
                 "env_steps_per_second": (self.env_steps - self._last_steps) / max(passed, 1e-9),
                 "return_mean": sum(self.returns) / len(self.returns) if self.returns else None,
                 "episode_returns": self.unreported,
@@ -192,16 +192,16 @@ class Learning:
 
     def _consult(self) -> tuple[bool, int, int]:
         """(stop?, newest checkpoint asked for, total env steps), the same on all synchronous members."""
-        board = self.post.board
-        stop, asked = board.stop_requested, board.checkpoint_requested
+        run_state = self.post.run_state
+        stop, asked = run_state.stop_requested, run_state.checkpoint_requested
         if not self.synchronous:
             if self.doorway is not None:
                 self.doorway.attend(self._gift)
-            return stop, asked, board.total_env_steps()
-        mine = torch.tensor([stop, asked, self.env_steps, board.hand_over], dtype=torch.float64)
+            return stop, asked, run_state.total_env_steps()
+        mine = torch.tensor([stop, asked, self.env_steps, run_state.hand_over], dtype=torch.float64)
         answers = self.meeting.gather(mine)
-        absent = [rank for rank in range(board.size) if rank not in answers]
-        total = sum(int(a[2]) for a in answers.values()) + sum(board.env_steps(r) for r in absent)
+        absent = [rank for rank in range(run_state.size) if rank not in answers]
+        total = sum(int(a[2]) for a in answers.values()) + sum(run_state.env_steps(r) for r in absent)
         wishes = (
             any(bool(a[0]) for a in answers.values()),
             min(int(a[1]) for a in answers.values()),
@@ -228,7 +228,7 @@ class Learning:
     def _join(self, doorway: Doorway) -> None:
         """Take a living peer's state and place. Raises NotLetIn if the run ends first."""
         gift = doorway.take()
-        self._restore(Restored(gift, self.post.board.env_steps(self.post.rank), own=False))
+        self._restore(Restored(gift, self.post.run_state.env_steps(self.post.rank), own=False))
         self.answered = int(gift["answered"])
         doorway.enter(gift)
 
@@ -247,9 +247,9 @@ class Learning:
             self.answered = asked
             if self.replicator.settle(asked, SETTLE_SECONDS):
                 self._save(str(asked))
-                self.post.board.saved(self.post.rank, asked)
+                self.post.run_state.saved(self.post.rank, asked)
             else:
-                self.post.board.skipped(self.post.rank, asked)
+                self.post.run_state.skipped(self.post.rank, asked)
 
     def _save(self, name: str) -> None:
         state = self.state()
@@ -264,7 +264,7 @@ class Learning:
 
         def beat() -> None:
             while not done.wait(_BEAT_SECONDS):
-                self.post.board.beat(self.post.rank)
+                self.post.run_state.beat(self.post.rank)
 
         thread = threading.Thread(target=beat, daemon=True)
         if self.run.replay is not None:
@@ -285,14 +285,14 @@ class Learning:
                 member=self.post.rank,
             )
         self.replicator.publish()
-        board = self.post.board
-        board.finished(self.post.rank)
+        run_state = self.post.run_state
+        run_state.finished(self.post.rank)
         deadline = time.monotonic() + _FINISH_DEADLINE_SECONDS
         # all last vectors should be on show before anybody takes the mean of them
-        while not self.synchronous and not board.finished_all() and time.monotonic() < deadline:
+        while not self.synchronous and not run_state.finished_all() and time.monotonic() < deadline:
             self.meeting.wait("finished", 0.002)  # no such mail comes: time passes, a simulated fabric's too
         self._save(FINAL)
-        board.saved(self.post.rank, FINAL_REQUEST)
+        run_state.saved(self.post.rank, FINAL_REQUEST)
         self.recorder.event("finished", f"replica {self.post.rank} has finished", member=self.post.rank)
         self.recorder.close()
         self.source.close()
@@ -327,7 +327,7 @@ class Learning:
         else:
             self.source.load(self._new_games(state["source"]))
         self._prepare_probe()
-        self.post.board.advance(self.post.rank, self.env_steps, self.learner.clock)
+        self.post.run_state.advance(self.post.rank, self.env_steps, self.learner.clock)
 
     def _new_games(self, theirs: dict[str, Any]) -> dict[str, Any]:
         """A source's state that plays neither a peer's games again nor the own first ones; from an

@@ -1,8 +1,9 @@
 """How a member that was started again comes in: with the state of a living peer, never an initial one.
 
-The launcher asks for a hand-over on the board (``HandOver``): who gives, who joins. The donor writes what it
-has learned between two of its steps, and the joiner, which was built meanwhile and waits, takes it. Members
-with common rounds let the joiner in at one and the same round; the others when they see that it has entered.
+The launcher asks for a hand-over on the run state (``HandOver``): who gives, who joins. The donor writes what
+it has learned between two of its steps, and the joiner, which was built meanwhile and waits, takes it.
+Members with common rounds let the joiner in at one and the same round; the others when they see that it has
+entered.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from murmurate.fabric.interface import Capability
-from murmurate.fabric.processes.membership import Roster
+from murmurate.fabric.processes.membership import Membership
 from murmurate.fabric.processes.run_state import HandOver
 from murmurate.replica.optimizer_state import entries
 from murmurate.replicator.replicator import Bond, Replicator
@@ -35,9 +36,9 @@ class NotLetIn(Exception):
 class Admission(Protocol):
     """A fabric that lets in members that were started again (see ``ProcessFabric``)."""
 
-    roster: Roster
+    membership: Membership
 
-    def admit(self, rank: int, life: int) -> None: ...
+    def admit(self, rank: int, incarnation: int) -> None: ...
     def place(self, partners: Sequence[int]) -> dict[str, Any]: ...
     def enter(self, place: dict[str, Any]) -> None: ...
 
@@ -47,14 +48,14 @@ class Doorway:
 
     def __init__(self, admission: Admission, replicator: Replicator, folder: Path) -> None:
         self.admission, self.replicator, self.folder = admission, replicator, folder
-        self.roster, self.board = admission.roster, admission.roster.board
-        self.rank = self.roster.rank
+        self.membership, self.run_state = admission.membership, admission.membership.run_state
+        self.rank = self.membership.rank
         self.handed = 0  # the newest hand-over seen to, packed
 
     def welcome(self) -> None:
         """Between two steps of members without common rounds: let in those that have entered."""
-        for rank in self.roster.newcomers():
-            self.admission.admit(rank, self.board.life(rank))
+        for rank in self.membership.newcomers():
+            self.admission.admit(rank, self.run_state.incarnation(rank))
             self.replicator.joined(rank)
 
     def attend(self, gift: Callable[[], dict[str, Any]]) -> None:
@@ -63,11 +64,11 @@ class Doorway:
         Raises RunFailed when the disk is full.
         """
         self.welcome()
-        if self.board.hand_over > self.handed:
-            self.handed = self.board.hand_over
+        if self.run_state.hand_over > self.handed:
+            self.handed = self.run_state.hand_over
             asked = HandOver.unpack(self.handed)
             if asked.donor == self.rank:
-                self._give(asked, gift(), self.roster.living())
+                self._give(asked, gift(), self.membership.living())
 
     def admit_together(
         self, hand_over: int, meet: Callable[[], Sequence[int]], gift: Callable[[], dict[str, Any]]
@@ -78,17 +79,17 @@ class Doorway:
             return
         self.handed = hand_over
         asked = HandOver.unpack(hand_over)
-        # whoever has passed this knows that the joiner's former life took no part in it
+        # whoever has passed this knows that the joiner's former incarnation took no part in it
         partners = meet()
         if asked.donor == self.rank:
             self._give(asked, gift(), partners)
-        self.admission.admit(asked.joiner, asked.life)
+        self.admission.admit(asked.joiner, asked.incarnation)
         self.replicator.joined(asked.joiner)
 
     def _give(self, asked: HandOver, gift: dict[str, Any], partners: Sequence[int]) -> None:
         where = _folder_of(self.folder, asked.number)
         write_part(where, self.rank, gift | {"place": self.admission.place(partners)})
-        self.board.gave(self.rank, asked.number)
+        self.run_state.gave(self.rank, asked.number)
 
     def take(self) -> dict[str, Any]:
         """Say that this joiner is ready, and wait for what is handed to it.
@@ -96,12 +97,14 @@ class Doorway:
         Raises NotLetIn if the run stops first. Whether it waits in vain is the launcher's to see: it asks
         another donor, or ends this process.
         """
-        self.board.ready(self.rank)
-        me = self.rank, self.board.life(self.rank)
-        while not self.board.stop_requested:
-            self.board.beat(self.rank)
-            asked = HandOver.unpack(self.board.hand_over)
-            if (asked.joiner, asked.life) == me and self.board.has_given(asked.donor, asked.number):
+        self.run_state.ready(self.rank)
+        me = self.rank, self.run_state.incarnation(self.rank)
+        while not self.run_state.stop_requested:
+            self.run_state.beat(self.rank)
+            asked = HandOver.unpack(self.run_state.hand_over)
+            if (asked.joiner, asked.incarnation) == me and self.run_state.has_given(
+                asked.donor, asked.number
+            ):
                 self.handed = asked.packed()
                 where = _folder_of(self.folder, asked.number)
                 gift = read_part(where, asked.donor)
@@ -115,8 +118,8 @@ class Doorway:
         self.admission.enter(gift["place"])
         self.replicator.entered()
         self.replicator.publish()
-        self.board.saved(self.rank, int(gift["answered"]))
-        self.board.enter(self.rank)
+        self.run_state.saved(self.rank, int(gift["answered"]))
+        self.run_state.enter(self.rank)
 
 
 def _folder_of(folder: Path, number: int) -> Path:

@@ -64,7 +64,7 @@ def summarize(
     last = folder / "checkpoints" / "last"
     best = folder / "checkpoints" / "best"
     seconds = coordinator.recorder.seconds
-    board = coordinator.board
+    run_state = coordinator.run_state
     facts: dict[str, Any] = {
         "recipe": run.recipe,
         "agent": run.agent.name,
@@ -72,11 +72,11 @@ def summarize(
         "replicas": run.replicas,
         "launcher": run.launcher,
         "seed": run.seed,
-        "env_steps": board.total_env_steps(),
-        "frames": board.total_env_steps() * spec_of(run.world).frames_per_step,
-        "updates": int(statistics.median(board.clock(r) for r in range(run.replicas))),
+        "env_steps": run_state.total_env_steps(),
+        "frames": run_state.total_env_steps() * spec_of(run.world).frames_per_step,
+        "updates": int(statistics.median(run_state.clock(r) for r in range(run.replicas))),
         "wall_seconds": seconds,
-        "env_steps_per_second": (board.total_env_steps() - coordinator.steps_before)
+        "env_steps_per_second": (run_state.total_env_steps() - coordinator.steps_before)
         / max(seconds - coordinator.seconds_before, 1e-9),
         "train_return_mean": _number(coordinator.return_mean()),
         "dead_replicas": coordinator.dead,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from murmurate.fabric.interface import Fabric
-from murmurate.fabric.processes.run_state import Board
+from murmurate.fabric.processes.run_state import RunState
 from murmurate.replica.clipping import NotFinite
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.interface import LAST_CUT
@@ -44,14 +44,14 @@ class Restored:
 
 @dataclass
 class Post:
-    """Where one replica works: its fabric, the board, the run folder, and what to go on from.
+    """Where one replica works: its fabric, the run state, the run folder, and what to go on from.
 
     admission: the fabric again, where members may be started again: ``joins`` says that this one was.
     """
 
     rank: int
     fabric: Fabric
-    board: Board
+    run_state: RunState
     folder: Path
     started_at: float
     offset_seconds: float = 0.0

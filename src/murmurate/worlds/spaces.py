@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from murmurate.fabric.processes.shared_memory import Arena, fence
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile, fence
 from murmurate.replay.interface import Steps
 from murmurate.spec import EnvSpec, Episode
 
@@ -31,10 +31,10 @@ _NUMPY = {kind: torch.empty(0, dtype=kind).numpy().dtype for kind in _KINDS}
 class Weights:
     """[N] float32 parameters with a version. One writes, any number read."""
 
-    def __init__(self, arena: Arena, count: int) -> None:
+    def __init__(self, memory_file: SharedMemoryFile, count: int) -> None:
         # a writer raises the first number, writes, and then the second; the third is the version
-        self._marks = arena.counters("marks", (3, _LINE))[:, 0]
-        self._values = arena.tensors("parameters", (count,), torch.float32)
+        self._marks = memory_file.counters("marks", (3, _LINE))[:, 0]
+        self._values = memory_file.tensors("parameters", (count,), torch.float32)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -77,12 +77,12 @@ class Record:
 class Ring:
     """``SLOTS`` records of ``size`` simulators of a world; one process puts, one takes."""
 
-    def __init__(self, arena: Arena, spec: EnvSpec, size: int) -> None:
-        self._marks = arena.counters("marks", (2, _LINE))[:, 0]  # put, taken
+    def __init__(self, memory_file: SharedMemoryFile, spec: EnvSpec, size: int) -> None:
+        self._marks = memory_file.counters("marks", (2, _LINE))[:, 0]  # put, taken
         # one region, as each takes a descriptor
         fields = [(name, _NUMPY[kind], shape) for name, (shape, kind) in _shapes(spec, size).items()]
         record = np.dtype(fields, align=True)
-        records = np.frombuffer(arena.take("records", SLOTS * record.itemsize), record)
+        records = np.frombuffer(memory_file.take("records", SLOTS * record.itemsize), record)
         self._slots = [
             {name: torch.from_numpy(records[name][slot]) for name, *_ in fields} for slot in range(SLOTS)
         ]

@@ -1,4 +1,4 @@
-"""One channel of the network fabric: a shelf, a postbox and rounds over the member's links."""
+"""One channel of the network fabric: a shelf, a postbox and rounds over the member's connections."""
 
 from __future__ import annotations
 
@@ -8,88 +8,92 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, FabricError, Letter, Traffic, checked_rank
-from murmurate.fabric.network.collectives import Rounds
+from murmurate.fabric.interface import Capability, FabricError, Message, Traffic, checked_rank
+from murmurate.fabric.network.collectives import NetworkCollectives
 from murmurate.fabric.network.compression import Compression, codec
-from murmurate.fabric.network.endpoint import Hub, short
+from murmurate.fabric.network.endpoint import Endpoint, short
 from murmurate.fabric.network.fabric import OFFERED
 from murmurate.fabric.network.frames import Frame, Kind, Refused
-from murmurate.fabric.network.mailbox import Postbox
-from murmurate.fabric.network.register import Shelf
-from murmurate.fabric.network.shm_channel import Desk
+from murmurate.fabric.network.mailbox import NetworkMailbox
+from murmurate.fabric.network.register import NetworkRegister
+from murmurate.fabric.network.shm_channel import ShmChannel
 
 
 class NetworkChannel:
     """One channel (see ``Channel``) for vectors shaped like ``like`` [N]; all but shared memory.
 
-    What goes over links, and all below this class, is by ranks of the fabric, not by
+    What goes over connections, and all below this class, is by ranks of the fabric, not by
     positions in ``group``.
     """
 
     def __init__(
-        self, hub: Hub, name: str, like: Tensor, compression: Compression, group: tuple[int, ...]
+        self, endpoint: Endpoint, name: str, like: Tensor, compression: Compression, group: tuple[int, ...]
     ) -> None:
         self._group, self._place = group, {rank: place for place, rank in enumerate(group)}
-        self.rank, self.size, self.name = self._place[hub.rank], len(group), name
+        self.rank, self.size, self.name = self._place[endpoint.rank], len(group), name
         self.traffic = Traffic()
-        self._hub, self._shape, self._device = hub, like.shape, like.device
+        self._endpoint, self._shape, self._device = endpoint, like.shape, like.device
         self._count = like.numel()
-        self._identity = short(name) if self.size == hub.size else short(name, *group)
+        self._identity = short(name) if self.size == endpoint.size else short(name, *group)
         self._codec = codec(compression, self._count, like.dtype)
-        # a short letter is not compressed, and may be longer than one that is
-        letter_bytes = max(self._codec.wire_bytes, like.numel() * like.element_size())
-        self._desk = Desk(hub.passport.lender, self.size, self._codec.wire_bytes, letter_bytes, hub.pool)
-        peers = [rank for rank in group if rank != hub.rank]
-        self._shelf = Shelf(hub, name, self._identity, self._codec, self.traffic, self._desk, peers)
-        self._postbox = Postbox(
-            hub, self._identity, self._codec, self.traffic, self._shaped, self._desk, like
+        # a short message is not compressed, and may be longer than one that is
+        message_bytes = max(self._codec.wire_bytes, like.numel() * like.element_size())
+        self._shm = ShmChannel(
+            endpoint.credentials.lender, self.size, self._codec.wire_bytes, message_bytes, endpoint.pool
         )
-        self._rounds = Rounds(
-            hub,
+        peers = [rank for rank in group if rank != endpoint.rank]
+        self._register = NetworkRegister(
+            endpoint, name, self._identity, self._codec, self.traffic, self._shm, peers
+        )
+        self._mailbox = NetworkMailbox(
+            endpoint, self._identity, self._codec, self.traffic, self._shaped, self._shm, like
+        )
+        self._rounds = NetworkCollectives(
+            endpoint,
             name,
             self._identity,
             group,
             self._count,
             like.dtype,
             self.traffic,
-            lambda: self._shelf.published,
+            lambda: self._register.published,
         )
         self._form = f"{self._count} of {like.dtype}, compression {compression}"
         self._differs = ""
-        with hub.lock:
-            hub.join_channel(self._identity, self)
-            for link in (hub.links[peer] for peer in peers):
-                link.tell(("form", self._identity.hex()), self._form)
-                if link.near is not None:
-                    self.met(link.peer)
+        with endpoint.lock:
+            endpoint.join_channel(self._identity, self)
+            for connection in (endpoint.connections[peer] for peer in peers):
+                connection.announce(("form", self._identity.hex()), self._form)
+                if connection.near is not None:
+                    self.met(connection.peer)
 
     @property
     def capabilities(self) -> frozenset[Capability]:
         return OFFERED
 
     def living(self) -> Sequence[int]:
-        return [self._place[rank] for rank in self._hub.living() if rank in self._place]
+        return [self._place[rank] for rank in self._endpoint.living() if rank in self._place]
 
     def has_lost(self, rank: int) -> bool:
-        return self._hub.has_lost(self._among(rank))
+        return self._endpoint.has_lost(self._among(rank))
 
     # -- register -----------------------------------------------------------------------------------
 
     def publish(self, x: Tensor) -> int:
         self._check(x)
-        return self._shelf.publish(x)
+        return self._register.publish(x)
 
     def version(self, peer: int) -> int:
-        return self._shelf.version(self._among(peer))
+        return self._register.version(self._among(peer))
 
     def peek(self, peer: int) -> tuple[Tensor, int]:
         self._check()
-        x, version = self._shelf.peek(self._among(peer))
+        x, version = self._register.peek(self._among(peer))
         return self._shaped(x), version
 
     def wait_newer(self, peers: Sequence[int], seen: Sequence[int], deadline_seconds: float) -> bool:
-        with self._hub.lock, self._hub.timed(self.traffic):
-            return self._shelf.wait_newer([self._among(p) for p in peers], seen, deadline_seconds)
+        with self._endpoint.lock, self._endpoint.timed(self.traffic):
+            return self._register.wait_newer([self._among(p) for p in peers], seen, deadline_seconds)
 
     # -- collective ---------------------------------------------------------------------------------
 
@@ -127,11 +131,11 @@ class NetworkChannel:
         }
 
     def _meet(self, call: str, x: Tensor | None) -> Any:
-        with self._hub.timed(self.traffic):
+        with self._endpoint.timed(self.traffic):
             result = self._rounds.meet(call, x)
-        with self._hub.lock:
+        with self._endpoint.lock:
             for rank, version in result.versions.items():
-                self._shelf.promise(rank, version)
+                self._register.promise(rank, version)
         return result
 
     def _vectors(self, parts: Any) -> list[Tensor]:
@@ -144,17 +148,17 @@ class NetworkChannel:
         self, to: int, tag: str, x: Tensor, note: float = 0.0, deadline_seconds: float | None = None
     ) -> bool:
         self._check(x, shorter=True)
-        patience = self._hub.deadline_seconds if deadline_seconds is None else deadline_seconds
-        return self._postbox.send(self._among(to), tag, x, note, patience)
+        patience = self._endpoint.deadline_seconds if deadline_seconds is None else deadline_seconds
+        return self._mailbox.send(self._among(to), tag, x, note, patience)
 
-    def receive(self, tag: str) -> Letter | None:
-        with self._hub.lock:
-            letter = self._postbox.receive(tag)
-        return letter and letter._replace(sender=self._place[letter.sender])
+    def receive(self, tag: str) -> Message | None:
+        with self._endpoint.lock:
+            message = self._mailbox.receive(tag)
+        return message and message._replace(sender=self._place[message.sender])
 
-    def wait(self, tag: str, deadline_seconds: float) -> Letter | None:
-        with self._hub.lock, self._hub.timed(self.traffic):
-            self._hub.wait(lambda: self._postbox.has(tag), deadline_seconds, in_memory=True)
+    def wait(self, tag: str, deadline_seconds: float) -> Message | None:
+        with self._endpoint.lock, self._endpoint.timed(self.traffic):
+            self._endpoint.wait(lambda: self._mailbox.has(tag), deadline_seconds, in_memory=True)
         return self.receive(tag)
 
     # -- shared memory ------------------------------------------------------------------------------
@@ -165,17 +169,17 @@ class NetworkChannel:
             "strategy that needs no shared memory (gala, say), or --launcher local."
         )
 
-    # -- what the links bring (with the lock held) --------------------------------------------------
+    # -- what the connections bring (with the lock held) --------------------------------------------------
 
     def room(self, frame: Frame, length: int) -> Any:
         self._fits(frame, length)
-        return self._hub.pool.take(length)
+        return self._endpoint.pool.take(length)
 
     def _fits(self, frame: Frame, length: int) -> None:
         if frame.kind is Kind.ROUND:
             self._rounds.fits(frame, length)
-        elif frame.kind is Kind.MAIL and not self._postbox.fits(length, bool(frame.meta.get("short"))):
-            raise Refused("length", f"a letter of {length} bytes on '{self.name}', which has {self._form}")
+        elif frame.kind is Kind.MAIL and not self._mailbox.fits(length, bool(frame.meta.get("short"))):
+            raise Refused("length", f"a message of {length} bytes on '{self.name}', which has {self._form}")
         elif frame.kind is Kind.REGISTER and length != self._codec.wire_bytes:
             raise Refused("length", f"a vector of {length} bytes on '{self.name}', which has {self._form}")
 
@@ -185,20 +189,20 @@ class NetworkChannel:
         if frame.payload is not None:
             self._fits(frame, frame.length)  # what came early has not been asked yet
         if frame.kind is Kind.REGISTER:
-            self._shelf.deliver(sender, frame)
+            self._register.deliver(sender, frame)
         elif frame.kind is Kind.MAIL:
-            self._postbox.deliver(sender, frame)
+            self._mailbox.deliver(sender, frame)
         else:
             self._rounds.deliver(sender, frame)
 
-    def told(self, sender: int, what: str, rest: tuple[str, ...], value: Any) -> None:
+    def announced(self, sender: int, what: str, rest: tuple[str, ...], value: Any) -> None:
         if sender not in self._place:
             raise Refused("channel", f"something for '{self.name}' from who is not in its group")
         try:
             if what == "taken":
-                self._postbox.told(sender, rest[0], value)
+                self._mailbox.announced(sender, rest[0], value)
             elif what in ("want", "nothing"):
-                self._shelf.told(sender, what, value)
+                self._register.announced(sender, what, value)
             elif what == "group":
                 self._rounds.hear(rest, value)
             elif what == "desk":
@@ -215,48 +219,48 @@ class NetworkChannel:
             raise Refused("meta", f"a control message about '{what}' that cannot be read") from None
 
     def due(self, peer: int) -> Frame | None:
-        return self._shelf.due(peer) if peer in self._place else None
+        return self._register.due(peer) if peer in self._place else None
 
     def met(self, peer: int) -> None:
         """Show a neighbour where to look."""
         if peer not in self._place:
             return
-        told = self._desk.show(peer)
-        if told is not None:
-            self._shelf.showed()
-            self._hub.links[peer].tell(("desk", self._identity.hex()), told)
+        shown = self._shm.show(peer)
+        if shown is not None:
+            self._register.showed()
+            self._endpoint.connections[peer].announce(("desk", self._identity.hex()), shown)
 
-    def _look(self, sender: int, told: Any) -> None:
+    def _look(self, sender: int, shown: Any) -> None:
         """A neighbour shows something. If we cannot see it, that is sent over the line."""
-        link = self._hub.links[sender]
-        register, lane = (int(start) for start in told)
+        connection = self._endpoint.connections[sender]
+        register, lane = (int(start) for start in shown)
         if self._differs:
             return
         try:
-            if link.near is None:
+            if connection.near is None:
                 raise OSError("it is no neighbour")
-            if self._desk.look(sender, link.near, (register, lane)):
-                self._shelf.sees(sender)
+            if self._shm.look(sender, connection.near, (register, lane)):
+                self._register.sees(sender)
         except OSError as problem:
-            self._hub.refuse("memory", f"memory that cannot be read where it lies ({problem})", sender)
-            link.tell(("unseen", self._identity.hex()), True)
-        self._hub.notify()
+            self._endpoint.refuse("memory", f"memory that cannot be read where it lies ({problem})", sender)
+            connection.announce(("unseen", self._identity.hex()), True)
+        self._endpoint.notify()
 
     def _unseen(self, sender: int) -> None:
-        lane = self._desk.lanes.pop(sender, None)
+        lane = self._shm.lanes.pop(sender, None)
         if lane is not None:
             lane.withdrawn = True
-            self._postbox.unseen(sender, lane)
-            self._shelf.unseen(sender)
+            self._mailbox.unseen(sender, lane)
+            self._register.unseen(sender)
 
     def returned(self, peer: int) -> None:
         if peer not in self._place:
             return
-        self._shelf.returned(peer)
-        self._postbox.returned(peer)
-        self._desk.forget(peer)
+        self._register.returned(peer)
+        self._mailbox.returned(peer)
+        self._shm.forget(peer)
         self._rounds.returned(peer)
-        self._hub.links[peer].tell(("form", self._identity.hex()), self._form)
+        self._endpoint.connections[peer].announce(("form", self._identity.hex()), self._form)
 
     # -- underneath ---------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Collectives over links: engines carry rounds in which nobody is lost, the lowest living member the others.
+"""Collectives: engines carry the rounds in which nobody is lost, the lowest living member the others.
 
 An engine (``reduce_scatter``, ``process_group``) gives all its members the same bits, but when one is lost
 some may have a result and others not. So each member keeps the last result it got. Who gets none asks all
@@ -24,7 +24,7 @@ from torch import Tensor
 from murmurate.buffers import as_tensor
 from murmurate.fabric.interface import FabricError, Traffic
 from murmurate.fabric.mean import ordered_mean
-from murmurate.fabric.network.endpoint import Hub
+from murmurate.fabric.network.endpoint import Endpoint
 from murmurate.fabric.network.engine import Attempt
 from murmurate.fabric.network.frames import Frame, Kind, Refused
 from murmurate.fabric.network.process_group import DTYPES, ProcessGroups
@@ -35,12 +35,12 @@ _LEAST_BYTES = 64 << 10  # of a vector for which an engine is worth its messages
 _LATE_SECONDS = 1.0  # how much longer than its own deadline a member waits for the leader's to come
 
 
-class Rounds:
+class NetworkCollectives:
     """One channel's collectives at one member."""
 
     def __init__(
         self,
-        hub: Hub,
+        endpoint: Endpoint,
         name: str,
         identity: bytes,
         group: Sequence[int],
@@ -49,25 +49,25 @@ class Rounds:
         traffic: Traffic,
         version: Callable[[], int],
     ) -> None:
-        self._hub, self._name, self._identity = hub, name, identity
+        self._endpoint, self._name, self._identity = endpoint, name, identity
         self.dtype, self._bytes = dtype, count * dtype.itemsize
         self._traffic, self._version = traffic, version
         self._memory = Memory(set(group))
         self._misfit = ""
-        self._links = ReduceScatter(hub, identity, count, dtype, traffic)
+        self._connections = ReduceScatter(endpoint, identity, count, dtype, traffic)
         # others leave us out after half of the deadline, and may have heard us last so much earlier
-        self._lease_seconds = hub.deadline_seconds / 2 - hub.passport.silence_seconds
+        self._lease_seconds = endpoint.deadline_seconds / 2 - endpoint.credentials.silence_seconds
         self._groups: ProcessGroups | None = None
-        if not hub.passport.encrypt and dtype in DTYPES and self._lease_seconds > 0:
-            self._groups = ProcessGroups(hub, identity, self._lease_seconds, dtype, traffic)
+        if not endpoint.credentials.encrypt and dtype in DTYPES and self._lease_seconds > 0:
+            self._groups = ProcessGroups(endpoint, identity, self._lease_seconds, dtype, traffic)
 
     def meet(self, call: str, x: Tensor | None) -> Result:
         """Bring ``x`` [N] to the next round and wait for its result (without the lock)."""
-        hub, memory = self._hub, self._memory
-        end = time.monotonic() + hub.deadline_seconds
+        endpoint, memory = self._endpoint, self._memory
+        end = time.monotonic() + endpoint.deadline_seconds
         if x is not None:
             x = x.detach().reshape(-1).to("cpu", self.dtype)
-        with hub.lock:
+        with endpoint.lock:
             memory.round, memory.call = memory.round + 1, call
             members = sorted(memory.members)
         result = None
@@ -76,14 +76,14 @@ class Rounds:
             result = self._by_engine(memory.round, call, x, members)
         if result is None:
             result = self._by_leader(memory.round, call, x, end)
-        with hub.lock:
+        with endpoint.lock:
             for old in [r for r in memory.parts if r < memory.round]:
                 del memory.parts[old]
         return result
 
     def _by_engine(self, turn: int, call: str, x: Tensor | None, members: list[int]) -> Result | None:
         """None if it has to be done by the leader; then all know."""
-        hub, memory = self._hub, self._memory
+        endpoint, memory = self._endpoint, self._memory
         end = time.monotonic() + self._lease_seconds
 
         def void() -> bool:
@@ -95,20 +95,22 @@ class Rounds:
         ended: list[float] = []  # since when somebody has been finished
 
         def hopeless() -> bool:
-            if void() or any(hub.dead(rank) for rank in members):
+            if void() or any(endpoint.dead(rank) for rank in members):
                 return True
             if any(self._gone(rank) for rank in members):
                 ended.append(time.monotonic())
             # who finishes may have come to this round, and what it sent last may be on its way
             return bool(ended) and time.monotonic() - ended[0] > _LATE_SECONDS
 
-        attempt = Attempt(hub.rank, turn, call, members, x, self._version(), hopeless)
+        attempt = Attempt(endpoint.rank, turn, call, members, x, self._version(), hopeless)
         carried = None
         with contextlib.suppress(RuntimeError):  # gloo's
-            engine = self._links if self._groups is None or not self._groups.make(attempt) else self._groups
-            carried = (engine if call == "mean" else self._links).carry(attempt)
-        with hub.lock:
-            reached = all(hub.links[rank].connected or self._gone(rank) for rank in attempt.others)
+            engine = (
+                self._connections if self._groups is None or not self._groups.make(attempt) else self._groups
+            )
+            carried = (engine if call == "mean" else self._connections).carry(attempt)
+        with endpoint.lock:
+            reached = all(endpoint.connections[rank].connected or self._gone(rank) for rank in attempt.others)
             if carried is not None and reached and not void():
                 memory.last = Result(turn, call, members, carried.parts, carried.versions, carried.divisor)
                 return memory.last
@@ -122,10 +124,10 @@ class Rounds:
     def _by_leader(self, turn: int, call: str, x: Tensor | None, end: float) -> Result:
         own = None
         if x is not None:
-            own = self._hub.parts.take(self._bytes)
+            own = self._endpoint.parts.take(self._bytes)
             as_tensor(own, self.dtype).copy_(x)
-        hub, memory = self._hub, self._memory
-        with hub.lock:
+        endpoint, memory = self._endpoint, self._memory
+        with endpoint.lock:
             part = Part(call, own, self._version())
             state = {"given_to": None}
 
@@ -133,21 +135,21 @@ class Rounds:
                 self._step(turn, part, state)
                 return self._has(turn) or turn in memory.failed or bool(self._misfit)
 
-            if not hub.wait(done, end - time.monotonic()):
+            if not endpoint.wait(done, end - time.monotonic()):
                 self._give_up(turn)
-                hub.wait(done, _LATE_SECONDS)
+                endpoint.wait(done, _LATE_SECONDS)
             if self._misfit or not self._has(turn):
                 raise FabricError(
                     self._misfit or memory.failed.get(turn) or self._missing(turn, self._silent(turn))
                 )
-            if memory.last is None or hub.rank not in memory.last.who:
-                raise FabricError(self._left_out(hub.rank))
+            if memory.last is None or endpoint.rank not in memory.last.who:
+                raise FabricError(self._left_out(endpoint.rank))
             return memory.last
 
     def fail(self, words: str) -> None:
         """The members do not fit together: no round can end well."""
         self._misfit = words
-        self._hub.notify()
+        self._endpoint.notify()
 
     # -- a member's part (all with the lock held) ---------------------------------------------------
 
@@ -162,48 +164,48 @@ class Rounds:
 
         So at most one side of a cut goes on without the other.
         """
-        hub, members = self._hub, self._memory.members
+        endpoint, members = self._endpoint, self._memory.members
         if self._gone(rank):
             return True
-        if not hub.out_of_reach(rank):
+        if not endpoint.out_of_reach(rank):
             return False
-        here = [r for r in members if not self._gone(r) and not hub.out_of_reach(r)]
-        there = [r for r in members if not self._gone(r) and hub.out_of_reach(r)]
+        here = [r for r in members if not self._gone(r) and not endpoint.out_of_reach(r)]
+        there = [r for r in members if not self._gone(r) and endpoint.out_of_reach(r)]
         return len(here) > len(there) or (len(here) == len(there) and min(here) < min(there))
 
     def _gone(self, rank: int) -> bool:
-        """Dead, or finished; not before it has told us whether it has the result that we asked for."""
-        hub, memory = self._hub, self._memory
-        if not hub.gone(rank) or memory.asked < memory.round or hub.dead(rank):
-            return hub.gone(rank)
-        return memory.behind.get(rank) == memory.round or not hub.links[rank].connected
+        """Dead, or finished; not before it has said whether it has the result that we asked for."""
+        endpoint, memory = self._endpoint, self._memory
+        if not endpoint.gone(rank) or memory.asked < memory.round or endpoint.dead(rank):
+            return endpoint.gone(rank)
+        return memory.behind.get(rank) == memory.round or not endpoint.connections[rank].connected
 
     def _step(self, turn: int, part: Part, state: dict[str, Any]) -> None:
         """Give our part to the present leader, or, if we are it, settle the round once all have come."""
-        memory, hub = self._memory, self._hub
+        memory, endpoint = self._memory, self._endpoint
         if self._has(turn):
             return
         leader = self._leader()
         if leader != state["given_to"]:
-            if leader == hub.rank:
-                memory.parts.setdefault(turn, {})[hub.rank] = part
+            if leader == endpoint.rank:
+                memory.parts.setdefault(turn, {})[endpoint.rank] = part
             else:
                 if memory.leader not in (None, leader) and memory.last is not None:
                     self._post(leader, memory.last)  # the former leader may have told only us
                 self._give(leader, turn, part)
             state["given_to"] = memory.leader = leader
-        if leader == hub.rank:
+        if leader == endpoint.rank:
             self._settle(turn)
 
     def _give(self, leader: int, turn: int, part: Part) -> None:
         meta = {"act": "part", "call": part.call, "published": part.version}
         self._traffic.bytes += 0 if part.x is None else part.x.nbytes
         frame = Frame(Kind.ROUND, self._identity, version=turn, meta=meta, payload=part.x)
-        self._hub.links[leader].post(frame)
+        self._endpoint.connections[leader].post(frame)
 
     def _silent(self, turn: int) -> list[int]:
         memory = self._memory
-        if memory.leader != self._hub.rank:
+        if memory.leader != self._endpoint.rank:
             return [] if memory.leader is None else [memory.leader]
         come = memory.parts.get(turn, {})
         return sorted(r for r in memory.members if r not in come and not self._out(r))
@@ -211,7 +213,7 @@ class Rounds:
     def _missing(self, turn: int, silent: list[int]) -> str:
         return (
             f"rank(s) {silent} did not come to round {turn} of channel '{self._name}' within "
-            f"{self._hub.deadline_seconds:g} s. They live but do not answer: look at their logs."
+            f"{self._endpoint.deadline_seconds:g} s. They live but do not answer: look at their logs."
         )
 
     def _left_out(self, rank: int) -> str:
@@ -223,7 +225,7 @@ class Rounds:
     def _give_up(self, turn: int) -> None:
         """At the deadline the leader tells who is missing; the others have but to wait for it."""
         memory = self._memory
-        if memory.leader == self._hub.rank and not self._has(turn):
+        if memory.leader == self._endpoint.rank and not self._has(turn):
             memory.failed[turn] = self._missing(turn, self._silent(turn))
             for rank in memory.parts.get(turn, {}):
                 self._fail(rank, turn, memory.failed[turn])
@@ -232,9 +234,9 @@ class Rounds:
         self._say(rank, turn, "failed", why=words)
 
     def _say(self, rank: int, turn: int, act: str, **more: str) -> None:
-        if rank != self._hub.rank:
+        if rank != self._endpoint.rank:
             frame = Frame(Kind.ROUND, self._identity, version=turn, meta={"act": act, **more})
-            self._hub.links[rank].post(frame)
+            self._endpoint.connections[rank].post(frame)
 
     # -- the leader's part --------------------------------------------------------------------------
 
@@ -256,13 +258,13 @@ class Rounds:
         self._tell(self._result(turn, come))
 
     def _result(self, turn: int, come: dict[int, Part]) -> Result:
-        call, who = come[self._hub.rank].call, sorted(come)
+        call, who = come[self._endpoint.rank].call, sorted(come)
         given = {rank: part.x for rank, part in come.items() if part.x is not None}
         parts: Any = None
         if call == "mean" and len(given) == 1:
             parts = given[who[0]]
         elif call == "mean":
-            parts = self._hub.parts.take(self._bytes)
+            parts = self._endpoint.parts.take(self._bytes)
             vectors = {rank: as_tensor(x, self.dtype) for rank, x in given.items()}
             as_tensor(parts, self.dtype).copy_(ordered_mean(vectors))
         elif call.startswith("broadcast"):
@@ -274,9 +276,9 @@ class Rounds:
     def _tell(self, result: Result) -> None:
         self._take(result)
         for rank in self._memory.parts.get(result.round, {}):
-            if rank != self._hub.rank:
+            if rank != self._endpoint.rank:
                 self._post(rank, result)
-        self._hub.notify()
+        self._endpoint.notify()
 
     def _post(self, to: int, result: Result) -> None:
         result.divide(self.dtype)
@@ -288,7 +290,7 @@ class Rounds:
         }
         self._traffic.bytes += 0 if result.parts is None else memoryview(result.parts).nbytes
         frame = Frame(Kind.ROUND, self._identity, version=result.round, meta=meta, payload=result.parts)
-        self._hub.links[to].post(frame)
+        self._endpoint.connections[to].post(frame)
 
     def _take(self, result: Result) -> None:
         self._memory.last = result
@@ -300,12 +302,12 @@ class Rounds:
         """A member's word for a process group."""
         if self._groups is not None:
             self._groups.hear(what, value)
-        self._hub.notify()
+        self._endpoint.notify()
 
     def fits(self, frame: Frame, length: int) -> None:
         fits = length == self._bytes or (frame.meta.get("act") in ACTS and length < self._bytes)
         if frame.meta.get("act") == "result" and frame.meta.get("call") == "gather":
-            fits = length == self._bytes * len(_ranks(frame.meta.get("who"), self._hub.size))
+            fits = length == self._bytes * len(_ranks(frame.meta.get("who"), self._endpoint.size))
         if not fits:
             raise Refused("length", f"{length} bytes in a round of vectors of {self._bytes}")
 
@@ -323,7 +325,7 @@ class Rounds:
         elif act == "failed":
             memory.failed[turn] = str(frame.meta.get("why"))
         elif act == "result":
-            who = _ranks(frame.meta.get("who"), self._hub.size)
+            who = _ranks(frame.meta.get("who"), self._endpoint.size)
             versions = frame.meta.get("published")
             if not isinstance(versions, list) or len(versions) != len(who):
                 raise Refused("meta", "a result without the versions of those in it")
@@ -354,7 +356,7 @@ class Rounds:
         if turn > self._memory.round + 1:
             raise Refused("number", f"a piece of round {turn} in round {self._memory.round}")
         if turn == self._memory.round + 1 or (turn == self._memory.round and not self._has(turn)):
-            self._links.arrived(sender, frame)
+            self._connections.arrived(sender, frame)
         if turn == self._memory.round and frame.meta.get("call") != self._memory.call:
             self._memory.again[sender] = turn  # the leader will say what does not fit
 

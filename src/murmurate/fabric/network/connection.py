@@ -1,8 +1,8 @@
-"""The link to one peer: it reconnects by itself, and loses and repeats nothing on the way.
+"""The connection to one peer: it reconnects by itself, and loses and repeats nothing on the way.
 
 Two kinds of things are sent. *Numbered frames* (mail, parts of collectives) are kept until the peer has
 acknowledged them; on a new connection each side says how many it has had, and the other goes on from there.
-*State* (acknowledgements, wishes, how much mail was taken) is a map from keys to newest values: what
+*State* (acknowledgements, requests, how much mail was taken) is a map from keys to newest values: what
 changed is sent, and all of it on a new connection, so none of it can be missed either.
 """
 
@@ -14,15 +14,15 @@ import time
 from typing import Any, Protocol
 
 from murmurate.fabric.network.compression import Filling
-from murmurate.fabric.network.crypto import Card
+from murmurate.fabric.network.crypto import PeerRecord
 from murmurate.fabric.network.frames import NUMBERED, Closed, Frame, Kind, Pipe, Refused, Sending, Silence
-from murmurate.fabric.network.handshake import Meeting, Passport, dial, listens
-from murmurate.fabric.network.send_queue import Outbox, state_of
-from murmurate.fabric.network.shm_peer import Neighbour
+from murmurate.fabric.network.handshake import Credentials, Handshake, dial, listens
+from murmurate.fabric.network.send_queue import SendQueue, state_of
+from murmurate.fabric.network.shm_peer import ShmPeer
 
 log = logging.getLogger("murmurate.fabric.network.fabric")
 
-_BEATS_A_SILENCE = 6  # so many signs of life in the time after which a silent connection is given up
+_BEATS_A_SILENCE = 6  # so many heartbeats in the time after which a silent connection is given up
 _DIAL_SECONDS = 2.0
 _AT_ONCE_BYTES = 2 << 20
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 1.0
@@ -30,32 +30,32 @@ _GRACE_SECONDS = 1.0  # how long a lost connection may take to come back before 
 
 
 class Home(Protocol):
-    """What a link needs of the member it belongs to; called with ``lock`` held unless said otherwise."""
+    """What a connection needs of its member; called with ``lock`` held unless said otherwise."""
 
     lock: threading.RLock
-    passport: Passport
+    credentials: Credentials
     closed: bool
 
-    def room(self, link: Link, frame: Frame, length: int) -> Any:
+    def room(self, connection: PeerConnection, frame: Frame, length: int) -> Any:
         """Where to put a payload (without the lock); raises Refused."""
         ...
 
-    def deliver(self, link: Link, frame: Frame) -> None: ...
-    def told(self, link: Link, key: tuple[str, ...], value: Any) -> None: ...
-    def due(self, link: Link) -> Frame | None:
+    def deliver(self, connection: PeerConnection, frame: Frame) -> None: ...
+    def announced(self, connection: PeerConnection, key: tuple[str, ...], value: Any) -> None: ...
+    def due(self, connection: PeerConnection) -> Frame | None:
         """The newest version of some vector that this peer waits for."""
         ...
 
     def refuse(self, cause: str, words: str, rank: int | None = None) -> None: ...
-    def renew(self, rank: int) -> Card | None:
+    def renew(self, rank: int) -> PeerRecord | None:
         """The peer's present card (without the lock)."""
         ...
 
-    def met(self, link: Link) -> None:
+    def met(self, connection: PeerConnection) -> None:
         """The peer, in this incarnation, is our neighbour: each sees the other's memory."""
         ...
 
-    def returned(self, link: Link) -> None:
+    def returned(self, connection: PeerConnection) -> None:
         """The peer was started anew."""
         ...
 
@@ -64,7 +64,7 @@ class Home(Protocol):
         ...
 
 
-class Link:
+class PeerConnection:
     """One end. ``post`` and ``tell`` never wait; two threads do the sending and receiving.
 
     Where the line is free, whoever has something small to send may ``claim`` it and do so himself: nobody
@@ -72,29 +72,29 @@ class Link:
     that thread right behind the copy that is made of it.
     """
 
-    def __init__(self, home: Home, card: Card) -> None:
+    def __init__(self, home: Home, card: PeerRecord) -> None:
         self.card = card
         self.peer = card.rank
         self.dead = False  # its host says that nobody listens there any more
         self.finished = False  # it will take no further part
         self.received = 0
-        self.connections = 0
-        self.near: Neighbour | None = None  # decided once for each incarnation of the peer: see ``adopt``
+        self.times_connected = 0
+        self.near: ShmPeer | None = None  # decided once for each incarnation of the peer: see ``adopt``
         self._home = home
-        self._dials = home.passport.rank > card.rank
-        self._beat_seconds = home.passport.silence_seconds / _BEATS_A_SILENCE
+        self._dials = home.credentials.rank > card.rank
+        self._beat_seconds = home.credentials.silence_seconds / _BEATS_A_SILENCE
         self._work = threading.Condition(home.lock)
         self._pipe: Pipe | None = None
         self._half_open = False  # sending failed; what the peer sent before may still be read
         self._lost_at = time.monotonic()
-        self._outbox = Outbox()
+        self._queue = SendQueue()
         self._register_next = False
         self._acquainted = False  # with this incarnation of the peer
         self._claimed = False  # a thread other than the keeper is sending
         self._writing = False  # the keeper is
         self._nudged = False
         self._rest: tuple[Pipe, Sending] | None = None  # what such a thread has begun
-        self._keeper = threading.Thread(target=self._keep, name=f"link-{self.peer}", daemon=True)
+        self._keeper = threading.Thread(target=self._keep, name=f"connection-{self.peer}", daemon=True)
         self._readers: list[threading.Thread] = []
 
     def start(self) -> None:
@@ -116,22 +116,22 @@ class Link:
         return self.silent_seconds > _GRACE_SECONDS
 
     @property
-    def settled(self) -> bool:
+    def drained(self) -> bool:
         """Everything that was posted has arrived."""
-        return not len(self._outbox)
+        return not len(self._queue)
 
     @property
     def posted(self) -> int:
         """The number of the last frame that was."""
-        return self._outbox.posted
+        return self._queue.posted
 
     def has_had(self, number: int) -> bool:
         """The peer has acknowledged the frame of that number."""
-        return number < self._outbox.first
+        return number < self._queue.first
 
     def post(self, frame: Frame) -> None:
         """Send once, in order, whatever happens to the connection; the payload must not change."""
-        self._outbox.keep(frame)
+        self._queue.keep(frame)
         self._work.notify()
 
     def claim(self, frame: Frame) -> Pipe | None:
@@ -141,7 +141,7 @@ class Link:
             frame.length > _AT_ONCE_BYTES
             or self._claimed
             or self._writing
-            or self._outbox.waits
+            or self._queue.waits
             or self._rest
             or self._half_open
         ):
@@ -149,7 +149,7 @@ class Link:
         if self._pipe is not None:
             self._claimed = True
             if frame.kind in NUMBERED:
-                self._outbox.keep(frame, sent=True)
+                self._queue.keep(frame, sent=True)
         return self._pipe
 
     def send_claimed(self, pipe: Pipe, frame: Frame, filling: Filling) -> None:
@@ -167,15 +167,15 @@ class Link:
                 self._claimed = False
                 # of a connection that is lost there is no rest: the next begins with all that has not arrived
                 self._rest = rest if self._pipe is pipe else None
-                if self._rest or self._outbox.waits or self._nudged or self._pipe is not pipe:
+                if self._rest or self._queue.waits or self._nudged or self._pipe is not pipe:
                     self._work.notify()
 
-    def tell(self, key: tuple[str, ...], value: Any, soon: bool = True) -> None:
+    def announce(self, key: tuple[str, ...], value: Any, soon: bool = True) -> None:
         """Let the peer know the newest ``value`` of ``key``; older ones may never be sent.
 
-        soon: now; else with whatever is sent next, a sign of life at the latest.
+        soon: now; else with whatever is sent next, a heartbeat at the latest.
         """
-        self._outbox.tell(key, value)
+        self._queue.announce(key, value)
         if soon:
             self._work.notify()
 
@@ -186,26 +186,26 @@ class Link:
 
     # -- connections --------------------------------------------------------------------------------
 
-    def adopt(self, meeting: Meeting) -> None:
+    def adopt(self, meeting: Handshake) -> None:
         """Go on over a new connection; the newest one wins.
 
-        The first settles for the peer's whole life whether it is our neighbour, so what goes through memory
-        does not change with the connection.
+        The first settles for the peer's whole incarnation whether it is our neighbour, so what goes through
+        memory does not change with the connection.
         """
         with self._home.lock:
             old, self._pipe = self._pipe, meeting.pipe
             self._half_open = False
             if meeting.incarnation != self.card.incarnation:
-                raise RuntimeError("a link adopts connections of its own peer")
-            if meeting.received > self._outbox.posted:
+                raise RuntimeError("a connection adopts connections of its own peer")
+            if meeting.received > self._queue.posted:
                 self._pipe = None
                 raise Refused("number", f"rank {self.peer} claims to have what was never sent")
             self._acknowledge(meeting.received)
             self._rest = None
-            self._outbox.say_again()
-            self.connections += 1
-            if self.dead or self.connections > 1:
-                log.warning("rank %d is back (connection %d)", self.peer, self.connections)
+            self._queue.say_again()
+            self.times_connected += 1
+            if self.dead or self.times_connected > 1:
+                log.warning("rank %d is back (connection %d)", self.peer, self.times_connected)
             self.dead = False
             if not self._acquainted:
                 self._acquainted = True
@@ -220,19 +220,19 @@ class Link:
         if old is not None:
             old.close()
 
-    def replace(self, card: Card) -> None:
+    def replace(self, card: PeerRecord) -> None:
         """The peer was started anew: nothing of what went between the former one and us counts."""
         with self._home.lock:
             log.warning(
                 "rank %d was started anew: %d unread message(s) to the former one are dropped",
                 self.peer,
-                len(self._outbox),
+                len(self._queue),
             )
             old, self._pipe = self._pipe, None
             self.card, self.dead, self.finished = card, False, False
             self.near, self._acquainted = None, False
             self.received = 0
-            self._outbox.clear()
+            self._queue.clear()
             self._home.returned(self)
         if old is not None:
             old.close()
@@ -296,21 +296,21 @@ class Link:
     def _next(self) -> Frame | None:
         """State first, as it is small; then numbered frames and vectors in turn."""
         self._nudged = False
-        state = self._outbox.next_state()
+        state = self._queue.next_state()
         if state is not None:
             return state
         vector = self._home.due(self) if self._register_next else None
-        self._register_next = vector is None and self._outbox.frames_wait
-        return vector or self._outbox.next_frame() or self._home.due(self)
+        self._register_next = vector is None and self._queue.frames_wait
+        return vector or self._queue.next_frame() or self._home.due(self)
 
     def _reconnect(self) -> None:
         """Dial, if that is our part; else ask the peer's host whether it is still there."""
         if not self._dials:
-            if self.connections and not self.dead:  # a restarted peer dials us
+            if self.times_connected and not self.dead:  # a restarted peer dials us
                 self._found(listens(self.card, _DIAL_SECONDS) is not False)
             return
         try:
-            self.adopt(dial(self._home.passport, self.card, self.received, _DIAL_SECONDS))
+            self.adopt(dial(self._home.credentials, self.card, self.received, _DIAL_SECONDS))
         except ConnectionRefusedError:
             card = self._home.renew(self.peer)
             if card is not None and card.incarnation != self.card.incarnation:
@@ -352,7 +352,7 @@ class Link:
                 if self._pipe is pipe and not home.closed:
                     home.refuse(refusal.cause, str(refusal), self.peer)
         except Silence:
-            silent_seconds = home.passport.silence_seconds
+            silent_seconds = home.credentials.silence_seconds
         except (Closed, OSError, ValueError):
             pass
         finally:
@@ -373,7 +373,7 @@ class Link:
                 if key == ("received",):
                     self._acknowledge(int(value))
                 else:
-                    self._home.told(self, key, value)
+                    self._home.announced(self, key, value)
             return
         if frame.kind in NUMBERED:
             if frame.number <= self.received:
@@ -386,8 +386,8 @@ class Link:
             self.received = frame.number
             # what is kept for us is bounded by other means, so only the very last has to be told at once
             self.finished |= frame.kind is Kind.FINISHED
-            self.tell(("received",), self.received, soon=self.finished)
+            self.announce(("received",), self.received, soon=self.finished)
 
     def _acknowledge(self, number: int) -> None:
-        self._outbox.acknowledge(number)
+        self._queue.acknowledge(number)
         self._home.notify()

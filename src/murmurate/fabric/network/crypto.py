@@ -25,11 +25,11 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 TAG_BYTES = 16
 CIPHERS: dict[str, Any] = {"aes-256-gcm": AESGCM, "chacha20-poly1305": ChaCha20Poly1305}
 
-__all__ = ["CIPHERS", "TAG_BYTES", "Card", "Identity", "InvalidTag", "Seal", "connection_keys"]
+__all__ = ["CIPHERS", "TAG_BYTES", "AeadStream", "Identity", "InvalidTag", "PeerRecord", "connection_keys"]
 
 
 @dataclass(frozen=True)
-class Card:
+class PeerRecord:
     """What a member tells at the rendezvous: where it listens, and its public key [32 bytes]."""
 
     rank: int
@@ -43,12 +43,12 @@ class Card:
         return json.dumps({**body, "proof": self._proof(run, epoch, secret)}).encode()
 
     @staticmethod
-    def read(text: bytes, run: bytes, epoch: int, secret: bytes) -> Card:
+    def read(text: bytes, run: bytes, epoch: int, secret: bytes) -> PeerRecord:
         """Raises ValueError if it was not made with the run's secret, or is no card at all."""
         try:
             body = json.loads(text)
             key, incarnation = bytes.fromhex(body["key"]), bytes.fromhex(body["incarnation"])
-            card = Card(int(body["rank"]), str(body["address"]), int(body["port"]), key, incarnation)
+            card = PeerRecord(int(body["rank"]), str(body["address"]), int(body["port"]), key, incarnation)
             proof = str(body["proof"])
         except (KeyError, TypeError, ValueError) as problem:
             raise ValueError(f"it is no card ({problem!r})") from None
@@ -102,12 +102,12 @@ def connection_keys(
     products = [fresh.exchange(theirs_fresh), fresh.exchange(theirs), mine.exchange(theirs_fresh)]
     if not dials:  # both sides must join them in one order: fresh-fresh, dialler's fresh, listener's fresh
         products[1], products[2] = products[2], products[1]
-    info = b"murmurate link 1" + hashlib.sha256(context).digest()
+    info = b"murmurate connection 1" + hashlib.sha256(context).digest()
     both = HKDF(hashes.SHA256(), 64, salt=secret, info=info).derive(b"".join(products))
     return (both[:32], both[32:]) if dials else (both[32:], both[:32])
 
 
-class Seal:
+class AeadStream:
     """One direction of one connection: seals or opens pieces in their order.
 
     encrypt: seal by ``cipher``; False leaves the pieces readable and adds only a tag (AES-GMAC), without

@@ -1,4 +1,4 @@
-"""A member's links: the rendezvous, the listener, and who gets what arrives."""
+"""A member's connections: the rendezvous, the listener, and who gets what arrives."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from murmurate.buffers import Pool
 from murmurate.fabric.interface import FabricError, Traffic
-from murmurate.fabric.network.connection import Link
-from murmurate.fabric.network.crypto import Card
+from murmurate.fabric.network.connection import PeerConnection
+from murmurate.fabric.network.crypto import PeerRecord
 from murmurate.fabric.network.frames import Closed, Frame, Kind, Refused
-from murmurate.fabric.network.handshake import Passport, answer
-from murmurate.fabric.network.pending import Early
-from murmurate.fabric.processes.run_state import Board
+from murmurate.fabric.network.handshake import Credentials, answer
+from murmurate.fabric.network.pending import PendingMessages
+from murmurate.fabric.processes.run_state import RunState
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -34,51 +34,51 @@ _FIRST_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 20e-6, 500e-6  # between two looks 
 
 
 class Receiver(Protocol):
-    """A channel, as its member's links see it; called with the lock held."""
+    """A channel, as its member's connections see it; called with the lock held."""
 
     def room(self, frame: Frame, length: int) -> Any: ...
     def deliver(self, sender: int, frame: Frame) -> None: ...
-    def told(self, sender: int, what: str, rest: tuple[str, ...], value: Any) -> None: ...
+    def announced(self, sender: int, what: str, rest: tuple[str, ...], value: Any) -> None: ...
     def due(self, peer: int) -> Frame | None: ...
     def met(self, peer: int) -> None: ...
     def returned(self, peer: int) -> None: ...
 
 
-class Hub:
-    """All links of one member, under one lock."""
+class Endpoint:
+    """All connections of one member, under one lock."""
 
     def __init__(
         self,
-        passport: Passport,
+        credentials: Credentials,
         size: int,
         store: Store,
         address: str,
-        board: Board | None,
+        run_state: RunState | None,
         deadline_seconds: float,
     ) -> None:
-        self.rank, self.size = passport.rank, size
-        self.passport, self.address = passport, address
+        self.rank, self.size = credentials.rank, size
+        self.credentials, self.address = credentials, address
         self.deadline_seconds = deadline_seconds
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.closed = False
         self.refused: collections.Counter[str] = collections.Counter()
         self.pool = Pool(keep=16)  # for what comes
-        lender = passport.lender
+        lender = credentials.lender
         self.wires = Pool()  # for what goes out
         # for what goes out of collectives, where a neighbour may read it
         self.parts = Pool() if lender is None else Pool(keep=16, fresh=lender.buffer)
-        self.links: dict[int, Link] = {}
-        self._board, self._store = board, store
+        self.connections: dict[int, PeerConnection] = {}
+        self._run_state, self._store = run_state, store
         self._channels: dict[bytes, Receiver] = {}
-        self.early = Early(size)
+        self.pending = PendingMessages(size)
         self._turn: dict[int, int] = {}
         self._strangers: set[socket.socket] = set()
         self._listener = socket.create_server(
             (address, 0), family=_family(address), backlog=size + _STRANGERS
         )
-        self._door = threading.Thread(target=self._listen, name="listener", daemon=True)
-        self._door.start()
+        self._acceptor = threading.Thread(target=self._listen, name="listener", daemon=True)
+        self._acceptor.start()
         try:
             self._meet(address)
         except BaseException:
@@ -88,23 +88,25 @@ class Hub:
     # -- the rendezvous -----------------------------------------------------------------------------
 
     def _meet(self, address: str) -> None:
-        """Leave our card, wait for everybody's, and then for the links."""
-        me = self.passport
+        """Leave our card, wait for everybody's, and then for the connections."""
+        me = self.credentials
         port = self._listener.getsockname()[1]
-        card = Card(self.rank, address, port, me.identity.public, me.identity.incarnation)
+        card = PeerRecord(self.rank, address, port, me.identity.public, me.identity.incarnation)
         self._store.set(self._key(self.rank), card.sign(me.run, me.epoch, me.secret).decode())
         end = time.monotonic() + self.deadline_seconds
         others = [rank for rank in range(self.size) if rank != self.rank]
         cards = {rank: self._await_card(rank, end) for rank in others}
         with self.lock:
             for rank, theirs in cards.items():
-                self.links[rank] = Link(self, theirs)
-            for link in self.links.values():
-                link.start()
+                self.connections[rank] = PeerConnection(self, theirs)
+            for connection in self.connections.values():
+                connection.start()
             # who is late after this is silent, which everything else can cope with
-            self.wait(lambda: all(x.connected for x in self.links.values()), min(self.deadline_seconds, 10.0))
+            self.wait(
+                lambda: all(x.connected for x in self.connections.values()), min(self.deadline_seconds, 10.0)
+            )
 
-    def _await_card(self, rank: int, end: float) -> Card:
+    def _await_card(self, rank: int, end: float) -> PeerRecord:
         problem = "it has not come"
         while (left := end - time.monotonic()) > 0:
             try:
@@ -120,10 +122,10 @@ class Hub:
             f"{problem}. Look at its log, and start all members with the same run id, epoch and secret."
         )
 
-    def _card(self, rank: int) -> tuple[Card | None, str]:
-        me = self.passport
+    def _card(self, rank: int) -> tuple[PeerRecord | None, str]:
+        me = self.credentials
         try:
-            card = Card.read(self._store.get(self._key(rank)), me.run, me.epoch, me.secret)
+            card = PeerRecord.read(self._store.get(self._key(rank)), me.run, me.epoch, me.secret)
             if card.rank != rank:
                 raise ValueError(f"it calls itself rank {card.rank}")
         except ValueError as problem:
@@ -133,12 +135,12 @@ class Hub:
         return card, ""
 
     def _key(self, rank: int) -> str:
-        return f"murmurate/{self.passport.run.hex()}/{self.passport.epoch}/{rank}"
+        return f"murmurate/{self.credentials.run.hex()}/{self.credentials.epoch}/{rank}"
 
-    def renew(self, rank: int) -> Card | None:
+    def renew(self, rank: int) -> PeerRecord | None:
         try:
             return self._card(rank)[0]
-        except RuntimeError:  # the store has gone; the links need it no more
+        except RuntimeError:  # the store has gone; the connections need it no more
             return None
 
     # -- the listener -------------------------------------------------------------------------------
@@ -166,12 +168,12 @@ class Hub:
         limit.daemon = True
         limit.start()
         try:
-            meeting = answer(self.passport, line, self._card_for, self._received_of, _HANDSHAKE_SECONDS)
+            meeting = answer(self.credentials, line, self._card_for, self._received_of, _HANDSHAKE_SECONDS)
             limit.cancel()
             with self.lock:
                 if self.closed:
                     raise Closed
-                self.links[meeting.rank].adopt(meeting)
+                self.connections[meeting.rank].adopt(meeting)
         except Refused as refusal:
             with self.lock:
                 cause = "handshake" if refusal.cause == "truncated" else refusal.cause
@@ -184,57 +186,57 @@ class Hub:
             with self.lock:
                 self._strangers.discard(line)
 
-    def _card_for(self, rank: int, incarnation: bytes) -> Card | None:
+    def _card_for(self, rank: int, incarnation: bytes) -> PeerRecord | None:
         """The card under which that member may come in; a restarted one's is read anew."""
-        link = self.links.get(rank)
-        if link is None:
-            raise Closed  # before our own links are made, or nobody we know: it will try again
-        if link.card.incarnation == incarnation:
-            return link.card
+        connection = self.connections.get(rank)
+        if connection is None:
+            raise Closed  # before our own connections are made, or nobody we know: it will try again
+        if connection.card.incarnation == incarnation:
+            return connection.card
         card = self.renew(rank)
         if card is None or card.incarnation != incarnation:
             return None
-        link.replace(card)
+        connection.replace(card)
         return card
 
     def _received_of(self, rank: int, incarnation: bytes) -> int:
-        return self.links[rank].received
+        return self.connections[rank].received
 
-    # -- what links ask -----------------------------------------------------------------------------
+    # -- what connections ask -----------------------------------------------------------------------------
 
-    def room(self, link: Link, frame: Frame, length: int) -> Any:
+    def room(self, connection: PeerConnection, frame: Frame, length: int) -> Any:
         with self.lock:
             channel = self._channels.get(frame.channel)
             if channel is not None:
                 return channel.room(frame, length)
-            return self.early.room(length)
+            return self.pending.room(length)
 
-    def deliver(self, link: Link, frame: Frame) -> None:
+    def deliver(self, connection: PeerConnection, frame: Frame) -> None:
         if frame.kind is Kind.FINISHED:
             return
         channel = self._channels.get(frame.channel)
         if channel is not None:
-            channel.deliver(link.peer, frame)
+            channel.deliver(connection.peer, frame)
         else:
-            self.early.keep(link.peer, frame)
+            self.pending.keep(connection.peer, frame)
 
-    def told(self, link: Link, key: tuple[str, ...], value: Any) -> None:
+    def announced(self, connection: PeerConnection, key: tuple[str, ...], value: Any) -> None:
         if len(key) < 2:
             raise Refused("meta", f"a control message about {key}")
         channel = self._channel_named(key[1])
         if channel is not None:
-            channel.told(link.peer, key[0], key[2:], value)
+            channel.announced(connection.peer, key[0], key[2:], value)
         else:
-            self.early.hear(link.peer, key, value)
+            self.pending.hear(connection.peer, key, value)
 
-    def due(self, link: Link) -> Frame | None:
+    def due(self, connection: PeerConnection) -> Frame | None:
         channels = list(self._channels.values())
-        start = self._turn.get(link.peer, 0)
+        start = self._turn.get(connection.peer, 0)
         for step in range(len(channels)):
             index = (start + step) % len(channels)
-            frame = channels[index].due(link.peer)
+            frame = channels[index].due(connection.peer)
             if frame is not None:
-                self._turn[link.peer] = index + 1
+                self._turn[connection.peer] = index + 1
                 return frame
         return None
 
@@ -246,14 +248,14 @@ class Hub:
             who = "" if rank is None else f" (rank {rank})"
             log.warning("refused [%s, no. %d]%s: %s", cause, count, who, words)
 
-    def met(self, link: Link) -> None:
+    def met(self, connection: PeerConnection) -> None:
         for channel in self._channels.values():
-            channel.met(link.peer)
+            channel.met(connection.peer)
 
-    def returned(self, link: Link) -> None:
-        self.early.forget_told(link.peer)
+    def returned(self, connection: PeerConnection) -> None:
+        self.pending.forget_announced(connection.peer)
         for channel in self._channels.values():
-            channel.returned(link.peer)
+            channel.returned(connection.peer)
 
     def notify(self) -> None:
         self.changed.notify_all()
@@ -266,12 +268,12 @@ class Hub:
             if identity in self._channels:
                 raise FabricError("a channel of that name exists already: give each its own")
             self._channels[identity] = channel
-            for peer, frame in self.early.take(identity):
+            for peer, frame in self.pending.take(identity):
                 with self._refusing(peer):
                     channel.deliver(peer, frame)
-            for peer, key, value in self.early.take_told(identity):
+            for peer, key, value in self.pending.take_announced(identity):
                 with self._refusing(peer):
-                    channel.told(peer, key[0], key[2:], value)
+                    channel.announced(peer, key[0], key[2:], value)
 
     @contextlib.contextmanager
     def _refusing(self, rank: int) -> Iterator[None]:
@@ -288,7 +290,7 @@ class Hub:
             raise Refused("meta", "a control message about no channel") from None
 
     def wait(self, condition: Any, deadline_seconds: float, in_memory: bool = False) -> bool:
-        """Wait under the lock; a death on the board is noticed within 50 ms.
+        """Wait under the lock; a death on the run state is noticed within 50 ms.
 
         in_memory: what a neighbour does there makes the condition true, and nobody wakes us for that.
         """
@@ -296,7 +298,7 @@ class Hub:
             return True
         end, pause = time.monotonic() + deadline_seconds, _FIRST_LOOK_SECONDS
         while (left := end - time.monotonic()) > 0:
-            looks = in_memory and any(link.near is not None for link in self.links.values())
+            looks = in_memory and any(connection.near is not None for connection in self.connections.values())
             self.changed.wait(min(left, pause if looks else 0.05))
             if condition():
                 return True
@@ -316,33 +318,40 @@ class Hub:
         """Known to be dead, and nothing more can come of it."""
         if rank == self.rank:
             return False
-        link = self.links[rank]
-        buried = self._board is not None and not self._board.is_alive(rank)
-        return link.dead or (buried and not link.connected)
+        connection = self.connections[rank]
+        marked = self._run_state is not None and not self._run_state.is_alive(rank)
+        return connection.dead or (marked and not connection.connected)
 
     def gone(self, rank: int) -> bool:
         """Dead, or finished: it will do nothing more that anybody waits for."""
         if rank == self.rank:
             return False
-        ended = self._board is not None and self._board.has_finished(rank) and not self.links[rank].connected
-        return self.dead(rank) or self.links[rank].finished or ended
+        ended = (
+            self._run_state is not None
+            and self._run_state.has_finished(rank)
+            and not self.connections[rank].connected
+        )
+        return self.dead(rank) or self.connections[rank].finished or ended
 
     def out_of_reach(self, rank: int) -> bool:
         """Silent for half of the deadline of a collective."""
-        return rank != self.rank and self.links[rank].silent_seconds > self.deadline_seconds / 2
+        return rank != self.rank and self.connections[rank].silent_seconds > self.deadline_seconds / 2
 
     def has_lost(self, rank: int) -> bool:
         """Dead, or silent for as long as the deadline."""
-        silent = rank != self.rank and self.links[rank].silent_seconds > self.deadline_seconds
+        silent = rank != self.rank and self.connections[rank].silent_seconds > self.deadline_seconds
         return silent or self.dead(rank)
 
     def living(self) -> Sequence[int]:
         with self.lock:
-            buried = {r for r in range(self.size) if self._board is not None and not self._board.is_alive(r)}
+            marked = {
+                r for r in range(self.size) if self._run_state is not None and not self._run_state.is_alive(r)
+            }
             return [
                 rank
                 for rank in range(self.size)
-                if rank == self.rank or not (rank in buried or self.dead(rank) or self.links[rank].silent)
+                if rank == self.rank
+                or not (rank in marked or self.dead(rank) or self.connections[rank].silent)
             ]
 
     # -- the end ------------------------------------------------------------------------------------
@@ -351,17 +360,18 @@ class Hub:
         with self.lock:
             if self.closed:
                 return
-            for link in self.links.values():
-                link.post(Frame(Kind.FINISHED))
+            for connection in self.connections.values():
+                connection.post(Frame(Kind.FINISHED))
 
             def over() -> bool:
                 return all(
-                    self.dead(link.peer) or (link.finished and (link.settled or not link.connected))
-                    for link in self.links.values()
+                    self.dead(connection.peer)
+                    or (connection.finished and (connection.drained or not connection.connected))
+                    for connection in self.connections.values()
                 )
 
             if not self.wait(over, linger_seconds):
-                late = [x.peer for x in self.links.values() if not x.settled and not self.dead(x.peer)]
+                late = [x.peer for x in self.connections.values() if not x.drained and not self.dead(x.peer)]
                 if late:
                     log.warning("rank(s) %s have not had everything within %g s", late, linger_seconds)
         self._shut()
@@ -376,11 +386,11 @@ class Hub:
         self._listener.close()
         for line in strangers:
             _hang_up(line)
-        for link in self.links.values():
-            link.close()
-        for link in self.links.values():
-            link.join(_JOIN_SECONDS)
-        self._door.join(_JOIN_SECONDS)
+        for connection in self.connections.values():
+            connection.close()
+        for connection in self.connections.values():
+            connection.join(_JOIN_SECONDS)
+        self._acceptor.join(_JOIN_SECONDS)
 
 
 def _hang_up(line: socket.socket) -> None:

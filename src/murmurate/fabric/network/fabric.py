@@ -1,13 +1,15 @@
-"""The fabric across hosts: an authenticated and encrypted TCP link between each two members.
+"""The fabric across hosts: an authenticated and encrypted TCP connection between each two members.
 
-*Register*: a link is an edge. A reader has one version asked for at a time, so it gets the newest whenever
-the link is free, and a publisher sends nothing to those who do not read (``_shelf``).
+*Register*: a connection is an edge. A reader has one version asked for at a time, so it gets the newest
+whenever the connection is free, and a publisher sends nothing to those who do not read (``register``).
 
 *Mail*: numbered, acknowledged and sent again over a new connection; what ``send`` accepted arrives
-once, however often the link is cut, as long as both processes live (``_link``, ``_postbox``).
+once, however often the connection is cut, as long as both processes live (``connection``,
+``mailbox``).
 
-*Neighbours*, members on one host, have both in memory that both map, as the processes fabric has (``_desk``):
-nothing of them goes over the link.
+*Neighbours*, members on one host, have both in memory that both map, as the processes fabric has
+(``shm_channel``):
+nothing of them goes over the connection.
 
 *Collective*: straight between members, or by gloo where nothing is to be encrypted; through the lowest living
 member when somebody is lost (``collectives``). Shared memory is not offered.
@@ -34,15 +36,15 @@ from torch import Tensor
 from murmurate.errors import MissingExtra
 from murmurate.fabric.interface import Capability, Fabric, checked_group
 from murmurate.fabric.network.compression import Compression, codec
-from murmurate.fabric.processes.run_state import Board
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.run_state import RunState
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.processes.spawn import Died, run
 
 if TYPE_CHECKING:  # what needs the package cryptography is loaded once somebody asks for this fabric
     from torch._C._distributed_c10d import Store
 
     from murmurate.fabric.network.channel import NetworkChannel
-    from murmurate.fabric.network.endpoint import Hub
+    from murmurate.fabric.network.endpoint import Endpoint
 
 __all__ = ["Compression", "Died", "NetworkFabric", "run_members"]
 
@@ -51,20 +53,20 @@ OFFERED = frozenset({Capability.COLLECTIVE, Capability.MAIL, Capability.REGISTER
 
 @dataclasses.dataclass(frozen=True)
 class NetworkFabric:
-    """One member's door (see ``Fabric``); it has met all others when it is made.
+    """What one member has of it (see ``Fabric``); it has met all others when it is made.
 
     store: where members leave their addresses and public keys for one another; nothing else goes there.
     run_id, epoch: what is not of this run and this epoch of it is refused.
     secret: known to the members alone. Without it, whoever can write to the store can be a member.
     address: where this member listens and is reached; the default is seen by this host only.
     encrypt: False leaves what is sent readable, and means to gloo; the rest is authenticated all the same.
-    board: of the launcher on this host, if there is one: whom it buries is dead at once.
+    run_state: of the launcher on this host, if there is one: whom it marks dead is so at once.
     deadline_seconds: for the rendezvous, collectives, and sends into a full queue.
     compression: of register and mail.
     cipher: "aes-256-gcm", or "chacha20-poly1305" for processors without instructions for AES.
-    silence_seconds: a connection without a sign of life for so long is given up and made anew.
+    silence_seconds: a connection without a heartbeat for so long is given up and made anew.
     shared_memory: vectors for members on the same host, started by the same user, stay in memory that both
-        map, and are not encrypted; the link carries where that is. False sends everything.
+        map, and are not encrypted; the connection carries where that is. False sends everything.
 
     Raises MissingExtra without the package cryptography, FabricError if somebody does not come.
     """
@@ -78,13 +80,13 @@ class NetworkFabric:
     secret: bytes | None = dataclasses.field(default=None, repr=False)
     address: str = "127.0.0.1"
     encrypt: bool = True
-    board: Board | None = dataclasses.field(default=None, repr=False)
+    run_state: RunState | None = dataclasses.field(default=None, repr=False)
     deadline_seconds: float = 60.0
     compression: Compression = "none"
     cipher: str = "aes-256-gcm"
     silence_seconds: float = 4.0
     shared_memory: bool = True
-    hub: Hub = dataclasses.field(init=False, repr=False)
+    endpoint: Endpoint = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -92,15 +94,15 @@ class NetworkFabric:
         if importlib.util.find_spec("cryptography") is None:
             raise MissingExtra("cryptography", "network", "The fabric between hosts")
         from murmurate.fabric.network.crypto import CIPHERS, Identity
-        from murmurate.fabric.network.endpoint import Hub, short
-        from murmurate.fabric.network.handshake import Passport
-        from murmurate.fabric.network.shm_peer import Lender
+        from murmurate.fabric.network.endpoint import Endpoint, short
+        from murmurate.fabric.network.handshake import Credentials
+        from murmurate.fabric.network.shm_peer import ShmOwner
 
         if self.cipher not in CIPHERS:
             raise ValueError(f"cipher is one of {', '.join(CIPHERS)}, not '{self.cipher}'")
         codec(self.compression, 1, torch.float32)
         identity = Identity()
-        passport = Passport(
+        credentials = Credentials(
             self.rank,
             short(self.run_id, size_bytes=16),
             self.epoch,
@@ -109,10 +111,12 @@ class NetworkFabric:
             self.encrypt,
             self.cipher,
             self.silence_seconds,
-            Lender(identity.incarnation) if self.shared_memory else None,
+            ShmOwner(identity.incarnation) if self.shared_memory else None,
         )
-        hub = Hub(passport, self.size, self.store, self.address, self.board, self.deadline_seconds)
-        object.__setattr__(self, "hub", hub)
+        endpoint = Endpoint(
+            credentials, self.size, self.store, self.address, self.run_state, self.deadline_seconds
+        )
+        object.__setattr__(self, "endpoint", endpoint)
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -121,21 +125,21 @@ class NetworkFabric:
     @property
     def refused(self) -> Mapping[str, int]:
         """How many messages and connections were refused, by cause."""
-        return dict(self.hub.refused)
+        return dict(self.endpoint.refused)
 
     def living(self) -> Sequence[int]:
-        return self.hub.living()
+        return self.endpoint.living()
 
     def channel(self, name: str, like: Tensor, members: Sequence[int] | None = None) -> NetworkChannel:
         from murmurate.fabric.network.channel import NetworkChannel
 
         group = checked_group(members, self.rank, self.size)
-        return NetworkChannel(self.hub, name, like, self.compression, group)
+        return NetworkChannel(self.endpoint, name, like, self.compression, group)
 
     def close(self, linger_seconds: float | None = None) -> None:
         """Take no further part, but answer the others until all have closed too or ``linger_seconds`` are
         over (by default the deadline); then end all threads and connections."""
-        self.hub.close(self.deadline_seconds if linger_seconds is None else linger_seconds)
+        self.endpoint.close(self.deadline_seconds if linger_seconds is None else linger_seconds)
 
 
 def run_members(
@@ -144,7 +148,7 @@ def run_members(
     deadline_seconds: float = 60.0,
     **options: Any,
 ) -> list[Any]:
-    """Run one function a member, each in a process of its own, with links over loopback.
+    """Run one function a member, each in a process of its own, with connections over loopback.
 
     As ``murmurate.fabric.processes.fabric.run_members``; ``options`` are further ones of ``NetworkFabric``.
     """
@@ -164,11 +168,11 @@ def _member(
     run_id: str,
     secret: bytes,
     options: dict[str, Any],
-    arena: Arena,
-    board: Board,
+    memory_file: SharedMemoryFile,
+    run_state: RunState,
     rank: int,
     deadline_seconds: float,
 ) -> NetworkFabric:
-    store = dist.FileStore(file, board.size)  # type: ignore[attr-defined]
-    settings: dict[str, Any] = {"board": board, "deadline_seconds": deadline_seconds} | options
-    return NetworkFabric(rank, board.size, store, run_id=run_id, secret=secret, **settings)
+    store = dist.FileStore(file, run_state.size)  # type: ignore[attr-defined]
+    settings: dict[str, Any] = {"run_state": run_state, "deadline_seconds": deadline_seconds} | options
+    return NetworkFabric(rank, run_state.size, store, run_id=run_id, secret=secret, **settings)

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from murmurate.buffers import Bytes
-from murmurate.fabric.network.crypto import TAG_BYTES, InvalidTag, Seal
-from murmurate.fabric.network.shm_peer import PLACE, Neighbour, Place
+from murmurate.fabric.network.crypto import TAG_BYTES, AeadStream, InvalidTag
+from murmurate.fabric.network.shm_peer import PLACE, Place, ShmPeer
 
 PIECE_BYTES = 1 << 20  # large enough that Python's part is small, small enough to stay in a core's cache
 META_LIMIT_BYTES = 1 << 18
@@ -32,7 +32,7 @@ _HEAD = struct.Struct("<2sBB8sQ8sQQdIQ")
 class Kind(enum.IntEnum):
     """What a frame carries."""
 
-    CONTROL = 1  # newest values of small things: acknowledgements, wishes, signs of life
+    CONTROL = 1  # newest values of small things: acknowledgements, requests, heartbeats
     REGISTER = 2  # a version of a published vector
     MAIL = 3
     ROUND = 4  # a part of a collective, or its result
@@ -59,7 +59,7 @@ class Silence(Closed):
 
 
 class Source(Protocol):
-    """Where a payload is read before it has been copied (see ``_compress.Filling``)."""
+    """Where a payload is read before it has been copied (see ``compression.Filling``)."""
 
     def read(self, start: int, stop: int) -> memoryview: ...
     def upto(self, stop: int) -> None: ...
@@ -130,10 +130,10 @@ class Pipe:
         self,
         line: socket.socket,
         origin: Origin,
-        sends: Seal,
-        receives: Seal,
+        sends: AeadStream,
+        receives: AeadStream,
         lends: bool = False,
-        neighbour: Neighbour | None = None,
+        neighbour: ShmPeer | None = None,
     ) -> None:
         self._line, self._origin = line, origin
         self._sends, self._receives = sends, receives

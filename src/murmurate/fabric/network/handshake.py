@@ -12,9 +12,16 @@ from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from murmurate.fabric.network.crypto import TAG_BYTES, Card, Identity, InvalidTag, Seal, connection_keys
+from murmurate.fabric.network.crypto import (
+    TAG_BYTES,
+    AeadStream,
+    Identity,
+    InvalidTag,
+    PeerRecord,
+    connection_keys,
+)
 from murmurate.fabric.network.frames import Closed, Origin, Pipe, Refused, read_whole
-from murmurate.fabric.network.shm_peer import Lender, Neighbour
+from murmurate.fabric.network.shm_peer import ShmOwner, ShmPeer
 
 _HELLO = struct.Struct("<4sB16sQI16s32sQ")
 _MAGIC = b"MRM2"
@@ -24,7 +31,7 @@ _HOME = struct.Struct("<Ii")  # a process, and the descriptor of the file that i
 
 
 @dataclass(frozen=True)
-class Passport:
+class Credentials:
     """What a member says of itself to each peer; all members of a run have the same but rank and keys.
 
     run: 16 bytes made from the run's id. silence_seconds: a connection that long without a byte is dead.
@@ -38,7 +45,7 @@ class Passport:
     encrypt: bool
     cipher: str
     silence_seconds: float
-    lender: Lender | None = None  # None: has no neighbours
+    lender: ShmOwner | None = None  # None: has no neighbours
 
     @property
     def origin(self) -> Origin:
@@ -74,24 +81,24 @@ class Hello:
         )
 
     @staticmethod
-    def read(line: socket.socket, passport: Passport) -> Hello:
+    def read(line: socket.socket, credentials: Credentials) -> Hello:
         text = bytearray(_HELLO.size)
         read_whole(line, [memoryview(text)], first=True)
         magic, *fields = _HELLO.unpack(text)
         hello = Hello(*fields)
         if magic != _MAGIC:
             raise Refused("handshake", "it does not speak as a member does")
-        if hello.run != passport.run:
+        if hello.run != credentials.run:
             raise Refused("run", "a connection of another run")
-        if hello.epoch != passport.epoch:
-            raise Refused("epoch", f"a connection of epoch {hello.epoch} in epoch {passport.epoch}")
-        if hello.setting != passport.setting:
+        if hello.epoch != credentials.epoch:
+            raise Refused("epoch", f"a connection of epoch {hello.epoch} in epoch {credentials.epoch}")
+        if hello.setting != credentials.setting:
             raise Refused("handshake", "it was started with another encryption: use the same for all members")
         return hello
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Handshake:
     """A finished handshake. received: how many numbered frames the peer has had of this incarnation."""
 
     pipe: Pipe
@@ -100,7 +107,7 @@ class Meeting:
     received: int
 
 
-def dial(passport: Passport, card: Card, received: int, seconds: float) -> Meeting:
+def dial(credentials: Credentials, card: PeerRecord, received: int, seconds: float) -> Handshake:
     """Connect to a peer that listens. Raises OSError, Closed or Refused.
 
     received: how many numbered frames of this peer's incarnation we have.
@@ -109,43 +116,43 @@ def dial(passport: Passport, card: Card, received: int, seconds: float) -> Meeti
     try:
         prepare(line, seconds)
         fresh = X25519PrivateKey.generate()
-        ours = _hello(passport, fresh, received)
+        ours = _hello(credentials, fresh, received)
         line.sendall(ours.pack())
-        theirs = Hello.read(line, passport)
+        theirs = Hello.read(line, credentials)
         if theirs.rank != card.rank or theirs.incarnation != card.incarnation:
             raise Refused("key", f"rank {theirs.rank} answers at the address of rank {card.rank}")
-        return _agree(line, passport, card, fresh, ours, theirs, dials=True)
+        return _agree(line, credentials, card, fresh, ours, theirs, dials=True)
     except BaseException:
         line.close()
         raise
 
 
 def answer(
-    passport: Passport,
+    credentials: Credentials,
     line: socket.socket,
-    card_of: Callable[[int, bytes], Card | None],
+    card_of: Callable[[int, bytes], PeerRecord | None],
     received_of: Callable[[int, bytes], int],
     seconds: float,
-) -> Meeting:
+) -> Handshake:
     """The listener's side. card_of, received_of: by rank and incarnation. Raises as ``dial``."""
     prepare(line, seconds)
-    theirs = Hello.read(line, passport)
+    theirs = Hello.read(line, credentials)
     card = card_of(theirs.rank, theirs.incarnation)
     if card is None:
         raise Refused("key", f"somebody who calls itself rank {theirs.rank} and is not at the rendezvous")
     fresh = X25519PrivateKey.generate()
-    ours = _hello(passport, fresh, received_of(theirs.rank, theirs.incarnation))
+    ours = _hello(credentials, fresh, received_of(theirs.rank, theirs.incarnation))
     line.sendall(ours.pack())
-    return _agree(line, passport, card, fresh, ours, theirs, dials=False)
+    return _agree(line, credentials, card, fresh, ours, theirs, dials=False)
 
 
-def _hello(passport: Passport, fresh: X25519PrivateKey, received: int) -> Hello:
+def _hello(credentials: Credentials, fresh: X25519PrivateKey, received: int) -> Hello:
     return Hello(
-        passport.setting,
-        passport.run,
-        passport.epoch,
-        passport.rank,
-        passport.identity.incarnation,
+        credentials.setting,
+        credentials.run,
+        credentials.epoch,
+        credentials.rank,
+        credentials.identity.incarnation,
         fresh.public_key().public_bytes_raw(),
         received,
     )
@@ -153,23 +160,23 @@ def _hello(passport: Passport, fresh: X25519PrivateKey, received: int) -> Hello:
 
 def _agree(
     line: socket.socket,
-    passport: Passport,
-    card: Card,
+    credentials: Credentials,
+    card: PeerRecord,
     fresh: X25519PrivateKey,
     ours: Hello,
     theirs: Hello,
     dials: bool,
-) -> Meeting:
+) -> Handshake:
     """Make the keys, and have each side prove that it has them."""
     said = [ours.pack(), theirs.pack()]
     context = b"".join(said if dials else reversed(said))
     try:
         keys = connection_keys(
-            passport.identity.private, fresh, card.key, theirs.fresh, context, passport.secret, dials
+            credentials.identity.private, fresh, card.key, theirs.fresh, context, credentials.secret, dials
         )
     except ValueError:
         raise Refused("key", "a public key that is none") from None
-    sends, receives = (Seal(key, passport.encrypt, passport.cipher) for key in keys)
+    sends, receives = (AeadStream(key, credentials.encrypt, credentials.cipher) for key in keys)
     proof = hashlib.sha256(context).digest()
     line.sendall(proof + sends.tag(proof))
     shown = bytearray(_PROOF_BYTES + TAG_BYTES)
@@ -183,17 +190,17 @@ def _agree(
         raise Refused("key", f"somebody who calls itself rank {theirs.rank} without its keys") from None
     if bytes(shown[:_PROOF_BYTES]) != proof:
         raise Refused("key", f"rank {theirs.rank} proved another exchange than this one")
-    neighbour, lends = _look_around(line, passport, theirs.incarnation, sends, receives)
-    prepare(line, passport.silence_seconds)
-    pipe = Pipe(line, passport.origin, sends, receives, lends, neighbour)
-    return Meeting(pipe, theirs.rank, theirs.incarnation, theirs.received)
+    neighbour, lends = _look_around(line, credentials, theirs.incarnation, sends, receives)
+    prepare(line, credentials.silence_seconds)
+    pipe = Pipe(line, credentials.origin, sends, receives, lends, neighbour)
+    return Handshake(pipe, theirs.rank, theirs.incarnation, theirs.received)
 
 
 def _look_around(
-    line: socket.socket, passport: Passport, incarnation: bytes, sends: Seal, receives: Seal
-) -> tuple[Neighbour | None, bool]:
+    line: socket.socket, credentials: Credentials, incarnation: bytes, sends: AeadStream, receives: AeadStream
+) -> tuple[ShmPeer | None, bool]:
     """(the peer, if its memory can be read here, whether it can read ours). The peer has proved who it is."""
-    lender = passport.lender
+    lender = credentials.lender
     home = _HOME.pack(os.getpid(), -1 if lender is None else lender.descriptor)
     pid, descriptor = _HOME.unpack(_exchange(line, home, sends, receives))
     neighbour = None if lender is None else lender.neighbour(pid, descriptor, incarnation)
@@ -201,7 +208,7 @@ def _look_around(
     return neighbour, lender is not None and reads == b"\1"
 
 
-def _exchange(line: socket.socket, words: bytes, sends: Seal, receives: Seal) -> bytes:
+def _exchange(line: socket.socket, words: bytes, sends: AeadStream, receives: AeadStream) -> bytes:
     """What the peer says at the same moment, of the same length."""
     line.sendall(words + sends.tag(words))
     heard = bytearray(len(words) + TAG_BYTES)
@@ -222,7 +229,7 @@ def prepare(line: socket.socket, seconds: float) -> None:
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def listens(card: Card, seconds: float) -> bool | None:
+def listens(card: PeerRecord, seconds: float) -> bool | None:
     """Whether somebody listens there: True, False (its host says no), None (no answer)."""
     end = time.monotonic() + seconds
     try:

@@ -1,8 +1,8 @@
-"""Mail between members: bounded queues, and each letter once, in its sender's order.
+"""Mail between members: bounded queues, and each message once, in its sender's order.
 
-To a neighbour letters go through memory (``_desk``), to others over the link. Which of the two is settled for
-each incarnation of a peer. Where it is settled late, letters go through memory once those on the line have
-arrived; where a neighbour cannot see our memory after all, those that lie there are sent.
+To a neighbour messages go through memory (``shm_channel``), to others over the connection. Which of the two
+is settled for each incarnation of a peer. Where it is settled late, messages go through memory once those on
+the line have arrived; where a neighbour cannot see our memory after all, those that lie there are sent.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 
 from murmurate.buffers import Bytes, as_tensor
-from murmurate.fabric.interface import Letter, Traffic
+from murmurate.fabric.interface import Message, Traffic
 from murmurate.fabric.network.compression import Behind, Codec, Feedback, Filling
-from murmurate.fabric.network.endpoint import Hub
+from murmurate.fabric.network.endpoint import Endpoint
 from murmurate.fabric.network.frames import Frame, Kind, Refused
-from murmurate.fabric.network.shm_channel import STREAMS, Desk, Into, Lane
-from murmurate.fabric.processes.spsc_ring import check_letter, tag_words
+from murmurate.fabric.network.shm_channel import STREAMS, Into, Lane, ShmChannel
+from murmurate.fabric.processes.spsc_ring import check_message, tag_words
 
-_MOST_LETTERS, _LEAST_LETTERS, _QUEUE_BYTES = 64, 2, 64 << 20
+_MOST_MESSAGES, _LEAST_MESSAGES, _QUEUE_BYTES = 64, 2, 64 << 20
 
 
 @dataclass
 class _Stream:
-    """Letters under one tag to one peer: how many we sent, how many it says were read."""
+    """Messages under one tag to one peer: how many we sent, how many it says were read."""
 
     feedback: Feedback
     sent: int = 0
@@ -37,48 +37,49 @@ class _Stream:
 
 @dataclass
 class _Inbox:
-    """Letters under one tag from one peer that wait to be read, and how many have been."""
+    """Messages under one tag from one peer that wait to be read, and how many have been."""
 
     waiting: int = 0
     taken: int = 0
-    told: int = 0
-    life: int = 0  # which life of the sender they are counted for
+    announced: int = 0
+    incarnation: int = 0  # which incarnation of the sender they are counted for
     number: int = STREAMS  # under which a neighbour counts them
 
 
 @dataclass
 class _Box:
-    letters: deque[tuple[Letter, int]] = field(default_factory=deque)
+    messages: deque[tuple[Message, int]] = field(default_factory=deque)
 
 
-class Postbox:
+class NetworkMailbox:
     """One channel's mail at one member; all but ``send`` is called with the lock held.
 
-    shaped: gives a decoded vector the replica's shape, on its device. like: what the channel is for; a letter
+    shaped: gives a decoded vector the replica's shape, on its device. like: what the channel is for; a
+    message
         of fewer numbers is short, and goes as it is.
     """
 
     def __init__(
         self,
-        hub: Hub,
+        endpoint: Endpoint,
         identity: bytes,
         codec: Codec,
         traffic: Traffic,
         shaped: Callable[[Tensor], Tensor],
-        desk: Desk,
+        desk: ShmChannel,
         like: Tensor,
     ) -> None:
-        self._hub, self._identity, self._codec, self._traffic = hub, identity, codec, traffic
-        self._shaped, self._desk = shaped, desk
+        self._endpoint, self._identity, self._codec, self._traffic = endpoint, identity, codec, traffic
+        self._shaped, self._shm = shaped, desk
         # both ends hold a queue that is full, so a large vector's is short
-        self.capacity = max(_LEAST_LETTERS, min(_MOST_LETTERS, _QUEUE_BYTES // max(codec.wire_bytes, 1)))
+        self.capacity = max(_LEAST_MESSAGES, min(_MOST_MESSAGES, _QUEUE_BYTES // max(codec.wire_bytes, 1)))
         self._streams: dict[tuple[int, str], _Stream] = {}
         self._boxes: dict[str, _Box] = {}
         self._inboxes: dict[tuple[int, str], _Inbox] = {}
         self._dtype, self._count, self._device = like.dtype, like.numel(), like.device
         self._item_bytes = like.element_size()
         self._words: dict[str, bytes] = {}
-        self._posted: dict[int, int] = {}  # by peer: the number of the last letter on the line
+        self._posted: dict[int, int] = {}  # by peer: the number of the last message on the line
 
     def stream(self, to: int, tag: str) -> _Stream:
         key = to, tag
@@ -90,53 +91,55 @@ class Postbox:
 
     def send(self, to: int, tag: str, x: Tensor, note: float, deadline_seconds: float) -> bool:
         """To be called without the lock, by one thread for each (to, tag)."""
-        hub = self._hub
+        endpoint = self._endpoint
         tag_words(self._words, tag)
-        check_letter(x, self._count, self._dtype)
+        check_message(x, self._count, self._dtype)
         lane: Lane | None = None
         slot: int | None = None
-        with hub.lock:
+        with endpoint.lock:
             stream = self.stream(to, tag)
 
             def room() -> bool:
                 nonlocal lane, slot
-                lane = self._desk.lanes.get(to)
+                lane = self._shm.lanes.get(to)
                 if lane is not None:
                     slot = self._slot(lane, to, tag, stream)
                     return slot is not None
                 return stream.sent - stream.taken < self.capacity
 
             if not room():
-                with hub.timed(self._traffic):
-                    ended = hub.wait(lambda: room() or hub.gone(to), deadline_seconds, in_memory=True)
+                with endpoint.timed(self._traffic):
+                    ended = endpoint.wait(
+                        lambda: room() or endpoint.gone(to), deadline_seconds, in_memory=True
+                    )
                 if not ended:
                     return False
-            if hub.gone(to):
+            if endpoint.gone(to):
                 return False
             if lane is not None and slot is not None:
                 lane.claimed.add(slot)
         if lane is None or slot is None:
-            with hub.timed(self._traffic):
+            with endpoint.timed(self._traffic):
                 self._post(to, tag, x, note, stream)
         else:
             self._leave(to, tag, x, note, stream, lane, slot)
         return True
 
     def _slot(self, lane: Lane, to: int, tag: str, stream: _Stream) -> int | None:
-        """Where the next letter may lie; None if it has to wait."""
+        """Where the next message may lie; None if it has to wait."""
         number = lane.number(tag)
         if number < STREAMS:
             stream.taken = max(stream.taken, lane.counts[number])
         if stream.sent - stream.taken >= self.capacity:
             return None
-        if not self._hub.links[to].has_had(self._posted.get(to, 0)):
+        if not self._endpoint.connections[to].has_had(self._posted.get(to, 0)):
             return None
         return lane.box.free(lane.claimed)
 
     def _leave(
         self, to: int, tag: str, x: Tensor, note: float, stream: _Stream, lane: Lane, slot: int
     ) -> None:
-        """Write a letter where a neighbour finds it; others may go on with theirs meanwhile."""
+        """Write a message where a neighbour finds it; others may go on with theirs meanwhile."""
         short = self._short(x)
         try:
             room = lane.box.slots[slot]
@@ -144,14 +147,14 @@ class Postbox:
                 as_tensor(room[:short], self._dtype).copy_(x.detach())
             else:
                 stream.feedback.encode(x, Into(room[: self._codec.wire_bytes]))
-        except BaseException:  # a letter of which nobody has heard
-            with self._hub.lock:
+        except BaseException:  # a message of which nobody has heard
+            with self._endpoint.lock:
                 lane.claimed.discard(slot)
             raise
-        with self._hub.lock:
+        with self._endpoint.lock:
             lane.claimed.discard(slot)
             self._traffic.bytes += short or self._codec.wire_bytes
-            present = self._desk.lanes.get(to)
+            present = self._shm.lanes.get(to)
             if present is lane:
                 stream.sent += 1
                 lane.box.send(slot, self._words[tag], note, lane.numbers[tag], short)
@@ -161,77 +164,77 @@ class Postbox:
                 self._forward(to, tag, note, lane.box.slots[slot][:size], bool(short))
 
     def _short(self, x: Tensor) -> int:
-        """Its bytes, if it is a short letter; else 0."""
+        """Its bytes, if it is a short message; else 0."""
         return x.numel() * self._item_bytes if x.numel() < self._count else 0
 
     def _post(self, to: int, tag: str, x: Tensor, note: float, stream: _Stream) -> None:
-        hub = self._hub
+        endpoint = self._endpoint
         meta: dict[str, Any] = {"tag": tag}
         if self._short(x):
             meta["short"] = True
             filling = Filling(x.detach().to("cpu", copy=True).view(torch.uint8).numpy())
         else:
-            filling = stream.feedback.begin(x, hub.wires)
+            filling = stream.feedback.begin(x, endpoint.wires)
         frame = Frame(Kind.MAIL, self._identity, note=note, meta=meta, payload=filling.wire)
         frame.source = Behind(filling)
-        link = hub.links.get(to)
-        with hub.lock:
+        connection = endpoint.connections.get(to)
+        with endpoint.lock:
             self._traffic.bytes += frame.length
             stream.sent += 1
-            pipe = None if link is None else link.claim(frame)
-            if link is None:
+            pipe = None if connection is None else connection.claim(frame)
+            if connection is None:
                 filling.finish()
                 self.deliver(to, frame)
             elif pipe is None:
-                link.post(frame)
-            if link is not None:
-                self._posted[to] = link.posted
-        if link is not None and pipe is not None:
-            link.send_claimed(pipe, frame, filling)
+                connection.post(frame)
+            if connection is not None:
+                self._posted[to] = connection.posted
+        if connection is not None and pipe is not None:
+            connection.send_claimed(pipe, frame, filling)
         # a copy of megabytes: nobody else has to wait for it with us
         filling.finish()
 
     def _forward(self, to: int, tag: str, note: float, wire: Bytes, short: bool) -> None:
         """Send what lies in memory."""
-        link = self._hub.links[to]
+        connection = self._endpoint.connections[to]
         meta: dict[str, Any] = {"tag": tag} | ({"short": True} if short else {})
-        link.post(Frame(Kind.MAIL, self._identity, note=note, meta=meta, payload=wire.copy()))
-        self._posted[to] = link.posted
+        connection.post(Frame(Kind.MAIL, self._identity, note=note, meta=meta, payload=wire.copy()))
+        self._posted[to] = connection.posted
 
     # -- reading ------------------------------------------------------------------------------------
 
-    def receive(self, tag: str) -> Letter | None:
+    def receive(self, tag: str) -> Message | None:
         self._collect()
         box = self._boxes.get(tag)
-        if box is None or not box.letters:
+        if box is None or not box.messages:
             return None
-        letter, life = box.letters.popleft()
-        inbox = self._inboxes[letter.sender, tag]
-        if life == inbox.life:
+        message, incarnation = box.messages.popleft()
+        inbox = self._inboxes[message.sender, tag]
+        if incarnation == inbox.incarnation:
             inbox.waiting -= 1
             inbox.taken += 1
-            self._say_taken(letter.sender, tag, inbox)
-        return letter
+            self._say_taken(message.sender, tag, inbox)
+        return message
 
     def _say_taken(self, sender: int, tag: str, inbox: _Inbox) -> None:
-        if sender == self._hub.rank:
+        if sender == self._endpoint.rank:
             self.stream(sender, tag).taken = inbox.taken
         elif inbox.number < STREAMS:
-            self._desk.seen[sender][1].counts[inbox.number] = inbox.taken
+            self._shm.seen[sender][1].counts[inbox.number] = inbox.taken
         else:
             key = ("taken", self._identity.hex(), tag)
-            soon = inbox.taken - inbox.told >= min(self.capacity, 4) // 2
-            self._hub.links[sender].tell(key, inbox.taken, soon)
-            inbox.told = inbox.taken if soon else inbox.told
+            soon = inbox.taken - inbox.announced >= min(self.capacity, 4) // 2
+            self._endpoint.connections[sender].announce(key, inbox.taken, soon)
+            inbox.announced = inbox.taken if soon else inbox.announced
 
     def has(self, tag: str) -> bool:
         self._collect()
         box = self._boxes.get(tag)
-        return box is not None and bool(box.letters)
+        return box is not None and bool(box.messages)
 
     def _collect(self) -> None:
         """What lies in neighbours' memory for us."""
-        for sender, (_, lane) in self._desk.seen.items():
+        for sender, (_, lane) in self._shm.seen.items():
             while lane.box.has_news:
                 tag, note, number, x = lane.box.take(self._arrived)
                 if x is not None:
@@ -242,16 +245,16 @@ class Postbox:
     def deliver(self, sender: int, frame: Frame) -> None:
         tag = frame.meta.get("tag")
         if not isinstance(tag, str):
-            raise Refused("meta", "a letter without a tag")
+            raise Refused("meta", "a message without a tag")
         inbox = self._inboxes.setdefault((sender, tag), _Inbox())
         if inbox.waiting >= self.capacity:
-            raise Refused("queue", f"more letters under '{tag}' than the queue holds")
+            raise Refused("queue", f"more messages under '{tag}' than the queue holds")
         self._keep(
             sender, tag, inbox, self._arrived(frame.payload, bool(frame.meta.get("short"))), frame.note
         )
 
     def fits(self, length: int, short: bool) -> bool:
-        """Whether a letter may have so many bytes."""
+        """Whether a message may have so many bytes."""
         if short:
             return length < self._count * self._item_bytes and length % self._item_bytes == 0
         return length == self._codec.wire_bytes
@@ -263,14 +266,14 @@ class Postbox:
 
     def _keep(self, sender: int, tag: str, inbox: _Inbox, x: Tensor, note: float) -> None:
         inbox.waiting += 1
-        if sender != self._hub.rank:
+        if sender != self._endpoint.rank:
             self._traffic.bytes += self._codec.wire_bytes if x.numel() == self._count else x.nbytes
-        self._boxes.setdefault(tag, _Box()).letters.append((Letter(sender, x, note), inbox.life))
+        self._boxes.setdefault(tag, _Box()).messages.append((Message(sender, x, note), inbox.incarnation))
 
-    def told(self, sender: int, tag: str, value: Any) -> None:
+    def announced(self, sender: int, tag: str, value: Any) -> None:
         stream = self.stream(sender, tag)
         stream.taken = max(stream.taken, min(int(value), stream.sent))
-        self._hub.notify()
+        self._endpoint.notify()
 
     # -- neighbours ---------------------------------------------------------------------------------
 
@@ -288,7 +291,7 @@ class Postbox:
                 self._forward(peer, tag, note, x.numpy(), shorts[0])
 
     def returned(self, peer: int) -> None:
-        """A new life of the peer begins with empty queues; what the former one sent can still be read."""
+        """The peer was started anew: its queues are empty; what was sent before can still be read."""
         self._collect()
         self._posted.pop(peer, None)
         for (to, _), stream in self._streams.items():
@@ -296,6 +299,6 @@ class Postbox:
                 stream.sent = stream.taken = 0
         for (sender, _), inbox in self._inboxes.items():
             if sender == peer:
-                inbox.waiting = inbox.taken = inbox.told = 0
+                inbox.waiting = inbox.taken = inbox.announced = 0
                 inbox.number = STREAMS
-                inbox.life += 1
+                inbox.incarnation += 1

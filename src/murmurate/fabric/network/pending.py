@@ -8,17 +8,17 @@ import numpy as np
 
 from murmurate.fabric.network.frames import Frame, Kind, Refused
 
-_BYTES = 64 << 20  # beyond which no more is taken; each link may be just bringing something
+_BYTES = 64 << 20  # beyond which no more is taken; each connection may be just bringing something
 
 
-class Early:
-    """Kept by the identity of the channel, in the order of arrival; called with the hub's lock held."""
+class PendingMessages:
+    """Kept by the identity of the channel, in the order of arrival; called with the endpoint's lock held."""
 
     def __init__(self, size: int) -> None:
         self.frames: dict[bytes, list[tuple[int, Frame]]] = {}  # with who sent it
-        self.told: dict[tuple[int, tuple[str, ...]], Any] = {}
+        self.announced: dict[tuple[int, tuple[str, ...]], Any] = {}
         self.bytes = 0  # of ``frames``
-        self._most_told = 1000 * size
+        self._most_announced = 1000 * size
 
     def room(self, length: int) -> Any:
         """Where to put a payload; raises Refused. Whether it comes whole is not known yet."""
@@ -32,18 +32,18 @@ class Early:
             self.frames.setdefault(frame.channel, []).append((peer, frame))
 
     def hear(self, peer: int, key: tuple[str, ...], value: Any) -> None:
-        if len(self.told) < self._most_told:
-            self.told[peer, key] = value
+        if len(self.announced) < self._most_announced:
+            self.announced[peer, key] = value
 
     def take(self, identity: bytes) -> list[tuple[int, Frame]]:
         frames = self.frames.pop(identity, [])
         self.bytes -= sum(frame.length for _, frame in frames)
         return frames
 
-    def take_told(self, identity: bytes) -> list[tuple[int, tuple[str, ...], Any]]:
-        keys = [item for item in self.told if item[1][1] == identity.hex()]
-        return [(peer, key, self.told.pop((peer, key))) for peer, key in keys]
+    def take_announced(self, identity: bytes) -> list[tuple[int, tuple[str, ...], Any]]:
+        keys = [item for item in self.announced if item[1][1] == identity.hex()]
+        return [(peer, key, self.announced.pop((peer, key))) for peer, key in keys]
 
-    def forget_told(self, peer: int) -> None:
-        for stale in [key for key in self.told if key[0] == peer]:
-            del self.told[stale]
+    def forget_announced(self, peer: int) -> None:
+        for stale in [key for key in self.announced if key[0] == peer]:
+            del self.announced[stale]

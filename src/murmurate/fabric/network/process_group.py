@@ -1,7 +1,7 @@
-"""Means by torch's process groups (gloo), where links need not be encrypted: gloo sends in clear.
+"""Means by torch's process groups (gloo), where connections need not be encrypted: gloo sends in clear.
 
 A group is made when a round begins that has none, and stands until a round goes wrong in it. Its addresses go
-over our links, which know their peers; nothing else of it does.
+over our connections, which know their peers; nothing else of it does.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from murmurate.buffers import as_tensor
 from murmurate.fabric.interface import Traffic
-from murmurate.fabric.network.endpoint import Hub
+from murmurate.fabric.network.endpoint import Endpoint
 from murmurate.fabric.network.engine import Attempt, Carried
 
-_LOOK_SECONDS = 0.05  # how soon a member that waits in gloo hears what its links say
+_LOOK_SECONDS = 0.05  # how soon a member that waits in gloo hears what its connections say
 _BUCKET_BYTES = 8 << 20
 _IN_FLIGHT = 2
 _THREADS = 2
-_MOST_FAILURES = 3  # of groups in which nobody was lost: then gloo does not work here, and links carry
+_MOST_FAILURES = 3  # of groups in which nobody was lost: then gloo does not work here, and connections carry
 _DIGITS, _BASE = 9, 128  # of a version, in numbers that even bfloat16 adds exactly
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -34,9 +34,14 @@ class ProcessGroups:
     """An ``Engine`` for means; one channel's at one member."""
 
     def __init__(
-        self, hub: Hub, identity: bytes, timeout_seconds: float, dtype: torch.dtype, traffic: Traffic
+        self,
+        endpoint: Endpoint,
+        identity: bytes,
+        timeout_seconds: float,
+        dtype: torch.dtype,
+        traffic: Traffic,
     ) -> None:
-        self._hub, self._identity = hub, identity.hex()
+        self._endpoint, self._identity = endpoint, identity.hex()
         self._timeout = datetime.timedelta(seconds=timeout_seconds)
         self._dtype, self._traffic = dtype, traffic
         self.since = 0  # the round in which the present group was made; 0: there is none
@@ -54,16 +59,16 @@ class ProcessGroups:
         self.since, self._group = 0, None
 
     def make(self, attempt: Attempt) -> bool:
-        """Whether there is a group for this round; False: links are to carry it, for all members alike.
+        """Whether there is a group for this round; False: connections are to carry it, for all members alike.
 
         Raises RuntimeError if the round has become hopeless, or gloo cannot connect.
         """
-        with self._hub.lock:
+        with self._endpoint.lock:
             if self.since and self._members == attempt.members:
                 return self._group is not None
             self.since, self._members, self._group = attempt.round, attempt.members, None
-            near = all(self._hub.links[rank].near is not None for rank in attempt.others)
-        words = _Words(self._hub, self._identity, attempt, self._heard)
+            near = all(self._endpoint.connections[rank].near is not None for rank in attempt.others)
+        words = _Words(self._endpoint, self._identity, attempt, self._heard)
         words.set(f"wants/{attempt.rank}", bytes([near, self._failures >= _MOST_FAILURES]))
         wants = [words.get(f"wants/{rank}") for rank in attempt.members]
         # neighbours have a faster way; and whoever has seen gloo fail again and again speaks for all
@@ -71,7 +76,7 @@ class ProcessGroups:
             return False
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout, options._threads = self._timeout, _THREADS
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._hub.address)]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._endpoint.address)]
         place = list(attempt.members).index(attempt.rank)
         self._failures += 1  # until it has carried a round
         self._group = dist.ProcessGroupGloo(words, place, len(attempt.members), options)
@@ -83,7 +88,7 @@ class ProcessGroups:
             raise ValueError("a mean is of something")
         # behind the vector: what each member had published, its digits in a row of its own
         rows = len(members) * _DIGITS
-        total = as_tensor(self._hub.wires.take((x.numel() + rows) * self._dtype.itemsize), self._dtype)
+        total = as_tensor(self._endpoint.wires.take((x.numel() + rows) * self._dtype.itemsize), self._dtype)
         digits = total[x.numel() :].view(len(members), _DIGITS).zero_()
         if attempt.published:
             digits[members.index(attempt.rank)] = _digits(attempt.published, self._dtype)
@@ -113,7 +118,7 @@ class ProcessGroups:
                 return True
             except RuntimeError:  # not yet, or never
                 lost = flying[0].is_completed()
-            with self._hub.lock:
+            with self._endpoint.lock:
                 lost = lost or attempt.hopeless()
         # a group's end waits for all that is under way, up to its timeout; nobody else should
         threading.Thread(target=_outlive, args=(self._group, flying), daemon=True).start()
@@ -130,28 +135,30 @@ def _outlive(group: Any, flying: list[Any]) -> None:
 
 
 class _Words(Store):
-    """A store for one group's rendezvous: each member's words go to all others over our links."""
+    """A store for one group's rendezvous: each member's words go to all others over our connections."""
 
-    def __init__(self, hub: Hub, identity: str, attempt: Attempt, heard: dict[str, bytes]) -> None:
+    def __init__(self, endpoint: Endpoint, identity: str, attempt: Attempt, heard: dict[str, bytes]) -> None:
         super().__init__()
-        self._hub, self._identity, self._attempt, self._heard = hub, identity, attempt, heard
+        self._endpoint, self._identity, self._attempt, self._heard = endpoint, identity, attempt, heard
         self._number = str(attempt.round)
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
-        with self._hub.lock:
+        with self._endpoint.lock:
             self._heard[f"{self._number}/{key}"] = value
             for rank in self._attempt.members:
                 if rank != self._attempt.rank:
-                    self._hub.links[rank].tell(("group", self._identity, self._number, key), value.hex())
+                    self._endpoint.connections[rank].announce(
+                        ("group", self._identity, self._number, key), value.hex()
+                    )
 
     def wait(self, keys: Sequence[str], timeout: Any = None) -> None:
         for key in keys:
             self.get(key)
 
     def get(self, key: str) -> bytes:
-        name, hub = f"{self._number}/{key}", self._hub
-        with hub.lock:
-            hub.wait(lambda: name in self._heard or self._attempt.hopeless(), hub.deadline_seconds)
+        name, endpoint = f"{self._number}/{key}", self._endpoint
+        with endpoint.lock:
+            endpoint.wait(lambda: name in self._heard or self._attempt.hopeless(), endpoint.deadline_seconds)
             if name not in self._heard:
                 raise RuntimeError(f"no process group: '{key}' did not come")
             return self._heard[name]

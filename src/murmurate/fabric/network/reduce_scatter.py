@@ -1,4 +1,4 @@
-"""Collectives straight from member to member over their links, encrypted where these are.
+"""Collectives straight from member to member over their connections, encrypted where these are.
 
 Mean: member j gets everybody's j-th share of the vector, takes the mean by ascending rank, gives it to all.
 So a member sends 2 (n - 1) / n vectors and receives as many, whatever n is. A vector is cut into buckets, so
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from murmurate.buffers import as_tensor
 from murmurate.fabric.interface import Traffic
-from murmurate.fabric.network.endpoint import Hub
+from murmurate.fabric.network.endpoint import Endpoint
 from murmurate.fabric.network.engine import Attempt, Carried
 from murmurate.fabric.network.frames import Frame, Kind, Refused
 
@@ -25,7 +25,7 @@ ACTS = ("share", "mean", "whole")
 
 
 @dataclass
-class _Round:
+class _Progress:
     """What one member has of a round that is being carried.
 
     out: [k, N], what comes of it. pieces: how many of others are still awaited.
@@ -41,24 +41,26 @@ class _Round:
 class ReduceScatter:
     """An ``Engine``; one channel's at one member."""
 
-    def __init__(self, hub: Hub, identity: bytes, count: int, dtype: torch.dtype, traffic: Traffic) -> None:
-        self._hub, self._identity, self._traffic = hub, identity, traffic
+    def __init__(
+        self, endpoint: Endpoint, identity: bytes, count: int, dtype: torch.dtype, traffic: Traffic
+    ) -> None:
+        self._endpoint, self._identity, self._traffic = endpoint, identity, traffic
         self._count, self._dtype = count, dtype
         self._arrived: dict[int, deque[tuple[int, Frame]]] = {}  # by round
         buckets = min(_MOST_BUCKETS, max(1, count * dtype.itemsize // _LEAST_BUCKET_BYTES))
         self._buckets = _cut(0, count, buckets)
 
     def carry(self, attempt: Attempt) -> Carried | None:
-        hub, others = self._hub, len(attempt.others)
+        endpoint, others = self._endpoint, len(attempt.others)
         gathers = attempt.call == "gather"
         rows = others + 1 if gathers else 1
-        parts = hub.parts.take(rows * self._count * self._dtype.itemsize)
+        parts = endpoint.parts.take(rows * self._count * self._dtype.itemsize)
         awaited = {"mean": 2 * others, "gather": others}.get(attempt.call, others)
-        round = _Round(
+        round = _Progress(
             attempt,
             as_tensor(parts, self._dtype).view(rows, self._count),
             awaited * len(self._buckets),
-            {hub.rank: attempt.published},
+            {endpoint.rank: attempt.published},
         )
         try:
             self._begin(round)
@@ -67,7 +69,7 @@ class ReduceScatter:
                 if found is None or not self._take(round, *found):
                     return None
         finally:
-            with hub.lock:
+            with endpoint.lock:
                 for old in [number for number in self._arrived if number <= attempt.round]:
                     del self._arrived[old]
         return Carried(parts, round.versions)
@@ -81,14 +83,14 @@ class ReduceScatter:
             raise Refused("length", f"{length} bytes of a vector that has {self._count}")
 
     def _next(self, attempt: Attempt) -> tuple[int, Frame] | None:
-        with self._hub.lock:
+        with self._endpoint.lock:
             waiting = self._arrived.setdefault(attempt.round, deque())
-            self._hub.wait(lambda: bool(waiting) or attempt.hopeless(), self._hub.deadline_seconds)
+            self._endpoint.wait(lambda: bool(waiting) or attempt.hopeless(), self._endpoint.deadline_seconds)
             return waiting.popleft() if waiting else None
 
     # -- a round ------------------------------------------------------------------------------------
 
-    def _begin(self, round: _Round) -> None:
+    def _begin(self, round: _Progress) -> None:
         """Send what the others need of our vector."""
         attempt = round.attempt
         x = attempt.x
@@ -105,7 +107,7 @@ class ReduceScatter:
                 else:
                     self._post(attempt, [rank], "share", bucket, x[first:last])
 
-    def _take(self, round: _Round, sender: int, frame: Frame) -> bool:
+    def _take(self, round: _Progress, sender: int, frame: Frame) -> bool:
         """Put a piece where it belongs; False if it is not of what we do."""
         attempt, members, said = round.attempt, round.attempt.members, frame.meta
         act, bucket, published = said["act"], said.get("bucket"), said.get("published")
@@ -133,7 +135,7 @@ class ReduceScatter:
             self._add(round, bucket, mine, shares[members.index(attempt.rank)])
         return True
 
-    def _add(self, round: _Round, bucket: int, shares: dict[int, Tensor], place: tuple[int, int]) -> None:
+    def _add(self, round: _Progress, bucket: int, shares: dict[int, Tensor], place: tuple[int, int]) -> None:
         """All have sent their share: tell them its mean."""
         mean = round.out[0, place[0] : place[1]]
         first, *rest = (shares.pop(rank) for rank in sorted(shares))
@@ -146,15 +148,15 @@ class ReduceScatter:
     def _post(self, attempt: Attempt, to: list[int], act: str, bucket: int, piece: Tensor | None) -> None:
         payload = None
         if piece is not None:
-            payload = self._hub.parts.take(piece.numel() * self._dtype.itemsize)
+            payload = self._endpoint.parts.take(piece.numel() * self._dtype.itemsize)
             as_tensor(payload, self._dtype).copy_(piece)
         meta = {"act": act, "call": attempt.call, "bucket": bucket}
         meta |= {"who": list(attempt.members), "published": attempt.published}
-        with self._hub.lock:
+        with self._endpoint.lock:
             for rank in to:
                 frame = Frame(Kind.ROUND, self._identity, version=attempt.round, meta=meta, payload=payload)
                 self._traffic.bytes += frame.length
-                self._hub.links[rank].post(frame)
+                self._endpoint.connections[rank].post(frame)
 
 
 def _cut(start: int, stop: int, parts: int) -> list[tuple[int, int]]:

@@ -1,6 +1,6 @@
-"""What a link has to say to its peer, and perhaps again: numbered frames, and the newest of small things.
+"""What a connection sends its peer, and perhaps again: numbered frames, and the newest of small things.
 
-Called with the lock of the link's member held.
+Called with the lock of the connection's member held.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from murmurate.fabric.network.frames import Frame, Kind, Refused
 _STATE_ITEMS = 500  # in one frame, so that it stays small
 
 
-class Outbox:
+class SendQueue:
     """Frames stay until the peer has acknowledged them; of what is told by key, the newest value stays."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Outbox:
         self._unacknowledged.append(frame)
         self._unsent += not sent
 
-    def tell(self, key: tuple[str, ...], value: Any) -> None:
+    def announce(self, key: tuple[str, ...], value: Any) -> None:
         self._state[key] = value
         self._changed[key] = None
 

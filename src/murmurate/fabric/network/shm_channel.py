@@ -1,9 +1,9 @@
 """One channel's memory among neighbours: what a member shows of it, and what it sees of theirs.
 
 A member shows one register, and for each neighbour a *lane*: cells for what only these two say to each other
-(what of the register is read now, letters, how many were read), and the slots of its letters. A lane belongs
-to one incarnation of the neighbour: one that is started anew gets another, so whatever the former one wrote
-or did not clear counts no more.
+(what of the register is read now, messages, how many were read), and the slots of its messages. A lane
+belongs to one incarnation of the neighbour: one that is started anew gets another, so whatever the former one
+wrote or did not clear counts no more.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import numpy as np
 
 from murmurate.buffers import Bytes, Pool
-from murmurate.fabric.network.shm_peer import Lender, Neighbour, Span
-from murmurate.fabric.processes.register import Register
-from murmurate.fabric.processes.spsc_ring import HEAD, Box, Cells
+from murmurate.fabric.network.shm_peer import ShmOwner, ShmPeer, Span
+from murmurate.fabric.processes.register import BufferedRegister
+from murmurate.fabric.processes.spsc_ring import HEAD, MessageRing, RingCells
 
-STREAMS = 64  # whose letters are counted in a lane; how many of further ones were read goes over the line
+STREAMS = 64  # whose messages are counted in a lane; how many of further ones were read goes over the line
 _MOST_SLOTS, _LEAST_SLOTS, _MAIL_BYTES = 64, 4, 64 << 20
 _LINE_BYTES = 64  # of a processor's cache: what one writes and another reads should not share one
 _LINE = _LINE_BYTES // 8
@@ -28,20 +28,20 @@ class Lane:
     """What one member shows one neighbour alone.
 
     pin, counts: int64 [1] and [STREAMS], which the reader writes: what of the register it reads, and how many
-    letters of each stream it has read.
+    messages of each stream it has read.
     claimed: slots into which the sender is copying. numbers: of its streams, by tag. withdrawn: the neighbour
     could not map it.
     """
 
-    def __init__(self, memory: Bytes, letter_bytes: int, wire_bytes: int, pool: Pool) -> None:
-        slots = slots_of(letter_bytes)
+    def __init__(self, memory: Bytes, message_bytes: int, wire_bytes: int, pool: Pool) -> None:
+        slots = slots_of(message_bytes)
         cells = memory[:_CELLS_BYTES].view(np.int64)
         sent, order, read, lent, counts = (part.data for part in np.split(cells, np.cumsum(_CELLS)[:-1]))
         self.pin, self.counts = read[:1], counts
         heads = memory[_CELLS_BYTES:_LANE_HEAD_BYTES].data
-        letters = memory[_LANE_HEAD_BYTES:].reshape(slots, -1)[:, :letter_bytes]
-        self.box = Box(
-            Cells(sent[:1], read[1:2], order, lent[:slots], heads), list(letters), pool, wire_bytes
+        messages = memory[_LANE_HEAD_BYTES:].reshape(slots, -1)[:, :message_bytes]
+        self.box = MessageRing(
+            RingCells(sent[:1], read[1:2], order, lent[:slots], heads), list(messages), pool, wire_bytes
         )
         self.claimed: set[int] = set()
         self.numbers: dict[str, int] = {}
@@ -52,25 +52,25 @@ class Lane:
         return self.numbers.setdefault(tag, len(self.numbers))
 
 
-class Desk:
-    """One channel's memory at one member. All with the lock of its hub held.
+class ShmChannel:
+    """One channel's memory at one member. All with the lock of its endpoint held.
 
     register: of this member, once it has had a neighbour. lanes: to neighbours. seen: of neighbours, their
     register and their lane to us.
     """
 
     def __init__(
-        self, lender: Lender | None, size: int, wire_bytes: int, letter_bytes: int, pool: Pool
+        self, lender: ShmOwner | None, size: int, wire_bytes: int, message_bytes: int, pool: Pool
     ) -> None:
-        self._lender, self._pool, self._letter_bytes = lender, pool, letter_bytes
+        self._lender, self._pool, self._letter_bytes = lender, pool, message_bytes
         self._wire_bytes, self._buffers = (
             wire_bytes,
             size + 3,
         )  # a reader, two of our own, the newest, the next
-        self.register: Register[Bytes] | None = None
+        self.register: BufferedRegister[Bytes] | None = None
         self.lanes: dict[int, Lane] = {}
-        self.seen: dict[int, tuple[Register[Bytes], Lane]] = {}
-        self._told: dict[int, tuple[int, int]] = {}
+        self.seen: dict[int, tuple[BufferedRegister[Bytes], Lane]] = {}
+        self._shown: dict[int, tuple[int, int]] = {}
         self._span: Span | None = None  # of the register
         self._spans: dict[int, Span] = {}  # of lanes
 
@@ -91,11 +91,11 @@ class Desk:
         )
         return self._span.start, span.start
 
-    def look(self, peer: int, neighbour: Neighbour, told: tuple[int, int]) -> bool:
+    def look(self, peer: int, neighbour: ShmPeer, shown: tuple[int, int]) -> bool:
         """Map what a neighbour shows; False if that was tried before. Raises OSError."""
-        if self._told.get(peer) == told:
+        if self._shown.get(peer) == shown:
             return False
-        register, lane = self._told[peer] = told
+        register, lane = self._shown[peer] = shown
         self.seen[peer] = (
             self._register(neighbour.map(Span(register, self._register_bytes))),
             Lane(
@@ -110,7 +110,7 @@ class Desk:
             self._lender.clear(self._spans.pop(peer))
         self.lanes.pop(peer, None)
         self.seen.pop(peer, None)
-        self._told.pop(peer, None)
+        self._shown.pop(peer, None)
 
     @property
     def _register_bytes(self) -> int:
@@ -120,9 +120,9 @@ class Desk:
     def _lane_bytes(self) -> int:
         return _LANE_HEAD_BYTES + slots_of(self._letter_bytes) * _padded(self._letter_bytes)
 
-    def _register(self, memory: Bytes) -> Register[Bytes]:
+    def _register(self, memory: Bytes) -> BufferedRegister[Bytes]:
         buffers = memory[_LINE_BYTES:].reshape(self._buffers, -1)[:, : self._wire_bytes]
-        return Register(memory[:8].view(np.int64).data, list(buffers))
+        return BufferedRegister(memory[:8].view(np.int64).data, list(buffers))
 
 
 class Into:
@@ -136,7 +136,7 @@ class Into:
 
 
 def slots_of(wire_bytes: int) -> int:
-    """How many letters of that size may lie in a lane."""
+    """How many messages of that size may lie in a lane."""
     return max(_LEAST_SLOTS, min(_MOST_SLOTS, _MAIL_BYTES // max(wire_bytes, 1)))
 
 

@@ -2,9 +2,9 @@
 
 A connection over loopback copies a vector into the kernel and out of it again. So each member has a file of
 shared memory (anonymous, sparse) that a peer on the same host, started by the same user, opens through
-``/proc`` and maps in parts: registers and mail lie there (``_desk``). A vector of a collective lies in a file
-of its own; the line carries its head and where that is. Places are told over sealed connections, so only
-members learn of them.
+``/proc`` and maps in parts: registers and mail lie there (``shm_channel``). A vector of a collective lies in
+a file of its own; the line carries its head and where that is. Places are told over sealed connections, so
+only members learn of them.
 
 Whether two members are neighbours they find out in the handshake, by trying: each file begins with its
 member's incarnation, which no other process has. It is kept open from then on, so what a member left there
@@ -70,7 +70,7 @@ class Span(NamedTuple):
     size_bytes: int
 
 
-class Lender:
+class ShmOwner:
     """A member's memory that its neighbours see, and buffers that they can read.
 
     Without ``memfd`` or ``/proc`` the buffers are ordinary ones, and it has no neighbours.
@@ -145,7 +145,7 @@ class Lender:
         self._regions.discard(descriptor)  # one instruction, as this may run in any thread at any time
         os.close(descriptor)
 
-    def neighbour(self, pid: int, descriptor: int, incarnation: bytes) -> Neighbour | None:
+    def neighbour(self, pid: int, descriptor: int, incarnation: bytes) -> ShmPeer | None:
         """The member that says it is process ``pid`` and names its memory, if we can open it there."""
         if self.descriptor < 0 or descriptor < 0 or incarnation in self._unreadable:
             return None
@@ -153,7 +153,7 @@ class Lender:
             file = _open(pid, descriptor, _MEMORY, os.O_RDWR)
         except OSError:
             return None
-        neighbour = Neighbour(self, pid, file, lambda: self._unreadable.add(incarnation))
+        neighbour = ShmPeer(self, pid, file, lambda: self._unreadable.add(incarnation))
         try:
             found = os.pread(file, len(incarnation), 0) == incarnation
             found = found and os.fstat(file).st_size == _MEMORY_BYTES
@@ -162,10 +162,10 @@ class Lender:
         return neighbour if found else None
 
 
-class Neighbour:
+class ShmPeer:
     """Sees what another process of this host shows. failed: called when that does not work after all."""
 
-    def __init__(self, lender: Lender, pid: int, memory: int, failed: Callable[[], None]) -> None:
+    def __init__(self, lender: ShmOwner, pid: int, memory: int, failed: Callable[[], None]) -> None:
         self._lender, self._pid, self._memory, self._failed = lender, pid, memory, failed
         self._mapped: OrderedDict[int, tuple[Place, Bytes]] = OrderedDict()  # by descriptor
         weakref.finalize(self, os.close, memory).atexit = False

@@ -1,8 +1,8 @@
-"""A board whose cells live on many hosts: a copy in each process, kept alike through a c10d store.
+"""A run state whose cells live on many hosts: a copy in each process, kept alike through a c10d store.
 
-Every cell has one writer, so there is nothing to agree on: a thread pushes this process's columns when
-they have changed and pulls the others', all in one request a turn. A copy is late by a turn or two, which
-the users of a board bear: they act on a wish when they see it. Each push carries a beat, so that a silent
+Every cell has one writer, so there is nothing to agree on: a thread pushes this process's columns when they
+have changed and pulls the others', all in one request a turn. A copy is late by a turn or two, which the
+users of a run state bear: they act on a request when they see it. Each push carries a beat, so that a silent
 process can be told from an idle one.
 """
 
@@ -17,18 +17,18 @@ import numpy as np
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.processes.run_state import LAUNCHERS_ROWS, MEMBERS_ROWS, Board
+from murmurate.fabric.processes.run_state import LAUNCHERS_ROWS, MEMBERS_ROWS, RunState
 
 _TURN_SECONDS = 0.05
 _BEAT_SECONDS = 1.0
 
 
-class StoreBoard(Board):
-    """The board of ``size`` members, seen from the process that writes the columns ``mine``.
+class StoreRunState(RunState):
+    """The run state of ``size`` members, seen from the process that writes the columns ``mine``.
 
     leads: this process also writes what a launcher writes (stop, checkpoint, who lives).
-    store: must be a connection of its own (``store.clone()``): a wait on it would hold up the board.
-    Raises FabricError if the leader has not opened the board within ``deadline_seconds``.
+    store: must be a connection of its own (``store.clone()``): a wait on it would hold up the run state.
+    Raises FabricError if the leader has not opened the run state within ``deadline_seconds``.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class StoreBoard(Board):
             self._thread.join()
         self._exchange()
 
-    def __enter__(self) -> StoreBoard:
+    def __enter__(self) -> StoreRunState:
         return self
 
     def __exit__(
@@ -94,14 +94,14 @@ class StoreBoard(Board):
     def _start(self) -> None:
         if not self._exchange():
             raise FabricError("the store of this run does not answer; look at the host that started it")
-        self._thread = threading.Thread(target=self._go, name="board", daemon=True)
+        self._thread = threading.Thread(target=self._go, name="run_state", daemon=True)
         self._thread.start()
 
     def _await_leader(self, deadline_seconds: float) -> None:
         until = time.monotonic() + deadline_seconds
         while not self._store.check([_HEADER_KEY]):
             if time.monotonic() > until:
-                raise FabricError(f"the leader did not open the board within {deadline_seconds:g} s")
+                raise FabricError(f"the leader did not open the run state within {deadline_seconds:g} s")
             time.sleep(_TURN_SECONDS)
         self._start()
 
@@ -153,8 +153,8 @@ class StoreBoard(Board):
 
 
 _COLUMN = len(MEMBERS_ROWS) + 1  # and the beat of this copy
-_HEADER_KEY = "board/launcher"
+_HEADER_KEY = "run_state/launcher"
 
 
 def _column(rank: int) -> str:
-    return f"board/{rank}"
+    return f"run_state/{rank}"

@@ -1,6 +1,6 @@
 """The fabric between processes of one host: slots and counters in shared memory, no locks to die with.
 
-*Register*: a reader mixes straight from its publisher's buffer (``_register``).
+*Register*: a reader mixes straight from its publisher's buffer (``register``).
 
 *Collective*: two sets of slots used in turn. A member writes its slot, raises its round counter and
 waits for the others'; as nobody can be two rounds ahead, the slots being read are never overwritten.
@@ -9,7 +9,7 @@ vote: whoever is dead and has not raised its counter is out of the round, for ev
 member is called dead only after its process has ended (docs/decisions/0010), and one that is started again
 takes part only from the round on at which all others let it in (``admit``).
 
-*Mail*: slots for each ordered pair, read where they lie (``_box``, ``_letterbox``).
+*Mail*: slots for each ordered pair, read where they lie (``spsc_ring``, ``mailbox``).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Fabric, FabricError, Letter, Traffic, checked_group
-from murmurate.fabric.processes.mailbox import Letterbox
-from murmurate.fabric.processes.membership import Group, Roster
-from murmurate.fabric.processes.register import Register
-from murmurate.fabric.processes.run_state import Board
-from murmurate.fabric.processes.shared_memory import Arena, fence
+from murmurate.fabric.interface import Capability, Fabric, FabricError, Message, Traffic, checked_group
+from murmurate.fabric.processes.mailbox import ProcessMailbox
+from murmurate.fabric.processes.membership import Group, Membership
+from murmurate.fabric.processes.register import BufferedRegister
+from murmurate.fabric.processes.run_state import RunState
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile, fence
 from murmurate.fabric.processes.spawn import Died, run
 
 __all__ = ["Died", "ProcessChannel", "ProcessFabric", "run_members"]
@@ -37,28 +37,28 @@ _ALL = frozenset(Capability)
 
 
 class ProcessFabric:
-    """One member's door: makes channels over the arena (see ``Fabric``).
+    """What one member has of it: makes channels over the shared memory (see ``Fabric``).
 
     joins: this process takes the place of one that died. Until ``enter`` its collectives are its own
     affair, as if it were alone: nobody counts with it yet.
-    by_agreement: members have common rounds, and let joiners in at one of them (see ``Roster``).
+    by_agreement: members have common rounds, and let joiners in at one of them (see ``Membership``).
     """
 
     def __init__(
         self,
-        arena: Arena,
-        board: Board,
+        memory_file: SharedMemoryFile,
+        run_state: RunState,
         rank: int,
         deadline_seconds: float = 60.0,
         joins: bool = False,
         by_agreement: bool = False,
     ) -> None:
-        self.arena = arena
-        self._board = board
+        self.memory_file = memory_file
+        self._run_state = run_state
         self.rank = rank
-        self.size = board.size
+        self.size = run_state.size
         self.deadline_seconds = deadline_seconds
-        self.roster = Roster(board, rank, not joins, by_agreement)
+        self.membership = Membership(run_state, rank, not joins, by_agreement)
         self._channels: dict[str, ProcessChannel] = {}
 
     @property
@@ -66,26 +66,26 @@ class ProcessFabric:
         return _ALL
 
     def living(self) -> Sequence[int]:
-        return self.roster.living()
+        return self.membership.living()
 
     def channel(self, name: str, like: Tensor, members: Sequence[int] | None = None) -> ProcessChannel:
         group = checked_group(members, self.rank, self.size)
         whole = len(group) == self.size
         label = name if whole else f"{name} of {list(group)}"
         # others do not make a group's channel, so its place must not depend on what was taken before
-        arena = self.arena if whole else self.arena.apart(label)
-        made = ProcessChannel(arena, self.roster.group(group), label, like, self.deadline_seconds)
+        memory_file = self.memory_file if whole else self.memory_file.apart(label)
+        made = ProcessChannel(memory_file, self.membership.group(group), label, like, self.deadline_seconds)
         self._channels[label] = made
         return made
 
     # -- members that are started again
 
-    def admit(self, rank: int, life: int) -> None:
-        """Count with ``rank``, which begins ``life``, from the next round of every channel on.
+    def admit(self, rank: int, incarnation: int) -> None:
+        """Count with ``rank``, which begins ``incarnation``, from the next round of every channel on.
 
         Members whose strategy has common rounds call it at the same one.
         """
-        self.roster.admit(rank, life)
+        self.membership.admit(rank, incarnation)
         for channel in self._channels.values():
             channel.expect([rank])
 
@@ -97,14 +97,14 @@ class ProcessFabric:
         return {
             "rounds": {name: channel.round for name, channel in self._channels.items()},
             "partners": list(partners),
-            "lives": self.roster.lives.tolist(),
+            "incarnations": self.membership.incarnations.tolist(),
         }
 
     def enter(self, place: dict[str, Any]) -> None:
         """Take part from where ``place`` says, with those that take part there."""
-        self.roster.lives[:] = place["lives"]
-        self.roster.lives[self.rank] = self._board.life(self.rank)
-        self.roster.inside = True
+        self.membership.incarnations[:] = place["incarnations"]
+        self.membership.incarnations[self.rank] = self._run_state.incarnation(self.rank)
+        self.membership.inside = True
         for name, channel in self._channels.items():
             if name not in place["rounds"]:
                 raise FabricError(
@@ -117,38 +117,40 @@ class ProcessFabric:
 class ProcessChannel:
     """One channel (see ``Channel``): all four protocols for vectors shaped like ``like`` [N]."""
 
-    def __init__(self, arena: Arena, group: Group, name: str, like: Tensor, deadline_seconds: float) -> None:
+    def __init__(
+        self, memory_file: SharedMemoryFile, group: Group, name: str, like: Tensor, deadline_seconds: float
+    ) -> None:
         rank, self.size = group.rank, group.size
         self.rank = rank
         self.name = name
         self.traffic = Traffic()
         self.deadline_seconds = deadline_seconds
-        self.arena, self._group = arena, group
+        self.memory_file, self._group = memory_file, group
         self._bytes = like.numel() * like.element_size()
         self._device = like.device
         n, shape = self.size, (like.numel(),)
         # register: pins[p, reader]
-        newest = arena.counters(f"{name}.newest", (n,))
-        pins = arena.counters(f"{name}.pins", (n, n))
-        self._buffers = arena.tensors(f"{name}.register", (n, n + 2, *shape), like.dtype)
+        newest = memory_file.counters(f"{name}.newest", (n,))
+        pins = memory_file.counters(f"{name}.pins", (n, n))
+        self._buffers = memory_file.tensors(f"{name}.register", (n, n + 2, *shape), like.dtype)
         self._pins = [row.data for row in pins]
-        self._registers = [Register(newest[p : p + 1].data, list(self._buffers[p])) for p in range(n)]
+        self._registers = [BufferedRegister(newest[p : p + 1].data, list(self._buffers[p])) for p in range(n)]
         # collective
-        self._rounds = arena.counters(f"{name}.rounds", (n,))
+        self._rounds = memory_file.counters(f"{name}.rounds", (n,))
         self.round = int(self._rounds[rank])
         self._partners = np.ones(n, dtype=np.bool_)  # who is waited for
-        self._slots = arena.tensors(f"{name}.collective", (2, n, *shape), like.dtype)
+        self._slots = memory_file.tensors(f"{name}.collective", (2, n, *shape), like.dtype)
         self._arrived: dict[int, Tensor] = {}
         self._pinned: set[int] = set()
         self._memory: dict[str, Tensor] = {}
         self._barrier = threading.Lock()
-        self._letterbox = Letterbox(arena, group, name, like, self.traffic, self._store, self._wait)
+        self._mailbox = ProcessMailbox(memory_file, group, name, like, self.traffic, self._store, self._wait)
         if not group.inside:
-            pins[:, rank] = 0  # what the former life was reading
+            pins[:, rank] = 0  # what the former incarnation was reading
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        # a vector in GPU memory cannot live in the arena
+        # a vector in GPU memory cannot live in the shared memory
         return _ALL if self._device.type == "cpu" else _ALL - {Capability.SHARED_MEMORY}
 
     def living(self) -> Sequence[int]:
@@ -260,13 +262,13 @@ class ProcessChannel:
         self, to: int, tag: str, x: Tensor, note: float = 0.0, deadline_seconds: float | None = None
     ) -> bool:
         patience = self.deadline_seconds if deadline_seconds is None else deadline_seconds
-        return self._letterbox.send(to, tag, x, note, patience)
+        return self._mailbox.send(to, tag, x, note, patience)
 
-    def receive(self, tag: str) -> Letter | None:
-        return self._letterbox.receive(tag)
+    def receive(self, tag: str) -> Message | None:
+        return self._mailbox.receive(tag)
 
-    def wait(self, tag: str, deadline_seconds: float) -> Letter | None:
-        return self._letterbox.wait(tag, deadline_seconds)
+    def wait(self, tag: str, deadline_seconds: float) -> Message | None:
+        return self._mailbox.wait(tag, deadline_seconds)
 
     # -- shared memory ------------------------------------------------------------------------------
 
@@ -277,8 +279,8 @@ class ProcessChannel:
             )
         if key in self._memory:
             return self._memory[key]
-        ready = self.arena.counters(f"{self.name}.{key}.ready", (1,))
-        tensor = self.arena.tensors(f"{self.name}.{key}", tuple(like.shape), like.dtype)
+        ready = self.memory_file.counters(f"{self.name}.{key}.ready", (1,))
+        tensor = self.memory_file.tensors(f"{self.name}.{key}", tuple(like.shape), like.dtype)
 
         def settled() -> bool:
             return bool(ready[0]) or self.living()[0] == self.rank

@@ -1,6 +1,6 @@
-"""Mail between processes of one host: a box (``_box``) for each ordered pair.
+"""Mail between processes of one host: a ring (``spsc_ring``) for each ordered pair.
 
-Each letter is marked with the lives of both its ends; if either has been started again since, it is refused
+Each message is marked with the lives of both its ends; if either has been started again since, it is refused
 and counted.
 """
 
@@ -13,21 +13,21 @@ import torch
 from torch import Tensor
 
 from murmurate.buffers import Bytes, Pool, as_tensor
-from murmurate.fabric.interface import Letter, Traffic
+from murmurate.fabric.interface import Message, Traffic
 from murmurate.fabric.processes.membership import Group
-from murmurate.fabric.processes.shared_memory import Arena
-from murmurate.fabric.processes.spsc_ring import HEAD, Box, Cells, check_letter, tag_words
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.fabric.processes.spsc_ring import HEAD, MessageRing, RingCells, check_message, tag_words
 
 _MAIL_SLOTS = 8
-_LIFE_MASK = (1 << 32) - 1
+_INCARNATION_MASK = (1 << 32) - 1
 
 
-class Letterbox:
+class ProcessMailbox:
     """One channel's mail at one member. store: a vector in a slot. wait: for a condition, so long."""
 
     def __init__(
         self,
-        arena: Arena,
+        memory_file: SharedMemoryFile,
         group: Group,
         name: str,
         like: Tensor,
@@ -42,41 +42,43 @@ class Letterbox:
         self._device, self._dtype = like.device, like.dtype
         n, shape = group.size, (like.numel(),)
         # [reader, sender]: what a reader asks for again and again lies side by side
-        sent = arena.counters(f"{name}.sent", (n, n))
-        taken = arena.counters(f"{name}.taken", (n, n))
-        order = arena.counters(f"{name}.order", (n, n, _MAIL_SLOTS))
-        lent = arena.counters(f"{name}.lent", (n, n, _MAIL_SLOTS))
-        heads = arena.take(f"{name}.heads", n * n * _MAIL_SLOTS * HEAD.size)
-        letters = arena.tensors(f"{name}.mail", (n, n, _MAIL_SLOTS, *shape), like.dtype)
-        whole = letters.view(torch.uint8).numpy()
+        sent = memory_file.counters(f"{name}.sent", (n, n))
+        taken = memory_file.counters(f"{name}.taken", (n, n))
+        order = memory_file.counters(f"{name}.order", (n, n, _MAIL_SLOTS))
+        lent = memory_file.counters(f"{name}.lent", (n, n, _MAIL_SLOTS))
+        heads = memory_file.take(f"{name}.heads", n * n * _MAIL_SLOTS * HEAD.size)
+        messages = memory_file.tensors(f"{name}.mail", (n, n, _MAIL_SLOTS, *shape), like.dtype)
+        whole = messages.view(torch.uint8).numpy()
         pool = Pool()
 
-        def box(sender: int, to: int) -> Box:
+        def box(sender: int, to: int) -> MessageRing:
             here, length = (sender, to), _MAIL_SLOTS * HEAD.size
             start = (sender * n + to) * length
             mine = heads[start : start + length]
             counts = sent[to, sender : sender + 1].data, taken[to, sender : sender + 1].data
-            cells = Cells(*counts, order[here].data, lent[here].data, mine)
-            return Box(cells, list(whole[here]), pool, self._bytes)
+            cells = RingCells(*counts, order[here].data, lent[here].data, mine)
+            return MessageRing(cells, list(whole[here]), pool, self._bytes)
 
         self._outgoing = [box(rank, to) for to in range(n)]
         self._boxes = [box(sender, rank) for sender in range(n)]
         self._count = like.numel()
-        self._slots = [list(slots) for slots in letters[rank]]
+        self._slots = [list(slots) for slots in messages[rank]]
         self._sent, self._taken = sent[rank].data, taken[rank].data
-        self._inbox: dict[str, deque[Letter]] = {}
+        self._inbox: dict[str, deque[Message]] = {}
         self._words: dict[str, bytes] = {}
 
     def send(self, to: int, tag: str, x: Tensor, note: float, patience_seconds: float) -> bool:
         words = tag_words(self._words, tag)
-        check_letter(x, self._count, self._dtype)
+        check_message(x, self._count, self._dtype)
         box, group = self._outgoing[to], self._group
         mark = self._mark(self.rank, to)
         found: int | None = None
 
         def room() -> bool:
             nonlocal found
-            found = box.free(counts=lambda mark: mark & _LIFE_MASK == group.life(to) & _LIFE_MASK)
+            found = box.free(
+                counts=lambda mark: mark & _INCARNATION_MASK == group.incarnation(to) & _INCARNATION_MASK
+            )
             return found is not None or not group.is_alive(to)
 
         if not self._wait(room, patience_seconds) or not group.is_alive(to) or found is None:
@@ -87,20 +89,20 @@ class Letterbox:
         box.send(found, words, note, mark, x.nbytes if short else 0)
         return True
 
-    def receive(self, tag: str) -> Letter | None:
-        self._empty_letterbox()
+    def receive(self, tag: str) -> Message | None:
+        self._collect()
         waiting = self._inbox.get(tag)
         return waiting.popleft() if waiting else None
 
-    def wait(self, tag: str, deadline_seconds: float) -> Letter | None:
+    def wait(self, tag: str, deadline_seconds: float) -> Message | None:
         def arrived() -> bool:
-            self._empty_letterbox()
+            self._collect()
             return bool(self._inbox.get(tag))
 
         self._wait(arrived, deadline_seconds)
         return self.receive(tag)
 
-    def _empty_letterbox(self) -> None:
+    def _collect(self) -> None:
         if self._sent == self._taken:
             return
         for sender, box in enumerate(self._boxes):
@@ -109,7 +111,7 @@ class Letterbox:
                 if x is None:
                     self.traffic.refused += 1
                 else:
-                    self._inbox.setdefault(tag, deque()).append(Letter(sender, x, note))
+                    self._inbox.setdefault(tag, deque()).append(Message(sender, x, note))
                     self.traffic.bytes += x.nbytes
 
     def _arrived(self, whole: Bytes, short: bool) -> Tensor:
@@ -118,5 +120,5 @@ class Letterbox:
         return x if self._device.type == "cpu" else x.to(self._device)
 
     def _mark(self, sender: int, to: int) -> int:
-        """The lives of both ends of a letter."""
-        return self._group.life(sender) << 32 | self._group.life(to)
+        """The lives of both ends of a message."""
+        return self._group.incarnation(sender) << 32 | self._group.incarnation(to)

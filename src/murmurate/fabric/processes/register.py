@@ -16,7 +16,7 @@ from murmurate.fabric.processes.shared_memory import fence
 Buffer = TypeVar("Buffer")
 
 
-class Register(Generic[Buffer]):
+class BufferedRegister(Generic[Buffer]):
     """newest: int64[1], version << 8 | buffer, which only the publisher writes; 0 before its first.
 
     buffers: at most 256, and two more than there are pins. A pin is an int64 that one reader writes, and the

@@ -1,10 +1,10 @@
-"""A small board of counters that the launcher and all replicas see: who lives, how far, what is asked.
+"""A small table of counters that the launcher and all replicas see: who lives, how far, what is asked.
 
 Every cell has one writer (a replica its own column, the launcher the rest), so nothing needs a lock
 that a dead process could hold. It works on any int64 buffer: shared memory, or a plain array.
 
-A rank that is started again has another *life*: a number that the launcher raises while no process of that
-rank exists. Every change of membership raises the *epoch*.
+A rank that is started again has another *incarnation*: a number that the launcher raises while no process of
+that rank exists. Every change of membership raises the *epoch*.
 """
 
 from __future__ import annotations
@@ -17,30 +17,41 @@ import numpy.typing as npt
 
 _STOP, _CHECKPOINT, _EPOCH, _HAND_OVER = range(4)
 _HEADER = 8
-_ALIVE, _ENV_STEPS, _CLOCK, _SAVED, _FINISHED, _LIFE, _BEAT, _PACE, _READY, _GAVE, _ENTERED, _SKIPPED = range(
-    12
-)
+(
+    _ALIVE,
+    _ENV_STEPS,
+    _CLOCK,
+    _SAVED,
+    _FINISHED,
+    _INCARNATION,
+    _BEAT,
+    _PACE,
+    _READY,
+    _GAVE,
+    _ENTERED,
+    _SKIPPED,
+) = range(12)
 _ROWS = 12
-LAUNCHERS_ROWS = (_ALIVE, _LIFE)
+LAUNCHERS_ROWS = (_ALIVE, _INCARNATION)
 MEMBERS_ROWS = tuple(row for row in range(_ROWS) if row not in LAUNCHERS_ROWS)
 _BITS = 11
 _MASK = (1 << _BITS) - 1
 
 
 class HandOver(NamedTuple):
-    """Request ``number``: ``donor`` gives its state to ``joiner``, which is in its life ``life``.
+    """Request ``number``: ``donor`` gives its state to ``joiner``, in its present ``incarnation``.
 
     It travels as one whole number below 2**53, so that whoever reads it reads all of it, and a float64 holds
     it; later requests are larger numbers.
     """
 
     number: int
-    life: int
+    incarnation: int
     joiner: int
     donor: int
 
     def packed(self) -> int:
-        return ((self.number << _BITS | self.life) << _BITS | self.joiner) << _BITS | self.donor
+        return ((self.number << _BITS | self.incarnation) << _BITS | self.joiner) << _BITS | self.donor
 
     @classmethod
     def unpack(cls, code: int) -> HandOver:
@@ -49,7 +60,7 @@ class HandOver(NamedTuple):
         return cls(rest >> _BITS, rest & _MASK, joiner, donor)
 
 
-class Board:
+class RunState:
     """Counters of ``size`` replicas over ``cells``, an int64 array of at least ``cells_needed(size)``."""
 
     def __init__(self, size: int, cells: npt.NDArray[np.int64] | None = None) -> None:
@@ -78,7 +89,7 @@ class Board:
         self.beat(rank)
 
     def beat(self, rank: int) -> None:
-        """A sign of life: whoever waits for others gives it too, whoever is stopped or stuck does not."""
+        """A heartbeat: whoever waits for others gives it too, whoever is stopped or stuck does not."""
         self._rows[_BEAT, rank] += 1
 
     def set_pace(self, rank: int, seconds: float) -> None:
@@ -87,7 +98,7 @@ class Board:
 
     def ready(self, rank: int) -> None:
         """This joiner is built, and waits for a peer's state."""
-        self._rows[_READY, rank] = self._rows[_LIFE, rank]
+        self._rows[_READY, rank] = self._rows[_INCARNATION, rank]
 
     def gave(self, rank: int, number: int) -> None:
         """This member has written what hand-over ``number`` asked for."""
@@ -95,7 +106,7 @@ class Board:
 
     def enter(self, rank: int) -> None:
         """This joiner has taken a peer's state, and shows it."""
-        self._rows[_ENTERED, rank] = self._rows[_LIFE, rank]
+        self._rows[_ENTERED, rank] = self._rows[_INCARNATION, rank]
 
     def saved(self, rank: int, request: int) -> None:
         self._rows[_SAVED, rank] = request
@@ -110,18 +121,18 @@ class Board:
 
     # -- the launcher writes the rest
 
-    def bury(self, rank: int) -> None:
+    def mark_dead(self, rank: int) -> None:
         """Its process has ended: nobody waits for it."""
         self._rows[_ALIVE, rank] = 0
         self._header[_EPOCH] += 1
 
-    def begin_life(self, rank: int) -> int:
-        """Before a process of a dead rank is started again; the number of its new life."""
+    def begin_incarnation(self, rank: int) -> int:
+        """Before a process of a dead rank is started again; the number of its new incarnation."""
         if self._rows[_ALIVE, rank]:
-            raise ValueError(f"rank {rank} is alive: it must be buried before it begins another life")
-        self._rows[_LIFE, rank] += 1
+            raise ValueError(f"rank {rank} is alive: mark it dead before it begins another incarnation")
+        self._rows[_INCARNATION, rank] += 1
         self._rows[[_BEAT, _PACE, _FINISHED], rank] = 0
-        return int(self._rows[_LIFE, rank])
+        return int(self._rows[_INCARNATION, rank])
 
     def revive(self, rank: int) -> None:
         """Its new process is ready; members let it in when they learn of it."""
@@ -134,7 +145,7 @@ class Board:
 
     def ask_hand_over(self, joiner: int, donor: int) -> HandOver:
         number = HandOver.unpack(self.hand_over).number + 1
-        asked = HandOver(number, self.life(joiner), joiner, donor)
+        asked = HandOver(number, self.incarnation(joiner), joiner, donor)
         self._header[_HAND_OVER] = asked.packed()
         return asked
 
@@ -153,24 +164,24 @@ class Board:
     def living(self) -> Sequence[int]:
         return [int(i) for i in np.flatnonzero(self._rows[_ALIVE])]
 
-    def life(self, rank: int) -> int:
-        return int(self._rows[_LIFE, rank])
+    def incarnation(self, rank: int) -> int:
+        return int(self._rows[_INCARNATION, rank])
 
-    def lives(self) -> npt.NDArray[np.int64]:
+    def incarnations(self) -> npt.NDArray[np.int64]:
         """[size]: a copy."""
-        copied: npt.NDArray[np.int64] = self._rows[_LIFE].copy()
+        copied: npt.NDArray[np.int64] = self._rows[_INCARNATION].copy()
         return copied
 
-    def alive_in(self, lives: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """[size]: who is alive, and in the life that ``lives`` says."""
-        found: npt.NDArray[np.bool_] = (self._rows[_ALIVE] == 1) & (self._rows[_LIFE] == lives)
+    def alive_in(self, incarnations: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """[size]: who is alive, and in the incarnation that ``incarnations`` says."""
+        found: npt.NDArray[np.bool_] = (self._rows[_ALIVE] == 1) & (self._rows[_INCARNATION] == incarnations)
         return found
 
     def is_ready(self, rank: int) -> bool:
-        return bool(self._rows[_READY, rank] == self._rows[_LIFE, rank])
+        return bool(self._rows[_READY, rank] == self._rows[_INCARNATION, rank])
 
     def has_entered(self, rank: int) -> bool:
-        return bool(self._rows[_ENTERED, rank] == self._rows[_LIFE, rank])
+        return bool(self._rows[_ENTERED, rank] == self._rows[_INCARNATION, rank])
 
     def beats(self, rank: int) -> int:
         return int(self._rows[_BEAT, rank])

@@ -31,7 +31,7 @@ _ZONE_BYTES = 1 << 38
 _ZONES = 1 << 22
 
 
-class Arena:
+class SharedMemoryFile:
     """Regions of the shared file, handed out in the order in which they are asked for.
 
     All members ask for the same regions in the same order, so they agree on the places without
@@ -43,7 +43,7 @@ class Arena:
         self._place = 0
 
     @classmethod
-    def create(cls) -> Arena:
+    def create(cls) -> SharedMemoryFile:
         if hasattr(os, "memfd_create"):
             descriptor = os.memfd_create("murmurate", os.MFD_CLOEXEC)
         else:
@@ -71,12 +71,12 @@ class Arena:
             )
         return region[_PAGE : _PAGE + size_bytes]
 
-    def apart(self, label: str) -> Arena:
+    def apart(self, label: str) -> SharedMemoryFile:
         """A zone of its own for those who ask for this label, whatever they and others asked for before."""
         digest = hashlib.blake2b(label.encode(), digest_size=8).digest()
         wanted = np.frombuffer(digest, dtype=np.int64)[0] | 1
         number = int(wanted) % _ZONES
-        zone = Arena(self.descriptor)
+        zone = SharedMemoryFile(self.descriptor)
         while True:
             zone._place = _WHOLE_BYTES + number * _ZONE_BYTES
             mark = np.frombuffer(mmap.mmap(self.descriptor, _PAGE, offset=zone._place), dtype=np.int64)
@@ -107,8 +107,8 @@ class Arena:
         return _received, (DupFd(self.descriptor),)
 
 
-def _received(duplicate: Any) -> Arena:
-    return Arena(duplicate.detach())
+def _received(duplicate: Any) -> SharedMemoryFile:
+    return SharedMemoryFile(duplicate.detach())
 
 
 def fence(lock: threading.Lock) -> None:

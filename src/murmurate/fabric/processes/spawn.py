@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from murmurate.fabric.interface import Fabric
-from murmurate.fabric.processes.run_state import Board
-from murmurate.fabric.processes.shared_memory import Arena
+from murmurate.fabric.processes.run_state import RunState
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 
 _LINGER_SECONDS = 60.0  # at most; whoever started the members ends them once all have given their results
 
-MakeFabric = Callable[[Arena, Board, int, float], Fabric]
+MakeFabric = Callable[[SharedMemoryFile, RunState, int, float], Fabric]
 
 
 @dataclass(frozen=True)
@@ -49,31 +49,31 @@ def run(
     context.set_forkserver_preload(
         ["murmurate.fabric.processes.fabric", "murmurate.fabric.network.channel", "torch._dynamo"]
     )
-    arena = Arena.create()
-    board = _open_board(arena, size)
-    board.open()
+    memory_file = SharedMemoryFile.create()
+    run_state = _open_run_state(memory_file, size)
+    run_state.open()
     members: dict[Any, tuple[int, ForkServerProcess]] = {}
     try:
         for rank, function in enumerate(functions):
             ours, theirs = context.Pipe(duplex=False)
             role = pickle.dumps((function, make_fabric))  # torch's own pickling would lend shared memory
             process = context.Process(
-                target=_live, args=(rank, size, role, arena, theirs, deadline_seconds), daemon=True
+                target=_live, args=(rank, size, role, memory_file, theirs, deadline_seconds), daemon=True
             )
             process.start()
             theirs.close()
             members[ours] = rank, process
-        return _collect(members, board)
+        return _collect(members, run_state)
     finally:
         for line, (_, process) in members.items():
             process.kill()
             process.join()
             line.close()
-        arena.close()
+        memory_file.close()
 
 
-def _collect(members: dict[Any, tuple[int, ForkServerProcess]], board: Board) -> list[Any]:
-    """Wait for what each member sends, and bury those that fail, so that nobody waits for them."""
+def _collect(members: dict[Any, tuple[int, ForkServerProcess]], run_state: RunState) -> list[Any]:
+    """Wait for what each member sends, and mark dead those that fail, so that nobody waits for them."""
     results: dict[int, Any] = {}
     errors: list[BaseException] = []
     silent = set(members)
@@ -85,7 +85,7 @@ def _collect(members: dict[Any, tuple[int, ForkServerProcess]], board: Board) ->
             if error is not None:
                 errors.append(error)
             if error is not None or isinstance(results[rank], Died):
-                board.bury(rank)
+                run_state.mark_dead(rank)
     if errors:
         raise errors[0]
     return [results[rank] for rank in sorted(results)]
@@ -101,21 +101,28 @@ def _outcome(rank: int, process: ForkServerProcess, line: Any) -> tuple[BaseExce
         return None, Died(rank, process.exitcode)
 
 
-def _open_board(arena: Arena, size: int) -> Board:
-    """The arena's first region, for whoever started the members and for them."""
-    return Board(size, arena.counters("board", (Board.cells_needed(size),)))
+def _open_run_state(memory_file: SharedMemoryFile, size: int) -> RunState:
+    """The shared memory's first region, for whoever started the members and for them."""
+    return RunState(size, memory_file.counters("run_state", (RunState.cells_needed(size),)))
 
 
-def _live(rank: int, size: int, role: bytes, arena: Arena, line: Connection, deadline_seconds: float) -> None:
+def _live(
+    rank: int,
+    size: int,
+    role: bytes,
+    memory_file: SharedMemoryFile,
+    line: Connection,
+    deadline_seconds: float,
+) -> None:
     """Process entry point of one member."""
     torch.set_num_threads(1)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     outcome: tuple[BaseException | None, Any]
-    door: Any = None
+    fabric: Any = None
     try:
         function, make_fabric = pickle.loads(role)
-        door = make_fabric(arena, _open_board(arena, size), rank, deadline_seconds)
-        outcome = None, function(door)
+        fabric = make_fabric(memory_file, _open_run_state(memory_file, size), rank, deadline_seconds)
+        outcome = None, function(fabric)
     except BaseException as error:
         outcome = error, None
     try:
@@ -126,8 +133,8 @@ def _live(rank: int, size: int, role: bytes, arena: Arena, line: Connection, dea
         message = pickle.dumps((RuntimeError(words), None))
     line.send_bytes(message)
     line.close()
-    if outcome[0] is None and hasattr(door, "close"):
-        door.close(_LINGER_SECONDS)  # others may still read what this one published
+    if outcome[0] is None and hasattr(fabric, "close"):
+        fabric.close(_LINGER_SECONDS)  # others may still read what this one published
 
 
 def _leave_with_parent() -> None:

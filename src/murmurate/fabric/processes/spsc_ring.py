@@ -1,8 +1,8 @@
 """Mail in memory that its sender and its reader see.
 
 There are slots for each ordered pair, one writer and one reader each, and a ring that says in which slots the
-next letters lie. A letter is read where it lies: its slot is lent until the reader forgets the letter. Once
-half of a sender's slots are lent, the next letters are copied out, so a reader never stops a sender.
+next messages lie. A message is read where it lies: its slot is lent until the reader forgets the message.
+Once half of a sender's slots are lent, the next messages are copied out, so a reader never stops a sender.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from murmurate.buffers import Bytes, Pool
 from murmurate.fabric.processes.shared_memory import fence
 
 _TAG_BYTES = 64
-# a letter's tag, note and mark, and its bytes if it is a short one (else 0), beside its slot
+# a message's tag, note and mark, and its bytes if it is a short one (else 0), beside its slot
 HEAD = struct.Struct(f"<{_TAG_BYTES}sdQQ")
 
 
-class Cells(NamedTuple):
+class RingCells(NamedTuple):
     """A box's memory; all but ``heads`` int64. The reader writes ``taken`` and ``lent``, the sender the rest.
 
-    sent, taken: [1], how many letters. order: [slots], where letter number k lies, at k % slots.
+    sent, taken: [1], how many messages. order: [slots], where message number k lies, at k % slots.
     lent: [slots], whether the reader still looks at what lies there. heads: slots times ``HEAD.size`` bytes.
     """
 
@@ -39,11 +39,11 @@ class Cells(NamedTuple):
     heads: memoryview
 
 
-class Box:
-    """The letters of one member to another. slots: memory for one each, which fills its first ``whole`` bytes
-    unless it is short."""
+class MessageRing:
+    """The messages of one member to another. slots: memory for one each, of which it fills ``whole``
+    bytes unless it is short."""
 
-    def __init__(self, cells: Cells, slots: Sequence[Bytes], pool: Pool, whole: int) -> None:
+    def __init__(self, cells: RingCells, slots: Sequence[Bytes], pool: Pool, whole: int) -> None:
         self._sent, self._taken, self._order, self._lent, self._heads = cells
         self.slots, self._whole = slots, whole
         self._count, self._most_lent = len(slots), len(slots) // 2
@@ -55,8 +55,8 @@ class Box:
     # -- the sender's side --------------------------------------------------------------------------
 
     def free(self, claimed: Container[int] = (), counts: Callable[[int], bool] | None = None) -> int | None:
-        """A slot for the next letter: neither on its way, nor lent, nor among the ``claimed``; None if there
-        is none. The lowest is the warmest. counts: whether who was lent a letter of that mark still lives.
+        """A slot for the next message: neither on its way, nor lent, nor among the ``claimed``; None if there
+        is none. The lowest is the warmest. counts: whether who was lent a message of that mark still lives.
         """
         taken, sent = self._taken[0], self._sent[0]
         fence(self._barrier)  # what a reader has taken it has marked as lent before
@@ -69,7 +69,7 @@ class Box:
         return None
 
     def send(self, slot: int, words: bytes, note: float, mark: int, short: int = 0) -> None:
-        """What lies in the slot is the next letter, under the tag ``words``. short: its bytes, or 0."""
+        """What lies in the slot is the next message, under the tag ``words``. short: its bytes, or 0."""
         number = self._sent[0]
         HEAD.pack_into(self._heads, slot * HEAD.size, words, note, mark, short)
         self._order[number % self._count] = slot
@@ -85,10 +85,10 @@ class Box:
     def take(
         self, decode: Callable[[Bytes, bool], Tensor], mark: int | None = None
     ) -> tuple[str, float, int, Tensor | None]:
-        """(tag, note, mark, vector) of the next letter, where there is one; the vector lies in the slot as
+        """(tag, note, mark, vector) of the next message, where there is one; the vector lies in the slot as
         long as somebody holds it, if ``decode`` (told whether it is a short one) leaves it there. None for
         one of another ``mark``."""
-        fence(self._barrier)  # nothing of the letter is read before its number is
+        fence(self._barrier)  # nothing of the message is read before its number is
         slot = self._order[self._read % self._count]
         words, note, written, short = self._head(slot)
         self._lent[slot] = 0
@@ -103,34 +103,34 @@ class Box:
 
     def _lend(self, slot: int, short: int) -> Bytes:
         """The slot itself, lent until nobody holds it; a copy where too much is lent."""
-        letter = self.slots[slot][: short or self._whole]
+        message = self.slots[slot][: short or self._whole]
         if len(self._letters) >= self._most_lent:
-            copy = self._pool.take(letter.nbytes) if not short else np.empty(short, dtype=np.uint8)
-            np.copyto(copy, letter)
+            copy = self._pool.take(message.nbytes) if not short else np.empty(short, dtype=np.uint8)
+            np.copyto(copy, message)
             return copy
-        lent, letters = self._lent, self._letters
+        lent, messages = self._lent, self._letters
 
         def give_back(_: object) -> None:
             """In whichever thread and at whatever moment, so with a lock of its own."""
-            del letters[slot]
+            del messages[slot]
             fence(threading.Lock())
             lent[slot] = 0
 
         lent[slot] = 1
-        letters[slot] = weakref.ref(letter, give_back)
-        return letter
+        messages[slot] = weakref.ref(message, give_back)
+        return message
 
 
-def check_letter(x: Tensor, count: int, dtype: torch.dtype) -> None:
-    """Raise ValueError for what cannot be a letter of a channel for ``count`` numbers of ``dtype``."""
+def check_message(x: Tensor, count: int, dtype: torch.dtype) -> None:
+    """Raise ValueError for what cannot be a message of a channel for ``count`` numbers of ``dtype``."""
     if not 0 < x.numel() <= count:
-        raise ValueError(f"a letter has 1 to {count} numbers, this one {x.numel()}")
+        raise ValueError(f"a message has 1 to {count} numbers, this one {x.numel()}")
     if x.numel() < count and x.dtype != dtype:
-        raise ValueError(f"a short letter goes as it is, in the channel's {dtype}; this one is {x.dtype}")
+        raise ValueError(f"a short message goes as it is, in the channel's {dtype}; this one is {x.dtype}")
 
 
 def tag_words(known: dict[str, bytes], tag: str) -> bytes:
-    """A tag as it lies beside its letter. Raises ValueError for one that is too long."""
+    """A tag as it lies beside its message. Raises ValueError for one that is too long."""
     words = known.get(tag)
     if words is None:
         words = tag.encode()

@@ -11,12 +11,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, FabricError, Letter, Traffic, checked_rank
+from murmurate.fabric.interface import Capability, FabricError, Message, Traffic, checked_rank
 from murmurate.fabric.mean import ordered_mean
-from murmurate.fabric.simulated.collectives import Meeting, Round
-from murmurate.fabric.simulated.mailbox import Post
+from murmurate.fabric.simulated.collectives import Round, SimulatedCollectives
+from murmurate.fabric.simulated.mailbox import SimulatedMailbox
 from murmurate.fabric.simulated.network_model import World
-from murmurate.fabric.simulated.register import Slot
+from murmurate.fabric.simulated.register import SimulatedRegister
 from murmurate.fabric.simulated.scheduler import Wait
 
 
@@ -27,9 +27,9 @@ class Shared:
     name: str
     shape: torch.Size
     group: tuple[int, ...]  # ranks in the fabric, which all below go by
-    post: Post
-    meeting: Meeting
-    slots: dict[int, Slot]
+    mailbox: SimulatedMailbox
+    collectives: SimulatedCollectives
+    slots: dict[int, SimulatedRegister]
     memory: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -57,7 +57,7 @@ class SimulatedChannel:
         self._owner, self._world, self._shared, self._rank = owner, world, shared, owner.rank
         self._group = shared.group
         self._place = {rank: place for place, rank in enumerate(shared.group)}
-        self._baton, self._capabilities, self._deadline = world.baton, capabilities, deadline_seconds
+        self._scheduler, self._capabilities, self._deadline = world.scheduler, capabilities, deadline_seconds
         self.traffic = Traffic()
 
     @property
@@ -73,10 +73,10 @@ class SimulatedChannel:
         return self._capabilities
 
     def living(self) -> Sequence[int]:
-        self._baton.turn(self._rank)
+        self._scheduler.turn(self._rank)
         if self.size == self._world.size:
-            return self._baton.living()
-        return [place for place, rank in enumerate(self._group) if rank not in self._baton.dead]
+            return self._scheduler.living()
+        return [place for place, rank in enumerate(self._group) if rank not in self._scheduler.dead]
 
     def has_lost(self, rank: int) -> bool:
         return rank not in self.living()
@@ -108,12 +108,12 @@ class SimulatedChannel:
         return self._owner.alone
 
     def _meet(self, kind: str, x: Tensor, root: int | None = None) -> Round:
-        self._baton.pay(self._rank)
-        start = self._baton.now
-        here = self._shared.meeting.meet(self._rank, kind, x, root)
+        self._scheduler.pay(self._rank)
+        start = self._scheduler.now
+        here = self._shared.collectives.meet(self._rank, kind, x, root)
         carried = here.end_seconds - here.complete_seconds if here.members else 0.0
         self._owner.exchanging_seconds += carried
-        self.traffic.waiting_seconds += self._baton.now - start - carried
+        self.traffic.waiting_seconds += self._scheduler.now - start - carried
         network, members = self._world.links.network, here.members or (root,)
         if network is None:
             self.traffic.bytes += x.nbytes * (1 + len(members))
@@ -128,26 +128,26 @@ class SimulatedChannel:
     ) -> bool:
         self._turn(Capability.MAIL)
         with self._waiting():
-            sent = self._shared.post.send(self._rank, self._among(to), tag, x, note, deadline_seconds)
+            sent = self._shared.mailbox.send(self._rank, self._among(to), tag, x, note, deadline_seconds)
         if sent:
             self._carry(x)
         return sent
 
-    def receive(self, tag: str) -> Letter | None:
+    def receive(self, tag: str) -> Message | None:
         self._turn(Capability.MAIL)
-        return self._count(self._shared.post.receive(self._rank, tag))
+        return self._count(self._shared.mailbox.receive(self._rank, tag))
 
-    def wait(self, tag: str, deadline_seconds: float) -> Letter | None:
+    def wait(self, tag: str, deadline_seconds: float) -> Message | None:
         self._turn(Capability.MAIL)
         with self._waiting():
-            letter = self._shared.post.wait(self._rank, tag, deadline_seconds)
-        return self._count(letter)
+            message = self._shared.mailbox.wait(self._rank, tag, deadline_seconds)
+        return self._count(message)
 
-    def _count(self, letter: Letter | None) -> Letter | None:
-        if letter is None:
+    def _count(self, message: Message | None) -> Message | None:
+        if message is None:
             return None
-        self._carry(letter.x)
-        return letter._replace(sender=self._place[letter.sender])
+        self._carry(message.x)
+        return message._replace(sender=self._place[message.sender])
 
     def _carry(self, x: Tensor) -> None:
         """Count a message given or taken, and have the core work for it."""
@@ -155,7 +155,7 @@ class SimulatedChannel:
         network = self._world.links.network
         work = 0.0 if network is None else network.work_seconds(x.nbytes)
         if work:
-            self._baton.owe(self._rank, work)
+            self._scheduler.owe(self._rank, work)
             self._owner.exchanging_seconds += work
 
     # -- Register ---------------------------------------------------------------------------------
@@ -166,21 +166,21 @@ class SimulatedChannel:
             raise ValueError(
                 f"Channel '{self._shared.name}' is for {list(self._shared.shape)}, this is {list(x.shape)}."
             )
-        now = self._baton.now
+        now = self._scheduler.now
         arrivals = self._world.links.arrivals(self._rank, now, x.nbytes)
         version = self._shared.slots[self._rank].put(x, now, arrivals)
         self._carry(x)
         self._world.record(self._rank, "publish", self._shared.name, version=version)
-        self._baton.touch((self._shared.name, "register", self._rank))
+        self._scheduler.touch((self._shared.name, "register", self._rank))
         return version
 
     def version(self, peer: int) -> int:
         self._turn(Capability.REGISTER)
-        return self._shared.slots[self._among(peer)].newest(self._rank, self._baton.now)[0]
+        return self._shared.slots[self._among(peer)].newest(self._rank, self._scheduler.now)[0]
 
     def peek(self, peer: int) -> tuple[Tensor, int]:
         self._turn(Capability.REGISTER)
-        version, x = self._shared.slots[self._among(peer)].newest(self._rank, self._baton.now)
+        version, x = self._shared.slots[self._among(peer)].newest(self._rank, self._scheduler.now)
         if x is None:
             raise FabricError(
                 f"Nothing that rank {peer} published on '{self._shared.name}' has reached rank {self._rank}: "
@@ -193,11 +193,11 @@ class SimulatedChannel:
     def wait_newer(self, peers: Sequence[int], seen: Sequence[int], deadline_seconds: float) -> bool:
         self._turn(Capability.REGISTER)
         asked = {self._among(peer): version for peer, version in zip(peers, seen, strict=True)}
-        slots, baton = self._shared.slots, self._baton
+        slots, scheduler = self._shared.slots, self._scheduler
 
         def missing() -> list[int]:
-            alive = [peer for peer in asked if peer not in baton.dead]
-            return [peer for peer in alive if slots[peer].newest(self._rank, baton.now)[0] <= asked[peer]]
+            alive = [peer for peer in asked if peer not in scheduler.dead]
+            return [peer for peer in alive if slots[peer].newest(self._rank, scheduler.now)[0] <= asked[peer]]
 
         wait = Wait(
             topics=tuple((self._shared.name, "register", peer) for peer in asked),
@@ -205,7 +205,7 @@ class SimulatedChannel:
             words=lambda: f"a newer version of {missing()}",
             deadline_seconds=deadline_seconds,
             wake_at=lambda: min(
-                (slots[p].next_arrival(self._rank, baton.now) for p in asked), default=math.inf
+                (slots[p].next_arrival(self._rank, scheduler.now) for p in asked), default=math.inf
             ),
         )
         return self._wait(wait)
@@ -225,7 +225,7 @@ class SimulatedChannel:
             raise FabricError(f"Rank {self._lowest()} did not share '{key}' in time.")
         if key not in memory:
             memory[key] = like.detach().clone()
-            self._baton.touch(topic)
+            self._scheduler.touch(topic)
         if memory[key].shape != like.shape or memory[key].dtype != like.dtype:
             raise FabricError(
                 f"Shared '{key}' is {memory[key].dtype} {list(memory[key].shape)}, rank {self._rank} expects "
@@ -241,22 +241,22 @@ class SimulatedChannel:
                 f"This simulated fabric was made without {needed.value}: choose a strategy that does not "
                 "need it, or add it to capabilities."
             )
-        self._baton.turn(self._rank)
+        self._scheduler.turn(self._rank)
 
     def _wait(self, wait: Wait) -> bool:
         with self._waiting():
-            return self._baton.wait(self._rank, wait)
+            return self._scheduler.wait(self._rank, wait)
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
-        self._baton.pay(self._rank)
-        start = self._baton.now
+        self._scheduler.pay(self._rank)
+        start = self._scheduler.now
         yield
-        self.traffic.waiting_seconds += self._baton.now - start
+        self.traffic.waiting_seconds += self._scheduler.now - start
 
     def _lowest(self) -> int:
         """The lowest living rank of the channel."""
-        return next(place for place, rank in enumerate(self._group) if rank not in self._baton.dead)
+        return next(place for place, rank in enumerate(self._group) if rank not in self._scheduler.dead)
 
     def _among(self, rank: int) -> int:
         """The rank in the fabric of one of the channel."""

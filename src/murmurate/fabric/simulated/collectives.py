@@ -27,7 +27,7 @@ class Round:
     left: set[int] = field(default_factory=set)
 
 
-class Meeting:
+class SimulatedCollectives:
     """All collectives of one channel, numbered from 1 up by each member's own calls."""
 
     def __init__(self, world: World, channel: str, deadline_seconds: float, group: tuple[int, ...]) -> None:
@@ -41,7 +41,7 @@ class Meeting:
 
         Raises ``FabricError`` at the deadline, for calls that do not match, and for a dead root.
         """
-        baton, topic = self._world.baton, (self._channel, "collective")
+        scheduler, topic = self._world.scheduler, (self._channel, "collective")
         self._calls[rank] += 1
         number = self._calls[rank]
         here = self._rounds.setdefault(number, Round(kind, root))
@@ -53,7 +53,7 @@ class Meeting:
                 )
         here.given[rank] = x.detach().clone()
         if self._can_leave(rank, here) or kind == "broadcast":
-            baton.touch(topic)
+            scheduler.touch(topic)
         wait = Wait(
             topics=(topic,),
             ready=lambda: self._can_leave(rank, here),
@@ -61,7 +61,7 @@ class Meeting:
             deadline_seconds=self._deadline,
             wake_at=lambda: here.end_seconds if here.members else self._next_repair(),
         )
-        if not baton.wait(rank, wait):
+        if not scheduler.wait(rank, wait):
             silent = [other for other in self._expected(here) if other not in here.given]
             cause = f"ranks {silent} did not come" if silent else "the links were cut"
             raise FabricError(
@@ -77,39 +77,39 @@ class Meeting:
         return here
 
     def _living(self) -> list[int]:
-        living = self._world.baton.living()
+        living = self._world.scheduler.living()
         return living if len(self._group) == self._world.size else [r for r in living if r in self._group]
 
     def _count(self) -> int:
         """How many live; cheaper than who."""
-        return len(self._group) - len(self._group & self._world.baton.dead)
+        return len(self._group) - len(self._group & self._world.scheduler.dead)
 
     def _expected(self, here: Round) -> list[int]:
         return self._living() if here.root is None else [here.root]
 
     def _can_leave(self, rank: int, here: Round) -> bool:
         """Whether ``rank`` can go on; whoever first finds all the living here fixes who is in."""
-        baton = self._world.baton
+        scheduler = self._world.scheduler
         if here.root is not None:
-            reachable = self._world.links.departure(here.root, rank, baton.now) == baton.now
-            return here.root in baton.dead or (here.root in here.given and reachable)
+            reachable = self._world.links.departure(here.root, rank, scheduler.now) == scheduler.now
+            return here.root in scheduler.dead or (here.root in here.given and reachable)
         if not here.members and len(here.given) >= self._count():
             living = self._living()
             if all(other in here.given for other in living) and not self._apart(set(living)):
                 here.members = tuple(living)
                 self._begin(here)
-        return bool(here.members) and baton.now >= here.end_seconds
+        return bool(here.members) and scheduler.now >= here.end_seconds
 
     def _begin(self, here: Round) -> None:
         """All have come: from now on the network works."""
         links, size = self._world.links, next(iter(here.given.values())).nbytes
-        here.complete_seconds = here.end_seconds = self._world.baton.now
+        here.complete_seconds = here.end_seconds = self._world.scheduler.now
         if links.network is not None:
             here.end_seconds += links.network.collective_seconds(size, len(here.members), links.generator)
-            self._world.baton.touch((self._channel, "collective"))  # they know now when to wake
+            self._world.scheduler.touch((self._channel, "collective"))  # they know now when to wake
 
     def _apart(self, ranks: set[int]) -> bool:
-        now, cuts = self._world.baton.now, self._world.links.partitions
+        now, cuts = self._world.scheduler.now, self._world.links.partitions
         return any(cut.divides(ranks, now) for cut in cuts)
 
     def on_return(self, rank: int, like: int) -> None:
@@ -118,5 +118,5 @@ class Meeting:
             self._calls[rank] = self._calls.get(like, max(self._calls.values()))
 
     def _next_repair(self) -> float:
-        now, cuts = self._world.baton.now, self._world.links.partitions
+        now, cuts = self._world.scheduler.now, self._world.links.partitions
         return min((cut.end_seconds for cut in cuts if cut.end_seconds > now), default=math.inf)

@@ -1,4 +1,4 @@
-"""Two kinds of context for the baton: greenlets of one thread, or threads of which one runs at a time.
+"""Two kinds of context for the scheduler: greenlets of one thread, or threads of which one runs at a time.
 
 Greenlets are cheaper (docs/decisions/0013). But autograd's engine keeps what it is doing by thread, so a
 greenlet must not give control away inside a backward pass; where collectives are differentiated, each

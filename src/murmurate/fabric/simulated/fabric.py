@@ -1,4 +1,4 @@
-"""All four protocols on threads that pass one baton: repeatable asynchrony, virtual time, faults.
+"""All four protocols on threads that pass one scheduler: repeatable asynchrony, virtual time, faults.
 
 For unit tests, for laws under hundreds of schedules, and for clusters larger than the machine. What
 happens is a function of the schedule seed alone: bit for bit the same in every run.
@@ -18,13 +18,13 @@ from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Fabric, FabricError, checked_group
 from murmurate.fabric.simulated.channel import Shared, SimulatedChannel
-from murmurate.fabric.simulated.collectives import Meeting
+from murmurate.fabric.simulated.collectives import SimulatedCollectives
 from murmurate.fabric.simulated.coroutines import Kind
 from murmurate.fabric.simulated.latency import Network
-from murmurate.fabric.simulated.mailbox import Faults, Post
+from murmurate.fabric.simulated.mailbox import Faults, SimulatedMailbox
 from murmurate.fabric.simulated.network_model import Event, Latency, Links, Partition, World
-from murmurate.fabric.simulated.register import Slot
-from murmurate.fabric.simulated.scheduler import Baton, Crashed, Stopped
+from murmurate.fabric.simulated.register import SimulatedRegister
+from murmurate.fabric.simulated.scheduler import Crashed, Scheduler, Stopped
 
 __all__ = [
     "Crashed",
@@ -48,7 +48,7 @@ class SimulatedFabric:
 
     All seconds are virtual. ``crashes`` ends a rank instead of its k-th fabric call (from 1 up),
     ``crash_seconds`` at a time; ``absent`` ranks are dead until ``revive``. ``call_seconds`` is what every
-    fabric call adds to everybody's clock, or with ``own_clocks`` to the caller's (see ``Baton``), so that
+    fabric call adds to everybody's clock, or with ``own_clocks`` to the caller's (see ``Scheduler``), so that
     polling makes time pass. ``keep_log=False`` saves memory in long runs. ``contexts`` are greenlets, or
     threads (of which one runs at a time) where collectives are called inside a backward pass.
 
@@ -84,7 +84,7 @@ class SimulatedFabric:
         if self.own_clocks and not self.call_seconds > 0:
             raise ValueError("With own clocks a call must take time: give call_seconds above 0.")
         schedule, links = (np.random.default_rng(s) for s in np.random.SeedSequence(self.seed).spawn(2))
-        self._baton = Baton(
+        self._scheduler = Scheduler(
             self.size,
             schedule,
             self.call_seconds,
@@ -96,7 +96,7 @@ class SimulatedFabric:
             self.contexts,
         )
         around = Links(self.size, links, self.latency, list(self.partitions), self.network)
-        self._world = World(self.size, self._baton, around, [] if self.keep_log else None)
+        self._world = World(self.size, self._scheduler, around, [] if self.keep_log else None)
         self._channels: dict[tuple[str, tuple[int, ...]], Shared] = {}
 
     @property
@@ -106,10 +106,10 @@ class SimulatedFabric:
 
     @property
     def virtual_seconds(self) -> float:
-        return self._baton.now
+        return self._scheduler.now
 
     def member(self, rank: int) -> Member:
-        """Rank ``rank``'s door to this fabric; to be used inside ``run`` only."""
+        """What rank ``rank`` has of this fabric; to be used inside ``run`` only."""
         if not 0 <= rank < self.size:
             raise ValueError(f"There is no rank {rank} among {self.size}: use 0..{self.size - 1}.")
         return Member(self, rank)
@@ -122,23 +122,23 @@ class SimulatedFabric:
         """
         if len(functions) != self.size:
             raise ValueError(f"{len(functions)} functions for {self.size} members: give one each.")
-        doors = [self.member(rank) for rank in range(self.size)]
-        roles = [functools.partial(f, door) for f, door in zip(functions, doors, strict=True)]
-        return self._baton.run(roles)
+        members = [self.member(rank) for rank in range(self.size)]
+        roles = [functools.partial(f, member) for f, member in zip(functions, members, strict=True)]
+        return self._scheduler.run(roles)
 
     # -- what happens to members, from outside or from within any of them ---------------------------
 
     def at(self, seconds: float, act: Callable[[], None]) -> None:
         """Have ``act`` called at a virtual time, if anybody still runs then. It makes no fabric call."""
-        self._baton.at(seconds, act)
+        self._scheduler.at(seconds, act)
 
     def crash(self, rank: int) -> None:
         """End ``rank`` as SIGKILL would, unless it has ended."""
-        self._baton.kill(rank)
+        self._scheduler.kill(rank)
 
     def pause(self, rank: int, seconds: float) -> None:
         """Have ``rank`` do nothing for so long, from its next wait or work on, as SIGSTOP would."""
-        self._baton.owe(rank, seconds)
+        self._scheduler.owe(rank, seconds)
 
     def cut(self, partition: Partition) -> None:
         """Add a partition."""
@@ -151,29 +151,33 @@ class SimulatedFabric:
         that have some, this is to be called while all living are between the same two.
         Raises ``ValueError`` if it lives.
         """
-        door = self.member(rank)
-        self._baton.revive(rank, functools.partial(role, door))
-        door.alone = True
+        member = self.member(rank)
+        self._scheduler.revive(rank, functools.partial(role, member))
+        member.alone = True
         self._world.record(rank, "return")
         for shared in self._channels.values():
-            shared.post.on_return(rank)
-            shared.meeting.on_return(rank, like)
+            shared.mailbox.on_return(rank)
+            shared.collectives.on_return(rank, like)
 
     @property
     def living(self) -> Sequence[int]:
-        return self._baton.living()
+        return self._scheduler.living()
 
     def _open(self, name: str, shape: torch.Size, group: tuple[int, ...]) -> Shared:
         # what waits on a channel waits under its name
         label = name if len(group) == self.size else f"{name} of {list(group)}"
-        post = Post(self._world, label, self.mail_faults, self.mail_capacity, self.mail_deadline_seconds)
-        meeting = Meeting(self._world, label, self.collective_deadline_seconds, group)
-        return Shared(label, shape, group, post, meeting, {rank: Slot(rank) for rank in group})
+        mailbox = SimulatedMailbox(
+            self._world, label, self.mail_faults, self.mail_capacity, self.mail_deadline_seconds
+        )
+        collectives = SimulatedCollectives(self._world, label, self.collective_deadline_seconds, group)
+        return Shared(
+            label, shape, group, mailbox, collectives, {rank: SimulatedRegister(rank) for rank in group}
+        )
 
     def _on_crash(self, rank: int) -> None:
         self._world.record(rank, "crash")
         for shared in self._channels.values():
-            shared.post.on_crash(rank)
+            shared.mailbox.on_crash(rank)
 
 
 class Member:
@@ -197,8 +201,8 @@ class Member:
         return self._fabric.capabilities
 
     def living(self) -> Sequence[int]:
-        self._fabric._baton.turn(self._rank)
-        return self._fabric._baton.living()
+        self._fabric._scheduler.turn(self._rank)
+        return self._fabric._scheduler.living()
 
     @property
     def now(self) -> float:
@@ -225,9 +229,9 @@ class Member:
 
     def compute(self, seconds: float) -> None:
         """Be busy for ``seconds`` of virtual time, in which the others go on. Counts as a fabric call."""
-        baton = self._fabric._baton
-        baton.turn(self._rank)
-        baton.sleep(self._rank, seconds)
+        scheduler = self._fabric._scheduler
+        scheduler.turn(self._rank)
+        scheduler.sleep(self._rank, seconds)
 
     def note(self, kind: str, value: Any = None) -> None:
         """Put an event of one's own (an update, a mix) into the log, in order; no fabric call."""

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from murmurate.fabric.interface import Letter
+from murmurate.fabric.interface import Message
 from murmurate.fabric.simulated.network_model import World
 from murmurate.fabric.simulated.scheduler import Wait
 
 
 @dataclass(frozen=True)
 class Faults:
-    """What the wire does to each packet of mail, by probabilities, and whether the post mends it.
+    """What the wire does to each packet of mail, by probabilities, and whether the mailbox mends it.
 
     Mended, as ``Mail`` promises: a lost packet is sent again after ``resend_seconds``, a doubled one
     is dropped by its number, an overtaken one waits for those before it. ``mend=False`` breaks that
@@ -50,7 +50,7 @@ class _Packet:
     note: float = field(compare=False)
 
 
-class Post:
+class SimulatedMailbox:
     """All mail of one channel. A stream is one (sender, receiver, tag); each has its own bound."""
 
     def __init__(
@@ -69,14 +69,14 @@ class Post:
     def send(
         self, sender: int, to: int, tag: str, x: Tensor, note: float, deadline_seconds: float | None
     ) -> bool:
-        baton, stream = self._world.baton, (sender, to, tag)
+        scheduler, stream = self._world.scheduler, (sender, to, tag)
         room = Wait(
             topics=((self._channel, "room", sender),),
-            ready=lambda: len(self._outstanding[stream]) < self._capacity or to in baton.dead,
+            ready=lambda: len(self._outstanding[stream]) < self._capacity or to in scheduler.dead,
             words=lambda: f"room in the queue '{tag}' of rank {to}, full with {self._capacity} messages",
             deadline_seconds=self._deadline if deadline_seconds is None else deadline_seconds,
         )
-        if not baton.wait(sender, room) or to in baton.dead:
+        if not scheduler.wait(sender, room) or to in scheduler.dead:
             return False
         self._sent[stream] += 1
         number = self._sent[stream]
@@ -88,20 +88,20 @@ class Post:
             heapq.heappush(self._flying[to], packet)
         if not journeys:
             self._lose(stream, number)
-        baton.touch((self._channel, "mail", to))
+        scheduler.touch((self._channel, "mail", to))
         return True
 
-    def receive(self, receiver: int, tag: str) -> Letter | None:
+    def receive(self, receiver: int, tag: str) -> Message | None:
         self._deliver(receiver)
         if not self._inbox[receiver, tag]:
             return None
         packet = self._inbox[receiver, tag].popleft()
         self._outstanding[packet.sender, receiver, tag].discard(packet.number)
         self._world.record(receiver, "receive", self._channel, packet.sender, packet.number, detail=tag)
-        self._world.baton.touch((self._channel, "room", packet.sender))
-        return Letter(packet.sender, packet.x, packet.note)
+        self._world.scheduler.touch((self._channel, "room", packet.sender))
+        return Message(packet.sender, packet.x, packet.note)
 
-    def wait(self, receiver: int, tag: str, deadline_seconds: float) -> Letter | None:
+    def wait(self, receiver: int, tag: str, deadline_seconds: float) -> Message | None:
         def arrived() -> bool:
             self._deliver(receiver)
             return bool(self._inbox[receiver, tag])
@@ -116,7 +116,7 @@ class Post:
             deadline_seconds=deadline_seconds,
             wake_at=next_arrival,
         )
-        return self.receive(receiver, tag) if self._world.baton.wait(receiver, wait) else None
+        return self.receive(receiver, tag) if self._world.scheduler.wait(receiver, wait) else None
 
     def on_crash(self, rank: int) -> None:
         """What was on its way to the dead, or lay unread, is lost; what the dead had sent arrives."""
@@ -125,9 +125,9 @@ class Post:
                 for number in sorted(self._outstanding[stream]):
                     self._lose(stream, number)
         self._flying[rank].clear()
-        for (receiver, _), letters in self._inbox.items():
+        for (receiver, _), messages in self._inbox.items():
             if receiver == rank:
-                letters.clear()
+                messages.clear()
 
     def on_return(self, rank: int) -> None:
         """The numbering of what is sent to ``rank`` goes on after what was lost."""
@@ -144,7 +144,7 @@ class Post:
     def _journeys(self, sender: int, to: int, size_bytes: int) -> list[float]:
         """When the packet arrives: once, more often if doubled, never if lost for good."""
         faults, links = self._faults, self._world.links
-        now = self._world.baton.now
+        now = self._world.scheduler.now
         leaves = links.departure(sender, to, now)
         if faults.mend:
             while self._happens(faults.loss):
@@ -160,7 +160,7 @@ class Post:
         return probability > 0 and bool(self._world.links.generator.random() < probability)
 
     def _deliver(self, receiver: int) -> None:
-        flying, now = self._flying[receiver], self._world.baton.now
+        flying, now = self._flying[receiver], self._world.scheduler.now
         while flying and flying[0].arrival <= now:
             packet = heapq.heappop(flying)
             if not self._faults.mend:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmurate.fabric.simulated.latency import Network
-from murmurate.fabric.simulated.scheduler import Baton
+from murmurate.fabric.simulated.scheduler import Scheduler
 
 # Virtual seconds a message takes: always the same, uniform between two, or drawn by a function of
 # (sender, receiver, generator).
@@ -176,7 +176,7 @@ class World:
     """Everything that the members of one simulated fabric have in common."""
 
     size: int
-    baton: Baton
+    scheduler: Scheduler
     links: Links
     log: list[Event] | None = field(default_factory=list)
 
@@ -191,5 +191,5 @@ class World:
         detail: Any = None,
     ) -> None:
         if self.log is not None:
-            now = self.baton.now
+            now = self.scheduler.now
             self.log.append(Event(now, rank, kind, channel, peer, version, members, detail))

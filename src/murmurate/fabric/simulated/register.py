@@ -15,7 +15,7 @@ from murmurate.fabric.interface import FabricError
 Arrivals = NDArray[np.float64] | float
 
 
-class Slot:
+class SimulatedRegister:
     """Keeps the versions of ``publisher`` that readers may still have to see. It sees its own at once."""
 
     def __init__(self, publisher: int) -> None:

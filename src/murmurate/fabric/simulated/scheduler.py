@@ -1,6 +1,6 @@
-"""One baton, many contexts, a virtual clock: repeatable asynchrony for the simulated fabric.
+"""One scheduler, many contexts, a virtual clock: repeatable asynchrony for the simulated fabric.
 
-A member runs only while it holds the baton, and gives it back only inside a fabric call; a seeded
+A member runs only while it holds the scheduler, and gives it back only inside a fabric call; a seeded
 generator picks who is next. So a schedule is a function of its seed, down to the bit. Time is virtual:
 it moves on by ``call_seconds`` a fabric call, and jumps to the next alarm when nobody can run.
 
@@ -37,7 +37,7 @@ class Wait:
     """What a member waits for: ``ready`` is free of effects that another call of it could see.
 
     ``wake_at`` is the next virtual second at which ``ready`` may have changed by itself (a message that
-    arrives), infinity if none; changes by others are told with ``Baton.touch`` on one of ``topics``.
+    arrives), infinity if none; changes by others are told with ``Scheduler.touch`` on one of ``topics``.
     ``words`` says what is missing, for the report of a deadlock.
     """
 
@@ -50,12 +50,12 @@ class Wait:
     _alarm: float = math.inf
 
 
-# With clocks of their own, members give the baton up after so many calls, so that polling gets nowhere.
+# With clocks of their own, members give the scheduler up after so many calls, so that polling gets nowhere.
 _PATIENT_CALLS = 100
 
 
-class Baton:
-    """Passes one baton between ``size`` contexts; picks by ``generator`` among those that can run.
+class Scheduler:
+    """Passes one scheduler between ``size`` contexts; picks by ``generator`` among those that can run.
 
     ``crash_calls`` and ``crash_seconds`` name ranks and when each dies: instead of its k-th fabric call
     (from 1 up), or at a virtual time. ``on_crash`` is told at once, by whichever context is running.
@@ -142,7 +142,7 @@ class Baton:
         return Wait((), lambda: self.now >= end, lambda: "its work", wake_at=lambda: end)
 
     def wait(self, rank: int, wait: Wait) -> bool:
-        """Give the baton away until ``wait.ready()``; False if its deadline passed first."""
+        """Give the scheduler away until ``wait.ready()``; False if its deadline passed first."""
         self.pay(rank)
         if wait.ready():
             return True

@@ -8,7 +8,7 @@ Since the last pull a node has shrunk its vector by some factor s_m and moved a 
 which is Algorithm 1, line 4, with the shrink taken of the present v, or of the pulled one (``_master_rows``).
 Its answer is by what v has shrunk since the version that the node had, and the rows that have changed since.
 Between the two, both keep their vectors scaled, and nothing touches all of them. Where nearly all rows have
-moved they are pushed as rows too. As a letter is never longer than the vector, those that have moved least
+moved they are pushed as rows too. As a message is never longer than the vector, those that have moved least
 then wait for the next push.
 """
 
@@ -26,7 +26,7 @@ from murmurate.replica.vector import Replica
 
 _HEAD_BYTES = 24  # three float64
 _MOST_SHRUNK = -25.0  # logarithm of a scale at which what it scales has lost its numbers' digits
-_NEARLY_ALL = 0.9  # of the rows that have moved, that a letter of them holds; else it is the vector
+_NEARLY_ALL = 0.9  # of the rows that have moved, that a message of them holds; else it is the vector
 
 
 class Parcel(NamedTuple):
@@ -41,13 +41,13 @@ class Parcel(NamedTuple):
     def pack(self) -> Tensor:
         """[H + R + R W] in the values' dtype: the head and the rows' numbers by their bits, the values."""
         width, dtype = self.values.shape[1], self.values.dtype
-        letter, values = blank(self.factor, self.version, self.row, width, dtype)
+        message, values = blank(self.factor, self.version, self.row, width, dtype)
         values.copy_(self.values)
-        return letter
+        return message
 
     @classmethod
     def unpack(cls, x: Tensor, width: int) -> Parcel:
-        """Raises ValueError for a letter that nobody packed."""
+        """Raises ValueError for a message that nobody packed."""
         head, number = _lengths(x.dtype)
         factor, version, rows = (
             x[:head].clone().view(torch.float64).tolist() if len(x) >= head else (0, 0, -1)
@@ -58,7 +58,7 @@ class Parcel(NamedTuple):
             and rows >= 0
             and len(x) == head + rows * (width + number)
         ):
-            raise ValueError(f"a letter of {len(x)} numbers is no parcel of rows of {width}")
+            raise ValueError(f"a message of {len(x)} numbers is no parcel of rows of {width}")
         end = head + int(rows) * number
         row = x[head:end].clone().view(_whole(x.dtype)).long()
         values = x[end:].reshape(-1, width)
@@ -72,29 +72,29 @@ def blank(factor: float, version: int, row: Tensor, width: int, dtype: torch.dty
     """A packed parcel, and its values [R, W] to be filled in."""
     head, number = _lengths(dtype)
     end = head + len(row) * number
-    letter = torch.empty(end + len(row) * width, dtype=dtype)
-    letter[:head].copy_(torch.tensor([factor, version, len(row)], dtype=torch.float64).view(dtype))
-    letter[head:end].copy_(row.to(_whole(dtype)).view(dtype))
-    return letter, letter[end:].view(-1, width)
+    message = torch.empty(end + len(row) * width, dtype=dtype)
+    message[:head].copy_(torch.tensor([factor, version, len(row)], dtype=torch.float64).view(dtype))
+    message[head:end].copy_(row.to(_whole(dtype)).view(dtype))
+    return message, message[end:].view(-1, width)
 
 
 def _whole(dtype: torch.dtype) -> torch.dtype:
-    """Of a row's number in a letter of ``dtype``."""
+    """Of a row's number in a message of ``dtype``."""
     return torch.int64 if dtype.itemsize == 8 else torch.int32
 
 
 def _lengths(dtype: torch.dtype) -> tuple[int, int]:
-    """Numbers of ``dtype`` that the head takes in a letter, and that the number of a row takes."""
+    """Numbers of ``dtype`` that the head takes in a message, and that the number of a row takes."""
     return _HEAD_BYTES // dtype.itemsize, _whole(dtype).itemsize // dtype.itemsize
 
 
 def fits(rows: int, width: int, vector: Tensor) -> bool:
-    """Whether so many rows are a shorter letter than ``vector`` [N]."""
+    """Whether so many rows are a shorter message than ``vector`` [N]."""
     return rows <= most_rows(width, vector)
 
 
 def most_rows(width: int, vector: Tensor) -> int:
-    """Rows of a letter that is shorter than ``vector`` [N]."""
+    """Rows of a message that is shorter than ``vector`` [N]."""
     head, number = _lengths(vector.dtype)
     return max(0, (len(vector) - head - 1) // (width + number))
 

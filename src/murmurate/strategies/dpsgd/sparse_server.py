@@ -72,8 +72,8 @@ class MasterRows:
 
         Raises ValueError if nobody packed it.
         """
-        for letter, parcel in self._opened:
-            if letter is x:
+        for message, parcel in self._opened:
+            if message is x:
                 return parcel
         self._opened.append((x, Parcel.unpack(x, self.width)))
         return self._opened[-1][1]
@@ -154,9 +154,9 @@ class MasterRows:
         if not fits(len(row), self.width, self._replica.params):
             return whole()
         factor = math.exp(self._shrunk - self._logs[parcel.version])
-        letter, values = blank(factor, self._replica.clock, row, self.width, self._replica.params.dtype)
+        message, values = blank(factor, self._replica.clock, row, self.width, self._replica.params.dtype)
         self._values(row, values)
-        return letter
+        return message
 
     def answered(self, rank: int, living: Iterable[int], *, unfolded: bool) -> None:
         """The node of ``rank`` has the present version under way; should its leader die, it pushes from none.

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Channel, Letter
+from murmurate.fabric.interface import Capability, Channel, Message
 from murmurate.replica.sparse import Scale
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.strategies.checkpoint_barrier import Cut
@@ -98,11 +98,11 @@ class DPSGD(Strategy):
     _pushes: Cut = field(default_factory=lambda: Cut(_PUSH), init=False, repr=False, compare=False)
     _rows: NodeRows | None = field(default=None, init=False, repr=False, compare=False)
     _master_rows: MasterRows | None = field(default=None, init=False, repr=False, compare=False)
-    _unfolded: list[Letter] = field(default_factory=list, init=False, repr=False, compare=False)
+    _unfolded: list[Message] = field(default_factory=list, init=False, repr=False, compare=False)
     _master: torch.optim.SGD | None = field(default=None, init=False, repr=False, compare=False)
     _rank: int = field(default=0, init=False, repr=False, compare=False)
     _scale: Scale = field(default_factory=Scale, init=False, repr=False, compare=False)
-    _kept: Letter | None = field(default=None, init=False, repr=False, compare=False)
+    _kept: Message | None = field(default=None, init=False, repr=False, compare=False)
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
     _pulled_at: int = field(default=0, init=False, repr=False, compare=False)
 
@@ -247,25 +247,25 @@ class DPSGD(Strategy):
         """Living threads of this node."""
         return self._node if len(self._node) == 1 else sorted(set(self._node) & set(channel.living()))
 
-    def _pull(self, letter: Letter | None, replica: Replica, channel: Channel) -> None:
+    def _pull(self, message: Message | None, replica: Replica, channel: Channel) -> None:
         """u <- v' + (u - u at the push) (line 3)."""
-        if letter is None:
+        if message is None:
             return
-        u, version, refused = replica.params.detach(), abs(int(letter.note)), letter.note < 0
+        u, version, refused = replica.params.detach(), abs(int(message.note)), message.note < 0
         # what else was learned since a refused push is of the same old v
         fresh = refused or (len(self._node) == 1 and self._done() == int(self._marks[_PUSHED_AT]))
         if self._rows is not None and self._rows.used:
             with replica.scale.closed(self._others(channel)) as alone:
                 if not alone:
-                    self._kept = letter  # somebody stopped in the middle of a write: later
+                    self._kept = message  # somebody stopped in the middle of a write: later
                     return
-                self._rows.pull(letter.x, afresh=refused)
+                self._rows.pull(message.x, afresh=refused)
         elif fresh:
-            u.copy_(letter.x)
-            self._base.copy_(letter.x)
+            u.copy_(message.x)
+            self._base.copy_(message.x)
         else:
-            u.add_(letter.x - self._base)
-            self._base.copy_(letter.x)
+            u.add_(message.x - self._base)
+            self._base.copy_(message.x)
         if fresh:
             self._marks[_OLDEST] = version
         self._marks[_VERSION] = version
@@ -277,26 +277,26 @@ class DPSGD(Strategy):
 
     def serve(self, replica: Replica, channel: Channel) -> bool:
         """Collect M updates, then v <- v + rho sum_m w_m (Algorithm 1, lines 3 and 4)."""
-        letter = self._pushes.receive(channel, _IDLE_SECONDS)
-        if letter is not None:
-            self._fold(letter, replica, channel)
-        return letter is not None
+        message = self._pushes.receive(channel, _IDLE_SECONDS)
+        if message is not None:
+            self._fold(message, replica, channel)
+        return message is not None
 
-    def _fold(self, letter: Letter, replica: Replica, channel: Channel) -> None:
+    def _fold(self, message: Message, replica: Replica, channel: Channel) -> None:
         """The version answered counts updates of v; a minus says that what was pushed is refused."""
         rows = self._master_rows
         if rows is None:
             raise RuntimeError("attach comes before serve")
-        refused = 0 < self.delay_bound < replica.clock - letter.note or not rows.is_sound(letter.x)
+        refused = 0 < self.delay_bound < replica.clock - message.note or not rows.is_sound(message.x)
         self.refused += refused
         if not refused:
-            self._unfolded.append(letter)
+            self._unfolded.append(message)
         if len(self._unfolded) == self.batch:
             self._step_master(replica)
         channel.send(
-            letter.sender, _REPLY, rows.answer(letter.x), note=replica.clock * (-1 if refused else 1)
+            message.sender, _REPLY, rows.answer(message.x), note=replica.clock * (-1 if refused else 1)
         )
-        rows.answered(letter.sender, channel.living(), unfolded=bool(self._unfolded))
+        rows.answered(message.sender, channel.living(), unfolded=bool(self._unfolded))
 
     def _step_master(self, replica: Replica) -> None:
         rows = self._master_rows
@@ -373,7 +373,7 @@ class DPSGD(Strategy):
         self._rounds, self._pulled_at = int(state["rounds"]), int(state["pulled_at"])
         self.refused = int(state["refused"])
         left = state.get("unfolded", {})
-        self._unfolded = [Letter(-1, left[key]) for key in sorted(left, key=int)]
+        self._unfolded = [Message(-1, left[key]) for key in sorted(left, key=int)]
         if self._master is not None and "momentum" in state:
             self._master.state[self._v]["momentum_buffer"] = state["momentum"].clone()
 

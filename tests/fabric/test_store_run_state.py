@@ -1,4 +1,4 @@
-"""A board over a c10d store: copies in two processes (here: two objects over two connections) stay alike."""
+"""A run state over a c10d store: copies in two processes (here: objects over two connections) stay alike."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.distributed import TCPStore
 
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network import store_run_state as store_board
-from murmurate.fabric.network.store_run_state import StoreBoard
-from murmurate.fabric.processes.run_state import Board
+from murmurate.fabric.network.store_run_state import StoreRunState
+from murmurate.fabric.processes.run_state import RunState
 from waiting import until
 
 
@@ -23,20 +23,20 @@ def store() -> TCPStore:
 
 
 @pytest.fixture
-def pair(store: TCPStore) -> Iterator[tuple[StoreBoard, StoreBoard]]:
-    """Rank 0's board, which leads and also keeps a centre's column; and rank 1's."""
-    with StoreBoard(3, store.clone(), [0, 2], leads=True) as leader:
-        with StoreBoard(3, store.clone(), [1], leads=False) as other:
+def pair(store: TCPStore) -> Iterator[tuple[StoreRunState, StoreRunState]]:
+    """Rank 0's run_state, which leads and also keeps a centre's column; and rank 1's."""
+    with StoreRunState(3, store.clone(), [0, 2], leads=True) as leader:
+        with StoreRunState(3, store.clone(), [1], leads=False) as other:
             yield leader, other
 
 
-def test_all_start_alive_and_at_zero(pair: tuple[StoreBoard, StoreBoard]) -> None:
-    for board in pair:
-        assert (list(board.living()), board.total_env_steps()) == ([0, 1, 2], 0)
-        assert not board.stop_requested
+def test_all_start_alive_and_at_zero(pair: tuple[StoreRunState, StoreRunState]) -> None:
+    for run_state in pair:
+        assert (list(run_state.living()), run_state.total_env_steps()) == ([0, 1, 2], 0)
+        assert not run_state.stop_requested
 
 
-def test_each_sees_what_the_others_write(pair: tuple[StoreBoard, StoreBoard]) -> None:
+def test_each_sees_what_the_others_write(pair: tuple[StoreRunState, StoreRunState]) -> None:
     leader, other = pair
     other.advance(1, 40, 4)
     leader.advance(0, 10, 1)
@@ -45,29 +45,29 @@ def test_each_sees_what_the_others_write(pair: tuple[StoreBoard, StoreBoard]) ->
     assert leader.total_env_steps() == other.total_env_steps() == 50
     assert leader.request_checkpoint() == 1
     until(lambda: other.checkpoint_requested == 1)
-    for rank, board in ((0, leader), (2, leader), (1, other)):
+    for rank, run_state in ((0, leader), (2, leader), (1, other)):
         assert not leader.saved_by_all(1)
-        board.saved(rank, 1)
+        run_state.saved(rank, 1)
     until(lambda: leader.saved_by_all(1) and other.saved_by_all(1))
 
 
-def test_wishes_and_deaths_come_from_the_leader(pair: tuple[StoreBoard, StoreBoard]) -> None:
+def test_wishes_and_deaths_come_from_the_leader(pair: tuple[StoreRunState, StoreRunState]) -> None:
     leader, other = pair
-    leader.bury(2)
+    leader.mark_dead(2)
     leader.request_stop()
     until(lambda: other.stop_requested and list(other.living()) == [0, 1])
 
 
 def test_what_was_written_last_is_seen_after_a_close(store: TCPStore) -> None:
-    with StoreBoard(2, store.clone(), [0], leads=True) as leader:
-        with StoreBoard(2, store.clone(), [1], leads=False) as other:
+    with StoreRunState(2, store.clone(), [0], leads=True) as leader:
+        with StoreRunState(2, store.clone(), [1], leads=False) as other:
             other.finished(1)
         leader.exchange()
         assert leader.has_finished(1)
 
 
 def test_silence_is_told_from_idleness(
-    pair: tuple[StoreBoard, StoreBoard], monkeypatch: pytest.MonkeyPatch
+    pair: tuple[StoreRunState, StoreRunState], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_board, "_BEAT_SECONDS", 0.05)
     leader, other = pair
@@ -79,26 +79,26 @@ def test_silence_is_told_from_idleness(
 
 
 def test_a_board_that_nobody_opened_is_an_error(store: TCPStore) -> None:
-    with pytest.raises(FabricError, match="did not open the board within"):
-        StoreBoard(2, store.clone(), [1], leads=False, deadline_seconds=0.1)
+    with pytest.raises(FabricError, match="did not open the run state within"):
+        StoreRunState(2, store.clone(), [1], leads=False, deadline_seconds=0.1)
 
 
 def test_a_lost_store_is_told_and_hangs_nobody() -> None:
     seconds = timedelta(seconds=1)
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=seconds)
-    board = StoreBoard(2, server.clone(), [0], leads=True)
-    assert board.exchange()
+    run_state = StoreRunState(2, server.clone(), [0], leads=True)
+    assert run_state.exchange()
     del server
-    until(lambda: board.lost)
-    board.advance(0, 1, 1)
-    assert board.env_steps(0) == 1
-    assert not board.exchange()
-    closing = threading.Thread(target=board.close, daemon=True)
+    until(lambda: run_state.lost)
+    run_state.advance(0, 1, 1)
+    assert run_state.env_steps(0) == 1
+    assert not run_state.exchange()
+    closing = threading.Thread(target=run_state.close, daemon=True)
     closing.start()
     closing.join(20)
     assert not closing.is_alive()
 
 
-def test_it_is_a_board_like_any_other(pair: tuple[StoreBoard, StoreBoard]) -> None:
-    assert isinstance(pair[0], Board)
-    assert pair[0].cells_needed(3) == Board.cells_needed(3)
+def test_it_is_a_board_like_any_other(pair: tuple[StoreRunState, StoreRunState]) -> None:
+    assert isinstance(pair[0], RunState)
+    assert pair[0].cells_needed(3) == RunState.cells_needed(3)
