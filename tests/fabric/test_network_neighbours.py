@@ -236,9 +236,9 @@ def test_memory_that_cannot_be_mapped_is_sent_instead(monkeypatch):
         assert there.wait_newer([0], [12], 20.0)
         assert torch.equal(there.peek(0)[0], vector(-1))
         monkeypatch.undo()
-        before = fabrics[1].endpoint.connections[0].connections
+        before = fabrics[1].endpoint.connections[0].times_connected
         cable.snap()
-        until(lambda: fabrics[1].endpoint.connections[0].connections > before, "the line stands again")
+        until(lambda: fabrics[1].endpoint.connections[0].times_connected > before, "the line stands again")
         here.publish(vector(-2))  # a reader that mapped it now would not be seen to read
         assert there.wait_newer([0], [13], 20.0)
         assert torch.equal(there.peek(0)[0], vector(-2))
@@ -302,7 +302,9 @@ def test_a_collective_in_memory_that_cannot_be_mapped_is_sent_instead(monkeypatc
         x, y = vector(1), vector(3)
         assert at_once(lambda: here.mean_(x), lambda: there.mean_(y)) == [2, 2]
         assert torch.equal(x, vector(2))
-        assert fabrics[0].refused == {"memory": 1}
+        refused = [fabric.refused for fabric in fabrics]
+        assert {"memory": 1} in refused, "one of the two tried first"
+        assert all(causes in ({}, {"memory": 1}) for causes in refused)
         here.send(1, "x", vector(5))
         assert torch.equal(there.wait("x", 20.0).x, vector(5))
 

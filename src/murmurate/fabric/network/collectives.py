@@ -31,7 +31,7 @@ from murmurate.fabric.network.process_group import DTYPES, ProcessGroups
 from murmurate.fabric.network.reduce_scatter import ACTS, ReduceScatter
 from murmurate.fabric.network.round import Memory, Part, Result
 
-_LEAST_BYTES = 64 << 10  # of a vector for which an engine is worth its messages
+_LEAST_BYTES = 256 << 10  # of a vector for which an engine is worth its messages
 _LATE_SECONDS = 1.0  # how much longer than its own deadline a member waits for the leader's to come
 
 

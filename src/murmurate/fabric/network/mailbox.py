@@ -108,7 +108,7 @@ class NetworkMailbox:
                 return stream.sent - stream.taken < self.capacity
 
             if not room():
-                with endpoint.timed(self._traffic):
+                with self._traffic.timed():
                     ended = endpoint.wait(
                         lambda: room() or endpoint.gone(to), deadline_seconds, in_memory=True
                     )
@@ -119,7 +119,7 @@ class NetworkMailbox:
             if lane is not None and slot is not None:
                 lane.claimed.add(slot)
         if lane is None or slot is None:
-            with endpoint.timed(self._traffic):
+            with self._traffic.timed():
                 self._post(to, tag, x, note, stream)
         else:
             self._leave(to, tag, x, note, stream, lane, slot)
