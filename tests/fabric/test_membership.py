@@ -94,7 +94,7 @@ def test_a_hand_over_travels_as_one_number_that_a_float64_holds(asked: HandOver)
 def test_a_life_begins_only_after_the_last_one_has_ended() -> None:
     run_state = RunState(2)
     run_state.open()
-    with pytest.raises(ValueError, match="buried"):
+    with pytest.raises(ValueError, match="mark it dead"):
         run_state.begin_incarnation(1)
     epochs = [run_state.epoch]
     run_state.mark_dead(1)

@@ -302,7 +302,9 @@ def test_a_collective_in_memory_that_cannot_be_mapped_is_sent_instead(monkeypatc
         x, y = vector(1), vector(3)
         assert at_once(lambda: here.mean_(x), lambda: there.mean_(y)) == [2, 2]
         assert torch.equal(x, vector(2))
-        assert fabrics[0].refused == {"memory": 1}
+        refused = [fabric.refused for fabric in fabrics]
+        assert {"memory": 1} in refused, "one of the two tried first"
+        assert all(causes in ({}, {"memory": 1}) for causes in refused)
         here.send(1, "x", vector(5))
         assert torch.equal(there.wait("x", 20.0).x, vector(5))
 

@@ -1,5 +1,5 @@
-"""Memory among neighbours when connections are cut, and when members die or start anew: nothing is torn, lost or
-repeated, and nobody is held up by the dead."""
+"""Memory among neighbours when connections are cut, and when members die or start anew: nothing is torn, lost
+or repeated, and nobody is held up by the dead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two hosts, as far as the kernel is concerned: a connection with delay and loss that is cut and comes back."""
+"""Two hosts, as far as the kernel is concerned: a link with delay and loss that is cut and comes back."""
 
 from __future__ import annotations
 

@@ -7,8 +7,10 @@ never "hang".
 
 from __future__ import annotations
 
+import contextlib
 import enum
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -32,6 +34,15 @@ class Traffic:
     bytes: int = 0
     waiting_seconds: float = 0.0
     refused: int = 0
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count the time that is spent within as waiting."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waiting_seconds += time.monotonic() - start
 
 
 class Message(NamedTuple):

@@ -43,7 +43,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Offer:
-    """Where a file of shared memory can be opened, and the mark that is in it; ``descriptor`` is -1 where it cannot."""
+    """Where a file of shared memory can be opened, and the mark in it; ``descriptor`` is -1 if it cannot."""
 
     host: str
     pid: int

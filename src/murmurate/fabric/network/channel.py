@@ -92,7 +92,7 @@ class NetworkChannel:
         return self._shaped(x), version
 
     def wait_newer(self, peers: Sequence[int], seen: Sequence[int], deadline_seconds: float) -> bool:
-        with self._endpoint.lock, self._endpoint.timed(self.traffic):
+        with self._endpoint.lock, self.traffic.timed():
             return self._register.wait_newer([self._among(p) for p in peers], seen, deadline_seconds)
 
     # -- collective ---------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class NetworkChannel:
         }
 
     def _meet(self, call: str, x: Tensor | None) -> Any:
-        with self._endpoint.timed(self.traffic):
+        with self.traffic.timed():
             result = self._rounds.meet(call, x)
         with self._endpoint.lock:
             for rank, version in result.versions.items():
@@ -157,7 +157,7 @@ class NetworkChannel:
         return message and message._replace(sender=self._place[message.sender])
 
     def wait(self, tag: str, deadline_seconds: float) -> Message | None:
-        with self._endpoint.lock, self._endpoint.timed(self.traffic):
+        with self._endpoint.lock, self.traffic.timed():
             self._endpoint.wait(lambda: self._mailbox.has(tag), deadline_seconds, in_memory=True)
         return self.receive(tag)
 
@@ -225,15 +225,15 @@ class NetworkChannel:
         """Show a neighbour where to look."""
         if peer not in self._place:
             return
-        told = self._shm.show(peer)
-        if told is not None:
+        shown = self._shm.show(peer)
+        if shown is not None:
             self._register.showed()
-            self._endpoint.connections[peer].announce(("desk", self._identity.hex()), told)
+            self._endpoint.connections[peer].announce(("desk", self._identity.hex()), shown)
 
-    def _look(self, sender: int, told: Any) -> None:
+    def _look(self, sender: int, shown: Any) -> None:
         """A neighbour shows something. If we cannot see it, that is sent over the line."""
         connection = self._endpoint.connections[sender]
-        register, lane = (int(start) for start in told)
+        register, lane = (int(start) for start in shown)
         if self._differs:
             return
         try:

@@ -1,4 +1,4 @@
-"""Collectives over connections: engines carry rounds in which nobody is lost, the lowest living member the others.
+"""Collectives: engines carry the rounds in which nobody is lost, the lowest living member the others.
 
 An engine (``reduce_scatter``, ``process_group``) gives all its members the same bits, but when one is lost
 some may have a result and others not. So each member keeps the last result it got. Who gets none asks all
@@ -31,7 +31,7 @@ from murmurate.fabric.network.process_group import DTYPES, ProcessGroups
 from murmurate.fabric.network.reduce_scatter import ACTS, ReduceScatter
 from murmurate.fabric.network.round import Memory, Part, Result
 
-_LEAST_BYTES = 64 << 10  # of a vector for which an engine is worth its messages
+_LEAST_BYTES = 256 << 10  # of a vector for which an engine is worth its messages
 _LATE_SECONDS = 1.0  # how much longer than its own deadline a member waits for the leader's to come
 
 
@@ -174,7 +174,7 @@ class NetworkCollectives:
         return len(here) > len(there) or (len(here) == len(there) and min(here) < min(there))
 
     def _gone(self, rank: int) -> bool:
-        """Dead, or finished; not before it has told us whether it has the result that we asked for."""
+        """Dead, or finished; not before it has said whether it has the result that we asked for."""
         endpoint, memory = self._endpoint, self._memory
         if not endpoint.gone(rank) or memory.asked < memory.round or endpoint.dead(rank):
             return endpoint.gone(rank)

@@ -2,7 +2,7 @@
 
 Two kinds of things are sent. *Numbered frames* (mail, parts of collectives) are kept until the peer has
 acknowledged them; on a new connection each side says how many it has had, and the other goes on from there.
-*State* (acknowledgements, wishes, how much mail was taken) is a map from keys to newest values: what
+*State* (acknowledgements, requests, how much mail was taken) is a map from keys to newest values: what
 changed is sent, and all of it on a new connection, so none of it can be missed either.
 """
 
@@ -30,7 +30,7 @@ _GRACE_SECONDS = 1.0  # how long a lost connection may take to come back before 
 
 
 class Home(Protocol):
-    """What a connection needs of the member it belongs to; called with ``lock`` held unless said otherwise."""
+    """What a connection needs of its member; called with ``lock`` held unless said otherwise."""
 
     lock: threading.RLock
     credentials: Credentials
@@ -189,8 +189,8 @@ class PeerConnection:
     def adopt(self, meeting: Handshake) -> None:
         """Go on over a new connection; the newest one wins.
 
-        The first settles for the peer's whole incarnation whether it is our neighbour, so what goes through memory
-        does not change with the connection.
+        The first settles for the peer's whole incarnation whether it is our neighbour, so what goes through
+        memory does not change with the connection.
         """
         with self._home.lock:
             old, self._pipe = self._pipe, meeting.pipe

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from murmurate.buffers import Pool
-from murmurate.fabric.interface import FabricError, Traffic
+from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network.connection import PeerConnection
 from murmurate.fabric.network.crypto import PeerRecord
 from murmurate.fabric.network.frames import Closed, Frame, Kind, Refused
@@ -77,8 +77,8 @@ class Endpoint:
         self._listener = socket.create_server(
             (address, 0), family=_family(address), backlog=size + _STRANGERS
         )
-        self._door = threading.Thread(target=self._listen, name="listener", daemon=True)
-        self._door.start()
+        self._acceptor = threading.Thread(target=self._listen, name="listener", daemon=True)
+        self._acceptor.start()
         try:
             self._meet(address)
         except BaseException:
@@ -305,33 +305,20 @@ class Endpoint:
             pause = min(pause * 1.5, _LONGEST_LOOK_SECONDS)
         return False
 
-    @contextlib.contextmanager
-    def timed(self, traffic: Traffic) -> Iterator[None]:
-        """Count the time that is spent within as waiting."""
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            traffic.waiting_seconds += time.monotonic() - start
-
     def dead(self, rank: int) -> bool:
         """Known to be dead, and nothing more can come of it."""
         if rank == self.rank:
             return False
         connection = self.connections[rank]
-        buried = self._run_state is not None and not self._run_state.is_alive(rank)
-        return connection.dead or (buried and not connection.connected)
+        return connection.dead or (self._marked(rank) and not connection.connected)
 
     def gone(self, rank: int) -> bool:
         """Dead, or finished: it will do nothing more that anybody waits for."""
         if rank == self.rank:
             return False
-        ended = (
-            self._run_state is not None
-            and self._run_state.has_finished(rank)
-            and not self.connections[rank].connected
-        )
-        return self.dead(rank) or self.connections[rank].finished or ended
+        connection, state = self.connections[rank], self._run_state
+        ended = state is not None and state.has_finished(rank) and not connection.connected
+        return self.dead(rank) or connection.finished or ended
 
     def out_of_reach(self, rank: int) -> bool:
         """Silent for half of the deadline of a collective."""
@@ -344,15 +331,14 @@ class Endpoint:
 
     def living(self) -> Sequence[int]:
         with self.lock:
-            buried = {
-                r for r in range(self.size) if self._run_state is not None and not self._run_state.is_alive(r)
-            }
-            return [
-                rank
-                for rank in range(self.size)
-                if rank == self.rank
-                or not (rank in buried or self.dead(rank) or self.connections[rank].silent)
-            ]
+            return [rank for rank in range(self.size) if rank == self.rank or self._lives(rank)]
+
+    def _lives(self, rank: int) -> bool:
+        return not (self._marked(rank) or self.dead(rank) or self.connections[rank].silent)
+
+    def _marked(self, rank: int) -> bool:
+        """The launcher has marked it dead."""
+        return self._run_state is not None and not self._run_state.is_alive(rank)
 
     # -- the end ------------------------------------------------------------------------------------
 
@@ -365,9 +351,8 @@ class Endpoint:
 
             def over() -> bool:
                 return all(
-                    self.dead(connection.peer)
-                    or (connection.finished and (connection.drained or not connection.connected))
-                    for connection in self.connections.values()
+                    self.dead(x.peer) or (x.finished and (x.drained or not x.connected))
+                    for x in self.connections.values()
                 )
 
             if not self.wait(over, linger_seconds):
@@ -390,7 +375,7 @@ class Endpoint:
             connection.close()
         for connection in self.connections.values():
             connection.join(_JOIN_SECONDS)
-        self._door.join(_JOIN_SECONDS)
+        self._acceptor.join(_JOIN_SECONDS)
 
 
 def _hang_up(line: socket.socket) -> None:

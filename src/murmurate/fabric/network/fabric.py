@@ -1,12 +1,14 @@
 """The fabric across hosts: an authenticated and encrypted TCP connection between each two members.
 
-*Register*: a connection is an edge. A reader has one version asked for at a time, so it gets the newest whenever
-the connection is free, and a publisher sends nothing to those who do not read (``_register``).
+*Register*: a connection is an edge. A reader has one version asked for at a time, so it gets the newest
+whenever the connection is free, and a publisher sends nothing to those who do not read (``register``).
 
 *Mail*: numbered, acknowledged and sent again over a new connection; what ``send`` accepted arrives
-once, however often the connection is cut, as long as both processes live (``_link``, ``_mailbox``).
+once, however often the connection is cut, as long as both processes live (``connection``,
+``mailbox``).
 
-*Neighbours*, members on one host, have both in memory that both map, as the processes fabric has (``_shm``):
+*Neighbours*, members on one host, have both in memory that both map, as the processes fabric has
+(``shm_channel``):
 nothing of them goes over the connection.
 
 *Collective*: straight between members, or by gloo where nothing is to be encrypted; through the lowest living
@@ -51,14 +53,14 @@ OFFERED = frozenset({Capability.COLLECTIVE, Capability.MAIL, Capability.REGISTER
 
 @dataclasses.dataclass(frozen=True)
 class NetworkFabric:
-    """One member's door (see ``Fabric``); it has met all others when it is made.
+    """What one member has of it (see ``Fabric``); it has met all others when it is made.
 
     store: where members leave their addresses and public keys for one another; nothing else goes there.
     run_id, epoch: what is not of this run and this epoch of it is refused.
     secret: known to the members alone. Without it, whoever can write to the store can be a member.
     address: where this member listens and is reached; the default is seen by this host only.
     encrypt: False leaves what is sent readable, and means to gloo; the rest is authenticated all the same.
-    run_state: of the launcher on this host, if there is one: whom it buries is dead at once.
+    run_state: of the launcher on this host, if there is one: whom it marks dead is so at once.
     deadline_seconds: for the rendezvous, collectives, and sends into a full queue.
     compression: of register and mail.
     cipher: "aes-256-gcm", or "chacha20-poly1305" for processors without instructions for AES.

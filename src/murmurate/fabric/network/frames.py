@@ -32,7 +32,7 @@ _HEAD = struct.Struct("<2sBB8sQ8sQQdIQ")
 class Kind(enum.IntEnum):
     """What a frame carries."""
 
-    CONTROL = 1  # newest values of small things: acknowledgements, wishes, heartbeats
+    CONTROL = 1  # newest values of small things: acknowledgements, requests, heartbeats
     REGISTER = 2  # a version of a published vector
     MAIL = 3
     ROUND = 4  # a part of a collective, or its result
@@ -59,7 +59,7 @@ class Silence(Closed):
 
 
 class Source(Protocol):
-    """Where a payload is read before it has been copied (see ``_compress.Filling``)."""
+    """Where a payload is read before it has been copied (see ``compression.Filling``)."""
 
     def read(self, start: int, stop: int) -> memoryview: ...
     def upto(self, stop: int) -> None: ...

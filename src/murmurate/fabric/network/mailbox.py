@@ -1,8 +1,8 @@
 """Mail between members: bounded queues, and each message once, in its sender's order.
 
-To a neighbour messages go through memory (``_shm``), to others over the connection. Which of the two is settled for
-each incarnation of a peer. Where it is settled late, messages go through memory once those on the line have
-arrived; where a neighbour cannot see our memory after all, those that lie there are sent.
+To a neighbour messages go through memory (``shm_channel``), to others over the connection. Which of the two
+is settled for each incarnation of a peer. Where it is settled late, messages go through memory once those on
+the line have arrived; where a neighbour cannot see our memory after all, those that lie there are sent.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class _Box:
 class NetworkMailbox:
     """One channel's mail at one member; all but ``send`` is called with the lock held.
 
-    shaped: gives a decoded vector the replica's shape, on its device. like: what the channel is for; a message
+    shaped: gives a decoded vector the replica's shape, on its device. like: what the channel is for; a
+    message
         of fewer numbers is short, and goes as it is.
     """
 
@@ -107,7 +108,7 @@ class NetworkMailbox:
                 return stream.sent - stream.taken < self.capacity
 
             if not room():
-                with endpoint.timed(self._traffic):
+                with self._traffic.timed():
                     ended = endpoint.wait(
                         lambda: room() or endpoint.gone(to), deadline_seconds, in_memory=True
                     )
@@ -118,7 +119,7 @@ class NetworkMailbox:
             if lane is not None and slot is not None:
                 lane.claimed.add(slot)
         if lane is None or slot is None:
-            with endpoint.timed(self._traffic):
+            with self._traffic.timed():
                 self._post(to, tag, x, note, stream)
         else:
             self._leave(to, tag, x, note, stream, lane, slot)
@@ -290,7 +291,7 @@ class NetworkMailbox:
                 self._forward(peer, tag, note, x.numpy(), shorts[0])
 
     def returned(self, peer: int) -> None:
-        """A new incarnation of the peer begins with empty queues; what the former one sent can still be read."""
+        """The peer was started anew: its queues are empty; what was sent before can still be read."""
         self._collect()
         self._posted.pop(peer, None)
         for (to, _), stream in self._streams.items():

@@ -18,7 +18,7 @@ from murmurate.buffers import as_tensor
 from murmurate.fabric.interface import Traffic
 from murmurate.fabric.network.endpoint import Endpoint
 from murmurate.fabric.network.engine import Attempt, Carried
-from murmurate.fabric.network.frames import Frame, Kind, Refused
+from murmurate.fabric.network.frames import Frame, Kind
 
 _LEAST_BUCKET_BYTES, _MOST_BUCKETS = 4 << 20, 8  # a bucket's share takes a region of memory for each peer
 ACTS = ("share", "mean", "whole")
@@ -77,10 +77,6 @@ class ReduceScatter:
     def arrived(self, sender: int, frame: Frame) -> None:
         """A piece of a round that this member is in, or comes to next; with the lock held."""
         self._arrived.setdefault(frame.version, deque()).append((sender, frame))
-
-    def fits(self, length: int) -> None:
-        if length > self._count * self._dtype.itemsize:
-            raise Refused("length", f"{length} bytes of a vector that has {self._count}")
 
     def _next(self, attempt: Attempt) -> tuple[int, Frame] | None:
         with self._endpoint.lock:

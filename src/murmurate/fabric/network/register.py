@@ -1,9 +1,9 @@
 """The register between members: the newest version of each vector, for those who read it.
 
-A neighbour reads it where it lies (``_shm``); nothing goes over the line for that.
+A neighbour reads it where it lies (``shm_channel``); nothing goes over the line for that.
 
-Over a connection, a reader tells a publisher which version it has, and gets the next one as soon as there is one;
-so at most one version is on its way over an edge, and those in between are never sent. After
+Over a connection, a reader lets a publisher know which version it has, and gets the next one as soon as there
+is one; so at most one version is on its way over an edge, and those in between are never sent. After
 ``UNREAD_LIMIT`` versions that nobody looked at, the reader asks no more until somebody does: who never reads
 costs nothing.
 """
@@ -245,12 +245,12 @@ class NetworkRegister:
         held = self._subscriptions[peer]
         if not held.asked and held.seen is None:
             held.question += 1
-            self._wish(peer, held, answer=True)
+            self._request(peer, held, answer=True)
 
-    def _wish(self, peer: int, held: _Subscription, answer: bool) -> None:
+    def _request(self, peer: int, held: _Subscription, answer: bool) -> None:
         held.asked = True
-        wish = [held.received - held.before, held.question if answer else 0]
-        self._endpoint.connections[peer].announce(("want", self._identity.hex()), wish)
+        request = [held.received - held.before, held.question if answer else 0]
+        self._endpoint.connections[peer].announce(("want", self._identity.hex()), request)
 
     def promise(self, peer: int, version: int) -> None:
         """That version exists: from now on no older one is read."""
@@ -268,7 +268,7 @@ class NetworkRegister:
             held.x, held.received = self._codec.decode(frame.payload), version
         held.unread += 1
         if held.unread < UNREAD_LIMIT:
-            self._wish(sender, held, answer=False)
+            self._request(sender, held, answer=False)
         else:
             held.asked = False
 
@@ -315,4 +315,4 @@ class NetworkRegister:
         held.seen = None
         held.before = held.promised = held.received
         if held.asked:
-            self._wish(peer, held, answer=True)
+            self._request(peer, held, answer=True)

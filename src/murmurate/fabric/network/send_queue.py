@@ -1,4 +1,4 @@
-"""What a connection has to say to its peer, and perhaps again: numbered frames, and the newest of small things.
+"""What a connection sends its peer, and perhaps again: numbered frames, and the newest of small things.
 
 Called with the lock of the connection's member held.
 """

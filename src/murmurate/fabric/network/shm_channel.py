@@ -1,9 +1,9 @@
 """One channel's memory among neighbours: what a member shows of it, and what it sees of theirs.
 
 A member shows one register, and for each neighbour a *lane*: cells for what only these two say to each other
-(what of the register is read now, messages, how many were read), and the slots of its messages. A lane belongs
-to one incarnation of the neighbour: one that is started anew gets another, so whatever the former one wrote
-or did not clear counts no more.
+(what of the register is read now, messages, how many were read), and the slots of its messages. A lane
+belongs to one incarnation of the neighbour: one that is started anew gets another, so whatever the former one
+wrote or did not clear counts no more.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ShmChannel:
         self.register: BufferedRegister[Bytes] | None = None
         self.lanes: dict[int, Lane] = {}
         self.seen: dict[int, tuple[BufferedRegister[Bytes], Lane]] = {}
-        self._told: dict[int, tuple[int, int]] = {}
+        self._shown: dict[int, tuple[int, int]] = {}
         self._span: Span | None = None  # of the register
         self._spans: dict[int, Span] = {}  # of lanes
 
@@ -91,11 +91,11 @@ class ShmChannel:
         )
         return self._span.start, span.start
 
-    def look(self, peer: int, neighbour: ShmPeer, told: tuple[int, int]) -> bool:
+    def look(self, peer: int, neighbour: ShmPeer, shown: tuple[int, int]) -> bool:
         """Map what a neighbour shows; False if that was tried before. Raises OSError."""
-        if self._told.get(peer) == told:
+        if self._shown.get(peer) == shown:
             return False
-        register, lane = self._told[peer] = told
+        register, lane = self._shown[peer] = shown
         self.seen[peer] = (
             self._register(neighbour.map(Span(register, self._register_bytes))),
             Lane(
@@ -110,7 +110,7 @@ class ShmChannel:
             self._lender.clear(self._spans.pop(peer))
         self.lanes.pop(peer, None)
         self.seen.pop(peer, None)
-        self._told.pop(peer, None)
+        self._shown.pop(peer, None)
 
     @property
     def _register_bytes(self) -> int:

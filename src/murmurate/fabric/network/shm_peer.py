@@ -2,9 +2,9 @@
 
 A connection over loopback copies a vector into the kernel and out of it again. So each member has a file of
 shared memory (anonymous, sparse) that a peer on the same host, started by the same user, opens through
-``/proc`` and maps in parts: registers and mail lie there (``_shm``). A vector of a collective lies in a file
-of its own; the line carries its head and where that is. Places are told over sealed connections, so only
-members learn of them.
+``/proc`` and maps in parts: registers and mail lie there (``shm_channel``). A vector of a collective lies in
+a file of its own; the line carries its head and where that is. Places are told over sealed connections, so
+only members learn of them.
 
 Whether two members are neighbours they find out in the handshake, by trying: each file begins with its
 member's incarnation, which no other process has. It is kept open from then on, so what a member left there

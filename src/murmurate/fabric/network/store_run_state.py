@@ -1,8 +1,8 @@
 """A run state whose cells live on many hosts: a copy in each process, kept alike through a c10d store.
 
-Every cell has one writer, so there is nothing to agree on: a thread pushes this process's columns when
-they have changed and pulls the others', all in one request a turn. A copy is late by a turn or two, which
-the users of a run state bear: they act on a wish when they see it. Each push carries a beat, so that a silent
+Every cell has one writer, so there is nothing to agree on: a thread pushes this process's columns when they
+have changed and pulls the others', all in one request a turn. A copy is late by a turn or two, which the
+users of a run state bear: they act on a request when they see it. Each push carries a beat, so that a silent
 process can be told from an idle one.
 """
 

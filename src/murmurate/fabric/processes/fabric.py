@@ -1,6 +1,6 @@
 """The fabric between processes of one host: slots and counters in shared memory, no locks to die with.
 
-*Register*: a reader mixes straight from its publisher's buffer (``_register``).
+*Register*: a reader mixes straight from its publisher's buffer (``register``).
 
 *Collective*: two sets of slots used in turn. A member writes its slot, raises its round counter and
 waits for the others'; as nobody can be two rounds ahead, the slots being read are never overwritten.
@@ -9,7 +9,7 @@ vote: whoever is dead and has not raised its counter is out of the round, for ev
 member is called dead only after its process has ended (docs/decisions/0010), and one that is started again
 takes part only from the round on at which all others let it in (``admit``).
 
-*Mail*: slots for each ordered pair, read where they lie (``_box``, ``_mailbox``).
+*Mail*: slots for each ordered pair, read where they lie (``spsc_ring``, ``mailbox``).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ALL = frozenset(Capability)
 
 
 class ProcessFabric:
-    """One member's door: makes channels over the shared memory (see ``Fabric``).
+    """What one member has of it: makes channels over the shared memory (see ``Fabric``).
 
     joins: this process takes the place of one that died. Until ``enter`` its collectives are its own
     affair, as if it were alone: nobody counts with it yet.

@@ -1,4 +1,4 @@
-"""Mail between processes of one host: a box (``_box``) for each ordered pair.
+"""Mail between processes of one host: a ring (``spsc_ring``) for each ordered pair.
 
 Each message is marked with the lives of both its ends; if either has been started again since, it is refused
 and counted.

@@ -3,8 +3,8 @@
 Every cell has one writer (a replica its own column, the launcher the rest), so nothing needs a lock
 that a dead process could hold. It works on any int64 buffer: shared memory, or a plain array.
 
-A rank that is started again has another *incarnation*: a number that the launcher raises while no process of that
-rank exists. Every change of membership raises the *epoch*.
+A rank that is started again has another *incarnation*: a number that the launcher raises while no process of
+that rank exists. Every change of membership raises the *epoch*.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MASK = (1 << _BITS) - 1
 
 
 class HandOver(NamedTuple):
-    """Request ``number``: ``donor`` gives its state to ``joiner``, which is in its incarnation ``incarnation``.
+    """Request ``number``: ``donor`` gives its state to ``joiner``, in its present ``incarnation``.
 
     It travels as one whole number below 2**53, so that whoever reads it reads all of it, and a float64 holds
     it; later requests are larger numbers.
@@ -129,7 +129,7 @@ class RunState:
     def begin_incarnation(self, rank: int) -> int:
         """Before a process of a dead rank is started again; the number of its new incarnation."""
         if self._rows[_ALIVE, rank]:
-            raise ValueError(f"rank {rank} is alive: it must be buried before it begins another incarnation")
+            raise ValueError(f"rank {rank} is alive: mark it dead before it begins another incarnation")
         self._rows[_INCARNATION, rank] += 1
         self._rows[[_BEAT, _PACE, _FINISHED], rank] = 0
         return int(self._rows[_INCARNATION, rank])

@@ -1,8 +1,8 @@
 """Mail in memory that its sender and its reader see.
 
 There are slots for each ordered pair, one writer and one reader each, and a ring that says in which slots the
-next messages lie. A message is read where it lies: its slot is lent until the reader forgets the message. Once
-half of a sender's slots are lent, the next messages are copied out, so a reader never stops a sender.
+next messages lie. A message is read where it lies: its slot is lent until the reader forgets the message.
+Once half of a sender's slots are lent, the next messages are copied out, so a reader never stops a sender.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class RingCells(NamedTuple):
 
 
 class MessageRing:
-    """The messages of one member to another. slots: memory for one each, which fills its first ``whole`` bytes
-    unless it is short."""
+    """The messages of one member to another. slots: memory for one each, of which it fills ``whole``
+    bytes unless it is short."""
 
     def __init__(self, cells: RingCells, slots: Sequence[Bytes], pool: Pool, whole: int) -> None:
         self._sent, self._taken, self._order, self._lent, self._heads = cells

@@ -109,7 +109,7 @@ class SimulatedFabric:
         return self._scheduler.now
 
     def member(self, rank: int) -> Member:
-        """Rank ``rank``'s door to this fabric; to be used inside ``run`` only."""
+        """What rank ``rank`` has of this fabric; to be used inside ``run`` only."""
         if not 0 <= rank < self.size:
             raise ValueError(f"There is no rank {rank} among {self.size}: use 0..{self.size - 1}.")
         return Member(self, rank)
@@ -122,8 +122,8 @@ class SimulatedFabric:
         """
         if len(functions) != self.size:
             raise ValueError(f"{len(functions)} functions for {self.size} members: give one each.")
-        doors = [self.member(rank) for rank in range(self.size)]
-        roles = [functools.partial(f, door) for f, door in zip(functions, doors, strict=True)]
+        members = [self.member(rank) for rank in range(self.size)]
+        roles = [functools.partial(f, member) for f, member in zip(functions, members, strict=True)]
         return self._scheduler.run(roles)
 
     # -- what happens to members, from outside or from within any of them ---------------------------
@@ -151,9 +151,9 @@ class SimulatedFabric:
         that have some, this is to be called while all living are between the same two.
         Raises ``ValueError`` if it lives.
         """
-        door = self.member(rank)
-        self._scheduler.revive(rank, functools.partial(role, door))
-        door.alone = True
+        member = self.member(rank)
+        self._scheduler.revive(rank, functools.partial(role, member))
+        member.alone = True
         self._world.record(rank, "return")
         for shared in self._channels.values():
             shared.mailbox.on_return(rank)

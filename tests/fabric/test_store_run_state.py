@@ -1,4 +1,4 @@
-"""A run state over a c10d store: copies in two processes (here: two objects over two connections) stay alike."""
+"""A run state over a c10d store: copies in two processes (here: objects over two connections) stay alike."""
 
 from __future__ import annotations
 
