@@ -125,7 +125,7 @@ def test_each_count_goes_on_once(saved: Any) -> None:
     for saved_part in parts.values():
         saved_part.update(bytes_exchanged=7_000_000, waiting_seconds=5.0, refused=8)
         saved_part["staleness_max"] = dict.fromkeys(saved_part["staleness_max"], 9)
-        strategy = part["replicas"]["a2c"]["strategy"]
+        strategy = saved_part["replicas"]["a2c"]["strategy"]
         strategy.update({"refused": 3} if "refused" in strategy else {})
 
     def restored(run: Run, post: Post) -> Any:

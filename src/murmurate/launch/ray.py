@@ -167,8 +167,8 @@ class RayJob:
         self.epoch += 1
 
     def _open_epoch(self) -> None:
-        """Open the epoch's run state: all members that have an actor are alive in it, with the counts that they
-        go on from."""
+        """Open the epoch's run state: all members that have an actor are alive in it, with the counts from
+        which they go on."""
         shares = self.offer.descriptor >= 0 and all(s.shares for s in self.workers.values())
         self.spec = JobSpec(
             run_id=self.proof,

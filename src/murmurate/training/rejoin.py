@@ -1,9 +1,9 @@
 """How a member that was started again comes in: with the state of a living peer, never an initial one.
 
 The launcher requests a state transfer in the run state (``HandOver``): from a donor to a joiner. The donor
-writes what it has learned between two of its steps, and the joiner, which was built meanwhile and waits, takes
-it. Members with common rounds admit the joiner at one and the same round; the others when they see that it has
-entered.
+writes what it has learned between two of its steps, and the joiner, which was built meanwhile and waits,
+takes it. Members with common rounds admit the joiner at one and the same round; the others when they see that
+it has entered.
 """
 
 from __future__ import annotations

@@ -156,8 +156,8 @@ class WorkerProcess:
 
 
 class WorkerProcesses:
-    """The workers of one run or script, the memory that they share, and the run state in it. A context manager:
-    none of them is left at its end.
+    """The workers of one run or script, and the memory that they share, with the run state in it. A context
+    manager: none of them is left at its end.
 
     preload: see ``fork_server``. Raises Refusal where no process can be started.
     """
