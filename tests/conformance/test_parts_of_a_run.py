@@ -1,0 +1,167 @@
+"""What every learner, source and evaluation must do, whichever it is. They are found through the recipes, and
+these by listing their folder: a new recipe is under these tests as soon as its file is there."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from laws.problems import same
+from murmurate.datasets.generated import generate
+from murmurate.datasets.writing import write
+from murmurate.evaluation.interface import EvalContext
+from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.recipes import algorithms, recipe
+from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import updates_of
+from murmurate.training.members import alone, build_learner, open_source
+from murmurate.training.run import Run
+from short_runs import altered
+
+ALGORITHMS = sorted(algorithms())
+_WORLDS = {"lda": "corpus", "gmm": "table"}
+
+
+@pytest.fixture(params=ALGORITHMS)
+def run(request: Any, tmp_path: Path) -> Run:
+    """A recipe at its smallest; actors are processes (tests/collect/test_acted.py), so there are none."""
+    found = recipe(f"{_WORLDS.get(request.param, 'cartpole')}-{request.param}")
+    source: dict[str, Any] = {}
+    if found.source.gives == "examples":
+        where = tmp_path / "data"
+        if request.param == "lda":
+            write(generate(documents=60, vocabulary=30, topics=2, mean_length=9, seed=0).corpus, where, "uci")
+        else:
+            where = where.with_suffix(".npy")
+            np.save(where, np.random.default_rng(0).normal(size=(60, 2)))
+        found = dataclasses.replace(
+            found,
+            world=dataclasses.replace(found.world, path=str(where), test=0.2),
+            learner=dataclasses.replace(found.learner, batch=4),
+        )
+    else:
+        source["simulators"] = 2
+    if found.source.gives == "transitions":
+        replay = dataclasses.replace(
+            found.source.replay, capacity=600, learning_starts=40, fit_every=0, weights="own"
+        )
+        source |= {"replay": replay, "actors": 0}
+    return altered(found, env_steps=3_000, replicas=1, **source)
+
+
+def learned(run: Run, learner: Any, source: Any, batches: int) -> None:
+    for _, batch in zip(range(batches), source, strict=False):
+        outcome = learner.learn(batch)
+        batch.feedback(outcome.priorities)
+
+
+def values(learner: Any) -> dict[str, torch.Tensor]:
+    return {name: replica.values().detach().clone() for name, replica in learner.replicas.items()}
+
+
+def through_a_checkpoint(state: Any) -> Any:
+    """A copy, as reading a file gives one."""
+    return copy.deepcopy(state)
+
+
+def test_a_run_of_it_stands(run: Run) -> None:
+    run.validate()
+    assert run.source.gives == run.learner.requires.kind
+    assert run.world.unit == run.learner.requires.unit
+    assert run.source.batches(run) == pytest.approx(run.planned_updates(), rel=0.01)
+    assert run.source.memory_bytes(run) >= 0
+
+
+def test_a_learner_begins_alike_from_one_seed_and_acts_with_replicas_of_its_own(run: Run) -> None:
+    one, other = build_learner(run, 0, Replica), build_learner(run, 0, Replica)
+    assert same(values(one), values(other))
+    assert updates_of(one) == 0
+    if run.world.unit == "env steps":
+        assert set(one.acting) <= set(one.replicas)
+
+
+def test_a_learner_makes_as_many_updates_as_it_says(run: Run) -> None:
+    learner = build_learner(run, 0, Replica)
+    source = alone(run, learner)
+    learned(run, learner, source, 5)
+    assert updates_of(learner) == run.learner.updates(5)
+    source.close()
+
+
+def test_saved_and_loaded_equals_uninterrupted(run: Run) -> None:
+    one = build_learner(run, 0, Replica)
+    source = alone(run, one)
+    learned(run, one, source, 6)
+    assert source.exact
+    saved = through_a_checkpoint(
+        {
+            "source": source.state(),
+            "learner": one.state(),
+            "replicas": {name: replica.state() for name, replica in one.replicas.items()},
+        }
+    )
+    json.dumps(source.fields())
+    run.source.check_state(saved["source"])
+    learned(run, one, source, 4)
+    other = build_learner(run, 0, Replica)
+    again = alone(run, other)
+    for name, replica in other.replicas.items():
+        replica.load(saved["replicas"][name])
+    other.load(saved["learner"])
+    again.load(saved["source"])
+    learned(run, other, again, 4)
+    assert same(values(one), values(other))
+    source.close()
+    again.close()
+
+
+def _seen(batch: Any) -> torch.Tensor:
+    """The examples, or the observations, of a batch as numbers."""
+    data = batch.data
+    for name in ("observation", "words", "values"):
+        if hasattr(data, name):
+            return torch.as_tensor(np.asarray(getattr(data, name))).flatten()
+    raise AssertionError(f"what does a {type(data).__name__} hold?")
+
+
+def test_a_joiner_is_given_what_neither_a_peer_nor_its_own_first_start_was(run: Run) -> None:
+    run = dataclasses.replace(run, replicas=2)
+    fabric = SimulatedFabric(2, seed=0, keep_log=False)
+
+    def first(source: Any) -> torch.Tensor:
+        found = _seen(next(source))
+        source.close()
+        return found
+
+    def role(rank: int, member: Any) -> dict[str, torch.Tensor]:
+        learner = build_learner(run, rank, Replica)
+        started = first(open_source(run, rank, learner, member))
+        joiner = open_source(run, rank, learner, member)
+        joiner.fresh_start(7)
+        again = open_source(run, rank, learner, member)
+        again.fresh_start(7)
+        return {"started": started, "joined": first(joiner), "joined again": first(again)}
+
+    one, other = fabric.run([lambda m, r=r: role(r, m) for r in range(2)])  # type: ignore[misc]
+    assert torch.equal(other["joined"], other["joined again"]), "it follows from the seed"
+    for others in (other["started"], one["started"], one["joined"]):
+        assert others.shape != other["joined"].shape or not torch.equal(others, other["joined"])
+
+
+def test_an_evaluation_gives_plain_figures_and_a_sentence(run: Run, tmp_path: Path) -> None:
+    learner = build_learner(run, 0, Replica)
+    evaluation = altered(run, **({"eval_episodes": 1} if run.world.unit == "env steps" else {})).evaluation
+    evaluation.check()
+    context = EvalContext(run.world, tmp_path, 0, run.world.fingerprint())
+    figures = json.loads(json.dumps(evaluation.evaluate(learner, context)))
+    again = json.loads(json.dumps(evaluation.evaluate(learner, context)))
+    assert figures == again, "it follows from the seed"
+    assert evaluation.sentence(figures)
+    assert evaluation.sentence({}) == ""
