@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from murmurate.datasets.generated import generate
-from murmurate.sklearn.in_memory import Passes
 from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.gala import GALA
 from murmurate.workloads.topic_model import TopicModel
@@ -27,6 +26,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
 
 from murmurate.sklearn import LatentDirichletAllocation
+from murmurate.sklearn.in_memory import Passes
 
 K, WORDS, DOCUMENTS = 5, 120, 400
 PRIORS = {"n_components": K, "doc_topic_prior": 0.2, "topic_word_prior": 0.1, "random_state": 3}

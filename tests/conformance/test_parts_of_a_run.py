@@ -31,7 +31,7 @@ _WORLDS = {"lda": "corpus", "gmm": "table"}
 
 @pytest.fixture(params=ALGORITHMS)
 def run(request: Any, tmp_path: Path) -> Run:
-    """A recipe at its smallest; actors are processes (tests/collect/test_acted.py), so there are none."""
+    """A recipe at its smallest, without actors: tests/sources/test_actor_source.py has these processes."""
     found = recipe(f"{_WORLDS.get(request.param, 'cartpole')}-{request.param}")
     source: dict[str, Any] = {}
     if found.source.gives == "examples":

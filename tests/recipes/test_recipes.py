@@ -65,9 +65,9 @@ def test_a_registered_environment_gets_what_suits_its_kind() -> None:
     gymnasium.register("Flickering-v0", Flickering)
     try:
         images = recipe("gym:Flickering-v0-a2c")
-        assert images.agent == recipe("pong-a2c").agent
+        assert images.learner == recipe("pong-a2c").learner
         preflight(images)
-        assert recipe("gym:Flickering-v0-fqi").agent.n_step == 1
+        assert recipe("gym:Flickering-v0-fqi").learner.n_step == 1
     finally:
         del gymnasium.registry["Flickering-v0"]
     with pytest.raises(Refusal, match="no world called 'acrobot-apex'"):
@@ -131,7 +131,7 @@ def carried() -> list[Any]:
     """
     kinds: dict[type, list[str]] = {}
     for algorithm in sorted(algorithms()):
-        kinds.setdefault(type(shipped(algorithm).agent), []).append(algorithm)
+        kinds.setdefault(type(shipped(algorithm).learner), []).append(algorithm)
     return [
         pytest.param(algorithm, strategy, marks=() if row % len(alike) == column else pytest.mark.slow)
         for alike in kinds.values()
@@ -163,7 +163,7 @@ def test_every_strategy_carries_every_recipe(algorithm: str, strategy: str, tmp_
         np.save(tmp_path / "table.npy", np.random.default_rng(0).normal(size=(60, 2)))
         short += f" --world.path {tmp_path / 'table.npy'} --agent.components 3 --agent.batch 4"
     if run.source.gives == "transitions":
-        # actors are processes: tests/collect/test_acted.py
+        # actors are processes: tests/sources/test_actor_source.py
         short += " --replay.learning-starts 50 --actors 0"
     finish = train(change(run, short.split(), ""), tmp_path / "run")
     assert finish.code == 0

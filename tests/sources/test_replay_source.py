@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 import torch
-from scripted import Counter, ScriptedSimulators
 
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.sources.replay_sampler import ReplaySampler
 from murmurate.sources.replay_source import ReplaySource
 from murmurate.spec import EnvSpec
 from murmurate.worlds.registry import world as world_called
+from scripted import Counter, ScriptedSimulators
 
 SCRIPT = [
     [(1.0, ""), (2.0, "terminated"), (3.0, "")],

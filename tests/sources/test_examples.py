@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from drawn import same
 from murmurate.cli.options import change
 from murmurate.datasets import corpus_world as documents
 from murmurate.datasets.corpus import Corpus
@@ -18,7 +19,6 @@ from murmurate.datasets.tokens import STOP_WORDS, Tokens, count
 from murmurate.datasets.writing import write
 from murmurate.errors import Refusal
 from murmurate.sources.examples import ExampleSource
-from workloads.drawn import same
 
 
 @pytest.fixture(scope="module")

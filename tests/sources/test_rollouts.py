@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scripted import Counter, Line, Roulette, ScriptedSimulators, Watcher
 from torch import Tensor
 
 from murmurate.errors import Refusal
@@ -15,6 +14,7 @@ from murmurate.sources.rollouts import RolloutSource, open_groups
 from murmurate.spec import Trajectory
 from murmurate.worlds.atari import AtariWorld
 from murmurate.worlds.gym import GymWorld
+from scripted import Counter, Line, Roulette, ScriptedSimulators, Watcher
 
 FIELDS = [
     "observation",

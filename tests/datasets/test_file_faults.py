@@ -8,11 +8,11 @@ import re
 import numpy as np
 import pytest
 
+from drawn import dense, same
 from murmurate.datasets import _lines
 from murmurate.datasets.generated import generate
 from murmurate.datasets.reading import Skipped, read, write
 from murmurate.errors import Refusal
-from workloads.drawn import dense, same
 
 HEAD = "4\n5\n6\n"
 GOOD = ["1 1 2", "1 5 1", "2 2 3", "3 1 1", "4 3 7", "4 4 2"]

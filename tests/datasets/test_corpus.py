@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drawn import corpora, corpus, dense, same
 from murmurate.datasets import corpus as module
 from murmurate.datasets.corpus import Corpus, split
 from murmurate.errors import MissingExtra, Refusal
-from workloads.drawn import corpora, corpus, dense, same
 
 
 class Rows:

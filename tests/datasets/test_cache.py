@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from drawn import corpus, dense, same
 from murmurate.datasets.generated import generate
 from murmurate.datasets.reading import read, write
 from murmurate.datasets.tokens import Tokens
 from murmurate.errors import Refusal
 from waiting import until
-from workloads.drawn import corpus, dense, same
 
 DEADLINE_SECONDS = 60
 

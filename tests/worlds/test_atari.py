@@ -6,7 +6,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from scripted import Always, Watcher
 from torch import Tensor
 
 from murmurate.errors import MissingExtra, Refusal
@@ -14,6 +13,7 @@ from murmurate.evaluation.games import evaluate, record_game
 from murmurate.sources.rollouts import RolloutSource, open_groups
 from murmurate.spec import EnvSpec, TimeStep
 from murmurate.worlds.atari import AtariSimulators, AtariWorld
+from scripted import Always, Watcher
 
 pytest.importorskip("ale_py")
 

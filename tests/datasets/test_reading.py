@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from drawn import corpora, corpus, dense, same
 from murmurate.datasets import _lines, _spool
 from murmurate.datasets._kinds import kind_of
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.reading import Skipped, read, write
 from murmurate.datasets.tokens import Tokens, count
 from murmurate.errors import Refusal
-from workloads.drawn import corpora, corpus, dense, same
 
 TABLE = [[2, 0, 0, 1], [0, 0, 12, 0], [1, 1, 0, 0]]
 UCI = "3\n4\n5\n1 1 2\n1 4 1\n2 3 12\n3 1 1\n3 2 1\n"

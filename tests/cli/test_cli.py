@@ -22,7 +22,7 @@ from murmurate.strategies import strategies
 from murmurate.training import session
 from short_runs import SHORT, altered, content, preflight, refused
 
-GOLDEN = Path(__file__).parent / "golden" / "cli_surface.json"
+GOLDEN = Path(__file__).parents[1] / "golden" / "cli_surface.json"
 
 
 # -- refusals before a run -------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ def test_the_surface_is_what_it_was() -> None:
     frozen = json.loads(GOLDEN.read_text())
     assert _surface() == frozen, (
         "The command line is a promise: scripts use its names and defaults. If this change is meant, say so "
-        "in CHANGELOG.md and run: MURMURATE_GOLDEN=write python -m pytest tests/test_cli.py"
+        "in CHANGELOG.md and run: MURMURATE_GOLDEN=write python -m pytest tests/cli/test_cli.py"
     )
 
 

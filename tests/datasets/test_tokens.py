@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drawn import dense
 from murmurate.datasets import corpus, tokens
 from murmurate.datasets.tokens import Counting, Tokens, count
 from murmurate.errors import Refusal
-from workloads.drawn import dense
 
 ALL = Tokens(min_df=1, max_df=1.0)
 WORDS = tuple(sorted(chr(97 + i // 10) * 3 + chr(97 + i % 10) for i in range(100)))

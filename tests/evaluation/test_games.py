@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from scripted import Always, Counter, Roulette, ScriptedSimulators
 from torch import Tensor
 
 from murmurate.agents.interface import Action
 from murmurate.evaluation.games import EvalResult, evaluate, record_game
 from murmurate.worlds.gym import GymWorld
 from murmurate.worlds.interface import Simulators
+from scripted import Always, Counter, Roulette, ScriptedSimulators
 
 
 @dataclass(frozen=True)

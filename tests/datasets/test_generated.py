@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from drawn import same
 from murmurate.datasets import generated
 from murmurate.datasets.tokens import Tokens
 from murmurate.errors import Refusal
-from workloads.drawn import same
 
 
 def test_a_seed_is_a_corpus():
