@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from murmurate.cli.main import main
+from murmurate.datasets import corpus_world as of_world
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.generated import generate
 from murmurate.datasets.writing import write
 from murmurate.errors import Refusal
 from murmurate.recipes import recipe
-from murmurate.sources import examples as of_world
 from murmurate.training.run_folder import read_run
 from murmurate.training.worker import work
 from murmurate.training.worker_context import Post
@@ -105,13 +105,12 @@ def test_a_run_is_told_where_its_corpus_lies_by_now(zoo, capsys, tmp_path):
     assert shown(capsys, folder)[1] is not None
 
 
-def test_a_run_of_an_older_version_goes_on_with_a_corpus_that_has_moved(zoo, capsys, tmp_path):
+def test_a_run_whose_fingerprint_was_deleted_goes_on_with_a_corpus_that_has_moved(zoo, capsys, tmp_path):
     path, folder = zoo
     (folder / "source.json").unlink()
     path.rename(tmp_path / "moved.txt")
     of_world._read.cache_clear()
-    with pytest.warns(UserWarning, match="is for you to know"):
-        assert run("resume", folder, "--env-steps", 300, "--world.path", tmp_path / "moved.txt") == 0
+    assert run("resume", folder, "--env-steps", 300, "--world.path", tmp_path / "moved.txt") == 0
     assert len(json.loads((folder / "source.json").read_text())["vocabulary"]) == 7
     capsys.readouterr()
     (tmp_path / "moved.txt").rename(path)

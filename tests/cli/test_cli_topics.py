@@ -137,7 +137,7 @@ def test_what_makes_no_sense_is_refused(path, folder, capsys, tmp_path):
         ((*fit, path, "--topics", 0), "topics is 0"),
         ((*fit, path, "--topic", 5), "no field called 'topic'"),
         ((*fit, path, "--strategy", "dpsdg"), "dpsgd"),
-        ((*fit, path, "--actors", 2), "no actors"),
+        ((*fit, path, "--actors", 2), "There is no field called 'actors'"),
         ((*fit, path, "--test", 600), "nothing is left"),
         ((*fit, path, "--min-df", 3), "an option of text"),
         ((*fit, path, "--stop-words", tmp_path / "no.txt"), "no.txt cannot be read"),

@@ -121,7 +121,7 @@ class Simulation:
             wall = time.monotonic() - started
             summary = summarize(run, self.cluster, folder, watch, self.centre, wall, reason)
         code = FAILED if self.failure else 128 + signals[0] if signals else FINISHED
-        return Finish(code, summary)
+        return Finish(code, summary, run=run)
 
     # -- roles --------------------------------------------------------------------------------------
 

@@ -158,6 +158,7 @@ def _go_on(run: Run, stored: Run, folder: Path, found: Path, launcher: Launcher)
         )
     if run != stored:
         write_run(folder, run)
+    record_data(folder, run.world)  # if somebody has deleted what the run knew of it
     if found.name != "last":
         checkpoint.distrust(found.with_name("last"))
     # each replica saved at a moment of its own, and the checkpoint was complete some time after that
