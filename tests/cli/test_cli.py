@@ -333,8 +333,8 @@ def _fields(run: Any) -> dict[str, Any]:
 
 
 _PROMISE = (
-    "The command line is a promise: scripts use its names and defaults. What is new needs nothing. If a name is "
-    "meant to go, say so in CHANGELOG.md and run MURMURATE_GOLDEN=write python -m pytest tests/cli/test_cli.py"
+    "The command line is a promise: scripts use its names and defaults. What is new needs nothing. If a name "
+    "is to go, say so in CHANGELOG.md and run MURMURATE_GOLDEN=write python -m pytest tests/cli/test_cli.py"
 )
 
 

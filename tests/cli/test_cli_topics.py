@@ -143,11 +143,19 @@ def test_what_makes_no_sense_is_refused(path, folder, capsys, tmp_path):
         ((*fit, path, "--stop-words", tmp_path / "no.txt"), "no.txt cannot be read"),
         (("topics", "show", folder, "--words", 0), "words is 0"),
         (("topics", "transform", folder, path, "--out", tmp_path / "w.csv"), ".npz nor .parquet"),
-        (("eval", folder), "topics evaluate"),
         (("train", "corpus-lda"), "say which corpus"),
     ]:
         said = refused(capsys, *arguments)
         assert words in said, (arguments, said)
+
+
+def test_a_run_is_evaluated_by_the_common_command_too(folder, capsys):
+    capsys.readouterr()
+    assert run("eval", folder, "--json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["perplexity"] == json.loads((folder / "summary.json").read_text())["perplexity"]
+    assert run("eval", folder) == 0
+    assert capsys.readouterr().out.startswith("Perplexity of ")
 
 
 def test_other_words_are_found_by_their_names_or_refused(folder, capsys, tmp_path):
