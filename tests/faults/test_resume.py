@@ -79,9 +79,9 @@ def test_killed_and_resumed_equals_uninterrupted(
         for key in ("replicas", "consensus", "source", "learner", "env_steps", "updates", "returns"):
             _same(one[key], other[key], f"replica {rank}: {key}")
         _check_records(tmp_path, rank, updates)
-        held = checkpoint.read_replays(whole, rank)["replay"]
+        held = checkpoint.read_replays(whole, rank)
         assert (held is None) == (not more)
-        _same(held, checkpoint.read_replays(again, rank)["replay"], f"replica {rank}: replay")
+        _same(held, checkpoint.read_replays(again, rank), f"replica {rank}: replay")
 
 
 def _check_records(folder: Path, rank: int, updates: int) -> None:
