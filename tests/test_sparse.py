@@ -187,7 +187,7 @@ def test_while_it_is_closed_nobody_writes_and_who_read_reads_again():
     def read():
         while not over.is_set():
             before = steps[0]
-            values = reader.steady(lambda scale: (scale * float(x[0]), scale * float(x[-1])))
+            values = reader.read_consistently(lambda scale: (scale * float(x[0]), scale * float(x[-1])))
             # each step between the scale and the numbers is a hundredth; two more were on their way
             apart = max(abs(math.log(value / 2)) for value in values)
             wrong.append(apart + (steps[0] - before + 2) * math.log(0.99))
@@ -199,7 +199,7 @@ def test_while_it_is_closed_nobody_writes_and_who_read_reads_again():
     folds = 0
     while folds < 20 and time.monotonic() < end:
         if folder.value < 1e-4:
-            with folder.closed() as alone:
+            with folder.exclusive() as alone:
                 if alone:
                     folder.fold()
                     folds += 1
@@ -256,11 +256,11 @@ def test_any_of_several_may_multiply_it_in_and_what_is_read_is_whole():
 
 def test_who_writes_for_ever_does_not_stop_the_others():
     stuck, folder = shared(2, torch.ones(16))
-    with stuck.writing(), folder.closed() as alone:
+    with stuck.writing(), folder.exclusive() as alone:
         assert not alone
-    with folder.closed() as alone:
+    with folder.exclusive() as alone:
         assert alone
-    assert folder.steady(lambda scale: scale) == 1.0
+    assert folder.read_consistently(lambda scale: scale) == 1.0
 
 
 # -- deaths -----------------------------------------------------------------------------------------------
@@ -302,19 +302,19 @@ def test_who_dies_while_multiplying_the_scale_in_leaves_a_vector_that_the_others
     expected = x * survivor.value
 
     def fold():
-        with victim.closed() as alone:
+        with victim.exclusive() as alone:
             assert alone
             victim.fold()
 
     dies(chunk, fold)
     assert not torch.allclose(x * survivor.value, expected)  # it is torn
     # the first who reads or writes mends it
-    seen = bystander.steady(lambda scale: scale * x)
+    seen = bystander.read_consistently(lambda scale: scale * x)
     torch.testing.assert_close(seen, expected)
     with survivor.writing():
         survivor.shrink(0.25)
     torch.testing.assert_close(x * survivor.value, 0.75 * expected)
-    with survivor.closed() as alone:  # and it can be multiplied in again
+    with survivor.exclusive() as alone:  # and it can be multiplied in again
         assert alone
         survivor.fold()
     assert survivor.value == 1.0
@@ -331,7 +331,7 @@ def test_who_dies_while_writing_does_not_keep_the_others_out():
 
     dies(0, write)
     start = time.monotonic()
-    with survivor.closed() as alone:
+    with survivor.exclusive() as alone:
         assert alone
         survivor.fold()
     assert time.monotonic() - start < 0.5
@@ -348,7 +348,7 @@ def test_an_exception_in_the_middle_of_a_fold_is_mended_too(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(scale_module, "torch", types.SimpleNamespace(**{**vars(torch), "mul": interrupted}))
-    with pytest.raises(KeyboardInterrupt), one.closed():
+    with pytest.raises(KeyboardInterrupt), one.exclusive():
         one.fold()
     monkeypatch.undo()
-    torch.testing.assert_close(other.steady(lambda scale: scale * x), torch.full((LARGE,), 2.0))
+    torch.testing.assert_close(other.read_consistently(lambda scale: scale * x), torch.full((LARGE,), 2.0))

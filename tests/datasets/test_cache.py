@@ -170,9 +170,9 @@ def test_processes_share_one_copy(tmp_path):
 
 MEMORY = """
 import re, sys
-from murmurate.datasets import _spool
+from murmurate.datasets import _corpus_writer
 from murmurate.datasets.reading import read
-_spool._BUCKET = 1 << 16
+_corpus_writer._BUCKET = 1 << 16
 def peak_kib():  # of this program alone; getrusage's has what its parent had
     return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
 before = peak_kib()

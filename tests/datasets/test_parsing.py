@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from murmurate.datasets import _lines, _pairs, _triples
-from murmurate.datasets._faults import Faults
+from murmurate.datasets._record_errors import RecordErrors
 
 PIECES = {
     "triples": ["1 2 3", "2 3 1", "3 1 12", "1 2 3", "2 2 2.0", "1 1 1e1"],
@@ -39,14 +39,14 @@ def mutated(pieces, random):
 
 
 def readers(kind, real):
-    """Two alike, each with faults of its own."""
+    """Two alike, each with errors of its own."""
     made = []
     for _ in range(2):
-        faults = Faults(Path("x"), skip=True)
+        errors = RecordErrors(Path("x"), skip=True)
         if kind == "triples":
-            made.append((_triples._Reader(_triples.Header(3, 3, 0, False, real), faults), faults))
+            made.append((_triples._Reader(_triples.Header(3, 3, 0, False, real), errors), errors))
         else:
-            made.append((_pairs._Reader(real, one_based=False, vocabulary_size=4, faults=faults), faults))
+            made.append((_pairs._Reader(real, one_based=False, vocabulary_size=4, errors=errors), errors))
     return made
 
 
@@ -58,7 +58,7 @@ def test_fast_is_slow(kind, real, monkeypatch):
     taken = 0
     for _ in range(4000):
         chunk = mutated(PIECES[kind], random)
-        (ours, faults), (oracle, expected) = readers(kind, real)
+        (ours, errors), (oracle, expected) = readers(kind, real)
         found = list(_lines.found_in(1, chunk, ours.fast, ours.slow))
         wanted = oracle.slow(1, chunk)
         if kind == "triples":
@@ -67,6 +67,6 @@ def test_fast_is_slow(kind, real, monkeypatch):
         else:
             for part in range(3):
                 assert np.array_equal(np.concatenate([f[part] for f in found]), wanted[part]), chunk
-        assert faults.skipped.causes == expected.skipped.causes, chunk
+        assert errors.skipped.causes == expected.skipped.causes, chunk
         taken += ours.fast(chunk) is not None
     assert 400 < taken < 3600  # both ways are gone often

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from drawn import corpora, corpus, dense, same
-from murmurate.datasets import _lines, _spool
+from murmurate.datasets import _corpus_writer, _lines
 from murmurate.datasets._kinds import kind_of
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.reading import Skipped, read, write
@@ -188,7 +188,7 @@ def test_entries_in_any_order_are_sorted(tmp_path_factory, seed):
     lines = np.random.default_rng(seed).permutation(body.split("\n")[:-1])
     put(folder / "docword.y.txt.gz", "\n".join([*head[1].split(), *lines]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_spool, "_BUCKET", 7)
+        patch.setattr(_corpus_writer, "_BUCKET", 7)
         patch.setattr(_lines, "CHUNK_BYTES", 100)
         back = read(folder / "docword.y.txt.gz")
     assert same(back, made)

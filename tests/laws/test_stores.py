@@ -1,4 +1,4 @@
-"""Rows and frames are two ways to keep one stream: what can be drawn from them is the same."""
+"""Row stores and frames are two ways to keep one stream: what can be drawn from them is the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from covering import pairwise
 from murmurate import native
 from murmurate.replay.frame_replay import FrameReplay
-from murmurate.replay.interface import Chosen, Steps
+from murmurate.replay.interface import Selection, Steps
 from murmurate.replay.priorities import Prioritized
 from murmurate.replay.row_replay import RowReplay
 from murmurate.replay.rows import Column
@@ -50,8 +50,8 @@ def stream(stack: int, seed: int) -> list[Steps]:
 
 def everything(replay: Any) -> Counter[tuple[Any, ...]]:
     """What can be drawn, each once. What follows a termination is not looked at."""
-    slots = replay.chances.tree.priorities.nonzero()[:, 0]
-    found = replay.gather(Chosen(slots, Draw(slots, torch.ones(len(slots)))))
+    slots = replay.sampler.tree.priorities.nonzero()[:, 0]
+    found = replay.gather(Selection(slots, Draw(slots, torch.ones(len(slots)))))
     after = torch.where((found.discount > 0)[:, None, None, None], found.next_observation, 0)
     parts = (found.observation, found.action, found.reward, found.discount, after)
     return Counter(
@@ -108,7 +108,7 @@ def test_a_ring_holds_the_newest_of_them_and_goes_on_from_its_state(steps: int) 
     assert found < wanted
     assert sum(found.values()) > 0.4 * SIMULATORS * 150
     short = [
-        length for length in frames._lengths[frames.chances.tree.priorities.numpy() > 0] if length < steps
+        length for length in frames._lengths[frames.sampler.tree.priorities.numpy() > 0] if length < steps
     ]
     assert short, "no episode was cut off among what is left"
 

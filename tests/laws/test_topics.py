@@ -16,7 +16,7 @@ from murmurate.datasets.generated import generate
 from murmurate.fabric.processes.fabric import run_members
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.losses.topics import Documents, expected_topics, fold_in
-from murmurate.replica.sparse import Rows, ShrinksAway
+from murmurate.replica.sparse import Rows, StepTooLarge
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.replicator.replicator import Replicator
@@ -530,7 +530,7 @@ def test_a_fold_that_would_leave_nothing_has_a_smaller_rho(factor, rho):
 def test_of_a_pulled_v_nothing_left_is_an_error():
     master = master_of(replica_of_ones(20), "pulled")
     letter = SparseDelta(0.2, 0, torch.tensor([3]), torch.ones(1, 16)).pack()
-    with pytest.raises(ShrinksAway, match=r"shrink v by 1\.6 .* use --strategy.shrinks present"):
+    with pytest.raises(StepTooLarge, match=r"shrink v by 1\.6 .* use --strategy.shrinks present"):
         fold(master, letter, letter)
 
 

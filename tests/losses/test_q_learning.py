@@ -56,13 +56,13 @@ def test_weights_weigh_and_the_mean_is_over_the_batch():
 
 
 def test_shapes_are_not_broadcast():
-    with pytest.raises(ValueError, match="discount must be shaped"):
+    with pytest.raises(ValueError, match="discount_t must be shaped"):
         q_target(torch.zeros(2), torch.zeros(1), NEXT)
-    with pytest.raises(ValueError, match="next_value"):
+    with pytest.raises(ValueError, match="q_t"):
         q_target(torch.zeros(3), torch.zeros(3), NEXT)
-    with pytest.raises(ValueError, match="next_selector must be shaped"):
+    with pytest.raises(ValueError, match="q_t_selector must be shaped"):
         q_target(torch.zeros(2), torch.zeros(2), NEXT, NEXT[:, :2])
-    with pytest.raises(ValueError, match="target must be shaped"):
+    with pytest.raises(ValueError, match="target_tm1 must be shaped"):
         td_error(NEXT, torch.tensor([0, 1]), torch.zeros(1))
     with pytest.raises(ValueError, match="weight must be shaped"):
         q_loss(torch.zeros(2), torch.zeros(1))
@@ -99,7 +99,7 @@ def test_a_step_is_the_loss_and_its_gradient(seed: int, batch: int, actions: int
 def test_a_step_where_numbers_are_not_at_hand_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: torch records it."""
     written = q_step(*rows(0))
-    monkeypatch.setattr(q_learning, "_written_down", None)
+    monkeypatch.setattr(q_learning, "_closed_form", None)
     with pytest.raises(TypeError):
         q_step(*rows(0))
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
@@ -117,15 +117,15 @@ def test_a_step_with_a_value_that_is_not_finite_says_so() -> None:
 
 def test_shapes_of_a_step_are_not_broadcast() -> None:
     value, action, reward, discount, weight, following, selector = rows(0)
-    with pytest.raises(ValueError, match="discount must be shaped"):
+    with pytest.raises(ValueError, match="discount_t must be shaped"):
         q_step(value, action, reward, discount[:1], weight, following, selector)
     with pytest.raises(ValueError, match="weight must be shaped"):
         q_step(value, action, reward, discount, weight[:1], following, selector)
-    with pytest.raises(ValueError, match="next_selector must be shaped"):
+    with pytest.raises(ValueError, match="q_t_selector must be shaped"):
         q_step(value, action, reward, discount, weight, following, selector[:, :2])
-    with pytest.raises(ValueError, match="value"):
+    with pytest.raises(ValueError, match="q_tm1"):
         q_step(value[:, 0], action, reward, discount, weight, following, selector)
-    with pytest.raises(ValueError, match="value"):
+    with pytest.raises(ValueError, match="q_tm1"):
         q_step(value[0, 0], action, reward, discount, weight, following, selector)
 
 

@@ -56,7 +56,7 @@ def test_targets_are_constants(loss):
 def test_nothing_is_broadcast(loss):
     with pytest.raises(ValueError, match="target"):
         loss(torch.zeros(5, 16), torch.zeros(5, 1))
-    with pytest.raises(ValueError, match="v must have 2 dimensions"):
+    with pytest.raises(ValueError, match="v_t must have 2 dimensions"):
         loss(torch.zeros(5), torch.zeros(5))
 
 

@@ -1,4 +1,4 @@
-"""The compiled torso with a linear layer behind it, and with gradients that are wanted at a place."""
+"""The compiled torso with a linear layer behind it, and with gradients that are targets at a place."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from covering import pairwise
 from murmurate.nets.conv import ConvTorso, nature_2013, nature_2015
 from murmurate.nets.q_network import q_network
 from murmurate.replica import gradients
-from murmurate.replica.gradients import Wanted
+from murmurate.replica.gradients import GradientTargets
 from murmurate.replica.vector import Replica
 from murmurate.spec import EnvSpec
 from nets.test_conv import frames, made
@@ -178,9 +178,9 @@ def test_gradients_are_written_where_they_are_wanted_before_they_are_rounded(bat
     x, slope = frames(0, batch), slopes(batch, 6)
     rounded = gradients_of(torso.headed(x, head), slope, torso, head)
     places, out = places_for(parameters), torso.headed(x, head)
-    with Wanted(out, places) as wanted:
-        handed = gradients_of(wanted.root, slope, torso, head)
-    assert wanted.written == set(places)
+    with GradientTargets(out, places) as targets:
+        handed = gradients_of(targets.root, slope, torso, head)
+    assert targets.written == set(places)
     assert handed == (None,) * len(parameters)
     for parameter, expected in zip(parameters, rounded, strict=True):
         assert torch.equal(places[id(parameter)].to(parameter.dtype), expected)
@@ -197,9 +197,9 @@ def test_gradients_that_are_not_all_wanted_or_that_are_looked_at_go_through_auto
 
     def handed_by(places):
         out = torso.headed(x, head)
-        with Wanted(out, places) as wanted:
-            found = gradients_of(wanted.root, slope, torso, head)
-        assert not wanted.written
+        with GradientTargets(out, places) as targets:
+            found = gradients_of(targets.root, slope, torso, head)
+        assert not targets.written
         assert all(g is not None for g in found)
 
     places = places_for(parameters)
@@ -212,9 +212,9 @@ def test_gradients_that_are_not_all_wanted_or_that_are_looked_at_go_through_auto
     handed_by({**places, first: places[first].contiguous()})  # it lies otherwise
     assert all(place.isnan().all() for place in places.values())
     out, other = torso.headed(x, head), torso.headed(x, head)
-    with Wanted(out, places) as wanted:
+    with GradientTargets(out, places) as targets:
         assert all(g is not None for g in gradients_of(other, slope, torso, head))  # another pass
-    assert all(g is not None for g in gradients_of(wanted.root, slope, torso, head))  # no more
+    assert all(g is not None for g in gradients_of(targets.root, slope, torso, head))  # no more
 
 
 def learner(make=lambda net: None):

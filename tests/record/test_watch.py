@@ -16,7 +16,7 @@ from murmurate.fabric.interface import Traffic
 from murmurate.record.reader import read_metrics
 from murmurate.record.step_timer import KINDS, Bursts, Watch, rounded
 from murmurate.replica.vector import Exchange, Replica
-from murmurate.replicator.replicator import Bond
+from murmurate.replicator.replicator import BoundReplica
 from murmurate.strategies.interface import Strategy
 
 
@@ -65,7 +65,7 @@ def scripted(bursts: Bursts) -> tuple[Watch, Replica, Clock, Scripted]:
     strategy = Scripted()
     replica.exchange = lambda r: strategy.step(r, channel)
     replica.update = lasting
-    watch = Watch(clock, [Bond(replica, strategy, channel)], bursts=bursts)
+    watch = Watch(clock, [BoundReplica(replica, strategy, channel)], bursts=bursts)
     return watch, replica, clock, strategy
 
 

@@ -28,7 +28,7 @@ PONG = EnvSpec("pong", (4, 84, 84), torch.uint8, actions=6, stacked=True)
     [
         ("--replay.alpha 1.5", "replay.alpha is 1.5"),
         ("--replay.alpha-end -0.5", "replay.alpha_end is -0.5"),
-        ("--replay.samples-per-insert 0", "who draws nothing learns nothing"),
+        ("--replay.samples-per-insert 0", "it must be finite and above 0"),
         ("--replay.samples-per-insert inf", "samples_per_insert is inf"),
         ("--replay.fit-every 1001", "no whole number of batches of 64. Use --replay.fit-every 1000"),
         ("--replay.fit-every 100 --replay.samples-per-insert 0.5", "Use --replay.fit-every 128"),
@@ -47,7 +47,7 @@ PONG = EnvSpec("pong", (4, 84, 84), torch.uint8, actions=6, stacked=True)
         ("--actors 1 --launcher inline", "actors are processes"),
         ("--actors 1 --double-buffer", "Leave one out"),
         ("--replay.capacity 1000000000000", "sources take"),
-        ("--replay.capacity 1000000000000 --replay.folder there", "to lie in .*there, where"),
+        ("--replay.capacity 1000000000000 --replay.folder there", "the replays need .*there has"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: str, words: str) -> None:
@@ -61,7 +61,7 @@ def test_files_that_the_disk_has_no_room_for_are_refused(
     monkeypatch.setattr(memory.psutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
     run = recipe("cartpole-dqn")
     there = dataclasses.replace(run.source.replay, folder=str(tmp_path / "not" / "there"))
-    with pytest.raises(Refusal, match=r"to lie in .*there, where 0.0 GiB are left"):
+    with pytest.raises(Refusal, match=r"the replays need .*there has 0.0 GiB left"):
         preflight(altered(run, replay=there))
 
 
@@ -78,21 +78,21 @@ def test_an_agent_and_a_source_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize(("capacity", "batch"), [(100, 4), (160, 128)])
 def test_rings_that_never_hold_a_batch_are_refused(capacity: int, batch: int) -> None:
     config = ReplayConfig(capacity=capacity, learning_starts=0)
-    with pytest.raises(Refusal, match="never hold a batch"):
+    with pytest.raises(Refusal, match="too few for a batch"):
         replay_bytes(config, PONG, simulators=8, steps=3, batch=batch)
 
 
 def test_segments_are_of_rows() -> None:
     config = ReplayConfig(capacity=800, learning_starts=0, segments=4)
-    with pytest.raises(Refusal, match="images lie in a ring for each simulator"):
+    with pytest.raises(Refusal, match="images are stored in one ring for each simulator"):
         replay_bytes(config, PONG, simulators=2, steps=1, batch=8)
     more = {"simulators": 2, "steps": 1, "discount": 0.9, "seed": 0}
     colours = EnvSpec("colours", (3, 84, 84), torch.uint8, actions=6)
     for draws in ("each", "one"):
-        chances = open_replay(dataclasses.replace(config, segment_draws=draws), colours, **more).chances
-        assert isinstance(chances, Segmented)
-        assert [segment.capacity for segment in chances.segments] == [200] * 4
-        assert chances.whole == (draws == "one")
+        sampler = open_replay(dataclasses.replace(config, segment_draws=draws), colours, **more).sampler
+        assert isinstance(sampler, Segmented)
+        assert [segment.capacity for segment in sampler.segments] == [200] * 4
+        assert sampler.whole == (draws == "one")
 
 
 def test_a_million_frames_take_what_they_say() -> None:

@@ -7,14 +7,12 @@ import torch
 
 from compiled import NO_KERNELS
 from murmurate import native
-from murmurate.replay import ahead as ahead_module
-from murmurate.replay import async_copy as courier
-from murmurate.replay import frames
-from murmurate.replay.ahead import Ahead
-from murmurate.replay.async_copy import Courier
+from murmurate.replay import async_copy, frames, prefetch
+from murmurate.replay.async_copy import AsyncCopy
 from murmurate.replay.config import ReplayConfig
 from murmurate.replay.frame_replay import FrameReplay
-from murmurate.replay.interface import Chosen, Steps
+from murmurate.replay.interface import Selection, Steps
+from murmurate.replay.prefetch import Prefetcher
 from murmurate.replay.priorities import Prioritized, Uniform
 from murmurate.replay.row_replay import RowReplay
 from murmurate.replay.rows import Column
@@ -139,11 +137,11 @@ def test_frames_are_stacked_again_as_they_were(kind, steps, simulators):
 
 @pytest.mark.parametrize("make", [RowReplay, FrameReplay])
 def test_a_late_error_about_what_is_gone_is_dropped(make):
-    chances = Prioritized(64, alpha=1.0, epsilon=0.0)
+    sampler = Prioritized(64, alpha=1.0, epsilon=0.0)
     if make is RowReplay:
-        replay = RowReplay(chances, Column((2, 2), torch.uint8), Column((), torch.int64))
+        replay = RowReplay(sampler, Column((2, 2), torch.uint8), Column((), torch.int64))
     else:
-        replay = FrameReplay(chances, (2, 2), simulators=1, stack=1)
+        replay = FrameReplay(sampler, (2, 2), simulators=1, stack=1)
 
     def play(count):
         for _ in range(count):
@@ -154,12 +152,12 @@ def test_a_late_error_about_what_is_gone_is_dropped(make):
     play(40)
     keys = replay.sample(10, 0.4).keys
     play(200)
-    before = chances.tree.total
+    before = sampler.tree.total
     replay.update(keys, torch.full((10,), 100.0))
-    assert chances.tree.total == before
+    assert sampler.tree.total == before
     keys = replay.sample(10, 0.4).keys
     replay.update(keys, torch.full((10,), 100.0))
-    assert chances.tree.total > before
+    assert sampler.tree.total > before
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -172,14 +170,14 @@ def test_what_is_chosen_lies_where_it_was_asked_for_and_is_the_same(kind, played
 
     one, other = make(), make()
     kept = []
-    room, out = one.room(20), Draw(torch.empty(20, dtype=torch.int64), torch.empty(20))
+    buffers, out = one.buffers(20), Draw(torch.empty(20, dtype=torch.int64), torch.empty(20))
     for _ in range(3):
         chosen = one.choose(20, 0.5, out)
         assert chosen.draw.indices is out.indices
         assert chosen.draw.weights is out.weights
-        mine, new = one.gather(chosen, room), other.sample(20, 0.5)
+        mine, new = one.gather(chosen, buffers), other.sample(20, 0.5)
         assert mine.weights is out.weights
-        assert mine.observation is room["observation"]
+        assert mine.observation is buffers["observation"]
         for field in ("keys", "weights", "observation", "next_observation", "action"):
             assert torch.equal(getattr(mine, field), getattr(new, field))
         kept.append((mine.keys, new.keys))
@@ -211,30 +209,30 @@ def test_no_batch_is_drawn_that_is_not_there(kind):
         replay.sample(1, 0.4)
     rows(replay, 5)
     assert len(replay.sample(5, 0.4).keys) == 5
-    with pytest.raises(ValueError, match="a batch of 6 cannot be drawn from the 5"):
+    with pytest.raises(ValueError, match="a batch of 6 cannot be drawn from 5"):
         replay.sample(6, 0.4)
 
 
 def test_new_ones_enter_at_the_highest_priority_or_their_own():
-    chances = Prioritized(10, alpha=0.5, epsilon=0.0)
-    chances.put(torch.tensor([0]))
-    chances.update(torch.tensor([0]), torch.tensor([9.0]))
-    chances.put(torch.tensor([1]))
-    chances.put(torch.tensor([2]), torch.tensor([4.0]))
-    torch.testing.assert_close(chances.tree.priorities[:4], torch.tensor([3.0, 3.0, 2.0, 0.0]))
-    chances.take_out(torch.tensor([0, 0, 5]))
-    assert chances.filled == 2
-    assert set(chances.draw(2, 0.4).indices.tolist()) <= {1, 2}
+    sampler = Prioritized(10, alpha=0.5, epsilon=0.0)
+    sampler.put(torch.tensor([0]))
+    sampler.update(torch.tensor([0]), torch.tensor([9.0]))
+    sampler.put(torch.tensor([1]))
+    sampler.put(torch.tensor([2]), torch.tensor([4.0]))
+    torch.testing.assert_close(sampler.tree.priorities[:4], torch.tensor([3.0, 3.0, 2.0, 0.0]))
+    sampler.remove(torch.tensor([0, 0, 5]))
+    assert sampler.filled == 2
+    assert set(sampler.draw(2, 0.4).indices.tolist()) <= {1, 2}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_taken_out_is_not_drawn(kind):
-    chances = KINDS[kind](100)
-    chances.put(torch.arange(100))
-    chances.take_out(torch.arange(0, 100, 3))
-    chances.put(torch.tensor([3, 3, 4]))
-    assert chances.filled == 67
-    drawn = set(torch.cat([chances.draw(60, 0.4).indices for _ in range(60)]).tolist())
+    sampler = KINDS[kind](100)
+    sampler.put(torch.arange(100))
+    sampler.remove(torch.arange(0, 100, 3))
+    sampler.put(torch.tensor([3, 3, 4]))
+    assert sampler.filled == 67
+    drawn = set(torch.cat([sampler.draw(60, 0.4).indices for _ in range(60)]).tolist())
     assert drawn == {k for k in range(100) if k % 3 or k == 3}
 
 
@@ -313,7 +311,7 @@ def test_frames_go_on_from_their_state(played, chunk_bytes, monkeypatch):
             assert torch.equal(getattr(a, name), getattr(b, name)), name
 
 
-class Late(Courier):
+class Late(AsyncCopy):
     """Does nothing before it is waited for: who does not wait, or waits too late, finds something else."""
 
     def __init__(self):
@@ -339,16 +337,16 @@ class Late(Courier):
 
 @pytest.fixture(params=["by the caller", "at once, as small", "by a thread", "not before it is waited for"])
 def copied(request, monkeypatch):
-    """How batches that are drawn ahead get there. Whether a courier is asked, and may take its time."""
+    """How batches that are drawn ahead get there. Whether a copier is asked, and may take its time."""
     if request.param == "by the caller":
         monkeypatch.setattr(native, "kernels", None)
         return False
     if native.kernels is None:
         pytest.skip(NO_KERNELS)
     if request.param == "by a thread":
-        monkeypatch.setattr(courier, "_SMALL_BYTES", 0)
+        monkeypatch.setattr(async_copy, "_SMALL_BYTES", 0)
     elif request.param == "not before it is waited for":
-        monkeypatch.setattr(ahead_module, "Courier", Late)
+        monkeypatch.setattr(prefetch, "AsyncCopy", Late)
     return "small" not in request.param
 
 
@@ -365,7 +363,7 @@ def test_batches_ahead_know_the_errors_of_so_many_before():
 
     def drawn(depth, told, batches=9):
         replay = make()
-        ahead = Ahead(replay, 32, depth)
+        ahead = Prefetcher(replay, 32, depth)
         out, weights = [], []
         for t in range(batches):
             sample = ahead.next(0.4)
@@ -393,7 +391,7 @@ def test_batches_ahead_hold_what_their_keys_name_though_the_replay_goes_on(depth
     generator = torch.Generator().manual_seed(0)
     replay = FrameReplay(Prioritized(800), (2, 2), simulators=4, stack=4, steps=3)
     shown = torch.zeros(4, 4, 2, 2, dtype=torch.uint8)
-    ahead, number, compared = Ahead(replay, 8, depth), 0, 0
+    ahead, number, compared = Prefetcher(replay, 8, depth), 0, 0
     for update in range(600):
         if update < 30 or update % 2:
             number += 1
@@ -401,7 +399,7 @@ def test_batches_ahead_hold_what_their_keys_name_though_the_replay_goes_on(depth
             reward, action = torch.randn(4, generator=generator), torch.arange(4)
             ends = torch.rand(2, 4, generator=generator) < 0.03
             if replay.full:
-                ahead.settle()
+                ahead.drain()
             replay.observe(0, Steps(shown, action, reward, after, *ends))
             shown = torch.where(ends.any(0)[:, None, None, None], after + 100, after)
         if update < 30:
@@ -412,7 +410,7 @@ def test_batches_ahead_hold_what_their_keys_name_though_the_replay_goes_on(depth
         keys = sample.keys[kept]
         length = replay.frames.length
         slots = (keys >> 40) * length + (keys & (2**40 - 1)) % length
-        there = replay.gather(Chosen(keys, Draw(slots, sample.weights[kept])))
+        there = replay.gather(Selection(keys, Draw(slots, sample.weights[kept])))
         for name in ("observation", "action", "reward", "discount"):
             assert torch.equal(getattr(sample, name)[kept], getattr(there, name))
         goes_on = sample.discount[kept] > 0
@@ -420,7 +418,7 @@ def test_batches_ahead_hold_what_their_keys_name_though_the_replay_goes_on(depth
         replay.update(sample.keys, torch.rand(8, generator=generator))
         compared += int(goes_on.sum())
     assert compared > 3000
-    assert (ahead._courier is not None and ahead._courier.number > 1000) == (copied and depth > 0)
+    assert (ahead._copier is not None and ahead._copier.number > 1000) == (copied and depth > 0)
     ahead.close()
 
 
@@ -428,12 +426,12 @@ def test_batches_ahead_hold_what_their_keys_name_though_the_replay_goes_on(depth
 def test_batches_that_are_ahead_are_saved_as_they_were_drawn():
     replay = RowReplay(Prioritized(100), Column((1,), torch.float32), Column((), torch.int64))
     rows(replay, 100)
-    ahead = Ahead(replay, 16, 4)
+    ahead = Prefetcher(replay, 16, 4)
     ahead.next(0.4)
     saved = {"coming": [{k: v.clone() for k, v in x.items()} for x in ahead.state()["coming"]]}
-    ahead.settle()
+    ahead.drain()
     rows(replay, 100, start=100)  # all that was drawn is overwritten
-    other = Ahead(replay, 16, 4)
+    other = Prefetcher(replay, 16, 4)
     other.load(saved)
     for _ in range(4):
         assert torch.equal(ahead.next(0.4).keys, (sample := other.next(0.4)).keys)

@@ -31,17 +31,17 @@ def segmented(kind: str, sizes: tuple[int, ...] = SIZES, seed: int = 0, **more: 
 
 def filled(kind: str, present: Tensor, **more: Any) -> tuple[Segmented, Tensor]:
     """Segments with the slots ``present``, and what each slot is drawn in proportion to in its segment."""
-    chances = segmented(kind, shares=SHARES, **more)
+    sampler = segmented(kind, shares=SHARES, **more)
     error = torch.rand(len(present), generator=torch.Generator().manual_seed(5)) + 0.05
-    chances.put(present, error)
-    weight = torch.zeros(chances.capacity, dtype=torch.float64)
+    sampler.put(present, error)
+    weight = torch.zeros(sampler.capacity, dtype=torch.float64)
     weight[present] = error.double() ** 0.7
     start = 0
-    for segment, size in zip(chances.segments, SIZES, strict=True):
+    for segment, size in zip(sampler.segments, SIZES, strict=True):
         if isinstance(segment, Uniform):
             weight[start : start + size] = (weight[start : start + size] > 0).double()
         start += size
-    return chances, weight
+    return sampler, weight
 
 
 def exact(weight: Tensor) -> Tensor:
@@ -69,13 +69,13 @@ PRESENT = {
 def test_each_slot_is_drawn_with_its_chance_and_weighed_for_it(kind: str, present: str, whole: bool) -> None:
     """Chi-square within 5 standard deviations. Weights are (N P(i)) ** -beta over the greatest: of the
     mixture; or of each segment, where a batch is from one."""
-    chances, weight = filled(kind, PRESENT[present], whole=whole)
+    sampler, weight = filled(kind, PRESENT[present], whole=whole)
     chance = exact(weight)
     batches, batch, beta = 6_000, 30, 0.6
-    counts = torch.zeros(chances.capacity, dtype=torch.float64)
+    counts = torch.zeros(sampler.capacity, dtype=torch.float64)
     for _ in range(batches):
-        found = chances.draw(batch, beta)
-        counts += torch.bincount(found.indices, minlength=chances.capacity)
+        found = sampler.draw(batch, beta)
+        counts += torch.bincount(found.indices, minlength=sampler.capacity)
         if whole:
             within = [p / p[p > 0].min() if p.any() else p for p in weight.split(SIZES)]
             wanted = torch.cat(within)[found.indices] ** -beta
@@ -100,12 +100,12 @@ def test_each_slot_is_drawn_with_its_chance_and_weighed_for_it(kind: str, presen
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("batch", [1, 7, 64])
 def test_a_batch_has_each_segments_share_to_less_than_one_draw(kind: str, batch: int) -> None:
-    chances, _ = filled(kind, PRESENT["full"])
+    sampler, _ = filled(kind, PRESENT["full"])
     total = torch.zeros(3, dtype=torch.float64)
     share = torch.tensor(SHARES, dtype=torch.float64)
     ends = torch.tensor(SIZES).cumsum(0)
     for _ in range(4_000):
-        number = torch.bucketize(chances.draw(batch, 0.4).indices, ends, right=True)
+        number = torch.bucketize(sampler.draw(batch, 0.4).indices, ends, right=True)
         counts = torch.bincount(number, minlength=3).double()
         assert bool(((counts - share * batch).abs() < 1).all())
         total += counts
@@ -115,19 +115,19 @@ def test_a_batch_has_each_segments_share_to_less_than_one_draw(kind: str, batch:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_put_in_changed_and_taken_out_is_that_of_its_segment(kind: str) -> None:
-    chances = segmented(kind)
+    sampler = segmented(kind)
     generator = torch.Generator().manual_seed(0)
     there: set[int] = set()
     for _ in range(100):
         slots = torch.randint(147, (30,), generator=generator)
-        chances.put(slots, torch.rand(30, generator=generator))
+        sampler.put(slots, torch.rand(30, generator=generator))
         there |= set(slots.tolist())
         gone = torch.randint(147, (20,), generator=generator)
-        chances.take_out(gone)
+        sampler.remove(gone)
         there -= set(gone.tolist())
-        chances.update(torch.tensor(sorted(there)), torch.ones(len(there)))
-        assert chances.filled == len(there)
-    drawn = itertools.chain(*(chances.draw(40, 0.4).indices.tolist() for _ in range(200)))
+        sampler.update(torch.tensor(sorted(there)), torch.ones(len(there)))
+        assert sampler.filled == len(there)
+    drawn = itertools.chain(*(sampler.draw(40, 0.4).indices.tolist() for _ in range(200)))
     assert set(drawn) == there
 
 
@@ -148,8 +148,8 @@ def rollouts(replay: RowReplay, generation: int, count: int) -> None:
 def test_a_batch_is_of_one_generation_of_rollouts() -> None:
     """Zhang, Algorithm 2: M rollouts go to the next segment; a batch is from one that is drawn uniformly."""
     size, count = 50, 4
-    chances = Segmented([Uniform(size, seed=k) for k in range(count)], whole=True)
-    replay = RowReplay(chances, Column((1,), torch.float32), Column((), torch.int64))
+    sampler = Segmented([Uniform(size, seed=k) for k in range(count)], whole=True)
+    replay = RowReplay(sampler, Column((1,), torch.float32), Column((), torch.int64))
     for generation in range(11):
         rollouts(replay, generation, size)
         kept = range(max(0, generation - count + 1), generation + 1)
@@ -173,7 +173,7 @@ def test_segments_go_on_from_their_state(kind: str, whole: bool) -> None:
     for _ in range(20):
         for a, b in zip(one.draw(30, 0.4), other.draw(30, 0.4), strict=True):
             assert torch.equal(a, b)
-    with pytest.raises(ValueError, match="of 3 segments and these are 2"):
+    with pytest.raises(ValueError, match="has 3 segments and this replay 2"):
         segmented(kind, (10, 10)).load(one.state())
 
 
@@ -183,13 +183,13 @@ def test_segments_that_make_no_sense_are_refused() -> None:
     for shares in ([1.0], [1.0, 0.0], [1.0, math.inf]):
         with pytest.raises(ValueError, match="not one positive number for each of 2"):
             Segmented([Uniform(5), Uniform(5)], shares=shares)
-    chances = segmented("mixed")
+    sampler = segmented("mixed")
     with pytest.raises(ValueError, match="the replay is empty"):
-        chances.draw(1, 0.4)
-    chances.put(torch.tensor([0, 1, 60]))
-    assert len(chances.draw(3, 0.4).indices) == 3
-    with pytest.raises(ValueError, match="a batch of 4 cannot be drawn from the 3"):
-        chances.draw(4, 0.4)
+        sampler.draw(1, 0.4)
+    sampler.put(torch.tensor([0, 1, 60]))
+    assert len(sampler.draw(3, 0.4).indices) == 3
+    with pytest.raises(ValueError, match="a batch of 4 cannot be drawn from 3"):
+        sampler.draw(4, 0.4)
     nothing = segmented("prioritized")
     nothing.put(torch.arange(5), torch.zeros(5))
     with pytest.raises(ValueError, match="there is nothing to draw"):

@@ -1,4 +1,4 @@
-"""Rows and frames by brute force: what is drawn is what was put in."""
+"""Row stores and frames by brute force: what is drawn is what was put in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from murmurate.errors import Refusal
 from murmurate.replay import frames, memory
 from murmurate.replay.frames import Frames
 from murmurate.replay.returns import NStepReturns
-from murmurate.replay.rows import Column, Rows
+from murmurate.replay.rows import Column, RowStore
 
 
 @pytest.fixture(params=["native", "torch"])
@@ -55,7 +55,7 @@ def random_values(count, generator):
 def test_rows_come_back_as_they_were(kernels, tmp_path):
     generator = torch.Generator().manual_seed(0)
     for take in (memory.private, memory.in_folder(tmp_path / "replay")):
-        store = Rows(500, COLUMNS, take)
+        store = RowStore(500, COLUMNS, take)
         assert store.row_bytes % 64 == 0
         kept = random_values(500, generator)
         write(store, torch.arange(500), kept)
@@ -66,7 +66,7 @@ def test_rows_come_back_as_they_were(kernels, tmp_path):
         for name, value in changed.items():
             kept[name][places] = value
         found = store.read(slots)
-        again = store.read(slots, out=store.room(200))
+        again = store.read(slots, out=store.buffers(200))
         for name in COLUMNS:
             assert torch.equal(found[name], kept[name][slots])
             assert torch.equal(again[name], found[name])
@@ -75,19 +75,19 @@ def test_rows_come_back_as_they_were(kernels, tmp_path):
 
 def test_files_that_a_replay_lives_in_are_no_other_replays(tmp_path):
     take = memory.in_folder(tmp_path)
-    first = Rows(10, COLUMNS, take)
+    first = RowStore(10, COLUMNS, take)
     kept = random_values(10, torch.Generator().manual_seed(0))
     write(first, torch.arange(10), kept)
     with pytest.raises(Refusal, match="in use by another replay"):
-        Rows(10, COLUMNS, take)
+        RowStore(10, COLUMNS, take)
     assert torch.equal(first.read(torch.arange(10))["image"], kept["image"])
     del first
     gc.collect()
-    assert not Rows(10, COLUMNS, take).save(10).any()
+    assert not RowStore(10, COLUMNS, take).save(10).any()
 
 
 def test_small_rows_take_no_whole_line(kernels):
-    store = Rows(10, {"action": Column((), torch.int64), "reward": Column((), torch.float32)})
+    store = RowStore(10, {"action": Column((), torch.int64), "reward": Column((), torch.float32)})
     assert store.row_bytes == 16
     write(store, torch.tensor([3]), {"action": torch.tensor([7]), "reward": torch.tensor([0.5])})
     assert store.read(torch.tensor([3]))["action"].item() == 7
@@ -99,11 +99,11 @@ def test_small_rows_take_no_whole_line(kernels):
         ({"observation": None}, "no 'observation'"),
         ({"observation": torch.zeros(2, 16)}, r"'observation' is torch.float32 \[2, 16\]"),
         ({"reward": torch.zeros(2, dtype=torch.float64)}, "'reward' is torch.float64"),
-        ({"count": torch.zeros(3, 2, dtype=torch.int64)}, r"\[3, 2\], and this replay keeps"),
+        ({"count": torch.zeros(3, 2, dtype=torch.int64)}, r"\[3, 2\], but this replay stores"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_is_written(wrong, words):
-    store = Rows(10, COLUMNS)
+    store = RowStore(10, COLUMNS)
     values = {**random_values(2, torch.Generator().manual_seed(1)), **wrong}
     values = {name: value for name, value in values.items() if value is not None}
     with pytest.raises(ValueError, match=words):
@@ -113,7 +113,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(wrong, words):
 
 def test_too_large_is_refused_with_what_is_there():
     with pytest.raises(Refusal, match=r"transitions need .* GiB"):
-        Rows(2**40, COLUMNS)
+        RowStore(2**40, COLUMNS)
 
 
 @pytest.mark.parametrize(("stack", "steps"), [(4, 1), (4, 3), (1, 1), (2, 5)])
@@ -134,7 +134,7 @@ def test_windows_are_stacks_of_the_stream_also_across_the_rings_end(kernels, sta
             assert window.frames[row, :, 0, 0].tolist() == there
             assert window.observation[row, :, 1, 2].tolist() == there[:stack]
             assert window.next_observation[row, :, 0, 1].tolist() == there[-stack:]
-    assert torch.equal(store.read(slots, out=store.room(len(slots))).frames, window.frames)
+    assert torch.equal(store.read(slots, out=store.buffers(len(slots))).frames, window.frames)
 
 
 def test_a_ring_shorter_than_its_windows_is_refused():

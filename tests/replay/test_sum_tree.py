@@ -111,7 +111,7 @@ def test_however_a_tensor_lies_its_numbers_are_what_counts(first, second):
         (
             torch.zeros(7, dtype=torch.int64),
             torch.zeros(8),
-            r"torch.int64 \[8\] on the CPU, and this is .*\[7\]",
+            r"torch.int64 \[8\] on the CPU, but this is .*\[7\]",
         ),
         (torch.zeros(8, dtype=torch.int64), torch.zeros(7), r"torch.float32 \[8\]"),
         (torch.zeros(8, dtype=torch.int32), torch.zeros(8), "this is torch.int32"),
@@ -176,7 +176,7 @@ def test_the_fastest_that_can_do_it_is_taken():
     assert sum_tree(10).backend == ("torch" if native.kernels is None else "native")
     with pytest.raises(Refusal, match="fan-out of 16, not 8" if native.kernels else "do not run"):
         sum_tree(10, fan_out=8, backend="native")
-    with pytest.raises(Refusal, match="shared memory is the native one"):
+    with pytest.raises(Refusal, match="only the native sum tree takes memory"):
         sum_tree(10, backend="torch", memory=memoryview(bytearray(4096)))
     for wrong in ({"capacity": 0}, {"capacity": 5, "fan_out": 1}):
         with pytest.raises(ValueError, match="at least"):

@@ -19,11 +19,11 @@ SHOWN = {"rows": Column((2,), torch.float32), "frames": Column((4, 2, 2), torch.
 
 
 def replay(kind: str) -> RowReplay | FrameReplay:
-    chances = Prioritized(90)
+    sampler = Prioritized(90)
     if kind == "frames":
-        return FrameReplay(chances, (2, 2), simulators=SIMULATORS, steps=2)
+        return FrameReplay(sampler, (2, 2), simulators=SIMULATORS, steps=2)
     action = Column((), torch.int64)
-    return RowReplay(chances, SHOWN[kind], action, steps=2, simulators=SIMULATORS)
+    return RowReplay(sampler, SHOWN[kind], action, steps=2, simulators=SIMULATORS)
 
 
 def steps(kind: str, seed: int = 0) -> Steps:
@@ -77,7 +77,7 @@ def test_a_step_that_does_not_fit_changes_nothing(kind: str, words: str) -> None
 
 @pytest.mark.parametrize("kind", SHOWN)
 def test_simulators_that_there_are_not_are_named(kind: str) -> None:
-    with pytest.raises(ValueError, match=r"simulators 1 to 3, and this replay is of 3"):
+    with pytest.raises(ValueError, match=r"simulators 1 to 3, but this replay was opened for 3"):
         replay(kind).observe(1, steps(kind))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from murmurate.replicator.input_split import Seat, inputs, split_along, split_leading
+from murmurate.replicator.input_split import ReplicaIndex, inputs, split_along, split_leading
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.solo import Solo
 from replicator.steps import loops, processes, simulated
@@ -17,8 +17,8 @@ def rows(*numbers):
 
 def taken(source, replicas, workers=1, per="worker", split=split_leading):
     """For each replica the batches it gets; a function as source is dealt without anybody's asking."""
-    seats = [Seat(rank, replicas, rank // (replicas // workers), workers) for rank in range(replicas)]
-    return [list(inputs(source, seat, per=per, split=split, all_have=bool)) for seat in seats]
+    seats = [ReplicaIndex(rank, replicas, rank // (replicas // workers), workers) for rank in range(replicas)]
+    return [list(inputs(source, index, per=per, split=split, all_have=bool)) for index in seats]
 
 
 def numbers(batches):

@@ -189,7 +189,7 @@ def test_first_priorities_are_the_errors_that_the_actor_saw() -> None:
         next(source)
         replay = source.replay
         filled = len(replay)
-        priorities = replay.chances.tree.priorities[:filled]
+        priorities = replay.sampler.tree.priorities[:filled]
         columns = {name: replay.rows.column(name)[:filled] for name in replay.rows.columns}
     with torch.no_grad():
         value = learner.net(columns["observation"]).gather(1, columns["action"][:, None])[:, 0]

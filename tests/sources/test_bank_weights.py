@@ -10,29 +10,29 @@ from torch import Tensor
 
 from murmurate.fabric.interface import Fabric
 from murmurate.fabric.simulated.fabric import run_members
-from murmurate.replay.priorities import Chances, Prioritized, Uniform
+from murmurate.replay.priorities import Prioritized, SlotSampler, Uniform
 from murmurate.sources.bank_weights import LIKE, BankWeights
 
 SIZES, SCALES = (40, 100, 7), (1.0, 5.0, 0.01)
 
 
-def bank(rank: int, uniform: bool) -> tuple[Chances, Tensor]:
+def bank(rank: int, uniform: bool) -> tuple[SlotSampler, Tensor]:
     """Some items, and what each is drawn in proportion to."""
     errors = SCALES[rank] * (torch.rand(SIZES[rank], generator=torch.Generator().manual_seed(rank)) + 0.1)
-    chances: Chances
+    sampler: SlotSampler
     if uniform:
-        chances = Uniform(SIZES[rank])
-        chances.put(torch.arange(SIZES[rank]))
-        return chances, torch.ones(SIZES[rank])
-    chances = Prioritized(SIZES[rank], alpha=1.0, epsilon=0.0)
-    chances.put(torch.arange(SIZES[rank]), errors)
-    return chances, errors
+        sampler = Uniform(SIZES[rank])
+        sampler.put(torch.arange(SIZES[rank]))
+        return sampler, torch.ones(SIZES[rank])
+    sampler = Prioritized(SIZES[rank], alpha=1.0, epsilon=0.0)
+    sampler.put(torch.arange(SIZES[rank]), errors)
+    return sampler, errors
 
 
 def weigh(uniform: bool, beta: float, least: float, door: Fabric) -> tuple[Tensor, Tensor]:
     """([n] what each item of this member's bank is drawn in proportion to, [n] chance times weight)"""
-    chances, priority = bank(door.rank, uniform)
-    total, minimum = chances.mass
+    sampler, priority = bank(door.rank, uniform)
+    total, minimum = sampler.mass
     channel = door.channel("banks", LIKE)
     for banks in (BankWeights(channel, 3), BankWeights(channel, 3)):
         weight = (priority / minimum / least) ** -beta

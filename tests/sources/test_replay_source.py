@@ -59,7 +59,7 @@ def test_weights_are_over_the_greatest_of_the_batch() -> None:
         errors = 1.0 + 2.0 * (batch.keys % 2)
         batch.feedback(torch.where(batch.keys == 0, 1e-9, errors))
     replay = made._sampler.replay
-    assert replay.chances.mass[1] < 1e-3, "the one is still there"
+    assert replay.sampler.mass[1] < 1e-3, "the one is still there"
     # a third of the error, to the power of alpha times beta: what is left of the weights without that one
     assert min(smallest[100:]) == pytest.approx(3**-0.3, rel=1e-3)
     assert spread > 100
@@ -84,7 +84,7 @@ def test_errors_become_priorities_by_the_alpha_of_their_time() -> None:
         batch = next(made)
         batch.feedback(torch.full((8,), 4.0))
         assert made.fields()["alpha"] == 1.0 - share
-        drawn = made.replay.chances.tree.priorities[batch.keys]
+        drawn = made.replay.sampler.tree.priorities[batch.keys]
         torch.testing.assert_close(drawn, torch.full((8,), priority))
 
 

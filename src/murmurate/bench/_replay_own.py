@@ -44,27 +44,27 @@ def make(task: str, capacity: int, batch: int) -> Call | None:
     if task in ("atari", "atari_reused"):
         replay = _frames(capacity)
         return _batches(replay, batch, reused=task == "atari_reused")
-    chances = _full(capacity)
+    sampler = _full(capacity)
     if task == "sample":
-        return partial(chances.draw, batch, BETA)
+        return partial(sampler.draw, batch, BETA)
     if task == "sample_reused":
-        return partial(chances.draw, batch, BETA, empty_draw(batch))
+        return partial(sampler.draw, batch, BETA, empty_draw(batch))
     if task == "update":
         turn = _updates(capacity, batch)
-        return lambda: chances.update(*next(turn))
+        return lambda: sampler.update(*next(turn))
     if task in ("find", "find_reused"):
         found = torch.empty(batch, dtype=torch.int64) if task == "find_reused" else None
         generator = np.random.default_rng(2)
-        masses = generator.random((max(1, 2**20 // batch), batch)) * chances.tree.total
+        masses = generator.random((max(1, 2**20 // batch), batch)) * sampler.tree.total
         queries = itertools.cycle(torch.from_numpy(masses).unbind(0))
-        return lambda: chances.tree.find(next(queries), found)
+        return lambda: sampler.tree.find(next(queries), found)
     return None
 
 
 def _full(capacity: int) -> Prioritized:
-    chances = Prioritized(capacity, alpha=ALPHA, epsilon=0.0)
-    chances.put(torch.arange(capacity), torch.from_numpy(priorities(capacity)))
-    return chances
+    sampler = Prioritized(capacity, alpha=ALPHA, epsilon=0.0)
+    sampler.put(torch.arange(capacity), torch.from_numpy(priorities(capacity)))
+    return sampler
 
 
 def _updates(capacity: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -101,8 +101,8 @@ def _rows(task: str, capacity: int, batch: int) -> Call:
 
 def _batches(replay: Replay, batch: int, reused: bool) -> Call:
     """reused: all of what is drawn is written into the same memory each time."""
-    room, draw = (replay.room(batch), empty_draw(batch)) if reused else (None, None)
-    return lambda: replay.gather(replay.choose(batch, BETA, draw), room)
+    buffers, draw = (replay.buffers(batch), empty_draw(batch)) if reused else (None, None)
+    return lambda: replay.gather(replay.choose(batch, BETA, draw), buffers)
 
 
 def _frames(capacity: int) -> FrameReplay:
@@ -120,8 +120,8 @@ def _frames(capacity: int) -> FrameReplay:
         after[:, -1] = torch.randint(256, (STREAMS, *shape), generator=generator, dtype=torch.uint8)
         replay.observe(0, Steps(image, action, torch.randn(STREAMS, generator=generator), after, no, no))
         image = after
-    slots = torch.nonzero(replay.chances.tree.priorities > 0)[:, 0]  # type: ignore[attr-defined]
-    replay.chances.update(slots, torch.from_numpy(priorities(capacity))[slots])
+    slots = torch.nonzero(replay.sampler.tree.priorities > 0)[:, 0]  # type: ignore[attr-defined]
+    replay.sampler.update(slots, torch.from_numpy(priorities(capacity))[slots])
     return replay
 
 
@@ -158,8 +158,8 @@ def main() -> None:
 
 def exactness(capacity: int, draws: int, seed: int = 0) -> float:
     """Chi-square per degree of freedom of how often each leaf is drawn, against its priority."""
-    chances = _full(capacity)
-    tree: Any = chances.tree
+    sampler = _full(capacity)
+    tree: Any = sampler.tree
     counts = torch.zeros(capacity, dtype=torch.float64)
     chunk = 2**22
     for start in range(0, draws, chunk):
@@ -173,8 +173,8 @@ def drift(capacity: int, updates: int) -> float:
     """Total variation between what the tree would draw and the exact chances, after so many updates with
     priorities that decay from 1 to 1e-4. What it would draw: the intervals of mass between its leaves, found
     at as many points of equal distance as tell 1e-8."""
-    chances = _full(capacity)
-    tree: Any = chances.tree
+    sampler = _full(capacity)
+    tree: Any = sampler.tree
     generator = torch.Generator().manual_seed(0)
     batch = 2**14
     for start in range(0, updates, batch):

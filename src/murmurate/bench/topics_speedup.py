@@ -19,7 +19,7 @@ from murmurate.datasets.corpus_world import CorpusWorld
 from murmurate.datasets.generated import generate
 from murmurate.datasets.writing import write
 from murmurate.recipes import recipe
-from murmurate.replica.sparse import ShrinksAway
+from murmurate.replica.sparse import StepTooLarge
 from murmurate.simulation.cluster import Cluster
 from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.dpsgd.step_sizes import scaled_rate
@@ -287,7 +287,7 @@ def _pushing(plan: Plan, run: Run, dense: bool, first: int, name: str, log: Log)
         free = Cluster(compute="lognormal:0.01,0.1", network="latency=1e-4")
         try:
             seen = _topic_runs.looks(run, free, looking, dense=dense)
-        except ShrinksAway as refusal:
+        except StepTooLarge as refusal:
             log(f"{name}: {refusal}")
             return [None] * plan.sparse_looks
         values = [one.perplexity for one in seen[: plan.sparse_looks]]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from murmurate.datasets._faults import Skipped
+from murmurate.datasets._record_errors import Skipped
 from murmurate.datasets.corpus import Corpus
 from murmurate.errors import Refusal
 

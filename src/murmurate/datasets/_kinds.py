@@ -1,12 +1,12 @@
-"""Of what kind a file is, by its name and its first lines."""
+"""The format of a file, by its name and its first lines."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from murmurate.datasets._faults import Faults
 from murmurate.datasets._lines import Lines
+from murmurate.datasets._record_errors import RecordErrors
 from murmurate.errors import Refusal
 
 KINDS = ("uci", "matrix-market", "lda-c", "svmlight", "npz", "text")
@@ -69,7 +69,7 @@ def _starts_with_zip(path: Path) -> bool:
 
 
 def _first_lines(path: Path) -> list[bytes]:
-    lines = Lines(path, Faults(path, skip=False))
+    lines = Lines(path, RecordErrors(path, skip=False))
     found = []
     for _ in range(_LOOKED_AT):
         line = lines.line()

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from murmurate.datasets._faults import Faults
+from murmurate.datasets._record_errors import RecordErrors
 from murmurate.errors import Refusal
 
 CHUNK_BYTES = 1 << 18  # what is made of a chunk fits a core's cache
@@ -24,9 +24,9 @@ _SPACES = re.compile(rb"[ \t]+")
 class Lines:
     """The lines of a file: first a header, line by line, then the rest in chunks."""
 
-    def __init__(self, path: Path, faults: Faults) -> None:
+    def __init__(self, path: Path, errors: RecordErrors) -> None:
         self.number = 0  # of lines handed out
-        self._faults = faults
+        self._errors = errors
         self._read_bytes = 0
         self._cut = ""
         self._rest = b""
@@ -98,9 +98,9 @@ class Lines:
         last = b"".join(parts)
         if last and not self._cut:
             yield self._counted(last + b"\n")
-        if self._cut and not self._faults.skip:
+        if self._cut and not self._errors.skip:
             raise self._ended()
-        self._faults.skipped.causes.update(["gzip cut short"] if self._cut else [])
+        self._errors.skipped.causes.update(["gzip cut short"] if self._cut else [])
 
     def _counted(self, chunk: bytes) -> tuple[int, bytes]:
         first = self.number + 1
@@ -110,12 +110,12 @@ class Lines:
 
     def _limit(self, size_bytes: int) -> None:
         if size_bytes > _LONGEST_BYTES:
-            raise self._faults.refusal(
+            raise self._errors.refusal(
                 self.number + 1, "the line has more than 64 MB", "Is the file of the kind it was read as?"
             )
 
     def _ended(self) -> Refusal:
-        return self._faults.refusal(
+        return self._errors.refusal(
             self.number,
             f"{self._cut} after {self.number:,} whole lines ({self._read_bytes:,} bytes of text)",
             "Fetch it again, or keep what is there with skip_bad.",

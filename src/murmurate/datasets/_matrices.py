@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from murmurate.datasets._faults import Faults
-from murmurate.datasets._spool import Spool
+from murmurate.datasets._corpus_writer import CorpusWriter
+from murmurate.datasets._record_errors import RecordErrors
 from murmurate.datasets.corpus import FRACTIONS, blocks
 from murmurate.errors import Refusal
 
 _BIGGEST = 2**31 - 1
 
 
-def spool(path: Path, transpose: bool, faults: Faults, folder: Path) -> tuple[NDArray[np.int64], int]:
+def convert(path: Path, transpose: bool, errors: RecordErrors, folder: Path) -> tuple[NDArray[np.int64], int]:
     """Convert to ``words.npy`` and ``counts.npy``; returns [D] lengths, and V. The matrix has to fit
     into memory."""
     rows, columns, counts, shape = _coordinates(path)
@@ -26,16 +26,20 @@ def spool(path: Path, transpose: bool, faults: Faults, folder: Path) -> tuple[ND
     if (rows[1:] < rows[:-1]).any():
         order = np.argsort(rows, kind="stable")
         rows, columns, counts = rows[order], columns[order], counts[order]
-    kept = Spool(folder, shape[1], faults)
+    kept = CorpusWriter(folder, shape[1], errors)
     for first, last in blocks(np.arange(len(rows) + 1)):
         part = [array[first:last] for array in (rows, columns, counts)]
-        sound = _sound(part[0], part[1], part[2], shape, faults)
+        sound = _sound(part[0], part[1], part[2], shape, errors)
         kept.add(*(array[sound].astype(np.int32) for array in part))
     return kept.finish(shape[0]), shape[1]
 
 
 def _sound(
-    rows: NDArray[Any], columns: NDArray[Any], counts: NDArray[Any], shape: tuple[int, int], faults: Faults
+    rows: NDArray[Any],
+    columns: NDArray[Any],
+    counts: NDArray[Any],
+    shape: tuple[int, int],
+    errors: RecordErrors,
 ) -> NDArray[np.bool_]:
     """[n]: whether an entry counts; zeros do not, and what is wrong is refused or counted."""
     wrongs = {
@@ -53,7 +57,7 @@ def _sound(
             detail = f"{cause}: word {columns[at]} has {counts[at]:g}"
             hint = f". {FRACTIONS[:-1]}" if cause == "fractional count" else ""
             where = f"document {rows[at]} (from 0)"
-            faults.bad(where, cause, detail + hint, count=int(np.count_nonzero(wrong)))
+            errors.bad(where, cause, detail + hint, count=int(np.count_nonzero(wrong)))
             sound &= ~wrong
     return sound
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from murmurate.datasets._faults import Fault, Faults
+from murmurate.datasets._corpus_writer import CorpusWriter
 from murmurate.datasets._lines import Lines, found_in
-from murmurate.datasets._spool import Spool
+from murmurate.datasets._record_errors import RecordError, RecordErrors
 from murmurate.datasets._triples import IN_NUMBER, WHOLE, count_of, floats, shown, written_as_real
 
 _REMARK = re.compile(rb"(?m)^[ \t]*(#).*| *#.*| qid:[0-9]+")  # the group: of a line that is nothing else
@@ -22,18 +22,24 @@ _BIGGEST = 2**31 - 1
 Rows = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]
 
 
-def spool(
-    path: Path, *, labels: bool, one_based: bool, vocabulary_size: int | None, faults: Faults, folder: Path
+def convert(
+    path: Path,
+    *,
+    labels: bool,
+    one_based: bool,
+    vocabulary_size: int | None,
+    errors: RecordErrors,
+    folder: Path,
 ) -> tuple[NDArray[np.int64], int]:
     """Convert to ``words.npy`` and ``counts.npy``; returns [D] lengths, and V.
 
     The first number of a line is how many pairs follow (LDA-C), or a label (``labels``: SVMlight) that is
     left out. V is one more than the greatest word id where it is not given.
     """
-    kept = Spool(folder, _BIGGEST, faults)
-    reader = _Reader(labels, one_based, vocabulary_size, faults)
+    kept = CorpusWriter(folder, _BIGGEST, errors)
+    reader = _PairReader(labels, one_based, vocabulary_size, errors)
     documents, greatest = 0, -1
-    lines = Lines(path, faults)
+    lines = Lines(path, errors)
     for lengths, words, counts in _rows(lines, reader, labels):
         which = np.arange(documents, documents + len(lengths), dtype=np.int32)
         kept.add(np.repeat(which, lengths), words, counts)
@@ -42,19 +48,21 @@ def spool(
     return kept.finish(documents), greatest + 1 if vocabulary_size is None else vocabulary_size
 
 
-def _rows(lines: Lines, reader: _Reader, labels: bool) -> Iterator[Rows]:
+def _rows(lines: Lines, reader: _PairReader, labels: bool) -> Iterator[Rows]:
     for first, chunk in lines.chunks():
         if labels and (b"#" in chunk or b" qid:" in chunk):
             chunk = _REMARK.sub(rb"\1", chunk)
         yield from found_in(first, chunk, reader.fast, reader.slow)
 
 
-class _Reader:
-    def __init__(self, labels: bool, one_based: bool, vocabulary_size: int | None, faults: Faults) -> None:
+class _PairReader:
+    def __init__(
+        self, labels: bool, one_based: bool, vocabulary_size: int | None, errors: RecordErrors
+    ) -> None:
         self._labels = labels
         self._base = int(one_based)
         self._limit = _BIGGEST if vocabulary_size is None else vocabulary_size
-        self._faults = faults
+        self._errors = errors
 
     def fast(self, chunk: bytes) -> Rows | None:
         """Of lines without fault, or None."""
@@ -106,8 +114,8 @@ class _Reader:
             found: list[tuple[int, int]] = []
             try:
                 found = self._document(line)
-            except Fault as fault:
-                self._faults.bad(number, fault.cause, fault.detail)
+            except RecordError as fault:
+                self._errors.bad(number, fault.cause, fault.detail)
             lengths.append(len(found))
             words.extend(word for word, _ in found)
             counts.extend(count for _, count in found)
@@ -119,23 +127,25 @@ class _Reader:
             try:
                 [float(label) for label in head.split(b",") if head]  # several of one document
             except ValueError:
-                raise Fault("malformed line", f"{shown(head)} is no label") from None
+                raise RecordError("malformed line", f"{shown(head)} is no label") from None
         elif head and not WHOLE.fullmatch(head):
-            raise Fault("malformed line", f"{shown(head)} is not the number of words")
+            raise RecordError("malformed line", f"{shown(head)} is not the number of words")
         found = [self._pair(pair) for pair in pairs]
         if not self._labels and int(head or 0) != len(found):
-            raise Fault("malformed line", f"{int(head or 0)} words are promised, and {len(found)} are there")
+            raise RecordError(
+                "malformed line", f"{int(head or 0)} words are promised, and {len(found)} are there"
+            )
         if not found:
-            raise Fault("empty document", "the document is empty")
+            raise RecordError("empty document", "the document is empty")
         return found
 
     def _pair(self, pair: bytes) -> tuple[int, int]:
         word, colon, count = pair.partition(b":")
         if not colon or not WHOLE.fullmatch(word):
-            raise Fault("malformed line", f"{shown(pair)} is not 'word:count'")
+            raise RecordError("malformed line", f"{shown(pair)} is not 'word:count'")
         id_ = int(word) - self._base
         if not 0 <= id_ < self._limit:
             hint = " (ids from 0 are read with one_based=False)" if self._base and id_ == -1 else ""
             last = self._limit - 1 + self._base
-            raise Fault("word out of range", f"word {int(word)} is not in {self._base}..{last}{hint}")
+            raise RecordError("word out of range", f"word {int(word)} is not in {self._base}..{last}{hint}")
         return id_, count_of(count)

@@ -6,14 +6,14 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from murmurate.datasets._faults import Faults
 from murmurate.datasets._lines import Lines
+from murmurate.datasets._record_errors import RecordErrors
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.tokens import Counting, Tokens
 from murmurate.errors import Refusal
 
 
-def corpus(path: Path, tokens: Tokens, vocabulary: Sequence[str] | None, faults: Faults) -> Corpus:
+def corpus(path: Path, tokens: Tokens, vocabulary: Sequence[str] | None, errors: RecordErrors) -> Corpus:
     """All documents, those without a word too. A document that is blank, or not UTF-8, is a fault."""
     counting = Counting(tokens, vocabulary)
     if lost := counting.unreachable():
@@ -22,22 +22,22 @@ def corpus(path: Path, tokens: Tokens, vocabulary: Sequence[str] | None, faults:
             "are runs of letters in lower case: they count as never there",
             stacklevel=2,
         )
-    for where, text in _files(path) if path.is_dir() else _lines(path, faults):
-        counting.add(_sound(where, text, faults))
+    for where, text in _files(path) if path.is_dir() else _lines(path, errors):
+        counting.add(_sound(where, text, errors))
     return counting.finish()
 
 
-def _sound(where: int | str, text: bytes, faults: Faults) -> str:
+def _sound(where: int | str, text: bytes, errors: RecordErrors) -> str:
     """The text, or nothing if it is at fault."""
     try:
         decoded = text.decode()
     except UnicodeDecodeError as error:
         line = text.count(b"\n", 0, error.start) + 1
         place = where if isinstance(where, int) else f"{where}, line {line}"
-        faults.bad(place, "not UTF-8", f"byte {text[error.start]:#04x} is not UTF-8; iconv -t utf-8 converts")
+        errors.bad(place, "not UTF-8", f"byte {text[error.start]:#04x} is not UTF-8; iconv -t utf-8 converts")
         return ""
     if not decoded.strip():
-        faults.bad(where, "empty document", "the document is empty")
+        errors.bad(where, "empty document", "the document is empty")
     return decoded
 
 
@@ -54,6 +54,6 @@ def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
             raise Refusal(f"{path} cannot be read: {error.strerror}. Check its rights.") from error
 
 
-def _lines(path: Path, faults: Faults) -> Iterator[tuple[int, bytes]]:
-    for first, chunk in Lines(path, faults).chunks():
+def _lines(path: Path, errors: RecordErrors) -> Iterator[tuple[int, bytes]]:
+    for first, chunk in Lines(path, errors).chunks():
         yield from enumerate(chunk.split(b"\n")[:-1], first)

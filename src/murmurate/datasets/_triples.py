@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from murmurate.datasets._faults import Fault, Faults
+from murmurate.datasets._corpus_writer import Buckets, CorpusWriter, Ids, Unordered
 from murmurate.datasets._lines import Lines, found_in
-from murmurate.datasets._spool import Buckets, Ids, Spool, Unordered
+from murmurate.datasets._record_errors import RecordError, RecordErrors
 from murmurate.datasets.corpus import FRACTIONS
 
 WHOLE = re.compile(rb"[+-]?[0-9]{1,18}")  # int() takes underscores too, and is slow on long ones
@@ -34,41 +34,45 @@ class Header:
     real: bool = False  # counts are written with a point or an exponent
 
 
-def spool(path: Path, header: Header, skip_lines: int, faults: Faults, folder: Path) -> NDArray[np.int64]:
+def convert(
+    path: Path, header: Header, skip_lines: int, errors: RecordErrors, folder: Path
+) -> NDArray[np.int64]:
     """Convert the entries behind the header to ``words.npy`` and ``counts.npy``; returns [D] lengths.
 
     Entries are sorted where they are not in the order of documents, at the cost of a second reading.
     """
-    kept = Spool(folder, header.vocabulary_size, faults)
-    before = faults.skipped.causes.copy()
+    kept = CorpusWriter(folder, header.vocabulary_size, errors)
+    before = errors.skipped.causes.copy()
     try:
-        for entries in _entries(path, header, skip_lines, faults):
+        for entries in _entries(path, header, skip_lines, errors):
             kept.add(*entries)
     except Unordered:
-        faults.skipped.causes = before
+        errors.skipped.causes = before
         kept.close()
-        kept = Spool(folder, header.vocabulary_size, faults)
+        kept = CorpusWriter(folder, header.vocabulary_size, errors)
         buckets = Buckets(folder, header.documents, header.entries)
-        for entries in _entries(path, header, skip_lines, faults):
+        for entries in _entries(path, header, skip_lines, errors):
             buckets.add(*entries)
         for entries in buckets.sorted():
             kept.add(*entries)
     return kept.finish(header.documents)
 
 
-def _entries(path: Path, header: Header, skip_lines: int, faults: Faults) -> Iterator[tuple[Ids, Ids, Ids]]:
+def _entries(
+    path: Path, header: Header, skip_lines: int, errors: RecordErrors
+) -> Iterator[tuple[Ids, Ids, Ids]]:
     """Documents, words (from 0) and counts, [n] each, of some lines at a time."""
-    lines = Lines(path, faults)
+    lines = Lines(path, errors)
     for _ in range(skip_lines):
         lines.line()
-    reader = _Reader(header, faults)
+    reader = _TripleReader(header, errors)
     for first, chunk in lines.chunks():
         for rows in found_in(first, chunk, reader.fast, reader.slow):
             documents, words = (rows[:, 1], rows[:, 0]) if header.transposed else (rows[:, 0], rows[:, 1])
             yield documents - 1, words - 1, rows[:, 2]
     if reader.seen != header.entries:
         more = "only " if reader.seen < header.entries else ""
-        faults.bad(
+        errors.bad(
             lines.number,
             "entries that the header does not have" if not more else "entries that the header promises",
             f"the header promises {header.entries:,} entries, and there are {more}{reader.seen:,}",
@@ -76,11 +80,11 @@ def _entries(path: Path, header: Header, skip_lines: int, faults: Faults) -> Ite
         )
 
 
-class _Reader:
-    def __init__(self, header: Header, faults: Faults) -> None:
+class _TripleReader:
+    def __init__(self, header: Header, errors: RecordErrors) -> None:
         self.seen = 0  # entries, the wrong ones too
         self._header = header
-        self._faults = faults
+        self._errors = errors
         rows = (header.documents, header.vocabulary_size)
         self._limits = rows[::-1] if header.transposed else rows
 
@@ -107,36 +111,40 @@ class _Reader:
             self.seen += 1
             try:
                 rows.append(self._row(line))
-            except Fault as fault:
-                self._faults.bad(number, fault.cause, fault.detail)
+            except RecordError as fault:
+                self._errors.bad(number, fault.cause, fault.detail)
         return np.array(rows, np.int32).reshape(-1, 3)
 
     def _row(self, line: bytes) -> tuple[int, int, int]:
         fields = line.split()
         names = ["word", "document"] if self._header.transposed else ["document", "word"]
         if len(fields) != 3 or not all(WHOLE.fullmatch(field) for field in fields[:2]):
-            raise Fault("malformed line", f"{shown(line)} is not '{names[0]} {names[1]} count'")
+            raise RecordError("malformed line", f"{shown(line)} is not '{names[0]} {names[1]} count'")
         ids = [int(field) for field in fields[:2]]
         for name, id_, limit in zip(names, ids, self._limits, strict=True):
             if not 1 <= id_ <= limit:
-                raise Fault(
+                raise RecordError(
                     f"{name} out of range", f"{name} {id_} is not in 1..{limit}, which the header promises"
                 )
         return ids[0], ids[1], count_of(fields[2])
 
 
 def count_of(field: bytes) -> int:
-    """A count above 0. Raises Fault."""
+    """A count above 0. Raises RecordError."""
     try:
         value = float(field.replace(b"_", b"x"))  # Python's numbers may have underscores
     except ValueError:
-        raise Fault("malformed line", f"{shown(field)} is no count") from None
+        raise RecordError("malformed line", f"{shown(field)} is no count") from None
     if not value > 0:
-        raise Fault("count of zero or below", f"the count is {field.decode()}, and counts are 1 or more")
+        raise RecordError(
+            "count of zero or below", f"the count is {field.decode()}, and counts are 1 or more"
+        )
     if value > _BIGGEST:
-        raise Fault("count too large", f"the count is {field.decode()}, and the largest is {_BIGGEST}")
+        raise RecordError("count too large", f"the count is {field.decode()}, and the largest is {_BIGGEST}")
     if value != int(value):
-        raise Fault("fractional count", f"the count is {field.decode()}, no whole number. {FRACTIONS[:-1]}")
+        raise RecordError(
+            "fractional count", f"the count is {field.decode()}, no whole number. {FRACTIONS[:-1]}"
+        )
     return int(value)
 
 

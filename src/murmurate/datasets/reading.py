@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from murmurate.datasets import _cache, _headers, _matrices, _pairs, _texts, _triples
-from murmurate.datasets._faults import Faults, Skipped
 from murmurate.datasets._headers import vocabulary_beside
 from murmurate.datasets._kinds import KINDS, kind_of
+from murmurate.datasets._record_errors import RecordErrors, Skipped
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.tokens import VERSION, Tokens
 from murmurate.datasets.writing import write
@@ -151,37 +151,37 @@ def _vocabulary(
 
 def _convert(source: _Source, skip_bad: bool, folder: Path) -> _cache.Converted:
     """Fill a folder with ``words.npy`` and ``counts.npy``."""
-    faults = Faults(source.path, skip_bad)
+    errors = RecordErrors(source.path, skip_bad)
     path, words = source.path, source.vocabulary
     if source.kind in ("uci", "matrix-market"):
         uci = source.kind == "uci"
         header, lines = (
-            _headers.uci(path, faults) if uci else _headers.matrix_market(path, source.transpose, faults)
+            _headers.uci(path, errors) if uci else _headers.matrix_market(path, source.transpose, errors)
         )
         _agree(source, header.vocabulary_size, header.documents)
-        lengths, size = _triples.spool(path, header, lines, faults, folder), header.vocabulary_size
+        lengths, size = _triples.convert(path, header, lines, errors, folder), header.vocabulary_size
     elif source.kind in ("lda-c", "svmlight"):
         if words is not None:
             _agree(source, source.vocabulary_size or len(words), None)
-        lengths, size = _pairs.spool(
+        lengths, size = _pairs.convert(
             path,
             labels=source.kind == "svmlight",
             one_based=source.one_based,
             vocabulary_size=source.vocabulary_size if words is None else len(words),
-            faults=faults,
+            errors=errors,
             folder=folder,
         )
     elif source.kind == "npz":
-        lengths, size = _matrices.spool(path, source.transpose, faults, folder)
+        lengths, size = _matrices.convert(path, source.transpose, errors, folder)
         _agree(source, size, len(lengths))
     else:
-        made = _texts.corpus(path, source.tokens, words, faults)
+        made = _texts.corpus(path, source.tokens, words, errors)
         np.save(folder / "words.npy", made.words)
         np.save(folder / "counts.npy", made.counts)
         lengths, size, words = made.lengths, made.vocabulary_size, made.vocabulary
     if not lengths.any():
         raise Refusal(f"{path} holds no document with a {'sound ' if skip_bad else ''}word. Check the file.")
-    return _cache.Converted(lengths, words, size, faults.skipped.causes)
+    return _cache.Converted(lengths, words, size, errors.skipped.causes)
 
 
 def _agree(source: _Source, vocabulary_size: int, documents: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Bayesian Gaussian mixtures: from natural parameters to what examples are expected to be, and back.
+"""Bayesian Gaussian mixtures: posteriors from natural parameters, and expected sufficient statistics.
 
 Bishop 2006, section 10.2; Mohamad et al., equations 38 to 47. The weights have a Dirichlet prior, each
 component's mean and precision a Normal-Wishart (full) or, for each dimension, a Normal-Gamma, which is a
@@ -23,7 +23,7 @@ _LOG_2, _LOG_2_PI, _LOG_PI = math.log(2.0), math.log(2.0 * math.pi), math.log(ma
 
 
 class Prior(NamedTuple):
-    """The natural parameters zeta, of components that are all alike, with mean 0.
+    """The prior, the same for all components, with mean 0.
 
     concentration: alpha_0 of the weights. precision: beta_0 of the mean, in examples. freedom: nu_0, above
     D - 1 (``full``) or 0. scatter: W_0^-1 [D, D], or [D] (``diagonal``).
@@ -59,8 +59,8 @@ def width_of(dimensions: int, full: bool) -> int:
 def posterior(table: Tensor, prior: Prior) -> Posterior:
     """Bishop, equations 10.58 and 10.60 to 10.63.
 
-    Who reads a table that others write to may see half of a change. What then is no scatter, below 0 in some
-    direction, is taken for 0 there.
+    A reader may see a partial update of a table that others write to. Negative eigenvalues that the
+    scatter then has are set to 0.
 
     Args:
         table: x [K, W] float64.
@@ -101,7 +101,7 @@ def _rooted_diagonal(least: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def log_joint(x: Tensor, q: Posterior) -> Tensor:
-    """[G, K] E[log p(x, z = k)] (Bishop, equation 10.46); its softmax is what each component answers for.
+    """[G, K] E[log p(x, z = k)] (Bishop, equation 10.46); its softmax over k gives the responsibilities.
 
     Args:
         x: [G, D] float64.
@@ -140,7 +140,7 @@ def statistics(x: Tensor, share: Tensor, full: bool) -> Tensor:
 
 
 def divergence(q: Posterior, prior: Prior) -> Tensor:
-    """KL(q || p) of weights, means and precisions: what the evidence lower bound charges for them.
+    """KL(q || p) of weights, means and precisions: their term of the evidence lower bound.
 
     Bishop, equations 10.73, 10.74, 10.76 and 10.77.
     """
@@ -166,7 +166,7 @@ def divergence(q: Posterior, prior: Prior) -> Tensor:
 
 
 def log_predictive(x: Tensor, q: Posterior) -> Tensor:
-    """[G] log p(x | all that was learned): a mixture of Student's t (Bishop, equation 10.81)."""
+    """[G] log p(x | data): a mixture of Student's t (Bishop, equation 10.81)."""
     d = _dimensions(q)
     shrunk = q.beta / (1 + q.beta)
     log_weight = torch.log(q.alpha / q.alpha.sum())
@@ -186,7 +186,7 @@ def log_predictive(x: Tensor, q: Posterior) -> Tensor:
     return torch.logsumexp(log_weight + each, 1)
 
 
-# -- Wishart distributions: one of D dimensions, or D of one -------------------------------------------------
+# -- Wishart distributions: of D dimensions, or D of one dimension each --------------------------------------
 
 
 def _dimensions(q: Posterior) -> int:
@@ -194,7 +194,7 @@ def _dimensions(q: Posterior) -> int:
 
 
 def _halves(nu: Tensor, d: int, q: Posterior) -> Tensor:
-    """[K, D] the arguments of a multivariate gamma function, or of D plain ones."""
+    """[K, D] the arguments of a multivariate gamma function, or of D univariate ones."""
     down = torch.arange(d, dtype=nu.dtype) if q.root.dim() == 3 else torch.zeros(d, dtype=nu.dtype)
     return 0.5 * (nu[:, None] - down)
 
@@ -204,7 +204,7 @@ def _digammas(nu: Tensor, d: int, q: Posterior) -> Tensor:
 
 
 def _log_gammas(nu: Tensor, d: int, q: Posterior) -> Tensor:
-    """Up to a constant that no difference of two has."""
+    """Up to a constant, which cancels in differences."""
     return torch.lgamma(_halves(nu, d, q)).sum(1)
 
 

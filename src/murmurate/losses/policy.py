@@ -16,15 +16,15 @@ from murmurate.losses.checks import check_rank, check_shape
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
-def policy_gradient(log_prob: Tensor, advantage: Tensor) -> Tensor:
-    """The loss whose descent is the policy-gradient ascent: ``-mean(log pi(a_t|s_t) * A_t)``.
+def policy_gradient(log_prob_t: Tensor, advantage_t: Tensor) -> Tensor:
+    """The policy-gradient loss ``-mean(log pi(a_t|s_t) * A_t)``.
 
     Source: Williams 1992 (REINFORCE with a baseline); Mnih et al. 2016, section 4.
     Differs: the mean over steps and simulators, where the paper sums.
 
     Args:
-        log_prob: log pi(a_t | s_t) [T, B].
-        advantage: A_t [T, B]; a constant here, no gradient flows into it.
+        log_prob_t: log pi(a_t | s_t) [T, B].
+        advantage_t: A_t [T, B]; a constant here, no gradient flows into it.
 
     Returns:
         A scalar.
@@ -32,9 +32,9 @@ def policy_gradient(log_prob: Tensor, advantage: Tensor) -> Tensor:
     Raises:
         ValueError: on a wrong rank or shape.
     """
-    check_rank(2, log_prob=log_prob)
-    check_shape(log_prob.shape, "log_prob", advantage=advantage)
-    return -(log_prob * advantage.detach()).mean()
+    check_rank(2, log_prob_t=log_prob_t)
+    check_shape(log_prob_t.shape, "log_prob_t", advantage_t=advantage_t)
+    return -(log_prob_t * advantage_t.detach()).mean()
 
 
 def categorical_log_prob(logits: Tensor, action: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from murmurate.losses.checks import check_rank, check_shape
 
 
 class QStep(NamedTuple):
-    """loss: scalar. error: [B], see ``td_error``. gradient: [B, A], of the loss by Q(s, .)."""
+    """loss: scalar. error: [B], see ``td_error``. gradient: [B, A], of the loss with respect to Q(s, .)."""
 
     loss: Tensor
     error: Tensor
@@ -21,57 +21,57 @@ class QStep(NamedTuple):
 
 
 def q_step(
-    value: Tensor,
-    action: Tensor,
-    reward: Tensor,
-    discount: Tensor,
+    q_tm1: Tensor,
+    a_tm1: Tensor,
+    r_t: Tensor,
+    discount_t: Tensor,
     weight: Tensor,
-    next_value: Tensor,
-    next_selector: Tensor | None = None,
+    q_t: Tensor,
+    q_t_selector: Tensor | None = None,
 ) -> QStep:
-    """``q_loss`` of ``td_error`` against ``q_target``, and its gradient; none of it is recorded.
+    """``q_loss`` of ``td_error`` against ``q_target``, and its gradient, all without a graph.
 
-    The arguments are those of the three; shapes that do not fit raise what these raise. On a CPU the gradient
-    is written down as it is, -w min(max(error, -1), 1) / B at the action and 0 elsewhere: a handful of
-    numbers, and torch takes longer to record what is done with them than to do it.
+    The arguments are those of these three functions, which check the shapes. On a CPU the gradient is
+    computed in closed form, -w min(max(error, -1), 1) / B at the action and 0 elsewhere: on so few numbers
+    autograd would cost more than the arithmetic.
     """
-    table = value.shape
+    table = q_tm1.shape
     row = table[:1]
     fits = (
         len(table) == 2
         and table[0] > 0
-        and action.dtype == torch.int64
-        and value.dtype == next_value.dtype == reward.dtype == discount.dtype == weight.dtype == torch.float32
-        and action.shape == reward.shape == discount.shape == weight.shape == row
-        and next_value.shape == table
-        and (next_selector is None or (next_selector.shape == table and next_selector.dtype == value.dtype))
+        and a_tm1.dtype == torch.int64
+        and q_tm1.dtype == q_t.dtype == r_t.dtype == discount_t.dtype == weight.dtype == torch.float32
+        and a_tm1.shape == r_t.shape == discount_t.shape == weight.shape == row
+        and q_t.shape == table
+        and (q_t_selector is None or (q_t_selector.shape == table and q_t_selector.dtype == q_tm1.dtype))
     )
-    if value.is_cpu and fits:
-        return _written_down(value, action, reward, discount, weight, next_value, next_selector)
+    if q_tm1.is_cpu and fits:
+        return _closed_form(q_tm1, a_tm1, r_t, discount_t, weight, q_t, q_t_selector)
     with torch.enable_grad():
-        leaf = value.detach().requires_grad_()
-        error = td_error(leaf, action, q_target(reward, discount, next_value, next_selector))
+        leaf = q_tm1.detach().requires_grad_()
+        error = td_error(leaf, a_tm1, q_target(r_t, discount_t, q_t, q_t_selector))
         loss = q_loss(error, weight)
         (gradient,) = torch.autograd.grad(loss, [leaf])
     return QStep(loss.detach(), error.detach(), gradient)
 
 
-def _written_down(
-    value: Tensor,
-    action: Tensor,
-    reward: Tensor,
-    discount: Tensor,
+def _closed_form(
+    q_tm1: Tensor,
+    a_tm1: Tensor,
+    r_t: Tensor,
+    discount_t: Tensor,
     weight: Tensor,
-    next_value: Tensor,
-    next_selector: Tensor | None,
+    q_t: Tensor,
+    q_t_selector: Tensor | None,
 ) -> QStep:
-    rows, taken = np.arange(len(value)), action.numpy()
+    rows, taken = np.arange(len(q_tm1)), a_tm1.numpy()
     if taken.min() < 0:
         raise IndexError(f"there is no action {taken.min()}: they are numbered from 0")
-    following = next_value.detach().numpy()
-    best = (following if next_selector is None else next_selector.detach().numpy()).argmax(1)
-    target = reward.detach().numpy() + discount.detach().numpy() * following[rows, best]
-    now = value.detach().numpy()
+    following = q_t.detach().numpy()
+    best = (following if q_t_selector is None else q_t_selector.detach().numpy()).argmax(1)
+    target = r_t.detach().numpy() + discount_t.detach().numpy() * following[rows, best]
+    now = q_tm1.detach().numpy()
     error = target - now[rows, taken]
     slope = np.minimum(np.maximum(error, np.float32(-1)), np.float32(1))
     scaled = weight.detach().numpy() * (slope / np.float32(len(rows)))
@@ -81,19 +81,17 @@ def _written_down(
     return QStep(torch.from_numpy(np.asarray(loss)), torch.from_numpy(error), torch.from_numpy(gradient))
 
 
-def q_target(
-    reward: Tensor, discount: Tensor, next_value: Tensor, next_selector: Tensor | None = None
-) -> Tensor:
+def q_target(r_t: Tensor, discount_t: Tensor, q_t: Tensor, q_t_selector: Tensor | None = None) -> Tensor:
     """``R + d Q'(s', a*)`` with ``a* = argmax_a Q'(s', a)``, or of another net's values.
 
-    Source: Watkins 1989; with ``next_selector`` double Q-learning (van Hasselt et al. 2016, eq. 4). In SPO
+    Source: Watkins 1989; with ``q_t_selector`` double Q-learning (van Hasselt et al. 2016, eq. 4). In SPO
     the selector is the net that the replicas last agreed on (Zhang, section 5.2).
 
     Args:
-        reward: R [B], the return of the n steps.
-        discount: d [B], gamma**n, and 0 where the episode was terminated.
-        next_value: Q'(s', .) [B, A] of the target net.
-        next_selector: [B, A], the values that choose the action; None takes ``next_value``.
+        r_t: R [B], the return of the n steps.
+        discount_t: d [B], gamma**n, and 0 where the episode was terminated.
+        q_t: Q'(s', .) [B, A] of the target net.
+        q_t_selector: [B, A], the values that choose the action; None: ``q_t``.
 
     Returns:
         [B], without a gradient.
@@ -101,31 +99,31 @@ def q_target(
     Raises:
         ValueError: on a wrong rank or shape.
     """
-    check_rank(1, reward=reward)
-    check_shape(reward.shape, "reward", discount=discount)
-    check_rank(2, next_value=next_value)
-    check_shape(reward.shape, "reward", **{"next_value[:, 0]": next_value[:, 0]})
-    if next_selector is not None:
-        check_shape(next_value.shape, "next_value", next_selector=next_selector)
-    choice = (next_value if next_selector is None else next_selector).argmax(1, keepdim=True)
-    return (reward + discount * next_value.gather(1, choice)[:, 0]).detach()
+    check_rank(1, r_t=r_t)
+    check_shape(r_t.shape, "r_t", discount_t=discount_t)
+    check_rank(2, q_t=q_t)
+    check_shape(r_t.shape, "r_t", **{"q_t[:, 0]": q_t[:, 0]})
+    if q_t_selector is not None:
+        check_shape(q_t.shape, "q_t", q_t_selector=q_t_selector)
+    choice = (q_t if q_t_selector is None else q_t_selector).argmax(1, keepdim=True)
+    return (r_t + discount_t * q_t.gather(1, choice)[:, 0]).detach()
 
 
-def td_error(value: Tensor, action: Tensor, target: Tensor) -> Tensor:
-    """``y - Q(s, a)`` [B]; its magnitude is what a transition's priority is made of.
+def td_error(q_tm1: Tensor, a_tm1: Tensor, target_tm1: Tensor) -> Tensor:
+    """``y - Q(s, a)`` [B]; its magnitude gives a transition's priority.
 
     Args:
-        value: Q(s, .) [B, A].
-        action: a [B], int64.
-        target: y [B]; a constant here, no gradient flows into it.
+        q_tm1: Q(s, .) [B, A].
+        a_tm1: a [B], int64.
+        target_tm1: y [B]; a constant here, no gradient flows into it.
 
     Raises:
         ValueError: on a wrong rank or shape.
     """
-    check_rank(2, value=value)
-    check_rank(1, action=action, target=target)
-    check_shape(action.shape, "action", target=target, **{"value[:, 0]": value[:, 0]})
-    return target.detach() - value.gather(1, action[:, None])[:, 0]
+    check_rank(2, q_tm1=q_tm1)
+    check_rank(1, a_tm1=a_tm1, target_tm1=target_tm1)
+    check_shape(a_tm1.shape, "a_tm1", target_tm1=target_tm1, **{"q_tm1[:, 0]": q_tm1[:, 0]})
+    return target_tm1.detach() - q_tm1.gather(1, a_tm1[:, None])[:, 0]
 
 
 def q_loss(error: Tensor, weight: Tensor | None = None, *, delta: float | None = 1.0) -> Tensor:
@@ -136,7 +134,7 @@ def q_loss(error: Tensor, weight: Tensor | None = None, *, delta: float | None =
 
     Args:
         error: [B].
-        weight: [B], constants; None is 1 for all.
+        weight: [B], constants; None: all are 1.
 
     Returns:
         A scalar.
@@ -146,7 +144,7 @@ def q_loss(error: Tensor, weight: Tensor | None = None, *, delta: float | None =
     """
     check_rank(1, error=error)
     if delta is not None and not delta > 0:
-        raise ValueError(f"delta is where the loss turns linear, and above 0, not {delta}")
+        raise ValueError(f"delta, where the loss becomes linear, must be above 0, but it is {delta}")
     if delta is None:
         each = 0.5 * error.square()
     else:

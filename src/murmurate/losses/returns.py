@@ -1,11 +1,11 @@
-"""Returns and advantages of a time-major rollout, with the two ways of ending kept apart.
+"""Returns and advantages of a time-major rollout, with termination and truncation kept apart.
 
-A *terminated* step ends the task: nothing follows it, so nothing is bootstrapped. A *truncated* step
-only stops being watched (a time limit): the task would have gone on, so the value of the observation
-it stopped at stands for the rest. After either, the recursion starts afresh, because the next row
-belongs to another episode. A step that is both is terminated.
+A *terminated* step ends the task, so its return does not bootstrap. A *truncated* step ends the episode
+alone (a time limit): the task would have continued, so its return bootstraps from the value of the final
+observation. After either, the recursion restarts, because the next row belongs to another episode. A
+step that is both is terminated.
 
-The functions return constants: targets carry no gradient, whatever their arguments do.
+The results carry no gradient, whether or not the arguments do.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def n_step_returns(
         r_t: rewards [T, B].
         terminated_t: bool [T, B].
         truncated_t: bool [T, B].
-        last_value: V of the observation after step T [B]; it has no weight where
-            the last step ended an episode.
-        truncated_value: V of the final observation [T, B], read only where truncated; None promises
-            that no step is.
+        last_value: V of the observation after step T [B]; ignored where the
+            last step ended an episode.
+        truncated_value: V of the final observation [T, B], read only where truncated; None if no
+            step is.
         discount: per step, in [0, 1].
 
     Returns:
@@ -69,7 +69,7 @@ def generalized_advantages(
 
     ``A_t = delta_t + discount * lambda * A_{t+1}`` with ``delta_t = r_t + discount * V_{t+1} - V_t``.
     Source: Schulman et al. 2016, eq. 16. At a terminated step ``V_{t+1}`` is 0, at a
-    truncated one the value of its final observation, and after either the sum starts afresh.
+    truncated one the value of its final observation, and after either the sum restarts.
     With ``lambda_ = 1``, ``A + V`` is ``n_step_returns``; with ``lambda_ = 0``, ``A`` is the TD error.
 
     Args:
@@ -77,12 +77,12 @@ def generalized_advantages(
         v_t: V of the observation each step started from [T, B].
         terminated_t: bool [T, B].
         truncated_t: bool [T, B].
-        last_value: V of the observation after step T [B]; it has no weight where
-            the last step ended an episode.
-        truncated_value: V of the final observation [T, B], read only where truncated; None promises
-            that no step is.
+        last_value: V of the observation after step T [B]; ignored where the
+            last step ended an episode.
+        truncated_value: V of the final observation [T, B], read only where truncated; None if no
+            step is.
         discount: per step, in [0, 1].
-        lambda_: weight of longer looks ahead, in [0, 1].
+        lambda_: weight of longer returns, in [0, 1].
 
     Returns:
         A [T, B], without gradient, of ``r_t``'s dtype.

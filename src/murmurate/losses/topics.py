@@ -1,9 +1,9 @@
-"""Latent Dirichlet allocation: what the topics are expected to be, and what documents say of them.
+"""Latent Dirichlet allocation: expected topics, and the variational E-step over documents.
 
 Hoffman et al. 2013, section 3.2; Mohamad et al., equations 44 to 52. A matrix of topics is word-major, [V,
-W]: a row a word, of which the first K numbers count and the others are 0; W is K rounded up to a multiple
-of 16, so that a row is whole cache lines. Compiled where the extension was built; the twins in torch also
-run on a GPU.
+W]: one row for each word, in which the first K numbers are used and the others 0; W is K rounded up to
+a multiple of 16, so that a row is whole cache lines. The compiled kernels are used where the extension was
+built; the equivalent torch code also runs on a GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Documents:
     """A mini-batch of G documents as rows of a compact matrix of topics.
 
     starts: [G + 1] int64. Document g has the words ``starts[g]:starts[g + 1]``.
-    word: [N] int32, rows of that matrix. times: [N] float32, how often each stands there.
+    word: [N] int32, rows of that matrix. times: [N] float32, the count of each word.
     """
 
     starts: Tensor
@@ -53,7 +53,7 @@ def check_starts(documents: Documents) -> None:
 def expected_topics(
     x: Tensor, row: Tensor, total: Tensor, *, topics: int, prior: float, scale: float = 1.0
 ) -> Tensor:
-    """exp(E[log beta]) of some words, up to a factor a word, where lambda is ``prior + scale * x``.
+    """exp(E[log beta]) of some words, up to a factor for each word, where lambda is ``prior + scale * x``.
 
     Source: Hoffman et al. 2013, figure 6: exp(psi(lambda_kv) - psi(sum_v lambda_kv)). No phi depends on the
     factor, and without one a word at a prior of 0.01 would have exp(-100) in all topics: in float32 none.
@@ -70,7 +70,7 @@ def expected_topics(
         [R, W]; the greatest of a row is 1/2 or more; 0 from K on.
 
     Raises:
-        ValueError: on a wrong rank, shape or dtype, or a word that x has not.
+        ValueError: on a wrong rank, shape or dtype, or a word outside x.
     """
     check_rank(2, x=x)
     check_rank(1, row=row, total=total)
@@ -96,8 +96,8 @@ def expected_topics(
 
 
 class Folded(NamedTuple):
-    """gamma: [G, W], the documents' topics. statistics: [R, W], words of each topic to be expected.
-    iterations: made, over all documents."""
+    """gamma: [G, W], the documents' topics. statistics: [R, W], expected counts of words in topics.
+    iterations: total over all documents."""
 
     gamma: Tensor
     statistics: Tensor
@@ -121,12 +121,13 @@ def fold_in(
     than ``tolerance`` on average. Statistics are sum_g n_gw phi_gwk, equation 52 without its factor n / G.
 
     Args:
-        beta: exp(E[log beta]) [R, W] of the batch's words, up to a factor a word; 0 from K on. A word is lost
-            of which, with its factor, no topic of a document has 1e-30 (``expected_topics`` gives one).
-        alpha: [W] float32; from K on it does not matter.
+        beta: exp(E[log beta]) [R, W] of the batch's words, up to a factor for each word; 0 from K on. A
+            word is ignored if, with its factor, it is below 1e-30 in all topics of a document
+            (``expected_topics`` chooses a suitable factor).
+        alpha: [W] float32; ignored from K on.
         topics: K.
-        iterations: at most, a document.
-        gamma: [G, W] to begin with; None begins at 1.
+        iterations: at most, for each document.
+        gamma: [G, W] initial values; None: 1.
 
     Raises:
         ValueError: on a wrong rank, shape or dtype, or a word without a row.
@@ -164,8 +165,8 @@ def fold_in(
 
 _PIECE = 1 << 14
 _TINY = torch.finfo(torch.float32).tiny
-_LEAST = 1e-30  # as in the compiled kernel: a word that no topic has divides nothing by 0
-_MOST = 30.0  # of a logarithm: what topics without words sum up to may be near 0, too
+_LEAST = 1e-30  # as in the compiled kernel: avoids a division by 0 for a word that no topic has
+_MOST = 30.0  # of a logarithm: the total of a topic without words may be near 0
 
 
 def _fold_in(
@@ -177,7 +178,7 @@ def _fold_in(
     tolerance: float,
     gamma: Tensor,
 ) -> Folded:
-    """The twin: all documents at once, those that are done kept as they are."""
+    """The same in torch: all documents at once; converged documents do not change any more."""
     starts, word, times = documents.starts, documents.word, documents.times
     shape = len(documents), len(beta)
     columns = word.long()
@@ -236,12 +237,12 @@ def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]
 
 
 def pieces(count: int) -> list[slice]:
-    """So that what is gathered stays small."""
+    """Slices of bounded length, which bound the memory of gathered rows."""
     return [slice(start, start + _PIECE) for start in range(0, count, _PIECE)]
 
 
 def _plain(x: Tensor, rows: bool = False) -> bool:
-    """Whether the compiled kernels take it; ``rows``: whole registers of them, side by side."""
+    """Whether the compiled kernels accept it; ``rows``: also contiguous, in multiples of ``LANES``."""
     fits = not rows or (x.is_contiguous() and x.shape[1] % LANES == 0)
     return x.device.type == "cpu" and x.dtype == torch.float32 and fits
 
@@ -254,7 +255,7 @@ def document_bound(
     Source: Hoffman et al. 2010, equation 3 with phi from equation 5: sum_w n_w log sum_k exp(E[log theta_k] +
     E[log beta_kw]) + E[log p(theta | alpha) - log q(theta | gamma)].
 
-    Args: as for ``fold_in``, but log_beta: E[log beta] [R, K] float64, whatever its size.
+    Args: as for ``fold_in``, but log_beta: E[log beta] [R, K] float64, without the factors.
     """
     g, a = gamma[:, :topics].double(), alpha[:topics].double()
     log_theta = torch.digamma(g) - torch.digamma(g.sum(1, keepdim=True))

@@ -1,4 +1,4 @@
-"""Losses of a value function against fixed targets. Their coefficient belongs to the agent."""
+"""Losses of a value function against fixed targets. Agents apply the coefficient."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from torch import Tensor
 from murmurate.losses.checks import check_rank, check_shape
 
 
-def value_loss(v: Tensor, target: Tensor) -> Tensor:
+def value_loss(v_t: Tensor, target_t: Tensor) -> Tensor:
     """Mean squared error ``mean((V_t - G_t)^2)``, without a factor of one half.
 
     Source: Mnih et al. 2016, Algorithm S3. Differs: the mean over steps and simulators, where the
     paper sums. A2C's usual coefficient of 0.5 is the agent's.
 
     Args:
-        v: V_t [T, B].
-        target: G_t [T, B]; a constant here, no gradient flows into it.
+        v_t: V_t [T, B].
+        target_t: G_t [T, B]; a constant here, no gradient flows into it.
 
     Returns:
         A scalar.
@@ -24,21 +24,21 @@ def value_loss(v: Tensor, target: Tensor) -> Tensor:
     Raises:
         ValueError: on a wrong rank or shape.
     """
-    check_rank(2, v=v)
-    check_shape(v.shape, "v", target=target)
-    return F.mse_loss(v, target.detach())
+    check_rank(2, v_t=v_t)
+    check_shape(v_t.shape, "v_t", target_t=target_t)
+    return F.mse_loss(v_t, target_t.detach())
 
 
-def huber_value_loss(v: Tensor, target: Tensor, *, delta: float = 1.0) -> Tensor:
+def huber_value_loss(v_t: Tensor, target_t: Tensor, *, delta: float = 1.0) -> Tensor:
     """Mean of ``e^2 / 2`` where ``|e| <= delta`` and ``delta * (|e| - delta / 2)`` beyond, ``e = V_t - G_t``.
 
     Source: Huber 1964; at delta = 1 its gradient is the clipped error of Mnih et al. 2015.
     Differs from ``value_loss``: half the squared error near 0, as Huber has it.
 
     Args:
-        v: V_t [T, B].
-        target: G_t [T, B]; a constant here, no gradient flows into it.
-        delta: where the parabola turns into a line, in units of value; above 0.
+        v_t: V_t [T, B].
+        target_t: G_t [T, B]; a constant here, no gradient flows into it.
+        delta: where the loss becomes linear, in units of value; above 0.
 
     Returns:
         A scalar.
@@ -46,8 +46,8 @@ def huber_value_loss(v: Tensor, target: Tensor, *, delta: float = 1.0) -> Tensor
     Raises:
         ValueError: on a wrong rank or shape, or ``delta <= 0``.
     """
-    check_rank(2, v=v)
-    check_shape(v.shape, "v", target=target)
+    check_rank(2, v_t=v_t)
+    check_shape(v_t.shape, "v_t", target_t=target_t)
     if delta <= 0:
         raise ValueError(f"delta must be above 0, but it is {delta}")
-    return F.huber_loss(v, target.detach(), delta=delta)
+    return F.huber_loss(v_t, target_t.detach(), delta=delta)

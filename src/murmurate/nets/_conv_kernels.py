@@ -220,7 +220,7 @@ class _Passes(torch.autograd.Function):
         wanted = ctx.needs_input_grad[3:]
         # layers before it are frozen
         first = next((i for i, asked in enumerate(wanted[:count]) if asked), count) // 2
-        places = gradients.take(own) if all(wanted) else None
+        places = gradients.claim(own) if all(wanted) else None
         # each lies as its parameter does
         found = [torch.empty_like(p) for p in parameters] if places is None else places
         gradient = gradient.contiguous()  # held: the kernels read it by its address

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from murmurate.fabric.interface import Channel
 from murmurate.replica.vector import Exchange, Replica
-from murmurate.replicator.replicator import Bond
+from murmurate.replicator.replicator import BoundReplica
 
 Kind = Literal["collect", "learn", "exchange", "wait"]
 KINDS: tuple[Kind, ...] = ("collect", "learn", "exchange", "wait")
@@ -62,7 +62,7 @@ class Watch:
     def __init__(
         self,
         seconds: Callable[[], float],
-        bonds: Sequence[Bond],
+        bonds: Sequence[BoundReplica],
         others: Sequence[Channel] = (),
         bursts: Bursts | None = None,
     ) -> None:

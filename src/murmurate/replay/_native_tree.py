@@ -1,4 +1,4 @@
-"""The compiled sum tree: see ``native/kernels.hpp`` for where its numbers lie."""
+"""The compiled sum tree; ``native/kernels.hpp`` describes its memory layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LINE_BYTES = 64
 
 
 class NativeTree:
-    """See ``SumTree``. Calls release the interpreter's lock, so trees of one process work side by side."""
+    """See ``SumTree``. Calls release the GIL, so several trees of one process can run in parallel."""
 
     backend = "native"
     fan_out = NATIVE_FAN_OUT
@@ -29,12 +29,12 @@ class NativeTree:
         self.capacity, self._threads = capacity, threads
         needed = self.bytes_needed(capacity)
         if memory is None:
-            room = np.zeros(needed + _LINE_BYTES, dtype=np.uint8)
-            start = -room.ctypes.data % _LINE_BYTES
-            self._memory = room[start : start + needed]
+            buffer = np.zeros(needed + _LINE_BYTES, dtype=np.uint8)
+            start = -buffer.ctypes.data % _LINE_BYTES
+            self._memory = buffer[start : start + needed]
         else:
             self._memory = np.frombuffer(memory, dtype=np.uint8, count=needed)
-        # who comes to memory that others have begun finds infinities there, the least of nothing
+        # an initialized tree is never all zeros: the minimum of an empty node is stored as infinity
         fresh = not self._memory.any()
         self._tree = self._kernels.tree(self._memory.ctypes.data, capacity, True, fresh)
         place = self._kernels.leaves(self._tree) - self._memory.ctypes.data
@@ -87,7 +87,7 @@ class NativeTree:
         inside = self._kernels.find(self._tree, mass, 0, index, self._threads)
         if inside is None:
             mass = as_vector(mass, torch.float64)
-            check_room(index, torch.int64, mass.numel())
+            check_out(index, torch.int64, mass.numel())
             inside = self._kernels.find(
                 self._tree, mass.data_ptr(), mass.numel(), index.data_ptr(), self._threads
             )
@@ -99,15 +99,15 @@ class NativeTree:
 
     def sample(self, count: int, beta: float, stratified: bool = False, out: Draw | None = None) -> Draw:
         if out is None:
-            # a tensor of another's kind costs a third less than one that is described
+            # new_empty is a third cheaper than torch.empty with dtype and device
             out = Draw(self._stream.new_empty(count), self._priorities.new_empty(count))
         index, weight = out
         drawn = self._kernels.sample(
             self._tree, self._stream_address, count, beta, index, weight, stratified, self._threads
         )
         if drawn is None:
-            check_room(index, torch.int64, count)
-            check_room(weight, torch.float32, count)
+            check_out(index, torch.int64, count)
+            check_out(weight, torch.float32, count)
             places = (index.data_ptr(), weight.data_ptr())
             drawn = self._kernels.sample(
                 self._tree, self._stream_address, count, beta, *places, stratified, self._threads
@@ -125,7 +125,8 @@ class NativeTree:
 
 
 def as_vector(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """[B] of ``dtype``, contiguous and on the CPU. Raises TypeError for a dtype that says something else."""
+    """[B] of ``dtype``, contiguous and on the CPU. Raises TypeError for integers in place of floating-point
+    numbers, or the reverse."""
     if x.dtype is dtype and x.is_cpu and x.is_contiguous():
         return x
     if x.is_floating_point() != dtype.is_floating_point:
@@ -145,11 +146,11 @@ def check_lengths(index: Tensor, values: Tensor) -> None:
         raise ValueError(f"{list(index.shape)} indices and {list(values.shape)} values: give one for each")
 
 
-def check_room(out: Tensor, dtype: torch.dtype, count: int) -> None:
-    """Raises ValueError for what draws cannot be written into."""
+def check_out(out: Tensor, dtype: torch.dtype, count: int) -> None:
+    """Raise ValueError for a tensor that the kernels cannot write draws into."""
     if out.dtype is not dtype or out.shape != (count,) or not (out.is_cpu and out.is_contiguous()):
         raise ValueError(
-            f"{count} draws go into a contiguous tensor of {dtype} [{count}] on the CPU, and this is "
+            f"{count} draws need a contiguous tensor of {dtype} [{count}] on the CPU, but this is "
             f"{out.dtype} {list(out.shape)} on {out.device}"
         )
 
@@ -162,10 +163,10 @@ def wrong_priority(index: Tensor, priority: Tensor, at: int, capacity: int) -> V
 
 
 def mass_outside(total: float) -> ValueError:
-    return ValueError(f"masses lie between 0 and the total, {total}, and are not all there")
+    return ValueError(f"masses must lie between 0 and the total, {total}, and some do not")
 
 
 def nothing_to_draw() -> ValueError:
     return ValueError(
-        "there is nothing to draw: no priority is above zero, or their sum is no number. Put something in."
+        "there is nothing to draw: no priority is above zero, or their sum is not finite. Insert something."
     )

@@ -13,7 +13,7 @@ from murmurate.replay.sum_tree import Draw
 
 
 class TorchTree:
-    """See ``SumTree``. Leaves are float32, sums float64 on whatever has them."""
+    """See ``SumTree``. Leaves are float32, sums float64 where the device has it."""
 
     backend = "torch"
 
@@ -48,7 +48,7 @@ class TorchTree:
         right = (index >= 0) & (index < self.capacity) & (priority >= 0) & (priority < math.inf)
         if not bool(right.all()):
             raise wrong_priority(index, priority, int((~right).nonzero()[0]), self.capacity)
-        # writes to equal indices have no order of their own: only the last of each is kept
+        # torch does not define the order of writes to equal indices: keep only the last of each
         places, order = index.sort(stable=True)
         last = torch.ones_like(places, dtype=torch.bool)
         torch.ne(places[1:], places[:-1], out=last[:-1])
@@ -85,7 +85,7 @@ class TorchTree:
         for level in [*reversed(self._sums), self._leaves]:
             lines = level.view(-1, self.fan_out)[node].double()
             upto = lines.cumsum(1)
-            # beyond all by rounding: the last that has anything
+            # a mass beyond all children by rounding goes to the last child that is not empty
             numbers = torch.arange(self.fan_out, device=self._device)
             last = torch.where(lines > 0, numbers, -1).amax(1)
             child = torch.minimum((upto <= rest[:, None]).sum(1), last)
@@ -102,7 +102,7 @@ class TorchTree:
         self._stream[1] += count
         if stratified:
             u = (u + torch.arange(count, dtype=torch.float64, device=self._device)) / count
-        index = self._search(u * total)  # which rounds to the total itself now and then
+        index = self._search(u * total)  # the product may round up to the total itself
         weight = (self._leaves[index] / self.minimum).clamp(min=1.0) ** -beta
         if out is None:
             return Draw(index, weight)
@@ -122,7 +122,7 @@ def _positive(x: Tensor) -> Tensor:
     return torch.where(x > 0, x, math.inf)
 
 
-_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_INCREMENT, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def _signed(x: int) -> int:
@@ -139,7 +139,7 @@ def _shifted(x: Tensor, by: int) -> Tensor:
 def _uniform(key: int, first: int, count: int) -> Tensor:
     """[count] float64 in [0, 1): numbers ``first`` and on of SplitMix64 (Steele et al. 2014)."""
     z = torch.arange(count, dtype=torch.int64) + first
-    z = z * _signed(_GOLDEN) + _signed(key)
+    z = z * _signed(_INCREMENT) + _signed(key)
     z = (z ^ _shifted(z, 30)) * _signed(_FIRST)
     z = (z ^ _shifted(z, 27)) * _signed(_SECOND)
     z = z ^ _shifted(z, 31)

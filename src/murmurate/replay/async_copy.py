@@ -1,7 +1,7 @@
-"""Copies out of a store: at once, or by a thread that never asks for the interpreter's lock.
+"""Copies out of a store: in the calling thread, or in a native thread that never takes the GIL.
 
-A thread of Python's own would: each of its calls then waits for the learner to let go of the lock, and the
-learner for it, which cost more than what was copied.
+A Python thread would take it: its calls and the learner's then wait for each other, which cost more time than
+the copies took.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from torch import Tensor
 
 from murmurate import native
 
-_SMALL_BYTES = 32 << 10  # a copy that takes no longer than to wake a thread is done at once
+_SMALL_BYTES = 32 << 10  # a smaller copy takes no longer than waking a thread, and is made at once
 
 
-class Courier:
-    """``number`` tells, for ``wait``, all that was asked for by then."""
+class AsyncCopy:
+    """Copies in the order of the calls. ``number``: of the latest copy given to the thread, for ``wait``."""
 
     def __init__(self) -> None:
         if native.kernels is None:
             raise RuntimeError(f"there are no compiled kernels: {native.simd}")
         self._kernels = native.kernels
         self._thread: Any = self._kernels.courier()
-        self._kept: deque[tuple[int, tuple[Tensor, ...]]] = deque()  # what is read and written until then
+        # tensors that must stay alive until the copy of that number is complete
+        self._kept: deque[tuple[int, tuple[Tensor, ...]]] = deque()
         self.number = 0
 
     def gather(self, source: Tensor, stride: int, bytes: int, index: Tensor, out: Tensor) -> None:
@@ -52,6 +53,7 @@ class Courier:
         self._kept.append((number, tensors))
 
     def wait(self, number: int) -> None:
+        """Block until copy ``number`` and all before it are complete."""
         self._kernels.await_courier(self._thread, number)
         while self._kept and self._kept[0][0] <= number:
             self._kept.popleft()

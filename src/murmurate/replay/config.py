@@ -1,4 +1,4 @@
-"""``Replay`` as a part of a run: what a learner keeps, and how it draws from it."""
+"""The configuration of a learner's replay, and how it is opened."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from murmurate.errors import Refusal
 from murmurate.replay.frame_replay import FrameReplay
 from murmurate.replay.interface import Replay
 from murmurate.replay.memory import in_folder, private
-from murmurate.replay.priorities import Chances, Prioritized, Uniform
+from murmurate.replay.priorities import Prioritized, SlotSampler, Uniform
 from murmurate.replay.row_replay import RowReplay
 from murmurate.replay.rows import Column
 from murmurate.replay.segments import Segmented
 from murmurate.spec import EnvSpec, Shapes, derive_seed
 
-_CHANCE_BYTES = 10  # of a leaf of the tree, what lies above it, and whether it is there
+_SAMPLER_BYTES = 10  # of a slot: its leaf of the sum tree, its share of the nodes above, its presence flag
 
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """What one learner keeps.
+    """The replay of one learner.
 
-    capacity: transitions; the oldest makes room. alpha: a transition is drawn in proportion to |error| **
-        alpha (Schaul et al. 2016); 0 draws all alike. alpha_end: what alpha becomes, linearly over the run,
-        for errors as they come; None: it stays.
-    beta: importance weights are (N P(i)) ** -beta over the greatest of a batch (of the last ones of all
-        banks, where ``weights`` is ``all``). beta_end: what beta rises to, linearly over the run (where only
-        time ends it, it does not). epsilon: added to each |error|.
+    capacity: transitions; a full replay overwrites the oldest. alpha: transitions are drawn in proportion to
+        |error| ** alpha (Schaul et al. 2016); 0 is uniform. alpha_end: the final value of alpha, reached
+        linearly over the run and applied to new errors; None: alpha is constant.
+    beta: importance weights are (N P(i)) ** -beta divided by the greatest of the batch (by the greatest among
+        the latest of all banks where ``weights`` is ``all``). beta_end: the final value of beta, reached
+        linearly over the run (in a run limited by time alone, beta is constant). epsilon: added to |error|.
     learning_starts: env steps of a learner before its first update.
-    samples_per_insert: how often a transition is drawn on average; a learner plays or updates, whichever is
-        behind.
-    fit_every: env steps of a learner that are played in a row; the updates that they allow follow in a row
-        too (fitted Q-iteration). 0 plays and learns in turn.
-    segments: equal parts of the capacity, filled in order; each batch draws from all of them alike, each of
-        which has priorities of its own. For rows. segment_draws: ``each``: so; ``one``: a whole batch from a
-        segment at random (Zhang, section 3.2.3).
-    weights: of several learners with a replay each. ``own``: as if its own were all there is (Zhang, eq. 5.4,
-        where all banks' sums are taken for equal); ``all``: as if all drew from one.
-    ahead: D, batches that are drawn before the errors of those before them are known (Zhang, section 4.3.1);
-        0 waits for them.
-    saved: whether checkpoints hold it, up to 7.1 GB for a million images; without, a resumed run begins with
-        an empty one. ``resume`` may change it.
-    folder: on a disk, where images and rows lie in mapped files instead of memory, each learner's in a folder
-        of its own: for more than memory holds. None: in memory. ``resume`` may change it.
-    publish_every: own updates after which actors are shown the parameters; for runs that have actors.
+    samples_per_insert: how often a transition is drawn on average; env steps and updates alternate to keep
+        this ratio.
+    fit_every: env steps in a row, followed by all updates they allow (fitted Q-iteration); 0: env steps and
+        updates alternate as soon as the ratio allows.
+    segments: equal parts of the capacity, filled in order, with separate priorities. For rows.
+        segment_draws: ``each``: a batch has equally many draws from each segment; ``one``: a whole batch
+        comes from one segment at random (Zhang, section 3.2.3).
+    weights: with several learners, a replay each. ``own``: weights are those of the own replay alone (Zhang,
+        eq. 5.4, which takes the sums of all banks as equal); ``all``: those of one replay of all transitions.
+    ahead: D, how many batches are drawn in advance, before the errors of the preceding batches are known
+        (Zhang, section 4.3.1); 0 draws none in advance.
+    saved: whether checkpoints contain the replay, up to 7.1 GB for a million images; otherwise a resumed run
+        starts with an empty one. ``resume`` may change it.
+    folder: on a disk, for memory-mapped files that hold images and rows, in a subfolder for each learner: for
+        replays larger than memory. None: in memory. ``resume`` may change it.
+    publish_every: own updates between publications of the parameters to actors; for runs with actors.
     """
 
     capacity: int = 1_000_000
@@ -71,17 +71,17 @@ class ReplayConfig:
     publish_every: int = 10
 
     def __post_init__(self) -> None:
-        if self.folder:  # a run goes on from elsewhere too
+        if self.folder:  # absolute, because a run may be resumed from another working directory
             object.__setattr__(self, "folder", os.path.abspath(self.folder))
 
     def validate(self, batch: int) -> None:
-        """Raise Refusal for values that make no sense, for batches of ``batch``."""
+        """Raise Refusal for values out of range, and for those that do not fit batches of ``batch``."""
         if batch < 1:
-            raise Refusal(f"agent.batch is {batch}; a batch is of at least one. Use --agent.batch 32.")
+            raise Refusal(f"agent.batch is {batch}; it must be at least 1. Use --agent.batch 32.")
         if not 0 < self.samples_per_insert < math.inf:
             raise Refusal(
-                f"replay.samples_per_insert is {self.samples_per_insert}; who draws nothing learns "
-                "nothing. Use --replay.samples-per-insert 8."
+                f"replay.samples_per_insert is {self.samples_per_insert}; it must be finite and above 0, or "
+                "nothing is ever learned. Use --replay.samples-per-insert 8."
             )
         for name in ("alpha", "alpha_end", "beta", "beta_end"):
             value = getattr(self, name)
@@ -134,19 +134,20 @@ class ReplayConfig:
             )
 
     def alpha_at(self, progress: float) -> float:
-        """progress: share of the run that lies behind, in [0, 1]."""
+        """progress: fraction of the run that is complete, in [0, 1]."""
         return self.alpha if self.alpha_end is None else self.alpha + (self.alpha_end - self.alpha) * progress
 
     def beta_at(self, progress: float) -> float:
-        """progress: share of the run that lies behind, in [0, 1]."""
+        """progress: fraction of the run that is complete, in [0, 1]."""
         return self.beta + (self.beta_end - self.beta) * progress
 
     def planned_updates(self, env_steps: float, batch: int) -> int:
-        """Updates of a learner that makes so many env steps."""
+        """Updates of a learner that takes ``env_steps`` env steps."""
         return int(self.learnable(int(env_steps)) * self.samples_per_insert / batch)
 
     def learnable(self, env_steps: int) -> int:
-        """Of so many steps of a learner, those that have been learned from once it has caught up."""
+        """How many of a learner's ``env_steps`` count towards updates: those after ``learning_starts``, in
+        whole multiples of ``fit_every``."""
         steps = max(0, env_steps - self.learning_starts)
         return steps - steps % self.fit_every if self.fit_every else steps
 
@@ -160,33 +161,34 @@ def replay_bytes(
     batch: int,
     behaviour: Shapes | None = None,
 ) -> int:
-    """How much memory the store takes once it is full.
-
-    Raises Refusal if no batch could ever be drawn from it.
-    """
+    """Memory of the full replay, in bytes. Raises Refusal if no batch could ever be drawn from it."""
     recorded = 4 * sum(math.prod(shape) for shape in (behaviour or {}).values())
     if not spec.stacked:
         seen = math.prod(spec.observation_shape) * spec.observation_dtype.itemsize
-        return config.capacity * (2 * seen + 4 * math.prod(spec.action_shape) + recorded + 64 + _CHANCE_BYTES)
+        return config.capacity * (
+            2 * seen + 4 * math.prod(spec.action_shape) + recorded + 64 + _SAMPLER_BYTES
+        )
     if config.segments > 1:
         raise Refusal(
-            f"replay.segments is {config.segments}, and images lie in a ring for each simulator, not in one "
-            "that could be divided. Use --replay.segments 1."
+            f"replay.segments is {config.segments}, but images are stored in one ring for each simulator, "
+            "which has no segments. Use --replay.segments 1."
         )
     stack, *shape = spec.observation_shape
     ring, window = config.capacity // simulators, stack + steps
-    # the beginnings of episodes take room too, a stack each: half is left for them
+    # the first stack of each episode also takes frames of the ring: half of it is reserved for these
     if ring < 2 * window or simulators * (ring - window) < 2 * batch:
         raise Refusal(
             f"replay.capacity is {config.capacity:,}: {ring} images for each of {simulators} simulators "
-            f"never hold a batch of {batch}. Use --replay.capacity {4 * simulators * (window + batch)}."
+            f"are too few for a batch of {batch}. Use --replay.capacity {4 * simulators * (window + batch)}."
         )
-    return simulators * (ring + window) * math.prod(shape) + config.capacity * (32 + recorded + _CHANCE_BYTES)
+    return simulators * (ring + window) * math.prod(shape) + config.capacity * (
+        32 + recorded + _SAMPLER_BYTES
+    )
 
 
 def memory_bytes(config: ReplayConfig, store_bytes: int) -> int:
-    """Of a store of so many, those that are in memory for good."""
-    return config.capacity * _CHANCE_BYTES if config.folder else store_bytes
+    """How many of the replay's ``store_bytes`` stay in memory; the rest is in mapped files, if any."""
+    return config.capacity * _SAMPLER_BYTES if config.folder else store_bytes
 
 
 def open_replay(
@@ -201,46 +203,47 @@ def open_replay(
     rank: int = 0,
     behaviour: Shapes | None = None,
 ) -> Replay:
-    """The store for what is seen and done in a world: frames once each where observations are stacks of
-    images, rows elsewhere. steps, discount: of the returns. threads: of searches for large batches.
-    rank: whose it is, where it lies in a folder. behaviour: shapes of what is recorded beside the action.
+    """A ``FrameReplay`` where observations are stacks of images, a ``RowReplay`` elsewhere.
 
-    Raises Refusal if there is no memory for it.
+    steps, discount: of the n-step returns. threads: of the sum tree's searches for large batches. rank: of
+    the learner, for the name of its subfolder. behaviour: shapes of the tensors stored with each action.
+
+    Raises Refusal if there is not enough memory.
     """
     images = spec.stacked
     capacity = config.capacity // simulators * simulators if images else config.capacity
 
-    def chances_of(slots: int, seed: int) -> Prioritized | Uniform:
+    def sampler_of(slots: int, seed: int) -> Prioritized | Uniform:
         if config.alpha == 0 and not config.alpha_end:
             return Uniform(slots, seed=seed)
         return Prioritized(slots, alpha=config.alpha, epsilon=config.epsilon, seed=seed, threads=threads)
 
-    chances: Chances = chances_of(capacity, seed)
+    sampler: SlotSampler = sampler_of(capacity, seed)
     if config.segments > 1:
         size = capacity // config.segments
-        segments = [chances_of(size, derive_seed(seed, "segment", k)) for k in range(config.segments)]
-        chances = Segmented(segments, whole=config.segment_draws == "one", seed=seed)
-    take = in_folder(Path(config.folder) / f"replica-{rank}") if config.folder else private
+        segments = [sampler_of(size, derive_seed(seed, "segment", k)) for k in range(config.segments)]
+        sampler = Segmented(segments, whole=config.segment_draws == "one", seed=seed)
+    allocate = in_folder(Path(config.folder) / f"replica-{rank}") if config.folder else private
     if images:
         stack, *shape = spec.observation_shape
         return FrameReplay(
-            chances,
+            sampler,
             tuple(shape),
             simulators=simulators,
             stack=stack,
             steps=steps,
             discount=discount,
-            take=take,
+            allocate=allocate,
             behaviour=behaviour,
         )
     action = Column((), torch.int64) if spec.actions else Column(spec.action_shape, torch.float32)
     return RowReplay(
-        chances,
+        sampler,
         Column(spec.observation_shape, spec.observation_dtype),
         action,
         simulators=simulators,
         steps=steps,
         discount=discount,
-        take=take,
+        allocate=allocate,
         behaviour=behaviour,
     )

@@ -1,4 +1,4 @@
-"""A replay of transitions whose observations are the last few images of a simulator."""
+"""A replay of transitions whose observations are stacks of a simulator's latest images."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from murmurate.replay._fits import check_steps
-from murmurate.replay.async_copy import Courier
+from murmurate.replay.async_copy import AsyncCopy
+from murmurate.replay.checks import check_steps
 from murmurate.replay.frames import Frames
-from murmurate.replay.interface import Chosen, Sample, Steps
-from murmurate.replay.memory import Take, private
-from murmurate.replay.priorities import Chances
-from murmurate.replay.returns import FirstErrors, Integers, NStepReturns, push
+from murmurate.replay.interface import Sample, Selection, Steps
+from murmurate.replay.memory import Allocate, private
+from murmurate.replay.priorities import SlotSampler
+from murmurate.replay.returns import InitialErrors, Integers, NStepReturns, push
 from murmurate.replay.rows import (
     RECORDED,
     Column,
-    Rows,
+    RowStore,
     behaviour_of,
     numbers_as_bytes,
     recorded_columns,
@@ -26,48 +26,48 @@ from murmurate.replay.rows import (
 from murmurate.replay.sum_tree import Draw
 from murmurate.spec import Shapes
 
-_STREAM_BITS = 40  # of a key: which stream lies above them, the number of a frame in it below
+_STREAM_BITS = 40  # a key is the stream's number shifted by these, plus the frame's number in the stream
 
 
 class FrameReplay:
-    """See ``Replay``; each image is kept once. A key is the stream and the number of a transition's newest
-    frame in it.
+    """See ``Replay``; each image is stored once. A key is the stream (simulator) and the number in it of the
+    newest frame of a transition's observation.
 
-    chances: over simulators x length slots; each simulator has a ring of its own. behaviour: shapes of what
-    is recorded beside the action, by name.
+    sampler: over simulators x length slots; each simulator has its own ring. behaviour: shapes of the tensors
+    stored with each action, by name.
     """
 
     def __init__(
         self,
-        chances: Chances,
+        sampler: SlotSampler,
         shape: tuple[int, ...],
         *,
         simulators: int = 1,
         stack: int = 4,
         steps: int = 1,
         discount: float = 0.99,
-        take: Take = private,
+        allocate: Allocate = private,
         behaviour: Shapes | None = None,
     ) -> None:
         self._behaviour = dict(behaviour or {})
-        length = chances.capacity // simulators
-        if length * simulators != chances.capacity:
+        length = sampler.capacity // simulators
+        if length * simulators != sampler.capacity:
             raise ValueError(
-                f"{chances.capacity} slots do not divide among {simulators} simulators: "
+                f"{sampler.capacity} slots do not divide among {simulators} simulators: "
                 f"use {length * simulators}"
             )
-        self.chances, self.steps, self.inserted = chances, steps, 0
-        self.frames = Frames(length, shape, streams=simulators, stack=stack, steps=steps, take=take)
+        self.sampler, self.steps, self.inserted = sampler, steps, 0
+        self.frames = Frames(length, shape, streams=simulators, stack=stack, steps=steps, allocate=allocate)
         one = Column((), torch.float32)
         self._observation = Column((stack, *shape), torch.uint8)
         self._action = Column((), torch.int64)
         columns = {"action": self._action, "reward": one, "discount": one}
         columns |= recorded_columns(self._behaviour)
-        self.rows = Rows(chances.capacity, columns, take)
+        self.rows = RowStore(sampler.capacity, columns, allocate)
         # k, from s to s': less than n for the last steps before an episode is cut off
-        self._lengths = np.full(chances.capacity, steps, np.int16)
+        self._lengths = np.full(sampler.capacity, steps, np.int16)
         self._returns = NStepReturns(simulators, steps, discount)
-        self._errors = FirstErrors(simulators, steps)
+        self._errors = InitialErrors(simulators, steps)
         self._heads = np.zeros(simulators, np.int64)  # frames so far
         self._first = np.ones(simulators, np.bool_)
         # of the last n steps of each simulator, newest first: the number of its newest frame, and the action
@@ -79,7 +79,7 @@ class FrameReplay:
         }
 
     def __len__(self) -> int:
-        return self.chances.filled
+        return self.sampler.filled
 
     @property
     def full(self) -> bool:
@@ -104,7 +104,7 @@ class FrameReplay:
         closed = self._returns.step(low, steps.reward.numpy(), terminated, truncated)
         image = steps.next_observation[:, -1]
         self._append(streams, image)
-        # after a termination windows reach n frames further all the same; what lies there is not looked at
+        # windows always span n further frames; after a termination these are never used (discount 0)
         if self.steps > 1 and terminated.any():
             ended = torch.from_numpy(terminated)
             for _ in range(self.steps - 1):
@@ -122,21 +122,21 @@ class FrameReplay:
         for name, kept in self._recorded.items():
             values[name] = self.rows.as_bytes(name, torch.from_numpy(kept[of]))
         self.rows.put(slots, values)
-        # nothing follows a termination: such windows are as long as any
+        # after a termination s' does not matter: the length is n, as of most transitions
         self._lengths[slots] = np.where(terminated[closed.simulator - low], self.steps, closed.age)
-        self.chances.put(torch.from_numpy(slots), self._errors.of(closed, low, steps.following))
+        self.sampler.put(torch.from_numpy(slots), self._errors.of(closed, low, steps.following))
         self.inserted += len(slots)
         return len(slots)
 
     def _append(self, streams: Integers, images: Tensor) -> None:
-        """One frame more in each of ``streams``; what needed the one that it overwrites can no longer be
-        drawn."""
+        """Append one frame to each of ``streams``, and remove the transitions that used the overwritten
+        frame from the sampler."""
         length, heads = self.frames.length, self._heads[streams]
         over = heads >= length
         if over.any():
             # transitions whose window begins at the overwritten frame lie stack - 1 further on
             at = (heads[over] + self.frames.stack - 1) % length
-            self.chances.take_out(torch.from_numpy(streams[over] * length + at))
+            self.sampler.remove(torch.from_numpy(streams[over] * length + at))
         self.frames.append(streams, heads, images)
         self._heads[streams] = heads + 1
 
@@ -144,32 +144,32 @@ class FrameReplay:
         self._returns.forget(low, count)
         self._first[low : low + count] = True
 
-    def choose(self, count: int, beta: float, out: Draw | None = None) -> Chosen:
-        draw = self.chances.draw(count, beta, out)
+    def choose(self, count: int, beta: float, out: Draw | None = None) -> Selection:
+        draw = self.sampler.draw(count, beta, out)
         length = self.frames.length
         stream, place = np.divmod(draw.indices.numpy(), length)
         newest = self._heads[stream] - 1
         number = newest - (newest - place) % length
-        return Chosen(torch.from_numpy(stream << _STREAM_BITS | number), draw)
+        return Selection(torch.from_numpy(stream << _STREAM_BITS | number), draw)
 
-    def room(self, count: int, pinned: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.frames.room(count, pinned), self.rows.room(count, pinned)
+    def buffers(self, count: int, pinned: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.frames.buffers(count, pinned), self.rows.buffers(count, pinned)
 
     def gather(
         self,
-        chosen: Chosen,
-        room: tuple[Tensor, dict[str, Tensor]] | None = None,
-        courier: Courier | None = None,
+        selection: Selection,
+        buffers: tuple[Tensor, dict[str, Tensor]] | None = None,
+        copier: AsyncCopy | None = None,
     ) -> Sample:
-        images, values = (None, None) if room is None else room
-        slots = chosen.draw.indices
+        images, values = (None, None) if buffers is None else buffers
+        slots = selection.draw.indices
         lengths = self._lengths[slots.numpy()] if self.steps > 1 else None
-        window = self.frames.read(slots, images, lengths, courier)
-        read = dict(self.rows.read(slots, values, courier))
+        window = self.frames.read(slots, images, lengths, copier)
+        read = dict(self.rows.read(slots, values, copier))
         behaviour = behaviour_of(read) if self._behaviour else {}
         return Sample(
-            chosen.keys,
-            chosen.draw.weights,
+            selection.keys,
+            selection.draw.weights,
             observation=window.observation,
             next_observation=window.next_observation,
             **read,
@@ -187,7 +187,7 @@ class FrameReplay:
         slots = torch.from_numpy(stream * self.frames.length + number % self.frames.length)
         if not here.all():
             slots, error = slots[torch.from_numpy(here)], error[torch.from_numpy(here)]
-        self.chances.update(slots, error)
+        self.sampler.update(slots, error)
 
     def state(self) -> dict[str, Any]:
         recorded = {name: torch.from_numpy(kept) for name, kept in self._recorded.items()}
@@ -198,7 +198,7 @@ class FrameReplay:
             "frames": self.frames.save(self._heads.tolist()),
             "rows": self.rows.save(self.rows.capacity),
             "lengths": torch.from_numpy(self._lengths),
-            "chances": self.chances.state(),
+            "chances": self.sampler.state(),
             "returns": self._returns.state(),
             "first": torch.from_numpy(self._first),
             "seen": torch.from_numpy(self._seen),
@@ -219,7 +219,7 @@ class FrameReplay:
             self._lengths[:] = state["lengths"].numpy()
         else:
             self._lengths[:] = self.steps
-        self.chances.load(state["chances"])
+        self.sampler.load(state["chances"])
         self._returns.load(state["returns"])
         self._first[:] = state["first"].numpy()
         self._seen[:] = state["seen"].numpy()

@@ -1,8 +1,9 @@
-"""Transitions of stacked images: each image is kept once, and stacks are put together when they are drawn.
+"""Transitions of stacked images: each image is stored once, and stacks are assembled when they are drawn.
 
-A stream (one simulator's) is a ring of frames. A transition lies at its observation's newest frame; the
-window of frames around it holds s and s' as views, one copy for both. An episode begins with all frames of
-its first stack, so that no window crosses into another episode; those in between are never drawn.
+A stream (the frames of one simulator) is a ring. A transition's slot is that of its observation's newest
+frame; the window of frames around it contains s and s' as views of one copy. At the start of an episode all
+frames of its first stack are appended, so that no window crosses into another episode; slots whose window
+would are never drawn.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from torch import Tensor
 
 from murmurate import native
 from murmurate.buffers import Pool, as_tensor
-from murmurate.replay.async_copy import Courier
+from murmurate.replay.async_copy import AsyncCopy
 from murmurate.replay.interface import Chunk
-from murmurate.replay.memory import Take, array, private
+from murmurate.replay.memory import Allocate, array, private
 from murmurate.replay.returns import Integers
 
 _CHUNK_BYTES = 16 << 20  # of a ring, in a checkpoint
 
 
-class Window(NamedTuple):
-    """frames: [B, stack + n, H, W] uint8. s is the first ``stack`` of them, s' the last; or ``after``
-    [B, stack, H, W], where some s' are nearer than n steps."""
+class FrameWindow(NamedTuple):
+    """frames: [B, stack + n, H, W] uint8. s is the first ``stack`` of them, s' the last ``stack``. after:
+    [B, stack, H, W], s' where some transitions are shorter than n steps; else None."""
 
     frames: Tensor
     stack: int
@@ -46,8 +47,8 @@ class Window(NamedTuple):
 class Frames:
     """Rings of ``length`` frames, one for each of ``streams``; slots are numbered stream after stream.
 
-    stack: frames of an observation. steps: n, from s to s'. Behind each ring its first stack + n - 1 frames
-    lie once more, so that every window is in one piece.
+    stack: frames of an observation. steps: n, from s to s'. The first stack + n - 1 frames of each ring are
+    repeated behind its end, so that every window is contiguous.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Frames:
         streams: int = 1,
         stack: int = 4,
         steps: int = 1,
-        take: Take = private,
+        allocate: Allocate = private,
     ) -> None:
         self.window = stack + steps
         if length < 2 * self.window:
@@ -69,13 +70,13 @@ class Frames:
         self.length, self.streams, self.stack, self.steps = length, streams, stack, steps
         self.shape = shape
         self.frame_bytes = int(np.prod(shape, dtype=np.int64))
-        self._pitch = length + self.window - 1  # frames of a ring and what lies there again
-        whole = array(take, "frames", (streams * self._pitch, *shape), np.uint8)
+        self._pitch = length + self.window - 1  # frames of a ring and the repeated ones
+        whole = array(allocate, "frames", (streams * self._pitch, *shape), np.uint8)
         self._whole, self._frames = whole, torch.from_numpy(whole)
         self._address = self._frames.data_ptr()
         self._pool = Pool()
         self._chunk = max(1, _CHUNK_BYTES // self.frame_bytes)  # frames
-        self._token = secrets.token_hex(4)  # what we write is not what others have written before
+        self._token = secrets.token_hex(4)  # tells chunks of this object from those of earlier ones
         self._names: dict[tuple[int, int], str] = {}  # of chunks as they were loaded
 
     def append(self, streams: Integers, heads: Integers, images: Tensor) -> None:
@@ -83,17 +84,17 @@ class Frames:
         the place of the one ``length`` before it."""
         at, new = heads % self.length, images.numpy()
         place = streams * self._pitch + at
-        self._whole[place] = new  # rows at a time, which torch's index_copy_ takes five times as long for
+        self._whole[place] = new  # torch's index_copy_ takes five times as long
         again = at < self.window - 1
         if again.any():
             self._whole[place[again] + self.length] = new[again]
 
-    def room(self, count: int, pinned: bool = False) -> Tensor:
-        """[count, stack + n, H, W] for ``read`` to write into; comes back by itself once it is forgotten."""
+    def buffers(self, count: int, pinned: bool = False) -> Tensor:
+        """[count, stack + n, H, W] for ``read`` to write into; reused once nothing refers to it."""
         shape = (count, self.window, *self.shape)
         if pinned:
             return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
-        # page faults on memory that is fresh each time cost as much as the copy
+        # page faults on newly allocated memory would cost as much as the copy
         return as_tensor(self._pool.take(math.prod(shape)), torch.uint8).view(shape)
 
     def read(
@@ -101,37 +102,37 @@ class Frames:
         slots: Tensor,
         out: Tensor | None = None,
         steps: Integers | None = None,
-        courier: Courier | None = None,
-    ) -> Window:
-        """The windows of the transitions at ``slots`` [B] int64 (their observation's newest frames); with a
-        courier, once it has been waited for. steps: [B], from s to s', n at most; None: n for all."""
-        out = self.room(len(slots)) if out is None else out
-        stream, newest = np.divmod(slots.numpy(), self.length)  # a few numbers: torch takes longer to begin
+        copier: AsyncCopy | None = None,
+    ) -> FrameWindow:
+        """The windows of the transitions at ``slots`` [B] int64 (their observation's newest frames). With a
+        copier they are complete after its ``wait``. steps: [B], from s to s', at most n; None: n for all."""
+        out = self.buffers(len(slots)) if out is None else out
+        stream, newest = np.divmod(slots.numpy(), self.length)  # numpy has less overhead on a few numbers
         first = torch.from_numpy(stream * self._pitch + (newest - (self.stack - 1)) % self.length)
-        self._gather(first, out, courier)
+        self._gather(first, out, copier)
         if steps is None or (steps == self.steps).all():
-            return Window(out, self.stack)
+            return FrameWindow(out, self.stack)
         shape = (len(slots), self.stack, *self.shape)
         after = as_tensor(self._pool.take(math.prod(shape)), torch.uint8).view(shape)
-        self._gather(first + torch.from_numpy(steps), after, courier)
-        return Window(out, self.stack, after)
+        self._gather(first + torch.from_numpy(steps), after, copier)
+        return FrameWindow(out, self.stack, after)
 
-    def _gather(self, first: Tensor, out: Tensor, courier: Courier | None) -> None:
-        """out[b] <- as many frames as it has room for, from frame ``first[b]`` on."""
+    def _gather(self, first: Tensor, out: Tensor, copier: AsyncCopy | None) -> None:
+        """out[b] <- the ``out.shape[1]`` frames from frame ``first[b]`` on."""
         count = out.shape[1]
         if native.kernels is None:
             rows = first[:, None] + torch.arange(count)
             torch.index_select(self._frames, 0, rows.view(-1), out=out.view(-1, *self.shape))
             return
         size = self.frame_bytes
-        if courier is not None:
-            courier.gather(self._frames, size, size * count, first, out)
+        if copier is not None:
+            copier.gather(self._frames, size, size * count, first, out)
         else:
             places = first.data_ptr(), len(first), out.data_ptr()
             native.kernels.gather(self._address, size, size * count, *places)
 
     def save(self, heads: list[int]) -> list[list[Chunk]]:
-        """For each stream its frames [F, H, W] as they lie in the ring, chunk after chunk; views."""
+        """For each stream its frames [F, H, W] in the order of the ring, in chunks; views."""
         whole = self._frames.view(self.streams, self._pitch, *self.shape)
         saved = []
         for stream, head in enumerate(heads):
@@ -141,19 +142,19 @@ class Frames:
         return saved
 
     def _name(self, stream: int, head: int, start: int, stop: int) -> str:
-        """Says where the chunk lies, its newest frame's number, and who wrote it: as long as that frame stays
+        """A name of the chunk's place, its newest frame's number and the writer's token: while that frame is
         the newest, nothing in the chunk has changed."""
-        last = head - 1 - (head - 1 - (stop - 1)) % self.length  # the newest at the chunk's last place
+        last = head - 1 - (head - 1 - (stop - 1)) % self.length  # the frame in the chunk's last place
         newest = head - 1 if start <= (head - 1) % self.length < stop else last
         where = f"frames-{stream}-{start}-{stop}-{newest}-"
         loaded = self._names.get((stream, start // self._chunk), "")
         return loaded if loaded.startswith(where) else where + self._token
 
     def load(self, frames: Sequence[list[Chunk] | Tensor]) -> None:
-        """What ``save`` gave; tensors are of checkpoints that had no chunks."""
+        """Restore what ``save`` returned; older checkpoints have one tensor for each stream."""
         whole = self._frames.view(self.streams, self._pitch, *self.shape)
         self._names.clear()
-        self._token = secrets.token_hex(4)  # what comes now is not what came after this state before
+        self._token = secrets.token_hex(4)  # frames appended from now on differ from those of other runs
         for number, (stream, chunks) in enumerate(zip(whole, frames, strict=True)):
             end = 0
             listed = [Chunk("", chunks)] if isinstance(chunks, Tensor) else chunks
@@ -161,5 +162,5 @@ class Frames:
                 self._names[number, end // self._chunk] = chunk.name
                 stream[end : end + len(chunk.values)].copy_(chunk.values)
                 end += len(chunk.values)
-            again = min(self.window - 1, end)  # what lies there once more
+            again = min(self.window - 1, end)  # the frames repeated behind the end
             stream[self.length : self.length + again].copy_(stream[:again])

@@ -1,4 +1,4 @@
-"""What a replay takes in and gives out, whatever it keeps and however it draws."""
+"""The interface of replays, and the tuples they take and return."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from murmurate.replay.async_copy import Courier
-from murmurate.replay.priorities import Chances
+from murmurate.replay.async_copy import AsyncCopy
+from murmurate.replay.priorities import SlotSampler
 from murmurate.replay.sum_tree import Draw
 
 
 @dataclass
 class Sample:
-    """A batch of B transitions. keys: [B] int64, to be handed back with their errors. weights: [B] float32,
-    over the greatest that any transition could have (learners take them over the greatest of the batch).
+    """A batch of B transitions. keys: [B] int64, to be passed to ``update`` with the errors. weights: [B]
+    float32 importance weights, divided by the greatest possible one of the replay (sources divide them again,
+    by the greatest of the batch).
 
-    reward: [B], n-step returns. discount: [B], of what follows; 0 after a termination.
-    behaviour: [B, ...] by name, what was recorded beside the actions (see ``Requirement.behaviour``).
+    reward: [B], n-step returns. discount: [B], of the value of next_observation; 0 after a termination.
+    behaviour: [B, ...] by name, stored with the actions (see ``Requirement.behaviour``).
     """
 
     keys: Tensor
@@ -35,28 +36,29 @@ class Sample:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of something large, of which little is written between two checkpoints: under the same ``name``
-    the same ``values``."""
+    """A part of a large array that changes little between two checkpoints: chunks of one ``name`` have the
+    same ``values``, so each is saved once."""
 
     name: str
     values: Tensor
 
 
-class Chosen(NamedTuple):
-    """Which transitions a batch will have: ``keys`` name them for good, ``draw`` says where they lie now."""
+class Selection(NamedTuple):
+    """The transitions of a batch. keys: [B] int64, unique over the replay's life. draw: their slots, valid
+    until the next ``observe``, and weights."""
 
     keys: Tensor
     draw: Draw
 
 
 class Steps(NamedTuple):
-    """One step of b simulators, as a replay is told of it.
+    """One step of b simulators.
 
-    next_observation: [b, ...], what followed; where an episode was cut off its last one, not the next one's
-    first. It is not looked at where an episode was terminated.
-    taken, following: [b], the values of the action and of what followed, as who acted saw them: transitions
-    are first drawn by their errors then (Horgan et al. 2018, section 3). None: by the highest so far.
-    behaviour: [b, ...] float32 by name, what was recorded beside the actions.
+    next_observation: [b, ...]; of a truncated episode its final observation, not the first of the next
+    episode. Ignored where an episode terminated.
+    taken, following: [b], the actor's estimates of Q(s, a) and of max_a Q(s', a). They give the initial
+    priorities (Horgan et al. 2018, section 3). None: the initial priority is the highest so far.
+    behaviour: [b, ...] float32 by name, stored with the actions.
     """
 
     observation: Tensor
@@ -71,10 +73,10 @@ class Steps(NamedTuple):
 
 
 class Replay(Protocol):
-    """Transitions in, batches of them out."""
+    """Stores transitions and returns batches of them."""
 
     @property
-    def chances(self) -> Chances: ...
+    def sampler(self) -> SlotSampler: ...
 
     def __len__(self) -> int:
         """How many transitions can be drawn."""
@@ -82,39 +84,39 @@ class Replay(Protocol):
 
     @property
     def inserted(self) -> int:
-        """Transitions so far, those that were overwritten too."""
+        """Transitions so far, including overwritten ones."""
         ...
 
     @property
     def full(self) -> bool:
-        """Whether the next step may overwrite what somebody draws."""
+        """Whether the next step may overwrite a transition that can be drawn."""
         ...
 
     def observe(self, low: int, steps: Steps) -> int:
-        """One step of the simulators from number ``low`` on; returns how many transitions it completed.
+        """Add one step of the simulators from number ``low`` on; returns how many transitions it completed.
 
-        Raises ValueError for a step that does not fit; then nothing has changed.
+        Raises ValueError for wrong shapes, dtypes or values (see ``checks``), before any change.
         """
         ...
 
     def restart(self, low: int, count: int) -> None:
-        """These simulators begin new episodes, though the old ones have not ended."""
+        """Discard the unfinished transitions of ``count`` simulators from ``low`` on, which were reset."""
         ...
 
-    def choose(self, count: int, beta: float, out: Draw | None = None) -> Chosen:
-        """out: to be written into, instead of new tensors; what is chosen lies there until it is used again.
+    def choose(self, count: int, beta: float, out: Draw | None = None) -> Selection:
+        """Draw ``count`` transitions. out: tensors to write the draw into; None allocates new ones.
 
         Raises ValueError if there are fewer than ``count`` transitions.
         """
         ...
 
-    def room(self, count: int, pinned: bool = False) -> Any:
-        """Memory for ``gather`` to write into."""
+    def buffers(self, count: int, pinned: bool = False) -> Any:
+        """Memory for ``gather`` to write a batch of ``count`` into; pinned: page-locked."""
         ...
 
-    def gather(self, chosen: Chosen, room: Any = None, courier: Courier | None = None) -> Sample:
-        """The batch itself; with a courier, once it has been waited for. What it holds lies in ``room``, if
-        there is one, until that is used again."""
+    def gather(self, selection: Selection, buffers: Any = None, copier: AsyncCopy | None = None) -> Sample:
+        """The batch of a selection, written into ``buffers`` if given. With a copier it is complete after the
+        copier's ``wait``."""
         ...
 
     def sample(self, count: int, beta: float) -> Sample:
@@ -122,7 +124,7 @@ class Replay(Protocol):
         ...
 
     def update(self, keys: Tensor, error: Tensor) -> None:
-        """New errors of what was drawn; of what has been overwritten meanwhile they are dropped."""
+        """Set the errors [B] of the transitions ``keys`` [B]; overwritten ones are ignored."""
         ...
 
     def state(self) -> dict[str, Any]: ...

@@ -1,4 +1,4 @@
-"""Which of the slots are drawn, and with what chance: in proportion to a priority, or all alike.
+"""Samplers of slots: in proportion to a priority, or uniformly.
 
 Prioritized replay (Schaul et al. 2016): p = (|error| + epsilon) ** alpha, P(i) = p_i / sum p, and the weight
 of a draw is (N P(i)) ** -beta over the largest such weight, which is that of the least priority: (p_i / least
@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from murmurate.replay._native_tree import check_room
+from murmurate.replay._native_tree import check_out
 from murmurate.replay.sum_tree import Backend, Draw, sum_tree
 
 
-class Chances(Protocol):
-    """Chances over slots 0 .. capacity - 1; a slot that was never put in, or taken out, is not drawn."""
+class SlotSampler(Protocol):
+    """A distribution over slots 0 .. capacity - 1; only slots that were ``put`` and not removed are drawn."""
 
     capacity: int
 
@@ -28,24 +28,24 @@ class Chances(Protocol):
         ...
 
     def put(self, slots: Tensor, error: Tensor | None = None) -> None:
-        """``slots`` [B] can be drawn from now on. error: [B], what their priority is made of; None: the
-        highest priority there has been, so that each is soon looked at once."""
+        """``slots`` [B] can be drawn from now on. error: [B], for their priorities; None: the highest
+        priority so far, so that each is soon drawn at least once."""
         ...
 
-    def take_out(self, slots: Tensor) -> None: ...
+    def remove(self, slots: Tensor) -> None: ...
     def update(self, slots: Tensor, error: Tensor) -> None: ...
 
     @property
     def mass(self) -> tuple[float, float]:
-        """The sum of what slots are drawn in proportion to, and the least of it."""
+        """The sum of all priorities, and the least positive one."""
         ...
 
     def draw(self, count: int, beta: float, out: Draw | None = None) -> Draw:
         """Raises ValueError if there are fewer than ``count`` slots to draw."""
         ...
 
-    def temper(self, alpha: float) -> None:
-        """Errors become priorities by this exponent from now on; priorities that are there stay."""
+    def set_alpha(self, alpha: float) -> None:
+        """Use this exponent for errors from now on; existing priorities do not change."""
         ...
 
     def state(self) -> dict[str, Any]: ...
@@ -53,11 +53,11 @@ class Chances(Protocol):
 
 
 class Prioritized:
-    """See ``Chances``.
+    """See ``SlotSampler``.
 
-    alpha: 0 is uniform, 1 greedy. epsilon: added to each error, so that none is never drawn again.
-    stratified: one draw from each of ``count`` equal parts of the total, as in the paper's appendix.
-    threads: of the tree's searches.
+    alpha: exponent; 0 is uniform, 1 proportional to the error. epsilon: added to each error, so that each
+    slot can be drawn again. stratified: one draw from each of ``count`` equal parts of the total, as in the
+    paper's appendix. threads: of the tree's searches.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Prioritized:
             self._filled += len(set(fresh.tolist()))
             self._present[fresh] = True
 
-    def take_out(self, slots: Tensor) -> None:
+    def remove(self, slots: Tensor) -> None:
         self.tree.set(slots, torch.zeros(len(slots)))
         here = slots.numpy()
         gone = here[self._present[here]]
@@ -118,7 +118,7 @@ class Prioritized:
             refuse_too_many(count, self._filled)
         return self.tree.sample(count, beta, self.stratified, out)
 
-    def temper(self, alpha: float) -> None:
+    def set_alpha(self, alpha: float) -> None:
         self.alpha = alpha
 
     def draw_any(self, count: int, beta: float, out: Draw | None = None) -> Draw:
@@ -140,14 +140,14 @@ class Prioritized:
 
 
 class Uniform:
-    """See ``Chances``: all alike; errors and exponents are not looked at, and weights are 1."""
+    """See ``SlotSampler``: uniform; errors and exponents are ignored, and weights are 1."""
 
     def __init__(self, capacity: int, *, seed: int = 0) -> None:
         self.capacity = capacity
         self._generator = torch.Generator().manual_seed(seed)
-        # the first ``filled`` can be drawn; in numpy, which begins sooner with a few numbers than torch
+        # the first ``filled`` can be drawn; numpy arrays, which have less overhead for a few numbers
         self._slots = np.zeros(capacity, np.int64)
-        self._places = np.full(capacity, -1)  # where each stands in it
+        self._places = np.full(capacity, -1)  # of each slot in ``_slots``
         self._filled = 0
 
     @property
@@ -162,7 +162,7 @@ class Uniform:
         self._places[fresh] = np.arange(self._filled, end)
         self._filled = end
 
-    def take_out(self, slots: Tensor) -> None:
+    def remove(self, slots: Tensor) -> None:
         here = slots.numpy()
         for slot in np.unique(here[self._places[here] >= 0]).tolist():
             self._filled -= 1
@@ -171,7 +171,7 @@ class Uniform:
             self._places[slot] = -1
 
     def update(self, slots: Tensor, error: Tensor) -> None:
-        """Nothing depends on it."""
+        """Nothing: all slots are equally likely."""
 
     @property
     def mass(self) -> tuple[float, float]:
@@ -184,8 +184,8 @@ class Uniform:
     def draw_any(self, count: int, beta: float, out: Draw | None = None) -> Draw:
         """``draw``, also of more than there are."""
         if out is not None:
-            check_room(out.indices, torch.int64, count)
-            check_room(out.weights, torch.float32, count)
+            check_out(out.indices, torch.int64, count)
+            check_out(out.weights, torch.float32, count)
         places = torch.randint(self._filled, (count,), generator=self._generator)
         found = torch.from_numpy(self._slots[places.numpy()])
         if out is None:
@@ -194,7 +194,7 @@ class Uniform:
         out.weights.fill_(1.0)
         return out
 
-    def temper(self, alpha: float) -> None:
+    def set_alpha(self, alpha: float) -> None:
         pass
 
     def state(self) -> dict[str, Any]:
@@ -213,8 +213,8 @@ class Uniform:
 
 def refuse_too_many(count: int, filled: int) -> None:
     if filled == 0:
-        raise ValueError("there is nothing to draw: the replay is empty. Put something in first.")
+        raise ValueError("there is nothing to draw: the replay is empty. Insert something first.")
     if count > filled:
         raise ValueError(
-            f"a batch of {count} cannot be drawn from the {filled} that are there: wait for more"
+            f"a batch of {count} cannot be drawn from {filled} transitions: wait until there are more"
         )

@@ -2,7 +2,7 @@
 
 From s_t: R = r_t + g r_{t+1} + .. + g^{k-1} r_{t+k-1} and the discount g^k of what follows s_{t+k}, with
 k = n, or less where the episode was terminated before, and then the discount is 0 (Sutton and Barto 2018,
-eq. 7.1). An episode that was cut off is no end: its last steps bootstrap from the observation that followed.
+eq. 7.1). A truncated episode did not end: its last steps bootstrap from its final observation.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
-class Closed(NamedTuple):
-    """M returns that are complete, each row one.
+class CompletedReturns(NamedTuple):
+    """M complete returns.
 
-    simulator: [M], whose. age: [M], k: the return began with the newest step but k - 1. reward: [M], R.
+    simulator: [M]. age: [M], k: the return starts k - 1 steps before the newest step. reward: [M], R.
     discount: [M], 0 after a termination.
     """
 
@@ -36,7 +36,7 @@ class Closed(NamedTuple):
 
 
 class NStepReturns:
-    """The rewards of the last n steps of each of B simulators, and how many of them are open."""
+    """The rewards of the last n steps of each simulator, and how many of their returns are incomplete."""
 
     def __init__(self, simulators: int, steps: int, discount: float) -> None:
         if steps < 1:
@@ -47,15 +47,15 @@ class NStepReturns:
         self._reward: Floats = np.zeros((steps, simulators))  # newest first
         self._open: Integers = np.zeros(simulators, np.int64)
 
-    def step(self, low: int, reward: npt.ArrayLike, terminated: Flags, truncated: Flags) -> Closed:
-        """One step of the simulators from number ``low`` on, as many as there are rewards [b]."""
+    def step(self, low: int, reward: npt.ArrayLike, terminated: Flags, truncated: Flags) -> CompletedReturns:
+        """Add one step of b simulators from number ``low`` on; rewards are [b]."""
         new = np.asarray(reward, np.float64)
         here = slice(low, low + len(new))
         if self.steps == 1:  # nothing is ever open
             self._reward[0, here] = new
             every, age = np.arange(low, low + len(new)), np.ones(len(new), np.int64)
             after = np.where(terminated, np.float32(0.0), np.float32(self.discount))
-            return Closed(every, age, new.astype(np.float32), after)
+            return CompletedReturns(every, age, new.astype(np.float32), after)
         rewards = self._reward[:, here]
         push(rewards, new)
         ages = self._open[here] + 1
@@ -72,13 +72,13 @@ class NStepReturns:
         self._open[here] = np.where(ended, 0, np.minimum(ages, self.steps - 1))
         if not parts:
             nothing = np.zeros(0, np.int64)
-            return Closed(nothing, nothing, nothing.astype(np.float32), nothing.astype(np.float32))
+            return CompletedReturns(nothing, nothing, nothing.astype(np.float32), nothing.astype(np.float32))
         columns = parts[0] if len(parts) == 1 else [np.concatenate(c) for c in zip(*parts, strict=True)]
         simulator, age, total, after = columns
-        return Closed(simulator, age, total.astype(np.float32), after.astype(np.float32))
+        return CompletedReturns(simulator, age, total.astype(np.float32), after.astype(np.float32))
 
     def forget(self, low: int, count: int) -> None:
-        """These simulators start anew, without an end."""
+        """Discard the incomplete returns of ``count`` simulators from ``low`` on."""
         self._open[low : low + count] = 0
 
     def state(self) -> dict[str, Any]:
@@ -89,8 +89,8 @@ class NStepReturns:
         self._open[:] = state["open"].numpy()
 
 
-class FirstErrors:
-    """The errors of new transitions, where whoever acted knew the values: R + d max_a Q(s', a) - Q(s, a)."""
+class InitialErrors:
+    """Errors of new transitions from the actor's own values: R + d max_a Q(s', a) - Q(s, a)."""
 
     def __init__(self, simulators: int, steps: int) -> None:
         self._taken = np.full((steps, simulators), np.nan, np.float32)  # newest first
@@ -101,8 +101,8 @@ class FirstErrors:
             np.float32(np.nan) if taken is None else taken.detach().float().numpy(),
         )
 
-    def of(self, closed: Closed, low: int, following: Tensor | None) -> Tensor | None:
-        """[M]; None if one of the values is not known."""
+    def of(self, closed: CompletedReturns, low: int, following: Tensor | None) -> Tensor | None:
+        """[M]; None if one of the values is unknown."""
         if following is None:
             return None
         taken = self._taken[closed.age - 1, closed.simulator]
@@ -115,6 +115,6 @@ class FirstErrors:
 
 
 def push(kept: npt.NDArray[Any], new: npt.NDArray[Any] | np.float32) -> None:
-    """kept: [n, ...], newest first. ``new`` [...] comes first, and the oldest goes."""
+    """Put ``new`` [...] before the others of ``kept`` [n, ...], newest first, and drop the oldest."""
     kept[1:] = kept[:-1]
     kept[0] = new

@@ -9,17 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from murmurate.replay._fits import check_errors, check_steps
-from murmurate.replay.async_copy import Courier
-from murmurate.replay.interface import Chosen, Sample, Steps
-from murmurate.replay.memory import Take, private
-from murmurate.replay.priorities import Chances
-from murmurate.replay.returns import FirstErrors, NStepReturns, push
+from murmurate.replay.async_copy import AsyncCopy
+from murmurate.replay.checks import check_errors, check_steps
+from murmurate.replay.interface import Sample, Selection, Steps
+from murmurate.replay.memory import Allocate, private
+from murmurate.replay.priorities import SlotSampler
+from murmurate.replay.returns import InitialErrors, NStepReturns, push
 from murmurate.replay.rows import (
     RECORDED,
     Bytes,
     Column,
-    Rows,
+    RowStore,
     behaviour_of,
     numbers_as_bytes,
     recorded_columns,
@@ -29,23 +29,23 @@ from murmurate.spec import Shapes
 
 
 class RowReplay:
-    """See ``Replay``. A key is a transition's number: it tells of a late error whether the transition it is
-    about is still there.
+    """See ``Replay``. A key is a transition's number, in the order of insertion: a late error of an
+    overwritten transition is recognized by it.
 
-    chances: over ``capacity`` slots. steps, discount: of the returns. behaviour: shapes of what is recorded
-    beside the action, by name.
+    sampler: over ``capacity`` slots. steps, discount: of the n-step returns. behaviour: shapes of the tensors
+    stored with each action, by name.
     """
 
     def __init__(
         self,
-        chances: Chances,
+        sampler: SlotSampler,
         observation: Column,
         action: Column,
         *,
         steps: int = 1,
         discount: float = 0.99,
         simulators: int = 1,
-        take: Take = private,
+        allocate: Allocate = private,
         behaviour: Shapes | None = None,
     ) -> None:
         self._behaviour = dict(behaviour or {})
@@ -58,13 +58,13 @@ class RowReplay:
             "discount": one,
             **recorded_columns(self._behaviour),
         }
-        self.chances, self.head, self.simulators = chances, 0, simulators
+        self.sampler, self.head, self.simulators = sampler, 0, simulators
         self._observation, self._action = observation, action
         self._most = steps * simulators
-        self.rows = Rows(chances.capacity, columns, take)
+        self.rows = RowStore(sampler.capacity, columns, allocate)
         self._returns = NStepReturns(simulators, steps, discount)
-        self._errors = FirstErrors(simulators, steps)
-        # the last n steps of each simulator, newest first, and the same memory as the store takes it
+        self._errors = InitialErrors(simulators, steps)
+        # the last n steps of each simulator, newest first; below the same memory as bytes of store rows
         self._seen = torch.zeros(steps, simulators, *observation.shape, dtype=observation.dtype)
         self._done = torch.zeros(steps, simulators, *action.shape, dtype=action.dtype)
         self._recorded = {
@@ -77,7 +77,7 @@ class RowReplay:
         }
 
     def __len__(self) -> int:
-        return self.chances.filled
+        return self.sampler.filled
 
     @property
     def inserted(self) -> int:
@@ -85,8 +85,8 @@ class RowReplay:
 
     @property
     def full(self) -> bool:
-        # a step completes at most all that is open
-        return self.head + self._most > self.chances.capacity
+        # a step completes at most all open returns
+        return self.head + self._most > self.sampler.capacity
 
     def observe(self, low: int, steps: Steps) -> int:
         check_steps(steps, low, self.simulators, self._observation, self._action, self._behaviour)
@@ -110,23 +110,23 @@ class RowReplay:
         return self._insert(values, len(closed), self._errors.of(closed, low, steps.following))
 
     def insert(self, values: Mapping[str, Tensor], count: int, error: Tensor | None = None) -> int:
-        """``count`` transitions at once: [count, ...] of each column. error: [count], of their first
-        priorities; see ``Chances.put``.
+        """Insert ``count`` transitions at once: [count, ...] of each column. error: [count], for their
+        initial priorities; see ``SlotSampler.put``.
 
-        Raises ValueError for more than there is room for, and for values or errors that do not fit or are not
-        finite; then nothing has changed.
+        Raises ValueError for more than the capacity, for values of a wrong shape or dtype, and for errors
+        that are not finite, before any change.
         """
         if error is not None:
             check_errors(error, count)
-        if count > self.chances.capacity:
-            raise ValueError(f"{count} transitions at once do not fit into {self.chances.capacity} slots")
+        if count > self.sampler.capacity:
+            raise ValueError(f"{count} transitions at once do not fit into {self.sampler.capacity} slots")
         return self._insert(self.rows.checked(values, count), count, error)
 
     def _insert(self, values: Mapping[str, Bytes], count: int, error: Tensor | None) -> int:
-        """What is known to fit, but for errors that may have grown beyond all numbers."""
+        """Insert checked values; errors are checked here, because their computation may overflow."""
         if error is not None:
             check_errors(error, count)
-        start, capacity = self.head % self.chances.capacity, self.chances.capacity
+        start, capacity = self.head % self.sampler.capacity, self.sampler.capacity
         slots = np.arange(start, start + count)
         if start + count <= capacity:
             self.rows.put(slice(start, start + count), values)
@@ -134,58 +134,58 @@ class RowReplay:
             slots %= capacity
             self.rows.put(slots, values)
         self.head += count
-        self.chances.put(torch.from_numpy(slots), error)
+        self.sampler.put(torch.from_numpy(slots), error)
         return count
 
     def restart(self, low: int, count: int) -> None:
         self._returns.forget(low, count)
 
-    def choose(self, count: int, beta: float, out: Draw | None = None) -> Chosen:
-        draw = self.chances.draw(count, beta, out)
+    def choose(self, count: int, beta: float, out: Draw | None = None) -> Selection:
+        draw = self.sampler.draw(count, beta, out)
         keys = self._keys(draw.indices)
-        # errors may come late: keys outlive the memory that is used again
-        return Chosen(keys if out is None or keys is not draw.indices else keys.clone(), draw)
+        # keys are needed until the errors are known, longer than ``out``, which is reused
+        return Selection(keys if out is None or keys is not draw.indices else keys.clone(), draw)
 
     def _keys(self, slots: Tensor) -> Tensor:
-        """The newest number that lies at each slot."""
-        capacity = self.chances.capacity
+        """The number of the transition in each slot."""
+        capacity = self.sampler.capacity
         if self.head <= capacity:
             return slots
-        place = self.head % capacity  # what lies from here on is a round older
+        place = self.head % capacity  # slots from here on were written one round earlier
         numbers = slots.numpy() + (self.head - place)
         numbers[slots.numpy() >= place] -= capacity
         return torch.from_numpy(numbers)
 
-    def room(self, count: int, pinned: bool = False) -> dict[str, Tensor]:
-        return self.rows.room(count, pinned)
+    def buffers(self, count: int, pinned: bool = False) -> dict[str, Tensor]:
+        return self.rows.buffers(count, pinned)
 
     def gather(
-        self, chosen: Chosen, room: dict[str, Tensor] | None = None, courier: Courier | None = None
+        self, selection: Selection, buffers: dict[str, Tensor] | None = None, copier: AsyncCopy | None = None
     ) -> Sample:
-        values = self.rows.read(chosen.draw.indices, room, courier)
+        values = self.rows.read(selection.draw.indices, buffers, copier)
         if not self._behaviour:
-            return Sample(chosen.keys, chosen.draw.weights, **values)  # type: ignore[arg-type]
-        values = dict(values)  # not to take columns out of memory that is used again
+            return Sample(selection.keys, selection.draw.weights, **values)  # type: ignore[arg-type]
+        values = dict(values)  # a copy: the dictionary of buffers is reused, and must keep its columns
         behaviour = behaviour_of(values)
-        return Sample(chosen.keys, chosen.draw.weights, **values, behaviour=behaviour)
+        return Sample(selection.keys, selection.draw.weights, **values, behaviour=behaviour)
 
     def sample(self, count: int, beta: float) -> Sample:
         return self.gather(self.choose(count, beta))
 
     def update(self, keys: Tensor, error: Tensor) -> None:
-        capacity = self.chances.capacity
+        capacity = self.sampler.capacity
         keys = keys.cpu()
         numbers = keys.numpy()
         here = (numbers >= self.head - capacity) & (numbers < self.head)
         if np.count_nonzero(here) < len(numbers):
             keys, error = keys[torch.from_numpy(here)], error[torch.from_numpy(here)]
-        self.chances.update(keys if self.head <= capacity else keys % capacity, error)
+        self.sampler.update(keys if self.head <= capacity else keys % capacity, error)
 
     def state(self) -> dict[str, Any]:
         return {
             "head": self.head,
-            "rows": self.rows.save(min(self.head, self.chances.capacity)),
-            "chances": self.chances.state(),
+            "rows": self.rows.save(min(self.head, self.sampler.capacity)),
+            "chances": self.sampler.state(),
             "returns": self._returns.state(),
             "seen": self._seen,
             "done": self._done,
@@ -195,7 +195,7 @@ class RowReplay:
     def load(self, state: dict[str, Any]) -> None:
         self.head = int(state["head"])
         self.rows.load(state["rows"])
-        self.chances.load(state["chances"])
+        self.sampler.load(state["chances"])
         self._returns.load(state["returns"])
         self._seen.copy_(state["seen"])
         self._done.copy_(state["done"])

@@ -1,4 +1,4 @@
-"""Transitions of small observations: one packed row each, so that drawing one misses the cache once."""
+"""Transitions of small observations: one packed row each, so that reading one is one cache miss."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from murmurate import native
-from murmurate.replay.async_copy import Courier
-from murmurate.replay.memory import Take, array, private
+from murmurate.replay.async_copy import AsyncCopy
+from murmurate.replay.memory import Allocate, array, private
 from murmurate.replay.returns import Integers
 from murmurate.spec import Shapes
 
@@ -33,15 +33,15 @@ class _Place(NamedTuple):
     bytes: int
 
 
-class Rows:
-    """[capacity] rows of named columns, in whatever memory ``take`` gives.
+class RowStore:
+    """[capacity] rows of named columns, in whatever memory ``allocate`` gives.
 
-    Rows are padded to whole cache lines, or to a half or a quarter of one where that is enough.
+    RowStore are padded to whole cache lines, or to a half or a quarter of one where that is enough.
     """
 
-    def __init__(self, capacity: int, columns: Mapping[str, Column], take: Take = private) -> None:
+    def __init__(self, capacity: int, columns: Mapping[str, Column], allocate: Allocate = private) -> None:
         if capacity < 1:
-            raise ValueError(f"a store has room for at least one transition, not {capacity}")
+            raise ValueError(f"the capacity of a store is at least one transition, not {capacity}")
         self.capacity, self.columns = capacity, dict(columns)
         self._places: dict[str, _Place] = {}
         end = 0
@@ -51,7 +51,7 @@ class Rows:
             self._places[name] = _Place(end, size)
             end += size
         self.row_bytes = _padded(end)
-        self._bytes = array(take, "transitions", (capacity, self.row_bytes), np.uint8)
+        self._bytes = array(allocate, "transitions", (capacity, self.row_bytes), np.uint8)
         self._rows = torch.from_numpy(self._bytes)
         self._address = self._rows.data_ptr()
         self._columns = {name: self._view(name) for name in self.columns}
@@ -60,19 +60,19 @@ class Rows:
         self._fields_address = self._fields.data_ptr()
 
     def put(self, where: slice | Integers, values: Mapping[str, Bytes]) -> None:
-        """Row where[b] <- values[name][b] for each name, of what ``checked`` gave."""
+        """Row where[b] <- values[name][b] for each name; ``values`` are the result of ``checked``."""
         for name, value in values.items():
             place = self._places[name]
             self._bytes[where, place.offset : place.offset + place.bytes] = value
 
     def checked(self, values: Mapping[str, Tensor], count: int) -> dict[str, Bytes]:
         """[count, bytes] of each column, from [count, ...] of it. Raises ValueError for values that are
-        missing, or of another shape or kind."""
+        missing, or of a wrong shape or dtype."""
         return {name: self.as_bytes(name, self._checked(name, values, count)) for name in self.columns}
 
     def as_bytes(self, name: str, values: Tensor) -> Bytes:
-        """[B, bytes] of a column's [B, ...]: the same memory, if it is in one piece; of any kind of number,
-        those too that numpy lacks."""
+        """[B, bytes] of a column's [B, ...]: the same memory if it is contiguous; any dtype, including those
+        that numpy lacks."""
         flat = values.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
         return flat.reshape(values.shape[0], self._places[name].bytes)
 
@@ -84,29 +84,29 @@ class Rows:
         shape = (count, *column.shape)
         if tuple(value.shape) != shape or value.dtype != column.dtype:
             raise ValueError(
-                f"'{name}' is {value.dtype} {list(value.shape)}, and this replay keeps {column.dtype} "
+                f"'{name}' is {value.dtype} {list(value.shape)}, but this replay stores {column.dtype} "
                 f"{list(shape)}"
             )
         return value
 
-    def room(self, count: int, pinned: bool = False) -> dict[str, Tensor]:
+    def buffers(self, count: int, pinned: bool = False) -> dict[str, Tensor]:
         """Tensors [count, ...] for ``read`` to write into."""
         if pinned:
             return {
                 name: torch.empty(count, *column.shape, dtype=column.dtype, pin_memory=True)
                 for name, column in self.columns.items()
             }
-        # a tensor of another's kind costs a third less than one that is described
+        # new_empty is a third cheaper than torch.empty with dtype and device
         return {
             name: self._columns[name].new_empty((count, *column.shape))
             for name, column in self.columns.items()
         }
 
     def read(
-        self, slots: Tensor, out: dict[str, Tensor] | None = None, courier: Courier | None = None
+        self, slots: Tensor, out: dict[str, Tensor] | None = None, copier: AsyncCopy | None = None
     ) -> dict[str, Tensor]:
-        """[B, ...] of each column at ``slots`` [B] int64; with a courier, once it has been waited for."""
-        out = self.room(len(slots)) if out is None else out
+        """[B, ...] of each column at ``slots`` [B] int64; with a copier, complete after its ``wait``."""
+        out = self.buffers(len(slots)) if out is None else out
         if native.kernels is None:
             rows = self._rows.index_select(0, slots)
             for name, place in self._places.items():
@@ -114,9 +114,9 @@ class Rows:
                 part = rows[:, place.offset : place.offset + place.bytes].contiguous()
                 out[name].copy_(part.view(column.dtype).view(len(slots), *column.shape))
             return out
-        if courier is not None:
+        if copier is not None:
             places = tuple([out[name] for name in self._places])
-            courier.split(self._rows, self.row_bytes, slots, self._fields, places)
+            copier.split(self._rows, self.row_bytes, slots, self._fields, places)
             return out
         native.kernels.split(
             self._address,
@@ -129,7 +129,7 @@ class Rows:
         return out
 
     def column(self, name: str) -> Tensor:
-        """[capacity, ...]: a view of one column, where it lies."""
+        """[capacity, ...]: a view of one column."""
         return self._columns[name]
 
     def _view(self, name: str) -> Tensor:
@@ -145,7 +145,7 @@ class Rows:
         self._rows[: len(rows)].copy_(rows)
 
 
-RECORDED = "behaviour."  # columns of what was recorded beside the action begin with it
+RECORDED = "behaviour."  # prefix of the columns of behaviour outputs
 
 
 def recorded_columns(behaviour: Shapes) -> dict[str, Column]:
@@ -153,13 +153,13 @@ def recorded_columns(behaviour: Shapes) -> dict[str, Column]:
 
 
 def behaviour_of(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The recorded columns of ``values``, taken out of them."""
+    """The recorded columns, removed from ``values``."""
     names = [name for name in values if name.startswith(RECORDED)]
     return {name.removeprefix(RECORDED): values.pop(name) for name in names}
 
 
 def _padded(size: int) -> int:
-    """The next multiple of a cache line; of a smaller power of two, if it fits into less than one."""
+    """The next multiple of a cache line; below one line, the next power of two."""
     small = 8
     while small < _LINE_BYTES:
         if size <= small:
@@ -169,5 +169,5 @@ def _padded(size: int) -> int:
 
 
 def numbers_as_bytes(numbers: npt.NDArray[Any]) -> Bytes:
-    """[B, bytes] of [B] numbers in one piece."""
+    """[B, bytes] of [B] contiguous numbers."""
     return numbers.view(np.uint8).reshape(len(numbers), numbers.itemsize)

@@ -1,8 +1,8 @@
-"""Slots in numbered segments, of each of which a batch draws its share; or the whole batch from one of them.
+"""Slots in segments: a batch draws a share from each segment, or is drawn whole from one of them.
 
-Zhang, section 3.2.3 and Algorithm 2 (MEMR): every M rollouts of a model begin at states that were drawn with
-other priorities, so each M are a segment of their own, and a batch is drawn from one segment that is chosen
-first. As a ring fills slots in order, its segments of M slots are just that.
+Zhang, section 3.2.3 and Algorithm 2 (MEMR): each M rollouts of a model start at states drawn with other
+priorities, so each M form a segment, and a batch is drawn from one segment that is chosen first. A ring fills
+its slots in order, so each M slots of it are such a segment.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from murmurate.replay.sum_tree import Draw, empty_draw
 
 
 class Segmented:
-    """See ``Chances``. Segment k has the slots after those of the segments before it.
+    """See ``SlotSampler``. Segment k has the slots after those of the segments before it.
 
-    shares: of the draws, one for each segment; None: equal ones. A segment that is not full yet has as much
-        of its share as there is in it, and the others the rest.
-    whole: a batch is drawn from one segment, chosen with the chance of its share. Its weights are those
-        within the segment (Zhang: they are not valid across). Otherwise each batch has each segment's share
-        from it, to less than one draw, and item i of segment k is drawn with chance share_k p_i / P_k: the
-        weight of that, over the greatest of all segments, is (p_i / least p of k) ** -beta times a factor
-        of the segment.
+    shares: of the draws, one for each segment; None: equal ones. The share of a partly filled segment is
+        reduced in proportion, in favour of the others.
+    whole: a batch is drawn from one segment, chosen with the probability of its share, and its weights are
+        those within the segment (Zhang: weights of different segments are not comparable). Otherwise a batch
+        has from each segment its share of draws, rounded up or down, and item i of segment k is drawn with
+        probability share_k p_i / P_k. Its weight divided by the greatest of all segments is
+        (p_i / least p of k) ** -beta times a factor of the segment.
     """
 
     def __init__(
@@ -61,29 +61,29 @@ class Segmented:
         for segment, here, slot in self._divided(slots):
             segment.put(slot, None if error is None else error[here])
 
-    def take_out(self, slots: Tensor) -> None:
+    def remove(self, slots: Tensor) -> None:
         for segment, _, slot in self._divided(slots):
-            segment.take_out(slot)
+            segment.remove(slot)
 
     def update(self, slots: Tensor, error: Tensor) -> None:
         for segment, here, slot in self._divided(slots):
             segment.update(slot, error[here])
 
-    def temper(self, alpha: float) -> None:
+    def set_alpha(self, alpha: float) -> None:
         for segment in self.segments:
-            segment.temper(alpha)
+            segment.set_alpha(alpha)
 
     @property
     def mass(self) -> tuple[float, float]:
-        """Of chances times slots that are filled: all alike have one each."""
-        least = min(self._least_chances().values(), default=math.inf)
+        """Probabilities times the number of filled slots: a uniform distribution gives each slot 1."""
+        least = min(self._least_probabilities().values(), default=math.inf)
         return float(self.filled), self.filled * least
 
     def draw(self, count: int, beta: float, out: Draw | None = None) -> Draw:
         refuse_too_many(count, self.filled)
         if out is None:
             out = empty_draw(count)
-        least = self._least_chances()
+        least = self._least_probabilities()
         if not least:
             raise nothing_to_draw()
         rarest = min(least.values())
@@ -97,41 +97,41 @@ class Segmented:
             start += number
         return out
 
-    def _segment_chances(self) -> dict[int, float]:
-        """Of each segment that has anything, the chance that a draw is from it."""
-        wishes = {
+    def _segment_probabilities(self) -> dict[int, float]:
+        """For each non-empty segment, the probability that a draw is from it."""
+        weights = {
             k: share * segment.filled / segment.capacity
             for k, (share, segment) in enumerate(zip(self.shares, self.segments, strict=True))
             if segment.filled and segment.mass[0] > 0
         }
-        total = sum(wishes.values())
-        return {k: wish / total for k, wish in wishes.items()}
+        total = sum(weights.values())
+        return {k: weight / total for k, weight in weights.items()}
 
     def _counts(self, count: int) -> dict[int, int]:
         """How many of a batch's draws come from which segment."""
-        chances = self._segment_chances()
+        probabilities = self._segment_probabilities()
         drawn = float(torch.rand((), dtype=torch.float64, generator=self._generator))
         if self.whole:
-            upto = torch.tensor(list(chances.values()), dtype=torch.float64).cumsum(0)
-            place = min(int((upto <= drawn).sum()), len(chances) - 1)
-            return {list(chances)[place]: count}
-        # systematic: at the points drawn, drawn + 1, .. along the shares of the batch, so that the number of
-        # each is its share on average, and never off by one
+            upto = torch.tensor(list(probabilities.values()), dtype=torch.float64).cumsum(0)
+            place = min(int((upto <= drawn).sum()), len(probabilities) - 1)
+            return {list(probabilities)[place]: count}
+        # systematic sampling, at the points drawn, drawn + 1, .. along the cumulated shares: the number of
+        # draws from each is its share on average, and differs from it by less than one
         found, upto_now, before = {}, 0.0, 0
-        for k, chance in chances.items():
-            upto_now += chance
-            after = count if k == max(chances) else min(count, math.floor(upto_now * count + drawn))
+        for k, probability in probabilities.items():
+            upto_now += probability
+            after = count if k == max(probabilities) else min(count, math.floor(upto_now * count + drawn))
             if after > before:
                 found[k] = after - before
             before = max(before, after)
         return found
 
-    def _least_chances(self) -> dict[int, float]:
-        """Of each segment the chance of what is drawn from it most rarely."""
+    def _least_probabilities(self) -> dict[int, float]:
+        """For each segment, the least probability of a slot in it."""
         found = {}
-        for k, chance in self._segment_chances().items():
+        for k, probability in self._segment_probabilities().items():
             total, least = self.segments[k].mass
-            found[k] = chance * least / total
+            found[k] = probability * least / total
         return found
 
     def _divided(self, slots: Tensor) -> Iterator[tuple[Prioritized | Uniform, Tensor, Tensor]]:
@@ -146,10 +146,10 @@ class Segmented:
         return {"segments": segments, "generator": self._generator.get_state()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Raises ValueError for a state of other segments."""
+        """Raises ValueError for a state with another number of segments."""
         if len(state["segments"]) != len(self.segments):
             raise ValueError(
-                f"the state is of {len(state['segments'])} segments and these are {len(self.segments)}: open "
+                f"the state has {len(state['segments'])} segments and this replay {len(self.segments)}: open "
                 "the replay with as many"
             )
         for segment, saved in zip(self.segments, state["segments"], strict=True):

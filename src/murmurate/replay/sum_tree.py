@@ -1,12 +1,12 @@
-"""A sum tree: draw an index with a chance proportional to its priority, and change priorities, in O(log N).
+"""A sum tree: draw an index with a probability proportional to its priority, and set priorities, in O(log N).
 
 Zhang, sections 3.2.2 and 4.2.3: a node has K children, and one node is one cache line. The compiled tree
-(``_native_tree``) keeps in each line the sums before its 16 children, so that a search compares the mass with
-all of them at once (Differs: Algorithm 1 scans the K children, adding). The torch tree (``_torch_tree``) has
-any fan-out and any device.
+(``_native_tree``) stores in each line the prefix sums of its 16 children, so that a search compares the mass
+with all of them at once (Differs: Algorithm 1 scans the K children, adding). The torch tree (``_torch_tree``)
+supports any fan-out and any device.
 
-Sums do not drift: parents are computed anew from their children, and never by adding differences, so the
-error of a sum is that of one chain of log2(N) additions, whatever happened before.
+Sums do not drift: parents are recomputed from their children, and never by adding differences, so the
+rounding error of a sum is that of log2(N) additions, whatever happened before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Draw(NamedTuple):
 
 
 def empty_draw(count: int) -> Draw:
-    """To be drawn into, whatever torch's defaults are."""
+    """Tensors for ``sample`` to write into, whatever torch's default dtype and device are."""
     indices = torch.empty(count, dtype=torch.int64, device="cpu")
     return Draw(indices, torch.empty(count, dtype=torch.float32, device="cpu"))
 
@@ -39,8 +39,8 @@ def empty_draw(count: int) -> Draw:
 class SumTree(Protocol):
     """Priorities p_0 .. p_{capacity - 1}, zero at first. A priority of zero is never drawn.
 
-    One process writes; any number may read what lies in shared memory meanwhile, and find every priority as
-    it was or as it is.
+    One process writes; any number may read a tree in shared memory meanwhile, and each priority they read is
+    either the old or the new one.
     """
 
     capacity: int
@@ -49,7 +49,7 @@ class SumTree(Protocol):
 
     @property
     def priorities(self) -> Tensor:
-        """[capacity] float32, as they are now; read-only by contract."""
+        """[capacity] float32, a view; not to be written to."""
         ...
 
     @property
@@ -64,7 +64,7 @@ class SumTree(Protocol):
         """p[index] <- priority, both [B]; the last of equal indices wins.
 
         Raises ValueError, naming index and value, for a priority that is negative or not finite, or an index
-        that is not there; then nothing has changed.
+        out of range, before any change.
         """
         ...
 
@@ -82,9 +82,10 @@ class SumTree(Protocol):
         ...
 
     def sample(self, count: int, beta: float, stratified: bool = False, out: Draw | None = None) -> Draw:
-        """``count`` draws, each with chance p_i / total; stratified: one from each of as many equal parts.
+        """``count`` draws, each with probability p_i / total; stratified: one from each of ``count`` equal
+        parts of the total.
 
-        out: to be written into, instead of new tensors. Raises ValueError if all priorities are zero.
+        out: tensors to write into; None allocates new ones. Raises ValueError if all priorities are zero.
         """
         ...
 
@@ -105,15 +106,14 @@ def sum_tree(
     memory: memoryview | None = None,
     threads: int = 1,
 ) -> SumTree:
-    """The fastest tree there is for these wishes.
+    """The fastest available tree with these properties.
 
-    seed: of the draws; the same one draws the same, whichever the backend (but where sums round otherwise).
-    memory: where the tree is to lie, of at least ``tree_bytes(capacity)`` zeros that others may share; the
-        native tree only.
-    threads: so many search for a large batch (16,384 draws and more); what they find is the same, to the bit.
-        The torch tree has as many as torch has.
+    seed: of the draws, which are the same for every backend (unless its sums round differently).
+    memory: for the tree, at least ``tree_bytes(capacity)`` zeros, possibly shared; native tree only.
+    threads: for searches of large batches (16,384 draws and more); the result is the same to the bit. The
+        torch tree uses torch's threads.
 
-    Raises Refusal if ``backend`` is native and there is none, or it cannot do what is asked.
+    Raises Refusal if ``backend`` is native and the native tree is not available or lacks one of these.
     """
     if capacity < 1:
         raise ValueError(f"a tree has at least one leaf, not {capacity}")
@@ -133,17 +133,17 @@ def sum_tree(
         from murmurate.replay._torch_tree import TorchTree
 
         if memory is not None:
-            raise Refusal(f"a sum tree in shared memory is the native one: {reason or 'backend is torch'}.")
+            raise Refusal(f"only the native sum tree takes memory: {reason or 'backend is torch'}.")
         return TorchTree(capacity, fan_out, seed, device)
     if reason:
-        raise Refusal(f"the native sum tree was asked for, but {reason}. Use backend='auto'.")
+        raise Refusal(f"backend is 'native', but {reason}. Use backend='auto'.")
     from murmurate.replay._native_tree import NativeTree
 
     return NativeTree(capacity, seed, memory, threads)
 
 
 def tree_bytes(capacity: int) -> int:
-    """How much memory the native tree of ``capacity`` leaves takes."""
+    """Bytes that the native tree of ``capacity`` leaves takes."""
     from murmurate.replay._native_tree import NativeTree
 
     return NativeTree.bytes_needed(capacity)

@@ -1,4 +1,4 @@
-"""Adam of one vector, for little more than its arithmetic."""
+"""Adam of one vector, with little overhead."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 
 class Adam(torch.optim.Adam):
-    """torch's own with ``fused=True``, state and results included (Kingma and Ba 2015, Algorithm 1).
+    """``torch.optim.Adam`` with ``fused=True``, with the same state and results (Kingma and Ba 2015,
+    Algorithm 1).
 
-    A replica has one vector, and a step of it is one call of torch's kernel. torch takes it in lists, grouped
-    by device, within a profiler's range and two hints for its compiler: 0.25 ms on a CPU in the midst of
-    training, where the step of a small image net itself takes 0.35. Whatever is not plain (hooks, several
-    groups, other options) it does as it always has.
+    A replica has one vector, and its step is one call of torch's kernel. torch's own ``step`` groups tensors
+    by device and enters a profiler range: 0.25 ms on a CPU, where the kernel itself takes 0.35 ms for a small
+    image net. With hooks, several groups or other options the step is torch's own.
     """
 
     def __init__(self, parameters: Any, lr: float = 1e-3, **options: Any) -> None:
@@ -23,12 +23,17 @@ class Adam(torch.optim.Adam):
     def step(self, closure: Any = None) -> Any:
         group = self.param_groups[0]
         parameters = group["params"]
-        if closure is not None or len(self.param_groups) > 1 or len(parameters) != 1 or self._watched(group):
-            return self._all_of_it(closure)
+        if (
+            closure is not None
+            or len(self.param_groups) > 1
+            or len(parameters) != 1
+            or self._needs_torch_step(group)
+        ):
+            return self._torch_step(closure)
         (x,) = parameters
         memory = self.state[x]
-        if not memory or x.grad is None:  # the first step makes the memory
-            return self._all_of_it(closure)
+        if not memory or x.grad is None:  # torch's first step creates the state
+            return self._torch_step(closure)
         with torch.no_grad():
             memory["step"].add_(1)
             first, second = group["betas"]
@@ -49,22 +54,22 @@ class Adam(torch.optim.Adam):
             )
         return None
 
-    step.hooked = True  # type: ignore[attr-defined]  # torch would wrap it; see _all_of_it
+    step.hooked = True  # type: ignore[attr-defined]  # else torch would wrap it; see _torch_step
 
-    def _all_of_it(self, closure: Any) -> Any:
+    def _torch_step(self, closure: Any) -> Any:
         whole = torch.optim.Adam.step
-        if not getattr(whole, "hooked", False):  # torch wraps it when somebody makes one
+        if not getattr(whole, "hooked", False):  # torch wraps it when the first plain Adam is constructed
             whole = self.profile_hook_step(whole)
         return whole(self, closure)
 
-    def _watched(self, group: dict[str, Any]) -> bool:
+    def _needs_torch_step(self, group: dict[str, Any]) -> bool:
         return bool(
             self._optimizer_step_pre_hooks
             or self._optimizer_step_post_hooks
             or _global_optimizer_pre_hooks
             or _global_optimizer_post_hooks
-            or not group["fused"]  # as a state may say that was loaded
-            or getattr(self, "grad_scale", None) is not None  # torch.amp's
+            or not group["fused"]  # a loaded state may change it
+            or getattr(self, "grad_scale", None) is not None  # set by torch.amp
             or getattr(self, "found_inf", None) is not None
             or group["amsgrad"]
             or group["differentiable"]

@@ -1,4 +1,4 @@
-"""Losses and gradients that are finite, and gradients no longer than asked."""
+"""Checks that losses and gradients are finite, and gradient clipping."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def check_norm(norm: float, name: str, clock: int) -> None:
 
 
 def factor(norm: Tensor, most: float) -> Tensor:
-    """[] what torch.nn.utils.clip_grad_norm_ multiplies a gradient of this norm by."""
+    """[] the factor by which torch.nn.utils.clip_grad_norm_ multiplies a gradient of this norm."""
     return (most / (norm + 1e-6)).clamp(max=1.0)
 
 
 def clip_(gradient: Tensor, most: float, name: str, clock: int) -> Tensor:
-    """Bound the norm of ``gradient`` [N], in place; [] what it was. Raises NotFinite where to look costs
-    nothing, which is not on a GPU."""
+    """Clip ``gradient`` [N] to norm ``most``, in place; returns its norm before, []. Raises NotFinite on a
+    CPU (on a GPU the check would synchronize)."""
     norm: Tensor = torch.linalg.vector_norm(gradient)
     if norm.device.type == "cpu":
         size = norm.item()
         check_norm(size, name, clock)
-        if size + 1e-6 <= most:  # the factor is 1: it is not less in float32, as rounding keeps the order
+        if size + 1e-6 <= most:  # the factor is 1, also after rounding to float32
             return norm
     gradient.mul_(factor(norm, most))
     return norm

@@ -1,7 +1,7 @@
-"""Where the gradients of parameters are wanted: who computes them within autograd may write them there.
+"""Target tensors for gradients: an autograd function may write parameters' gradients there directly.
 
-What goes through autograd instead has the dtype of its parameter, in memory of its own, and is copied: with a
-bfloat16 copy of the parameters that rounds what was summed in float32, and passes over it twice more.
+Gradients returned through autograd have the dtype of the parameter and memory of their own, and are then
+copied: with bfloat16 parameters this rounds the float32 sums, and reads and writes them twice more.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 
-class Wanted:
-    """``with Wanted(output, places) as wanted: torch.autograd.grad(wanted.root, ...)``.
+class GradientTargets:
+    """``with GradientTargets(output, places) as targets: torch.autograd.grad(targets.root, ...)``.
 
-    places: by the ``id`` of a parameter, the float32 tensor of its shape and strides that is to take its
-    gradient. Only that one pass from ``output`` is served, and none that begins within it.
+    places: by the ``id`` of a parameter, the float32 tensor of its shape and strides for its
+    gradient. Valid for one backward pass from ``output``, and not for passes nested in it.
 
     Attributes:
-        root: ``output``, behind a node that no other pass goes through.
-        written: the ids of the parameters whose places were written; autograd gives None for them, or what
-            another use of the same parameter adds.
+        root: a view of ``output``, whose node no other backward pass visits.
+        written: the ids of the parameters whose targets were written; autograd returns None for these, or the
+            gradient of another use of the same parameter.
     """
 
     def __init__(self, output: Tensor, places: Mapping[int, Tensor]) -> None:
@@ -36,7 +36,7 @@ class Wanted:
             node: Any = self.root.grad_fn
             node.register_prehook(self._begins)
 
-    def __enter__(self) -> Wanted:
+    def __enter__(self) -> GradientTargets:
         self._before, _here.now = _here.now, self
         return self
 
@@ -47,17 +47,19 @@ class Wanted:
         self.task = torch._C._current_graph_task_id()
 
 
-class _Here(threading.local):  # a CPU's part of a pass runs in the thread that asked for it
-    now: Wanted | None = None
+class _Here(threading.local):  # on a CPU a backward pass runs in the calling thread
+    now: GradientTargets | None = None
 
 
 _here = _Here()
 
 
-def take(parameters: Sequence[Tensor]) -> list[Tensor] | None:
-    """The places of all of ``parameters``, for who writes them now and returns no gradients; None where they
-    are not wanted, or were written already, or where a hook waits for one of the gradients. These must be the
-    parameters themselves: what is computed from one, or stands for it, has a gradient of its own."""
+def claim(parameters: Sequence[Tensor]) -> list[Tensor] | None:
+    """The target tensors of ``parameters``, for a caller that writes all of them now and returns no
+    gradients.
+
+    None if one has no target, was written already, or has a hook. The tensors must be the parameters
+    themselves, not results computed from them."""
     now = _here.now
     if now is None or now.task is None or now.task != torch._C._current_graph_task_id():
         return None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Part(NamedTuple):
+class ParameterSlice(NamedTuple):
     """One parameter's place in the vector: ``vector[start:stop]`` read with ``shape`` and ``stride``."""
 
     name: str
@@ -22,7 +22,7 @@ class Part(NamedTuple):
     stride: tuple[int, ...]
 
 
-def view(vector: Tensor, part: Part, origin: int = 0) -> Tensor:
+def view(vector: Tensor, part: ParameterSlice, origin: int = 0) -> Tensor:
     offset = vector.storage_offset() + part.start - origin
     return vector.as_strided(part.shape, part.stride, offset)
 
@@ -48,13 +48,15 @@ def grouping(
     return made
 
 
-def lay_out(module: nn.Module, grouping: list[dict[str, Any]]) -> tuple[list[Part], list[tuple[int, int]]]:
+def lay_out(
+    module: nn.Module, grouping: list[dict[str, Any]]
+) -> tuple[list[ParameterSlice], list[tuple[int, int]]]:
     """Places in the vector, group after group, each parameter with its own dense strides."""
     names: dict[int, tuple[str, nn.Module, str]] = {}
     for prefix, owner in module.named_modules():
         for attribute, parameter in owner.named_parameters(recurse=False):
             names.setdefault(id(parameter), (f"{prefix}.{attribute}".lstrip("."), owner, attribute))
-    parts: list[Part] = []
+    parts: list[ParameterSlice] = []
     bounds: list[tuple[int, int]] = []
     place = 0
     for group in grouping:
@@ -63,7 +65,9 @@ def lay_out(module: nn.Module, grouping: list[dict[str, Any]]) -> tuple[list[Par
             name, owner, attribute = names[id(parameter)]
             count = parameter.numel()
             stride = parameter.stride() if _dense(parameter) else _contiguous_stride(parameter.shape)
-            parts.append(Part(name, owner, attribute, place, place + count, parameter.shape, stride))
+            parts.append(
+                ParameterSlice(name, owner, attribute, place, place + count, parameter.shape, stride)
+            )
             place += count
         bounds.append((begin, place))
     return parts, bounds
@@ -83,7 +87,7 @@ def _contiguous_stride(shape: torch.Size) -> tuple[int, ...]:
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
-def merge(parts: Sequence[Part]) -> list[tuple[int, int]]:
+def merge(parts: Sequence[ParameterSlice]) -> list[tuple[int, int]]:
     """Neighbouring places joined into as few slices as possible."""
     runs: list[tuple[int, int]] = []
     for part in sorted(parts, key=lambda p: p.start):
@@ -94,7 +98,7 @@ def merge(parts: Sequence[Part]) -> list[tuple[int, int]]:
     return runs
 
 
-def refuse_late_hooks(parts: Sequence[Part]) -> None:
+def refuse_late_hooks(parts: Sequence[ParameterSlice]) -> None:
     """Raise RuntimeError, naming the parameter, for a hook that would never be called."""
     for part in parts:
         if getattr(getattr(part.owner, part.attribute), "_post_accumulate_grad_hooks", None):
@@ -105,7 +109,11 @@ def refuse_late_hooks(parts: Sequence[Part]) -> None:
 
 
 def check_views(
-    name: str, parts: Sequence[Part], storage: Tensor, gradient: Tensor, low: Mapping[str, Tensor | None]
+    name: str,
+    parts: Sequence[ParameterSlice],
+    storage: Tensor,
+    gradient: Tensor,
+    low: Mapping[str, Tensor | None],
 ) -> None:
     """Raise RuntimeError, naming the parameter, if one is no view into replica ``name``'s vectors any more.
 

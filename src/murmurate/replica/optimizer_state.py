@@ -1,4 +1,4 @@
-"""What a ``torch.optim`` optimizer remembers: in a fixed order, and as it is before the first step."""
+"""The state of a ``torch.optim`` optimizer: in a fixed order, and as it is before the first step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 MakeOptimizer = Callable[[list[Any]], torch.optim.Optimizer]
 
-# What is not zero, or its optimizer's constructor's, before the first step.
+# Initial values that are neither zero nor set by the optimizer's constructor.
 _AT_FIRST = {"mu_product": 1.0}
 
 
@@ -22,10 +22,10 @@ def entries(optimizer: torch.optim.Optimizer) -> Iterator[tuple[nn.Parameter, di
 
 
 def materialise(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer) -> None:
-    """Bring lazily made state into being, as the first step would find it.
+    """Create lazily made state, with its values before the first step.
 
-    A twin of the optimizer steps once on zeros: moments of zeros are zeros, and counters are set back.
-    State that exists is left alone.
+    A copy of the optimizer steps once on zeros, which leaves moments zero, and counters are reset.
+    Existing state is kept.
     """
     if all(state for _, state in entries(optimizer)):
         return
@@ -42,7 +42,7 @@ def materialise(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer)
 def check_start(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer) -> None:
     """Raise ValueError if a materialised first step is not the optimizer's own first step.
 
-    Dampened momentum is such a case: its first step takes the whole gradient, its others a part.
+    Dampened momentum is such a case: its first step uses the whole gradient, later ones a part.
     """
     plain, primed = _twin(optimizer, make_optimizer), _twin(optimizer, make_optimizer)
     materialise(primed, make_optimizer)

@@ -1,7 +1,7 @@
-"""Locks in shared memory that outlive their holders: POSIX robust mutexes.
+"""Locks in shared memory that survive the death of their holder: POSIX robust mutexes.
 
-When a thread or process ends while it holds one, in whatever way, the kernel gives the lock to the next that
-asks for it (``pthread_mutexattr_setrobust(3)``). Finding out what was left half done is up to that one.
+When a thread or process dies while it holds one, the kernel gives the lock to the next that acquires it
+(``pthread_mutexattr_setrobust(3)``). That one must repair whatever was left half done.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _libc = ctypes.CDLL(None)
 
 
 def open_locks(count: int) -> Tensor:
-    """[count, 8] int64: so many locks that nobody holds, to be copied to where they are shared.
+    """[count, 8] int64: unlocked locks, to be copied into shared memory.
 
     Raises OSError where the C library has no robust mutexes, as that of macOS.
     """
@@ -40,14 +40,14 @@ def open_locks(count: int) -> Tensor:
 
 
 class RobustLock:
-    """One of ``open_locks`` where it lies for good. memory: [8] int64."""
+    """One of ``open_locks``, at its final address in shared memory. memory: [8] int64."""
 
     def __init__(self, memory: Tensor) -> None:
-        self._memory = memory  # so that it stays
+        self._memory = memory  # keeps it mapped
         self._mutex = ctypes.c_void_p(memory.data_ptr())
 
     def acquire(self, deadline_seconds: float) -> bool:
-        """Whether this thread holds it now; False at the deadline. Whoever held it before may have died."""
+        """Whether this thread holds it now; False at the deadline. The previous holder may have died."""
         end = time.monotonic() + deadline_seconds
         while (code := _libc.pthread_mutex_trylock(self._mutex)) == errno.EBUSY:
             if time.monotonic() > end:

@@ -1,9 +1,9 @@
 """The scale that makes a step along a few rows cheap (``sparse``): the parameters are ``scale * vector``.
 
-Replicas that share a vector shrink it and write to it without a lock between them. Only to multiply the scale
-into it one of them needs the vector alone. So each has a lock of its own, which it holds while it writes, and
-having the vector alone means holding all of them (a "big-reader" lock). Readers take none: a counter tells
-them that somebody had the vector alone meanwhile, and they read again.
+Replicas that share a vector shrink it and write to it without excluding each other. Only multiplying the
+scale into it (a fold) needs exclusive access. So each member has its own lock, which it holds while it
+writes, and exclusive access means holding all of them (a "big-reader" lock). Readers take no lock: they
+read again if a counter shows that another member had exclusive access meanwhile (a sequence lock).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from murmurate.replica.robust_lock import RobustLock, open_locks
-from murmurate.replica.sparse import Rows, ShrinksAway, add_rows
+from murmurate.replica.sparse import Rows, StepTooLarge, add_rows
 
 T = TypeVar("T")
 
 _PATIENCE_SECONDS, _PAUSE_SECONDS = 1.0, 50e-6
-# Below the first the vector is multiplied by its scale; below the second nobody shrinks it further before
-# that. float32 ends at 3e38, and numbers of a vector may be counts of 1e15.
+# Below the first, the scale is folded into the vector; below the second, writers wait for the fold. float32
+# ends at 3e38, and a vector may hold counts of 1e15.
 LEAST_SCALE, _NO_SMALLER = 1e-10, 1e-20
 _CHUNK = 16_384  # numbers of a vector that are multiplied at a time
-_FACTOR, _COPIED, _DONE = range(3)  # of a fold under way: its factor or 0; chunks copied, and multiplied
+_FACTOR, _COPIED, _DONE = range(3)  # of a fold in progress: its factor or 0; chunks copied; chunks multiplied
 
 
 class Scale:
@@ -36,8 +36,8 @@ class Scale:
     A member writes its own logarithm alone, so nothing is lost where several shrink one vector.
 
     Attributes:
-        kept: whether gradients of rows go to the scale and those rows; else they are made dense.
-        touched: [V] uint8, or None; rows that are moved are set to 1.
+        kept: whether gradients of rows change the scale and those rows alone; else they are made dense.
+        touched: [V] uint8, or None; entries of changed rows are set to 1.
     """
 
     def __init__(self, vector: Tensor) -> None:
@@ -45,20 +45,22 @@ class Scale:
         self.shared = False
         self.kept = True
         self.touched: Tensor | None = None
-        self._make_room = self.make_room
+        self._fold_if_small = self.fold_if_small
         self._own = 0
         self._logs = torch.zeros(1, dtype=torch.float64)
         self._locks: list[RobustLock] = []
-        self._turn = torch.zeros(1, dtype=torch.int64)  # odd while somebody has the vector alone
-        self._closing = torch.zeros(1, dtype=torch.float64)  # until when writers let somebody go first
+        self._turn = torch.zeros(1, dtype=torch.int64)  # odd during exclusive access
+        self._closing = torch.zeros(
+            1, dtype=torch.float64
+        )  # writers wait until this time for a member that asks for exclusive access
         self._fold = torch.zeros(3, dtype=torch.float64)
         self._copy = torch.empty(0)
 
     def share(self, shared: Callable[[str, Tensor], Tensor], members: int, own: int) -> None:
         """Keep the scale in memory that all members of the same vector see.
 
-        shared: gives memory of a name and a shape, as ``Channel.shared`` does; all ``members`` call this in
-        the same order. own: our number among them.
+        shared: (name, initial values) -> shared memory, as ``Channel.shared`` does; all ``members`` call
+        this in the same order. own: our number among them.
         """
         self.shared, self._own = True, own
         self._logs = shared("scale: logarithms", torch.zeros(members, dtype=torch.float64))
@@ -69,14 +71,19 @@ class Scale:
         self._copy = shared("scale: copy", self.vector.new_zeros(min(_CHUNK, len(self.vector))))
 
     def keep(
-        self, kept: bool = True, *, touched: Tensor | None = None, make_room: Callable[[], None] | None = None
+        self,
+        kept: bool = True,
+        *,
+        touched: Tensor | None = None,
+        fold_if_small: Callable[[], None] | None = None,
     ) -> None:
         """Whether a strategy reads and writes ``scale * vector``; else gradients of rows are made dense.
 
-        touched: see above. make_room: what to call instead of ``make_room`` once the scale is almost 0.
+        touched: see above. fold_if_small: what to call instead of ``fold_if_small`` once the scale is
+        almost 0.
         """
         self.kept, self.touched = kept, touched
-        self._make_room = make_room or self.make_room
+        self._fold_if_small = fold_if_small or self.fold_if_small
 
     @property
     def value(self) -> float:
@@ -92,19 +99,19 @@ class Scale:
         self._logs[0] = logarithm
 
     def shrink(self, by: float) -> bool:
-        """To ``1 - by`` of what it was; True if nothing is left: the vector is then to be set to 0.
+        """Multiply the scale by ``1 - by``; True if it would be 0: the caller must then set the vector to 0.
 
-        Raises ShrinksAway for a step beyond 0, or, of a vector that others write to, to 0.
+        Raises StepTooLarge for a step beyond 0, or, of a vector that others write to, to 0.
         """
         if not (by < 1 or (by == 1 and not self.shared)):
-            raise ShrinksAway(f"a step of {by:g} times the vector leaves nothing of it: make the rate less")
+            raise StepTooLarge(f"a step of {by:g} times the vector leaves nothing of it: make the rate less")
         self._logs[self._own] += math.log1p(-by) if by < 1 else -float(self._logs[0])
         return by == 1
 
     def step(self, rows: Rows, rate: float) -> None:
         """scale * x <- scale * x - rate (shrink scale * x - values), in the scale and a few rows of x [N].
 
-        Raises ShrinksAway if that left nothing of it, and RuntimeError if the scale cannot be multiplied in.
+        Raises StepTooLarge for a step to 0 or beyond, and RuntimeError if the scale cannot be folded.
         """
         with self.writing():
             if self.shrink(rate * rows.shrink):
@@ -112,14 +119,14 @@ class Scale:
             add_rows(self.vector, rows, rate / self.value)
             if self.touched is not None:
                 self.touched[rows.row] = 1
-        self.await_room()
+        self.fold_when_small()
 
-    def await_room(self) -> None:
-        """Multiply the scale in where it has become small. Raises RuntimeError if that does not come
-        about."""
+    def fold_when_small(self) -> None:
+        """Multiply the scale in where it has become small. Raises RuntimeError if that fails for
+        too long."""
         if self.value >= LEAST_SCALE:
             return
-        self._make_room()
+        self._fold_if_small()
         end = time.monotonic() + 10 * _PATIENCE_SECONDS
         while self.value < _NO_SMALLER:
             if time.monotonic() > end:
@@ -129,19 +136,19 @@ class Scale:
                     "checkpoint: murmurate resume."
                 )
             time.sleep(_PAUSE_SECONDS)
-            self._make_room()
+            self._fold_if_small()
 
-    def make_room(self) -> None:
-        """Multiply the scale in, unless another has done so or writes for too long."""
-        with self.closed() as alone:
+    def fold_if_small(self) -> None:
+        """Multiply the scale in, unless another member has done so, or one writes for too long."""
+        with self.exclusive() as alone:
             if alone and self.value < LEAST_SCALE:
                 self.fold()
 
     def fold(self) -> None:
         """Multiply the scale into the vector; nobody else may be reading or writing it.
 
-        Where it is shared, a fold that was not finished is taken up by the next member: a chunk is multiplied
-        from a copy, so it does not matter how much of it was multiplied already.
+        On a shared vector, the next member finishes an interrupted fold: each chunk is multiplied from a
+        copy, so that it can be repeated.
         """
         if not self.shared:
             self.vector.mul_(self.value)
@@ -163,14 +170,14 @@ class Scale:
         self._logs.zero_()
         self._fold[_FACTOR] = 0
 
-    # -- reading, writing, having it alone ----------------------------------------------------------
+    # -- reading, writing, exclusive access ----------------------------------------------------------
 
-    def steady(self, look: Callable[[float], T]) -> T:
-        """``look(scale)`` at the vector, and again if somebody had it alone meanwhile."""
+    def read_consistently(self, look: Callable[[float], T]) -> T:
+        """``look(scale)``, repeated if another member had exclusive access to the vector meanwhile."""
         while True:
             turn = int(self._turn[0])
             if turn % 2:
-                with self.writing():  # waits until the vector is open, or mends it after a death
+                with self.writing():  # waits for the end of the exclusive access, or repairs after a death
                     continue
             found = look(self.value)
             if int(self._turn[0]) == turn:
@@ -178,7 +185,7 @@ class Scale:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """While the vector is written to: nobody has it alone. Not to be nested."""
+        """Excludes exclusive access while the vector is written to. Not reentrant."""
         if not self._locks:
             yield
             return
@@ -188,14 +195,14 @@ class Scale:
                 time.sleep(_PAUSE_SECONDS)
             if time.monotonic() > end or not own.acquire(10 * _PATIENCE_SECONDS):
                 raise RuntimeError(
-                    "a replica has had the shared vector for itself for too long: it was stopped. Let "
-                    "such a one go on (kill -CONT) or end it (kill -KILL); go on from the last checkpoint: "
-                    "murmurate resume."
+                    "a replica has held exclusive access to the shared vector for too long: it was stopped. "
+                    "Let such a one go on (kill -CONT) or end it (kill -KILL); go on from the last "
+                    "checkpoint: murmurate resume."
                 )
             if int(self._turn[0]) % 2 == 0:
                 break
-            own.release()  # as we have it, the member that had the vector alone is dead: mend what it left
-            with self.closed():
+            own.release()  # as we hold it, the member with exclusive access is dead: repair what it left
+            with self.exclusive():
                 pass
         try:
             yield
@@ -211,8 +218,8 @@ class Scale:
                 self.touched.fill_(1)
 
     @contextlib.contextmanager
-    def closed(self) -> Iterator[bool]:
-        """The vector for this member alone; False if another has been writing for too long."""
+    def exclusive(self) -> Iterator[bool]:
+        """Exclusive access for this member; yields False if another has been writing for too long."""
         end, held = time.monotonic() + _PATIENCE_SECONDS, 0
         try:
             self._closing[0] = end
@@ -234,13 +241,14 @@ class Scale:
                 lock.release()
 
     def _begin(self) -> None:
-        """Make the turn odd; if it is odd already, mend what a member left that died in here."""
+        """Make the counter odd; if it is odd already, repair what a member left that died in here."""
         if int(self._turn[0]) % 2 == 0:
             self._turn[0] += bool(self._locks)
         elif self._fold[_FACTOR]:
             self.fold()
 
     def _end(self) -> None:
-        """Make the turn even, unless an exception ended a fold halfway: then the next member finishes it."""
+        """Make the counter even, unless an exception ended a fold halfway: then the next member finishes
+        it."""
         if not self._fold[_FACTOR]:
             self._turn[0] += bool(self._locks)

@@ -1,8 +1,8 @@
 """Gradients of a few rows.
 
-A natural gradient ``x - sum of rows`` shrinks the whole vector and moves a few rows of it. With the
-parameters written as ``scale * vector`` (``scale``) the step costs the rows alone: the scale shrinks, and the
-rows get what is added to them over the scale.
+A natural gradient ``x - sum of rows`` shrinks the whole vector and changes a few rows of it. With the
+parameters written as ``scale * vector`` (``scale``) a step costs only those rows: the scale shrinks, and the
+increment of the rows is divided by it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 from murmurate.native import kernels
 
 
-class ShrinksAway(ValueError):
-    """A step would take more of a vector than there is of it."""
+class StepTooLarge(ValueError):
+    """A step would shrink a vector to zero or beyond."""
 
 
 class Rows(NamedTuple):
-    """The gradient ``shrink * x - values``, where ``values`` stand in a few rows of x [V, W].
+    """The gradient ``shrink * x - values``, where ``values`` are added to a few rows of x [V, W].
 
-    row: [R] int64, each once. values: [R, W].
+    row: [R] int64, distinct. values: [R, W].
     """
 
     row: Tensor
@@ -37,7 +37,7 @@ class Rows(NamedTuple):
 
 
 def check_rows(rows: Rows, x: Tensor) -> None:
-    """Raise ValueError for rows that a vector x [N] does not have, or numbers that it cannot take."""
+    """Raise ValueError for rows outside a vector x [N], or of another shape, dtype or device."""
     row, values = rows.row, rows.values
     shaped = row.dim() == 1 and values.dim() == 2 and len(row) == len(values) and values.shape[1] > 0
     if not shaped or x.numel() % values.shape[1]:
@@ -55,7 +55,7 @@ def check_rows(rows: Rows, x: Tensor) -> None:
 
 
 def check_plain(optimizer: torch.optim.Optimizer, clip: float | None, name: str) -> None:
-    """Raise ValueError unless a step moves nothing but what the gradient names."""
+    """Raise ValueError unless the optimizer's step changes only the rows of the gradient."""
     group = optimizer.param_groups[0]
     plain = type(optimizer) is torch.optim.SGD and len(optimizer.param_groups) == 1 and clip is None
     if not plain or group["momentum"] or group["weight_decay"] or group["maximize"]:
@@ -66,7 +66,7 @@ def check_plain(optimizer: torch.optim.Optimizer, clip: float | None, name: str)
 
 
 def add_rows(x: Tensor, rows: Rows, step: float) -> None:
-    """x [N] += step * values, in place. Nobody is locked out: of two who write a row at once one may win."""
+    """x [N] += step * values, in place, without locks: of two concurrent writes to a row one may be lost."""
     width = rows.values.shape[1]
     plain = x.dtype == torch.float32 and x.device.type == "cpu" and width % 16 == 0 and x.is_contiguous()
     if kernels is None or not plain:

@@ -1,4 +1,4 @@
-"""What of a replica must survive a restart, by the names and in the order that its module knows."""
+"""The state of a replica for checkpoints, by the parameter names and in the order of its module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def state_of(replica: Replica) -> dict[str, Any]:
     """Named parameter tensors in logical order, optimizer state, buffers, clock (all clones).
 
-    params: times ``exp(log_scale)`` they are the parameters; so who goes on from here does so to the bit.
+    params: the parameters divided by ``exp(log_scale)``, so that a resumed run continues bit for bit.
     """
     optimizer = {
         f"{index}.{key}": value.detach().clone() if torch.is_tensor(value) else value
@@ -25,7 +25,7 @@ def state_of(replica: Replica) -> dict[str, Any]:
     }
     if not replica.shape_aware:
         optimizer = {k: _logical(replica, k, v) for k, v in optimizer.items()}
-    vector, logarithm = replica.scale.steady(
+    vector, logarithm = replica.scale.read_consistently(
         lambda _: (replica.params.detach().clone(), replica.scale.logarithm)
     )
     return {
@@ -39,7 +39,7 @@ def state_of(replica: Replica) -> dict[str, Any]:
 
 
 def load_into(replica: Replica, state: dict[str, Any]) -> None:
-    """Take back what ``state_of`` gave; parameters that are None stay as they are.
+    """Restore a state of ``state_of``; params that are None stay unchanged.
 
     Raises ValueError naming a parameter that does not fit.
     """

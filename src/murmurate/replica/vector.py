@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.replica.clipping import NotFinite, check_loss, clip_
-from murmurate.replica.gradients import Wanted
+from murmurate.replica.gradients import GradientTargets
 from murmurate.replica.layout import (
     check_views,
     disable_flatten,
@@ -32,10 +32,10 @@ __all__ = ["Exchange", "MakeOptimizer", "NotFinite", "Replica", "Rows"]
 
 
 class Exchange(NamedTuple):
-    """What one ``strategy.step`` brought.
+    """The result of one ``strategy.step``.
 
-    round: how often this replica has agreed with others (or would have, were there any).
-    heard: how many members' parameters or gradients entered this step, its own included.
+    round: exchanges of this replica with others so far (counted also where it is alone).
+    heard: members whose parameters or gradients entered this step, including its own.
     staleness: own updates since the last agreement; on one shared vector, updates that others made
         to it since this replica read the parameters of its gradient.
     """
@@ -103,7 +103,7 @@ class Replica:
         self._pending: Rows | None = None  # the gradient, where it is of rows
         # whether all replicas pass the same rounds; alone, each update is one
         self.common_rounds = True
-        self.measure = False  # asks the next step for the two that follow
+        self.measure = False  # whether the next step records the two that follow
         self.update_norm: Tensor | None = None
         self.own_gradient: Tensor | None = None  # [N] before anything was averaged into it
         self.make_optimizer = make_optimizer
@@ -122,7 +122,7 @@ class Replica:
         if self._compute_parts:
             self._low = torch.empty_like(self._storage, dtype=compute_dtype)
         self._runs = merge(self._compute_parts)
-        # else autograd's gradients are as exact, and nobody writes them elsewhere
+        # only then direct targets gain precision (see gradients)
         self._gradients_fit = self._low is not None and first.is_cpu and first.dtype == torch.float32
         self.shape_aware = shape_aware
         self.params = nn.Parameter(self._storage)
@@ -184,16 +184,16 @@ class Replica:
         self.reload()
 
     def reload(self) -> None:
-        """Bring the low-precision copy, if there is one, up to the vector."""
+        """Copy the vector to the low-precision copy, if there is one."""
         if self._low is not None:
             for start, stop in self._runs:
                 self._low[start:stop].copy_(self._storage[start:stop])
 
     def rebind(self, storage: Tensor, optimizer_state: Callable[[str, Tensor], Tensor] | None = None) -> None:
-        """Live on ``storage`` [N] from now on (shared memory, say), taking its contents.
+        """Use ``storage`` [N] from now on (shared memory, say), with its contents.
 
         ``optimizer_state(key, tensor)`` may supply shared storage for each tensor of the optimizer's
-        state, which is brought into being first; it is used with its contents.
+        state, which is created first; its contents are used.
         Raises ValueError for another size, dtype or device.
         """
         old = self._storage
@@ -244,8 +244,8 @@ class Replica:
     def descend(self, loss: Tensor, through: tuple[Tensor, Tensor] | None = None) -> Exchange:
         """Gradient of ``loss`` (a scalar) for the own parameters only, then one strategy step.
 
-        through: an output of the module, and the gradient of the loss by it, of the same shape; for who knows
-        that in closed form. The loss is then only looked at.
+        through: an output of the module, and the gradient of the loss by it, of the same shape; where it
+        is known in closed form. The loss is then only checked.
         Raises NotFinite if the loss is NaN or infinite, before anything was changed.
         """
         check_loss(loss, self.name, self.clock)
@@ -254,18 +254,18 @@ class Replica:
                 f"replica '{self.name}' has followed gradients of rows, so its module shows a scaled vector: "
                 "call replica.scale.fold() before a loss is computed."
             )
-        # not backward, for which the gradient must be cleared, to add to it: three passes instead of one
+        # autograd.grad, because backward accumulates: clear, add and copy are three passes instead of one
         output, slope = (loss, None) if through is None else through
         own = self.own_parameters()
-        with Wanted(output, self._wanted(own)) as wanted:
-            gradients = torch.autograd.grad(wanted.root, own, slope, allow_unused=True)
+        with GradientTargets(output, self._gradient_targets(own)) as targets:
+            gradients = torch.autograd.grad(targets.root, own, slope, allow_unused=True)
         if not self._checked:
             self.check()
             refuse_late_hooks(self.parts)
             self._checked = True
         with torch.no_grad():
             for place, parameter, gradient in zip(self._places, own, gradients, strict=True):
-                if id(parameter) in wanted.written:
+                if id(parameter) in targets.written:
                     if gradient is not None:  # of another use of the same parameter
                         place.add_(gradient)
                 elif gradient is None:
@@ -274,8 +274,8 @@ class Replica:
                     place.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
         return self._agree()
 
-    def _wanted(self, own: list[nn.Parameter]) -> dict[int, Tensor]:
-        """See ``gradients``."""
+    def _gradient_targets(self, own: list[nn.Parameter]) -> dict[int, Tensor]:
+        """By the id of a parameter, where to write its gradient (see ``gradients``)."""
         if not self._gradients_fit:
             return {}
         return {id(parameter): place for parameter, place in zip(own, self._places, strict=True)}
@@ -307,10 +307,12 @@ class Replica:
 
     def values(self) -> Tensor:
         """[N] the parameters with their scale multiplied out: the vector itself where that is 1."""
-        return self.scale.steady(lambda scale: self._storage if scale == 1.0 else self._storage * scale)
+        return self.scale.read_consistently(
+            lambda scale: self._storage if scale == 1.0 else self._storage * scale
+        )
 
     def _leave_scale(self) -> None:
-        """A dense gradient is of the parameters themselves. Raises ValueError where others follow rows."""
+        """Fold the scale before a dense gradient. Raises ValueError where others follow rows."""
         if self.scale.logarithm == 0.0:
             return
         if self.scale.shared:
@@ -340,9 +342,9 @@ class Replica:
         self.clock += 1
 
     def step_plainly(self) -> None:
-        """One step of plain SGD at the present learning rates, unclipped; the optimizer notices nothing.
+        """One step of plain SGD at the present learning rates, unclipped; the optimizer's state is unchanged.
 
-        What a client of a parameter server does between two pulls. Counts as an update.
+        For clients of a parameter server between two pulls. Counts as an update.
         """
         rates = self._rates()
         for (start, stop), rate in zip(self.group_bounds, rates, strict=True):
@@ -354,7 +356,7 @@ class Replica:
         self.clock += 1
 
     def steps_taken(self) -> int:
-        """What schedules count: own updates, or what ``count_steps_by`` was given."""
+        """The count that schedules follow: own updates, or the function given to ``count_steps_by``."""
         return self._count()
 
     def count_steps_by(self, count: Callable[[], int]) -> None:
@@ -387,7 +389,7 @@ class Replica:
         return state_of(self)
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take back what ``state`` gave. Raises ValueError naming a parameter that does not fit."""
+        """Restore a state of ``state``. Raises ValueError naming a parameter that does not fit."""
         load_into(self, state)
 
 

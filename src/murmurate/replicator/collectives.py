@@ -28,12 +28,12 @@ class Group:
     """Members of a step that reduce and gather among themselves, over channels of their own.
 
     Calls are matched within the group: its members make the same ones in the same order, in backward passes
-    too. Ranks are positions in the group. Whoever is dead is left out, and a mean is over the living.
+    too. Ranks are positions in the group. Dead members are left out, and a mean is over the living.
     Structures are dictionaries, lists, tuples and named tuples of tensors and numbers, and alike on all
     members. Results are on the device of what was handed in, and the same bits on all members of a group.
 
-    All raise FabricError when members call different things, or one does not come before the deadline. A
-    gradient passes through when at least one member wants it; then all must run that backward pass.
+    All raise FabricError when members make different calls, or one does not call before the deadline. A
+    result requires a gradient if any member's input does; then all must run that backward pass.
     """
 
     wire: TensorExchange
@@ -85,7 +85,7 @@ class Group:
     def map_gather(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Any:
         """``function`` of every item, the work shared among the group: [len(items), ...] in their order.
 
-        ``items`` are the same on all members. What a member that died was to do, the others do.
+        ``items`` are the same on all members. The items of a member that dies are redone by the others.
         """
         if not items:
             raise ValueError("map_gather and map_reduce need at least one item")
@@ -93,7 +93,7 @@ class Group:
         missing, workers = list(range(len(items))), list(range(self.size))
         while missing:
             mine = missing[workers.index(self.rank) :: len(workers)]
-            # who has nothing to do still has to know what a result looks like
+            # a member without items still computes one, to know the structure of results
             done = [function(items[i]) for i in mine or missing[:1]]
             stacked = pytree.tree_map(lambda *rows: torch.stack([_tensor(r) for r in rows]), *done)
             found = pytree.tree_map(functools.partial(_first, len(mine)), stacked)
@@ -163,7 +163,8 @@ class _Map:
         return _Map(self.group, _ADJOINT[self.kind], self.root, self.rows)
 
 
-# what is linear in the inputs of all has a transpose; "deal" hands gathered gradients back to their owners
+# every map here is linear in all members' inputs and has an adjoint; "deal" returns gathered gradients to
+# their owners
 _ADJOINT = {
     "mean": "mean",
     "sum": "sum",
@@ -175,7 +176,7 @@ _ADJOINT = {
 
 
 class _Linear(torch.autograd.Function):
-    """Hangs the adjoint behind results that are there already; differentiable as often as one likes."""
+    """Attaches the adjoint to results that are already computed; differentiable any number of times."""
 
     @staticmethod
     def forward(ctx: Any, act: _Map, results: list[Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -195,7 +196,7 @@ def _apply(act: _Map, tensors: Sequence[Tensor]) -> list[Tensor]:
     if not (anybody and torch.is_grad_enabled()):
         return results
     through = [i for i, right in enumerate(smooth) if right]
-    # a member whose own input is constant has to be there when the others' gradients are brought together
+    # members with constant inputs also take part in the collective of the backward pass
     inputs = [
         tensors[i] if tensors[i].requires_grad else tensors[i].detach().requires_grad_() for i in through
     ]

@@ -1,4 +1,4 @@
-"""Whatever tensors the members of a step hand in, brought to all of them: what collectives are made of."""
+"""Gathers arbitrary tensors of all members of a step: the basis of the collectives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LENGTHS_BYTES = 16  # of the header and of the tensors, int64 each
 
 
 class Contribution(NamedTuple):
-    """What one member handed in: its tensors (on the CPU), and whether it wants a gradient of them."""
+    """One member's tensors (on the CPU), and whether they require a gradient."""
 
     tensors: list[Tensor]
     wants_gradient: bool
@@ -26,8 +26,8 @@ class TensorExchange:
     """Gathers tensors of any number, shape and dtype over two channels of fixed length.
 
     The first holds most batch statistics; the second carries the rest of longer messages, piece by piece.
-    members: the group's ranks in the fabric; None for all, who then make their wire at the same point. Every
-    ``gather`` is a matched call of the group, and ranks are positions in it.
+    members: the group's ranks in the fabric; None for all. All members open it at the same point.
+    Every ``gather`` is a matched call of the group, and ranks are positions in it.
     """
 
     def __init__(self, fabric: Fabric, members: Sequence[int] | None = None) -> None:
@@ -48,10 +48,10 @@ class TensorExchange:
     def gather(
         self, call: str, tensors: Sequence[Tensor], wants_gradient: bool = False
     ) -> dict[int, Contribution]:
-        """What each living member handed in, by rank; ``call`` says what for.
+        """The contribution of each living member, by rank; ``call`` names the collective.
 
-        Raises FabricError, on all members alike, if they call for different things; and, at the fabric's
-        deadline, if a living member does not come.
+        Raises FabricError, on all members alike, if their calls differ; and, at the fabric's
+        deadline, if a living member does not call.
         """
         self._calls += 1
         header = {
@@ -66,10 +66,12 @@ class TensorExchange:
         for rank, (theirs, _) in messages.items():
             if _matched(theirs) != _matched(mine):
                 raise FabricError(
-                    f"rank {rank} calls {_said(theirs)} where rank {self.rank} calls {_said(mine)}. Make the "
-                    "same collective calls on all replicas, in the same order, in backward passes too."
+                    f"rank {rank} calls {_call(theirs)} where rank {self.rank} calls {_call(mine)}. "
+                    "Make the same collective calls on all replicas, in one order, also in backward passes."
                 )
-        return {rank: Contribution(found, bool(said["gradient"])) for rank, (said, found) in messages.items()}
+        return {
+            rank: Contribution(found, bool(header["gradient"])) for rank, (header, found) in messages.items()
+        }
 
     def _exchange(self, message: Tensor) -> dict[int, Tensor]:
         pieces = {
@@ -78,7 +80,7 @@ class TensorExchange:
         lengths = {rank: int(found[0][:8].view(torch.int64)) for rank, found in pieces.items()}
         for start in range(_SMALL_BYTES, max(lengths.values()), _LARGE_BYTES):
             more = self._large.gather(_padded(message, start, _LARGE_BYTES))
-            # who died in between is out of the whole call, for everybody alike
+            # a member that died in between is left out of the whole call, on all members alike
             pieces = {rank: [*found, more[rank]] for rank, found in pieces.items() if rank in more}
         return {rank: torch.cat(found)[: lengths[rank]] for rank, found in pieces.items()}
 
@@ -106,7 +108,7 @@ def _unpack(message: Tensor) -> tuple[dict[str, Any], list[Tensor]]:
     for name, shape in header["tensors"]:
         dtype: torch.dtype = getattr(torch, name)
         length = torch.Size(shape).numel() * dtype.itemsize
-        # a copy of its own lies as its dtype needs it
+        # cloned for the alignment of its dtype
         tensors.append(message[place : place + length].clone().view(dtype).view(shape))
         place += length
     return header, tensors
@@ -122,7 +124,7 @@ def _matched(header: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def _said(header: dict[str, Any]) -> str:
+def _call(header: dict[str, Any]) -> str:
     tensors = ", ".join(f"{dtype}{shape}" for dtype, shape in header["tensors"][:4])
     more = len(header["tensors"]) - 4
     return (

@@ -1,4 +1,4 @@
-"""What each replica learns from: its share of every batch of its worker, or batches of its own.
+"""The input of each replica: its share of every batch of its worker, or whole batches.
 
 TF-Replicator, section 3.2: input pipelines PER_WORKER, split by an ``input_split_fn``, and PER_REPLICA.
 """
@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch.utils import _pytree as pytree
 
-Source = Iterable[Any] | Callable[[int], Iterable[Any]]
+InputSource = Iterable[Any] | Callable[[int], Iterable[Any]]
 # (batch, number of shares, which share) -> that share
 Split = Callable[[Any, int, int], Any]
 AnyLeft = Callable[[bool], bool]
@@ -26,8 +26,8 @@ class CannotSplit(ValueError):
 def split_along(dimension: int) -> Split:
     """Shares along one dimension of every tensor or array in a batch; 1 is for time-major sequences.
 
-    Numbers, and tensors without that dimension, go to everybody. Shares are equal: rows that do not go
-    round are left out (the last rows), so that the mean over replicas is the mean over rows.
+    Numbers, and tensors without that dimension, go to all replicas. Shares are equal: the last rows that
+    do not divide evenly are left out, so that the mean over replicas is the mean over rows.
     """
 
     def split(batch: Any, shares: int, index: int) -> Any:
@@ -54,8 +54,8 @@ def left_out(batch: Any, shares: int, dimension: int = 0) -> int:
 
 
 @dataclass(frozen=True)
-class Seat:
-    """Where a replica sits: its worker, its place among the replicas of the worker, and how many of each."""
+class ReplicaIndex:
+    """A replica's rank and worker, and the numbers of replicas and workers."""
 
     rank: int
     replicas: int
@@ -67,13 +67,13 @@ class Seat:
         return self.replicas // self.workers
 
     @property
-    def place(self) -> int:
+    def local_rank(self) -> int:
         return self.rank % self.per_worker
 
 
 def inputs(
-    source: Source,
-    seat: Seat,
+    source: InputSource,
+    index: ReplicaIndex,
     *,
     per: Literal["worker", "replica"],
     split: Split,
@@ -81,20 +81,20 @@ def inputs(
 ) -> Iterator[Any]:
     """The batches of one replica (see ``OwnLoop.inputs``).
 
-    all_have: whether all replicas have a next batch, given whether this one has. Where members meet it is a
-    collective, and all end together; elsewhere each ends on its own.
+    all_have: whether all replicas have a next batch, given whether this one has. In common rounds it is a
+    collective, and all end together; otherwise each ends independently.
     """
     if per not in ("worker", "replica"):
         raise ValueError(f"inputs are split per 'worker' or per 'replica', not per '{per}'")
-    turns, mine = (seat.workers, seat.worker) if per == "worker" else (seat.replicas, seat.rank)
+    turns, mine = (index.workers, index.worker) if per == "worker" else (index.replicas, index.rank)
     if callable(source):
         own: Iterator[Any] = iter(source(mine))
     else:
         own = _in_turn(iter(source), turns, mine)
-    if per == "worker" and seat.per_worker > 1:
-        own = _shares(own, split, seat.per_worker, seat.place)
+    if per == "worker" and index.per_worker > 1:
+        own = _shares(own, split, index.per_worker, index.local_rank)
     if not callable(source):
-        yield from own  # all read the same source, so all know where its last whole round is
+        yield from own  # all replicas read the same source, and end at its last whole round
         return
     nothing = object()
     while True:

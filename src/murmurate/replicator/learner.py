@@ -1,4 +1,4 @@
-"""What the training loop asks of whatever learns, and what it builds it with (design, section 3)."""
+"""The interface between the training loop and learners (design, section 3)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Replicate = Callable[..., Replica]  # as ``Replicator.replicate``, or ``Replica`
 
 @dataclass(frozen=True)
 class Context:
-    """What a learner is built with.
+    """The arguments for building a learner.
 
     spec: of its world. replicate: makes its replicas (``Replica`` itself, where nothing is exchanged).
-    seed: of the run; all replicas of a run start alike, from it. updates: planned own updates over the whole
-    run, for schedules; None where only time ends it. examples, validation: what it learns from and what is
-    kept back to judge it on the way, where the world is a data set.
+    seed: of the run; all replicas of a run start equal, from it. updates: planned own updates over the whole
+    run, for schedules; None where only time ends it. examples, validation: training and held-out
+    examples, where the world is a data set.
     open_group: see ``group``.
     """
 
@@ -37,8 +37,8 @@ class Context:
     open_group: Callable[[], Group] | None = None
 
     def group(self) -> Group:
-        """Collectives among the replicas: means of gradients of something else than the loss, of statistics,
-        of advantages. To be asked for in ``build``, by all replicas, and used from the first batch on.
+        """Collectives among the replicas, for statistics, advantages or gradients of more than the loss. All
+        replicas must call it in ``build``; it can be used from the first batch on.
 
         Raises Refusal under a strategy whose replicas do not wait for one another.
         """
@@ -63,7 +63,7 @@ class Learner(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """What must survive a restart beside the replicas: tensors and plain values, nested."""
+        """State to be saved beside the replicas: tensors and plain values, nested."""
         ...
 
     def load(self, state: dict[str, Any]) -> None: ...
@@ -80,11 +80,11 @@ class LearnerConfig(Protocol):
     def requires(self) -> Requirement: ...
 
     def updates(self, batches: int) -> int:
-        """How many own updates so many batches are, for schedules."""
+        """Own updates made from ``batches`` batches, for schedules."""
         return batches
 
     def resolved(self, spec: EnvSpec, device: torch.device) -> LearnerConfig:
-        """This config with nothing left to the machine or the world (no ``auto``)."""
+        """This config with every ``auto`` replaced for this world and device."""
         return self
 
     def adapted(self, strategy: Any) -> Any:
@@ -94,7 +94,7 @@ class LearnerConfig(Protocol):
     def build(self, context: Context) -> Any:
         """The ``Learner`` of one replica; an ``Agent`` where the requirement is of env steps.
 
-        Raises ValueError for hyper-parameters that make no sense.
+        Raises ValueError for invalid hyper-parameters.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""A replica over several devices: one flat vector each, moved in lockstep (TF-Replicator, 3.2)."""
+"""A replica over several devices: one flat vector each, stepped together (TF-Replicator, 3.2)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import Tensor
 from murmurate.replica.clipping import check_loss, check_norm, factor
 from murmurate.replica.vector import Exchange, Replica
 
-_PATIENCE_SECONDS = 3600.0  # far above any fabric's own deadline, which names a culprit
+_PATIENCE_SECONDS = 3600.0  # far above any fabric's own deadline, whose error names the member
 
 
-class Lockstep:
+class ModelParallelReplica:
     """The shards of one model-parallel replica: one backward pass, one step of the strategy each.
 
     ``clip`` bounds the norm of the whole gradient: after any averaging, over all shards together.
@@ -62,10 +62,11 @@ class Lockstep:
     def _step_clipped(self, gradients: Sequence[Tensor]) -> list[Exchange]:
         """Every shard's step up to its update; then the norm over all; then the rest of each.
 
-        What the norm is of is known only when all shards have averaged, and a strategy is one function that
-        averages and updates: so each has a thread, of which one runs at a time, in order.
+        The norm is that of the averaged gradients of all shards, but a strategy is one function that
+        averages and
+        updates: so each shard has a thread, and one of them runs at a time, in order.
         """
-        turns = [_Turn(shard, gradient) for shard, gradient in zip(self.shards, gradients, strict=True)]
+        turns = [_PausedStep(shard, gradient) for shard, gradient in zip(self.shards, gradients, strict=True)]
         try:
             while any(not turn.ended for turn in turns):
                 for turn in turns:
@@ -97,8 +98,8 @@ class Lockstep:
             shard.load(state[shard.name])
 
 
-class _Turn:
-    """One shard's step in a thread that stops before each update until it is told to go on."""
+class _PausedStep:
+    """One shard's step in a thread that pauses before each update until ``go_on``."""
 
     def __init__(self, shard: Replica, gradient: Tensor) -> None:
         self.shard, self.ended = shard, False
@@ -142,7 +143,7 @@ class _Turn:
             if not self._left:
                 self.shard.update = self._pause_then_update  # type: ignore[method-assign]
                 self._exchange = self.shard.follow(self._gradient)
-        except _Left:
+        except _Abandoned:
             pass
         except BaseException as error:
             self._error = error
@@ -153,9 +154,9 @@ class _Turn:
         self._ours.release()
         self._mine.acquire()
         if self._left:
-            raise _Left
+            raise _Abandoned
         self._update()
 
 
-class _Left(BaseException):
-    """The other shards cannot go on, so neither can this one."""
+class _Abandoned(BaseException):
+    """Ends a shard's thread because another shard failed."""

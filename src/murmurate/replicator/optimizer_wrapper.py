@@ -13,19 +13,21 @@ from murmurate.errors import Refusal
 from murmurate.replica.vector import Exchange, Replica
 
 
-class Holder(nn.Module):
-    """A module made of nothing but some parameters and buffers, under their names in the script."""
+class ParameterModule(nn.Module):
+    """A module of given parameters and buffers, under their names in the script."""
 
     @classmethod
-    def of(cls, named: Mapping[str, nn.Parameter], buffers: Mapping[str, Tensor] | None = None) -> Holder:
-        holder = cls()
+    def of(
+        cls, named: Mapping[str, nn.Parameter], buffers: Mapping[str, Tensor] | None = None
+    ) -> ParameterModule:
+        parameters = cls()
         for name, parameter in named.items():
-            owner, attribute = holder._branch(name)
+            owner, attribute = parameters._branch(name)
             owner.register_parameter(attribute, parameter)
         for name, buffer in (buffers or {}).items():
-            owner, attribute = holder._branch(name)
+            owner, attribute = parameters._branch(name)
             owner.register_buffer(attribute, buffer)
-        return holder
+        return parameters
 
     def _branch(self, name: str) -> tuple[nn.Module, str]:
         *path, attribute = name.split(".")
@@ -37,22 +39,23 @@ class Holder(nn.Module):
         return owner, attribute
 
 
-def hold(optimizer: torch.optim.Optimizer, module: nn.Module | None) -> Holder:
-    """What ``optimizer`` steps, by its names in ``module``, and the module's buffers, to be saved along."""
+def parameter_module(optimizer: torch.optim.Optimizer, module: nn.Module | None) -> ParameterModule:
+    """A module of the parameters of ``optimizer``, by their names in ``module``, and of the module's
+    buffers."""
     names = {} if module is None else {id(p): name for name, p in module.named_parameters()}
     owned = [p for group in optimizer.param_groups for p in group["params"]]
     for inner in () if module is None else module.modules():
         if isinstance(inner, nn.RNNBase):
             # cuDNN's weight flattening would move recurrent weights out of the vector
             inner.flatten_parameters = lambda: None  # type: ignore[method-assign]
-    return Holder.of(
+    return ParameterModule.of(
         {names.get(id(p), str(number)): p for number, p in enumerate(owned)},
         {} if module is None else dict(module.named_buffers()),
     )
 
 
 def maker(optimizer: torch.optim.Optimizer) -> Callable[[list[Any]], torch.optim.Optimizer]:
-    """A ``make_optimizer`` that gives the script's own optimizer the vector, and later makes twins of it.
+    """A ``make_optimizer`` that gives the script's own optimizer the vector, and later makes copies of it.
 
     The object stays the same, so that learning-rate schedulers made before or after go on working.
     """
@@ -65,7 +68,7 @@ def maker(optimizer: torch.optim.Optimizer) -> Callable[[list[Any]], torch.optim
         given = True
         for group, new in zip(optimizer.param_groups, parameters, strict=True):
             group["params"] = new["params"]
-        # what some (Adagrad) hold from the start, for the slices instead of the parameters
+        # some (Adagrad) have state from the start: make it anew for the slices of the vector
         fresh = _twin(optimizer, [dict(group) for group in optimizer.param_groups])
         optimizer.state.clear()
         optimizer.state.update(fresh.state)
@@ -82,7 +85,7 @@ def _twin(optimizer: torch.optim.Optimizer, groups: list[Any]) -> torch.optim.Op
 
 
 def refuse_what_cannot_be_flat(optimizer: torch.optim.Optimizer) -> None:
-    """Raise Refusal for what a flat vector does not serve, before anything was changed."""
+    """Raise Refusal for optimizers that cannot step a flat vector, before any change."""
     name = type(optimizer).__name__
     owned = [p for group in optimizer.param_groups for p in group["params"]]
     memories = [m for p in owned if (m := optimizer.state.get(p))]
@@ -105,7 +108,8 @@ def refuse_what_cannot_be_flat(optimizer: torch.optim.Optimizer) -> None:
 
 
 def watch_rates(replica: Replica, optimizer: torch.optim.Optimizer, strategy: str) -> None:
-    """A scheduler that changes the clients' rates does nothing to the centre's: say so, and stop."""
+    """Raise Refusal at a step once a scheduler has changed the client's rates, which the centre does not
+    use."""
     agree, at_first = replica.exchange, [float(g["lr"]) for g in optimizer.param_groups]
 
     def step(stepping: Replica) -> Exchange:
@@ -129,11 +133,11 @@ class WrappedOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, replica: Replica) -> None:
-        # not the base's: there is nothing to set up, all is the wrapped one's
+        # no super().__init__(): all attributes are the wrapped optimizer's
         self.optimizer = optimizer
         self.replica = replica
         self.last: Exchange | None = None
-        # neither the vector nor its gradient ever moves
+        # the addresses of the vector and its gradient do not change
         self._places = [
             (parameter, values.data_ptr(), place)
             for parameter, (_, values), (_, place) in zip(
@@ -153,7 +157,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         return f"WrappedOptimizer({self.optimizer!r})"
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradient. It stays where it is, whatever ``set_to_none`` says."""
+        """Clear the gradient. It stays where it is, whatever ``set_to_none`` is."""
         self._attach_gradients()
         self.replica.grad.zero_()
 
@@ -186,7 +190,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         raise Refusal("a wrapped optimizer takes no further parameters: add the group before wrapping")
 
     def state_dict(self) -> dict[str, Any]:
-        """In the plain script's own form: it can be loaded by the optimizer before it was wrapped."""
+        """In torch's form: an optimizer that is not wrapped can load it."""
         replica = self.replica
         kept = replica.state()["optimizer"]
         counts = [sum(start <= p.start < stop for p in replica.parts) for start, stop in replica.group_bounds]
@@ -207,7 +211,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back what ``state_dict`` of this or of the plain optimizer gave.
+        """Load a ``state_dict`` of this or of the plain optimizer.
 
         Raises ValueError if the groups hold other numbers of parameters.
         """

@@ -17,8 +17,8 @@ from murmurate.strategies.interface import MemberEvent, Strategy
 
 
 @dataclass
-class Bond:
-    """One replica with its own copy of the strategy and its own channel."""
+class BoundReplica:
+    """A replica with its own copy of the strategy and its own channel."""
 
     replica: Replica
     strategy: Strategy
@@ -30,19 +30,19 @@ class Bond:
     def step(self, replica: Replica) -> Exchange:
         living = self.channel.living()
         if living != self._living:
-            self._tell(living)
+            self._notify(living)
         self.last = self.strategy.step(replica, self.channel)
         self.staleness_max = max(self.staleness_max, self.last.staleness)
         return self.last
 
     def joined(self, rank: int) -> None:
-        """``rank`` begins another life: if the end of the last one was not seen, tell of both."""
+        """``rank`` was started again; if its death was not noticed, notify the strategy of both."""
         if rank in self._living:
             self.strategy.on_member(MemberEvent("died", rank))
         self.strategy.on_member(MemberEvent("joined", rank))
         self._living = sorted({*self._living, rank}) if self._living else ()
 
-    def _tell(self, living: Sequence[int]) -> None:
+    def _notify(self, living: Sequence[int]) -> None:
         before = set(self._living or living)
         for rank in sorted(before - set(living)):
             self.strategy.on_member(MemberEvent("died", rank))
@@ -52,7 +52,7 @@ class Bond:
 
 
 class Replicator:
-    """What a learner asks for its replicas, whatever the strategy and the fabric are.
+    """Makes a learner's replicas, for any strategy and fabric.
 
     The fabric has what the strategy needs (``check_capabilities``, at the start of a run).
     """
@@ -60,7 +60,7 @@ class Replicator:
     def __init__(self, strategy: Strategy, fabric: Fabric) -> None:
         self.strategy = strategy
         self.fabric = fabric
-        self.bonds: dict[str, Bond] = {}
+        self.bonds: dict[str, BoundReplica] = {}
 
     def replicate(
         self, name: str, module: nn.Module, make_optimizer: MakeOptimizer, **options: Any
@@ -76,13 +76,13 @@ class Replicator:
         strategy = copy.deepcopy(self.strategy)
         if Capability.COLLECTIVE in channel.capabilities and channel.size > 1:
             with torch.no_grad():
-                # gathered, because all agree on who came, and not on who lives at this moment
+                # gathered: all members agree on the contributors, but not always on who is alive
                 answers = channel.gather(replica.params.detach())
                 replica.params.copy_(answers[min(answers)])
         replica.scale.keep(False)  # unless the strategy says otherwise
         strategy.attach(replica, channel)
         replica.reload()
-        bond = Bond(replica, strategy, channel)
+        bond = BoundReplica(replica, strategy, channel)
         replica.exchange = bond.step
         replica.common_rounds = strategy.common_rounds or channel.size == 1
         self.bonds[name] = bond
@@ -90,19 +90,20 @@ class Replicator:
 
     @property
     def folds(self) -> int:
-        """At a centre: updates that it has made of what was sent to it."""
+        """At a centre: updates made from members' messages."""
         return sum(bond.replica.clock for bond in self.bonds.values())
 
     def serve_until(self, over: Callable[[], bool], turn: Callable[[], None] = lambda: None) -> None:
-        """At a centre: answer what members send until ``over()``, with ``turn()`` between two messages."""
+        """At a centre: answer members' messages until ``over()``; ``turn()`` is called between two
+        messages."""
         self.publish()
         shown = self.folds
         while not over():
             with torch.no_grad():
-                # a list: each bond has its turn
+                # a list, so that every replica is served
                 served = [bond.strategy.serve(bond.replica, bond.channel) for bond in self.bonds.values()]
             if not any(served) and self.folds != shown:
-                self.publish()  # nobody waits for an answer: publish what has become of the parameters
+                self.publish()  # no message is waiting: publish the new parameters
                 shown = self.folds
             turn()
 
@@ -137,7 +138,7 @@ class Replicator:
                 bond.replica.reload()
 
     def joined(self, rank: int) -> None:
-        """``rank`` was started again, and comes in with a living peer's state."""
+        """``rank`` was started again, and joins with a living peer's state."""
         for bond in self.bonds.values():
             bond.joined(rank)
 
@@ -145,7 +146,7 @@ class Replicator:
         """This member was started again, and has loaded a living peer's state."""
         with torch.no_grad():
             for bond in self.bonds.values():
-                bond.strategy.refused = 0  # the peer tells of its own
+                bond.strategy.refused = 0  # the count in the loaded state is the peer's
                 bond.strategy.joined(bond.replica, bond.channel)
                 bond.replica.reload()
 
@@ -161,13 +162,13 @@ class Replicator:
 
     @property
     def refused(self) -> int:
-        """Deltas that were too old to be folded, or found no room (see the strategies), and messages of or to
-        lives that are over."""
+        """Deltas dropped as too old or for lack of space (see the strategies), and messages of or to earlier
+        incarnations."""
         return sum(b.strategy.refused + b.channel.traffic.refused for b in self.bonds.values())
 
     @property
     def refused_all(self) -> str:
-        """At a centre that has folded nothing yet of what came: what a person should know. Else empty."""
+        """At a centre that has folded nothing yet of what came: a warning for the user. Else empty."""
         names = self._never_moved(refused=True)
         if not names:
             return ""
@@ -178,8 +179,8 @@ class Replicator:
 
     @property
     def untouched(self) -> str:
-        """At a centre at the end of a run in which updates were made: what a person should know if it has
-        folded nothing, and refused nothing either. Else empty."""
+        """At a centre at the end of a run in which updates were made: a warning for the user if it has
+        folded nothing and refused nothing. Else empty."""
         names = self._never_moved(refused=False)
         if not names:
             return ""
@@ -227,7 +228,7 @@ def check_capabilities(
 
 
 def check_common_rounds(strategy: Strategy, what: str) -> None:
-    """Raise Refusal if the strategy's replicas go each at its own pace: nobody would come to a collective."""
+    """Raise Refusal if the strategy's replicas go each at its own pace: a collective would never complete."""
     if not strategy.common_rounds:
         raise Refusal(
             f"{strategy.name} cannot give {what}: its replicas do not wait for one another, so no step has "
@@ -235,7 +236,7 @@ def check_common_rounds(strategy: Strategy, what: str) -> None:
         )
 
 
-# what to offer instead, best first, by the one thing that it needs
+# strategies to suggest instead, best first, by the capability that they need
 _REMEDIES = (
     (Capability.REGISTER, "gala"),
     (Capability.COLLECTIVE, "all-reduce"),

@@ -16,13 +16,13 @@ from murmurate.fabric.interface import Capability, Fabric, FabricError, ranks_ac
 from murmurate.replica.vector import Exchange, MakeOptimizer, Replica
 from murmurate.replicator.collectives import Group, Reduction
 from murmurate.replicator.gather import TensorExchange
-from murmurate.replicator.input_split import Seat, Source, Split, inputs, split_leading
-from murmurate.replicator.model_parallel import Lockstep
+from murmurate.replicator.input_split import InputSource, ReplicaIndex, Split, inputs, split_leading
+from murmurate.replicator.model_parallel import ModelParallelReplica
 from murmurate.replicator.optimizer_wrapper import (
-    Holder,
+    ParameterModule,
     WrappedOptimizer,
-    hold,
     maker,
+    parameter_module,
     refuse_what_cannot_be_flat,
     watch_rates,
 )
@@ -34,8 +34,8 @@ _DRAIN_SECONDS = 10.0
 _LOOK_SECONDS = 0.1
 
 
-class Served(BaseException):
-    """Ends the script on the member that kept the centre: it learned nothing itself."""
+class CentreEnded(BaseException):
+    """Ends the script on the member that served as the centre."""
 
 
 class OwnLoop(Replicator):
@@ -49,7 +49,7 @@ class OwnLoop(Replicator):
         seed: of this run; ``seed_for`` and ``generator`` derive from it.
         workers: the replicas are dealt to so many workers (hosts, say) in blocks of equal size.
         devices: of one replica; ``device(k)`` is the k-th, and ``device()`` the first.
-        collectives: True says that the script will use them: whether it may is then known at once.
+        collectives: whether the script uses them; checked at once.
 
     Raises Refusal if the fabric lacks what the strategy needs, for workers that do not divide the replicas,
     and for ``collectives`` under a strategy without common rounds.
@@ -73,40 +73,40 @@ class OwnLoop(Replicator):
         self.size = fabric.size - strategy.centre
         if self.size < 1:
             raise Refusal(
-                f"{strategy.name} keeps a centre on the last member, and there is only one: add one"
+                f"{strategy.name} needs one more member for its centre, and there is only one: add one"
             )
         self.rank = fabric.rank
         self.is_centre = strategy.centre and fabric.rank == self.size
         if workers < 1 or self.size % workers:
             raise Refusal(f"{self.size} replicas cannot be dealt evenly to {workers} workers")
-        self._seat = Seat(self.rank, self.size, self.rank // (self.size // workers), workers)
+        self._index = ReplicaIndex(self.rank, self.size, self.rank // (self.size // workers), workers)
         self._devices = tuple(torch.device(d) for d in devices)
         self._modules: dict[str, nn.Module] = {}
         self._begun = self._finished = False
-        # on all members at the same point, so that whichever collective comes first finds its channels
+        # opened on all members at the same point, before any collective
         self._wire = TensorExchange(fabric) if strategy.common_rounds else None
         self._wires: dict[tuple[int, ...], TensorExchange] = {}  # of groups of replicas
         self._ends = (
             fabric.channel("ends", torch.zeros(1)) if Capability.REGISTER in fabric.capabilities else None
         )
 
-    # -- who and where ------------------------------------------------------------------------------
+    # -- rank and devices ----------------------------------------------------------------------------
 
     @property
     def is_main(self) -> bool:
         """Whether this is the lowest replica that did not die, which prints and saves."""
         here = set(self.fabric.living())
-        if self._ends is not None:  # who has ended may be taken for dead, and still was the one
+        if self._ends is not None:  # members that ended may count as dead, and were still the lowest
             here |= {r for r in range(self.rank) if self._ends.version(r) > 0}
         return self.rank == min(here)
 
     @property
     def worker(self) -> int:
-        return self._seat.worker
+        return self._index.worker
 
     @property
     def workers(self) -> int:
-        return self._seat.workers
+        return self._index.workers
 
     def device(self, k: int = 0) -> torch.device:
         """The k-th device of this replica; ``with replicator.device(1):`` makes tensors there.
@@ -173,7 +173,7 @@ class OwnLoop(Replicator):
         groups = [dict(g) for g in optimizer.param_groups]
         replica = self.replicate(
             label,
-            hold(optimizer, module),
+            parameter_module(optimizer, module),
             maker(optimizer),
             groups=lambda _: groups,
             clip=clip,
@@ -195,7 +195,7 @@ class OwnLoop(Replicator):
         placed: Callable[[str], int] | None = None,
         clip: float | None = None,
         schedule: Callable[[int], float] | None = None,
-    ) -> Lockstep:
+    ) -> ModelParallelReplica:
         """A model-parallel replica: one flat vector for each device that ``module`` has parameters on.
 
         placed: parameter name -> which of the devices; None goes by where the parameters are.
@@ -218,16 +218,16 @@ class OwnLoop(Replicator):
             wrong = [label for label, p in own if p.device != self.device(k)]
             if wrong:
                 raise Refusal(f"'{wrong[0]}' is not on device {k} ({self.device(k)}): move it before")
-            holder = Holder.of(dict(own))
-            shards.append(self.replicate(f"{name}.{k}", holder, make_optimizer, schedule=schedule))
+            parameters = ParameterModule.of(dict(own))
+            shards.append(self.replicate(f"{name}.{k}", parameters, make_optimizer, schedule=schedule))
             self._modules[f"{name}.{k}"] = module
-        return Lockstep(name, shards, clip)
+        return ModelParallelReplica(name, shards, clip)
 
     # -- inputs and steps ---------------------------------------------------------------------------
 
     def inputs(
         self,
-        source: Source,
+        source: InputSource,
         *,
         per: Literal["worker", "replica"] = "worker",
         split: Split = split_leading,
@@ -244,9 +244,9 @@ class OwnLoop(Replicator):
             with fewer rows than shares is left out.
         """
         self._begin()
-        yield from inputs(source, self._seat, per=per, split=split, all_have=self._all_have)
+        yield from inputs(source, self._index, per=per, split=split, all_have=self._all_have)
 
-    def run(self, step: Callable[[Any], Any], batches: Source, **how: Any) -> Iterator[Any]:
+    def run(self, step: Callable[[Any], Any], batches: InputSource, **how: Any) -> Iterator[Any]:
         """``step(batch)`` for each of the ``inputs``: what it gives, merged over replicas.
 
         Every tensor of ``step``'s nested result gets a first dimension: [k, ...], by rank; without common
@@ -275,13 +275,13 @@ class OwnLoop(Replicator):
     @property
     def within(self) -> Group:
         """The replicas of the own worker."""
-        ranks = ranks_within(self.rank, self._seat.per_worker)
+        ranks = ranks_within(self.rank, self._index.per_worker)
         return self._group(ranks, "a collective within workers")
 
     @property
     def across(self) -> Group:
         """The replicas with the own place in every worker."""
-        ranks = ranks_across(self.rank, self._seat.per_worker, self.size)
+        ranks = ranks_across(self.rank, self._index.per_worker, self.size)
         return self._group(ranks, "a collective across workers")
 
     def _group(self, ranks: Sequence[int], what: str) -> Group:
@@ -366,7 +366,7 @@ class OwnLoop(Replicator):
             self._serve()  # its script never stepped; others may
         elif kind is None:
             self.finish()
-        return kind is Served
+        return kind is CentreEnded
 
     @property
     def bytes_exchanged(self) -> int:
@@ -379,7 +379,7 @@ class OwnLoop(Replicator):
         self._begun = True
         if self.is_centre:
             self._serve()
-            raise Served
+            raise CentreEnded
 
     def _serve(self) -> None:
         """Until every living replica has ended; then take in what they sent last, and publish that."""

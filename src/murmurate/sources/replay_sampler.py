@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from murmurate.replay.ahead import Ahead
 from murmurate.replay.config import ReplayConfig
 from murmurate.replay.interface import Replay, Sample, Steps
+from murmurate.replay.prefetch import Prefetcher
 from murmurate.sources.bank_weights import BankWeights
 from murmurate.spec import Batch, Episode
 
@@ -51,7 +51,7 @@ class ReplaySampler:
         self.batches = self._played = self._drawn = 0
         self.exact = config.saved  # whether killed and resumed equals uninterrupted
         self._progress = progress
-        self._ahead = Ahead(replay, batch, config.ahead, device.type == "cuda", self._weigh)
+        self._ahead = Prefetcher(replay, batch, config.ahead, device.type == "cuda", self._weigh)
 
     @property
     def due(self) -> bool:
@@ -67,7 +67,7 @@ class ReplaySampler:
     def before_steps(self) -> None:
         """Wait for copies of what the next steps may overwrite."""
         if self.replay.full:
-            self._ahead.settle()
+            self._ahead.drain()
 
     def take_in(self, low: int, steps: Steps) -> None:
         """A step of the simulators from number ``low`` on."""
@@ -79,7 +79,7 @@ class ReplaySampler:
         self._drawn += self.batch
         self.batches += 1
         if self.config.alpha_end is not None:
-            self.replay.chances.temper(self.config.alpha_at(self._progress()))
+            self.replay.sampler.set_alpha(self.config.alpha_at(self._progress()))
         sample = self._ahead.next(self._beta())
         data = _there(sample, self.device)
         return ReplayBatch(data, env_steps, episodes, replay=self.replay, keys=sample.keys)
@@ -90,7 +90,7 @@ class ReplaySampler:
             # error of nearly 0 would make the steps of all others small
             weights.div_(weights.max())
         else:
-            self.banks.weigh(weights, *self.replay.chances.mass, beta)
+            self.banks.weigh(weights, *self.replay.sampler.mass, beta)
 
     def _beta(self) -> float:
         return self.config.beta_at(self._progress())

@@ -21,7 +21,7 @@ from murmurate.fabric.interface import Capability
 from murmurate.fabric.processes.membership import Membership
 from murmurate.fabric.processes.run_state import HandOver
 from murmurate.replica.optimizer_state import entries
-from murmurate.replicator.replicator import Bond, Replicator
+from murmurate.replicator.replicator import BoundReplica, Replicator
 from murmurate.training.checkpoint import read_part, write_part
 
 _POLL_SECONDS = 0.002
@@ -138,7 +138,7 @@ def adopted(replicator: Replicator, theirs: dict[str, Any]) -> dict[str, Any]:
     return {name: _but_shared(bond, theirs[name]) for name, bond in replicator.bonds.items()}
 
 
-def _but_shared(bond: Bond, theirs: dict[str, Any]) -> dict[str, Any]:
+def _but_shared(bond: BoundReplica, theirs: dict[str, Any]) -> dict[str, Any]:
     replica = bond.replica
     present = {
         f"{index}.{key}": value

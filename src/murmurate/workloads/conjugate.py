@@ -120,7 +120,7 @@ class ConjugateLearner(Generic[Found]):
     def follow(self, examples: Any) -> dict[str, Tensor | float]:
         """One step along x - n / G sum E[t]; what the model tells of it."""
         x = self._table()
-        seen = self.replica.scale.steady(lambda scale: self.model.expected(x, scale, examples))
+        seen = self.replica.scale.read_consistently(lambda scale: self.model.expected(x, scale, examples))
         rows, told = self.model.statistics(seen, examples, self.examples / max(len(examples), 1))
         self.replica.follow(Rows(rows.row.to(x.device), rows.values.to(x.device), rows.shrink))
         return told

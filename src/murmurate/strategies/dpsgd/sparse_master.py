@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric.interface import Channel
-from murmurate.replica.sparse import Rows, ShrinksAway, add_rows
+from murmurate.replica.sparse import Rows, StepTooLarge, add_rows
 from murmurate.replica.vector import Replica
 from murmurate.strategies.dpsgd.master import Master
 from murmurate.strategies.dpsgd.sparse_delta import SparseDelta, blank, fits
@@ -117,12 +117,12 @@ class SparseMaster(Master):
     def _fold_rows(self, pushes: Sequence[SparseDelta], rho: float) -> None:
         """v <- v + rho sum ((s_m - 1) v_m + increments_m), with a smaller rho where none of v were left.
 
-        Of a ``pulled`` v a smaller one would not keep counts above 0: there ShrinksAway is raised.
+        Of a ``pulled`` v a smaller one would not keep counts above 0: there StepTooLarge is raised.
         """
         found = [self._pulled(push.version) for push in pushes]
         shrink = rho * sum((1 - s.factor) * v.factor for s, v in zip(pushes, found, strict=True))
         if shrink >= 1 and self._keeps:
-            raise ShrinksAway(
+            raise StepTooLarge(
                 f"the master would shrink v by {shrink:g} of itself, and parameters that are counts become "
                 "negative: use --strategy.shrinks present, a smaller global_learning_rate, fewer "
                 "local_updates, or a smaller step"
@@ -140,7 +140,7 @@ class SparseMaster(Master):
         for one in moves:
             add_rows(self.replica.params.detach(), one, rho / self.replica.scale.value)
             self._changed[one.row] = self.replica.clock + 1
-        self.replica.scale.await_room()
+        self.replica.scale.fold_when_small()
 
     def _dense(self, x: Tensor) -> Tensor:
         """A push as a whole vector."""

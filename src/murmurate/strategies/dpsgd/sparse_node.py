@@ -50,7 +50,7 @@ class SparseNode(Node):
         self.touched = shared("touched", torch.zeros(len(replica) // self.width, dtype=torch.uint8))
         self._torn = shared("torn", torch.zeros(1, dtype=torch.int64))
         replica.scale.share(shared, threads, self.ranks.index(rank))
-        replica.scale.keep(touched=self.touched, make_room=self.make_room)
+        replica.scale.keep(touched=self.touched, fold_if_small=self.fold_if_small)
 
     @property
     def must_push(self) -> bool:
@@ -70,7 +70,7 @@ class SparseNode(Node):
     def difference(self) -> Tensor | None:
         if not self.used:
             return super().difference()
-        with self.replica.scale.closed() as alone:
+        with self.replica.scale.exclusive() as alone:
             if not alone:
                 return None  # somebody was stopped in the middle of a write
             self._taken = self.take(self.version)
@@ -111,7 +111,7 @@ class SparseNode(Node):
             super()._advance(difference)
             return
         delta, self._taken = self._taken, None
-        with self.replica.scale.closed() as alone:
+        with self.replica.scale.exclusive() as alone:
             self.advance(delta, alone)
 
     def advance(self, delta: SparseDelta, alone: bool) -> None:
@@ -128,7 +128,7 @@ class SparseNode(Node):
     def _take(self, answer: Tensor, *, afresh: bool) -> bool:
         if not self.used:
             return super()._take(answer, afresh=afresh)
-        with self.replica.scale.closed() as alone:
+        with self.replica.scale.exclusive() as alone:
             if alone:
                 self.replace(answer, afresh=afresh)
         return alone
@@ -181,9 +181,9 @@ class SparseNode(Node):
 
     # -- the scale ------------------------------------------------------------------------------------
 
-    def make_room(self) -> None:
+    def fold_if_small(self) -> None:
         """Fold, while nobody writes, unless another thread has done so."""
-        with self.replica.scale.closed() as alone:
+        with self.replica.scale.exclusive() as alone:
             if alone and self.replica.scale.value < LEAST_SCALE:
                 self.fold()
 

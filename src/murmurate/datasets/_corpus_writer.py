@@ -1,4 +1,4 @@
-"""Entries of documents on their way to arrays on disk, in bounded memory."""
+"""Writes the entries of documents to arrays on disk, in bounded memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from murmurate.datasets._faults import Faults
+from murmurate.datasets._record_errors import RecordErrors
 from murmurate.datasets.corpus import ordered
 
 Ids = NDArray[np.int32]
@@ -21,7 +21,7 @@ class Unordered(Exception):
     """A document came after one with a greater number."""
 
 
-class Column:
+class ArrayFile:
     """A one-dimensional ``.npy`` file that grows."""
 
     def __init__(self, path: Path, dtype: type) -> None:
@@ -46,17 +46,17 @@ class Column:
         self._file.close()
 
 
-class Spool:
+class CorpusWriter:
     """Writes ``words.npy`` and ``counts.npy`` below a folder; documents come in their order.
 
     Words of a document may come in any order and more than once: they are sorted and summed. A sum without
     room in 32 bits is a fault.
     """
 
-    def __init__(self, folder: Path, vocabulary_size: int, faults: Faults) -> None:
-        self._faults = faults
-        self._words = Column(folder / "words.npy", np.int32)
-        self._counts = Column(folder / "counts.npy", np.int32)
+    def __init__(self, folder: Path, vocabulary_size: int, errors: RecordErrors) -> None:
+        self._errors = errors
+        self._words = ArrayFile(folder / "words.npy", np.int32)
+        self._counts = ArrayFile(folder / "counts.npy", np.int32)
         self._vocabulary_size = vocabulary_size
         self._lengths = np.zeros(1024, np.int64)
         self._open: tuple[Ids, Ids, Ids] = (np.zeros(0, np.int32),) * 3  # the last document: it may go on
@@ -94,7 +94,7 @@ class Spool:
         sound = sums <= _BIGGEST
         if not sound.all():
             at = int(sound.argmin())
-            self._faults.bad(
+            self._errors.bad(
                 f"document {documents[at]} (from 0)",
                 "count too large",
                 f"word {words[at]} (from 0) is there {sums[at]} times, and the largest count is {_BIGGEST}",

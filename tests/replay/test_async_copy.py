@@ -1,4 +1,4 @@
-"""A courier copies what it was asked to, in order, whoever does it; and is no trouble when it is left."""
+"""A copier copies what it was asked to, in order, whoever does it; and is no trouble when it is left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from compiled import NO_KERNELS
 from murmurate import native
-from murmurate.replay.async_copy import _SMALL_BYTES, Courier
+from murmurate.replay.async_copy import _SMALL_BYTES, AsyncCopy
 
 pytestmark = pytest.mark.skipif(native.kernels is None, reason=NO_KERNELS)
 
@@ -23,37 +23,37 @@ def rows(count: int = 4000) -> Tensor:
     return torch.arange(count * ROW // 4, dtype=torch.int32).view(count, ROW // 4)
 
 
-def ask(courier: Courier, source: Tensor, index: Tensor) -> Tensor:
+def ask(copier: AsyncCopy, source: Tensor, index: Tensor) -> Tensor:
     out = torch.empty(len(index), ROW // 4, dtype=torch.int32)
-    courier.gather(source, ROW, ROW, index, out)
+    copier.gather(source, ROW, ROW, index, out)
     return out
 
 
 def test_what_was_waited_for_is_there_and_what_came_before_it_too() -> None:
-    source, courier = rows(), Courier()
+    source, copier = rows(), AsyncCopy()
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):
         asked = []
         for _ in range(20):
             # some are done at once, as they are small
             index = torch.randint(len(source), (int(torch.randint(1, 200, (), generator=generator)),))
-            asked.append((index, ask(courier, source, index), courier.number))
+            asked.append((index, ask(copier, source, index), copier.number))
         for k in torch.randperm(len(asked), generator=generator).tolist():
             index, out, number = asked[k]
-            courier.wait(number)
+            copier.wait(number)
             assert torch.equal(out, source[index])
-    assert courier.number > 500  # of those that are not small
-    assert not courier._kept
+    assert copier.number > 500  # of those that are not small
+    assert not copier._kept
 
 
 def test_fields_of_rows_are_told_apart() -> None:
-    source, courier = rows(), Courier()
+    source, copier = rows(), AsyncCopy()
     places = torch.tensor([[8, 16], [1024, 2048], [0, 4]])
     index = torch.randperm(len(source))[:500]
     out = tuple(torch.empty(500, size // 4, dtype=torch.int32) for size in places[:, 1].tolist())
-    courier.split(source, ROW, index, places, out)
-    assert courier.number == 1
-    courier.wait(1)
+    copier.split(source, ROW, index, places, out)
+    assert copier.number == 1
+    copier.wait(1)
     for (offset, size), found in zip(places.tolist(), out, strict=True):
         assert torch.equal(found, source[index, offset // 4 : (offset + size) // 4])
 
@@ -62,15 +62,15 @@ def test_dropped_with_work_left_it_finishes_what_it_began_and_frees_the_rest() -
     source, never_begun = rows(), 0
     expected, untouched = source[:500], torch.tensor(-1, dtype=torch.int32).expand(500, ROW // 4)
     for _ in range(10):
-        courier = Courier()
+        copier = AsyncCopy()
         memory = [untouched.clone() for _ in range(30)]
         outs = [lasting.view(-1, ROW // 4) for lasting in memory]
         for out in outs:
-            courier.gather(source, ROW, ROW, torch.arange(500), out)
+            copier.gather(source, ROW, ROW, torch.arange(500), out)
         watched = [weakref.ref(out) for out in outs]
         del out, outs
         assert all(ref() is not None for ref in watched), "what it reads and writes is kept by it alone"
-        del courier
+        del copier
         assert all(ref() is None for ref in watched)
         dropped = sum(torch.equal(found, untouched) for found in memory)
         assert dropped + sum(torch.equal(found, expected) for found in memory) == len(memory), "none by half"
@@ -79,22 +79,22 @@ def test_dropped_with_work_left_it_finishes_what_it_began_and_frees_the_rest() -
 
 
 def test_a_forked_child_copies_by_itself() -> None:
-    source, courier = rows(), Courier()
+    source, copier = rows(), AsyncCopy()
     index = torch.arange(_SMALL_BYTES // ROW + 1).flip(0)
-    ask(courier, source, index)
-    courier.wait(courier.number)
+    ask(copier, source, index)
+    copier.wait(copier.number)
     child = os.fork()
     if child == 0:
         try:
-            out = ask(courier, source, index)
-            courier.wait(courier.number)
+            out = ask(copier, source, index)
+            copier.wait(copier.number)
             right = bool((out.numpy() == source.numpy()[index.numpy()]).all())
-            del courier
+            del copier
             os._exit(0 if right else 1)
         except BaseException:
             traceback.print_exc()
             os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
-    out = ask(courier, source, index)
-    courier.wait(courier.number)
+    out = ask(copier, source, index)
+    copier.wait(copier.number)
     assert torch.equal(out, source[index])

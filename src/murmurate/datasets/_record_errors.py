@@ -1,4 +1,4 @@
-"""What is wrong in a file: refused with the place, or skipped and counted."""
+"""Errors in the records of a file: refused with their place, or skipped and counted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Skipped:
         return f"skipped: {causes or 'nothing'}; {len(self.documents):,} documents are not in the corpus"
 
 
-class Faults:
+class RecordErrors:
     """Refuses the first fault of a file, or counts them all."""
 
     def __init__(self, path: Path, skip: bool) -> None:
@@ -37,7 +37,7 @@ class Faults:
         self.skipped = Skipped()
 
     def bad(self, where: int | str, cause: str, detail: str, *, count: int = 1) -> None:
-        """A fault at a line (its number) or another place. Raises Refusal unless faults are skipped."""
+        """A fault at a line (its number) or another place. Raises Refusal unless errors are skipped."""
         if self.skip:
             self.skipped.causes[cause] += count
         else:
@@ -50,7 +50,7 @@ class Faults:
         return Refusal(f"{self.path}, {place}: {detail}. {remedy}")
 
 
-class Fault(Exception):
+class RecordError(Exception):
     """One line's fault: its cause, in the words by which it is counted, and the detail."""
 
     def __init__(self, cause: str, detail: str) -> None:

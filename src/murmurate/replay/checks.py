@@ -1,4 +1,4 @@
-"""Whether what a replay is told fits what it keeps; asked before anything of it is written."""
+"""Checks of steps and errors before anything is written to a replay."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from murmurate.spec import Shapes
 def check_steps(
     steps: Steps, low: int, simulators: int, observation: Column, action: Column, behaviour: Shapes
 ) -> None:
-    """Raise ValueError, naming the field, for a step of other shapes or kinds than those of ``observation``
-    and ``action``, of simulators that there are not, or of rewards or values that are not finite. nan is a
-    value that is not known."""
+    """Raise ValueError, naming the field, if a shape or dtype differs from the declared column, a simulator
+    does not exist, a reward is not finite, or a value is infinite. A value of nan is an unknown one."""
     count = steps.reward.shape[0]  # len asks whether torch is tracing
     if not (low >= 0 and low + count <= simulators):
         raise ValueError(
-            f"a step of simulators {low} to {low + count - 1}, and this replay is of {simulators}: open it "
-            "with as many as play"
+            f"a step of simulators {low} to {low + count - 1}, but this replay was opened for {simulators}: "
+            "open it with the number of simulators of the world"
         )
     flags = Column((), torch.bool)
     for name, value, column in (
@@ -33,10 +32,10 @@ def check_steps(
         *((name, steps.behaviour.get(name), Column(s, torch.float32)) for name, s in behaviour.items()),
     ):
         if value is None:
-            raise ValueError(f"the action came without '{name}', which this replay keeps beside it")
+            raise ValueError(f"the step has no '{name}', which this replay stores with each action")
         if value.shape != (count, *column.shape) or value.dtype != column.dtype:
             raise ValueError(
-                f"'{name}' is {value.dtype} {list(value.shape)}, and this replay keeps {column.dtype} "
+                f"'{name}' is {value.dtype} {list(value.shape)}, but this replay stores {column.dtype} "
                 f"{[count, *column.shape]}"
             )
     for name, numbers in (("reward", steps.reward), ("taken", steps.taken), ("following", steps.following)):
@@ -44,8 +43,8 @@ def check_steps(
             continue
         if numbers.shape != (count,) or not numbers.is_floating_point():
             raise ValueError(
-                f"'{name}' is {numbers.dtype} {list(numbers.shape)}, and is one float for each of {count} "
-                "simulators"
+                f"'{name}' is {numbers.dtype} {list(numbers.shape)}, but must be one float for each of "
+                f"{count} simulators"
             )
         values = numbers.detach().float().cpu().numpy()
         wrong = np.isinf(values) if name != "reward" else ~np.isfinite(values)
@@ -57,7 +56,7 @@ def check_steps(
 def check_errors(error: Tensor, count: int) -> None:
     """Raise ValueError unless there is one finite error for each of ``count`` transitions."""
     if error.shape != (count,):
-        raise ValueError(f"{list(error.shape)} errors of {count} transitions: give one for each")
+        raise ValueError(f"errors of shape {list(error.shape)} for {count} transitions: give one for each")
     wrong = ~np.isfinite(error.detach().float().cpu().numpy())
     if np.count_nonzero(wrong):
         i = int(wrong.argmax())
