@@ -1,4 +1,4 @@
-"""The nouns of the package: what flows between worlds, sources, learners and strategies.
+"""The data types that worlds, sources, learners and strategies exchange.
 
 Letters in shapes: ``T`` steps of a rollout, ``B`` simulators, ``A`` actions, ``N`` parameters
 (``docs/notation.md`` has the whole table).
@@ -21,15 +21,15 @@ Metric = Tensor | float | Callable[[], Tensor | float]
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What an agent must know of a world before it has seen it.
+    """The static description of a world: what a learner is built from.
 
     ``actions`` is the number of discrete actions, or 0 where actions are vectors of shape ``action_shape``.
     Their bounds ``action_low`` and ``action_high`` have one number for each of its dimensions, in row-major
     order; by default -1 and 1. ``stacked``: an observation is the last few images [stack, H, W] of its
-    episode, the newest last (and the first one again where there are fewer). ``documents``: how many there
-    are where an observation is one of a fixed set, and nobody acts.
+    episode, the newest last (at its beginning the first image is repeated). ``examples``: the size of a data
+    set; 0 for simulators.
 
-    Raises ``ValueError`` for bounds of another number.
+    Raises ``ValueError`` for a wrong number of bounds.
     """
 
     name: str
@@ -41,12 +41,12 @@ class EnvSpec:
     action_high: tuple[float, ...] = ()
     frames_per_step: int = 1
     stacked: bool = False
-    documents: int = 0
+    examples: int = 0
 
     def __post_init__(self) -> None:
         dimensions = math.prod(self.action_shape) if self.action_shape else 0
-        for name, usual in (("action_low", -1.0), ("action_high", 1.0)):
-            bounds = getattr(self, name) or (usual,) * dimensions
+        for name, default in (("action_low", -1.0), ("action_high", 1.0)):
+            bounds = getattr(self, name) or (default,) * dimensions
             if len(bounds) != dimensions:
                 raise ValueError(f"{name} has {len(bounds)} bounds for {dimensions} dimensions of an action")
             object.__setattr__(self, name, bounds)
@@ -59,7 +59,7 @@ class EnvSpec:
 
 @dataclass(frozen=True)
 class Episode:
-    """One whole game that ended: unclipped return, length in env steps, and which simulator."""
+    """A finished episode (in Atari a whole game): unclipped return, length in env steps, simulator index."""
 
     simulator: int
     episode_return: float
@@ -68,11 +68,11 @@ class Episode:
 
 @dataclass
 class TimeStep:
-    """The answer of ``B`` simulators to one action each (or to a reset).
+    """What ``B`` simulators return for one action each (or for a reset).
 
     Simulators reset within the step that ends an episode: ``observation`` is then the first of the
-    next one. ``reward`` is what the agent learns from (clipped where the world says so);
-    ``episodes`` counts whole games by their unclipped return.
+    next one. ``reward`` is what the agent learns from (clipped where the world is configured so);
+    ``episodes`` have unclipped returns.
     """
 
     observation: Tensor  # [B, ...]
@@ -85,7 +85,7 @@ class TimeStep:
 
 @dataclass
 class Trajectory:
-    """``T`` steps of ``B`` simulators, time-major, with all that is needed to bootstrap its end."""
+    """``T`` steps of ``B`` simulators, time-major, with what is needed to bootstrap at its end."""
 
     observation: Tensor  # [T, B, ...]
     action: Tensor  # [T, B] int64, or [T, B, D] float32
@@ -101,34 +101,34 @@ class Trajectory:
 
 
 class World(Protocol):
-    """What is learned in or from: simulators, or a fixed set of examples. A frozen, picklable config.
+    """Simulators, or a fixed set of examples. A frozen, picklable config.
 
-    Worlds inherit from it. Simulators also have ``open`` (``worlds.interface``), data sets ``divided``
-    (``datasets.interface``).
+    Worlds inherit from this class. Simulators also have ``open`` (``worlds.interface``), data sets
+    ``divided`` (``datasets.interface``).
     """
 
-    # what ``env_steps`` counts: "env steps" of simulators, else what one example is called, "documents" say
+    # what ``env_steps`` counts: "env steps" of simulators, or examples, named in the plural ("documents")
     unit: ClassVar[str] = "env steps"
 
     @property
     def name(self) -> str: ...
 
     def spec(self, fingerprint: Mapping[str, Any] | None = None) -> EnvSpec:
-        """What a learner must know before it has seen anything. fingerprint: of the run that it is asked for;
-        a data set then need not be read."""
+        """The spec from which a learner is built. fingerprint: as a run folder stores it; with it, a data set
+        is not read."""
         ...
 
     def fingerprint(self) -> dict[str, Any] | None:
-        """Plain values by which a run folder tells this data set from another; None for simulators."""
+        """Plain values that identify this data set in a run folder; None for simulators."""
         return None
 
     def check_fingerprint(self, fingerprint: Mapping[str, Any], thorough: bool = True) -> None:
-        """Raise Refusal if this is not the data set with that fingerprint. thorough: read all of it, if that
-        is what it takes."""
+        """Raise Refusal if this data set has another fingerprint. thorough: read all of it, if that is
+        necessary."""
         return None
 
     def skipped(self) -> tuple[str, dict[str, int]] | None:
-        """What of the source could not be read and was left out: in words, and how much by cause."""
+        """What could not be read and was left out: (message, counts by cause); None if nothing was."""
         return None
 
 
@@ -136,9 +136,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Requirement(Protocol):
-    """What a learner must be fed with: one value of its config.
+    """The kind of batches that a learner needs; a property of its config.
 
-    kind: which sources can give it (``SourceConfig.gives``). unit: of the worlds it can come from.
+    kind: matches ``SourceConfig.gives``. unit: matches ``World.unit``.
     """
 
     kind: ClassVar[str]
@@ -149,10 +149,10 @@ class Requirement(Protocol):
 
 @dataclass(frozen=True)
 class Rollouts:
-    """A ``Trajectory`` of ``steps`` env steps of every simulator, each learned from once, on-policy.
+    """A ``Trajectory`` of ``steps`` env steps of every simulator, each used once, on-policy.
 
-    behaviour: shapes of one simulator's tensors (float32) that ``act`` gives beside the action, by name
-    ("log_probability": (), say); they arrive as ``Trajectory.behaviour``.
+    behaviour: shapes, for one simulator, of the tensors (float32) that ``act`` returns beside the action, by
+    name ("log_probability": (), say); they arrive as ``Trajectory.behaviour``.
     """
 
     steps: int
@@ -180,10 +180,10 @@ class Transitions:
 
 @dataclass(frozen=True)
 class Examples:
-    """Mini-batches of ``batch`` of a fixed set of examples. Nobody acts.
+    """Mini-batches of ``batch`` of a fixed set of examples.
 
-    unit: what one is called in the worlds that have them. shrinks: the share of its parameters that an update
-    takes away at most, where these must stay above 0.
+    unit: name of the examples, in the plural. shrinks: the largest share of its value by which an update may
+    reduce a parameter, where parameters must stay above 0.
     """
 
     batch: int
@@ -195,39 +195,39 @@ class Examples:
 
 @dataclass
 class Batch:
-    """What a source yields: the data, and how much world it cost to make it."""
+    """What a source yields: the data, and the env steps and episodes since the last batch."""
 
     data: Any
     env_steps: int = 0
     episodes: Sequence[Episode] = ()
 
     def feedback(self, priorities: Tensor | None) -> None:
-        """Take priorities back to a prioritized source; on-policy batches have nobody to tell."""
+        """Return the learner's priorities [B] to the replay; other sources ignore them."""
 
 
 @dataclass
 class Outcome:
-    """What one ``learn`` did.
+    """The result of one ``learn``.
 
-    metrics: by name; tensors are read out, and functions called, only for the updates that are recorded.
-    priorities: [B], for the replay that the batch came from.
+    metrics: by name; tensors are read, and functions called, only for the updates that are recorded.
+    priorities: [B], new priorities for the replay that the batch came from.
     """
 
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     priorities: Tensor | None = None
 
-    def told(self) -> dict[str, Tensor | float]:
+    def read_metrics(self) -> dict[str, Tensor | float]:
         """The metrics, with functions called."""
         return {name: value() if callable(value) else value for name, value in self.metrics.items()}
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where each replica lives. Several replicas may name the same device.
+    """The device of each replica. Several replicas may share one.
 
     ``devices`` is cycled over the replicas: ``("cuda:0",)`` puts all learners on one GPU,
-    ``("cuda:0", "cuda:1")`` alternates. ``threads`` is torch's thread count in each process, and that of
-    searches for large batches from a replay.
+    ``("cuda:0", "cuda:1")`` alternates. ``threads`` is torch's thread count in each process, and the
+    number of threads that draw large batches from a replay.
     """
 
     devices: tuple[str, ...] = ("cpu",)
@@ -238,7 +238,7 @@ class Placement:
 
 
 def native_bfloat16(device: torch.device) -> bool:
-    """Whether ``device`` multiplies bfloat16 itself; emulated, it is many times slower than float32."""
+    """Whether ``device`` has native bfloat16 arithmetic; emulated, it is many times slower than float32."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     try:

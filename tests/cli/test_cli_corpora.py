@@ -18,7 +18,7 @@ from murmurate.errors import Refusal
 from murmurate.recipes import recipe
 from murmurate.training.run_folder import read_run
 from murmurate.training.worker import work
-from murmurate.training.worker_context import Post
+from murmurate.training.worker_context import WorkerContext
 from short_runs import refused
 
 ZOO = [f"{a} {b} {a} {c}\n" for a in ("ant", "bee", "cow") for b in ("dog", "emu") for c in ("fox", "gnu")]
@@ -152,7 +152,7 @@ def test_a_replica_that_reads_another_corpus_is_refused(zoo):
     path, folder = zoo
     path.write_text("".join(ZOO * 5))
     with pytest.raises(Refusal, match="is not what the run was fitted on"):
-        work(read_run(folder, recipe), Post(1, None, None, folder, 0.0))
+        work(read_run(folder, recipe), WorkerContext(1, None, None, folder, 0.0))
 
 
 def test_what_is_skipped_is_counted(capsys, tmp_path):

@@ -17,11 +17,11 @@ from murmurate.recipes import recipe
 from murmurate.strategies import strategies
 from murmurate.strategies.dpsgd import DPSGD
 from murmurate.training import checkpoint
-from murmurate.training.loop import Learning
-from murmurate.training.rejoin import Doorway
+from murmurate.training.loop import TrainingLoop
+from murmurate.training.rejoin import StateTransfer
 from murmurate.training.run import Run
 from murmurate.training.worker import part
-from murmurate.training.worker_context import FINAL, Post, Restored, staging
+from murmurate.training.worker_context import FINAL, Restored, WorkerContext, staging
 from short_runs import altered
 
 STRATEGIES = {name: kind() for name, kind in strategies().items() if name != "solo"}
@@ -32,34 +32,34 @@ LENT = 1
 class Door:
     """What hands a peer's state to a joiner, without a launcher."""
 
-    def __init__(self, learning: Learning, gift: dict[str, Any]) -> None:
-        self.learning, self.gift = learning, {**gift, "answered": 0}
+    def __init__(self, learning: TrainingLoop, transferred: dict[str, Any]) -> None:
+        self.learning, self.transferred = learning, {**transferred, "answered": 0}
 
     def take(self) -> dict[str, Any]:
-        return self.gift
+        return self.transferred
 
-    def enter(self, gift: dict[str, Any]) -> None:
+    def enter(self, transferred: dict[str, Any]) -> None:
         self.learning.replicator.entered()
 
 
 def together(run: Run, folder: Any, act: Any) -> list[Any]:
-    """What ``act(run, post)`` gives for every member, on a simulated fabric."""
+    """What ``act(run, context)`` gives for every member, on a simulated fabric."""
     torch.set_num_threads(1)
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     run_state = RunState(run.members)
     run_state.open()
 
     def role(door: Any) -> Any:
-        return act(run, Post(door.rank, door, run_state, folder, time.monotonic()))
+        return act(run, WorkerContext(door.rank, door, run_state, folder, time.monotonic()))
 
     return SimulatedFabric(run.members, seed=0, keep_log=False).run([role] * run.members)
 
 
-def learn(run: Run, post: Post) -> None:
+def learn(run: Run, context: WorkerContext) -> None:
     """One that is to be lent a part has made fewer updates, where nobody counts them together."""
-    if post.rank == LENT and not run.strategy.synchronous:
+    if context.rank == LENT and not run.strategy.synchronous:
         run = dataclasses.replace(run, updates=3)
-    part(run, post).go()
+    part(run, context).run_to_end()
 
 
 def memory(learning: Any) -> tuple[Any, ...]:
@@ -70,7 +70,7 @@ def memory(learning: Any) -> tuple[Any, ...]:
     of = learning.replicator
     counts = bond.staleness_max, of.refused, of.bytes_exchanged // 1_000_000, int(of.waiting_seconds)
     kept = state, bond.replica.steps_taken(), counts
-    if isinstance(learning, Learning):
+    if isinstance(learning, TrainingLoop):
         learning.source.close()
     return kept
 
@@ -98,18 +98,18 @@ def saved(request: Any, tmp_path: Any) -> tuple[Run, Any, dict[int, dict[str, An
 def test_lent_a_part_it_goes_on_as_a_joiner_does(saved: Any) -> None:
     run, folder, parts = saved
 
-    def lent(run: Run, post: Post) -> Any:
-        own = post.rank != LENT
-        post.restored = Restored(parts[post.rank if own else 0], 0, own)
-        return memory(part(run, post))
+    def lent(run: Run, context: WorkerContext) -> Any:
+        own = context.rank != LENT
+        context.restored = Restored(parts[context.rank if own else 0], 0, own)
+        return memory(part(run, context))
 
-    def joined(run: Run, post: Post) -> Any:
-        if post.rank != LENT:
-            return lent(run, post)
-        learning = Learning(run, post)
+    def joined(run: Run, context: WorkerContext) -> Any:
+        if context.rank != LENT:
+            return lent(run, context)
+        learning = TrainingLoop(run, context)
         for _ in range(2):
-            learning._meet()
-        learning._join(cast(Doorway, Door(learning, parts[0])))
+            learning._meet_at_barrier()
+        learning._join(cast(StateTransfer, Door(learning, parts[0])))
         return memory(learning)
 
     one, other = together(run, folder, lent)[LENT], together(run, folder, joined)[LENT]
@@ -128,10 +128,10 @@ def test_each_count_goes_on_once(saved: Any) -> None:
         strategy = saved_part["replicas"]["a2c"]["strategy"]
         strategy.update({"refused": 3} if "refused" in strategy else {})
 
-    def restored(run: Run, post: Post) -> Any:
-        own = post.rank != LENT
-        post.restored = Restored(parts[post.rank if own else 0], 0, own)
-        return memory(part(run, post))[2]
+    def restored(run: Run, context: WorkerContext) -> Any:
+        own = context.rank != LENT
+        context.restored = Restored(parts[context.rank if own else 0], 0, own)
+        return memory(part(run, context))[2]
 
     for rank, counts in enumerate(together(run, folder, restored)):
         assert counts == ((0, 0, 0, 0) if rank == LENT else (9, 8, 7, 5))

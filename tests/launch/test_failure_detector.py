@@ -70,7 +70,7 @@ class Scene:
             self.now += step
             for worker in self.workers.values():
                 if worker.rank not in self.silent and not worker.ended:
-                    self.run_state.beat(worker.rank)
+                    self.run_state.heartbeat(worker.rank)
             self.detector.poll()
 
     def die(self, rank: int) -> None:
@@ -164,7 +164,7 @@ def test_nobody_is_blamed_for_a_pause_of_everybody() -> None:
 def test_who_is_being_built_or_has_finished_is_not_silent() -> None:
     scene = Scene()
     scene.silent = {0, 1}
-    scene.run_state.beat(0)
+    scene.run_state.heartbeat(0)
     scene.run_state.finished(0)
     scene.live(300.0)  # rank 1 has not beaten once
     assert scene.told(0) == scene.told(1) == []

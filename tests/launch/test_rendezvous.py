@@ -84,7 +84,7 @@ def test_who_has_finished_waits_for_the_others_as_long_as_the_leader_lives(
     server: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hours = iter(range(100))
-    monkeypatch.setattr(rendezvous, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(rendezvous, "_POLL_SECONDS", 0.0)
     monkeypatch.setattr(rendezvous.time, "monotonic", lambda: 3600.0 * next(hours))
     looks = iter([False, False, False, True])
     assert Rendezvous(around(server, 1)).dismissed(lambda: next(looks)) is None

@@ -40,7 +40,7 @@ class Scene:
         while self.now - began < limit:
             self.now += 0.5
             for rank in beating:
-                self.run_state.beat(rank)
+                self.run_state.heartbeat(rank)
             if self.ending.is_overdue():
                 return self.now - began
         return NEVER

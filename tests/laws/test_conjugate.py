@@ -59,7 +59,7 @@ def wide():
 
 
 def learner(model, replicate=Replica, seed=0, rows=table):
-    spec = EnvSpec("table", (rows().values.shape[1],), torch.float64, 0, documents=ROWS)
+    spec = EnvSpec("table", (rows().values.shape[1],), torch.float64, 0, examples=ROWS)
     return model.build(Context(spec, replicate, seed, examples=rows()))
 
 
@@ -69,7 +69,7 @@ def variant(kind, **changes):
 
 def topics(replicate=Replica, **changes):
     corpus = generate(documents=150, vocabulary=60, topics=3, mean_length=40, seed=1, topic_mass=6.0).corpus
-    spec = EnvSpec("corpus", (60,), torch.int32, 0, documents=150)
+    spec = EnvSpec("corpus", (60,), torch.int32, 0, examples=150)
     model = TopicModel(topics=3, batch=150, alpha=0.3, prior=0.1, validate_every=0, **changes)
     return model.build(Context(spec, replicate, 0, examples=corpus)), corpus
 

@@ -51,7 +51,7 @@ def corpus():
 
 
 def learner(replicate=Replica, model=MODEL):
-    spec = EnvSpec("corpus", (WORDS,), torch.int32, 0, documents=DOCUMENTS)
+    spec = EnvSpec("corpus", (WORDS,), torch.int32, 0, examples=DOCUMENTS)
     return model.build(Context(spec, replicate, 0, examples=corpus()))
 
 
@@ -142,7 +142,7 @@ def test_no_mini_batch_of_the_warm_start_is_what_is_left_over():
             sizes.append(len(index))
             return corpus().select(index)
 
-    spec = EnvSpec("corpus", (WORDS,), torch.int32, 0, documents=DOCUMENTS)
+    spec = EnvSpec("corpus", (WORDS,), torch.int32, 0, examples=DOCUMENTS)
     model = dataclasses.replace(MODEL, init="svi", batch=DOCUMENTS - 1)
     model.build(Context(spec, Replica, 0, examples=Library()))
     assert sizes[-2:] == [DOCUMENTS // 2] * 2
@@ -320,7 +320,7 @@ def dpsvi(strategy, count, dense, door):
     """(consensus [V + 1, W], bytes) of a member; dense: gradients are made whole, and pushes with them."""
     torch.set_num_threads(1)
     replicator = Replicator(strategy, door)
-    spec = EnvSpec("corpus", (WIDE,), torch.int32, 0, documents=len(wide()))
+    spec = EnvSpec("corpus", (WIDE,), torch.int32, 0, examples=len(wide()))
     model = TopicModel(
         topics=K, batch=8, alpha=0.3, prior=0.1, validate_every=0, step_rule="average", rate=0.02
     )
@@ -434,7 +434,7 @@ def crowded(strategy, count, door):
     torch.set_num_threads(1)
     replicator = Replicator(strategy, door)
     model = TopicModel(topics=K, batch=10, alpha=0.3, prior=0.1, step_rule="average", rate=0.1)
-    spec = EnvSpec("corpus", (WORDS,), torch.int32, 0, documents=DOCUMENTS)
+    spec = EnvSpec("corpus", (WORDS,), torch.int32, 0, examples=DOCUMENTS)
     it = model.build(Context(spec, replicator.replicate, 0, examples=even()))
     least = 0.0
     if is_centre(door):

@@ -452,7 +452,7 @@ def test_steps_wait_for_what_is_still_to_be_copied_from_where_they_go():
         while not drawing.due:
             drawing.before_steps()
             here = torch.arange(number, number + 20).float()
-            drawing.take_in(0, Steps(here[:, None], here.long(), here, here[:, None] + 1, no, no))
+            drawing.insert(0, Steps(here[:, None], here.long(), here, here[:, None] + 1, no, no))
             number += 20
         batch = drawing.next(0, [])
         assert torch.equal(batch.data.observation[:, 0].long(), batch.keys)

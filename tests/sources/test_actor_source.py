@@ -21,7 +21,7 @@ from murmurate.replay.interface import Steps
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.sources import actor_source as acted_module
-from murmurate.sources.actor_source import ActorSource, Cast
+from murmurate.sources.actor_source import ActorPlan, ActorSource
 from murmurate.sources.replay_sampler import ReplaySampler
 from murmurate.sources.shared_ring import SLOTS, Record, Ring, Weights
 from murmurate.spec import EnvSpec, Episode
@@ -138,10 +138,10 @@ def acted(
     cartpole = world("cartpole")
     spec = EnvSpec("CartPole-v1", (4,), torch.float32, actions=2)
     learner = agent.build(Context(spec, Replica, 0))
-    cast = Cast(cartpole, agent, actors, simulators=5, rank=0, replicas=1)
+    plan = ActorPlan(cartpole, agent, actors, simulators=5, rank=0, replicas=1)
     replay = open_replay(config, spec, simulators=5, steps=agent.n_step, discount=0.99, seed=0)
     drawing = ReplaySampler(replay, config, agent.batch, torch.device("cpu"), lambda: 0.0)
-    source = ActorSource(cast, spec, learner, drawing, seed=0)
+    source = ActorSource(plan, spec, learner, drawing, seed=0)
     try:
         yield source, learner
     finally:
@@ -234,7 +234,7 @@ def test_actors_that_hang_are_started_again_and_told_of(monkeypatch: pytest.Monk
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         for actor in source._actors:  # whatever they took until now on a machine that is busy
-            actor.began, actor.longest_seconds = True, 0.0
+            actor.has_sent, actor.longest_seconds = True, 0.0
         for _ in range(200):
             learner.learn(next(source))
         told = [words for kind, words in source.events() if kind == "actor died"]
@@ -268,7 +268,7 @@ def test_actors_that_cannot_begin_end_the_run_and_say_why(monkeypatch: pytest.Mo
     monkeypatch.setattr("murmurate.sources.actor_source._DEATHS", 2)
     broken = dataclasses.replace(AGENT, target_every=-1)
     with acted() as (source, _):
-        source.cast = dataclasses.replace(source.cast, agent=broken)
+        source.plan = dataclasses.replace(source.plan, agent=broken)
         with pytest.raises(RunFailed, match="died 2 times without having made a step"):
             next(source)
 

@@ -54,7 +54,7 @@ def test_what_is_kept_back_depends_on_its_seed_alone(path):
     assert all((a.numbers == b.numbers).all() for a, b in zip((train, validation, test), again, strict=True))
     other = dataclasses.replace(world, split_seed=1).divided()
     assert not (other[2].numbers == test.numbers).all()
-    assert world.spec().documents == 71
+    assert world.spec().examples == 71
     assert world.spec().observation_shape == (40,)
 
 

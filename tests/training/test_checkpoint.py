@@ -391,7 +391,7 @@ def test_of_a_damaged_checkpoint_nothing_is_taken_over_once_another_is_gone_on_f
     spoilt.write_bytes(b"x" * spoilt.stat().st_size)
     with pytest.warns(UserWarning, match="previous instead"):
         assert checkpoint.newest(tmp_path).name == "previous"
-    checkpoint.distrust(tmp_path / "last")
+    checkpoint.reject(tmp_path / "last")
     _with_chunks(tmp_path, {"a": 1.0})
     assert checkpoint.damage(tmp_path / "last") is None
 
@@ -417,8 +417,8 @@ def test_a_part_is_lent_with_all_its_chunks(
     checkpoint.write_part(target, 0, {"env_steps": 0})
     if not links:
         monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links here")))
-    checkpoint.lend_part(source, target, 1)
-    checkpoint.lend_part(source, target, 7)
+    checkpoint.link_part(source, target, 1)
+    checkpoint.link_part(source, target, 7)
     assert checkpoint.parts(target) == [0, 1]
     checkpoint.commit(tmp_path, target, _about(1))
     held = checkpoint.read_replays(tmp_path / "last", 1)["replay"]

@@ -21,9 +21,9 @@ from murmurate.strategies import strategies
 from murmurate.training import checkpoint
 from murmurate.training.checkpoint import write_part
 from murmurate.training.coordinator import Coordinator
-from murmurate.training.loop import Learning
+from murmurate.training.loop import TrainingLoop
 from murmurate.training.run import Run
-from murmurate.training.worker_context import FINAL, FINAL_REQUEST, Post, Restored, Resume, staging
+from murmurate.training.worker_context import FINAL, FINAL_REQUEST, Restored, Resume, WorkerContext, staging
 from short_runs import altered
 
 
@@ -35,20 +35,22 @@ def a_run(strategy: str = "all-reduce", **fields: Any) -> Run:
     return altered(recipe("cartpole-gala"), **{**settings, **fields})
 
 
-def learn(run: Run, folder: Path, restored: list[Restored] | None = None, act: Any = None) -> list[Learning]:
-    """Every replica's ``Learning`` after its ``go`` (or after ``act``), on a simulated fabric."""
+def learn(
+    run: Run, folder: Path, restored: list[Restored] | None = None, act: Any = None
+) -> list[TrainingLoop]:
+    """Every replica's ``TrainingLoop`` after its ``run_to_end`` (or after ``act``), on a simulated fabric."""
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     run_state = RunState(run.replicas)
     run_state.open()
     fabric = SimulatedFabric(run.replicas, seed=run.seed, keep_log=False)
 
-    def role(rank: int, door: Any) -> Learning:
+    def role(rank: int, door: Any) -> TrainingLoop:
         torch.set_num_threads(1)
-        post = Post(
+        context = WorkerContext(
             rank, door, run_state, folder, time.monotonic(), 0.0, restored[rank] if restored else None
         )
-        learning = Learning(run, post)
-        (act or Learning.go)(learning)
+        learning = TrainingLoop(run, context)
+        (act or TrainingLoop.run_to_end)(learning)
         return learning
 
     return fabric.run([lambda door, rank=rank: role(rank, door) for rank in range(run.replicas)])  # type: ignore[misc]
@@ -151,8 +153,8 @@ def test_a_replica_that_died_goes_on_from_a_peer_with_its_own_count_and_games(tm
 
     seen: dict[int, Any] = {}
 
-    def look(learning: Learning) -> None:
-        seen[learning.post.rank] = (learning.source.state(), learning.learner.clock, learning.env_steps)
+    def look(learning: TrainingLoop) -> None:
+        seen[learning.context.rank] = (learning.source.state(), learning.learner.clock, learning.env_steps)
         learning.source.close()
 
     learn(a_run(), tmp_path, [mine, revived], act=look)
@@ -163,7 +165,7 @@ def test_a_replica_that_died_goes_on_from_a_peer_with_its_own_count_and_games(tm
     assert not torch.equal(one["generator"], other["generator"])
     # nor the games with which the run began
     began: dict[int, Any] = {}
-    learn(a_run(), tmp_path / "anew", act=lambda x: began.update({x.post.rank: x.source.state()}))
+    learn(a_run(), tmp_path / "anew", act=lambda x: began.update({x.context.rank: x.source.state()}))
     assert not torch.equal(other["observation"], began[1]["observation"])
     assert not torch.equal(other["generator"], began[1]["generator"])
 
@@ -183,10 +185,10 @@ def test_synchronous_members_agree_on_a_request_that_comes_between_them(tmp_path
     for case in range(12):
         answers: list[Any] = []
 
-        def ask(learning: Learning, answers: list[Any] = answers, who: int = case % 2) -> None:
-            if learning.post.rank == who:
-                learning.post.run_state.request_checkpoint()
-            answers.append(learning._consult())
+        def ask(learning: TrainingLoop, answers: list[Any] = answers, who: int = case % 2) -> None:
+            if learning.context.rank == who:
+                learning.context.run_state.request_checkpoint()
+            answers.append(learning._agree_on_requests())
             learning.source.close()
 
         learn(a_run(seed=case // 2), tmp_path / str(case), act=ask)
@@ -196,7 +198,7 @@ def test_synchronous_members_agree_on_a_request_that_comes_between_them(tmp_path
 
 
 def test_nothing_that_is_not_finite_is_saved(tmp_path: Path) -> None:
-    def spoil(learning: Learning) -> None:
+    def spoil(learning: TrainingLoop) -> None:
         learning.learner.replicas["a2c"].params.data[7] = float("nan")
         learning.state()
 

@@ -1,4 +1,4 @@
-"""What agents have in common: what a config leaves to the world and the machine, and how rates fall."""
+"""Common to agents: resolving ``auto`` in configs, and linear learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Config = TypeVar("Config")
 
 def without_auto(config: Config, spec: EnvSpec, device: torch.device) -> Config:
     """``config`` with its ``torso`` and ``precision`` chosen where they are ``auto``: nature2013 for images,
-    mlp for vectors; bfloat16 for images where the device multiplies it natively."""
+    mlp for vectors; bfloat16 for images where the device supports it natively."""
     this: Any = config
     torso, precision = this.torso, this.precision
     if torso == AUTO:
@@ -28,7 +28,8 @@ def without_auto(config: Config, spec: EnvSpec, device: torch.device) -> Config:
 
 
 def linear(end: float, updates: int | None) -> Callable[[int], float] | None:
-    """A rate's factor by the clock: from 1 to ``end`` over so many updates; None stays at 1."""
+    """The learning rate's factor as a function of the clock: from 1 to ``end`` over ``updates``; None:
+    constant."""
     if updates is None or end == 1.0:
         return None
     total = updates

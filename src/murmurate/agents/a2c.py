@@ -123,7 +123,7 @@ class A2CAgent:
         return (self.replica.name,)
 
     def assign_simulators(self, first: int, total: int) -> None:
-        """All simulators are explored alike."""
+        """Exploration does not differ between simulators."""
 
     def initial_memory(self, batch: int) -> Tensor | None:
         return self.net.initial_memory(batch)

@@ -23,13 +23,13 @@ from murmurate.spec import Batch, EnvSpec, Outcome, Transitions, derive_generato
 
 @dataclass(frozen=True)
 class DQN(LearnerConfig):
-    """Hyper-parameters; the defaults are those of DQN on Atari as far as they are not named for a world.
+    """Hyper-parameters; the defaults are those of DQN on Atari, except where a recipe sets them.
 
     batch: transitions of an update; how many updates there are is ``replay.samples_per_insert``.
     n_step: of the returns.
-    target_every: own updates after which the target net becomes what the net is; under strategies with common
-        rounds at the end of the round that is on by then, so this is F x H (F > 1: Zhang, section 5.2).
-        0: before the first batch after steps were played, which is once a fit with ``replay.fit_every``.
+    target_every: own updates between copies of the net to the target net; under strategies with common rounds
+        at the end of the current round, so this is F x H (F > 1: Zhang, section 5.2). 0: before the first
+        batch after env steps were made, which is once a fit with ``replay.fit_every``.
     selector: which net chooses the action that the target net values. ``online`` is double Q-learning,
         ``agreed`` takes the parameters of the last common round (SPO), ``target`` is Q-learning.
     exploration: chance of a random action. ``annealed`` falls from 1 to ``epsilon`` over ``explore_updates``

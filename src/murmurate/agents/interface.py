@@ -1,4 +1,4 @@
-"""What sources and evaluations ask of an agent: a learner that also acts."""
+"""The protocol of agents: learners that also act."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class Action(NamedTuple):
-    """What an agent does in B simulators.
+    """An agent's actions in B simulators.
 
     action: [B] or [B, D]. memory: [B, M], the recurrent state after it (None if there is none).
-    taken, best: [B], the values of these actions and of the best ones, where the agent came by them: an actor
-    computes the first priorities of a replay from them.
+    taken, best: [B], the values of these actions and of the greedy ones, if they were computed; initial
+    priorities in a replay are computed from them.
     behaviour: [B, ...] by name, to be recorded beside the action (see ``Requirement.behaviour``).
     """
 
@@ -31,7 +31,7 @@ class Action(NamedTuple):
 
 
 class Policy(Protocol):
-    """The part of an agent that plays; all that an evaluation needs."""
+    """The acting part of an agent, which an evaluation needs."""
 
     def initial_memory(self, batch: int) -> Tensor | None: ...
 
@@ -56,6 +56,6 @@ class Agent(Learner, Policy, Protocol):
         ...
 
     def assign_simulators(self, first: int, total: int) -> None:
-        """The next ``act`` is for simulator number ``first`` and on, of ``total``: for exploration that
-        differs between simulators."""
+        """The next ``act`` is for the simulators ``first``, ``first`` + 1, ... of ``total``: for exploration
+        that differs between simulators."""
         ...

@@ -26,7 +26,7 @@ from murmurate.simulation.start import simulate
 from murmurate.sources.rollouts import RolloutSourceConfig
 from murmurate.strategies import strategies
 from murmurate.strategies.interface import Strategy
-from murmurate.training.members import alone, build_learner
+from murmurate.training.members import build_learner, open_only_source
 from murmurate.training.run import Run
 
 _LEFT_OUT = 5
@@ -90,7 +90,7 @@ def step_seconds(run: Run, updates: int) -> list[float]:
     """
     torch.set_num_threads(1)
     agent = build_learner(run, 0, Replica)
-    source = alone(run, agent)
+    source = open_only_source(run, agent)
     ends = []
     try:
         for batch in itertools.islice(source, updates + _LEFT_OUT + 1):

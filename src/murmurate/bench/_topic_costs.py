@@ -20,7 +20,7 @@ from murmurate.fabric.interface import Channel, Fabric, Message
 from murmurate.replica.vector import Replica
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.dpsgd.sparse_node import SparseNode
-from murmurate.training.members import alone, build_learner
+from murmurate.training.members import build_learner, open_only_source
 from murmurate.training.run import Run
 
 _DEADLINE_SECONDS = 60.0
@@ -65,7 +65,7 @@ def step_seconds(run: Run, updates: int) -> list[float]:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # as roles do; without it mini-batches become longer as counts vanish
     learner = build_learner(run, 0, Replica)
-    source = alone(run, learner)
+    source = open_only_source(run, learner)
     ends = []
     for batch in itertools.islice(source, updates + _LEFT_OUT + 1):
         learner.learn(batch)
@@ -122,7 +122,7 @@ def _exchange(fabric: Fabric, run: Run, pushes: int) -> tuple[list[int], list[fl
     learner = build_learner(run, fabric.rank, replicator.replicate)
     (bond,) = replicator.bonds.values()
     if fabric.rank == 0:
-        for batch in alone(run, learner):
+        for batch in open_only_source(run, learner):
             learner.learn(batch)
             if bond.last.round > pushes:
                 return [], []
@@ -149,7 +149,7 @@ def push_bytes(run: Run, local_updates: Sequence[int]) -> dict[str, Any]:
         learner = build_learner(run, 0, Replica)
         replica = learner.replica
         node = SparseNode(replica, [0], 0)
-        source = alone(run, learner)
+        source = open_only_source(run, learner)
         for _ in range(B):
             learner.learn(next(iter(source)))
         delta = node.take(0)

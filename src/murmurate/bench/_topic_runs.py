@@ -69,7 +69,7 @@ class _Watch:
         self._folds = folds
         shown = learner if self.centre is None else self.centre
         found = cast(ConjugateLearner[Topics], shown.agent).found()
-        now, perplexity = learner.door.now, found.completion_perplexity(self.looking.validation)
+        now, perplexity = learner.member.now, found.completion_perplexity(self.looking.validation)
         self.looks.append(Look(self.documents, now, perplexity, folds))
         if self.looking.factor == 1:
             self._next += self.looking.first

@@ -59,7 +59,7 @@ def _learner(run: Run, documents: Subset[Corpus], replicate: Any) -> ConjugateLe
     if not isinstance(run.learner, TopicModel):
         raise ValueError("corpus-lda has a topic model")
     words = documents.select(np.arange(0)).vocabulary_size
-    spec = EnvSpec("corpus", (words,), torch.int32, 0, documents=len(documents))
+    spec = EnvSpec("corpus", (words,), torch.int32, 0, examples=len(documents))
     return run.learner.build(Context(spec, replicate, run.seed, examples=documents))
 
 

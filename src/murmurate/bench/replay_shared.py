@@ -16,7 +16,7 @@ from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.interface import Steps
 from murmurate.sources.replay_sampler import ReplaySampler
-from murmurate.sources.shared_ring import Pauses, Record, Ring, give_way
+from murmurate.sources.shared_ring import Backoff, Record, Ring, use_batch_scheduling
 from murmurate.spec import Batch, EnvSpec
 
 NAME = "replay-shared"
@@ -116,7 +116,7 @@ def work(fabric: ProcessFabric, learners: int, plan: Plan) -> dict[str, float]:
         found = _learn(feed, plan)
     finally:
         stop[fabric.rank] = 1
-    over, pauses = False, Pauses()
+    over, pauses = False, Backoff()
     while not over:  # the others' actors are ours, and put on
         over = bool(ended.all())
         feed.drain()
@@ -159,7 +159,7 @@ class _Rings:
         self._rings, self._simulators = rings, simulators
         self._turn = self._which = self.taken = self.astray = 0
         self._seen = [-1] * len(rings)
-        self._pauses = Pauses()
+        self._pauses = Backoff()
 
     def next(self) -> tuple[int, Record]:
         while True:
@@ -167,7 +167,7 @@ class _Rings:
                 which = self._turn % len(self._rings)
                 self._turn += 1
                 if self._rings[which].waiting:
-                    self._pauses.over()
+                    self._pauses.reset()
                     return which * self._simulators, self._look(which)
             self._pauses.sleep()
 
@@ -190,9 +190,9 @@ class _Rings:
 
 def _act(rings: list[Ring], stop: Any, plan: Plan) -> int:
     """Fill the rings, each with records numbered on its own; how many there were."""
-    give_way()  # as actors of a run do
+    use_batch_scheduling()  # as actors of a run do
     records = [_records(plan) for _ in rings]
-    put, pauses = 0, Pauses()
+    put, pauses = 0, Backoff()
     while not stop.all():
         idle = True
         for ring, record in zip(rings, records, strict=True):
@@ -202,7 +202,7 @@ def _act(rings: list[Ring], stop: Any, plan: Plan) -> int:
         if idle:
             pauses.sleep()
         else:
-            pauses.over()
+            pauses.reset()
     return put
 
 
@@ -219,7 +219,7 @@ def _learn(feed: Feed, plan: Plan) -> dict[str, float]:
         while not sampler.due:
             sampler.before_steps()
             low, record = feed.next()
-            sampler.take_in(low, record.steps)
+            sampler.insert(low, record.steps)
             feed.done()
         batch: Batch = sampler.next(0, [])
         batch.feedback(errors[number % _RECORDS])

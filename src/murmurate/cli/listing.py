@@ -59,7 +59,7 @@ def show(what: str, rows: list[dict[str, Any]]) -> None:
 def _block(row: dict[str, Any]) -> str:
     """One strategy: its name and step, and below them a line for each thing it declares."""
     rounds = "synchronous" if row["synchronous"] else "asynchronous"
-    said = {
+    entries = {
         "": row["step"],
         "rounds": rounds + (", with a centre" if row["centre"] else ""),
         "needs": ", ".join(row["needs"]) or "nothing",
@@ -72,7 +72,7 @@ def _block(row: dict[str, Any]) -> str:
     }
     lines = [
         textwrap.fill(value, _COLUMNS, initial_indent=f"  {key:<22}", subsequent_indent=" " * 24)
-        for key, value in said.items()
+        for key, value in entries.items()
         if value
     ]
     # the step stands beside the name

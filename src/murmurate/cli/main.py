@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("murmurate: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read our output, head for instance, has seen enough
+    except BrokenPipeError:  # the reader of stdout (head, for example) has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     finally:
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _sentence(message: Warning | str, category: type[Warning], *_: object) -> str:
-    """A warning as this command line says things, without the line of code it comes from."""
+    """A warning in the format of this command line's messages, without its line of code."""
     return f"murmurate: warning: {message}\n"
 
 
@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     resume.add_argument("folder", type=Path)
     resume.set_defaults(act=_resume)
-    evaluate = verbs.add_parser("eval", help="evaluate a run: play games, or look at held-out data")
+    evaluate = verbs.add_parser("eval", help="evaluate a run on games or held-out data")
     evaluate.add_argument("folder", type=Path)
     evaluate.add_argument("--episodes", type=int, default=None, help="games, instead of the run's number")
     evaluate.add_argument("--video", action="store_true", help="write videos/episode.mp4")
@@ -134,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     topics = verbs.add_parser(
         "topics", help="topic models: fit, show, transform, evaluate", allow_abbrev=False
     )
-    add_verbs(topics.add_subparsers(dest="inner", required=True, metavar="VERB"), told)
+    add_verbs(topics.add_subparsers(dest="inner", required=True, metavar="VERB"), report_end)
     doctor = verbs.add_parser("doctor", help="what this machine offers, and what to do about it")
     doctor.add_argument("--json", action="store_true")
     doctor.set_defaults(act=_doctor)
@@ -142,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> Any:
-    """The recipe's Run, with the strategy asked for."""
+    """The recipe's Run, with the strategy of the command line."""
     from murmurate.recipes import recipe
     from murmurate.strategies import strategy
 
@@ -177,11 +177,11 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
 
     folder = options.out or _new_folder(run.recipe)
     finish = train(run, folder, engine, stored)
-    return told(finish, finish.folder or folder)
+    return report_end(finish, finish.folder or folder)
 
 
 def _new_folder(name: str) -> Path:
-    """Below ``runs``; ids of Gymnasium environments have slashes and colons."""
+    """A new folder below ``runs``, without the slashes and colons of Gymnasium ids."""
     return Path("runs") / f"{re.sub('[/:]', '-', name)}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
@@ -200,7 +200,7 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
     of_cluster, of_run = divide(rest, cluster, run, verb)
     cluster = change(cluster, of_cluster, verb)
     ended = any(word.partition("=")[0] in ("--updates", "--minutes") for word in of_run)
-    if ended:  # a thousand replicas make the recipe's env steps in no time; who names an end means that one
+    if ended:  # an explicit end replaces the recipe's, which a thousand replicas would reach at once
         run = dataclasses.replace(run, env_steps=None)
     run = change(run, of_run, verb)
     folder = options.out or _new_folder(f"{run.recipe}-simulated")
@@ -216,7 +216,7 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
         f"{summary['virtual_seconds']:.4g} virtual seconds: {shares}; "
         f"{summary['updates_per_virtual_second']:,.0f} updates/s, {summary['bytes_exchanged']:,} bytes"
     )
-    return told(finish, folder)
+    return report_end(finish, folder)
 
 
 def _resume(options: argparse.Namespace, rest: list[str]) -> int:
@@ -230,19 +230,20 @@ def _resume(options: argparse.Namespace, rest: list[str]) -> int:
     finish = resume(
         options.folder, launcher, stored, lambda run: change(run, rest, f"murmurate train {run.recipe}")
     )
-    return told(finish, options.folder)
+    return report_end(finish, options.folder)
 
 
 def _launched_here(folder: Path) -> bool:
     try:
         return bool(json.loads((folder / "run.json").read_text())["launcher"] == "local")
-    except (OSError, ValueError, KeyError, TypeError):  # whoever reads it in earnest says what is wrong
+    except (OSError, ValueError, KeyError, TypeError):  # ``resume`` reports what is wrong with it
         return False
 
 
-def told(finish: Any, folder: Path) -> int:
+def report_end(finish: Any, folder: Path) -> int:
+    """Print how a run ended; returns the exit code."""
     summary = finish.summary
-    if summary is None:  # another rank has told it
+    if summary is None:  # another rank has reported it
         return int(finish.code)
     if summary["exit"].startswith("failed"):
         print(f"murmurate: {summary['exit']}", file=sys.stderr)
@@ -283,13 +284,13 @@ def _report(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.record.report import report
     from murmurate.training.evaluate import write_picture
 
-    usual = Path("comparison.html")  # of several: a run's own page stays what it is
+    default = Path("comparison.html")  # for several runs
     if len(options.folders) == 1:
         (folder,) = options.folders
-        usual = folder / "report.html"
+        default = folder / "report.html"
         if not (folder / "videos" / "frames.png").exists():
             write_picture(stored(folder), folder)
-    print(report(options.folders, options.out or usual))
+    print(report(options.folders, options.out or default))
     return 0
 
 

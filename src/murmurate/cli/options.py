@@ -22,7 +22,7 @@ _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """One field: its option without the dashes, where it lies, its type and present value."""
+    """One field: its option without the dashes, its path in the config, its type and current value."""
 
     name: str
     path: tuple[str, ...]
@@ -39,26 +39,28 @@ def options(value: Any, path: tuple[str, ...] = (), prefix: str = "") -> Iterato
     """Every field of ``value``, those of nested dataclasses with dots (but for ``flat`` ones, see ``Run``);
     private ones are left out."""
     kinds = typing.get_type_hints(type(value))
-    told = _told(type(value))
+    docs = _field_docs(type(value))
     for field in dataclasses.fields(value):
         here = (*path, field.name)
         name = prefix + option_name(field)
-        if not field.init or here == ("recipe",) or "in_name" in field.metadata:  # the name says it already
+        if (
+            not field.init or here == ("recipe",) or "in_name" in field.metadata
+        ):  # these are part of the recipe's name
             continue
         inner = getattr(value, field.name)
         if dataclasses.is_dataclass(inner):
             yield from options(inner, here, prefix if field.metadata.get("flat") else f"{name}.")
         elif any(dataclasses.is_dataclass(kind) for kind in typing.get_args(kinds[field.name])):
-            continue  # a part that this run is without
+            continue  # an optional part that is None in this run
         else:
-            yield Option(name.replace("_", "-"), here, kinds[field.name], inner, told.get(field.name, ""))
+            yield Option(name.replace("_", "-"), here, kinds[field.name], inner, docs.get(field.name, ""))
 
 
 def change(value: Any, arguments: Sequence[str], verb: str) -> Any:
     """``value`` with the fields named by ``arguments`` replaced.
 
     ``--name word``, ``--name=word``; several words for a tuple; a bare ``--name`` is true. Raises Refusal
-    for a field nobody knows (with the nearest name), and for a word that is not of the field's type.
+    for an unknown field (with the nearest name), and for a word that is not of the field's type.
     """
     known = {option.name: option for option in options(value)}
     left = list(arguments)
@@ -70,7 +72,7 @@ def change(value: Any, arguments: Sequence[str], verb: str) -> Any:
         if joined:
             _, _, first = word.partition("=")
         if name not in known:
-            raise _nobody_knows(name, known, verb)
+            raise _unknown_field(name, known, verb)
         words = [first] if joined else []
         many = typing.get_origin(known[name].kind) is tuple
         while not joined and left and not left[0].startswith("--") and (many or not words):
@@ -78,7 +80,7 @@ def change(value: Any, arguments: Sequence[str], verb: str) -> Any:
         new = _read(known[name], words)
         try:
             value = _put(value, known[name].path, new)
-        except ValueError as error:  # a dataclass that looks at its own fields
+        except ValueError as error:  # a dataclass that checks its own fields
             raise Refusal(f"--{name}: {error}.") from error
     return value
 
@@ -97,14 +99,14 @@ def divide(arguments: Sequence[str], value: Any, other: Any, verb: str) -> tuple
         if word.startswith("--"):
             name = word[2:].partition("=")[0].replace("_", "-")
             if name not in names and name not in others:
-                raise _nobody_knows(name, names | others, verb)
+                raise _unknown_field(name, names | others, verb)
             into = mine if name in names else rest
         into.append(word)
     return mine, rest
 
 
 def show(value: Any) -> str:
-    """A line an option: name, type, present value, and what it is about."""
+    """One line for each option: name, type, documentation and current value."""
     rows = [
         (f"--{o.name} {o.words()}", f"{o.about}{' ' * bool(o.about)}({_plain(o.value)})")
         for o in options(value)
@@ -113,7 +115,7 @@ def show(value: Any) -> str:
     return "\n".join(f"  {left:<{width}}  {right}" for left, right in rows)
 
 
-def _nobody_knows(name: str, known: dict[str, Option], verb: str) -> Refusal:
+def _unknown_field(name: str, known: dict[str, Option], verb: str) -> Refusal:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     # a field given without its group: --learning-rate
     inside = [option for option in known if option.rpartition(".")[2] == name]
@@ -159,7 +161,7 @@ def _value(kind: Any, word: str) -> Any:
     if kind is bool:
         return truth(word)
     if kind is int and word.replace("_", "").lower().count("e") == 1:
-        number = float(word)  # 1e6 is a natural way to say a number of steps
+        number = float(word)  # 1e6 is a natural way to write a number of steps
         if number != int(number):
             raise ValueError
         return int(number)
@@ -200,8 +202,9 @@ def _put(value: Any, path: tuple[str, ...], new: Any) -> Any:
     return dataclasses.replace(value, **{name: inner})
 
 
-def _told(kind: type) -> dict[str, str]:
-    """What a docstring says of each field: the sentences after ``name:`` up to the next."""
+def _field_docs(kind: type) -> dict[str, str]:
+    """The documentation of each field, from the docstring: the sentences after ``name:`` up to the next
+    field."""
     names = "|".join(re.escape(field.name) for field in dataclasses.fields(kind))
     pieces = re.split(rf"(?:^|(?<=[.:] ))({names}): ", " ".join((kind.__doc__ or "").split()))
     return dict(zip(pieces[1::2], map(str.strip, pieces[2::2]), strict=True)) if names else {}

@@ -1,4 +1,4 @@
-"""``murmurate topics``: find the topics of a corpus, look at them, and put documents into them."""
+"""``murmurate topics``: fit, show and evaluate topic models, and transform documents."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from murmurate.training.run import Run
 from murmurate.training.session import Finish, train
 from murmurate.workloads.topics import Topics
 
-_ALIKE = 0.4  # diversity below which topics are hard to tell from one another
+_SIMILAR = 0.4  # diversity below which topics are hard to distinguish
 
 _SHORT = {  # options of ``fit`` by shorter names
     **{name: f"agent.{name}" for name in ("topics", "batch", "alpha", "prior", "iterations", "tolerance")},
@@ -70,7 +70,7 @@ def fit(run: Run, folder: Path, passes: float | None = 5.0) -> Finish:
     if passes is not None:
         if not passes > 0:
             raise Refusal(f"passes is {passes:g}; give a positive number.")
-        documents = run.world.spec().documents
+        documents = run.world.spec().examples
         run = dataclasses.replace(run, env_steps=max(1, round(passes * documents)))
     return train(run, folder, launcher(run.launcher), stored)
 
@@ -99,7 +99,7 @@ def fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, P
 
 
 def _long(words: Sequence[str]) -> list[str]:
-    """Shorter names of options as what they stand for."""
+    """The options with short names replaced by full ones."""
     long = []
     for word in words:
         name, equals, value = word.removeprefix("--").partition("=")
@@ -144,30 +144,32 @@ def load(folder: Path) -> Found:
     return Found(topics, learner.model.prior, cast(CorpusWorld, run.world), folder, fingerprint)
 
 
-def _named(it: Found) -> Any:
+def _named(fitted: Found) -> Any:
     """Word by number; the number itself where the corpus has no vocabulary."""
-    return str if it.vocabulary is None else it.vocabulary.__getitem__
+    return str if fitted.vocabulary is None else fitted.vocabulary.__getitem__
 
 
-def _coherence(it: Found) -> list[float | None]:
+def _coherence(fitted: Found) -> list[float | None]:
     """[K]; None, with a warning, where the corpus is not there any more."""
     try:
-        train_, _, _ = it.divided()
+        train_, _, _ = fitted.divided()
     except Refusal as refusal:
         warnings.warn(f"no coherence: {refusal}", stacklevel=2)
-        return [None] * it.topics.count
-    told: list[float | None] = it.topics.coherence(train_.select(range(min(len(train_), 20_000)))).tolist()
-    return told
+        return [None] * fitted.topics.count
+    coherence: list[float | None] = fitted.topics.coherence(
+        train_.select(range(min(len(train_), 20_000)))
+    ).tolist()
+    return coherence
 
 
 def show_command(options: argparse.Namespace, rest: list[str]) -> int:
     if options.words < 1:
         raise Refusal(f"words is {options.words}; show at least one.")
-    it = load(options.folder)
-    name = _named(it)
-    weights = it.topics.weights().tolist()
-    tops = it.topics.top_words(options.words)
-    coherence = _coherence(it)
+    fitted = load(options.folder)
+    name = _named(fitted)
+    weights = fitted.topics.weights().tolist()
+    tops = fitted.topics.top_words(options.words)
+    coherence = _coherence(fitted)
     rows = [
         {
             "topic": k,
@@ -175,11 +177,11 @@ def show_command(options: argparse.Namespace, rest: list[str]) -> int:
             "coherence": coherence[k],
             "words": [{"word": name(word), "share": share} for word, share in tops[k]],
         }
-        for k in sorted(range(it.topics.count), key=lambda k: -weights[k])
+        for k in sorted(range(fitted.topics.count), key=lambda k: -weights[k])
     ]
     page = options.out or options.folder / "topics.html"
     with _writing(page):
-        page.write_text(_page(it.world.path, rows), encoding="utf-8")
+        page.write_text(_page(fitted.world.path, rows), encoding="utf-8")
     if options.json:
         print(json.dumps(rows))
         return 0
@@ -187,19 +189,19 @@ def show_command(options: argparse.Namespace, rest: list[str]) -> int:
     for column in ("topic", "weight", "npmi", "words"):
         table.add_column(column, justify="left" if column == "words" else "right")
     for row in rows:
-        said = " ".join(one["word"] for one in row["words"])
-        table.add_row(str(row["topic"]), f"{row['weight']:.1%}", _plain(row["coherence"]), said)
+        words = " ".join(one["word"] for one in row["words"])
+        table.add_row(str(row["topic"]), f"{row['weight']:.1%}", _plain(row["coherence"]), words)
     rich.console.Console().print(table)
-    _tell_alike(it.topics)
+    _print_diversity(fitted.topics)
     print(f"With pictures: {page}")
     return 0
 
 
-def _tell_alike(topics: Topics) -> None:
-    """How different the topics are, and what helps where they are not."""
+def _print_diversity(topics: Topics) -> None:
+    """Print how different the topics are, and a remedy where they are similar."""
     diversity = topics.diversity()
     print(f"diversity {diversity:.2f}: the share of different words among the likeliest of the topics")
-    if topics.count > 1 and diversity < _ALIKE:
+    if topics.count > 1 and diversity < _SIMILAR:
         print(
             "The topics are much alike. More steps part them (--passes, a smaller --batch), or ask for fewer."
         )
@@ -229,10 +231,11 @@ def _page(path: str, rows: list[dict[str, Any]]) -> str:
             f'<td><i style="width:{9 * one["share"] / top:.2f}em"></i>{one["share"]:.2%}</td></tr>'
             for one in row["words"]
         )
-        said = f"{row['weight']:.1%} of all words, NPMI {_plain(row['coherence'])}"
+        caption = f"{row['weight']:.1%} of all words, NPMI {_plain(row['coherence'])}"
         weight = f'<b style="width:{100 * row["weight"] / most:.1f}%"></b>'
         blocks.append(
-            f"<section><h2>{row['topic']} <small>{said}</small></h2>{weight}<table>{bars}</table></section>"
+            f"<section><h2>{row['topic']} <small>{caption}</small></h2>{weight}"
+            f"<table>{bars}</table></section>"
         )
     title = f"Topics of {html.escape(Path(path).name)}"
     return (
@@ -256,19 +259,19 @@ i { display: inline-block; height: .7em; background: #9cc3e4; margin-right: .5em
 _READ_BY = ("kind", "skip_bad", "one_based", "transpose", "vocabulary", "vocabulary_size", "cache")
 
 
-def _other(it: Found, options: argparse.Namespace) -> tuple[Corpus | Over, Skipped]:
-    """Another corpus over the run's words, and what of its source is not in it. Words that the run does not
-    know are left out. Raises Refusal where it cannot be told which words it is over."""
-    mine, path = it, os.path.abspath(options.corpus)
-    world = it.world if path == it.world.path else CorpusWorld(path=path)
-    said = {name: value for name in _READ_BY if (value := getattr(options, name)) is not None}
-    world = dataclasses.replace(world, **said)
+def _other(fitted: Found, options: argparse.Namespace) -> tuple[Corpus | Over, Skipped]:
+    """Another corpus in the run's vocabulary, and what of its source was skipped. Unknown words are left out.
+    Raises Refusal where the words of the corpus cannot be identified."""
+    mine, path = fitted, os.path.abspath(options.corpus)
+    world = fitted.world if path == fitted.world.path else CorpusWorld(path=path)
+    changes = {name: value for name in _READ_BY if (value := getattr(options, name)) is not None}
+    world = dataclasses.replace(world, **changes)
     instead: dict[str, Any] = {"kind": world.kind or kind_of(Path(path))}
     if instead["kind"] == "text":
         if mine.vocabulary is None:
             raise Refusal(
                 f"{path} is text, and the run was fitted without names of its {mine.vocabulary_size:,} "
-                "words: which is which cannot be told. Fit anew with --vocabulary, or give a corpus of ids."
+                "words, so words cannot be matched. Fit anew with --vocabulary, or give a corpus of ids."
             )
         if options.vocabulary is None:
             instead["vocabulary"] = mine.vocabulary
@@ -290,11 +293,11 @@ def _other(it: Found, options: argparse.Namespace) -> tuple[Corpus | Over, Skipp
 def transform_command(options: argparse.Namespace, rest: list[str]) -> int:
     if options.out.suffix not in (".npz", ".parquet"):
         raise Refusal(f"{options.out} is neither .npz nor .parquet: say which with --out.")
-    if not options.out.resolve().parent.is_dir():  # told before the work is done
+    if not options.out.resolve().parent.is_dir():  # checked before the work is done
         raise Refusal(f"There is no folder {options.out.resolve().parent} to write to. Make it first.")
-    it = load(options.folder)
-    corpus, skipped = _other(it, options)
-    weights = it.topics.transform(corpus)
+    fitted = load(options.folder)
+    corpus, skipped = _other(fitted, options)
+    weights = fitted.topics.transform(corpus)
     documents = np.setdiff1d(np.arange(len(corpus) + len(skipped.documents)), skipped.documents)
     with _writing(options.out):
         if options.out.suffix == ".npz":
@@ -318,15 +321,15 @@ def _write_parquet(path: Path, weights: Any, documents: Any) -> None:
 
 
 def evaluate_command(options: argparse.Namespace, rest: list[str]) -> int:
-    it, skipped = load(options.folder), Skipped()
+    fitted, skipped = load(options.folder), Skipped()
     if options.corpus is None:
-        _, _, test = it.divided()
+        _, _, test = fitted.divided()
         documents: Corpus | Over = test.select(range(len(test)))
         if not len(documents):
             raise Refusal("the run kept no test documents back. Name a corpus to evaluate on.")
     else:
-        documents, skipped = _other(it, options)
-    result = perplexities(it.topics, it.prior, documents, options.seed)
+        documents, skipped = _other(fitted, options)
+    result = perplexities(fitted.topics, fitted.prior, documents, options.seed)
     if options.json:
         print(json.dumps(result | {"skipped": dict(skipped.causes)}))
         return 0

@@ -1,4 +1,4 @@
-"""The verbs of ``murmurate topics`` and their options; the work is done in ``murmurate.cli.topics``."""
+"""The argument parsers of ``murmurate topics``; ``murmurate.cli.topics`` implements the commands."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from murmurate.cli.options import truth
 from murmurate.fabric.processes.fork_server import begin_fork_server
 
 
-def add_verbs(verbs: Any, told: Callable[[Any, Path], int]) -> None:
-    """Add them below ``topics``. told: says how a run ended, and gives the exit code."""
+def add_verbs(verbs: Any, report_end: Callable[[Any, Path], int]) -> None:
+    """Add them below ``topics``. report_end: prints how a run ended, and returns the exit code."""
 
     def fit_(options: argparse.Namespace, rest: list[str]) -> int:
         if not options.fields_help:
@@ -21,7 +21,7 @@ def add_verbs(verbs: Any, told: Callable[[Any, Path], int]) -> None:
         from murmurate.cli.topics import fit_command
 
         ended = fit_command(options, rest)
-        return 0 if ended is None else told(*ended)
+        return 0 if ended is None else report_end(*ended)
 
     fit = verbs.add_parser("fit", help="find the topics of a corpus", add_help=False, allow_abbrev=False)
     fit.add_argument("corpus", nargs="?", type=Path, help="a file or folder; docs/corpora.md says which")
@@ -48,15 +48,15 @@ def add_verbs(verbs: Any, told: Callable[[Any, Path], int]) -> None:
     judge.add_argument("folder", type=Path)
     judge.add_argument("corpus", type=Path, nargs="?")
     _reads(judge)
-    judge.add_argument("--seed", type=int, default=0, help="of which words are kept back")
+    judge.add_argument("--seed", type=int, default=0, help="of the words held out")
     judge.add_argument("--json", action="store_true")
     judge.set_defaults(act=_later("evaluate_command"))
 
 
 def _reads(verb: argparse.ArgumentParser) -> None:
-    """How the corpus is to be read; the run's own is read as it was, where nothing else is said."""
-    verb.add_argument("--kind", help="of file: docs/corpora.md has them (default: told from it)")
-    verb.add_argument("--skip-bad", action="store_true", default=None, help="leave out what is wrong in it")
+    """Options for reading the corpus; without them the run's own corpus is read as in training."""
+    verb.add_argument("--kind", help="of file: docs/corpora.md has them (default: detected)")
+    verb.add_argument("--skip-bad", action="store_true", default=None, help="leave out damaged lines")
     verb.add_argument("--one-based", type=_truth, metavar="true|false", help="whether word ids begin at 1")
     verb.add_argument("--transpose", action="store_true", default=None, help="it is [words, documents]")
     verb.add_argument("--vocabulary", help="a file with a word a line (default: the one beside it)")

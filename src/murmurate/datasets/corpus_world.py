@@ -115,7 +115,7 @@ class CorpusWorld(World):
         """What a topic model must know: an observation is a document's counts [V]."""
         known = self.fingerprint() if fingerprint is None else fingerprint
         train, _, _ = divide(self, int(known["documents"]))
-        return EnvSpec("corpus", (int(known["vocabulary_size"]),), torch.int32, 0, documents=len(train))
+        return EnvSpec("corpus", (int(known["vocabulary_size"]),), torch.int32, 0, examples=len(train))
 
     def fingerprint(self) -> dict[str, Any]:
         """digest: of its documents and words. documents: D. vocabulary_size: V. vocabulary: V words, or None

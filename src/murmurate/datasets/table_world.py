@@ -49,7 +49,7 @@ class TableWorld(World):
         """What a mixture must know: an observation is a row [D]."""
         known = self.fingerprint() if fingerprint is None else fingerprint
         train, _, _ = divide(self, int(known["rows"]))
-        return EnvSpec("table", (int(known["columns"]),), torch.float64, 0, documents=len(train))
+        return EnvSpec("table", (int(known["columns"]),), torch.float64, 0, examples=len(train))
 
     def fingerprint(self) -> dict[str, Any]:
         """digest: of the numbers. rows: n. columns: D."""

@@ -51,8 +51,8 @@ class Games(Evaluation):
             raise Refusal(f"eval_episodes is {self.eval_episodes}; it must be at least 1.")
 
     def evaluate(self, learner: Agent, context: EvalContext) -> dict[str, Any]:
-        """eval_return_mean, eval_return_stderr (None for one game), episodes, returns; and where the best
-        checkpoint is there best_eval_return_mean, of the better of the two."""
+        """eval_return_mean, eval_return_stderr (None for one game), episodes, returns; and where there
+        is a best checkpoint, best_eval_return_mean, of the better of the two."""
         count = self.eval_episodes if context.count is None else context.count
         if count < 1:
             raise Refusal(f"episodes is {count}; play at least one. Use --episodes 10.")
@@ -177,7 +177,7 @@ def record_game(
 def _begin(
     world: SimulatorWorld, policy: Policy, seed: int, waiting: Iterator[int], free: int
 ) -> list[_Game]:
-    """Begin the next games, as many as there are free places."""
+    """Begin the next ``free`` games, or as many as are left."""
     games = []
     for _, number in zip(range(free), waiting, strict=False):
         simulator = world.open(1, training=False, first=number)
@@ -187,7 +187,7 @@ def _begin(
 
 
 def _act(policy: Policy, games: list[_Game], generator: torch.Generator, device: torch.device) -> Tensor:
-    """Greedy actions [n] or [n, D], on the host; every game's memory moves on."""
+    """Greedy actions [n] or [n, D], on the host; updates every game's memory."""
     memories = [game.memory for game in games if game.memory is not None]
     with torch.no_grad():
         chosen = policy.act(

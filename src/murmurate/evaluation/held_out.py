@@ -83,7 +83,7 @@ class HeldOutRows(Evaluation):
 
 
 def perplexities(topics: Topics, prior: float, documents: Corpus | Over, seed: int = 0) -> dict[str, Any]:
-    """Perplexities of ``documents``, each by its name; None where there are no two words to tell from."""
+    """Perplexities of ``documents``, each by its name; None where there are fewer than two words."""
     nothing = {"test_documents": len(documents), "perplexity": None, "perplexity_bound": None}
     if documents.tokens < 2:
         return nothing

@@ -1,4 +1,4 @@
-"""What is found out about a learner at the end of a run, and by ``murmurate eval``."""
+"""The protocol of evaluations: figures about a learner at the end of a run, and for ``murmurate eval``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from murmurate.spec import World
 
 @dataclass(frozen=True)
 class EvalContext:
-    """What an evaluation may need beside the learner, which has the consensus parameters of a checkpoint.
+    """The inputs of an evaluation beside the learner, which has the consensus parameters of a checkpoint.
 
     folder: of the run. fingerprint: of the data set that it learned from, None for simulators.
-    seed: of everything that the evaluation draws. count: how many games, images or the like, instead of as
-    many as the config says. best: the learner of the best checkpoint, where there is one and it is wanted.
+    seed: of all random numbers of the evaluation. count: number of games, images or the like, in place of the
+    config's. best: loads the learner of the best checkpoint; None where there is none or it is not requested.
     """
 
     world: World
@@ -29,7 +29,7 @@ class EvalContext:
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric that learners record on the way, as the report draws it and the console prints it.
+    """A metric recorded in training, and how the report draws it and the console prints it.
 
     label: of its axis. text: a sentence below the title. digits: after the point, on the console.
     """
@@ -67,9 +67,9 @@ class Evaluation(Protocol):
         ...
 
     def film(self, learner: Any, context: EvalContext) -> Any:
-        """Frames [n, H, W, 3] uint8 of what was learned; None where there is nothing to see."""
+        """Frames [n, H, W, 3] uint8 of one greedy episode; None where the world cannot be drawn."""
         return None
 
     def sections(self, folder: Path) -> list[tuple[str, str]]:
-        """(title, HTML) of sections of its own for the run's report."""
+        """(title, HTML) of additional sections of the run's report."""
         return []

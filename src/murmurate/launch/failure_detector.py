@@ -1,10 +1,10 @@
-"""The failure detector of local runs: which members are silent, excluded, or let in (docs/decisions/0010).
+"""The failure detector of local runs: which members are silent, excluded, or admitted (docs/decisions/0010).
 
 A member sends heartbeats while it works and while it waits for others, so only one that is stopped, or stuck
 in native code, sends none. It is *silent* then, which is reported; the others go on under an asynchronous
 strategy, and so does it when it wakes. In a synchronous round it holds up all others, and is *excluded* at a
 deadline that follows the times that rounds have taken: its process is ended, so that nothing of it can reach
-a later round, and started again to come in with a living peer's state.
+a later round, and started again to join with a living peer's state.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _ASLEEP_SECONDS = 1.0
 def patience(pace_seconds: float) -> float:
     """How long a member may send no heartbeat when rounds take ``pace_seconds`` (a high quantile).
 
-    0 is a pace not known yet, for which the cap holds.
+    0: not known yet; the cap then applies.
     """
     return min(max(ROUNDS * pace_seconds, FLOOR_SECONDS), CAP_SECONDS) if pace_seconds > 0 else CAP_SECONDS
 
 
 @dataclass
 class Heartbeats:
-    """What was last heard of one member."""
+    """The last heartbeat of one member."""
 
     beats: int = 0
     since: float = 0.0
@@ -65,7 +65,7 @@ class FailureDetector:
         self._polled_at = clock()
         self._restarts: Counter[int] = Counter()
         self._rejoins: Counter[int] = Counter()
-        self._asked: HandOver | None = None
+        self._request: HandOver | None = None
         self._deaths = 0
         self._deaths_when_asked = 0
 
@@ -73,39 +73,39 @@ class FailureDetector:
         now = self._clock()
         if now - self._polled_at > _ASLEEP_SECONDS:
             # this process, too, was stopped, by Ctrl-Z for instance: missed heartbeats then mean nothing
-            for heard in self._heartbeats:
-                heard.since = now
+            for heartbeat in self._heartbeats:
+                heartbeat.since = now
         self._polled_at = now
         for worker in self.workers.by_rank.values():
             if not worker.ended and not self.run_state.has_finished(worker.rank):
-                self._listen(worker, self._heartbeats[worker.rank], now)
+                self._check_heartbeat(worker, self._heartbeats[worker.rank], now)
         if self._is_over():
-            self._send_joiners_away()
+            self._kill_joiners()
         else:
-            self._let_in()
+            self._admit_joiner()
 
     # -- heartbeats ----------------------------------------------------------------------------------
 
-    def _listen(self, worker: WorkerProcess, heard: Heartbeats, now: float) -> None:
+    def _check_heartbeat(self, worker: WorkerProcess, heartbeat: Heartbeats, now: float) -> None:
         beats = self.run_state.beats(worker.rank)
-        who = self.coordinator.name(worker.rank)
-        if beats != heard.beats or beats == 0:  # a member that is still being built has no beat
-            if heard.silent:
-                silent_seconds = now - heard.since
-                message = f"{who} answers again after {silent_seconds:.1f} s"
+        name = self.coordinator.name(worker.rank)
+        if beats != heartbeat.beats or beats == 0:  # a member that is still being built sends none
+            if heartbeat.silent:
+                silent_seconds = now - heartbeat.since
+                message = f"{name} answers again after {silent_seconds:.1f} s"
                 self.coordinator.event("woke", message, member=worker.rank)
-            heard.beats, heard.since, heard.silent = beats, now, False
+            heartbeat.beats, heartbeat.since, heartbeat.silent = beats, now, False
             return
-        silent_seconds = now - heard.since
-        if silent_seconds > self._allowed(worker.rank) / 2 and not heard.silent:
-            heard.silent = True
+        silent_seconds = now - heartbeat.since
+        if silent_seconds > self._allowed(worker.rank) / 2 and not heartbeat.silent:
+            heartbeat.silent = True
             goes_on = "the others wait for it" if self._holds_up() else "the others go on"
-            message = f"{who} gives no sign of life since {silent_seconds:.1f} s; {goes_on}"
+            message = f"{name} has sent no heartbeat for {silent_seconds:.1f} s; {goes_on}"
             self.coordinator.event("silent", message, member=worker.rank)
         saving = self.coordinator.is_saving or self.coordinator.is_admitting
         allowed = self._allowed(worker.rank, saving)
         if silent_seconds > allowed and self._holds_up() and not worker.killed_because:
-            message = f"{who} was silent for {silent_seconds:.1f} s in a synchronous round and is excluded"
+            message = f"{name} was silent for {silent_seconds:.1f} s in a synchronous round and is excluded"
             self.coordinator.event("excluded", message, member=worker.rank, deadline_seconds=allowed)
             worker.kill("excluded")
 
@@ -124,11 +124,11 @@ class FailureDetector:
     # -- deaths and joining -------------------------------------------------------------------------
 
     def died(self, worker: WorkerProcess) -> None:
-        """``worker`` has ended, and its rank is marked dead. Start it again if it may come back."""
+        """``worker`` has ended, and its rank is marked dead. Start it again if restarts allow it."""
         self._deaths += 1
         rank = worker.rank
         self._heartbeats[rank] = Heartbeats(since=self._clock())
-        if self._asked is not None and self._asked.joiner == rank:
+        if self._request is not None and self._request.joiner == rank:
             self._forget()
         if self._is_over() or not self._donors():
             return
@@ -138,9 +138,9 @@ class FailureDetector:
             self._restarts[rank] += 1
         elif worker.killed_because != "retried":
             return
-        life = self.run_state.begin_incarnation(rank)
+        incarnation = self.run_state.begin_incarnation(rank)
         message = f"replica {rank} is started again, and takes a living peer's state"
-        self.coordinator.event("restarted", message, member=rank, life=life)
+        self.coordinator.event("restarted", message, member=rank, life=incarnation)
         self._start_again(rank)
 
     def _is_over(self) -> bool:
@@ -165,15 +165,15 @@ class FailureDetector:
             and not self._heartbeats[worker.rank].silent
         ]
 
-    def _send_joiners_away(self) -> None:
+    def _kill_joiners(self) -> None:
         for worker in self.workers.by_rank.values():
             if self._is_joining(worker) and not worker.killed_because:
                 worker.kill(OVER)
 
-    def _let_in(self) -> None:
-        """One at a time: ask a living peer for its state, and see that it arrives."""
-        if self._asked is not None:
-            self._follow(self._asked)
+    def _admit_joiner(self) -> None:
+        """One at a time: request a living peer's state for it, and follow the transfer."""
+        if self._request is not None:
+            self._follow(self._request)
             return
         waiting = [
             rank
@@ -184,30 +184,30 @@ class FailureDetector:
         if waiting and donors and not self.coordinator.is_saving:
             # alive from here on: members with common rounds may count with it as soon as they agree
             self.run_state.revive(waiting[0])
-            self._ask(waiting[0], donors[0])
+            self._request_transfer(waiting[0], donors[0])
 
-    def _ask(self, joiner: int, donor: int) -> None:
+    def _request_transfer(self, joiner: int, donor: int) -> None:
         self.coordinator.is_admitting = True
         self._deaths_when_asked = self._deaths
-        self._asked = self.run_state.ask_hand_over(joiner, donor)
+        self._request = self.run_state.ask_hand_over(joiner, donor)
 
-    def _follow(self, asked: HandOver) -> None:
-        if self.run_state.has_entered(asked.joiner):
-            self.coordinator.joined(asked.joiner, asked.donor)
+    def _follow(self, request: HandOver) -> None:
+        if self.run_state.has_entered(request.joiner):
+            self.coordinator.joined(request.joiner, request.donor)
             self._forget()
             return
-        joiner = self.workers.by_rank[asked.joiner]
-        if self._heartbeats[asked.joiner].silent and not joiner.killed_because:
-            joiner.kill("retried")  # as long as it is joining, nothing is saved
-        if self.run_state.has_given(asked.donor, asked.number):
+        joiner = self.workers.by_rank[request.joiner]
+        if self._heartbeats[request.joiner].silent and not joiner.killed_because:
+            joiner.kill("retried")  # while it is joining, no checkpoint is made
+        if self.run_state.has_given(request.donor, request.number):
             return
         if self.run.strategy.synchronous:
-            # the others may have let the joiner in already and wait for it, which waits for the dead
+            # the others may have admitted the joiner already and wait for it, while it waits for a dead donor
             if self._deaths != self._deaths_when_asked and not joiner.killed_because:
                 joiner.kill("retried")
-        elif asked.donor not in (donors := self._donors()) and donors:
-            self._ask(asked.joiner, donors[0])
+        elif request.donor not in (donors := self._donors()) and donors:
+            self._request_transfer(request.joiner, donors[0])
 
     def _forget(self) -> None:
-        self._asked = None
+        self._request = None
         self.coordinator.is_admitting = False

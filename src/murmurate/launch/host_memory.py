@@ -1,7 +1,7 @@
-"""Common ground of roles that nobody forked together: the memory of one host, lent by one of them.
+"""Shared memory for processes without a common parent: one of them creates it, and offers it to the others.
 
-The lender's memory_file has no name; others of the same host open it through the lender's ``/proc`` entry and
-look for a mark in it, so ranks share memory exactly if they can, whatever hosts and containers are called.
+The memory file has no name; processes of the same host open it through the owner's ``/proc`` entry and check
+a mark in it. So ranks share memory exactly where they can, whatever the names of hosts and containers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MEMORY = "/memfd:murmurate (deleted)"
 
 @dataclass(frozen=True)
 class Process:
-    """One process of one host, told apart from a later one with the same number."""
+    """One process of one host; ``created`` distinguishes it from a later one with the same pid."""
 
     host: str
     pid: int
@@ -57,11 +57,11 @@ def this_host() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
-        return f"no /proc in process {os.getpid()}"  # shares memory with nobody
+        return f"no /proc in process {os.getpid()}"  # shares no memory
 
 
 def lend(memory_file: SharedMemoryFile) -> Offer:
-    """Offer ``memory_file``, of which nothing was taken yet, to the other processes of this host."""
+    """Offer ``memory_file``, of which no region was taken yet, to the other processes of this host."""
     mark = secrets.randbits(62) + 1
     memory_file.counters("mark", (1,))[0] = mark
     lent = _is_memory(os.getpid(), memory_file.descriptor)
@@ -84,7 +84,7 @@ def borrow(offer: Offer) -> SharedMemoryFile | None:
 
 
 def _is_memory(pid: int, descriptor: int) -> bool:
-    """Looked at before anything is opened: a descriptor of that number may be anything, a terminal even."""
+    """Checked before it is opened: a descriptor of that number may be anything, a terminal for example."""
     try:
         return os.readlink(f"/proc/{pid}/fd/{descriptor}") == _MEMORY
     except OSError:

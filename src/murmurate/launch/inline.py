@@ -12,7 +12,7 @@ from murmurate.errors import RunFailed
 from murmurate.fabric.interface import Fabric, FabricError
 from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.simulated.fabric import SimulatedFabric
-from murmurate.launch.role import settle_arithmetic
+from murmurate.launch.role import fix_arithmetic
 from murmurate.replica.clipping import NotFinite
 from murmurate.spec import derive_seed
 from murmurate.training.coordinator import Coordinator, SecondInterrupt, signals
@@ -20,7 +20,7 @@ from murmurate.training.launcher import Launcher
 from murmurate.training.run import Run
 from murmurate.training.run_folder import write_roles
 from murmurate.training.worker import work
-from murmurate.training.worker_context import Post, Resume
+from murmurate.training.worker_context import Resume, WorkerContext
 
 _POLL_STEPS = 20
 
@@ -48,14 +48,16 @@ class Inline(Launcher):
         # counted in steps, not in seconds: when a checkpoint is asked for is then repeatable too
         poll = _every(_POLL_STEPS, coordinator.poll)
 
-        def role(rank: int, door: Fabric) -> None:
+        def role(rank: int, member_fabric: Fabric) -> None:
             restored = None if resume is None else resume.part(rank)
             offset = coordinator.seconds_before
-            post = Post(rank, door, run_state, folder, started_at, offset, restored, between=poll)
+            context = WorkerContext(
+                rank, member_fabric, run_state, folder, started_at, offset, restored, between=poll
+            )
             # as in a worker's own process; and with more threads the first sums differ from later ones
-            settle_arithmetic(run.placement.threads)
+            fix_arithmetic(run.placement.threads)
             try:
-                work(run, post)
+                work(run, context)
             except (NotFinite, FabricError) as failure:
                 raise coordinator.failed(rank, str(failure)) from failure
 

@@ -1,4 +1,4 @@
-"""What all members of a run are told that one launcher did not fork, and their run_state and fabrics: in one
+"""The job that the leader announces to members that it did not fork, and their run state and fabrics, in one
 host's memory or across hosts."""
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.processes.spawn import open_run_state
 from murmurate.launch.host_memory import Offer, Process, borrow, this_host
-from murmurate.training.worker_context import Post, Resume
+from murmurate.training.worker_context import Resume, WorkerContext
 
 _PROOF = "job"
-_LINGER_SECONDS = 5.0  # everybody has saved, or the run has failed
+_LINGER_SECONDS = 5.0  # all members have saved, or the run has failed
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class JobSpec:
 
     offer: of its host's memory, which all members share; None if they do not, and talk over the network.
     secret: of this epoch's connections, in hexadecimal; empty where every host has set MURMURATE_SECRET.
-    started_at, elapsed_seconds: what the leader's clock said when the run began, and how long ago that was.
+    started_at, elapsed_seconds: start of the run on the leader's clock, and the time since then.
     compression: of what goes over the network.
     """
 
@@ -70,7 +70,7 @@ class JobSpec:
 
     @property
     def idle_compression(self) -> str:
-        """What to say where compression was asked for and nothing goes over the network; else empty."""
+        """A warning where compression has no effect, as nothing goes over the network; else empty."""
         if self.offer is None or self.compression == "none":
             return ""
         return (
@@ -79,7 +79,7 @@ class JobSpec:
 
 
 class MemberHost:
-    """One process of a job, with the run state and the fabrics of ``mine``, the members that live in it.
+    """One process of a job, with the run state and the fabrics of ``mine``, the members in it.
 
     store: of this epoch alone. leads: this process writes what a launcher writes on the run state.
     address: under which other hosts reach this one.
@@ -103,13 +103,13 @@ class MemberHost:
             run_states = PrefixStore("run_state", store).clone()  # type: ignore[attr-defined]
             self.run_state = StoreRunState(spec.members, run_states, mine, leads)
 
-    def post(self, rank: int) -> Post:
-        """What ``rank``, a member of this process, works with. Raises Refusal if its part is unreadable."""
+    def worker_context(self, rank: int) -> WorkerContext:
+        """The context of ``rank``, a member of this process. Raises Refusal if its part is unreadable."""
         resume, folder = self.spec.resume, Path(self.spec.folder)
         restored = None if resume is None else resume.part(rank)
         offset_seconds = 0.0 if resume is None else resume.offset_seconds
         fabric = self._fabric(rank)
-        return Post(rank, fabric, self.run_state, folder, self.started_at, offset_seconds, restored)
+        return WorkerContext(rank, fabric, self.run_state, folder, self.started_at, offset_seconds, restored)
 
     def is_gone(self, rank: int, process: Process, silent_seconds: float) -> bool:
         """Whether the process of ``rank`` has ended or, on another host, has been silent for longer."""
@@ -161,7 +161,7 @@ class MemberHost:
         """The lent memory from its beginning on: each member takes its regions from one of its own."""
         memory_file = borrow(offer)
         if memory_file is None:
-            raise RuntimeError("the memory that was lent a moment ago cannot be opened any more")
+            raise RuntimeError("the leader's shared memory cannot be opened any more")
         self._memory_files.append(memory_file)
         return memory_file
 

@@ -84,10 +84,10 @@ def _kill_late(late: list[WorkerProcess], coordinator: Coordinator) -> None:
     unfinished = [worker for worker in late if not run_state.has_finished(worker.rank)]
     if not any(run_state.has_finished(rank) for rank in range(run_state.size)):
         raise RunFailed(shutdown.none_stopped())
-    # the centre ends after the replicas: it waits for those of whose death it does not know, as we do
+    # the centre ends after the replicas, as it waits for all that are not known to be dead
     replicas = [worker for worker in unfinished if worker.rank < coordinator.run.replicas]
     for worker in replicas or unfinished or late:
-        shutdown.tell_killed(coordinator, worker.rank)
+        shutdown.report_killed(coordinator, worker.rank)
         worker.kill()
 
 
@@ -98,11 +98,11 @@ def _take_end(worker: WorkerProcess, coordinator: Coordinator, detector: Failure
     joining = worker.joins and not coordinator.run_state.has_entered(rank)
     if found.how == REFUSED and not joining:
         raise Refusal(found.error)
-    if found.how in (DIED, LATE) or joining:  # what keeps a joiner out is no reason to end the others
+    if found.how in (DIED, LATE) or joining:  # a joiner that fails does not end the others
         over = found.how == LATE or worker.killed_because == OVER
         if not (over and joining) or coordinator.run_state.is_alive(rank):
             error = "" if found.how in (DIED, LATE) else found.error
-            coordinator.died(rank, found.error or "too late to come in", error)
+            coordinator.died(rank, found.error or "too late to join", error)
         detector.died(worker)
         return
     raise coordinator.failed(rank, found.error)

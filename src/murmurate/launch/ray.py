@@ -27,13 +27,13 @@ from murmurate.training.worker_context import Resume
 
 _POLL_SECONDS = 0.1
 _BEGIN_SECONDS = 120.0  # for an actor's process to import all it needs
-_RESTARTS = 3  # of one replica; what strikes it every time would strike on for ever
+_RESTARTS = 3  # of one replica; a replica that fails each time is given up
 
 
 class Ray(Launcher):
     """Roles as actors of a Ray cluster, each with its share of cores and GPUs; the dead are replaced.
 
-    Ray starts the roles, places them and tells of their ends; every vector goes through the fabric. This
+    Ray starts the roles, places them and reports their ends; every vector goes through the fabric. This
     process is the coordinator. When a replica dies the others go on, as under the local launcher, while Ray
     starts another in its place; once that one is ready all members save at the end of a step and begin a new
     *epoch* from there, in which it has the parameters and moments of a living peer.
@@ -118,10 +118,10 @@ class RayJob:
         )
         if self.spec.idle_compression:
             self.coordinator.event("warning", self.spec.idle_compression)
-        self._live()
+        self._start_members()
 
     def another_epoch(self) -> bool:
-        """After all members have ended: whether they ended only for a new one to come in, and go on."""
+        """After all members have ended: whether they ended only to begin a new epoch; if so, begin it."""
         at = self.coordinator
         if set(at.dead) >= set(range(self.run.replicas)):
             raise RunFailed(shutdown.ALL_DIED)
@@ -135,7 +135,7 @@ class RayJob:
         parts |= {rank: rank for rank in found if rank >= self.run.replicas}
         self.resume = Resume(last.resolve(), parts, saved.read_manifest(last), at.seconds_before)
         for rank, (actor, info) in list(self.coming.items()):
-            if self._has_come(rank):
+            if self._is_ready(rank):
                 self.actors[rank], self.workers[rank] = actor, self.ray.get(info)
                 del self.coming[rank]
                 at.dead.remove(rank)
@@ -145,7 +145,7 @@ class RayJob:
         self._lend()
         self._open_epoch()
         at.run_state = self.host.run_state
-        self._live()
+        self._start_members()
         return True
 
     def _is_over(self) -> bool:
@@ -158,7 +158,7 @@ class RayJob:
         return steps or (run.updates is not None and all(run_state.clock(r) >= run.updates for r in living))
 
     def _lend(self) -> None:
-        """Fresh memory: in the former, members stand at different places."""
+        """Fresh memory: in the former, members have taken different regions."""
         if self.memory_file is not None:
             self.host.close()
             self.memory_file.close()
@@ -193,12 +193,12 @@ class RayJob:
             if rank not in self.actors:
                 self.host.run_state.mark_dead(rank)
 
-    def _live(self) -> None:
+    def _start_members(self) -> None:
         pids: dict[int, int | None] = {rank: w.process.pid for rank, w in sorted(self.workers.items())}
         write_roles(self.folder, pids, self.run.replicas, {r: w.name for r, w in self.workers.items()})
         where = (self.address, self.store.port)
         for rank, actor in self.actors.items():
-            self.awaited[actor.live.remote(self.run, rank, self.spec, where)] = rank
+            self.awaited[actor.run_member.remote(self.run, rank, self.spec, where)] = rank
 
     # -- watching
 
@@ -211,7 +211,7 @@ class RayJob:
                 self._take_end(self.awaited.pop(end), end)
             self.coordinator.poll()
             if not self.coordinator.is_due:
-                self._look_for_replacements()
+                self._poll_replacements()
             if ending.is_overdue():
                 self._kill_late()
 
@@ -231,18 +231,18 @@ class RayJob:
             raise self.coordinator.failed(rank, found.error)
 
     def _replace(self, rank: int) -> None:
-        """Ask Ray for another actor. A centre has no peer whose state it could take."""
+        """Request another actor from Ray, but not for a centre, whose state no peer has."""
         if rank >= self.run.replicas or self.restarts[rank] >= _RESTARTS or self._is_over():
             return
         self.restarts[rank] += 1
         self.coming[rank] = self._actor(rank)
 
-    def _look_for_replacements(self) -> None:
-        """Once a replacement is there, everybody saves, and a new epoch begins with it."""
+    def _poll_replacements(self) -> None:
+        """Once a replacement is ready, all members save, and a new epoch begins with it."""
         for rank, (_, info) in list(self.coming.items()):
             if not self.ray.wait([info], timeout=0)[0]:
                 continue
-            if self._has_come(rank):
+            if self._is_ready(rank):
                 self.reforming = True
             else:
                 del self.coming[rank]
@@ -250,7 +250,7 @@ class RayJob:
         if self.reforming:
             self.host.run_state.request_stop()
 
-    def _has_come(self, rank: int) -> bool:
+    def _is_ready(self, rank: int) -> bool:
         try:
             self.ray.get(self.coming[rank][1], timeout=0)
         except self.ray.exceptions.RayError:
@@ -264,9 +264,9 @@ class RayJob:
         if not any(run_state.has_finished(rank) for rank in range(run_state.size)):
             raise RunFailed(shutdown.none_stopped())
         unfinished = [rank for rank in late if not run_state.has_finished(rank)]
-        # the centre ends after the replicas: it waits for those of whose death it does not know, as we do
+        # the centre ends after the replicas, as it waits for all that are not known to be dead
         for rank in [rank for rank in unfinished if rank < self.run.replicas] or unfinished or late:
-            shutdown.tell_killed(self.coordinator, rank)
+            shutdown.report_killed(self.coordinator, rank)
             self.ray.kill(self.actors[rank])
 
     # -- actors

@@ -1,4 +1,4 @@
-"""One member's process on a Ray cluster: an actor that lives its part of a run, once an epoch."""
+"""One member's process on a Ray cluster: an actor that executes its part of a run, once an epoch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from murmurate.fabric.processes.spawn import FAILED, REFUSED, Exit, describe
 from murmurate.launch.host_memory import Offer, Process, borrow
 from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder
 from murmurate.launch.rendezvous import own_address
-from murmurate.launch.role import keep_log, live, settle_arithmetic
+from murmurate.launch.role import fix_arithmetic, keep_log, run_member
 from murmurate.training.run import Run
 
 STORE_SECONDS = 60.0
@@ -32,7 +32,7 @@ class WorkerInfo:
 
 
 class WorkerActor:
-    """Becomes an actor in ``murmurate.launch.ray``, which asks it one thing at a time."""
+    """Becomes an actor in ``murmurate.launch.ray``, which calls one method at a time."""
 
     def begin(self, offer: Offer) -> WorkerInfo:
         memory_file = borrow(offer)
@@ -40,15 +40,16 @@ class WorkerActor:
             memory_file.close()
         return WorkerInfo(Process.this(), socket.gethostname(), memory_file is not None)
 
-    def live(self, run: Run, rank: int, spec: JobSpec, store: tuple[str, int]) -> Exit:
-        """``rank``'s part of ``run`` to its end, or to the next epoch: see ``murmurate.launch.role.live``.
+    def run_member(self, run: Run, rank: int, spec: JobSpec, store: tuple[str, int]) -> Exit:
+        """``rank``'s part of ``run`` to its end, or to the next epoch: see
+        ``murmurate.launch.role.run_member``.
 
         store: host and port of the launcher's.
         """
         try:
             check_folder(spec)
             keep_log(Path(spec.folder), rank)
-            settle_arithmetic(run.placement.threads)
+            fix_arithmetic(run.placement.threads)
             run = _placed(run, rank)
             host = MemberHost(
                 spec, self._store(spec, store), [rank], leads=False, address=own_address(store[0])
@@ -58,7 +59,7 @@ class WorkerActor:
         except Exception as error:
             return Exit(FAILED, f"it could not begin: {describe(error)}")
         try:
-            return live(run, lambda: host.post(rank))
+            return run_member(run, lambda: host.worker_context(rank))
         finally:
             host.close()
 

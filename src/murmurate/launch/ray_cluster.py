@@ -65,8 +65,8 @@ def _connect(ray: Any, address: str) -> None:
 def bundle(run: Run, rank: int) -> dict[str, float]:
     """What ``rank`` holds: its threads' cores, and a replica that the placement puts on a GPU a share of one.
 
-    The share is one over a whole number: as many replicas of 1/k fit on each GPU as k says, and no more GPUs
-    are needed than the placement names. A centre has no GPU.
+    The share is 1/k for a whole number k, so that k replicas fit on each GPU, and no more GPUs are needed
+    than the placement names. A centre has no GPU.
     """
     cores = {"CPU": float(run.placement.threads)}
     on_gpus = [name for name in map(run.device, range(run.replicas)) if name.type == "cuda"]

@@ -26,15 +26,15 @@ from murmurate.fabric.processes.spawn import Exit
 from murmurate.launch.host_memory import Offer, Process, borrow, lend, this_host
 from murmurate.launch.job_spec import JobSpec
 
-_GATHER_SECONDS = 300.0  # imports and a first look at simulators, on a busy machine
+_GATHER_SECONDS = 300.0  # imports and the opening of simulators, on a busy machine
 _STORE_SECONDS = 60.0
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 _COMMAND = "torchrun --nproc-per-node 2 -m murmurate train cartpole-gala --launcher torchrun"
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What torch elastic (or another engine that sets the same variables) says about this process."""
+    """The variables that torch elastic (or a compatible engine) sets for this process."""
 
     rank: int
     size: int
@@ -84,7 +84,7 @@ class RankInfo:
 
 @dataclass(frozen=True)
 class Announcement:
-    """What the leader tells the others, with the nonces that they registered with, by rank."""
+    """The leader's announcement to the others, with the nonces that they registered with, by rank."""
 
     nonces: dict[str, str]
     spec: JobSpec
@@ -149,7 +149,7 @@ class Rendezvous:
                     f"ranks {sorted(silent)} did not come within {_GATHER_SECONDS:g} s. "
                     "Look at their output, and give every host the same torchrun command."
                 )
-            time.sleep(_LOOK_SECONDS if silent else 0)
+            time.sleep(_POLL_SECONDS if silent else 0)
         return self.offer.descriptor >= 0 and all(o.shares for o in self.others.values())
 
     def announce(self, spec: JobSpec) -> None:
@@ -164,7 +164,7 @@ class Rendezvous:
         while time.monotonic() < until and any(not o.process.is_gone() for o in self.others.values()):
             if self.store.add("heard", 0) >= len(self.others):
                 return
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     def reported(self, rank: int) -> Exit | None:
         """How ``rank`` ended, if it reported that."""
@@ -188,13 +188,13 @@ class Rendezvous:
                     if announced.nonces.get(str(self.environment.rank)) == nonce:
                         return announced.spec
                 if self.store.check(["refused"]):
-                    raise Refusal("rank 0 refused to start; it says why")
+                    raise Refusal("rank 0 refused to start; see its output")
             if time.monotonic() > until:
                 raise Refusal(
                     f"rank 0 did not call within {_GATHER_SECONDS:g} s. Look at its output, and give every "
                     "host the same torchrun command."
                 )
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     def _register(self, nonce: str) -> None:
         self.offer = Offer(**json.loads(self.store.get("offer")))
@@ -205,7 +205,7 @@ class Rendezvous:
         self.store.set(f"rank/{self.environment.rank}", json.dumps(dataclasses.asdict(mine)))
 
     def report(self, found: Exit) -> None:
-        """Tell the leader how this rank ended."""
+        """Report to the leader how this rank ended."""
         self.store.set(f"exit/{self.environment.rank}", json.dumps(dataclasses.asdict(found)))
 
     def dismissed(self, leader_is_gone: Callable[[], bool]) -> int | None:
@@ -218,12 +218,12 @@ class Rendezvous:
                 return code
             if gone:
                 return None
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     # -- both
 
     def refuse(self) -> None:
-        """The leader does not begin: the others need not wait."""
+        """The leader does not start, so that the others need not wait."""
         self._root.set("current", str(self.epoch))
         self.store.set("refused", "1")
 
@@ -257,8 +257,8 @@ def _connect(environment: Environment) -> TCPStore:
 
 def own_address(leader: str, others: Sequence[str] = ()) -> str:
     """This host's address on the route to the leader's, unless MURMURATE_ADDRESS names another."""
-    if given := os.environ.get("MURMURATE_ADDRESS"):
-        return given
+    if address := os.environ.get("MURMURATE_ADDRESS"):
+        return address
     mine = _route(leader)
     if mine.startswith("127.") and others:  # the leader's own name leads to itself
         return _route(others[0])

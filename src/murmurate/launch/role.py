@@ -1,4 +1,4 @@
-"""What runs in a worker's own process, and what all launchers' workers have in common."""
+"""The main function of a worker process, and what the workers of all launchers have in common."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from murmurate.fabric.processes.spawn import (
     take_signals,
 )
 from murmurate.replica.clipping import NotFinite
-from murmurate.training.rejoin import NotLetIn
+from murmurate.training.rejoin import JoinCancelled
 from murmurate.training.run import Run
 from murmurate.training.worker import work
-from murmurate.training.worker_context import Post, Resume
+from murmurate.training.worker_context import Resume, WorkerContext
 
 _STOP_SECONDS = 2.0  # for the launcher, which got the same signal, to ask all workers to stop
 
@@ -47,13 +47,13 @@ def replica(
 ) -> Exit:
     """The work of a process of the local launcher.
 
-    joins: in place of one that died; it comes in with a living peer's state.
+    joins: it replaces one that died, and begins with a state transfer.
     """
     take_signals(lambda *_: leave_unless_stopping(worker.run_state))
     keep_log(folder, worker.rank)
-    settle_arithmetic(run.placement.threads)
+    fix_arithmetic(run.placement.threads)
 
-    def post() -> Post:
+    def context() -> WorkerContext:
         fabric = ProcessFabric(
             worker.memory_file,
             worker.run_state,
@@ -62,7 +62,7 @@ def replica(
             by_agreement=run.strategy.synchronous,
         )
         restored = None if resume is None or joins else resume.part(worker.rank)
-        return Post(
+        return WorkerContext(
             worker.rank,
             fabric,
             worker.run_state,
@@ -74,14 +74,14 @@ def replica(
             joins=joins,
         )
 
-    return live(run, post)
+    return run_member(run, context)
 
 
-def live(run: Run, post: Callable[[], Post]) -> Exit:
-    """A worker's part of ``run`` to its end, and how that came."""
+def run_member(run: Run, context: Callable[[], WorkerContext]) -> Exit:
+    """Execute one member's part of ``run`` to its end; returns how it ended."""
     try:
-        work(run, post())
-    except NotLetIn:
+        work(run, context())
+    except JoinCancelled:
         return Exit(LATE)
     except Refusal as refusal:
         return Exit(REFUSED, str(refusal))
@@ -96,8 +96,8 @@ def live(run: Run, post: Callable[[], Post]) -> Exit:
     return Exit(FINISHED)
 
 
-def settle_arithmetic(threads: int) -> None:
-    """What every thread that learns does first: the same sums everywhere, and no denormals."""
+def fix_arithmetic(threads: int) -> None:
+    """Set the number of torch threads, so that sums are the same everywhere, and flush denormals to zero."""
     torch.set_num_threads(threads)
     # Second moments of weights behind dead ReLUs decay into denormals, on which a CPU is a hundred times
     # slower: after an hour of Pong an eighth of them had (docs/decisions/0007).
@@ -105,7 +105,7 @@ def settle_arithmetic(threads: int) -> None:
 
 
 def keep_log(folder: Path, rank: int) -> None:
-    """From now on this process writes its output into its log in the run folder."""
+    """Redirect this process's output to its log in the run folder."""
     log = os.open(folder / "logs" / f"replica-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -49,7 +49,7 @@ _LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Plan:
-    """One start of a script: what all members get alike."""
+    """The settings of ``murmurate.run`` that all members share."""
 
     main: Main
     strategy: Strategy
@@ -66,14 +66,14 @@ class Plan:
     def members(self) -> int:
         return self.replicas + self.strategy.centre
 
-    def live(self, door: Fabric) -> Any:
-        """What the member behind ``door`` does; None for a centre."""
+    def run_member(self, fabric: Fabric) -> Any:
+        """What the member behind ``fabric`` does; None for a centre."""
         loop = OwnLoop(
             self.strategy,
-            door,
+            fabric,
             seed=self.seed,
             workers=self.workers,
-            devices=self.devices[door.rank % len(self.devices)],
+            devices=self.devices[fabric.rank % len(self.devices)],
             collectives=self.collectives,
         )
         result = None
@@ -110,7 +110,7 @@ def run(
         devices: of each replica, cycled over the replicas; a sequence of them for a model-parallel one.
         output: "main" keeps what the first replica prints, and errors; "all" marks lines by their rank.
         threads: torch's, in each process.
-        deadline_seconds: how long one waits for a silent member in a collective.
+        deadline_seconds: how long a collective waits for a silent member.
 
     A member that raises ends them all: RunFailed carries its traceback, Refusal its words. A process that is
     killed is ``Died`` in the result, and the others go on as their strategy says; RunFailed if all are.
@@ -136,15 +136,15 @@ def run(
 def _inline(plan: Plan) -> list[Any]:
     fabric = SimulatedFabric(plan.members, plan.seed, keep_log=False, contexts="threads")
 
-    def live(door: Fabric) -> Any:
+    def run_member(fabric: Fabric) -> Any:
         try:
-            return plan.live(door)
+            return plan.run_member(fabric)
         except Refusal:
             raise
         except Exception as error:
-            raise RunFailed(_failure(door.rank, Exit.failed(error))) from error
+            raise RunFailed(_failure(fabric.rank, Exit.failed(error))) from error
 
-    return fabric.run([live] * plan.members)[: plan.replicas]
+    return fabric.run([run_member] * plan.members)[: plan.replicas]
 
 
 # -- processes ----------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def _live(plan: Plan, worker: Worker) -> Exit:
     fabric = ProcessFabric(worker.memory_file, worker.run_state, worker.rank, plan.deadline_seconds)
     try:
         with contextlib.redirect_stdout(_stdout(plan.output, worker.rank)):
-            result = plan.live(fabric)
+            result = plan.run_member(fabric)
     except Refusal as refusal:
         return Exit(REFUSED, str(refusal))
     worker.run_state.finished(worker.rank)

@@ -1,7 +1,7 @@
-"""When a run should have ended, and what is said of workers that have not: they may be stopped or stuck.
+"""The deadline for a run's end, and the messages about workers that miss it: they may be stopped or stuck.
 
-Nothing asks the members of a run of ``--updates`` to end: each does so by its own count. So a run should be
-ending, too, once all living replicas have finished, or all that have not send no heartbeat.
+With ``--updates`` each member ends by its own count, without a request. So a run should also be ending once
+all living replicas have finished, or those that have not send no heartbeat.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from murmurate.launch.failure_detector import CAP_SECONDS
 from murmurate.training.coordinator import Coordinator
 
-STOP_DEADLINE_SECONDS = 75.0  # longer than the fabric's, which can name a culprit
+STOP_DEADLINE_SECONDS = 75.0  # longer than the fabric's, which can name the silent member
 ALL_DIED = "all replicas died; the last checkpoint is kept. See logs/ in the run folder."
 _ASLEEP_SECONDS = 1.0
 
@@ -24,13 +24,13 @@ def none_stopped() -> str:
     )
 
 
-def tell_killed(coordinator: Coordinator, rank: int) -> None:
+def report_killed(coordinator: Coordinator, rank: int) -> None:
     words = f"{coordinator.name(rank)} did not stop within {STOP_DEADLINE_SECONDS:g} s and is killed"
     coordinator.event("killed", words, member=rank)
 
 
 class Shutdown:
-    """Of one run, or of one epoch of it. Ask ``is_overdue`` a few times a second."""
+    """The deadline of one run, or of one epoch. Call ``is_overdue`` a few times a second."""
 
     def __init__(self, coordinator: Coordinator, clock: Callable[[], float] = time.monotonic) -> None:
         self.coordinator, self.run_state, self.run = coordinator, coordinator.run_state, coordinator.run

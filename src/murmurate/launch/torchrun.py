@@ -18,7 +18,7 @@ from murmurate.launch import shutdown
 from murmurate.launch.host_memory import Process
 from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder, fresh_secret, prove
 from murmurate.launch.rendezvous import Environment, RankInfo, Rendezvous
-from murmurate.launch.role import leave_unless_stopping, live, settle_arithmetic
+from murmurate.launch.role import fix_arithmetic, leave_unless_stopping, run_member
 from murmurate.training.coordinator import Coordinator, SecondInterrupt, signals
 from murmurate.training.launcher import Launcher
 from murmurate.training.run import Run
@@ -68,7 +68,7 @@ class Torchrun(Launcher):
         return ranks()
 
     def start(self, run: Run, folder: Path, resume: Resume | None) -> Coordinator:
-        """Raises Refusal, too, if a rank does not come."""
+        """Also raises Refusal if a rank does not register."""
         us = ranks()
         shares = us.gather()
         started_at = time.monotonic()
@@ -124,11 +124,11 @@ class _OwnRole:
     def __init__(self, run: Run, rank: int, host: MemberHost) -> None:
         self.run, self.rank, self.host = run, rank, host
         self.exit: Exit | None = None
-        self.thread = threading.Thread(target=self._live, name=f"replica-{rank}", daemon=True)
+        self.thread = threading.Thread(target=self._run, name=f"replica-{rank}", daemon=True)
 
-    def _live(self) -> None:
-        settle_arithmetic(self.run.placement.threads)
-        self.exit = live(self.run, lambda: self.host.post(self.rank))
+    def _run(self) -> None:
+        fix_arithmetic(self.run.placement.threads)
+        self.exit = run_member(self.run, lambda: self.host.worker_context(self.rank))
 
 
 def _watch(roles: list[_OwnRole], us: ElasticRanks, host: MemberHost, coordinator: Coordinator) -> None:
@@ -170,7 +170,7 @@ def _raise_death(rank: int, other: RankInfo, environment: Environment, coordinat
 
 
 def _on_death(environment: Environment) -> str:
-    """What a death means here; said before the first update."""
+    """The consequences of a death, reported before the first update."""
     if not environment.restarts_allowed:
         return (
             "A death ends the run; its last checkpoint is kept for murmurate resume. With torchrun "
@@ -183,7 +183,7 @@ def _on_death(environment: Environment) -> str:
 
 
 def _unblock(roles: list[_OwnRole], host: MemberHost, coordinator: Coordinator) -> None:
-    """Let the own threads leave whatever they wait for, so that the process can end."""
+    """Release the threads of this process from their waits, so that it can end."""
     if all(role.exit is not None for role in roles):
         return
     host.run_state.request_stop()
@@ -221,16 +221,16 @@ class ElasticRanks(Rendezvous):
             raise
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what Ctrl-C means
         signal.signal(signal.SIGTERM, lambda *_: leave_unless_stopping(host.run_state))
-        settle_arithmetic(run.placement.threads)
+        fix_arithmetic(run.placement.threads)
         over = threading.Event()
-        threading.Thread(target=_leave_with, args=(spec.leader, host, over), daemon=True).start()
-        found = live(run, lambda: host.post(rank))
+        threading.Thread(target=_exit_with_leader, args=(spec.leader, host, over), daemon=True).start()
+        found = run_member(run, lambda: host.worker_context(rank))
         over.set()
         if found.how != FINISHED:
             self.report(found)
             raise (Refusal if found.how == REFUSED else RunFailed)(found.error)
         host.flush()
-        # the others may learn on for hours yet; rank 0 says when they have ended
+        # the others may go on for hours; rank 0 announces their end
         answer = self.dismissed(lambda: host.is_gone(0, spec.leader, _SILENT_SECONDS))
         host.close()
         if answer is None:
@@ -240,11 +240,11 @@ class ElasticRanks(Rendezvous):
 
 @functools.cache
 def ranks() -> ElasticRanks:
-    """Those of this process, which is one rank. Raises Refusal."""
+    """The ranks, seen from this process, which is one of them. Raises Refusal."""
     return ElasticRanks(Environment.read(os.environ))
 
 
-def _leave_with(leader: Process, host: MemberHost, over: threading.Event) -> None:
+def _exit_with_leader(leader: Process, host: MemberHost, over: threading.Event) -> None:
     """End this process when rank 0 is gone: no checkpoint would be committed any more."""
     parent = os.getppid()
     elastic = "TORCHELASTIC_RUN_ID" in os.environ

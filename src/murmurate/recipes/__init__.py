@@ -29,12 +29,12 @@ def algorithms() -> dict[str, Callable[[str], Run]]:
 
 def summaries() -> dict[str, str]:
     """A line about each algorithm, from its module's docstring, and its worlds where it is not for all."""
-    said = {}
+    found = {}
     for module in _modules():
         line = (module.__doc__ or "").strip().splitlines()[0].partition(": ")[2].rstrip(".")
         only = f" (world: {', '.join(module.WORLDS)})" if hasattr(module, "WORLDS") else ""
-        said[module.ALGORITHM] = line + only
-    return dict(sorted(said.items()))
+        found[module.ALGORITHM] = line + only
+    return dict(sorted(found.items()))
 
 
 def recipe(name: str) -> Run:

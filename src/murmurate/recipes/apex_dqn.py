@@ -15,16 +15,16 @@ def apex_dqn(name: str) -> Run:
     """Two actors that share the simulators; ``--replicas N`` adds learners that all-reduce, each with actors
     and a replay (Differs: the paper has one learner). The exponent of the importance weights stays 0.4, as in
     the paper."""
-    usual = settings(name)
-    source, learner = usual.pop("source"), usual.pop("learner")
+    fields = settings(name)
+    source, learner = fields.pop("source"), fields.pop("learner")
     replay = dataclasses.replace(source.replay, beta_end=source.replay.beta)
     learner = dataclasses.replace(learner, exploration="ladder", epsilon=0.4)
-    if usual["world"].name == "cartpole":
-        usual["env_steps"] *= 2  # half of the simulators explore all the while
+    if fields["world"].name == "cartpole":
+        fields["env_steps"] *= 2  # half of the simulators explore all the while
         # the paper's replay is twice DQN's: from a quarter of what was played learners fell back at times
-        replay = dataclasses.replace(replay, capacity=usual["env_steps"])
+        replay = dataclasses.replace(replay, capacity=fields["env_steps"])
     source = dataclasses.replace(source, replay=replay, actors=2)
-    return Run(recipe=f"{name}-{ALGORITHM}", learner=learner, source=source, strategy=AllReduce(), **usual)
+    return Run(recipe=f"{name}-{ALGORITHM}", learner=learner, source=source, strategy=AllReduce(), **fields)
 
 
 recipe = apex_dqn

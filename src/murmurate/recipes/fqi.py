@@ -1,7 +1,7 @@
 """``<world>-fqi``: double deep fitted Q-iteration, the batch counterpart of double DQN (Jin, section 2.7).
 
-A batch of steps is played with the net as it is; then the net is fitted to it by as many updates as DQN would
-have made meanwhile, against a target that stays as it was when the fit began.
+The policy is fixed while a batch of env steps is made; then the net is fitted with as many updates as DQN
+would have made meanwhile, against a target net that is fixed during the fit.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ ALGORITHM = "fqi"
 def fqi(name: str) -> Run:
     """Uniform draws; of single steps of worlds with images (Ours, where the thesis is silent: the last five
     batches of these are kept, and 50,000 steps elsewhere)."""
-    usual = settings(name)
-    learner, source = usual.pop("learner"), usual.pop("source")
+    fields = settings(name)
+    learner, source = fields.pop("learner"), fields.pop("source")
     # Jin, Table 2.1: batches of 12,500 steps and some 3,000 updates of 32, one for every 4 steps
-    images = usual["world"].images
+    images = fields["world"].images
     every = 12_500 if images else 512
     replay = dataclasses.replace(
         source.replay, fit_every=every, learning_starts=0, capacity=max(5 * every, 50_000), alpha=0.0
     )
     source = dataclasses.replace(source, replay=replay)
     learner = dataclasses.replace(learner, n_step=1 if images else learner.n_step, target_every=0)
-    return Run(recipe=f"{name}-{ALGORITHM}", learner=learner, source=source, strategy=AllReduce(), **usual)
+    return Run(recipe=f"{name}-{ALGORITHM}", learner=learner, source=source, strategy=AllReduce(), **fields)
 
 
 recipe = fqi

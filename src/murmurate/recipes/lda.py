@@ -15,7 +15,7 @@ WORLDS = ("corpus",)
 
 
 def lda(name: str) -> Run:
-    """One replica; ``--replicas N`` adds others on one lambda. Which corpus is for the user to say."""
+    """One replica; ``--replicas N`` adds others on one lambda. The user names the corpus."""
     if name not in WORLDS:
         raise unknown("world", name, WORLDS)
     return Run(

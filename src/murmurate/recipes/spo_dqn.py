@@ -26,13 +26,13 @@ def spo_dqn(name: str) -> Run:
     many times shorter in its direction, which the mean over learners does not undo: the learning rate does,
     by the square root rule (Malladi et al. 2022).
     """
-    usual = settings(name)
-    learner = dataclasses.replace(usual.pop("learner"), selector="agreed")
-    simulators = usual["source"].simulators // _LEARNERS
-    usual["source"] = dataclasses.replace(usual["source"], simulators=simulators)
+    fields = settings(name)
+    learner = dataclasses.replace(fields.pop("learner"), selector="agreed")
+    simulators = fields["source"].simulators // _LEARNERS
+    fields["source"] = dataclasses.replace(fields["source"], simulators=simulators)
     # each learner sees its share of the steps, and needs as many updates as one alone
-    if usual["world"].name == "cartpole":
-        usual["env_steps"] *= _LEARNERS
+    if fields["world"].name == "cartpole":
+        fields["env_steps"] *= _LEARNERS
     else:
         rate = math.sqrt(_LEARNERS) * learner.learning_rate
         learner = dataclasses.replace(learner, batch=learner.batch // _LEARNERS, learning_rate=rate)
@@ -41,7 +41,7 @@ def spo_dqn(name: str) -> Run:
         learner=learner,
         strategy=LocalSGD(period=_PERIOD),
         replicas=_LEARNERS,
-        **usual,
+        **fields,
     )
 
 

@@ -34,8 +34,8 @@ class Console:
     """Shows the records it is fed: a row a replica, a total with ETA, the mean return's curve, events.
 
     Use it as a context manager; call ``feed`` with what a ``Tail`` polled, and ``refresh`` now and
-    then (it also lets time pass on screen, and prints the plain lines). ``elapsed`` says how many
-    seconds the run has taken (default: since this object was made); it must count as
+    then (it also lets time pass on screen, and prints the plain lines). ``elapsed`` returns the
+    seconds since the run began (default: since this object was made); it must count as
     ``time_seconds`` of the records does. ``curves``: metrics to print (see ``evaluation.interface.Curve``).
     """
 
@@ -93,7 +93,7 @@ class Console:
                 self._print(f"[{clock(event['time_seconds'])}] {event.get('message', event.get('event'))}")
 
     def _checkpoint_is_due(self, event: Mapping[str, Any]) -> bool:
-        """A fast run saves several times a second: say so as often as the plain lines come."""
+        """A fast run saves several times a second: report it no more often than the plain lines."""
         if event["time_seconds"] < self._next_checkpoint:
             return False
         self._next_checkpoint = event["time_seconds"] + self._interval

@@ -31,7 +31,7 @@ from murmurate.record.strips import Span, Window
 EXACT_BARS = 48
 _ROW = 0.78
 _LABEL = 36  # characters that leave room for the bars
-# Waiting is a thin line, so that it is told from work by more than its colour.
+# Waiting is a thin line, so that not only its colour distinguishes it from work.
 _HEIGHTS = {"collect": _ROW, "learn": _ROW, "exchange": _ROW, "wait": 0.22}
 
 

@@ -76,7 +76,7 @@ class Group:
 
 
 def grouped(runs: Sequence[RecordedRun]) -> list[Group]:
-    """The groups, in the order in which their first runs were given.
+    """The groups, in the order of their first runs.
 
     A label is the strategy's name, and of what else differs between the groups just that.
     """
@@ -128,9 +128,9 @@ def _label(mine: dict[str, Any], all_settings: Sequence[dict[str, Any]]) -> str:
 def staleness_counts(run: RecordedRun) -> Counter[int]:
     counts: Counter[int] = Counter()
     for record in run.records:
-        given = record.get("staleness_counts")
-        if isinstance(given, dict):
-            counts.update({int(value): int(count) for value, count in given.items()})
+        counted = record.get("staleness_counts")
+        if isinstance(counted, dict):
+            counts.update({int(value): int(count) for value, count in counted.items()})
     return counts
 
 

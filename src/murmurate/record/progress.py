@@ -1,4 +1,4 @@
-"""Where a run stands, told from its records alone: what the console shows."""
+"""The progress of a run, from its records alone, for the console."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ReplicaProgress:
 
 
 class Progress:
-    """Takes records in any order of replicas; answers with totals over them."""
+    """Aggregates records, in any order of replicas, into totals."""
 
     def __init__(self, replicas: int) -> None:
         self.replicas = [ReplicaProgress(index) for index in range(replicas)]
@@ -55,7 +55,8 @@ class Progress:
         self._totals: deque[tuple[float, int]] = deque([(0.0, 0)])
 
     def feed(self, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Take records; return the new events among them (a death told by several is told once)."""
+        """Take records; return the new events among them (a death reported by several members counts
+        once)."""
         fresh: list[dict[str, Any]] = []
         for record in records:
             self.seconds = max(self.seconds, float(record["time_seconds"]))

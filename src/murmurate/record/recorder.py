@@ -2,7 +2,7 @@
 
 Every line is a single ``write`` on a descriptor opened for appending, so that lines of different
 processes never mix. All else (console, TensorBoard, report) is made from these lines and can be made
-again. ``docs/metrics.md`` says what each field means.
+again. ``docs/metrics.md`` documents each field.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 class Recorder:
     """Appends the records of one process to a run's ``metrics.jsonl``.
 
-    ``started_at`` is what ``time.monotonic()`` said in the launcher when the run began (the clock is
+    ``started_at`` is ``time.monotonic()`` in the launcher when the run began (the clock is
     one for all processes of a host); ``offset_seconds`` is the ``time_seconds`` of the checkpoint that
     a resumed run continues from. ``base`` is copied into every line. ``replica`` is None for the
     launcher, which writes only events.

@@ -64,8 +64,8 @@ class RecordedRun:
     @property
     def strategy(self) -> dict[str, Any]:
         """The strategy's name under "name", and its fields."""
-        given = self.run.get("strategy", self.summary.get("strategy", {}))
-        return dict(given) if isinstance(given, dict) else {"name": str(given)}
+        stored = self.run.get("strategy", self.summary.get("strategy", {}))
+        return dict(stored) if isinstance(stored, dict) else {"name": str(stored)}
 
     @property
     def strategy_name(self) -> str:
@@ -82,12 +82,12 @@ class RecordedRun:
 
     @property
     def plays(self) -> bool:
-        """Whether it is of something that is played, and has returns."""
+        """Whether the run is in simulators, and has returns."""
         return self.unit == "env steps"
 
     @property
     def curves(self) -> list[dict[str, str]]:
-        """What its evaluation wants drawn: metric, title, label and text of each."""
+        """The curves of its evaluation: metric, title, label and text of each."""
         return list(self.run.get("curves") or ())
 
     @property
@@ -98,9 +98,9 @@ class RecordedRun:
     @property
     def command(self) -> tuple[str, bool]:
         """The command that repeats the run, and whether it was recorded (else: put together here)."""
-        given = self.run.get("command")
-        if given:
-            return (given if isinstance(given, str) else shlex.join(map(str, given))), True
+        stored = self.run.get("command")
+        if stored:
+            return (stored if isinstance(stored, str) else shlex.join(map(str, stored))), True
         words = ["murmurate", "train", self.recipe, "--strategy", self.strategy_name]
         words += ["--replicas", str(self.replicas)]
         for key in ("env_steps", "updates", "minutes", "seed", "launcher"):
@@ -118,7 +118,7 @@ class RecordedRun:
 
     @cached_property
     def deaths(self) -> dict[int, float]:
-        """``time_seconds`` at which each dead replica was first told dead.
+        """``time_seconds`` of each dead replica's first report of its death.
 
         A resume brings all back. One that the summary calls dead without any such event died after its
         last record.
@@ -178,7 +178,7 @@ class RecordedRun:
         return np.interp(times, *path(self.histories.get(replica, ()), key))
 
     def mean(self, key: str, axis: Axis) -> tuple[Array, Array] | None:
-        """(x [G], mean of ``key`` over the replicas [G]); None if nobody recorded it.
+        """(x [G], mean of ``key`` over the replicas [G]); None if no replica recorded it.
 
         Between records a replica counts by linear interpolation, after its last with that one's value,
         but a dead one not at all; before its first it does not count.

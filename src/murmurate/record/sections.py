@@ -109,8 +109,8 @@ def speed(runs: Sequence[RecordedRun]) -> Section:
     if not runs:
         return Section(title, "The runs recorded no env_steps_per_second.")
     seconds = "virtual second" if all(run.virtual for run in runs) else "second"
-    whose = "all replicas" if all(run.has("joined_replicas") for run in runs) else "each replica"
-    label = f"{runs[0].unit} per {seconds}, {whose}"
+    scope = "all replicas" if all(run.has("joined_replicas") for run in runs) else "each replica"
+    label = f"{runs[0].unit} per {seconds}, {scope}"
     drawn = [
         figures.svg(
             figures.over(runs, "env_steps_per_second", "time_seconds", label, from_zero=True), name="speed"
@@ -122,8 +122,8 @@ def speed(runs: Sequence[RecordedRun]) -> Section:
             waiting, "waiting_seconds", "time_seconds", "time spent waiting for others (seconds, summed up)"
         )
         drawn.append(figures.svg(draw, name="waiting"))
-    said = "One env step is one decision of the agent." if runs[0].plays else ""
-    return Section(title, said, _legend(runs), drawn)
+    text = "One env step is one decision of the agent." if runs[0].plays else ""
+    return Section(title, text, _legend(runs), drawn)
 
 
 def staleness(runs: Sequence[RecordedRun]) -> Section:
@@ -147,7 +147,7 @@ def staleness(runs: Sequence[RecordedRun]) -> Section:
 
 
 def timelines(runs: Sequence[tuple[str, RecordedRun]], note: str = "") -> Section:
-    """A picture a run, under its name: who computed, waited and exchanged when."""
+    """A timeline for each run: when each member computed, waited and exchanged."""
     title = "Who did what when"
     known = [(name, run.virtual, found) for name, run in runs if (found := window(run)) is not None]
     cut = alike([found for *_, found in known])
@@ -212,7 +212,7 @@ def disagreement(run: RecordedRun) -> Section:
 def mean_cosines(run: RecordedRun) -> NDArray[np.float64] | None:
     """[n, n] mean over the run of the cosine between gradients of two replicas; nan where never known.
 
-    Row i is what replica i recorded. None if nobody recorded any between two replicas.
+    Row i is what replica i recorded. None if there are none between two replicas.
     """
     size = run.replicas
     total, known = np.zeros((size, size)), np.zeros((size, size))

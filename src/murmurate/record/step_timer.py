@@ -1,4 +1,4 @@
-"""What a member did between two lines: how stale its steps were, and, in short bursts, what it did when.
+"""Timing of a member's loop: the staleness of its steps and, in short bursts, spans of computing and waiting.
 
 Bursts begin at the same times of the run's clock in every member, so that a page can lay their spans
 beside one another (who waited for whom). Outside of a burst a turn of the loop costs a reading of the
@@ -48,15 +48,16 @@ class Bursts:
 NEVER = Bursts(first_seconds=math.inf)
 
 
-class Watch:
-    """Counts the staleness of every step of ``bonds``, and in bursts laps the time of one member's loop.
+class StepTimer:
+    """Counts the staleness of every step of ``bonds``, and in bursts records the spans of one member's loop.
 
     ``seconds`` is the run's clock, the one of ``time_seconds``. ``others`` are further channels on which
-    this member may wait. The loop calls ``lap(kind)`` when something has ended and ``turn()`` at its end;
-    ``fields()`` are what the next line is to hold.
+    this member may wait. The loop calls ``lap(kind)`` at the end of each activity and ``turn()`` at the end
+    of each iteration; ``fields()`` are for the next record.
 
-    Spans tile the time from the beginning of a burst, but for what has no kind (recording, saving). What a
-    stretch waited is known, not when in it: waiting is put first, as a collective has it.
+    Spans cover a burst without gaps, except for activities without a kind (recording, saving). The time
+    waited
+    within a span is known, but not when: it is drawn first, as in a collective.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Watch:
             replica.exchange = self._around(replica.exchange)
 
     def lap(self, kind: Kind | None) -> None:
-        """What has happened since the last lap was ``kind``; None for what is not drawn."""
+        """The time since the last lap was spent on ``kind``; None: it is not drawn."""
         if not self._recording:
             return
         now = self._seconds()
@@ -94,7 +95,7 @@ class Watch:
         self._last, self._waited = now, waited
 
     def turn(self) -> None:
-        """The loop has come round: a burst may begin or end."""
+        """One iteration of the loop has ended: a burst may begin or end."""
         if self._recording:
             self.lap(None)
             self._turns += 1
@@ -124,7 +125,7 @@ class Watch:
     def _around(self, step: Callable[[Replica], Exchange]) -> Callable[[Replica], Exchange]:
         counts = self._counts
 
-        def watched(replica: Replica) -> Exchange:
+        def timed(replica: Replica) -> Exchange:
             if self._recording:
                 self.lap("learn")
             exchange = step(replica)
@@ -133,7 +134,7 @@ class Watch:
             counts[exchange.staleness] = counts.get(exchange.staleness, 0) + 1
             return exchange
 
-        return watched
+        return timed
 
     def _begin(self, now: float) -> None:
         self._recording = True
@@ -141,7 +142,7 @@ class Watch:
         self._began = self._last = now
         self._waited = self._waiting()
         for replica in self._replicas:
-            # an update inside of the strategy's step is learning, not exchanging
+            # an update inside the strategy's step counts as learning, not as exchange
             vars(replica)["update"] = self._as_learning(replica.update)
             vars(replica)["step_plainly"] = self._as_learning(replica.step_plainly)
 
@@ -173,7 +174,7 @@ class Watch:
 
 def rounded(staleness: int) -> int:
     """Exact below 64; above, all but the four leading binary digits are dropped (at most 12.5% less), so
-    that a line stays short while a replica hears nobody for long."""
+    that a record stays short while a replica hears of no peer for long."""
     if staleness < EXACT_STALENESS:
         return staleness
     return staleness - staleness % (1 << (staleness.bit_length() - 4))

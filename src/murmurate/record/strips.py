@@ -1,4 +1,4 @@
-"""Spans that members recorded in bursts, put side by side: who computed, waited and exchanged when."""
+"""Spans that members recorded in bursts, side by side: when each computed, waited and exchanged."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def bursts(run: RecordedRun) -> dict[str, list[Burst]]:
     return found
 
 
-def _burst(given: Sequence[Sequence[object]]) -> Burst:
-    return [Span(str(kind), float(str(start)), float(str(length))) for kind, start, length in given]
+def _burst(spans: Sequence[Sequence[object]]) -> Burst:
+    return [Span(str(kind), float(str(start)), float(str(length))) for kind, start, length in spans]
 
 
 def window(run: RecordedRun) -> Window | None:
-    """The burst nearest to the middle of the run that most members share; None if nobody recorded any.
+    """The burst nearest to the middle of the run that most members share; None if no member recorded any.
 
     Of many members a dozen are shown, evenly chosen, the centre among them.
     """
@@ -126,7 +126,7 @@ def _cut(spans: Burst, start: float, end: float) -> Burst:
 def shares(runs: Sequence[RecordedRun]) -> dict[str, float] | None:
     """Of the replicas' time in bursts, the share of each kind and, under "other", of what has none.
 
-    None if nobody recorded any.
+    None if no member recorded any.
     """
     total: dict[str, float] = dict.fromkeys(KINDS, 0.0)
     passed = 0.0

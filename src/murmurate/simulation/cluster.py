@@ -1,4 +1,4 @@
-"""``Cluster``: the one value that describes the machine that a simulated run pretends to have."""
+"""``Cluster``: the simulated machine: step times, network, and faults."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Cluster:
             raise Refusal(f"late_join is {self.late_join}; it is a share and seconds. Use --late-join 0.1,3.")
 
     def compute_model(self) -> Compute:
-        """Raises Refusal for a model nobody knows, and for a trace that cannot be read."""
+        """Raises Refusal for an unknown model, and for a trace that cannot be read."""
         name, _, rest = self.compute.partition(":")
         try:
             numbers = _trace(Path(rest)) if name == "trace" else tuple(map(float, rest.split(",")))
@@ -98,7 +98,7 @@ class Cluster:
             ) from error
 
     def network_model(self) -> Network:
-        """Raises Refusal for a word nobody knows, and for a value that makes no sense."""
+        """Raises Refusal for an unknown word, and for a value that makes no sense."""
         fields: dict[str, Any] = {"loss": self.loss}
         try:
             for pair in filter(None, self.network.split(",")):
@@ -160,5 +160,5 @@ def _steps_of(folder: Path) -> tuple[float, ...]:
         before[rank] = busy, updates
     found = tuple(s for _, of in sorted(seconds.items()) for s in of if s > 0)
     if not found:
-        raise ValueError(f"{folder} has too few records to tell what a step takes")
+        raise ValueError(f"{folder} has too few records to derive the time of a step")
     return found

@@ -1,4 +1,4 @@
-"""What goes wrong on a simulated cluster, when, and to whom: all from one seed."""
+"""Injected faults of a simulated cluster: crashes, pauses, partitions and late joins, all from one seed."""
 
 from __future__ import annotations
 
@@ -9,77 +9,77 @@ import numpy as np
 
 from murmurate.fabric.simulated.fabric import Partition, SimulatedFabric
 from murmurate.simulation.cluster import Cluster
-from murmurate.simulation.watch import Watch
+from murmurate.simulation.monitor import Monitor
 
 _PATIENCE_SECONDS = 0.1
 
 
 class Faults:
-    """Sets the alarms. ``come`` has a rank begin (again), as soon as the strategy allows it."""
+    """Schedules the faults. ``come``: starts a rank (again), as soon as the strategy allows it."""
 
     def __init__(
         self,
         cluster: Cluster,
         fabric: SimulatedFabric,
-        watch: Watch,
+        monitor: Monitor,
         come: Callable[[int], None],
         generator: np.random.Generator,
     ) -> None:
-        self._cluster, self._fabric, self._watch, self._come = cluster, fabric, watch, come
+        self._cluster, self._fabric, self._monitor, self._come = cluster, fabric, monitor, come
         self._generator = generator
         kinds: tuple[tuple[float | None, Callable[[int], None]], ...] = (
             (cluster.crash_every_seconds, self._crash),
             (cluster.pause_every_seconds, self._pause),
             (cluster.cut_every_seconds, self._cut),
         )
-        for mean_seconds, strike in kinds:
+        for mean_seconds, inject in kinds:
             if mean_seconds is not None:
-                self._again(mean_seconds, strike)
-        replicas = watch.run.replicas
+                self._again(mean_seconds, inject)
+        replicas = monitor.run.replicas
         if cluster.partition:
             start, end, share = cluster.partition
             island = frozenset(range(max(1, round(share * replicas))))
             fabric.cut(Partition(start_seconds=start, end_seconds=end, island=island))
             words = f"{len(island)} replicas hear nothing of the rest until {end:g} s"
-            fabric.at(start, lambda: watch.event("partition", words) if watch.running else None)
+            fabric.at(start, lambda: monitor.event("partition", words) if monitor.running else None)
         for rank in cluster.late(replicas):
             fabric.at(cluster.late_join[1], functools.partial(self._enter, rank))
 
-    def _again(self, mean_seconds: float, strike: Callable[[int], None]) -> None:
-        """A Poisson process."""
+    def _again(self, mean_seconds: float, inject: Callable[[int], None]) -> None:
+        """Schedule the next event of a Poisson process."""
         seconds = self._fabric.virtual_seconds + float(self._generator.exponential(mean_seconds))
 
         def act() -> None:
-            running = self._watch.running
+            running = self._monitor.running
             if len(running) > 1:  # the last one is spared: without it there is no run
-                strike(int(running[self._generator.integers(len(running))]))
-            if not self._watch.all_left():
-                self._again(mean_seconds, strike)
+                inject(int(running[self._generator.integers(len(running))]))
+            if not self._monitor.all_left():
+                self._again(mean_seconds, inject)
 
         self._fabric.at(seconds, act)
 
     def _crash(self, rank: int) -> None:
-        watch, back = self._watch, self._cluster.restart_after_seconds
+        monitor, back = self._monitor, self._cluster.restart_after_seconds
         self._fabric.crash(rank)
-        watch.learners[rank].end()
-        watch.died[rank] = self._fabric.virtual_seconds
-        watch.event("died", f"replica {rank} died; {len(watch.running)} go on", member=rank)
+        monitor.learners[rank].end()
+        monitor.died[rank] = self._fabric.virtual_seconds
+        monitor.event("died", f"replica {rank} died; {len(monitor.running)} go on", member=rank)
         if back is not None:
             self._fabric.at(self._fabric.virtual_seconds + back, functools.partial(self._enter, rank))
 
     def _enter(self, rank: int) -> None:
-        if self._watch.running:
+        if self._monitor.running:
             self._come(rank)
-        elif not self._watch.finished:  # those that are to lend their state are not there yet
+        elif not self._monitor.finished:  # no donor has started yet
             later = self._fabric.virtual_seconds + _PATIENCE_SECONDS
             self._fabric.at(later, functools.partial(self._enter, rank))
 
     def _pause(self, rank: int) -> None:
         seconds = self._cluster.pause_seconds
         self._fabric.pause(rank, seconds)
-        self._watch.event("paused", f"replica {rank} does nothing for {seconds:g} s", member=rank)
+        self._monitor.event("paused", f"replica {rank} does nothing for {seconds:g} s", member=rank)
 
     def _cut(self, rank: int) -> None:
         now, seconds = self._fabric.virtual_seconds, self._cluster.cut_seconds
         self._fabric.cut(Partition(start_seconds=now, end_seconds=now + seconds, island=frozenset({rank})))
-        self._watch.event("cut", f"the links of replica {rank} are cut for {seconds:g} s", member=rank)
+        self._monitor.event("cut", f"the links of replica {rank} are cut for {seconds:g} s", member=rank)

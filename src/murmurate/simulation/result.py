@@ -1,4 +1,4 @@
-"""``summary.json`` of a simulated run: what every run has, and what only virtual time can tell."""
+"""``summary.json`` of a simulated run: the fields of every run, and those of virtual time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.member import Centre, Spent
-from murmurate.simulation.watch import Watch, disagreement
+from murmurate.simulation.monitor import Monitor, disagreement
 from murmurate.training import checkpoint
 from murmurate.training.evaluate import figures
 from murmurate.training.run import Run
@@ -20,19 +20,19 @@ def summarize(
     run: Run,
     cluster: Cluster,
     folder: Path,
-    watch: Watch,
+    monitor: Monitor,
     centre: Centre | None,
     wall_seconds: float,
     reason: str,
 ) -> dict[str, Any]:
     """Evaluate, then write and return ``summary.json``. Fields: ``docs/metrics.md``, docs/simulate.md."""
-    learners = [*watch.former, *watch.learners.values()]
+    learners = [*monitor.former, *monitor.learners.values()]
     spent = [learner.spent() for learner in learners]
     bonds = [bond for one in learners for bond in one.replicator.bonds.values()]
     centres = [centre.replicator.bytes_exchanged] if centre is not None else []
-    last = [watch.learners[rank] for rank in sorted(watch.finished)]
-    virtual = max(watch.finished.values(), default=watch.fabric.virtual_seconds)
-    frames = watch.env_steps * run.world.spec().frames_per_step
+    last = [monitor.learners[rank] for rank in sorted(monitor.finished)]
+    virtual = max(monitor.finished.values(), default=monitor.fabric.virtual_seconds)
+    frames = monitor.env_steps * run.world.spec().frames_per_step
     facts: dict[str, Any] = {
         "recipe": run.recipe,
         "agent": run.learner.name,
@@ -40,26 +40,26 @@ def summarize(
         "replicas": run.replicas,
         "launcher": run.launcher,
         "seed": run.seed,
-        "env_steps": watch.env_steps,
+        "env_steps": monitor.env_steps,
         "frames": frames,
         "updates": int(statistics.median(one.clock for one in last)) if last else 0,
         "updates_least": min((one.clock for one in last), default=0),
         "updates_greatest": max((one.clock for one in last), default=0),
         "wall_seconds": wall_seconds,
         "virtual_seconds": virtual,
-        "env_steps_per_second": watch.env_steps / max(wall_seconds, 1e-9),
-        "env_steps_per_virtual_second": watch.env_steps / max(virtual, 1e-12),
-        "updates_per_virtual_second": watch.updates / max(virtual, 1e-12),
-        "total_updates": watch.updates,
+        "env_steps_per_second": monitor.env_steps / max(wall_seconds, 1e-9),
+        "env_steps_per_virtual_second": monitor.env_steps / max(virtual, 1e-12),
+        "updates_per_virtual_second": monitor.updates / max(virtual, 1e-12),
+        "total_updates": monitor.updates,
         **shares(spent),
         "bytes_exchanged": sum(one.bytes for one in spent) + sum(centres),
         "staleness_max": max((bond.staleness_max for bond in bonds), default=0),
         "disagreement_final": disagreement(last) if len(last) > 1 else None,
-        "train_return_mean": statistics.fmean(watch.returns) if watch.returns else None,
-        "dead_replicas": sorted(watch.died),
-        "faults": {k: watch.faults[k] for k in sorted(watch.faults) if k != "stopping"},
-        "events": watch.events,
-        "stopped_because": watch.stopped_because,
+        "train_return_mean": statistics.fmean(monitor.returns) if monitor.returns else None,
+        "dead_replicas": sorted(monitor.died),
+        "faults": {k: monitor.faults[k] for k in sorted(monitor.faults) if k != "stopping"},
+        "events": monitor.events,
+        "stopped_because": monitor.stopped_because,
         "resume_exact": False,
         "exit": reason,
         "eval_return_mean": None,

@@ -28,8 +28,8 @@ from murmurate.replica.clipping import NotFinite
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.faults import Faults
 from murmurate.simulation.member import Centre, Learner
+from murmurate.simulation.monitor import Monitor
 from murmurate.simulation.result import summarize
-from murmurate.simulation.watch import Watch
 from murmurate.spec import derive_seed
 from murmurate.training import checkpoint
 from murmurate.training.data_record import record_data
@@ -49,11 +49,11 @@ def simulate(run: Run, cluster: Cluster, folder: Path, quiet: bool = False) -> F
     """Check everything that can be checked, then run. Raises Refusal with nothing changed."""
     cluster.validate()
     run.validate()
-    # two say as much as a thousand, and need not have the memory of a thousand processes
+    # two replicas suffice for the checks, and need less memory than a thousand processes
     preflight(dataclasses.replace(run, replicas=min(run.replicas, 2)), Inline())
     run = dataclasses.replace(resolved(run), launcher=LAUNCHER)
     if any(device != "cpu" for device in run.placement.devices):
-        raise Refusal("a simulated cluster lives on the CPU. Use --placement.devices cpu.")
+        raise Refusal("a simulated cluster runs on the CPU. Use --placement.devices cpu.")
     existed = folder.exists()
     claim(folder)
     try:
@@ -75,7 +75,7 @@ class Simulation:
             (lambda line: None) if quiet else functools.partial(print, file=sys.stderr, flush=True)
         )
         self._times = cluster.compute_model()
-        self._lives = [0] * run.replicas
+        self._incarnations = [0] * run.replicas
         self._noted = frozenset(shown_of(run.replicas))
         self._bursts = self._early_bursts()
         late, network = cluster.late(run.replicas), cluster.network_model()
@@ -85,108 +85,112 @@ class Simulation:
             network=network,
             mail_faults=MailFaults(loss=network.loss, resend_seconds=network.resend_seconds),
             collective_deadline_seconds=_DEADLINE_SECONDS,
-            # what the strategy does not need is not there, and nobody meets for it
+            # without the capabilities that the strategy does not need, and their synchronization
             capabilities=run.strategy.needs,
             keep_log=False,
             absent=late,
             own_clocks=True,
         )
-        self.watch = Watch(run, cluster, folder, self.fabric, self._say)
+        self.monitor = Monitor(run, cluster, folder, self.fabric, self._say)
         self.centre: Centre | None = None
         self.failure = ""
         generator = np.random.default_rng(derive_seed(run.seed, "faults"))
-        Faults(cluster, self.fabric, self.watch, self._come, generator)
+        Faults(cluster, self.fabric, self.monitor, self._start_rank, generator)
 
     def carry_out(self) -> Finish:
-        run, watch, folder = self.run, self.watch, self.folder
+        run, monitor, folder = self.run, self.monitor, self.folder
         started = time.monotonic()
         write_roles(folder, dict.fromkeys(range(run.members)), run.replicas)
-        with _one_thread(), _interrupts(watch) as signals:
+        with _one_thread(), _interrupts(monitor) as signals:
             try:
                 self.fabric.run([self._learn] * run.replicas + [self._serve] * run.strategy.centre)
-                if not watch.finished:
+                if not monitor.finished:
                     raise RunFailed("all replicas died")
-                if self.centre is not None and watch.updates:
+                if self.centre is not None and monitor.updates:
                     centre = self.centre.replicator
                     if words := centre.refused_all or centre.untouched:
-                        watch.event("warning", words)
+                        monitor.event("warning", words)
                         self._say(f"warning: {words}")
-                watch.record(last=True)
+                monitor.record(last=True)
                 self._save()
             except (NotFinite, FabricError, RunFailed) as failure:
                 self.failure = f"failed: {failure}"
             finally:
-                watch.close()
+                monitor.close()
             reason = self.failure or ("interrupted" if signals else "finished")
             wall = time.monotonic() - started
-            summary = summarize(run, self.cluster, folder, watch, self.centre, wall, reason)
+            summary = summarize(run, self.cluster, folder, monitor, self.centre, wall, reason)
         code = FAILED if self.failure else 128 + signals[0] if signals else FINISHED
         return Finish(code, summary, run=run)
 
     # -- roles --------------------------------------------------------------------------------------
 
-    def _learn(self, door: Member) -> None:
-        learner = self._learner(door)
-        self.watch.begin(learner)
-        learner.go(self.watch)
+    def _learn(self, member: Member) -> None:
+        learner = self._learner(member)
+        self.monitor.begin(learner)
+        learner.go(self.monitor)
 
-    def _learner(self, door: Member) -> Learner:
-        life = self._lives[door.rank]
-        seed = derive_seed(self.run.seed, f"compute, life {life}", door.rank)
-        steps = self._times.steps(door.rank, np.random.default_rng(seed))
-        return Learner(self.run, door, steps, life, self._bursts if door.rank in self._noted else NEVER)
+    def _learner(self, member: Member) -> Learner:
+        incarnation = self._incarnations[member.rank]
+        seed = derive_seed(self.run.seed, f"compute, life {incarnation}", member.rank)
+        steps = self._times.steps(member.rank, np.random.default_rng(seed))
+        return Learner(
+            self.run, member, steps, incarnation, self._bursts if member.rank in self._noted else NEVER
+        )
 
     def _early_bursts(self) -> Bursts:
-        """The first after five usual steps, then each half as late again; of a few turns, however long."""
+        """The first after five typical steps, then each half as late again; of a few turns, however long."""
         rank = self.run.replicas - 1  # not the straggler
         steps = self._times.steps(rank, np.random.default_rng(0))
-        usual = statistics.median(sum(next(steps)) for _ in range(100))
-        return Bursts(5 * usual, longest_pause_seconds=math.inf, seconds=0.0, least_turns=_TURNS_OF_A_BURST)
+        typical_seconds = statistics.median(sum(next(steps)) for _ in range(100))
+        return Bursts(
+            5 * typical_seconds, longest_pause_seconds=math.inf, seconds=0.0, least_turns=_TURNS_OF_A_BURST
+        )
 
-    def _serve(self, door: Member) -> None:
-        self.centre = Centre(self.run, door)
-        self.centre.go(self.watch)
+    def _serve(self, member: Member) -> None:
+        self.centre = Centre(self.run, member)
+        self.centre.go(self.monitor)
 
     # -- coming late, coming back -------------------------------------------------------------------
 
-    def _come(self, rank: int) -> None:
-        """At once where nobody meets; else when all are between two rounds."""
+    def _start_rank(self, rank: int) -> None:
+        """At once under an asynchronous strategy; else when all members are between two rounds."""
         if self.run.strategy.synchronous:
-            self.watch.admit_later(rank, functools.partial(self._enter, rank))
+            self.monitor.admit_later(rank, functools.partial(self._enter, rank))
         else:
-            self._enter(rank, self.watch.learners[self.watch.running[0]])
+            self._enter(rank, self.monitor.learners[self.monitor.running[0]])
 
     def _enter(self, rank: int, donor: Learner) -> None:
-        self._lives[rank] += rank in self.watch.learners
+        self._incarnations[rank] += rank in self.monitor.learners
 
-        def role(door: Member) -> None:
-            learner = self._learner(door)
+        def role(member: Member) -> None:
+            learner = self._learner(member)
             learner.adopt(donor)
-            self.watch.begin(learner)
-            learner.go(self.watch)
+            self.monitor.begin(learner)
+            learner.go(self.monitor)
 
         self.fabric.revive(rank, role, like=donor.rank)
-        for other in self.watch.running:
+        for other in self.monitor.running:
             if other != rank:
-                self.watch.learners[other].replicator.joined(rank)
-        self.watch.died.pop(rank, None)
-        self.watch.event("joined", f"replica {rank} joins with the state of {donor.rank}", member=rank)
+                self.monitor.learners[other].replicator.joined(rank)
+        self.monitor.died.pop(rank, None)
+        self.monitor.event("joined", f"replica {rank} joins with the state of {donor.rank}", member=rank)
 
     # -- the end ------------------------------------------------------------------------------------
 
     def _save(self) -> None:
         """A checkpoint with one part: the lowest living replica's, with the consensus of all."""
-        run, watch = self.run, self.watch
-        living = [rank for rank in self.fabric.living if rank in watch.finished]
+        run, monitor = self.run, self.monitor
+        living = [rank for rank in self.fabric.living if rank in monitor.finished]
         writer = living[0]
-        end = max(watch.finished.values())
+        end = max(monitor.finished.values())
 
-        def role(door: Member) -> None:
-            learner = watch.learners.get(door.rank)
-            if learner is None or (door.rank != writer and not run.strategy.synchronous):
+        def role(member: Member) -> None:
+            learner = monitor.learners.get(member.rank)
+            if learner is None or (member.rank != writer and not run.strategy.synchronous):
                 return
-            door.compute(_LATEST_SECONDS)  # the last vectors of all have arrived
-            if door.rank != writer:
+            member.compute(_LATEST_SECONDS)  # the last vectors of all have arrived
+            if member.rank != writer:
                 learner.replicator.consensus()
                 return
             state = member_state(learner.replicator, end) | {
@@ -200,11 +204,11 @@ class Simulation:
 
         self.fabric.run([role] * run.members)
         about = {
-            "env_steps": watch.env_steps,
+            "env_steps": monitor.env_steps,
             "seconds": end,
             "replicas": run.replicas,
             "living": living,
-            "dead": sorted(watch.died),
+            "dead": sorted(monitor.died),
             "best": None,
         }
         checkpoint.commit(self.folder / "checkpoints", staging(self.folder, _END), about)
@@ -212,7 +216,7 @@ class Simulation:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Thousands of small models one after the other: a team of threads would only be in the way."""
+    """Thousands of small models one after the other: more threads would only slow them down."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
@@ -223,7 +227,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _interrupts(watch: Watch) -> Iterator[list[int]]:
+def _interrupts(monitor: Monitor) -> Iterator[list[int]]:
     """Ctrl-C or SIGTERM once: every replica ends its step. Twice: KeyboardInterrupt."""
     numbers: list[int] = []
 
@@ -231,11 +235,11 @@ def _interrupts(watch: Watch) -> Iterator[list[int]]:
         if numbers:
             raise KeyboardInterrupt
         numbers.append(number)
-        watch.stop(signal.Signals(number).name)
+        monitor.stop(signal.Signals(number).name)
 
     try:
         before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: somebody else's signals
+    except ValueError:  # not the main thread, which handles the signals
         before = {}
     try:
         yield numbers

@@ -69,7 +69,7 @@ class Passes:
             yield from np.array_split(own, updates)
 
     def learner(self, replicate: Any, corpus: Corpus, start: Tensor | None) -> ConjugateLearner[Topics]:
-        spec = EnvSpec("corpus", (corpus.vocabulary_size,), torch.int32, 0, documents=self.documents)
+        spec = EnvSpec("corpus", (corpus.vocabulary_size,), torch.int32, 0, examples=self.documents)
         return self.model.build(Context(spec, replicate, self.seed, examples=corpus), start)
 
     def run(self, corpus: Corpus, strategy: Strategy, replicas: int, start: Tensor | None = None) -> Learned:

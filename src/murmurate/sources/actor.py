@@ -1,8 +1,8 @@
-"""An actor: a process that plays with the newest parameters it can get, and sends its steps to its learner.
+"""An actor: a process that acts with the newest published parameters, and sends its steps to its learner.
 
-Ape-X (Horgan et al. 2018, Algorithm 1): each simulator has its own chance of exploring, and the first
-priority of a step is computed here, from values that acting needs anyway. Started by ``ActorSource``, which
-sends its orders over stdin; an actor ends with its learner.
+Ape-X (Horgan et al. 2018, Algorithm 1): each simulator has its own epsilon, and the initial priority of a
+step is computed here, from action values that acting needs anyway. ``ActorSource`` starts the process and
+sends its settings over stdin; the process exits when its learner does.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from murmurate.agents.interface import Action, Agent
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, LearnerConfig
-from murmurate.sources.shared_ring import Pauses, Record, Ring, Weights, give_way
+from murmurate.sources.shared_ring import Backoff, Record, Ring, Weights, use_batch_scheduling
 from murmurate.sources.steps import random_actions, steps_of
 from murmurate.spec import derive_generator, derive_seed, native_bfloat16
 from murmurate.worlds.interface import Simulators, SimulatorWorld
 
 
 @dataclass(frozen=True)
-class Orders:
-    """What an actor is told. Its simulators are number ``first`` and on of the ``total`` of all replicas'
-    actors; ``low`` is the number of the first among its learner's.
+class ActorSettings:
+    """The settings of one actor process.
 
-    life: a name for this beginning of it; every life plays other games.
+    low: the index of its first simulator among its learner's. first: the same among the ``total`` simulators
+    of all replicas. incarnation: identifies this start of the process; each one has its own random seeds.
+    weights: file descriptor and number of parameters. ring: file descriptor.
     """
 
     world: SimulatorWorld
@@ -44,73 +45,72 @@ class Orders:
     first: int
     total: int
     seed: int
-    life: str
+    incarnation: str
     random_env_steps: int
-    weights: tuple[int, int]  # descriptor, and how many parameters
+    weights: tuple[int, int]
     ring: int
 
 
-class Acting:
-    """The loop. ``left``: whether it is to end."""
+class ActorLoop:
+    """The actor's loop: refresh the parameters, act, step, send."""
 
-    def __init__(self, orders: Orders) -> None:
-        self.orders = orders
-        self._groups: Simulators = orders.world.open(orders.simulators, training=True, first=orders.low)
+    def __init__(self, settings: ActorSettings) -> None:
+        self.settings = settings
+        self._groups: Simulators = settings.world.open(settings.simulators, training=True, first=settings.low)
         spec = self._groups.spec
-        config: Any = orders.agent
+        config: Any = settings.agent
         if getattr(config, "precision", None) == "bfloat16" and not native_bfloat16(torch.device("cpu")):
-            config = dataclasses.replace(
-                config, precision="float32"
-            )  # the learner's device has it, we do not
-        self._spec, self._agent = spec, cast(Agent, config.build(Context(spec, Replica, orders.seed)))
-        self._agent.assign_simulators(orders.first, orders.total)
-        descriptor, count = orders.weights
+            # the learner's device has bfloat16, this processor does not
+            config = dataclasses.replace(config, precision="float32")
+        self._spec, self._agent = spec, cast(Agent, config.build(Context(spec, Replica, settings.seed)))
+        self._agent.assign_simulators(settings.first, settings.total)
+        descriptor, count = settings.weights
         self._weights = Weights(SharedMemoryFile(descriptor), count)
         behaviour = config.requires.behaviour
-        self._ring = Ring(SharedMemoryFile(orders.ring), spec, orders.simulators, behaviour)
-        self._generator = derive_generator(orders.seed, f"actions {orders.life}", orders.first)
+        self._ring = Ring(SharedMemoryFile(settings.ring), spec, settings.simulators, behaviour)
+        self._generator = derive_generator(settings.seed, f"actions {settings.incarnation}", settings.first)
         self._version = 0
-        self._pauses = Pauses()
+        self._backoff = Backoff()
 
-    def go(self) -> None:
-        orders = self.orders
-        step = self._groups.reset(derive_seed(orders.seed, f"games {orders.life}"))
-        memory = self._agent.initial_memory(orders.simulators)
-        first = torch.ones(orders.simulators, dtype=torch.bool)
-        held: Record | None = None
+    def run(self) -> None:
+        settings = self.settings
+        step = self._groups.reset(derive_seed(settings.seed, f"games {settings.incarnation}"))
+        memory = self._agent.initial_memory(settings.simulators)
+        first = torch.ones(settings.simulators, dtype=torch.bool)
+        pending: Record | None = None
         played = 0
         while True:
             self._refresh()
             seen = step.observation
             action = self._agent.act(seen, memory, first, self._generator)
-            if played < orders.random_env_steps:
-                action = self._at_random(action)
-            played += orders.simulators
+            if played < settings.random_env_steps:
+                action = self._with_random_actions(action)
+            played += settings.simulators
             memory, version = action.memory, self._version
-            if held is not None:  # what followed its step has a value only now
-                self._send(held, action.best)
+            if pending is not None:  # the value of its next observation is known only now
+                self._send(pending, action.best)
             self._groups.send(action.action)
             step = self._groups.receive()
             first = step.terminated | step.truncated
             taken = steps_of(seen, action, step)._replace(taken=action.taken)
-            held = Record(taken, list(step.episodes), version)
+            pending = Record(taken, list(step.episodes), version)
 
-    def _at_random(self, action: Action) -> Action:
-        guess = random_actions(self._spec, self.orders.simulators, self._generator)
-        return action._replace(action=guess, taken=None)
+    def _with_random_actions(self, action: Action) -> Action:
+        random = random_actions(self._spec, self.settings.simulators, self._generator)
+        return action._replace(action=random, taken=None)
 
     def _send(self, record: Record, best: Tensor | None) -> None:
         steps = record.steps
         if steps.taken is None or best is None:
             steps = steps._replace(taken=None, following=None)
         else:
-            if steps.truncated.any():  # what followed was another game
+            if steps.truncated.any():  # ``best`` is then of the next episode's first observation
                 best = best.clone()
                 best[steps.truncated] = self._value(steps.next_observation[steps.truncated])
             steps = steps._replace(following=best)
         while not self._ring.has_room:
-            self._pauses.sleep()
-        self._pauses.over()
+            self._backoff.sleep()
+        self._backoff.reset()
         self._ring.put(Record(steps, record.episodes, record.version))
 
     def _value(self, observation: Tensor) -> Tensor:
@@ -119,10 +119,10 @@ class Acting:
         return torch.zeros(len(observation)) if best is None else best
 
     def _refresh(self) -> None:
-        """Take the newest parameters, if there are newer ones; wait for the first."""
-        pauses = Pauses()
+        """Load the newest parameters if the version has changed; wait for the first version."""
+        backoff = Backoff()
         while self._weights.version == 0:
-            pauses.sleep()
+            backoff.sleep()
         if self._weights.version == self._version:
             return
         replicas = [self._agent.replicas[name] for name in self._agent.acting]
@@ -135,19 +135,19 @@ class Acting:
                 replica.clock = self._version - 1  # versions begin at 1, updates at 0
 
 
-def _leave_with(learner: BinaryIO) -> None:
-    learner.read()  # until its end is closed, however the learner ends
+def _exit_with_learner(pipe: BinaryIO) -> None:
+    pipe.read()  # returns when the learner's end is closed, however the learner exits
     os._exit(0)
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
-    orders: Orders = pickle.load(sys.stdin.buffer)
-    threading.Thread(target=_leave_with, args=(sys.stdin.buffer,), daemon=True).start()
+    settings: ActorSettings = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_exit_with_learner, args=(sys.stdin.buffer,), daemon=True).start()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    give_way()
-    Acting(orders).go()
+    use_batch_scheduling()
+    ActorLoop(settings).run()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Batches from a replay that other processes fill: one learner and its actors (Ape-X, Horgan et al. 2018)."""
+"""Batches from a replay that actor processes fill (Ape-X, Horgan et al. 2018)."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ from murmurate.agents.interface import Agent
 from murmurate.errors import RunFailed
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.replicator.learner import updates_of
-from murmurate.sources.actor import Orders
+from murmurate.sources.actor import ActorSettings
 from murmurate.sources.replay_sampler import ReplaySampler
-from murmurate.sources.shared_ring import Pauses, Record, Ring, Weights
+from murmurate.sources.shared_ring import Backoff, Record, Ring, Weights
 from murmurate.spec import Batch, EnvSpec, Episode
 from murmurate.worlds.interface import SimulatorWorld
 
-_PATIENCE = 50  # pauses, before whoever learns is asked whether to go on
-_LOOK_SECONDS = 0.5  # between two looks at who is alive
-_SILENCE_SECONDS, _BEGINNING_SECONDS = (
-    60.0,
-    300.0,
-)  # without a step: then an actor hangs; before its first one
-_PACE = 20  # or so many times the longest it has ever taken, if that is more
-_DEATHS = 5  # of one actor in a row without a step: then something is wrong with all of them
+_POLLS = 50  # of the rings, before ``alive`` is called
+_CHECK_SECONDS = 0.5  # between two checks of the actor processes
+# an actor hangs if it has sent no step for so long, or for ``_SLOWEST_FACTOR`` times its longest wait so far
+_SILENCE_SECONDS = 60.0
+_SLOWEST_FACTOR = 20
+_STARTUP_SECONDS = 300.0  # before its first step
+_DEATHS = 5  # of one actor in a row without a step: then the run fails
 
 
 @dataclass
 class _Actor:
-    """One process. low: the number of its first simulator among the learner's. silent_seconds: that it was
-    waited for in vain by now; longest_seconds: before any step so far."""
+    """One actor process.
+
+    low: the index of its first simulator among the learner's. silent_seconds: since its last step.
+    longest_seconds: the longest time between two of its steps. silent_deaths: in a row without a step.
+    """
 
     index: int
     low: int
@@ -45,30 +47,30 @@ class _Actor:
     memory_file: SharedMemoryFile
     ring: Ring
     process: subprocess.Popen[bytes] | None = None
-    lives: int = 0
+    starts: int = 0
     silent_deaths: int = 0
-    began: bool = False  # to send, this life
+    has_sent: bool = False  # a step, since it was last started
     silent_seconds: float = 0.0
     longest_seconds: float = 0.0
 
-    def heard(self) -> None:
-        if self.began:
+    def note_step(self) -> None:
+        if self.has_sent:
             self.longest_seconds = max(self.longest_seconds, self.silent_seconds)
-        self.began, self.silent_seconds, self.silent_deaths = True, 0.0, 0
+        self.has_sent, self.silent_seconds, self.silent_deaths = True, 0.0, 0
 
     @property
     def hangs(self) -> bool:
-        if not self.began:
-            return self.silent_seconds > _BEGINNING_SECONDS
-        return self.silent_seconds > max(_SILENCE_SECONDS, _PACE * self.longest_seconds)
+        if not self.has_sent:
+            return self.silent_seconds > _STARTUP_SECONDS
+        return self.silent_seconds > max(_SILENCE_SECONDS, _SLOWEST_FACTOR * self.longest_seconds)
 
 
 @dataclass(frozen=True)
-class Cast:
+class ActorPlan:
     """The actors of a learner.
 
-    actors: how many processes share its ``simulators``. rank, replicas: the learner among all, as a ladder of
-        exploration goes over the simulators of all of them. random_env_steps: of all these actors together.
+    actors: number of processes that share its ``simulators``. rank, replicas: of the learner; the epsilons
+        are spread over the simulators of all learners. random_env_steps: of all these actors together.
     """
 
     world: SimulatorWorld
@@ -81,41 +83,42 @@ class Cast:
 
 
 class ActorSource:
-    """Yields ``Batch(data=Sample)`` for ever. What the actors have played is taken in while fewer samples
-    were drawn than ``samples_per_insert`` allows, and then waits: so whichever side is too fast is held back.
+    """Yields ``Batch(data=Sample)`` without end (a ``Source``). Steps are inserted until
+    ``samples_per_insert`` allows another batch; then they wait in the rings. So the faster of learner and
+    actors is held back.
 
-    Parameters are published every ``replay.publish_every`` updates; an actor plays each step with the
-    newest, and is at most a few records ahead, which bounds how old the parameters of a step are.
-    An actor that dies is started again, with games of its own, and told of in ``events``.
+    Parameters are published every ``replay.publish_every`` updates; an actor acts with the newest, and its
+    ring holds a few records, which bounds how old the parameters of a step are.
+    An actor that dies is started again, with new random seeds, and reported by ``events``.
     """
 
-    exact = False  # nobody saves an actor
+    exact = False  # the state of actors is not saved
 
     def __init__(
         self,
-        cast: Cast,
+        plan: ActorPlan,
         spec: EnvSpec,
         learner: Agent,
         sampler: ReplaySampler,
         *,
         seed: int,
     ) -> None:
-        self.cast, self.learner, self.replay = cast, learner, sampler.replay
+        self.plan, self.learner, self.replay = plan, learner, sampler.replay
         self.alive: Callable[[int], bool] = lambda played: False
         self._seed, self._sampler = seed, sampler
         self._acting = [learner.replicas[name] for name in learner.acting]
         count = sum(len(replica) for replica in self._acting)
         self._memory_file = SharedMemoryFile.create()
         self._weights = Weights(self._memory_file, count)
-        bounds = [cast.simulators * k // cast.actors for k in range(cast.actors + 1)]
+        bounds = [plan.simulators * k // plan.actors for k in range(plan.actors + 1)]
         self._actors = []
         for index, (low, high) in enumerate(itertools.pairwise(bounds)):
             memory_file = SharedMemoryFile.create()
-            ring = Ring(memory_file, spec, high - low, cast.agent.requires.behaviour)
+            ring = Ring(memory_file, spec, high - low, plan.agent.requires.behaviour)
             self._actors.append(_Actor(index, low, high - low, memory_file, ring))
-        self._pauses = Pauses()
-        self._turn = self._lag = self._lag_max = 0
-        self._looked = 0.0
+        self._backoff = Backoff()
+        self._next_actor = self._lag = self._lag_max = 0
+        self._checked_at = 0.0
         self._events: list[tuple[str, str]] = []
         self._started = False
 
@@ -124,7 +127,7 @@ class ActorSource:
             **self._sampler.fields(),
             "actor_lag_updates": self._lag,
             "actor_lag_updates_max": self._lag_max,
-            "actor_deaths": sum(actor.lives - 1 for actor in self._actors if actor.lives),
+            "actor_deaths": sum(actor.starts - 1 for actor in self._actors if actor.starts),
         }
 
     def events(self) -> Sequence[tuple[str, str]]:
@@ -139,33 +142,33 @@ class ActorSource:
         self._publish()
         played, episodes = 0, list[Episode]()
         while not self._sampler.due:
-            found = self._next_record()
+            received = self._next_record()
             if self.alive(played):
                 return Batch(None, played, episodes)
-            if found is None:
+            if received is None:
                 continue
-            record, actor = found
+            record, actor = received
             played += actor.simulators
             episodes += self._take_in(record, actor)
         return self._sampler.next(played, episodes)
 
     def _next_record(self) -> tuple[Record, _Actor] | None:
-        """From the next actor in turn that has one; waits a little for the first that does."""
-        for _ in range(_PATIENCE):
-            self._look()
+        """From the next actor, in round-robin order, that has one; None if none came within a short wait."""
+        for _ in range(_POLLS):
+            self._check_actors()
             for _ in self._actors:
-                actor = self._actors[self._turn % len(self._actors)]
-                self._turn += 1
+                actor = self._actors[self._next_actor % len(self._actors)]
+                self._next_actor += 1
                 if actor.ring.waiting:
-                    actor.heard()
-                    self._pauses.over()
+                    actor.note_step()
+                    self._backoff.reset()
                     return actor.ring.oldest(), actor
-            self._pauses.sleep()
+            self._backoff.sleep()
         return None
 
     def _take_in(self, record: Record, actor: _Actor) -> list[Episode]:
         self._sampler.before_steps()
-        self._sampler.take_in(actor.low, record.steps)
+        self._sampler.insert(actor.low, record.steps)
         actor.ring.drop()
         self._lag = updates_of(self.learner) + 1 - record.version
         self._lag_max = max(self._lag_max, self._lag)
@@ -183,22 +186,22 @@ class ActorSource:
         if not self._started:
             self._publish(always=True)
             for actor in self._actors:
-                self._begin(actor)
+                self._spawn(actor)
             self._started = True
 
-    def _begin(self, actor: _Actor) -> None:
-        cast = self.cast
+    def _spawn(self, actor: _Actor) -> None:
+        plan = self.plan
         self.replay.restart(actor.low, actor.simulators)
-        orders = Orders(
-            world=cast.world,
-            agent=cast.agent,
+        settings = ActorSettings(
+            world=plan.world,
+            agent=plan.agent,
             simulators=actor.simulators,
             low=actor.low,
-            first=cast.rank * cast.simulators + actor.low,
-            total=cast.replicas * cast.simulators,
+            first=plan.rank * plan.simulators + actor.low,
+            total=plan.replicas * plan.simulators,
             seed=self._seed,
-            life=f"{self._sampler.batches} {actor.lives}",
-            random_env_steps=cast.random_env_steps * actor.simulators // cast.simulators,
+            incarnation=f"{self._sampler.batches} {actor.starts}",
+            random_env_steps=plan.random_env_steps * actor.simulators // plan.simulators,
             weights=(self._memory_file.descriptor, len(self._weights)),
             ring=actor.memory_file.descriptor,
         )
@@ -208,31 +211,33 @@ class ActorSource:
             pass_fds=(self._memory_file.descriptor, actor.memory_file.descriptor),
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        actor.lives += 1
-        actor.began, actor.silent_seconds = False, 0.0
+        actor.starts += 1
+        actor.has_sent, actor.silent_seconds = False, 0.0
         if actor.process.stdin is None:
-            raise RuntimeError("a pipe was asked for")
+            raise RuntimeError("the actor process has no stdin")
         try:
-            actor.process.stdin.write(pickle.dumps(orders))
-            actor.process.stdin.flush()  # and stays open for as long as we live
+            actor.process.stdin.write(pickle.dumps(settings))
+            actor.process.stdin.flush()  # and stays open: the actor exits when it is closed
         except BrokenPipeError:
-            pass  # the next look finds it dead
-        words = f"actor {actor.index} of replica {cast.rank} began, process {actor.process.pid}"
+            pass  # the next check finds it dead
+        words = f"actor {actor.index} of replica {plan.rank} began, process {actor.process.pid}"
         self._events.append(("actor began", words))
 
-    def _look(self) -> None:
-        """Start again whoever has died or hangs; what it had sent is still there."""
-        elapsed = time.monotonic() - self._looked
-        if elapsed < _LOOK_SECONDS:
+    def _check_actors(self) -> None:
+        """Start again each actor that has died or hangs; the records that it sent remain in its ring."""
+        elapsed = time.monotonic() - self._checked_at
+        if elapsed < _CHECK_SECONDS:
             return
-        self._looked += elapsed
+        self._checked_at += elapsed
         for actor in self._actors:
             if actor.process is None:
                 continue
-            if actor.ring.waiting:  # what it had sent comes before another one's games
+            if actor.ring.waiting:  # these are inserted before it is started again
                 continue
-            actor.silent_seconds += min(elapsed, 2 * _LOOK_SECONDS)  # of a longer time nobody listened
-            name, code = f"actor {actor.index} of replica {self.cast.rank}", actor.process.poll()
+            actor.silent_seconds += min(
+                elapsed, 2 * _CHECK_SECONDS
+            )  # in a longer time this process did not poll
+            name, code = f"actor {actor.index} of replica {self.plan.rank}", actor.process.poll()
             if code is not None:
                 how = f"signal {-code}" if code < 0 else f"exit code {code}"
             elif actor.hangs:
@@ -242,43 +247,43 @@ class ActorSource:
             actor.silent_deaths += 1
             if actor.silent_deaths >= _DEATHS:
                 raise RunFailed(
-                    f"{name} died {_DEATHS} times without having made a step ({how}). What it said is in "
-                    "logs/ in the run folder."
+                    f"{name} died {_DEATHS} times without having made a step ({how}). See its output "
+                    "in logs/ in the run folder."
                 )
             self._events.append(("actor died", f"{name} died ({how}) and is started again"))
-            _forget(actor)
-            self._begin(actor)
+            _kill(actor)
+            self._spawn(actor)
 
     def state(self) -> dict[str, Any]:
-        """Between two batches only. What actors were playing is lost."""
+        """Between two batches only. The actors' unfinished episodes are lost."""
         return {
             **self._sampler.state(),
             "groups": [None],
             "generator": torch.Generator().get_state(),
-            "first": torch.ones(self.cast.simulators, dtype=torch.bool),
+            "first": torch.ones(self.plan.simulators, dtype=torch.bool),
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """As ``ReplaySource.load``; actors begin new episodes, unlike any before."""
-        if len(state["first"]) != self.cast.simulators:
+        """As ``ReplaySource.load``; actors begin new episodes, with new seeds."""
+        if len(state["first"]) != self.plan.simulators:
             raise ValueError(
-                f"the state is of {len(state['first'])} simulators, these are {self.cast.simulators}"
+                f"the state is of {len(state['first'])} simulators, these are {self.plan.simulators}"
             )
         self._sampler.load(state)
 
     def fresh_start(self, batches: int) -> None:
-        """With an empty replay; actors have begun no episode yet."""
+        """With an empty replay; actors have not started yet."""
         self._sampler.fresh_start(batches)
 
     def close(self) -> None:
         self._sampler.close()
         for actor in self._actors:
-            _forget(actor)
+            _kill(actor)
             actor.memory_file.close()
         self._memory_file.close()
 
 
-def _forget(actor: _Actor) -> None:
+def _kill(actor: _Actor) -> None:
     if actor.process is not None:
         actor.process.kill()
         actor.process.wait()

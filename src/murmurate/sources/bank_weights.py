@@ -1,9 +1,9 @@
 """Importance weights across learners that each draw from a replay (a "bank") of their own.
 
 Zhang, eq. 5.4: item i of bank j is drawn with chance p_i / (L P_j), and from one replay it would be with
-p_i / P, so its weight is (L P_j / P) (N p_i / P) ** -beta: but for what is the same for all,
-P_j p_i ** -beta. It is taken over the greatest in the last batches of all banks. Over the greatest that any
-item could have, one with an error of nearly 0 would make the steps of all learners small.
+p_i / P, so its weight is (L P_j / P) (N p_i / P) ** -beta, which is proportional to
+P_j p_i ** -beta. It is divided by the greatest weight in the last batches of all banks. Dividing by the
+greatest weight of any stored item would let one item with an error near 0 shrink the steps of all learners.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ LIKE = torch.zeros(1, dtype=torch.int64)
 
 
 class BankWeights:
-    """Publishes the greatest weight in this bank's batches, and reads the others'; nobody waits."""
+    """Publishes the greatest weight in this bank's batches, and reads the others' without waiting."""
 
     def __init__(self, channel: Channel, learners: int) -> None:
         self._channel = channel
         self._others = [rank for rank in range(learners) if rank != channel.rank]
         self._draws = 0
-        self._theirs: list[float] = []
+        self._others_greatest: list[float] = []
 
     def weigh(self, weights: Tensor, total: float, least: float, beta: float) -> None:
         """A batch's weights [B], (p / least p) ** -beta of this bank, become those that one replay would
@@ -35,13 +35,15 @@ class BankWeights:
         own = math.log(total) - beta * math.log(least)
         greatest = own + math.log(float(weights.max()))
         if self._draws % _EVERY == 0:
-            said = torch.tensor([greatest], dtype=torch.float64)
-            self._channel.publish(said.view(torch.int64))
-            spoken = [rank for rank in self._others if self._channel.version(rank) > 0]
+            own_greatest = torch.tensor([greatest], dtype=torch.float64)
+            self._channel.publish(own_greatest.view(torch.int64))
+            published = [rank for rank in self._others if self._channel.version(rank) > 0]
             living = set(self._channel.living())
-            self._theirs = [_number(self._channel.peek(rank)[0]) for rank in spoken if rank in living]
+            self._others_greatest = [
+                _number(self._channel.peek(rank)[0]) for rank in published if rank in living
+            ]
         self._draws += 1
-        weights.mul_(math.exp(own - max([greatest, *self._theirs])))
+        weights.mul_(math.exp(own - max([greatest, *self._others_greatest])))
 
 
 def _number(x: Tensor) -> float:

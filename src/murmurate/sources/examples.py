@@ -17,7 +17,7 @@ from murmurate.spec import Batch, derive_seed
 
 @dataclass(frozen=True)
 class ExampleSourceConfig(SourceConfig):
-    """Passes through the examples of a data set that are to be learned from."""
+    """Passes through the training examples of a data set."""
 
     gives: ClassVar[str] = "examples"
 
@@ -48,8 +48,8 @@ class ExampleSourceConfig(SourceConfig):
 
 
 class ExampleSource:
-    """Mini-batches without end (a ``Source``): each pass goes once through all examples, and is divided among
-    the replicas, each of which sees its part in an order of its own."""
+    """Mini-batches without end (a ``Source``): each pass is a random permutation of all examples, divided
+    among the replicas."""
 
     exact = True
 
@@ -57,7 +57,7 @@ class ExampleSource:
         self.alive: Callable[[int], bool] = lambda played: False
         self._examples, self._batch = examples, batch
         self._seed, self._rank, self._replicas = seed, rank, replicas
-        self._passes, self._place = 0, 0
+        self._passes, self._position = 0, 0
         self._order: NDArray[np.int64] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
@@ -66,18 +66,19 @@ class ExampleSource:
     def __next__(self) -> Batch:
         parts, missing = [], self._batch
         while missing:
-            order = self._pass()
-            part = order[self._place : self._place + missing]
+            order = self._current_pass()
+            part = order[self._position : self._position + missing]
             parts.append(part)
             missing -= len(part)
-            self._place += len(part)
-            if self._place == len(order):
-                self._passes, self._place, self._order = self._passes + 1, 0, None
+            self._position += len(part)
+            if self._position == len(order):
+                self._passes, self._position, self._order = self._passes + 1, 0, None
         examples = self._examples.select(np.concatenate(parts))
         return Batch(examples, env_steps=self._batch)
 
-    def _pass(self) -> NDArray[np.int64]:
-        """What this replica sees in the present pass; with fewer examples than replicas, all of them."""
+    def _current_pass(self) -> NDArray[np.int64]:
+        """This replica's indices in the current pass, in order; with fewer examples than replicas, all
+        indices."""
         if self._order is None:
             random = np.random.default_rng(derive_seed(self._seed, "pass", self._passes))
             whole = random.permutation(len(self._examples))
@@ -86,20 +87,21 @@ class ExampleSource:
         return self._order
 
     def fields(self) -> dict[str, Any]:
-        return {"passes": self._passes + self._place / len(self._pass())}
+        return {"passes": self._passes + self._position / len(self._current_pass())}
 
     def events(self) -> Sequence[tuple[str, str]]:
         return ()
 
     def state(self) -> dict[str, Any]:
-        return {"passes": self._passes, "place": self._place}
+        return {"passes": self._passes, "place": self._position}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._passes, self._place, self._order = int(state["passes"]), int(state["place"]), None
+        self._passes, self._position, self._order = int(state["passes"]), int(state["place"]), None
 
     def fresh_start(self, batches: int) -> None:
-        """Where this replica would be after so many batches: no peer has its part of a pass."""
-        self._passes, self._place = divmod(batches * self._batch, len(self._pass()))
+        """Go on where this replica would be after ``batches`` batches; a peer's state covers other
+        examples."""
+        self._passes, self._position = divmod(batches * self._batch, len(self._current_pass()))
         self._order = None
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Where a replica's batches come from: a config that is a part of a Run, and the source that it opens."""
+"""Sources of batches: a config, which is a part of a Run, and the source that it opens for a replica."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from murmurate.spec import Batch, Placement, World
 
 
 class RunView(Protocol):
-    """What a source and its config may ask of a Run."""
+    """What a source and its config may read of a Run."""
 
     @property
     def world(self) -> World: ...
@@ -41,8 +41,8 @@ class RunView(Protocol):
 class SourceContext:
     """What a source is opened with, by one replica.
 
-    progress: share of the run that lies behind, in [0, 1]. channel: opens a channel among the learners, by
-    its name and a tensor like those that go through it; all learners open the same ones, in one order.
+    progress: completed share of the run, in [0, 1]. channel: opens a channel among the learners, by name and
+    with a tensor of the shape and dtype that it carries; all learners open the same ones in the same order.
     """
 
     run: RunView
@@ -57,10 +57,11 @@ class SourceContext:
 
 
 class Source(Protocol):
-    """Batches without end; or until ``alive`` asks for an end: then the last one may come without data.
+    """An endless iterator of batches. It ends early where ``alive`` returns True: the last batch may then
+    have no data.
 
-    alive: to be called with the env steps played since the last batch, every now and then while a batch is
-    long in coming: a sign of life; True requests a stop. The training loop sets it.
+    alive: set by the training loop. A source calls it from time to time while it prepares a batch, with the
+    env steps made since the last batch; each call is a heartbeat, and True requests a stop.
     """
 
     alive: Callable[[int], bool]
@@ -70,20 +71,20 @@ class Source(Protocol):
 
     @property
     def exact(self) -> bool:
-        """Whether ``state`` holds all that is needed to go on bit for bit."""
+        """Whether resuming from ``state`` is bit-exact."""
         ...
 
     def fields(self) -> dict[str, Any]:
-        """What ``metrics.jsonl`` says of it, by name."""
+        """Values for ``metrics.jsonl``, by name."""
         ...
 
     def events(self) -> Sequence[tuple[str, str]]:
-        """What has happened since the last call: (kind, in words)."""
+        """Events since the last call: (kind, message)."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """Between two batches only: tensors and plain values, nested. What replays hold is below
-        ``replays``, by their names; a checkpoint keeps it in files of its own."""
+        """Between two batches only: tensors and plain values, nested. The contents of replays
+        are under ``replays``, by replay name; a checkpoint stores them in separate files."""
         ...
 
     def load(self, state: dict[str, Any]) -> None:
@@ -91,8 +92,8 @@ class Source(Protocol):
         ...
 
     def fresh_start(self, batches: int) -> None:
-        """Begin in the middle of a run, after the others have learned from ``batches`` batches each: with
-        data of its own that neither a peer nor this replica's first start was given."""
+        """Begin in the middle of a run, in which each replica has learned from ``batches`` batches: with
+        random seeds that neither a peer nor an earlier start of this replica has used."""
         ...
 
     def close(self) -> None: ...
@@ -112,20 +113,20 @@ class SourceConfig(Protocol):
         return None
 
     def batches(self, run: RunView) -> int | None:
-        """How many batches each replica learns from in the run; None if only time or updates end it."""
+        """Number of batches for each replica in the whole run; None if only time or updates end it."""
         ...
 
     def memory_bytes(self, run: RunView) -> int:
-        """Of one replica's source, its processes included. Raises Refusal for what can give no batch, or
-        where a disk that it needs is too small."""
+        """Memory of one replica's source, its processes included. Raises Refusal for a config that can give
+        no batch, or where a disk that it needs is too small."""
         return 0
 
     def saved_bytes(self, run: RunView) -> int:
-        """What one replica's source adds to a checkpoint, beyond the common kilobytes."""
+        """Bytes that one replica's source adds to a checkpoint, beyond a few kilobytes."""
         return 0
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Raise Refusal if ``Source.state`` of a checkpoint is of another config than this."""
+        """Raise Refusal if ``state`` (``Source.state`` of a checkpoint) is of another config."""
         return None
 
     def open(self, context: SourceContext) -> Source: ...

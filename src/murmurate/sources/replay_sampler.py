@@ -1,4 +1,4 @@
-"""How often transitions are drawn: the count that every source with a replay keeps."""
+"""Draws batches from a replay at a fixed ratio to the inserted steps; used by every source with a replay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from murmurate.spec import Batch, Episode
 
 @dataclass
 class ReplayBatch(Batch):
-    """A batch whose errors become priorities; ``data`` is a ``Sample``."""
+    """A batch whose ``feedback`` updates the replay's priorities; ``data`` is a ``Sample``."""
 
     replay: Replay | None = None
     keys: Tensor | None = None
@@ -31,8 +31,8 @@ class ReplayBatch(Batch):
 class ReplaySampler:
     """Steps in, batches out, each transition drawn ``samples_per_insert`` times on average.
 
-    progress: share of the run that lies behind, for beta. banks: makes importance weights as if all learners
-    drew from one replay. name: of the replay, in checkpoints.
+    progress: completed share of the run, for beta. banks: scales importance weights as if all learners drew
+    from one replay. name: of the replay, in checkpoints.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ReplaySampler:
 
     @property
     def due(self) -> bool:
-        """Whether there is enough to draw from, and too little has been drawn."""
+        """Whether the replay holds a batch, and ``samples_per_insert`` allows drawing one."""
         allowed = self.config.samples_per_insert * self.config.learnable(self._played)
         return self._drawn + self.batch <= allowed and len(self.replay) >= self.batch
 
@@ -69,25 +69,25 @@ class ReplaySampler:
         if self.replay.full:
             self._ahead.drain()
 
-    def take_in(self, low: int, steps: Steps) -> None:
-        """A step of the simulators from number ``low`` on."""
+    def insert(self, low: int, steps: Steps) -> None:
+        """Insert a step of the simulators ``low``, ``low`` + 1, ..."""
         self.replay.observe(low, steps)
         self._played += len(steps.reward)
 
     def next(self, env_steps: int, episodes: Sequence[Episode]) -> Batch:
-        """The batch, with what was played since the last one."""
+        """Draw a batch. env_steps, episodes: since the last one."""
         self._drawn += self.batch
         self.batches += 1
         if self.config.alpha_end is not None:
             self.replay.sampler.set_alpha(self.config.alpha_at(self._progress()))
         sample = self._ahead.next(self._beta())
-        data = _there(sample, self.device)
+        data = _on_device(sample, self.device)
         return ReplayBatch(data, env_steps, episodes, replay=self.replay, keys=sample.keys)
 
     def _weigh(self, weights: Tensor, beta: float) -> None:
         if self.banks is None:
-            # over the greatest of the batch: over that of the replay, as they come, one transition with an
-            # error of nearly 0 would make the steps of all others small
+            # divided by the batch's greatest, not the replay's: there one transition with an error near 0
+            # would shrink the steps of all others
             weights.div_(weights.max())
         else:
             self.banks.weigh(weights, *self.replay.sampler.mass, beta)
@@ -114,7 +114,7 @@ class ReplaySampler:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``; as from ``fresh_start``, if it does not hold what was in the replay."""
+        """Go on from ``state``; as ``fresh_start``, if the replay's contents were not saved in it."""
         held = state["replays"].get(self.name)
         if held is None:
             return self.fresh_start(int(state["batches"]))
@@ -124,7 +124,7 @@ class ReplaySampler:
         self._ahead.load(held["ahead"])
 
     def fresh_start(self, batches: int) -> None:
-        """With an empty replay, in the middle of a run: learn as soon as a batch can be drawn."""
+        """Begin in the middle of a run with an empty replay: learn as soon as a batch can be drawn."""
         self.batches = batches
         self._played, self._drawn = self.config.learning_starts, 0
         self.exact = False
@@ -133,7 +133,7 @@ class ReplaySampler:
         self._ahead.close()
 
 
-def _there(sample: Sample, device: torch.device) -> Sample:
+def _on_device(sample: Sample, device: torch.device) -> Sample:
     """The batch on the learner's device."""
     if device.type == "cpu":
         return sample

@@ -1,4 +1,5 @@
-"""Batches from a replay that fills while they are drawn: one process plays and learns, alternately."""
+"""Batches from a replay that fills while they are drawn: one process alternates between acting and
+learning."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from murmurate.agents.interface import Action, Agent, Policy
 from murmurate.errors import Refusal
 from murmurate.replay.config import ReplayConfig, memory_bytes, open_replay, replay_bytes
 from murmurate.replay.memory import refuse_full_disk
-from murmurate.sources.actor_source import ActorSource, Cast
+from murmurate.sources.actor_source import ActorPlan, ActorSource
 from murmurate.sources.bank_weights import LIKE, BankWeights
 from murmurate.sources.interface import RunView, Source, SourceConfig, SourceContext
 from murmurate.sources.replay_sampler import ReplaySampler
@@ -28,14 +29,14 @@ _ACTOR_BYTES = 150 * 2**20
 
 @dataclass(frozen=True)
 class ReplaySourceConfig(SourceConfig):
-    """Batches of transitions from a replay, which the learner or its actors fill.
+    """Batches of transitions from a replay, which the learner or its actor processes fill.
 
     simulators: per learner. double_buffer: act for one half of the simulators while the other half steps in
         native threads.
-    replay: what each learner keeps and how it draws from it.
-    actors: processes of each learner that share its simulators and play while it learns (Ape-X); 0: it plays
-        itself.
-    random_env_steps: of each learner that begin with uniformly random actions, before its policy acts.
+    replay: size, sampling and storage of each learner's replay.
+    actors: actor processes of each learner; they share its simulators and act while it learns (Ape-X). With 0
+        the learner acts itself.
+    random_env_steps: env steps of each learner, at its start, whose actions are uniformly random.
     """
 
     simulators: int = 16
@@ -59,7 +60,7 @@ class ReplaySourceConfig(SourceConfig):
         self.replay.validate(run.learner.requires.batch)
         self._check_learning(run)
         if self.actors and self.double_buffer:
-            raise Refusal("actors play while the learner learns, and need no double buffer. Leave one out.")
+            raise Refusal("actors step while the learner learns, and need no double buffer. Leave one out.")
         if self.actors and run.launcher == "inline":
             raise Refusal("actors are processes, and the inline launcher has none. Use --launcher local.")
 
@@ -127,7 +128,7 @@ class ReplaySourceConfig(SourceConfig):
         first, total = rank * self.simulators, run.replicas * self.simulators
         if self.actors:
             learner.assign_simulators(first, total)
-            cast_ = Cast(
+            plan = ActorPlan(
                 world,
                 run.learner,
                 self.actors,
@@ -136,7 +137,7 @@ class ReplaySourceConfig(SourceConfig):
                 replicas=run.replicas,
                 random_env_steps=self.random_env_steps,
             )
-            return ActorSource(cast_, spec, learner, sampler, seed=seed)
+            return ActorSource(plan, spec, learner, sampler, seed=seed)
         groups = open_groups(world, self.simulators, training=True, double_buffer=self.double_buffer)
         return ReplaySource(
             groups,
@@ -155,8 +156,8 @@ class ReplaySource:
     ``groups`` are opened simulators (see ``open_groups``), closed by ``close``; while one group steps in
     native threads the agent acts for another. A batch is valid until the next one is asked for.
 
-    sampler: closed by ``close``. assign: told the number of the first simulator that the policy is asked to
-        act for next. random_env_steps: see ``ReplaySourceConfig``.
+    sampler: closed by ``close``. assign: called before each ``act`` with the number of the first simulator
+        that it acts for. random_env_steps: see ``ReplaySourceConfig``.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class ReplaySource:
     @property
     def exact(self) -> bool:
         self._start()
-        if self._sampler.banks is not None:  # weights depend on when the other banks were looked at
+        if self._sampler.banks is not None:  # weights depend on when the other banks were read
             return False
         return self._sampler.exact and all(group.state() is not None for group in self._groups)
 
@@ -223,7 +224,7 @@ class ReplaySource:
         episodes = []
         for g, group in enumerate(self._groups):
             part, step = self._slices[g], group.receive()
-            self._sampler.take_in(part.start, steps_of(self._now[g], chosen[g], step))
+            self._sampler.insert(part.start, steps_of(self._now[g], chosen[g], step))
             self._now[g] = step.observation
             torch.logical_or(step.terminated, step.truncated, out=self._first[part])
             episodes += [Episode(part.start + e.simulator, e.episode_return, e.length) for e in step.episodes]
@@ -236,8 +237,8 @@ class ReplaySource:
         with torch.no_grad():
             action = self.policy.act(seen, self._memory[g], first, self._generator)
             if self._sampler.played < self._random:
-                guess = random_actions(self._spec, len(seen), self._generator)
-                action = action._replace(action=guess, taken=None, best=None)
+                random = random_actions(self._spec, len(seen), self._generator)
+                action = action._replace(action=random, taken=None, best=None)
         return action
 
     def _start(self) -> None:

@@ -1,4 +1,4 @@
-"""Rollouts: an agent acts in simulators, and every ``T`` steps a ``Trajectory`` comes out.
+"""Rollouts: an agent acts in simulators for ``T`` steps, which make a ``Trajectory``.
 
 Simulators may come in several groups (two for double buffering): while one group steps in native
 threads, the agent acts for another. Whatever the number of groups, the trajectories look the same.
@@ -96,7 +96,7 @@ def open_groups(
 ) -> list[Simulators]:
     """All ``simulators`` in one group, or in two halves if ``double_buffer``; ``threads`` is per group.
 
-    The halves play the very games that the whole would. Raises ``Refusal`` for fewer simulators than
+    The halves have the same random seeds as the one group. Raises ``Refusal`` for fewer simulators than
     groups.
     """
     check_simulators(simulators, double_buffer)
@@ -147,7 +147,7 @@ class RolloutSource:
         self._generator = derive_generator(seed, "actions", device=self._device)
         self._batches = 0
         self._started = False
-        # What the next step acts upon. Kept apart from the sets, so that it is there before them.
+        # input of the next step; of the second set at first, and later of whichever was filled last
         self._observation = self._sets[1].observation[steps]
         self._first = torch.ones(self._size, dtype=torch.bool)
         self._memory: list[Tensor | None] = [None] * len(self._groups)
@@ -163,7 +163,7 @@ class RolloutSource:
 
     @property
     def exact(self) -> bool:
-        """Whether ``state`` holds all that is needed to go on bit for bit."""
+        """Whether resuming from ``state`` is bit-exact."""
         if not self._started:
             self._start()
         return all(group.state() is not None for group in self._groups)
@@ -209,7 +209,7 @@ class RolloutSource:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``; groups that could not be saved begin new games, unlike any before.
+        """Go on from ``state``; groups that could not be saved begin new episodes, with new seeds.
 
         Raises ``ValueError`` for a state of other groups.
         """
@@ -249,7 +249,7 @@ class RolloutSource:
         self._started = True
 
     def _restart(self, g: int) -> None:
-        """New games for a group; after a resume not those that it began with."""
+        """New episodes for a group, seeded by the number of batches so far."""
         part, group = self._slices[g], self._groups[g]
         step = group.reset(derive_seed(self._seed, "games", self._batches))
         self._observation[part] = step.observation.to(self._device)
@@ -274,8 +274,8 @@ class RolloutSource:
 
 
 class _Before(NamedTuple):
-    """Views of what one group sees before step t (t up to T). Slicing anew each time costs as much as
-    the copies themselves."""
+    """Views of one group's inputs before step t (t up to T). Slicing at each step would cost as much as the
+    copies themselves."""
 
     observation: Tensor
     first: Tensor
@@ -283,7 +283,7 @@ class _Before(NamedTuple):
 
 
 class _After(NamedTuple):
-    """Views of what one group does in step t, and what comes of it."""
+    """Views of one group's actions in step t and their outcome."""
 
     action: Tensor
     reward: Tensor
@@ -345,7 +345,7 @@ class _Set:
         self._truncated_observations = []
 
     def put(self, t: int, g: int, step: TimeStep) -> list[Episode]:
-        """Write what followed action t - 1 of group g; return its ended games."""
+        """Write what followed action t - 1 of group g; return its ended episodes."""
         now, past = self.before[t][g], self.after[t - 1][g]
         if now.stage is None:
             now.observation.copy_(step.observation)
@@ -362,17 +362,17 @@ class _Set:
         return [Episode(low + e.simulator, e.episode_return, e.length) for e in step.episodes]
 
     def trajectory(self) -> Trajectory:
-        def there(x: Tensor) -> Tensor:
+        def on_device(x: Tensor) -> Tensor:
             return x.to(self._device, non_blocking=True)
 
         ends = self._truncated_observations
         return Trajectory(
             observation=self.observation[: self._steps],
             action=self.action,
-            reward=there(self._reward),
-            terminated=there(self._terminated),
-            truncated=there(self._truncated),
-            first=there(self.first[: self._steps]),
+            reward=on_device(self._reward),
+            terminated=on_device(self._terminated),
+            truncated=on_device(self._truncated),
+            first=on_device(self.first[: self._steps]),
             last_observation=self.observation[self._steps],
             # Within a step the groups were received in order, so these rows are row-major already.
             truncated_observation=torch.cat(ends).to(self._device) if ends else None,

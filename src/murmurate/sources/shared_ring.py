@@ -1,8 +1,7 @@
 """What a learner and its actors share: parameters one way, steps the other, in anonymous memory.
 
-The learner's parameters are a register: an actor reads the newest whole version, and nobody waits. Steps are
-a ring for each actor with one writer and one reader; a full one stops its actor, and that is how a learner
-that is behind holds its actors back.
+The learner's parameters are a register: an actor reads the newest complete version without waiting. Each
+actor has a ring of steps with a single producer and a single consumer; an actor waits while its ring is full.
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ class Weights:
     """[N] float32 parameters with a version. One writes, any number read."""
 
     def __init__(self, memory_file: SharedMemoryFile, count: int) -> None:
-        # a writer raises the first number, writes, and then the second; the third is the version
+        # a seqlock: the writer raises the first number, writes, then raises the second; the third is the
+        # version
         self._marks = memory_file.counters("marks", (3, _LINE))[:, 0]
         self._values = memory_file.tensors("parameters", (count,), torch.float32)
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ class Weights:
         self._marks[1] = self._marks[0]
 
     def read(self, into: Tensor) -> int:
-        """Copies the newest whole version; returns its number."""
+        """Copy the newest complete version into ``into`` [N]; returns the version."""
         while True:
             seen = int(self._marks[1])
             fence(self._lock)
@@ -67,7 +67,8 @@ class Weights:
 
 @dataclass
 class Record:
-    """One step of an actor's simulators, the games that ended with it, and what it was played with."""
+    """One step of an actor's simulators, the episodes that ended with it, and the version of the parameters
+    it used."""
 
     steps: Steps
     episodes: list[Episode]
@@ -75,7 +76,7 @@ class Record:
 
 
 class Ring:
-    """``SLOTS`` records of ``size`` simulators of a world; one process puts, one takes."""
+    """``SLOTS`` records of ``size`` simulators of a world; one process puts, another takes."""
 
     def __init__(
         self, memory_file: SharedMemoryFile, spec: EnvSpec, size: int, behaviour: Shapes | None = None
@@ -93,23 +94,23 @@ class Ring:
         ]
         self._steps = [_steps_in(slot) for slot in self._slots]
         self._lock = threading.Lock()
-        self._rests = False
+        self._is_draining = False
 
     @property
     def waiting(self) -> int:
-        """Records that were put and not yet taken."""
+        """Number of records that were put and not yet dropped."""
         return int(self._marks[0] - self._marks[1])
 
     @property
     def has_room(self) -> bool:
-        """Whether a record may be put. Once full, only when half of it is free again: then who fills it does
-        several records at a time, and leaves the core alone in between."""
+        """Whether a record may be put. Once full, only when half of it is free again: the producer then runs
+        in longer stretches, with fewer wake-ups."""
         waiting = self.waiting
-        self._rests = waiting >= SLOTS or (self._rests and waiting > SLOTS // 2)
-        return not self._rests
+        self._is_draining = waiting >= SLOTS or (self._is_draining and waiting > SLOTS // 2)
+        return not self._is_draining
 
     def put(self, record: Record) -> None:
-        """The caller has seen that it ``has_room``."""
+        """Requires ``has_room``."""
         slot = self._slots[int(self._marks[0]) % SLOTS]
         behaviour = record.steps.behaviour
         for name, value in record.steps._replace(behaviour={})._asdict().items():
@@ -127,7 +128,7 @@ class Ring:
         self._marks[0] += 1
 
     def oldest(self) -> Record:
-        """The oldest record, where it lies: until ``drop``. The caller has seen that there is one."""
+        """The oldest record, as views that are valid until ``drop``. Requires ``waiting`` > 0."""
         fence(self._lock)
         number = int(self._marks[1]) % SLOTS
         slot, steps = self._slots[number], self._steps[number]
@@ -138,14 +139,14 @@ class Ring:
         return Record(steps, episodes, version)
 
     def drop(self) -> None:
-        """The oldest record's place may be written again."""
+        """Free the oldest record's slot."""
         fence(self._lock)
         self._marks[1] += 1
 
 
-class Pauses:
-    """Sleeps of one who looks again and again. They double, and the first is half of what it took last time:
-    who sleeps does not take the core, and what is in its caches, from the one that is waited for."""
+class Backoff:
+    """Exponential backoff for polling: sleeps double, from half of the total of the last wait. Sleeping
+    leaves the core and its caches to the process that is waited for."""
 
     def __init__(self) -> None:
         self._seconds, self._slept = _SHORTEST_SECONDS, 0.0
@@ -155,16 +156,16 @@ class Pauses:
         self._slept += self._seconds
         self._seconds = min(2 * self._seconds, _LONGEST_SECONDS)
 
-    def over(self) -> None:
-        """There was something."""
+    def reset(self) -> None:
+        """The wait has ended."""
         self._seconds = min(max(self._slept / 2, _SHORTEST_SECONDS), _LONGEST_SECONDS)
         self._slept = 0.0
 
 
-def give_way() -> None:
-    """From now on this process does not interrupt who is running on a core when it wakes up: its turn comes,
-    and is as long. Two learners that share two cores with four actors draw a third more for it."""
-    if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:  # nobody chose another
+def use_batch_scheduling() -> None:
+    """Schedule this process as SCHED_BATCH (Linux): it no longer preempts a running process when it wakes up.
+    Two learners that share two cores with four actors then draw a third more batches."""
+    if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:  # the user chose no other
         with contextlib.suppress(OSError):  # where that is forbidden
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 

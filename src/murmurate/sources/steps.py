@@ -1,4 +1,4 @@
-"""A time step of simulators as a replay takes it in, and actions drawn at random."""
+"""A time step of simulators in the form that a replay stores, and random actions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from murmurate.spec import EnvSpec, TimeStep
 
 
 def steps_of(observation: Tensor, action: Action, step: TimeStep) -> Steps:
-    """An observation, an action and what followed: the last observation of an episode that was truncated."""
+    """The transition from ``observation`` by ``action``; where an episode was truncated, to its final
+    observation."""
     following = step.observation
     if step.final_observation is not None:
         following = following.clone()

@@ -1,4 +1,4 @@
-"""The centre's part of a run: a member that learns nothing and runs its strategy's ``serve``."""
+"""The process of a run's centre: it does not learn; it runs the strategy's ``serve``."""
 
 from __future__ import annotations
 
@@ -8,113 +8,116 @@ import torch
 
 from murmurate.fabric.interface import Channel
 from murmurate.record.recorder import Recorder
-from murmurate.record.step_timer import Watch
+from murmurate.record.step_timer import StepTimer
 from murmurate.replicator.learner import Learner
 from murmurate.replicator.replicator import Replicator
 from murmurate.training.checkpoint import write_part
 from murmurate.training.divergence import Probe
 from murmurate.training.members import learner_of
-from murmurate.training.rejoin import Doorway, Pace
+from murmurate.training.rejoin import Pace, StateTransfer
 from murmurate.training.run import Run
 from murmurate.training.worker_context import (
+    DRAIN_SECONDS,
     FINAL,
     FINAL_REQUEST,
-    SETTLE_SECONDS,
-    Post,
+    WorkerContext,
     member_state,
     restore_counts,
     staging,
 )
 
 
-class Serving:
+class CentreServer:
     """The last member of a run whose strategy has a centre."""
 
-    def __init__(self, run: Run, post: Post) -> None:
-        self.run, self.post = run, post
-        self.replicator = Replicator(run.strategy, post.fabric)
-        self.learner: Learner = learner_of(run, post.rank, self.replicator)
-        # the same channels in the same order as every learner's
+    def __init__(self, run: Run, context: WorkerContext) -> None:
+        self.run, self.context = run, context
+        self.replicator = Replicator(run.strategy, context.fabric)
+        self.learner: Learner = learner_of(run, context.rank, self.replicator)
+        # the same channels in the same order as in every learner
         for replica in self.learner.replicas.values():
-            Probe(replica, post.fabric, synchronous=False, replicas=run.replicas)
-        self.meeting: Channel = post.fabric.channel("meeting", torch.zeros(4, dtype=torch.float64))
+            Probe(replica, context.fabric, synchronous=False, replicas=run.replicas)
+        self.barrier: Channel = context.fabric.channel("barrier", torch.zeros(4, dtype=torch.float64))
         self.recorder = Recorder(
-            post.folder / "metrics.jsonl", None, post.started_at, offset_seconds=post.offset_seconds
+            context.folder / "metrics.jsonl", None, context.started_at, offset_seconds=context.offset_seconds
         )
-        self.watch = Watch(lambda: self.recorder.seconds, list(self.replicator.bonds.values()))
+        self.timer = StepTimer(lambda: self.recorder.seconds, list(self.replicator.bonds.values()))
         self._last_record = time.monotonic()
         self._warned = False
-        self.answered = 0
+        self.saved_request = 0
         self.pace = Pace()
-        self.doorway = (
-            None if post.admission is None else Doorway(post.admission, self.replicator, post.folder)
+        self.state_transfer = (
+            None
+            if context.admission is None
+            else StateTransfer(context.admission, self.replicator, context.folder)
         )
-        if post.restored is not None:
-            self.replicator.load(post.restored.state["replicas"])
-            restore_counts(self.replicator, post.restored.state)
-            self.meeting.gather(torch.zeros(4, dtype=torch.float64))
+        if context.restored is not None:
+            self.replicator.load(context.restored.state["replicas"])
+            restore_counts(self.replicator, context.restored.state)
+            self.barrier.gather(torch.zeros(4, dtype=torch.float64))
             self.replicator.resumed()
-            self.meeting.gather(torch.zeros(4, dtype=torch.float64))
+            self.barrier.gather(torch.zeros(4, dtype=torch.float64))
 
-    def go(self) -> None:
-        """Serve until every living replica has finished, then leave the last part of the checkpoint."""
-        run_state = self.post.run_state
-        self.replicator.serve_until(lambda: run_state.finished_all(self.run.replicas), self._turn)
+    def run_to_end(self) -> None:
+        """Serve until every living replica has finished, then write the centre's part of the final
+        checkpoint."""
+        run_state = self.context.run_state
+        self.replicator.serve_until(lambda: run_state.finished_all(self.run.replicas), self._poll)
         self._record(last=True)
-        self.replicator.drain(FINAL_REQUEST, SETTLE_SECONDS)
+        self.replicator.drain(FINAL_REQUEST, DRAIN_SECONDS)
         self.replicator.publish()
         learned = any(run_state.clock(rank) for rank in range(self.run.replicas))
         if learned and (words := self.replicator.untouched):
-            self.recorder.event("warning", words, member=self.post.rank)
-        run_state.finished(self.post.rank)
-        write_part(staging(self.post.folder, FINAL), self.post.rank, self._state())
-        run_state.saved(self.post.rank, FINAL_REQUEST)
+            self.recorder.event("warning", words, member=self.context.rank)
+        run_state.finished(self.context.rank)
+        write_part(staging(self.context.folder, FINAL), self.context.rank, self._state())
+        run_state.saved(self.context.rank, FINAL_REQUEST)
         self.recorder.close()
 
-    def _turn(self) -> None:
-        """What a centre does besides serving."""
-        run_state = self.post.run_state
-        self.watch.lap("exchange")
+    def _poll(self) -> None:
+        """Between two requests: save, record, send a heartbeat, admit members that were started again."""
+        run_state = self.context.run_state
+        self.timer.lap("exchange")
         self._save(run_state.checkpoint_requested)
         self._record()
-        self.post.between()
-        run_state.beat(self.post.rank)
+        self.context.between()
+        run_state.heartbeat(self.context.rank)
         if (seconds := self.pace.tick()) is not None:
-            run_state.set_pace(self.post.rank, seconds)
-        if self.doorway is not None:
-            self.doorway.welcome()
-        self.watch.turn()
+            run_state.set_pace(self.context.rank, seconds)
+        if self.state_transfer is not None:
+            self.state_transfer.admit_joined()
+        self.timer.turn()
 
     def _record(self, last: bool = False) -> None:
-        """A line of ``kind`` "centre": it has no env steps, and is not counted among the replicas."""
+        """A line of ``kind`` "centre": it has no env steps, and does not count as a replica."""
         now = time.monotonic()
         if now - self._last_record < self.run.record_every_seconds and not last:
             return
         self._last_record = now
         if not self._warned and (words := self.replicator.refused_all):
             self._warned = True
-            self.recorder.event("warning", words, member=self.post.rank)
+            self.recorder.event("warning", words, member=self.context.rank)
         self.recorder.record(
             {
                 "kind": "centre",
-                "member": self.post.rank,
+                "member": self.context.rank,
                 "updates": self.replicator.folds,
                 "waiting_seconds": self.replicator.waiting_seconds,
                 "bytes_exchanged": self.replicator.bytes_exchanged,
-                **self.watch.fields(last=last),
+                **self.timer.fields(last=last),
             }
         )
 
-    def _save(self, asked: int) -> None:
-        if asked <= self.answered:
+    def _save(self, requested: int) -> None:
+        if requested <= self.saved_request:
             return
-        self.answered = asked
-        if self.replicator.drain(asked, SETTLE_SECONDS):
+        self.saved_request = requested
+        if self.replicator.drain(requested, DRAIN_SECONDS):
             self.replicator.publish()
-            write_part(staging(self.post.folder, str(asked)), self.post.rank, self._state())
-            self.post.run_state.saved(self.post.rank, asked)
+            write_part(staging(self.context.folder, str(requested)), self.context.rank, self._state())
+            self.context.run_state.saved(self.context.rank, requested)
         else:
-            self.post.run_state.skipped(self.post.rank, asked)
+            self.context.run_state.skipped(self.context.rank, requested)
 
     def _state(self) -> dict[str, object]:
         return member_state(self.replicator, self.recorder.seconds) | {

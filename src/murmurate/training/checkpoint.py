@@ -1,11 +1,11 @@
-"""Checkpoints: named tensors in safetensors, everything else in JSON; never pickle, never half.
+"""Checkpoints: named tensors in safetensors, everything else in JSON; never pickle, never incomplete.
 
 ``checkpoints/last``, ``previous`` and ``best`` each hold a ``replica-<i>.safetensors`` a replica and one
-``state.json`` with a checksum of each. What a replica's replay holds lies beside it, in
-``replay-<i>.safetensors`` (``replay.<name>-<i>``, where it has others);
-``best`` is to be played with, and has none. Chunks of a replay's images are files
-of their own, and those that have not changed are linked from one checkpoint to the next. Parts are written
-into a staging folder beside ``last``, which becomes ``last`` by renaming once all are there.
+``state.json`` with a checksum of each. The contents of a replica's
+replay are in ``replay-<i>.safetensors`` (``replay.<name>-<i>`` for further replays); ``best`` is for
+evaluation and has none. Chunks of a replay's images are separate files; unchanged ones are hard-linked from
+one checkpoint to the next. Parts are written into a staging folder beside ``last``, which is renamed to
+``last`` when complete.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from murmurate.errors import Refusal, RunFailed
 from murmurate.replay.interface import Chunk
 
 FORMAT = 1
-_ABOUT = frozenset({"env_steps", "seconds", "replicas"})  # what ``commit`` must be told at least
+_REQUIRED = frozenset({"env_steps", "seconds", "replicas"})  # keys of every state.json
 _REPLAY_STEM = re.compile(r"replay(?:\.(?P<name>[^-]+))?-(?P<rank>\d+)")
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -39,9 +39,9 @@ def write_part(
 ) -> None:
     """Write one replica's nested ``state`` (tensors and plain values) into a staging folder.
 
-    replays: what its replays hold, by name; it may be many times larger.
-    It appears there whole or, if this process is killed meanwhile, not at all. Raises RunFailed when the
-    disk is full.
+    replays: the state of each replay, by name; it may be many times larger.
+    The write is atomic: if this process is killed, the part does not appear. Raises RunFailed when the disk
+    is full.
     """
     try:
         staging.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def _write(folder: Path, name: str, state: dict[str, Any]) -> None:
             if path.name not in listed:
                 raise FileNotFoundError(path)
             os.link(folder.parent / "last" / path.name, path)
-        except OSError:  # it is not there, or this file system has no links
+        except OSError:  # no such chunk, or a file system without hard links
             _save(path, {"x": chunk.values.detach().cpu().contiguous()})
     _save(folder / f"{name}.safetensors", tensors, {"plain": json.dumps(plain)})
 
@@ -80,22 +80,22 @@ def _chunk_file(name: str, chunk: str) -> str:
     return f"{name}-{chunk}.safetensors"
 
 
-def lend_part(source: Path, target: Path, rank: int) -> None:
-    """Give another staging folder the part, if any, that one replica has written into ``source``."""
+def link_part(source: Path, target: Path, rank: int) -> None:
+    """Hard-link (or copy) one replica's part, if there is one, from one staging folder into another."""
     own = re.compile(rf"(replica|replay(\.[^-]+)?)-{rank}[.-].*safetensors")
     for file in source.iterdir() if source.exists() else ():
         if own.fullmatch(file.name):
             (target / file.name).unlink(missing_ok=True)
             try:
                 os.link(file, target / file.name)
-            except OSError:  # this file system has no links
+            except OSError:  # a file system without hard links
                 shutil.copyfile(file, target / file.name)
 
 
 def commit(folder: Path, staging: Path, about: dict[str, Any]) -> None:
     """Make ``staging`` the newest checkpoint of ``folder``; the one before is kept as ``previous``.
 
-    A crash at any point leaves at least one whole checkpoint under ``last`` or ``previous``. Raises
+    A crash at any point leaves at least one complete checkpoint under ``last`` or ``previous``. Raises
     RunFailed when the disk is full, ValueError if nothing is staged.
     """
     parts = sorted(staging.glob("repl*-*.safetensors"))
@@ -129,7 +129,7 @@ def _digests_of_linked(parts: list[Path], last: Path) -> dict[str, str]:
 
 
 def _listed(checkpoint: Path) -> dict[str, str]:
-    """Digests by name; nothing of a checkpoint whose list cannot be read."""
+    """Digests by file name; empty for a checkpoint whose state.json cannot be read."""
     try:
         return dict(read_manifest(checkpoint)["parts"])
     except (OSError, ValueError, LookupError, TypeError):
@@ -162,7 +162,7 @@ def keep_as_best(folder: Path) -> None:
 
 
 def mend(folder: Path) -> None:
-    """Put back the best checkpoint if a crash came between setting it aside and replacing it."""
+    """Restore the best checkpoint if a crash interrupted its replacement."""
     best, old = folder / "best", folder / ".old-best"
     if best.exists():
         shutil.rmtree(old, ignore_errors=True)
@@ -171,8 +171,8 @@ def mend(folder: Path) -> None:
 
 
 def newest(folder: Path) -> Path:
-    """The newest whole checkpoint in ``folder``; falls back, with a warning, to the one before, and where
-    both lack but parts of a replay (they share what did not change) to the newest without its replays.
+    """The newest complete checkpoint in ``folder``. Falls back, with a warning, to the one before and, where
+    only replays are damaged in both (they share unchanged chunks), to the newest without its replays.
 
     Raises Refusal if there is none.
     """
@@ -205,15 +205,15 @@ def _set_replays_aside(checkpoint: Path) -> None:
         path.rename(path.with_name(f"damaged-{path.name}"))
 
 
-def distrust(checkpoint: Path) -> None:
-    """A damaged checkpoint's list becomes ``damaged-state.json``: nothing that it vouches for goes on into
-    the next one."""
+def reject(checkpoint: Path) -> None:
+    """Rename a damaged checkpoint's ``state.json`` to ``damaged-state.json``, so that the next checkpoint
+    links nothing from it."""
     if (checkpoint / "state.json").exists():
         (checkpoint / "state.json").rename(checkpoint / "damaged-state.json")
 
 
 def damage(checkpoint: Path, replays: bool = True) -> str | None:
-    """What is wrong with a checkpoint, in a sentence; None if it is whole. replays: look at them too."""
+    """What is wrong with a checkpoint, in a sentence; None if it is complete. replays: check them too."""
     try:
         manifest = json.loads((checkpoint / "state.json").read_text())
     except FileNotFoundError:
@@ -227,7 +227,7 @@ def damage(checkpoint: Path, replays: bool = True) -> str | None:
     if manifest.get("format") != FORMAT:
         return f"{checkpoint} has format {manifest.get('format')}, and this version reads {FORMAT}."
     listed = manifest.get("parts")
-    if not isinstance(listed, dict) or not listed or not manifest.keys() >= _ABOUT:
+    if not isinstance(listed, dict) or not listed or not manifest.keys() >= _REQUIRED:
         return f"{checkpoint}/state.json is corrupt."
     for name, digest in listed.items():
         if not replays and name.startswith("replay"):
@@ -279,7 +279,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def env_steps(checkpoint: Path, rank: int) -> int:
-    """Env steps that one replica had made at its part, without reading the tensors."""
+    """Env steps of one replica when it wrote its part, without reading the tensors."""
     return int(_read_plain(checkpoint / f"replica-{rank}.safetensors")["d"]["env_steps"]["v"])
 
 
@@ -305,7 +305,7 @@ def disk_failure(path: Path, error: Exception) -> RunFailed:
 
 
 _TENSOR = "<tensor>"
-_LARGE_BYTES = 64 * 2**20  # a replay's images are written from where they lie
+_LARGE_BYTES = 64 * 2**20  # larger tensors (a replay's images) are written without a copy
 
 
 def _key(path: tuple[str, ...]) -> str:

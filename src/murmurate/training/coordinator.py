@@ -1,6 +1,6 @@
-"""The launcher's side of a run: asks for checkpoints, commits them, decides when it is over, sums up.
+"""The launcher's side of a run: requests checkpoints, commits them, ends the run, and keeps its events.
 
-It learns nothing and sits in nobody's way: replicas read its wishes from the run state between two steps.
+Replicas poll its requests in the run state between two steps; it never blocks them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class SecondInterrupt(Exception):
-    """Ctrl-C came twice: stop at once."""
+    """A second Ctrl-C or SIGTERM: stop at once."""
 
 
 class Coordinator:
-    """Watches one run through its run_state and its ``metrics.jsonl``."""
+    """Follows one run through its run state and its ``metrics.jsonl``."""
 
     def __init__(
         self, run: Run, folder: Path, run_state: RunState, started_at: float, resume: Resume | None = None
@@ -66,12 +66,12 @@ class Coordinator:
         self.steps_before = 0
         self.seconds_before = offset_seconds
         self.stopped_because = ""
-        self.slowest_save_seconds: float | None = None  # from asking for a checkpoint to the last part
+        self.slowest_save_seconds: float | None = None  # from the request for a checkpoint to its last part
         self.skipped = 0  # checkpoints given up because a member's deltas were in flight
-        self.is_admitting = False  # a replica is coming in: no checkpoint meanwhile
-        self._cleared = 0  # number of the newest checkpoint whose forerunners are cleared away
+        self.is_admitting = False  # a replica is joining: no checkpoint meanwhile
+        self._cleared = 0  # staging folders up to this checkpoint number are deleted
         self._pending = 0  # number of the checkpoint that replicas are writing; 0 if none
-        self._asked_at = 0.0
+        self._requested_at = 0.0
         self._next_at = self._after(run_state.total_env_steps())
         self._clear_staging()
         checkpoint.mend(self.checkpoints)
@@ -83,7 +83,8 @@ class Coordinator:
     # -- while it runs ------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Take in what has been recorded; ask, commit, stop. Cheap; a few times a second."""
+        """Read new records; request and commit checkpoints; stop the run when due. Call it a few times a
+        second."""
         self._read()
         self._commit_if_ready()
         self._give_up_if_late()
@@ -91,7 +92,7 @@ class Coordinator:
         free = not (self._pending or self.is_admitting)
         if free and total >= self._next_at and not self.run_state.stop_requested:
             self._next_at = self._after(total)
-            self._pending, self._asked_at = self.run_state.request_checkpoint(), time.monotonic()
+            self._pending, self._requested_at = self.run_state.request_checkpoint(), time.monotonic()
         if self.run.minutes is not None and self.recorder.seconds > self.run.minutes * 60:
             self.stop(f"{self.run.minutes:g} minutes have passed")
         goal = self.run.stop_at_return
@@ -100,7 +101,7 @@ class Coordinator:
 
     @property
     def is_due(self) -> bool:
-        """Whether every replica ought to be ending now."""
+        """Whether every replica should be ending now."""
         goal = self.run.env_steps
         return self.run_state.stop_requested or (
             goal is not None and self.run_state.total_env_steps() >= goal
@@ -114,10 +115,10 @@ class Coordinator:
             self.run_state.request_stop()
 
     def died(self, rank: int, how: str, error: str = "") -> None:
-        """A worker ended that should not have: nobody waits for it from now on. ``error``: its last one."""
+        """A worker ended unexpectedly: no member waits for it from now on. error: its last exception."""
         more = {"error": error} if error else {}
         if rank in self.dead:
-            if self.run_state.is_alive(rank):  # it was about to come in again
+            if self.run_state.is_alive(rank):  # it was about to join again
                 self.run_state.mark_dead(rank)
             self.event("died", f"{self.name(rank)} did not come in ({how})", member=rank, **more)
             return
@@ -134,7 +135,7 @@ class Coordinator:
             )
 
     def failed(self, rank: int, error: str) -> RunFailed:
-        """What to raise for a worker whose ``error`` ends the run; it is kept among the events."""
+        """The exception to raise for a worker whose ``error`` ends the run; also recorded as an event."""
         words = f"{self.name(rank)}: {error}"
         self.event("died", words, member=rank, error=error)
         return RunFailed(words)
@@ -151,7 +152,7 @@ class Coordinator:
 
     @property
     def is_saving(self) -> bool:
-        """Whether a checkpoint was asked for and is not complete."""
+        """Whether a requested checkpoint is not complete yet."""
         return bool(self._pending)
 
     def event(self, name: str, message: str, **fields: Any) -> None:
@@ -184,17 +185,21 @@ class Coordinator:
         if not self._pending or not self.run_state.saved_by_all(self._pending):
             return
         name, self._pending = str(self._pending), 0
-        self.slowest_save_seconds = max(self.slowest_save_seconds or 0.0, time.monotonic() - self._asked_at)
+        self.slowest_save_seconds = max(
+            self.slowest_save_seconds or 0.0, time.monotonic() - self._requested_at
+        )
         if self._complete(name):
             self._commit(name)
-        for number in range(self._cleared + 1, int(name)):  # given up; nobody writes these any more
+        for number in range(
+            self._cleared + 1, int(name)
+        ):  # given up, and no replica writes to these any more
             shutil.rmtree(staging(self.folder, str(number)), ignore_errors=True)
         self._cleared = int(name)
 
     def _give_up_if_late(self) -> None:
-        """One replica must not keep the others from being saved: forget this one, ask again.
+        """Give up a checkpoint that one replica holds up; a later request replaces it.
 
-        What is there of it stays until a later one is whole: another replica may be writing its part.
+        Its parts stay until a later checkpoint is complete: another replica may still be writing one.
         """
         if self._pending and (late := self.run_state.skipped_by(self._pending)):
             self.skipped += 1
@@ -206,24 +211,24 @@ class Coordinator:
             self._pending = 0
         if (
             self._pending
-            and time.monotonic() - self._asked_at > _CHECKPOINT_DEADLINE_SECONDS + self.saving_seconds
+            and time.monotonic() - self._requested_at > _CHECKPOINT_DEADLINE_SECONDS + self.saving_seconds
         ):
             self.event("warning", f"checkpoint {self._pending} was given up: not every replica answered")
             self._pending = 0
 
     def _complete(self, name: str) -> bool:
-        """Bring in the last part of those that had ended before they were asked; False if all had."""
+        """Add the final parts of replicas that had ended before the request; False if all had."""
         here = staging(self.folder, name)
         if not here.exists():
             return False
         there = checkpoint.parts(here)
         for rank in self.run_state.living():
-            if rank not in there:  # who joined after it was asked for has no part in it
-                checkpoint.lend_part(staging(self.folder, FINAL), here, rank)
+            if rank not in there:  # members that joined after the request have no part in it
+                checkpoint.link_part(staging(self.folder, FINAL), here, rank)
         return True
 
     def commit_final(self) -> bool:
-        """Commit the parts that replicas wrote at their end; False if none did."""
+        """Commit the replicas' final parts; False if there are none."""
         self._read()
         self._pending = 0
         if not any(staging(self.folder, FINAL).glob("replica-*.safetensors")):
@@ -266,14 +271,14 @@ class Coordinator:
 
     def _restore(self, manifest: dict[str, Any]) -> None:
         self.steps_before = int(manifest["env_steps"])
-        # the returns so far come with the first look at metrics.jsonl
+        # the returns so far come with the first reading of metrics.jsonl
         if manifest["best"] is not None:
             self.best = float(manifest["best"])
         self._next_at = self._after(int(manifest["env_steps"]))
         self.event("resumed", f"resumed at {manifest['env_steps']:,} env steps")
 
     def close(self) -> None:
-        """Never raises: what a full disk does not take here can be made again from ``metrics.jsonl``."""
+        """Never raises: what a full disk does not take here can be rebuilt from ``metrics.jsonl``."""
         with contextlib.suppress(OSError, RunFailed):
             self._read()
         with contextlib.suppress(OSError):
@@ -286,7 +291,7 @@ class Coordinator:
 def signals(coordinator: Coordinator) -> Iterator[None]:
     """Ctrl-C or SIGTERM once: save and stop. Twice: stop (raises SecondInterrupt).
 
-    Afterwards, a failure included, a signal is only noted: see ``signals_restored``.
+    After this context, also after an exception, a signal only sets ``interrupted``: see ``signals_restored``.
     """
 
     def handle(number: int) -> None:
@@ -302,7 +307,7 @@ def signals(coordinator: Coordinator) -> Iterator[None]:
 def all_is_saved(coordinator: Coordinator) -> Iterator[None]:
     """Ctrl-C or SIGTERM raises SecondInterrupt at once: there is nothing left to save.
 
-    Afterwards it is only noted, as after ``signals``.
+    After this context a signal only sets ``interrupted``, as after ``signals``.
     """
 
     def handle(number: int) -> None:
@@ -314,24 +319,23 @@ def all_is_saved(coordinator: Coordinator) -> Iterator[None]:
 
 @contextmanager
 def signals_restored() -> Iterator[None]:
-    """Around all of a run: what handled its signals before does so again at the end, and no sooner.
+    """Around a whole run: restores the former signal handlers at its end, and no sooner.
 
-    Torch elastic sends SIGTERM as soon as it sees what rank 0 may just be dying of; what has failed must
-    still be said and written down.
+    Torch elastic sends SIGTERM as soon as a rank fails; rank 0 must still report and record that failure.
     """
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         yield
     finally:
         for number, former in before.items():
-            if signal.getsignal(number) is not former:  # nobody but the main thread may set one
+            if signal.getsignal(number) is not former:  # only the main thread may set a handler
                 signal.signal(number, former or signal.SIG_DFL)
 
 
 def _handled(handle: Callable[[int], None], coordinator: Coordinator) -> Iterator[None]:
     def note(number: int) -> None:
         if coordinator.interrupted and number == signal.SIGINT:
-            raise KeyboardInterrupt  # whatever is being ended takes too long for whoever waits for it
+            raise KeyboardInterrupt  # the cleanup takes too long for the user
         coordinator.interrupted, coordinator.signal = True, number
 
     _install(handle)

@@ -1,4 +1,4 @@
-"""What a run folder keeps of its data set: the fingerprint by which another one is told from it."""
+"""The fingerprint of a run's data set, in its run folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _FILE = "source.json"
 
 
 def record_data(folder: Path, world: World) -> None:
-    """Once, before a learner starts in ``folder``. Raises Refusal for a data set that cannot be read."""
+    """Write the fingerprint, once, before a learner starts. Raises Refusal for a data set that cannot be
+    read."""
     if not (folder / _FILE).exists() and (fingerprint := world.fingerprint()) is not None:
         write_json(folder / _FILE, fingerprint)
 
@@ -66,14 +67,14 @@ def refuse_missing(world: World) -> None:
 
 
 def places(config: Any) -> Iterator[tuple[str, Any]]:
-    """Fields of a frozen config that only say where something lies, or whether it is kept."""
+    """Fields of a frozen config marked ``place``: paths and caches, which do not change what is learned."""
     for field in dataclasses.fields(config):
         if field.metadata.get("place"):
             yield field.name, getattr(config, field.name)
 
 
 def without_places(config: Any) -> Any:
-    """The same config, wherever its files lie, in everything nested in it too."""
+    """The config with all ``place`` fields, nested ones too, at their defaults."""
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         if field.metadata.get("place"):

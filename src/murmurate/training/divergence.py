@@ -1,7 +1,7 @@
-"""Now and then, how far apart the replicas are, and how alike their gradients.
+"""Periodic measurement of how far apart the replicas are, and how similar their gradients.
 
 Disagreement is sqrt(mean_i ||x_i - mean||^2) / ||mean||; the cosine matrix is GALA's Fig. 2b. Probes
-have their own channel, so strategies know nothing of them and their messages do not count as traffic.
+have their own channel, separate from the strategies', and their messages do not count as traffic.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from murmurate.replica.vector import Replica
 class Probe:
     """Compares one replica with its peers: [2N], parameters and gradient, through a channel.
 
-    Members of a synchronous strategy meet (so they compare the same clock); others look at what the
-    peers showed last, and wait for nobody. ``replicas`` counts the learners, without a centre.
+    Members of a synchronous strategy gather (so all have the same clock); others read what their peers
+    published last, without waiting. ``replicas`` counts the learners, without a centre.
     """
 
-    def __init__(self, replica: Replica, factory: Fabric, synchronous: bool, replicas: int) -> None:
+    def __init__(self, replica: Replica, fabric: Fabric, synchronous: bool, replicas: int) -> None:
         self.replica, self.replicas = replica, replicas
         self.synchronous = synchronous
         self._both = torch.empty(2 * len(replica), dtype=replica.params.dtype, device=replica.device)
-        self.channel: Channel = factory.channel(f"{replica.name}.probe", self._both)
+        self.channel: Channel = fabric.channel(f"{replica.name}.probe", self._both)
 
-    def look(self) -> dict[str, Any]:
+    def measure(self) -> dict[str, Any]:
         """Metrics ``disagreement, distance_to_mean, gradient_cosine`` (see ``docs/metrics.md``)."""
         n = len(self.replica)
         with torch.no_grad():
             self._both[:n].copy_(self.replica.values())
             own = self.replica.own_gradient
             self._both[n:].copy_(self.replica.grad if own is None else own)
-            seen = self._seen()
+            seen = self._gather_peers()
             return self._compare({rank: (both[:n], both[n:]) for rank, both in seen.items()})
 
-    def _seen(self) -> dict[int, Tensor]:
+    def _gather_peers(self) -> dict[int, Tensor]:
         if self.synchronous:
             return self.channel.gather(self._both)
         if Capability.REGISTER not in self.channel.capabilities:

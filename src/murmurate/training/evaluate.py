@@ -26,10 +26,10 @@ _STRIP = 8
 def figures(
     run: Run, where: Path, *, count: int | None = None, seed: int | None = None, best: Path | None = None
 ) -> dict[str, Any]:
-    """What the run's evaluation finds out about the checkpoint folder ``where``.
+    """The figures of the run's evaluation for the checkpoint folder ``where``.
 
-    count: how many games or the like, instead of the run's own number. best: another checkpoint folder to
-    look at beside it. Raises Refusal where the data set is gone or is another one by now.
+    count: number of games or the like, in place of the run's own. best: the folder of the best checkpoint, to
+    evaluate beside it. Raises Refusal where the data set is gone or has changed.
     """
     folder = run_folder(where)
     fingerprint = read_fingerprint(folder)
@@ -66,7 +66,7 @@ def evaluate_folder(
     if video and importlib.util.find_spec("imageio_ffmpeg") is None:
         raise MissingExtra("imageio-ffmpeg", "video", "A video")
     found = figures(run, where, count=count, seed=seed)
-    found.pop("best_eval_return_mean", None)  # of one checkpoint there is no better one
+    found.pop("best_eval_return_mean", None)  # it compares two checkpoints
     film = write_video(run, where, folder / "videos" / "episode.mp4", seed) if video else None
     return {
         "recipe": run.recipe,
@@ -77,8 +77,8 @@ def evaluate_folder(
 
 
 def write_video(run: Run, where: Path, target: Path, seed: int | None = None) -> Path:
-    """One greedy game as an mp4 (H.264), and ``frames.png`` beside it. Raises Refusal where there is nothing
-    to see."""
+    """One greedy game as an mp4 (H.264), and ``frames.png`` beside it. Raises Refusal where the world
+    cannot be drawn."""
     import imageio_ffmpeg
 
     frames = film(run, where, seed)
@@ -99,7 +99,8 @@ def write_video(run: Run, where: Path, target: Path, seed: int | None = None) ->
 
 
 def film(run: Run, where: Path, seed: int | None = None) -> Frames | None:
-    """Frames [n, H, W, 3] of one greedy game on a seed training never saw; None where nothing can be seen."""
+    """Frames [n, H, W, 3] of one greedy game on a seed not used in training; None where the world cannot be
+    drawn."""
     torch.set_num_threads(run.placement.threads)
     chosen = derive_seed(run.seed, "film") if seed is None else seed
     context = EvalContext(run.world, run_folder(where), chosen)

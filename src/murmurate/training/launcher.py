@@ -1,4 +1,4 @@
-"""What a run asks of whoever starts its workers (``murmurate/launch`` has the launchers)."""
+"""The protocol of launchers, which start the workers of a run (``murmurate/launch`` implements it)."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ if TYPE_CHECKING:  # scripts list no launchers, and need not import a run
 
 
 class Ranks(Protocol):
-    """This process among ranks that another engine started; the one that ``leads`` carries the run out."""
+    """The ranks that another engine (torchrun) started, seen from this process; the leader coordinates the
+    run."""
 
     @property
     def leads(self) -> bool: ...
 
     def begun(self) -> Path | None:
-        """The run folder that these ranks claimed before they were ended and started again."""
+        """The run folder that these ranks claimed before the engine restarted them; None at their first
+        start."""
         ...
 
     def claimed(self, folder: Path) -> None:
-        """The leader has claimed ``folder``."""
+        """Announce that the leader has claimed ``folder``."""
         ...
 
     def refuse(self) -> None:
-        """The leader does not begin: the others need not wait."""
+        """Announce that the leader does not start, so that the others do not wait."""
         ...
 
     def follow(self, read: Callable[[Path], Run]) -> int:
-        """All the others: their part of the Run that ``read`` finds in the leader's folder; the exit code.
+        """On all other ranks: execute their part of the Run that ``read`` finds in the leader's folder;
+        returns the exit code.
 
         Raises Refusal if the leader refused, or its folder cannot be seen from here; RunFailed.
         """
@@ -43,15 +46,15 @@ class Ranks(Protocol):
 
 
 class Launcher(ABC):
-    """Starts the workers of a run and hands each a fabric. It knows no strategy by name.
+    """Starts the workers of a run and gives each a fabric, whatever the strategy.
 
     The first line of a launcher's docstring is its summary in ``murmurate list launchers``.
     """
 
     name: ClassVar[str]
     offers: ClassVar[frozenset[Capability]] = frozenset(Capability)  # at best
-    restarts: ClassVar[bool] = False  # whether it starts replicas again as often as Run.restarts says
-    sends: ClassVar[bool] = False  # whether vectors may go over a network, where Run.compression counts
+    restarts: ClassVar[bool] = False  # whether it supports Run.restarts
+    sends: ClassVar[bool] = False  # whether vectors may go over a network, so that Run.compression applies
 
     def capabilities(self, run: Run) -> frozenset[Capability]:
         """What channels of ``run`` can do here and now. Raises Refusal where it cannot run at all."""
@@ -72,7 +75,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def start(self, run: Run, folder: Path, resume: Resume | None) -> Coordinator:
-        """Run the workers to their end; the coordinator knows how it came (see its ``failure``).
+        """Run the workers to their end; see the coordinator's ``failure`` for how it ended.
 
         Raises Refusal if a worker refused before it began.
         """
@@ -82,5 +85,5 @@ class Launcher(ABC):
         return None
 
     def dictated_replicas(self) -> int | None:
-        """How many replicas that engine calls for; None where that is the user's choice."""
+        """The number of replicas that the engine prescribes; None where the user chooses."""
         return None

@@ -1,4 +1,4 @@
-"""The loop (design, section 3)."""
+"""The training loop of one replica."""
 
 from __future__ import annotations
 
@@ -14,57 +14,62 @@ import torch
 
 from murmurate.fabric.interface import Channel
 from murmurate.record.recorder import Recorder
-from murmurate.record.step_timer import Watch
+from murmurate.record.step_timer import StepTimer
 from murmurate.replicator.learner import Learner, updates_of
 from murmurate.replicator.replicator import Replicator
 from murmurate.spec import Batch, Outcome
 from murmurate.training.checkpoint import write_part
 from murmurate.training.divergence import Probe
 from murmurate.training.members import learner_of, open_source
-from murmurate.training.rejoin import Doorway, Pace, adopted
+from murmurate.training.rejoin import Pace, StateTransfer, adopted
 from murmurate.training.run import Run
 from murmurate.training.worker_context import (
+    DRAIN_SECONDS,
     FINAL,
     FINAL_REQUEST,
-    SETTLE_SECONDS,
-    Post,
     Restored,
+    WorkerContext,
     member_state,
     restore_counts,
     staging,
 )
 
 _FINISH_DEADLINE_SECONDS = 10.0
-_BEAT_SECONDS = 1.0
+_HEARTBEAT_SECONDS = 1.0
 
 
-class Learning:
-    """One replica's part of a run: the loop of design section 3, and what surrounds it."""
+class TrainingLoop:
+    """The training loop of one replica, with its recording, probing, checkpoints and state transfers."""
 
-    def __init__(self, run: Run, post: Post) -> None:
-        self.run, self.post = run, post
-        self.replicator = Replicator(run.strategy, post.fabric)
-        self.learner: Learner = learner_of(run, post.rank, self.replicator)
-        self.source = open_source(run, post.rank, self.learner, post.fabric)
+    def __init__(self, run: Run, context: WorkerContext) -> None:
+        self.run, self.context = run, context
+        self.replicator = Replicator(run.strategy, context.fabric)
+        self.learner: Learner = learner_of(run, context.rank, self.replicator)
+        self.source = open_source(run, context.rank, self.learner, context.fabric)
         self.source.alive = self._alive
-        self.synchronous = run.strategy.synchronous and post.fabric.size > 1
+        self.synchronous = run.strategy.synchronous and context.fabric.size > 1
         self.probes = [
-            Probe(replica, post.fabric, self.synchronous, run.replicas)
+            Probe(replica, context.fabric, self.synchronous, run.replicas)
             for replica in self.learner.replicas.values()
         ]
-        self.meeting: Channel = post.fabric.channel("meeting", torch.zeros(4, dtype=torch.float64))
+        self.barrier: Channel = context.fabric.channel("barrier", torch.zeros(4, dtype=torch.float64))
         self.recorder = Recorder(
-            post.folder / "metrics.jsonl", post.rank, post.started_at, offset_seconds=post.offset_seconds
+            context.folder / "metrics.jsonl",
+            context.rank,
+            context.started_at,
+            offset_seconds=context.offset_seconds,
         )
         bonds = list(self.replicator.bonds.values())
-        others = [self.meeting, *(probe.channel for probe in self.probes)]
-        self.watch = Watch(lambda: self.recorder.seconds, bonds, others)
+        others = [self.barrier, *(probe.channel for probe in self.probes)]
+        self.timer = StepTimer(lambda: self.recorder.seconds, bonds, others)
         self.env_steps = 0
         self.batches = 0
         self.updates = 0
-        self.answered = 0  # number of the newest checkpoint request already served
-        self.doorway = (
-            None if post.admission is None else Doorway(post.admission, self.replicator, post.folder)
+        self.saved_request = 0  # number of the newest checkpoint request already served
+        self.state_transfer = (
+            None
+            if context.admission is None
+            else StateTransfer(context.admission, self.replicator, context.folder)
         )
         self.pace = Pace()
         self.returns: deque[float] = deque(maxlen=100)
@@ -72,50 +77,51 @@ class Learning:
         self.probed: dict[str, Any] = {}
         self._last_record = time.monotonic()
         self._last_steps = 0
-        if post.restored is not None:
-            own = post.restored.own
+        if context.restored is not None:
+            own = context.restored.own
             if own:
-                self._restore(post.restored)
-            # nobody steps on a shared vector that another is still filling
-            self.meeting.gather(torch.zeros(4, dtype=torch.float64))
-            if not own:  # it keeps what the others have put into memory that all share
-                self._restore(post.restored)
-            post.restored = None  # it may hold a whole replay
+                self._restore(context.restored)
+            # no replica may update a shared vector that another is still restoring
+            self.barrier.gather(torch.zeros(4, dtype=torch.float64))
+            if not own:  # after the others: what they restored into shared memory is kept
+                self._restore(context.restored)
+            context.restored = None  # it may hold a whole replay
             self.replicator.resumed()
-            self.meeting.gather(torch.zeros(4, dtype=torch.float64))
+            self.barrier.gather(torch.zeros(4, dtype=torch.float64))
             if not own:
                 self.replicator.entered()
-        if post.joins and self.doorway is not None:
-            self._join(self.doorway)
+        if context.joins and self.state_transfer is not None:
+            self._join(self.state_transfer)
 
-    def go(self) -> None:
-        """Train until the run's end or a request to stop; leave a final checkpoint part."""
+    def run_to_end(self) -> None:
+        """Train until the run's end or a request to stop; write this replica's part of the final
+        checkpoint."""
         self.replicator.publish()
         outcome: Outcome | None = None
-        # a joiner stands where its peers have just consulted
-        if self.post.joins or not self._over(self._consult()):
+        # a joiner begins where its peers have just agreed on the requests
+        if self.context.joins or not self._is_over(self._agree_on_requests()):
             for batch in self.source:
-                self.watch.lap("collect")
+                self.timer.lap("collect")
                 if batch.data is None:
                     self._count(batch)
                     break
                 outcome = self.learner.learn(batch)
                 batch.feedback(outcome.priorities)
-                self.watch.lap("learn")
+                self.timer.lap("learn")
                 before = self.updates
                 self.batches += 1
                 self._count(batch)
                 self._probe(before)
                 self._record(outcome)
                 for kind, words in self.source.events():
-                    self.recorder.event(kind, words, member=self.post.rank)
-                self.post.between()
+                    self.recorder.event(kind, words, member=self.context.rank)
+                self.context.between()
                 if self._round_ended():
-                    wishes = self._consult()
-                    self._serve(wishes)
-                    if self._over(wishes):
+                    requests = self._agree_on_requests()
+                    self._serve_requests(requests)
+                    if self._is_over(requests):
                         break
-                self.watch.turn()
+                self.timer.turn()
         self._finish(outcome)
 
     # -- counting and recording ---------------------------------------------------------------------
@@ -126,15 +132,15 @@ class Learning:
         for episode in batch.episodes:
             self.returns.append(episode.episode_return)
             self.unreported.append([episode.episode_return, episode.length])
-        self.post.run_state.advance(self.post.rank, self.env_steps, self.updates)
+        self.context.run_state.advance(self.context.rank, self.env_steps, self.updates)
         if (seconds := self.pace.tick()) is not None:
-            self.post.run_state.set_pace(self.post.rank, seconds)
+            self.context.run_state.set_pace(self.context.rank, seconds)
 
-    def _alive(self, played: int) -> bool:
-        """A sign of life while a batch is long in coming; True requests a stop. Synchronous members stop
+    def _alive(self, env_steps: int) -> bool:
+        """A heartbeat while the source prepares a batch; True requests a stop. Synchronous members stop
         together, at a round."""
-        self.post.run_state.advance(self.post.rank, self.env_steps + played, self.updates)
-        return self.post.run_state.stop_requested and not self.synchronous
+        self.context.run_state.advance(self.context.rank, self.env_steps + env_steps, self.updates)
+        return self.context.run_state.stop_requested and not self.synchronous
 
     def _probe(self, before: int) -> None:
         """Compare the replicas when the number of updates, which was ``before``, crosses a multiple."""
@@ -142,37 +148,37 @@ class Learning:
             return
         if self._crosses(before, self.updates):
             for probe in self.probes:
-                self.probed |= probe.look()
+                self.probed |= probe.measure()
                 if probe.replica.update_norm is not None:
                     self.probed["update_norm"] = float(probe.replica.update_norm)
         self._prepare_probe(self.updates - before)
 
     def _crosses(self, before: int, after: int) -> bool:
-        """One update early, so that a mean every so many updates has not just been taken."""
+        """One update early, so that periodic averaging has not just made the replicas equal."""
         every = self.run.probe_every_updates
         return bool(every) and (after + 1) // every > (before + 1) // every
 
     def _prepare_probe(self, step: int = 1) -> None:
-        """If the next batch, of so many updates, leads to a comparison: measure the size of its update."""
+        """If the next batch, of ``step`` updates, leads to a comparison: measure the norm of its update."""
         if self._crosses(self.updates, self.updates + step):
             for probe in self.probes:
                 probe.replica.measure = True
 
     def _record(self, outcome: Outcome, force: bool = False) -> None:
         now = time.monotonic()
-        passed = now - self._last_record
-        if passed < self.run.record_every_seconds and not force:
+        elapsed = now - self._last_record
+        if elapsed < self.run.record_every_seconds and not force:
             return
         bonds = list(self.replicator.bonds.values())
         self.recorder.record(
             {
                 "env_steps": self.env_steps,
                 "updates": self.updates,
-                "total_env_steps": self.post.run_state.total_env_steps(),
-                "env_steps_per_second": (self.env_steps - self._last_steps) / max(passed, 1e-9),
+                "total_env_steps": self.context.run_state.total_env_steps(),
+                "env_steps_per_second": (self.env_steps - self._last_steps) / max(elapsed, 1e-9),
                 "return_mean": sum(self.returns) / len(self.returns) if self.returns else None,
                 "episode_returns": self.unreported,
-                **outcome.told(),
+                **outcome.read_metrics(),
                 "staleness": max(b.last.staleness for b in bonds),
                 "staleness_max": max(b.staleness_max for b in bonds),
                 "heard": bonds[0].last.heard,
@@ -182,7 +188,7 @@ class Learning:
                 "refused": self.replicator.refused,
                 **self.source.fields(),
                 **self.probed,
-                **self.watch.fields(last=force),
+                **self.timer.fields(last=force),
             }
         )
         self.unreported, self.probed = [], {}
@@ -191,56 +197,60 @@ class Learning:
     # -- agreeing on when to stop and save ----------------------------------------------------------
 
     def _round_ended(self) -> bool:
-        """Synchronous members may decide only where all are at the same clock: at the end of a round, or
-        after the last update that was asked for, which they all count."""
+        """Synchronous members may decide only where all have the same clock: at the end of a round, or after
+        the run's last update."""
         if not self.synchronous or self.updates >= (self.run.updates or math.inf):
             return True
         return self.replicator.between_rounds
 
-    def _consult(self) -> tuple[bool, int, int]:
-        """(stop?, newest checkpoint asked for, total env steps), the same on all synchronous members."""
-        run_state = self.post.run_state
-        stop, asked = run_state.stop_requested, run_state.checkpoint_requested
+    def _agree_on_requests(self) -> tuple[bool, int, int]:
+        """(stop?, newest checkpoint request, total env steps), the same on all synchronous members."""
+        run_state = self.context.run_state
+        stop, requested = run_state.stop_requested, run_state.checkpoint_requested
         if not self.synchronous:
-            if self.doorway is not None:
-                self.doorway.attend(self._gift)
-            return stop, asked, run_state.total_env_steps()
-        mine = torch.tensor([stop, asked, self.env_steps, run_state.hand_over], dtype=torch.float64)
-        answers = self.meeting.gather(mine)
+            if self.state_transfer is not None:
+                self.state_transfer.serve_request(self._state_to_transfer)
+            return stop, requested, run_state.total_env_steps()
+        own = torch.tensor([stop, requested, self.env_steps, run_state.hand_over], dtype=torch.float64)
+        answers = self.barrier.gather(own)
         absent = [rank for rank in range(run_state.size) if rank not in answers]
         total = sum(int(a[2]) for a in answers.values()) + sum(run_state.env_steps(r) for r in absent)
-        wishes = (
+        requests = (
             any(bool(a[0]) for a in answers.values()),
             min(int(a[1]) for a in answers.values()),
             total,
         )
         hand_over = min(int(a[3]) for a in answers.values())
-        if self.doorway is not None and wishes[1] <= self.answered and not self._over(wishes):
-            self.doorway.admit_together(hand_over, self._meet, self._gift)
-        return wishes
+        if (
+            self.state_transfer is not None
+            and requests[1] <= self.saved_request
+            and not self._is_over(requests)
+        ):
+            self.state_transfer.admit_together(hand_over, self._meet_at_barrier, self._state_to_transfer)
+        return requests
 
-    def _meet(self) -> list[int]:
-        """A round of its own: who came."""
-        return sorted(self.meeting.gather(torch.zeros(4, dtype=torch.float64)))
+    def _meet_at_barrier(self) -> list[int]:
+        """The ranks that took part in one more round."""
+        return sorted(self.barrier.gather(torch.zeros(4, dtype=torch.float64)))
 
-    def _gift(self) -> dict[str, Any]:
-        """What a joiner takes over (design, section 1): parameters, moments, clock, strategy."""
+    def _state_to_transfer(self) -> dict[str, Any]:
+        """The state that a joiner takes over: parameters, moments, clock, strategy."""
         return {
             "replicas": self.replicator.state(),
             "learner": self.learner.state(),
             "batches": self.batches,
-            "answered": self.answered,
+            "answered": self.saved_request,
         }
 
-    def _join(self, doorway: Doorway) -> None:
-        """Take a living peer's state and place. Raises NotLetIn if the run ends first."""
-        gift = doorway.take()
-        self._restore(Restored(gift, self.post.run_state.env_steps(self.post.rank), own=False))
-        self.answered = int(gift["answered"])
-        doorway.enter(gift)
+    def _join(self, state_transfer: StateTransfer) -> None:
+        """Take over a living peer's state. Raises JoinCancelled if the run ends first."""
+        transferred = state_transfer.receive()
+        self._restore(Restored(transferred, self.context.run_state.env_steps(self.context.rank), own=False))
+        self.saved_request = int(transferred["answered"])
+        state_transfer.complete(transferred)
 
-    def _over(self, wishes: tuple[bool, int, int]) -> bool:
-        stop, _, total = wishes
+    def _is_over(self, requests: tuple[bool, int, int]) -> bool:
+        stop, _, total = requests
         run = self.run
         return (
             stop
@@ -248,32 +258,32 @@ class Learning:
             or (run.updates is not None and self.updates >= run.updates)
         )
 
-    def _serve(self, wishes: tuple[bool, int, int]) -> None:
-        _, asked, _ = wishes
-        if asked > self.answered:
-            self.answered = asked
-            if self.replicator.drain(asked, SETTLE_SECONDS):
-                self._save(str(asked))
-                self.post.run_state.saved(self.post.rank, asked)
+    def _serve_requests(self, requests: tuple[bool, int, int]) -> None:
+        _, requested, _ = requests
+        if requested > self.saved_request:
+            self.saved_request = requested
+            if self.replicator.drain(requested, DRAIN_SECONDS):
+                self._save(str(requested))
+                self.context.run_state.saved(self.context.rank, requested)
             else:
-                self.post.run_state.skipped(self.post.rank, asked)
+                self.context.run_state.skipped(self.context.rank, requested)
 
     def _save(self, name: str) -> None:
         state = self.state()
         replays = state["source"].pop("replays", {})
-        with self._beating():
-            write_part(staging(self.post.folder, name), self.post.rank, state, replays)
+        with self._sending_heartbeats():
+            write_part(staging(self.context.folder, name), self.context.rank, state, replays)
 
     @contextlib.contextmanager
-    def _beating(self) -> Iterator[None]:
-        """Say that this member lives while it writes: gigabytes take longer than silence is allowed to."""
+    def _sending_heartbeats(self) -> Iterator[None]:
+        """Send heartbeats while writing: gigabytes take longer than the deadline for heartbeats."""
         done = threading.Event()
 
-        def beat() -> None:
-            while not done.wait(_BEAT_SECONDS):
-                self.post.run_state.beat(self.post.rank)
+        def send() -> None:
+            while not done.wait(_HEARTBEAT_SECONDS):
+                self.context.run_state.heartbeat(self.context.rank)
 
-        thread = threading.Thread(target=beat, daemon=True)
+        thread = threading.Thread(target=send, daemon=True)
         if self.run.source.saved_bytes(self.run):
             thread.start()
         try:
@@ -284,30 +294,31 @@ class Learning:
     def _finish(self, outcome: Outcome | None) -> None:
         if outcome is not None:
             self._record(outcome, force=True)
-        if not self.replicator.drain(FINAL_REQUEST, SETTLE_SECONDS):
+        if not self.replicator.drain(FINAL_REQUEST, DRAIN_SECONDS):
             self.recorder.event(
                 "unsettled",
-                f"replica {self.post.rank}: some deltas in flight at the end were not taken in "
-                f"within {SETTLE_SECONDS:g} s",
-                member=self.post.rank,
+                f"replica {self.context.rank}: some deltas in flight at the end were not applied "
+                f"within {DRAIN_SECONDS:g} s",
+                member=self.context.rank,
             )
         self.replicator.publish()
-        run_state = self.post.run_state
-        run_state.finished(self.post.rank)
+        run_state = self.context.run_state
+        run_state.finished(self.context.rank)
         deadline = time.monotonic() + _FINISH_DEADLINE_SECONDS
-        # all last vectors should be on show before anybody takes the mean of them
+        # all final vectors should be published before the mean of them is taken
         while not self.synchronous and not run_state.finished_all() and time.monotonic() < deadline:
-            self.meeting.wait("finished", 0.002)  # no such mail comes: time passes, a simulated fabric's too
+            # no such message comes: this lets time pass, on a simulated fabric too
+            self.barrier.wait("finished", 0.002)
         self._save(FINAL)
-        run_state.saved(self.post.rank, FINAL_REQUEST)
-        self.recorder.event("finished", f"replica {self.post.rank} has finished", member=self.post.rank)
+        run_state.saved(self.context.rank, FINAL_REQUEST)
+        self.recorder.event("finished", f"replica {self.context.rank} has finished", member=self.context.rank)
         self.recorder.close()
         self.source.close()
 
     # -- state --------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Everything this replica needs to go on; the members of a synchronous run call it together."""
+        """Everything that resuming needs; collective where the strategy is synchronous."""
         return member_state(self.replicator, self.recorder.seconds) | {
             "learner": self.learner.state(),
             "source": self.source.state(),
@@ -322,12 +333,12 @@ class Learning:
 
     def _restore(self, restored: Restored) -> None:
         state = restored.state
-        theirs = state["replicas"]
-        self.replicator.load(theirs if restored.own else adopted(self.replicator, theirs))
+        saved = state["replicas"]
+        self.replicator.load(saved if restored.own else adopted(self.replicator, saved))
         self.learner.load(state["learner"])
         self.env_steps = self._last_steps = restored.env_steps
         self.updates = updates_of(self.learner)
-        # parts of the first edition, whose learners made one update a batch, do not count batches
+        # checkpoints of the first format do not count batches; learners made one update a batch then
         self.batches = int(state.get("batches", self.updates))
         if restored.own:
             self.source.load(state["source"])
@@ -338,4 +349,4 @@ class Learning:
         else:
             self.source.fresh_start(self.batches)
         self._prepare_probe()
-        self.post.run_state.advance(self.post.rank, self.env_steps, self.updates)
+        self.context.run_state.advance(self.context.rank, self.env_steps, self.updates)

@@ -1,4 +1,4 @@
-"""What one member of a run builds: its learner, and the source of its batches."""
+"""Building a member's learner and its source of batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from murmurate.training.run import Run
 def build_learner(
     run: Run, rank: int, replicate: Replicate, open_group: Callable[[], Group] | None = None
 ) -> Any:
-    """The learner of one replica (or of the centre, which holds the same vectors)."""
+    """The learner of one replica, or of the centre, which has the same vectors."""
     planned = run.planned_updates()
     if planned is not None and run.strategy.counts_all:
         planned *= run.replicas
@@ -52,13 +52,13 @@ def learner_of(run: Run, rank: int, replicator: Replicator) -> Any:
     return build_learner(run, rank, replicator.replicate, group if run.strategy.common_rounds else None)
 
 
-def alone(run: Run, learner: Any) -> Source:
-    """The source of the only learner of a run: it has nothing to exchange with others."""
+def open_only_source(run: Run, learner: Any) -> Source:
+    """The source of a run with one learner: it needs no channels to others."""
     return open_source(run, 0, learner, SimulatedFabric(1, seed=0, keep_log=False).member(0))
 
 
 def open_source(run: Run, rank: int, learner: Any, fabric: Fabric) -> Source:
-    """Where one replica's batches come from. ``fabric``: for what sources of several learners exchange."""
+    """Open the source of one replica. ``fabric``: for channels among the sources of several learners."""
     planned = run.planned_updates()
 
     def progress() -> float:

@@ -1,4 +1,5 @@
-"""What fields of configs are called outside of Python. Imports nothing: the command line begins with it."""
+"""Names of config fields on the command line and in files. Imports nothing, so that the command line starts
+quickly."""
 
 from __future__ import annotations
 
@@ -6,5 +7,5 @@ from typing import Any
 
 
 def option_name(field_: Any) -> str:
-    """What a field of a Run, or of a part of it, is called on the command line and in ``run.json``."""
+    """The name of a field of a Run, or of a part of it, on the command line and in ``run.json``."""
     return str(field_.metadata.get("option", field_.name))

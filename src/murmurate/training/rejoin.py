@@ -1,9 +1,8 @@
-"""How a member that was started again comes in: with the state of a living peer, never an initial one.
+"""State transfer: a member that was started again joins with the state of a living peer.
 
 The launcher requests a state transfer in the run state (``HandOver``): from a donor to a joiner. The donor
-writes what it has learned between two of its steps, and the joiner, which was built meanwhile and waits,
-takes it. Members with common rounds admit the joiner at one and the same round; the others when they see that
-it has entered.
+writes its state between two of its steps; the joiner, already built, waits for it and loads it. Members with
+common rounds all admit the joiner at the same round; the others when they see that it has entered.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ _KEPT, _EVERY = 128, 8
 _QUANTILE = 0.95
 
 
-class NotLetIn(Exception):
-    """The run ended before this joiner was in it."""
+class JoinCancelled(Exception):
+    """The run ended before this member had joined."""
 
 
 class Admission(Protocol):
-    """A fabric that lets in members that were started again (see ``ProcessFabric``)."""
+    """A fabric that admits members that were started again (see ``ProcessFabric``)."""
 
     membership: Membership
 
@@ -43,102 +42,104 @@ class Admission(Protocol):
     def enter(self, place: dict[str, Any]) -> None: ...
 
 
-class Doorway:
-    """One member's side of letting others in, and of coming in itself."""
+class StateTransfer:
+    """One member's part in state transfers: admits joiners, sends its state to them, or joins itself."""
 
     def __init__(self, admission: Admission, replicator: Replicator, folder: Path) -> None:
         self.admission, self.replicator, self.folder = admission, replicator, folder
         self.membership, self.run_state = admission.membership, admission.membership.run_state
         self.rank = self.membership.rank
-        self.handed = 0  # the newest hand-over seen to, packed
+        self.handed = 0  # the newest hand-over already served, packed
 
-    def welcome(self) -> None:
-        """Between two steps of members without common rounds: let in those that have entered."""
+    def admit_joined(self) -> None:
+        """Between two steps of members without common rounds: admit those that have entered."""
         for rank in self.membership.newcomers():
             self.admission.admit(rank, self.run_state.incarnation(rank))
             self.replicator.joined(rank)
 
-    def attend(self, gift: Callable[[], dict[str, Any]]) -> None:
-        """As ``welcome``; and give ``gift()``, if it is asked for, to one that has not entered yet.
+    def serve_request(self, read_state: Callable[[], dict[str, Any]]) -> None:
+        """As ``admit_joined``; and, if this member is asked to be the donor, send ``read_state()`` to the
+        joiner.
 
         Raises RunFailed when the disk is full.
         """
-        self.welcome()
+        self.admit_joined()
         if self.run_state.hand_over > self.handed:
             self.handed = self.run_state.hand_over
-            asked = HandOver.unpack(self.handed)
-            if asked.donor == self.rank:
-                self._give(asked, gift(), self.membership.living())
+            request = HandOver.unpack(self.handed)
+            if request.donor == self.rank:
+                self._send(request, read_state(), self.membership.living())
 
     def admit_together(
-        self, hand_over: int, meet: Callable[[], Sequence[int]], gift: Callable[[], dict[str, Any]]
+        self, hand_over: int, barrier: Callable[[], Sequence[int]], read_state: Callable[[], dict[str, Any]]
     ) -> None:
-        """All members are here at one round, with the same ``hand_over``: the joiner takes part from the
-        next round on. ``meet`` is a round of its own, and says who came to it."""
+        """Called by all members between the same two rounds, with the same ``hand_over``: the joiner takes
+        part from the next round on. ``barrier`` is one more round; it returns the ranks that took part."""
         if hand_over <= self.handed:
             return
         self.handed = hand_over
-        asked = HandOver.unpack(hand_over)
-        # whoever has passed this knows that the joiner's former incarnation took no part in it
-        partners = meet()
-        if asked.donor == self.rank:
-            self._give(asked, gift(), partners)
-        self.admission.admit(asked.joiner, asked.incarnation)
-        self.replicator.joined(asked.joiner)
+        request = HandOver.unpack(hand_over)
+        # after this barrier the joiner's former incarnation cannot take part in any round
+        partners = barrier()
+        if request.donor == self.rank:
+            self._send(request, read_state(), partners)
+        self.admission.admit(request.joiner, request.incarnation)
+        self.replicator.joined(request.joiner)
 
-    def _give(self, asked: HandOver, gift: dict[str, Any], partners: Sequence[int]) -> None:
-        where = _folder_of(self.folder, asked.number)
-        write_part(where, self.rank, gift | {"place": self.admission.place(partners)})
-        self.run_state.gave(self.rank, asked.number)
+    def _send(self, request: HandOver, transferred: dict[str, Any], partners: Sequence[int]) -> None:
+        folder = _folder_of(self.folder, request.number)
+        write_part(folder, self.rank, transferred | {"place": self.admission.place(partners)})
+        self.run_state.gave(self.rank, request.number)
 
-    def take(self) -> dict[str, Any]:
-        """Say that this joiner is ready, and wait for what is handed to it.
+    def receive(self) -> dict[str, Any]:
+        """Report that this joiner is ready, and wait for the state of a donor.
 
-        Raises NotLetIn if the run stops first. Whether it waits in vain is the launcher's to see: it asks
-        another donor, or ends this process.
+        Raises JoinCancelled if the run stops first. There is no deadline here: the launcher asks another
+        donor, or ends this process.
         """
         self.run_state.ready(self.rank)
         me = self.rank, self.run_state.incarnation(self.rank)
         while not self.run_state.stop_requested:
-            self.run_state.beat(self.rank)
-            asked = HandOver.unpack(self.run_state.hand_over)
-            if (asked.joiner, asked.incarnation) == me and self.run_state.has_given(
-                asked.donor, asked.number
+            self.run_state.heartbeat(self.rank)
+            request = HandOver.unpack(self.run_state.hand_over)
+            if (request.joiner, request.incarnation) == me and self.run_state.has_given(
+                request.donor, request.number
             ):
-                self.handed = asked.packed()
-                where = _folder_of(self.folder, asked.number)
-                gift = read_part(where, asked.donor)
-                shutil.rmtree(where, ignore_errors=True)
-                return gift
+                self.handed = request.packed()
+                folder = _folder_of(self.folder, request.number)
+                transferred = read_part(folder, request.donor)
+                shutil.rmtree(folder, ignore_errors=True)
+                return transferred
             time.sleep(_POLL_SECONDS)
-        raise NotLetIn
+        raise JoinCancelled
 
-    def enter(self, gift: dict[str, Any]) -> None:
-        """What was given is loaded: take part, and show it."""
-        self.admission.enter(gift["place"])
+    def complete(self, transferred: dict[str, Any]) -> None:
+        """After the transferred state is loaded: take part from now on, and publish the parameters."""
+        self.admission.enter(transferred["place"])
         self.replicator.entered()
         self.replicator.publish()
-        self.run_state.saved(self.rank, int(gift["answered"]))
+        self.run_state.saved(self.rank, int(transferred["answered"]))
         self.run_state.enter(self.rank)
 
 
 def _folder_of(folder: Path, number: int) -> Path:
-    """Where the state of hand-over ``number`` lies while it is on its way."""
+    """The folder through which hand-over ``number`` transfers its state."""
     return folder / "checkpoints" / f".staging-hand-over-{number}"
 
 
-def adopted(replicator: Replicator, theirs: dict[str, Any]) -> dict[str, Any]:
-    """A peer's ``Replicator.state()`` as this member loads it, which joins or was lent it by a checkpoint.
+def adopted(replicator: Replicator, peer_state: dict[str, Any]) -> dict[str, Any]:
+    """A peer's ``Replicator.state()``, changed as this member must load it when it joins or resumes from a
+    peer's part.
 
-    What lies in memory that all share has gone on since the peer wrote, and is kept as it is; there the
-    clock, too, goes on from this rank's own count in ``clocks``, which others add up.
+    What is in shared memory has changed since the peer wrote, and is kept; the clock is then this rank's own
+    count in ``clocks``, which the others add up.
     """
     if Capability.SHARED_MEMORY not in replicator.strategy.needs:
-        return theirs
-    return {name: _but_shared(bond, theirs[name]) for name, bond in replicator.bonds.items()}
+        return peer_state
+    return {name: _keep_shared(bond, peer_state[name]) for name, bond in replicator.bonds.items()}
 
 
-def _but_shared(bond: BoundReplica, theirs: dict[str, Any]) -> dict[str, Any]:
+def _keep_shared(bond: BoundReplica, peer_state: dict[str, Any]) -> dict[str, Any]:
     replica = bond.replica
     present = {
         f"{index}.{key}": value
@@ -147,19 +148,21 @@ def _but_shared(bond: BoundReplica, theirs: dict[str, Any]) -> dict[str, Any]:
     }
     kept = {
         "params": None,
-        # moments exist before the first step only where they are shared; zeros are of a node that begins anew
-        "optimizer": present if any(map(_is_used, present.values())) else theirs["replica"]["optimizer"],
-        "clock": int(theirs["strategy"]["clocks"][bond.channel.rank]),
+        # before the first step moments exist only where they are shared; all zeros mean a node that starts
+        # afresh
+        "optimizer": present if any(map(_is_set, present.values())) else peer_state["replica"]["optimizer"],
+        "clock": int(peer_state["strategy"]["clocks"][bond.channel.rank]),
     }
-    return {**theirs, "replica": {**theirs["replica"], **kept}}
+    return {**peer_state, "replica": {**peer_state["replica"], **kept}}
 
 
-def _is_used(memory: Any) -> bool:
+def _is_set(memory: Any) -> bool:
     return bool(memory.any()) if torch.is_tensor(memory) else bool(memory)
 
 
 class Pace:
-    """A high quantile of this member's latest round times; one outlier, as a pause by a signal, is none."""
+    """A high quantile of this member's latest round times; a single outlier (a process stopped for a while)
+    does not raise it."""
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=_KEPT)
@@ -167,7 +170,7 @@ class Pace:
         self._turn = 0
 
     def tick(self) -> float | None:
-        """At the end of each round: seconds, now and then; None in between."""
+        """Call it at the end of each round: the quantile in seconds every ``_EVERY`` rounds, else None."""
         now = time.monotonic()
         if self._last is not None:
             self._times.append(now - self._last)

@@ -18,14 +18,16 @@ def load_agent(run: Run, folder: Path) -> Any:
     """The learner (an agent, where it acts) with the consensus parameters of a checkpoint folder
     (``checkpoints/last``, say).
 
-    Floating-point buffers are the mean over the replicas saved in it. A data set is not read: what must be
-    known of it is in the run folder. Raises Refusal if the checkpoint is damaged.
+    Floating-point buffers are the mean over the replicas saved in it. A data set is not read: the run
+    folder stores its spec. Raises Refusal if the checkpoint is damaged.
     """
     torch.set_num_threads(run.placement.threads)
     spec = run.world.spec(read_fingerprint(run_folder(folder)))
     agent = run.learner.build(Context(spec, Replica, run.seed))
     states = [checkpoint.read_part(folder, rank) for rank in learners(run, folder)]
-    latest = max(states, key=lambda state: state["seconds"])  # who saved last saw most of the others
+    latest = max(
+        states, key=lambda state: state["seconds"]
+    )  # the part saved last has the newest state of the others
     if (centre := run.replicas) in checkpoint.parts(folder):
         latest = checkpoint.read_part(folder, centre)
     for name, replica in agent.replicas.items():

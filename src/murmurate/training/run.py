@@ -1,4 +1,4 @@
-"""``Run``: the one value that describes a run (design, section 3). It opens nothing."""
+"""``Run``: the one value that describes a run. It opens nothing."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SLOW_DISK_BYTES_PER_SECOND = 50e6
 
 @dataclass(frozen=True)
 class Run:
-    """All that a run depends on, resolved. A recipe is a function that returns one.
+    """The complete configuration of a run. A recipe is a function that returns one.
 
-    world: what is learned in, or from. learner: what learns. strategy: how the replicas agree. source: where
-    batches come from. evaluation: what is found out at the end.
+    world: simulators or a data set. learner: model, losses and optimizers. strategy: how the replicas agree.
+    source: provides the batches. evaluation: at the end of the run, and for ``murmurate eval``.
     replicas: number of learners.
     env_steps: total over the replicas at which the run ends (examples, where it learns from those).
         updates: per replica. minutes: of wall time. Whichever comes first; at least one is given.
@@ -31,10 +31,11 @@ class Run:
     launcher: ``local`` (processes of this host), ``inline`` (one thread at a time, on a simulated fabric),
         ``torchrun`` or ``ray``.
     checkpoint_every_env_steps: total over the replicas between checkpoints.
-    probe_every_updates: own updates between looks at disagreement and gradient cosines; 0 never looks.
+    probe_every_updates: own updates between measurements of disagreement and gradient cosines; 0: none.
     record_every_seconds: between two lines of a replica in ``metrics.jsonl``.
     restarts: how often each replica that died is started again, with a living peer's state (launcher
-        ``local``). 0 goes on without it: what killed it, as too little memory does, may kill it again.
+        ``local``). With 0 the run goes on without it: what killed it, for example too little memory, may kill
+        it again.
     compression: of vectors that go between hosts (launchers ``torchrun`` and ``ray``) by register and mail:
         ``bfloat16``, or ``int8`` with error feedback. Refused under a strategy that uses neither; where all
         members turn out to share one host's memory it has no effect, and an event says so.
@@ -116,10 +117,10 @@ class Run:
         return None if batches is None else self.learner.updates(batches)
 
     def device(self, rank: int) -> torch.device:
-        """Where ``rank`` works: a replica as the placement says, and a centre on the processor, where what
-        is sent to it arrives."""
+        """The device of ``rank``: a replica's as in the placement; the CPU for a centre, whose messages
+        arrive there."""
         return self.placement.device(rank) if rank < self.replicas else torch.device("cpu")
 
     def saving_seconds(self) -> float:
-        """How long all sources may take to be written to a slow disk, beyond what anything else may."""
+        """Extra time for writing all sources' state to a slow disk."""
         return self.replicas * self.source.saved_bytes(self) / _SLOW_DISK_BYTES_PER_SECOND

@@ -48,7 +48,7 @@ def claim(folder: Path) -> None:
 def held(folder: Path) -> Iterator[None]:
     """Hold a run folder against a second process. Raises Refusal if another holds it.
 
-    The kernel lets go with the process that holds it, however that one ends.
+    The kernel releases the lock when the process ends, however it ends.
     """
     descriptor = os.open(folder / "checkpoints", os.O_RDONLY)
     try:
@@ -60,21 +60,21 @@ def held(folder: Path) -> Iterator[None]:
                 "another folder with --out."
             ) from None
         except OSError:
-            pass  # a file system that knows no locks
+            pass  # a file system without locks
         yield
     finally:
         os.close(descriptor)
 
 
 def unclaim(folder: Path, existed: bool) -> None:
-    """Take back what ``claim`` and a run that never began have left; ``existed``: as an empty folder."""
+    """Undo ``claim`` for a run that never started. existed: the folder existed before, empty."""
     shutil.rmtree(folder, ignore_errors=True)
     if existed:
         folder.mkdir(exist_ok=True)
 
 
 def write_run(folder: Path, run: Run, **more: Any) -> None:
-    """``run.json``: the whole resolved Run, versions and hardware; and ``more``, as it is."""
+    """``run.json``: the whole resolved Run, versions and hardware; and ``more``, unchanged."""
     write_json(
         folder / "run.json",
         {
@@ -112,8 +112,8 @@ def read_run(folder: Path, recipe: Callable[[str], Run]) -> Run:
 
 
 def plain(value: Any) -> Any:
-    """A dataclass as JSON values; a strategy or a learner carries its name. Fields of a Run are called as
-    their options are (see ``Run``)."""
+    """A dataclass as JSON values; a strategy or a learner carries its name. Fields of a Run have
+    the names of their options (see ``Run``)."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields: dict[str, Any] = {}
         for field in dataclasses.fields(value):
@@ -152,7 +152,7 @@ def restore(like: Any, stored: Any) -> Any:
 
 
 def _is(kind: Any, value: Any) -> bool:
-    """Whether a plain ``value`` may stand in a field of type ``kind``; others were looked at already."""
+    """Whether a plain ``value`` is valid for a field of type ``kind``; nested ones are already checked."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return any(_is(inner, value) for inner in typing.get_args(kind))
     if kind is float:

@@ -1,4 +1,4 @@
-"""From a Run to a finished run folder, and from a run folder on."""
+"""``train`` and ``resume``: from a Run, or a run folder, to a finished run folder."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ FINISHED, FAILED, REFUSED = 0, 1, 2
 class Finish:
     """How a run ended: the exit code of the command line, and ``summary.json``.
 
-    summary: None where another process leads the run, and tells of it. folder: where that is not the one
-    that was asked for. run: that ended.
+    summary: None where another process leads the run and reports it. folder: where it is not the requested
+    one. run: the run that ended.
     """
 
     code: int
@@ -47,13 +47,13 @@ class Finish:
 
     @property
     def sentence(self) -> str:
-        """What the evaluation found, for the console."""
+        """The evaluation's result, for the console."""
         return "" if self.run is None or self.summary is None else self.run.evaluation.sentence(self.summary)
 
 
 @signals_restored()
 def train(run: Run, folder: Path, launcher: Launcher, read: Callable[[Path], Run]) -> Finish:
-    """Check everything that can be checked, then run. Raises Refusal with nothing changed.
+    """Check all that can be checked in advance, then run. Raises Refusal with nothing changed.
 
     read: gives the Run of a run folder (``recipes.stored``).
     """
@@ -65,7 +65,7 @@ def train(run: Run, folder: Path, launcher: Launcher, read: Callable[[Path], Run
         return _begin(run, folder, launcher, None)
     if not ranks.leads:
         return Finish(ranks.follow(read), None)
-    with _refused_to_all(ranks):
+    with _refuse_all_ranks(ranks):
         begun = ranks.begun()
         if begun is None:
             return _begin(run, folder, launcher, ranks)
@@ -78,8 +78,8 @@ def train(run: Run, folder: Path, launcher: Launcher, read: Callable[[Path], Run
 
 
 @contextlib.contextmanager
-def _refused_to_all(ranks: Ranks) -> Iterator[None]:
-    """If the leader refuses, the other ranks do not wait for it."""
+def _refuse_all_ranks(ranks: Ranks) -> Iterator[None]:
+    """If the leader refuses, let the other ranks end too."""
     try:
         yield
     except Refusal:
@@ -98,14 +98,14 @@ def _begin(run: Run, folder: Path, launcher: Launcher, ranks: Ranks | None) -> F
             record_data(folder, run.world)
             return _carry_out(run, folder, launcher, None)
     except Refusal as refusal:
-        if any((folder / "checkpoints").glob("*/state.json")):  # it had begun: nothing is taken back
+        if any((folder / "checkpoints").glob("*/state.json")):  # the run had started: its folder is kept
             raise RunFailed(f"{refusal} The checkpoints in {folder} are kept.") from refusal
         unclaim(folder, existed)
         raise
 
 
 def resolved(run: Run) -> Run:
-    """``run`` with nothing left to be decided by the machine that it runs on."""
+    """``run`` with machine-dependent defaults (``auto``) replaced by their values."""
     learner = run.learner.resolved(run.world.spec(), run.placement.device(0))
     return dataclasses.replace(run, learner=learner)
 
@@ -113,44 +113,45 @@ def resolved(run: Run) -> Run:
 @signals_restored()
 def resume(
     folder: Path,
-    launcher_called: Callable[[str], Launcher],
+    find_launcher: Callable[[str], Launcher],
     read: Callable[[Path], Run],
     changes: Callable[[Run], Run] = lambda run: run,
 ) -> Finish:
-    """Go on from a run folder's newest whole checkpoint; ``changes`` may move the run's end, say.
+    """Resume from a run folder's newest complete checkpoint; ``changes`` may, for example, move the run's
+    end.
 
-    launcher_called: gives the launcher that the run names. read: see ``train``.
-    Raises Refusal, with nothing changed, if there is nothing to go on from or it belongs to another run.
+    find_launcher: returns a launcher by name. read: see ``train``.
+    Raises Refusal, with nothing changed, if there is no checkpoint or it belongs to another run.
     """
     stored = read(folder)
     run = changes(stored)
     refuse_missing(run.world)
-    launcher = launcher_called(run.launcher)
+    launcher = find_launcher(run.launcher)
     preflight(run, launcher)
     ranks = launcher.adopt()
     if ranks is not None and not ranks.leads:
         return Finish(ranks.follow(read), None)
-    with contextlib.nullcontext() if ranks is None else _refused_to_all(ranks):
+    with contextlib.nullcontext() if ranks is None else _refuse_all_ranks(ranks):
         found = checkpoint.newest(folder / "checkpoints")
         with held(folder):
-            return _go_on(run, stored, folder, found, launcher)
+            return _continue(run, stored, folder, found, launcher)
 
 
-def _go_on(run: Run, stored: Run, folder: Path, found: Path, launcher: Launcher) -> Finish:
+def _continue(run: Run, stored: Run, folder: Path, found: Path, launcher: Launcher) -> Finish:
     check_data(folder, run.world)
     manifest = checkpoint.read_manifest(found)
     saved = checkpoint.parts(found)
     if run.replicas != int(manifest["replicas"]):
         raise Refusal(f"{folder} was made with {manifest['replicas']} replicas; resume with the same number.")
-    # a replica that had died goes on from a living one's state
+    # a replica that had died resumes from a living one's part
     learned = [rank for rank in saved if rank < run.replicas]
     parts = {rank: rank if rank in saved else learned[rank % len(learned)] for rank in range(run.replicas)}
     if run.strategy.centre:
         parts[run.replicas] = run.replicas
-    _fits(run, found, saved)
+    _check_fits(run, found, saved)
     movable = {f.name: getattr(stored, f.name) for f in dataclasses.fields(run) if f.metadata.get("movable")}
-    begun, wanted = plain(without_places(stored)), plain(without_places(dataclasses.replace(run, **movable)))
-    fixed = [name for name, value in wanted.items() if value != begun[name]]
+    before, now = plain(without_places(stored)), plain(without_places(dataclasses.replace(run, **movable)))
+    fixed = [name for name, value in now.items() if value != before[name]]
     if fixed:
         raise Refusal(
             f"{' and '.join(fixed)} cannot change on resume: what was learned so far depends on it. "
@@ -160,7 +161,7 @@ def _go_on(run: Run, stored: Run, folder: Path, found: Path, launcher: Launcher)
         write_run(folder, run)
     record_data(folder, run.world)  # if somebody has deleted what the run knew of it
     if found.name != "last":
-        checkpoint.distrust(found.with_name("last"))
+        checkpoint.reject(found.with_name("last"))
     # each replica saved at a moment of its own, and the checkpoint was complete some time after that
     counts = {rank: checkpoint.env_steps(found, rank) for rank in saved}
     clocks = {rank: checkpoint.updates(found, rank) for rank in learned}
@@ -170,7 +171,7 @@ def _go_on(run: Run, stored: Run, folder: Path, found: Path, launcher: Launcher)
 
 
 def preflight(run: Run, launcher: Launcher) -> None:
-    """Raise Refusal for whatever can be known to fail before anything is changed."""
+    """Raise Refusal for whatever is certain to fail, before anything is changed."""
     run.validate()
     launcher.check(run)
     offered = launcher.capabilities(run)
@@ -182,7 +183,7 @@ def preflight(run: Run, launcher: Launcher) -> None:
             "mail and register are, collectives and shared memory are not. Leave it out, or use "
             "--strategy gala."
         )
-    learner = _attempt(run)
+    learner = _build_once(run)
     vector_bytes = 4 * sum(len(replica) for replica in learner.replicas.values())
     # per replica: its process, optimizer state, and at most three slots in each of two registers
     held = run.replicas * run.source.memory_bytes(run)
@@ -196,7 +197,7 @@ def preflight(run: Run, launcher: Launcher) -> None:
 
 
 def _devices(run: Run) -> set[str]:
-    """Kinds of device that the placement names. Raises Refusal for one that is not there."""
+    """Device types that the placement names. Raises Refusal for a device that does not exist."""
     kinds = set()
     for name in run.placement.devices:
         try:
@@ -213,8 +214,9 @@ def _devices(run: Run) -> set[str]:
     return kinds
 
 
-def _attempt(run: Run) -> Learner:
-    """The learner on a fabric of its own: what is wrong with it or its strategy shows here, not in a role.
+def _build_once(run: Run) -> Learner:
+    """Build the learner on a simulated fabric, so that errors of it or its strategy show before workers
+    start.
 
     Raises Refusal.
     """
@@ -232,13 +234,13 @@ def _attempt(run: Run) -> Learner:
     except ValueError as error:
         raise Refusal(f"{run.recipe} cannot be made like this: {error}. Change that field.") from error
     if isinstance(agent, Crashed):
-        raise RuntimeError("nobody crashes without being told to")
+        raise RuntimeError("the simulated fabric reported a crash that was not injected")
     return agent
 
 
-def _fits(run: Run, found: Path, saved: list[int]) -> None:
-    """Raise Refusal if a checkpoint is not of this run's network, or not of its simulators."""
-    agent = _attempt(run)
+def _check_fits(run: Run, found: Path, saved: list[int]) -> None:
+    """Raise Refusal if a checkpoint is of another network, or of another source."""
+    agent = _build_once(run)
     for rank in learners(run, found):
         state = checkpoint.read_part(found, rank)
         try:
@@ -261,18 +263,18 @@ def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None
     try:
         try:
             with all_is_saved(coordinator):
-                code, reason = _how_it_ended(coordinator)
-                # skip the evaluation after an interrupt: murmurate eval makes up for it
+                code, reason = _exit_status(coordinator)
+                # no evaluation after an interrupt: murmurate eval can do it later
                 summary = summarize(run, folder, coordinator, reason, evaluated=not coordinator.interrupted)
         except SecondInterrupt:
-            code, reason = _how_it_ended(coordinator)
+            code, reason = _exit_status(coordinator)
             summary = summarize(run, folder, coordinator, reason, evaluated=False)
     except OSError as error:
         raise checkpoint.disk_failure(folder, error) from error
     return Finish(code, summary, run=run)
 
 
-def _how_it_ended(coordinator: Coordinator) -> tuple[int, str]:
+def _exit_status(coordinator: Coordinator) -> tuple[int, str]:
     """(exit code, ``exit`` of the summary)"""
     if isinstance(coordinator.failure, RunFailed):
         return FAILED, f"failed: {coordinator.failure}"

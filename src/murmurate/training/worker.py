@@ -1,24 +1,24 @@
-"""A worker's part of a run."""
+"""The entry point of a worker: a replica's training loop, or the centre's server."""
 
 from __future__ import annotations
 
-from murmurate.training.centre_server import Serving
+from murmurate.training.centre_server import CentreServer
 from murmurate.training.data_record import check_data
-from murmurate.training.loop import Learning
+from murmurate.training.loop import TrainingLoop
 from murmurate.training.run import Run
-from murmurate.training.worker_context import Post
+from murmurate.training.worker_context import WorkerContext
 
 
-def work(run: Run, post: Post) -> None:
-    """The part of ``post.rank``, from its start to its end.
+def work(run: Run, context: WorkerContext) -> None:
+    """Execute the part of ``context.rank`` from start to end.
 
-    Raises Refusal where this process reads another data set than the run began with, as far as that shows
-    without reading all of it.
+    Raises Refusal where this process reads another data set than the run started with, as far as that can be
+    detected without reading all of it.
     """
-    check_data(post.folder, run.world, thorough=False)
-    part(run, post).go()
+    check_data(context.folder, run.world, thorough=False)
+    part(run, context).run_to_end()
 
 
-def part(run: Run, post: Post) -> Learning | Serving:
-    """Replicas learn, and the rank after them is the centre."""
-    return Learning(run, post) if post.rank < run.replicas else Serving(run, post)
+def part(run: Run, context: WorkerContext) -> TrainingLoop | CentreServer:
+    """The ranks below ``run.replicas`` train; the one after them is the centre."""
+    return TrainingLoop(run, context) if context.rank < run.replicas else CentreServer(run, context)

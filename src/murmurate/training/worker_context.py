@@ -1,4 +1,4 @@
-"""Where a member of a run works, what it goes on from, and what it leaves in a checkpoint."""
+"""What a launcher gives to a member of a run, what it resumes from, and its part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from murmurate.training.rejoin import Admission
 
 FINAL = "final"
 FINAL_REQUEST = FINAL_DRAIN
-SETTLE_SECONDS = 10.0  # for deltas in flight to arrive before a checkpoint
+DRAIN_SECONDS = 10.0  # for deltas in flight to arrive before a checkpoint
 
 
 @dataclass
 class Restored:
-    """What a replica goes on from. One that had died goes on from a living one's learning (``own`` is
-    False), with its own count of env steps and with games of its own."""
+    """What a replica resumes from. One that had died resumes from a living replica's state (``own`` is
+    False), with its own count of env steps and new episodes."""
 
     state: dict[str, Any]
     env_steps: int
@@ -44,10 +44,10 @@ class Restored:
 
 @dataclass(frozen=True)
 class Resume:
-    """What a resumed run goes on from.
+    """What a resumed run starts from.
 
     parts: rank -> the replica whose part of ``checkpoint`` it takes. manifest: the checkpoint's
-    ``state.json``. offset_seconds: how long the run had lasted by then.
+    ``state.json``. offset_seconds: run time before the resume.
     """
 
     checkpoint: Path
@@ -60,10 +60,11 @@ class Resume:
 
 
 @dataclass
-class Post:
-    """Where one replica works: its fabric, the run state, the run folder, and what to go on from.
+class WorkerContext:
+    """What a launcher gives to one member: fabric, run state, run folder, and what to resume from.
 
-    admission: the fabric again, where members may be started again: ``joins`` says that this one was.
+    between: called between two steps. admission: the fabric again, where it supports state transfers. joins:
+    this process replaces one that died, and begins with a state transfer.
     """
 
     rank: int
@@ -73,18 +74,18 @@ class Post:
     started_at: float
     offset_seconds: float = 0.0
     restored: Restored | None = None
-    between: Callable[[], None] = lambda: None  # called between two steps
+    between: Callable[[], None] = lambda: None
     admission: Admission | None = None
     joins: bool = False
 
 
 def member_state(replicator: Replicator, seconds: float) -> dict[str, Any]:
-    """What a checkpoint holds of a replica or a centre alike.
+    """The part of a checkpoint that replicas and the centre have in common.
 
-    Raises NotFinite rather than let a good checkpoint be replaced by one that cannot learn.
+    Raises NotFinite for parameters that are not finite, so that a good checkpoint is not replaced.
     """
     for name, bond in replicator.bonds.items():
-        # a copy: isfinite reads twice, and on a vector that others write at this moment it finds x != x
+        # a copy: isfinite reads twice, and would report NaN on a vector that others write concurrently
         if not torch.isfinite(bond.replica.values().detach().clone()).all():
             raise NotFinite(
                 f"the parameters of replica '{name}' are not finite at its update {bond.replica.clock}. "
@@ -106,16 +107,16 @@ def member_state(replicator: Replicator, seconds: float) -> dict[str, Any]:
 
 
 def restore_counts(replicator: Replicator, state: dict[str, Any]) -> None:
-    """Go on from what ``member_state`` counted of this same member, whose strategies have loaded."""
+    """Restore the counts in this member's ``member_state``, after its strategies have loaded."""
     for name, bond in replicator.bonds.items():
         bond.staleness_max = int(state["staleness_max"][name])
     traffic = next(iter(replicator.bonds.values())).channel.traffic
     traffic.bytes = int(state["bytes_exchanged"])
     traffic.waiting_seconds = float(state["waiting_seconds"])
-    # what strategies refused is theirs to remember
+    # strategies restore their own count of refused messages
     traffic.refused = max(0, int(state.get("refused", 0)) - replicator.refused)
 
 
 def staging(folder: Path, name: str) -> Path:
-    """Where the parts of a checkpoint gather before it is committed."""
+    """The folder that collects the parts of a checkpoint before it is committed."""
     return folder / "checkpoints" / f".staging-{name}"

@@ -99,11 +99,11 @@ class MixtureModel(LearnerConfig):
         if corpus is not None:
             random = np.random.default_rng(derive_seed(context.seed, "mixture"))
             few = random.choice(len(corpus), size=min(len(corpus), _LOOKED_AT), replace=False)
-            model.begin(corpus.select(few), context.spec.documents, random)
+            model.begin(corpus.select(few), context.spec.examples, random)
         return ConjugateLearner(
             model.to(context.device),
             context.replicate,
-            examples=context.spec.documents,
+            examples=context.spec.examples,
             eta=self.eta,
             validation=context.validation,
             validate_every=self.validate_every,

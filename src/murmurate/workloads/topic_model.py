@@ -93,7 +93,7 @@ class TopicModel(LearnerConfig):
         ``init`` says.
         """
         self.check()
-        words, documents = context.spec.observation_shape[0], context.spec.documents
+        words, documents = context.spec.observation_shape[0], context.spec.examples
         if start is None:
             begin = _start(self, words, documents, context.seed, context.examples)
         else:

@@ -69,7 +69,7 @@ class StripesWorld(World):
 
     def spec(self, fingerprint: Mapping[str, Any] | None = None) -> EnvSpec:
         count = self.count if fingerprint is None else int(fingerprint["count"])
-        return EnvSpec("stripes", (1, SIZE, SIZE), torch.float32, KINDS, documents=count * 4 // 5)
+        return EnvSpec("stripes", (1, SIZE, SIZE), torch.float32, KINDS, examples=count * 4 // 5)
 
     def fingerprint(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

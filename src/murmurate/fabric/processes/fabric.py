@@ -344,7 +344,7 @@ class ProcessChannel:
         pause = 20e-6
         try:
             while not condition():
-                self._group.beat()
+                self._group.heartbeat()
                 if time.monotonic() - start > deadline_seconds:
                     return False
                 time.sleep(pause)

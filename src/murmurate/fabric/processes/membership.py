@@ -90,8 +90,8 @@ class Group:
     def incarnation(self, rank: int) -> int:
         return self._run_state.incarnation(int(self.ranks[rank]))
 
-    def beat(self) -> None:
-        self._run_state.beat(self._membership.rank)
+    def heartbeat(self) -> None:
+        self._run_state.heartbeat(self._membership.rank)
 
 
 __all__ = ["Group", "Membership"]

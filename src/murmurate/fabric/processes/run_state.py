@@ -86,10 +86,10 @@ class RunState:
         """This replica has made ``env_steps`` and ``clock`` updates in all."""
         self._rows[_ENV_STEPS, rank] = env_steps
         self._rows[_CLOCK, rank] = clock
-        self.beat(rank)
+        self.heartbeat(rank)
 
-    def beat(self, rank: int) -> None:
-        """A heartbeat: whoever waits for others gives it too, whoever is stopped or stuck does not."""
+    def heartbeat(self, rank: int) -> None:
+        """Sent while working and while waiting for others; a stopped or stuck process sends none."""
         self._rows[_BEAT, rank] += 1
 
     def set_pace(self, rank: int, seconds: float) -> None:

@@ -14,7 +14,7 @@ import torch
 from murmurate.cli.main import main
 from murmurate.fabric.interface import Traffic
 from murmurate.record.reader import read_metrics
-from murmurate.record.step_timer import KINDS, Bursts, Watch, rounded
+from murmurate.record.step_timer import KINDS, Bursts, StepTimer, rounded
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.replicator.replicator import BoundReplica
 from murmurate.strategies.interface import Strategy
@@ -30,7 +30,7 @@ class Clock:
 
 @dataclass
 class Channel:
-    """As much of a fabric's channel as a watch and the strategy below look at."""
+    """As much of a fabric's channel as a timer and the strategy below look at."""
 
     clock: Clock
     traffic: Traffic = field(default_factory=Traffic)
@@ -52,7 +52,7 @@ class Scripted(Strategy):
         return Exchange(1, 2, self.staleness)
 
 
-def scripted(bursts: Bursts) -> tuple[Watch, Replica, Clock, Scripted]:
+def scripted(bursts: Bursts) -> tuple[StepTimer, Replica, Clock, Scripted]:
     clock = Clock()
     channel = Channel(clock)
     replica = Replica("model", torch.nn.Linear(2, 1), lambda p: torch.optim.SGD(p, lr=0.1))
@@ -65,28 +65,28 @@ def scripted(bursts: Bursts) -> tuple[Watch, Replica, Clock, Scripted]:
     strategy = Scripted()
     replica.exchange = lambda r: strategy.step(r, channel)
     replica.update = lasting
-    watch = Watch(clock, [BoundReplica(replica, strategy, channel)], bursts=bursts)
-    return watch, replica, clock, strategy
+    timer = StepTimer(clock, [BoundReplica(replica, strategy, channel)], bursts=bursts)
+    return timer, replica, clock, strategy
 
 
-def turn(watch: Watch, replica: Replica, clock: Clock) -> None:
+def turn(timer: StepTimer, replica: Replica, clock: Clock) -> None:
     clock.now += 10.0
-    watch.lap("collect")
+    timer.lap("collect")
     clock.now += 4.0
     replica.follow(torch.ones(3))
     clock.now += 0.25
-    watch.lap("learn")
+    timer.lap("learn")
     clock.now += 0.5  # recording: has no kind
-    watch.turn()
+    timer.turn()
 
 
 def test_spans_of_one_turn_by_hand() -> None:
     bursts = Bursts(first_seconds=21.0, growth=1e9, seconds=21.0, least_turns=1, longest_pause_seconds=1e9)
-    watch, replica, clock, _ = scripted(bursts)
-    turn(watch, replica, clock)  # before the burst, which begins at its end, at 21.25
-    assert "spans" not in watch.fields()
-    turn(watch, replica, clock)
-    found = watch.fields()["spans"]
+    timer, replica, clock, _ = scripted(bursts)
+    turn(timer, replica, clock)  # before the burst, which begins at its end, at 21.25
+    assert "spans" not in timer.fields()
+    turn(timer, replica, clock)
+    found = timer.fields()["spans"]
     assert found == [
         ["collect", 21.25, 10.0],
         ["learn", 31.25, 4.0],
@@ -96,19 +96,19 @@ def test_spans_of_one_turn_by_hand() -> None:
         ["exchange", 41.25, 0.5],
         ["learn", 41.75, 0.25],
     ]
-    turn(watch, replica, clock)
-    assert "spans" not in watch.fields(last=True)
+    turn(timer, replica, clock)
+    assert "spans" not in timer.fields(last=True)
 
 
 def test_a_burst_leaves_nothing_behind_and_learning_is_the_same() -> None:
-    watch, replica, clock, _ = scripted(Bursts(first_seconds=1e9))
-    watched, other, other_clock, _ = scripted(Bursts(first_seconds=1e-6, seconds=1.0, least_turns=2))
+    timer, replica, clock, _ = scripted(Bursts(first_seconds=1e9))
+    timed, other, other_clock, _ = scripted(Bursts(first_seconds=1e-6, seconds=1.0, least_turns=2))
     other.params.data.copy_(replica.params.data)
     before = set(vars(other))
     for _ in range(5):
-        turn(watch, replica, clock)
-        turn(watched, other, other_clock)
-    watched.fields(last=True)
+        turn(timer, replica, clock)
+        turn(timed, other, other_clock)
+    timed.fields(last=True)
     assert torch.equal(replica.params, other.params)
     assert set(vars(other)) <= before
 
@@ -119,29 +119,29 @@ def test_a_burst_ends_by_time_turns_or_number_of_spans() -> None:
         ({"seconds": 100.0, "least_turns": 1}, 5),
         ({"seconds": 1e9, "most_spans": 14}, 2),
     ):
-        watch, replica, clock, _ = scripted(
+        timer, replica, clock, _ = scripted(
             Bursts(first_seconds=1.0, growth=1e9, longest_pause_seconds=1e9, **limits)
         )
         for _ in range(20):
-            turn(watch, replica, clock)
-        spans = watch.fields()["spans"]
+            turn(timer, replica, clock)
+        spans = timer.fields()["spans"]
         assert sum(kind == "collect" for kind, *_ in spans) == turns, limits
 
 
 def test_every_step_is_counted_once_by_its_staleness() -> None:
-    watch, replica, clock, strategy = scripted(Bursts(first_seconds=30.0, seconds=1.0))
+    timer, replica, clock, strategy = scripted(Bursts(first_seconds=30.0, seconds=1.0))
     generator = torch.Generator().manual_seed(3)
     expected: collections.Counter[int] = collections.Counter()
     found: collections.Counter[int] = collections.Counter()
     for number in range(60):
         strategy.staleness = int(torch.randint(0, 50, (), generator=generator))
         expected[strategy.staleness] += 1
-        turn(watch, replica, clock)
+        turn(timer, replica, clock)
         if number % 7 == 0:
-            found.update(watch.fields().get("staleness_counts", {}))
-    found.update(watch.fields().get("staleness_counts", {}))
+            found.update(timer.fields().get("staleness_counts", {}))
+    found.update(timer.fields().get("staleness_counts", {}))
     assert found == expected
-    assert "staleness_counts" not in watch.fields()
+    assert "staleness_counts" not in timer.fields()
 
 
 def test_rounding_is_exact_below_64_and_then_at_most_an_eighth_less() -> None:

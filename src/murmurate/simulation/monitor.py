@@ -1,4 +1,4 @@
-"""Sees a simulated run from outside of its time: counts, records, admits who comes back, ends it."""
+"""Follows a simulated run, outside of virtual time: counts, records, admits joiners, ends the run."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from murmurate.training.run import Run
 
 ALONE_UP_TO = 16  # replicas that write records of their own
 _RETURNS_A_LINE = 100
-_TELL_SECONDS = 10.0
+_PRINT_SECONDS = 10.0
 
 
-class Watch:
-    """One run's counts. Virtual time does not pass in here, and nothing here reaches a strategy.
+class Monitor:
+    """The counts, records and end of one run. Takes no virtual time, and does not affect strategies.
 
-    ``say`` prints a line for people every ten real seconds.
+    ``say`` prints a line of progress every ten real seconds.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Watch:
         )
         self._path = folder / "metrics.jsonl"
         self._recorders: dict[int, Recorder] = {}
-        self.learners: dict[int, Learner] = {}  # the newest life of each
+        self.learners: dict[int, Learner] = {}  # the newest incarnation of each
         self.former: list[Learner] = []
         self.finished: dict[int, float] = {}  # rank -> virtual second
         self.died: dict[int, float] = {}
@@ -59,9 +59,9 @@ class Watch:
         planned = run.planned_updates() or 100
         self._every = max(run.replicas, planned * run.replicas // cluster.lines)
         self._next_line = self._every
-        self._started = self._told = time.monotonic()
+        self._started = self._printed_at = time.monotonic()
 
-    # -- what learners tell and ask -----------------------------------------------------------------
+    # -- called by learners ------------------------------------------------------------------------
 
     def begin(self, learner: Learner) -> None:
         if learner.rank in self.learners:
@@ -83,18 +83,18 @@ class Watch:
         self._decide()
 
     def over(self, learner: Learner) -> bool:
-        """Synchronous members all stop at one clock, which none of them has passed when it is chosen."""
+        """Synchronous members all stop at the same clock, chosen before any of them has passed it."""
         if self.run.updates is not None and learner.clock >= self.run.updates:
             return True
         return learner.clock >= self._stop_at if learner.synchronous else bool(self.stopped_because)
 
     def finish(self, learner: Learner) -> None:
-        """It has learned all it will, and faults leave it alone from now on."""
+        """It has finished learning; faults no longer affect it."""
         learner.end()
         self.finished[learner.rank] = self.fabric.virtual_seconds
 
     def left(self, learner: Learner) -> None:
-        """It has also settled what was in flight."""
+        """It has also drained the messages in flight."""
         self._left.add(learner.rank)
 
     def all_left(self) -> bool:
@@ -121,14 +121,14 @@ class Watch:
             self.stop(f"the mean return of the last 100 training episodes reached {goal:g}")
 
     def _return_mean(self) -> float:
-        """Of the last 100 training episodes; before there are so many, nobody knows."""
+        """Of the last 100 training episodes; -inf before there are so many."""
         return statistics.fmean(self.returns) if len(self.returns) == 100 else -math.inf
 
-    # -- who comes back -----------------------------------------------------------------------------
+    # -- admission of joiners -----------------------------------------------------------------------
 
     def admit_later(self, rank: int, enter: Callable[[Learner], None]) -> None:
         """Have ``enter`` called with a donor once all synchronous members are between two rounds."""
-        if not self._pending:  # else some may stand at the gate already
+        if not self._pending:  # else some may wait at the barrier already
             self._admit_at = 1 + max((self.learners[r].clock for r in self.running), default=0)
         self._pending[rank] = enter
 
@@ -136,10 +136,12 @@ class Watch:
         return learner.clock >= self._admit_at
 
     def admit(self, learner: Learner) -> None:
-        """The first that leaves the gate admits them; the others find nothing left to do."""
+        """The first learner to leave the barrier admits them; for the others nothing is left to do."""
         self._admit_at = math.inf
         pending, self._pending = self._pending, {}
-        for enter in () if self.over(learner) else pending.values():  # nobody would meet them any more
+        for enter in (
+            () if self.over(learner) else pending.values()
+        ):  # when the run is over no member would join their rounds
             enter(learner)
 
     # -- records ------------------------------------------------------------------------------------
@@ -147,14 +149,14 @@ class Watch:
     def event(self, name: str, message: str, **fields: Any) -> None:
         now = self.fabric.virtual_seconds
         self.faults[name] = self.faults.get(name, 0) + 1
-        # a thousand crashes make a thousand lines, but not a summary that nobody can read
+        # a thousand crashes make a thousand lines, but the summary stays readable
         if len(self.events) < 1000:
             self.events.append({"event": name, "message": message, "time_seconds": round(now, 6), **fields})
         self.recorder.event(name, message, env_steps=self.env_steps, updates=0, **fields)
 
     def record(self, last: bool = False) -> None:
-        """A line for each replica where they are few; else one for all of them, and what some of them did
-        when in lines of kind "member"."""
+        """A record for each replica where they are few; else one for all of them, and the spans of some of
+        them in records of kind "member"."""
         living = [r for r in self.fabric.living if r in self.learners]
         if not living:
             return
@@ -164,18 +166,18 @@ class Watch:
                 self._recorders[line] = Recorder(
                     self._path, line, 0.0, clock=lambda: self.fabric.virtual_seconds
                 )
-            diaries = [self.learners[r].diary.fields(last=last) for r in ranks]
+            timings = [self.learners[r].timer.fields(last=last) for r in ranks]
             if len(ranks) > 1:
-                self._tell_of_members(ranks, diaries)
+                self._record_members(ranks, timings)
             facts = self._joined([self.learners[r] for r in ranks], line)
-            self._recorders[line].record(facts | _summed(diaries) | spread)
-        if time.monotonic() - self._told > _TELL_SECONDS:
-            self._told = time.monotonic()
+            self._recorders[line].record(facts | _summed(timings) | spread)
+        if time.monotonic() - self._printed_at > _PRINT_SECONDS:
+            self._printed_at = time.monotonic()
             self._say(self.line())
 
-    def _tell_of_members(self, ranks: Sequence[int], diaries: Sequence[dict[str, Any]]) -> None:
-        for rank, diary in zip(ranks, diaries, strict=True):
-            if spans := diary.pop("spans", None):
+    def _record_members(self, ranks: Sequence[int], timings: Sequence[dict[str, Any]]) -> None:
+        for rank, timing in zip(ranks, timings, strict=True):
+            if spans := timing.pop("spans", None):
                 clock = self.learners[rank].clock
                 self.recorder.record({"kind": "member", "member": rank, "updates": clock, "spans": spans})
 
@@ -209,7 +211,7 @@ class Watch:
             "env_steps_per_second": mine / now,
             "return_mean": statistics.fmean(self.returns) if self.returns else None,
             "episode_returns": episodes[-_RETURNS_A_LINE:],
-            **_means([one.outcome.told() for one in learners if one.outcome.metrics]),
+            **_means([one.outcome.read_metrics() for one in learners if one.outcome.metrics]),
             "staleness": max(b.last.staleness for b in bonds),
             "staleness_max": max(b.staleness_max for b in bonds),
             "heard": statistics.fmean(b.last.heard for b in bonds),
@@ -244,12 +246,12 @@ def vector(learner: Learner) -> Tensor:
     return torch.cat([bonds[name].replica.values().detach().float().cpu() for name in sorted(bonds)])
 
 
-def _summed(diaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What one replica's diary says; of several how stale their updates were, together."""
+def _summed(timings: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One replica's timing; for several replicas, their summed staleness counts."""
     counts: Counter[int] = Counter()
-    for diary in diaries:
-        counts.update(diary.pop("staleness_counts", {}))
-    rest = diaries[0] if len(diaries) == 1 else {}
+    for timing in timings:
+        counts.update(timing.pop("staleness_counts", {}))
+    rest = timings[0] if len(timings) == 1 else {}
     return rest | ({"staleness_counts": dict(sorted(counts.items()))} if counts else {})
 
 
