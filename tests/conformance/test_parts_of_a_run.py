@@ -21,7 +21,7 @@ from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.recipes import algorithms, recipe
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import updates_of
-from murmurate.training.members import alone, build_learner, open_source
+from murmurate.training.members import build_learner, open_only_source, open_source
 from murmurate.training.run import Run
 from short_runs import altered
 
@@ -89,7 +89,7 @@ def test_a_learner_begins_alike_from_one_seed_and_acts_with_replicas_of_its_own(
 
 def test_a_learner_makes_as_many_updates_as_it_says(run: Run) -> None:
     learner = build_learner(run, 0, Replica)
-    source = alone(run, learner)
+    source = open_only_source(run, learner)
     learned(run, learner, source, 5)
     assert updates_of(learner) == run.learner.updates(5)
     source.close()
@@ -97,7 +97,7 @@ def test_a_learner_makes_as_many_updates_as_it_says(run: Run) -> None:
 
 def test_saved_and_loaded_equals_uninterrupted(run: Run) -> None:
     one = build_learner(run, 0, Replica)
-    source = alone(run, one)
+    source = open_only_source(run, one)
     learned(run, one, source, 6)
     assert source.exact
     saved = through_a_checkpoint(
@@ -111,7 +111,7 @@ def test_saved_and_loaded_equals_uninterrupted(run: Run) -> None:
     run.source.check_state(saved["source"])
     learned(run, one, source, 4)
     other = build_learner(run, 0, Replica)
-    again = alone(run, other)
+    again = open_only_source(run, other)
     for name, replica in other.replicas.items():
         replica.load(saved["replicas"][name])
     other.load(saved["learner"])
