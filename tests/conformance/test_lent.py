@@ -29,16 +29,16 @@ STRATEGIES |= {"dpsgd, nodes of one": DPSGD(threads=1, local_updates=2)}
 LENT = 1
 
 
-class Door:
+class Transfer:
     """What hands a peer's state to a joiner, without a launcher."""
 
     def __init__(self, learning: TrainingLoop, transferred: dict[str, Any]) -> None:
         self.learning, self.transferred = learning, {**transferred, "answered": 0}
 
-    def take(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         return self.transferred
 
-    def enter(self, transferred: dict[str, Any]) -> None:
+    def complete(self, transferred: dict[str, Any]) -> None:
         self.learning.replicator.entered()
 
 
@@ -109,7 +109,7 @@ def test_lent_a_part_it_goes_on_as_a_joiner_does(saved: Any) -> None:
         learning = TrainingLoop(run, context)
         for _ in range(2):
             learning._meet_at_barrier()
-        learning._join(cast(StateTransfer, Door(learning, parts[0])))
+        learning._join(cast(StateTransfer, Transfer(learning, parts[0])))
         return memory(learning)
 
     one, other = together(run, folder, lent)[LENT], together(run, folder, joined)[LENT]
