@@ -44,9 +44,9 @@ def readers(kind, real):
     for _ in range(2):
         errors = RecordErrors(Path("x"), skip=True)
         if kind == "triples":
-            made.append((_triples._Reader(_triples.Header(3, 3, 0, False, real), errors), errors))
+            made.append((_triples._TripleReader(_triples.Header(3, 3, 0, False, real), errors), errors))
         else:
-            made.append((_pairs._Reader(real, one_based=False, vocabulary_size=4, errors=errors), errors))
+            made.append((_pairs._PairReader(real, one_based=False, vocabulary_size=4, errors=errors), errors))
     return made
 
 
