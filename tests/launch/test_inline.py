@@ -20,7 +20,7 @@ from murmurate.simulation.start import simulate
 from murmurate.strategies import strategies
 from murmurate.strategies.dpsgd.master import Master
 from murmurate.strategies.interface import Strategy
-from murmurate.training import checkpoint, session
+from murmurate.training import checkpoint
 from murmurate.training.run import Run
 from short_runs import altered, resume, train
 
@@ -186,16 +186,19 @@ def test_a_resumed_run_drops_the_lost_future(tmp_path: Path) -> None:
     assert strange == [0], "one is neither later nor further than the checkpoint; the others are the future"
 
 
-def test_not_a_number_stops_with_the_culprit_and_keeps_the_last_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # no option leads here: a resume refuses another agent
-    monkeypatch.setattr(session, "_MAY_CHANGE", session._MAY_CHANGE | {"agent"})
+def _stored_rate(folder: Path, rate: float) -> None:
+    """Another learning rate in run.json: no option leads there, as a resume refuses another agent."""
+    stored = json.loads((folder / "run.json").read_text())
+    stored["agent"]["learning_rate"] = rate
+    (folder / "run.json").write_text(json.dumps(stored))
+
+
+def test_not_a_number_stops_with_the_culprit_and_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert train(short(updates=10), folder).code == 0
     before = {p.name: p.read_bytes() for p in (folder / "checkpoints" / "last").iterdir()}
-    fast = dataclasses.replace(recipe("cartpole-gala").learner, learning_rate=1e30)
-    finish = resume(folder, lambda run: dataclasses.replace(run, updates=50, learner=fast))
+    _stored_rate(folder, 1e30)
+    finish = resume(folder, lambda run: dataclasses.replace(run, updates=50))
     assert finish.code == 1
     assert re.match(
         r"failed: replica [0-2]: the (loss|gradient|parameters) of replica 'a2c' .*update 1\d",
@@ -205,17 +208,13 @@ def test_not_a_number_stops_with_the_culprit_and_keeps_the_last_checkpoint(
     assert before == after
 
 
-def test_parameters_that_are_not_finite_never_become_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # no option leads here: a resume refuses another agent
-    monkeypatch.setattr(session, "_MAY_CHANGE", session._MAY_CHANGE | {"agent"})
+def test_parameters_that_are_not_finite_never_become_a_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert train(short(updates=10), folder).code == 0
     before = {p.name: p.read_bytes() for p in (folder / "checkpoints" / "last").iterdir()}
     # one update more: its loss is fine, and what it makes of the parameters is not
-    fast = dataclasses.replace(recipe("cartpole-gala").learner, learning_rate=float("inf"))
-    finish = resume(folder, lambda run: dataclasses.replace(run, updates=11, learner=fast))
+    _stored_rate(folder, float("inf"))
+    finish = resume(folder, lambda run: dataclasses.replace(run, updates=11))
     assert finish.code == 1
     assert "the parameters of replica 'a2c' are not finite at its update 11" in finish.summary["exit"]
     assert before == {p.name: p.read_bytes() for p in (folder / "checkpoints" / "last").iterdir()}

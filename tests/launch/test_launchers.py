@@ -14,7 +14,7 @@ from murmurate import plugins
 from murmurate.errors import Refusal
 from murmurate.launch import launcher, launchers
 from murmurate.recipes import recipe
-from short_runs import preflight, train
+from short_runs import altered, preflight, train
 
 THEIRS = '''
 from murmurate.launch.inline import Inline
@@ -51,9 +51,7 @@ def test_the_launchers_of_this_package() -> None:
 
 @pytest.mark.usefixtures("theirs")
 def test_a_launcher_of_another_package_starts_runs(tmp_path: Path) -> None:
-    run = dataclasses.replace(
-        recipe("cartpole-a2c"), launcher="quiet", updates=2, simulators=2, eval_episodes=1
-    )
+    run = altered(recipe("cartpole-a2c"), launcher="quiet", updates=2, simulators=2, eval_episodes=1)
     assert train(run, tmp_path / "run").code == 0
 
 

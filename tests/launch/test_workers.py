@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from faults.commands import read_lines
 from launch.test_inline import records, short
 from murmurate.agents.a2c import A2C, A2CAgent
+from murmurate.replicator.learner import Context
 from murmurate.spec import Batch, Outcome
 from short_runs import train
 from waiting import until
@@ -26,8 +27,8 @@ pytestmark = pytest.mark.timeout(900)
 class WithLoader(A2C):
     """A2C that takes a batch from a data loader with two workers before each update."""
 
-    def build(self, *args: Any, **options: Any) -> A2CAgent:
-        agent = super().build(*args, **options)
+    def build(self, context: Context) -> A2CAgent:
+        agent = super().build(context)
         learn, batches = agent.learn, []
 
         def learn_after_loading(batch: Batch) -> Outcome:
@@ -42,7 +43,7 @@ class WithLoader(A2C):
 
 @pytest.mark.parametrize("launcher", ["local", "inline"])
 def test_a_learner_may_have_a_data_loader_with_workers(launcher: str, tmp_path: Path) -> None:
-    run = short(agent=WithLoader(), replicas=2, updates=5, launcher=launcher)
+    run = short(learner=WithLoader(), replicas=2, updates=5, launcher=launcher)
     finish = train(run, tmp_path / "run")
     assert (finish.code, finish.summary["exit"]) == (0, "finished")
     assert finish.summary["updates"] >= 5
@@ -54,10 +55,10 @@ class Breaks(A2C):
 
     file: str = ""
 
-    def build(self, *args: Any, **options: Any) -> A2CAgent:
+    def build(self, context: Context) -> A2CAgent:
         if Path(self.file).exists():
             raise LookupError("the pictures are gone")
-        return super().build(*args, **options)
+        return super().build(context)
 
 
 def test_the_last_words_of_a_replica_that_cannot_come_back_are_told(
@@ -65,7 +66,7 @@ def test_the_last_words_of_a_replica_that_cannot_come_back_are_told(
 ) -> None:
     folder, file = tmp_path / "run", tmp_path / "gone"
     settings: dict[str, Any] = {"replicas": 2, "updates": None, "env_steps": 10**9, "restarts": 1}
-    run = short(agent=Breaks(file=str(file)), launcher="local", **settings)
+    run = short(learner=Breaks(file=str(file)), launcher="local", **settings)
 
     def lines() -> list[dict[str, Any]]:
         metrics = folder / "metrics.jsonl"
@@ -94,8 +95,8 @@ def test_the_last_words_of_a_replica_that_cannot_come_back_are_told(
 
 @pytest.mark.parametrize("launcher", ["local", "inline"])
 def test_a_failure_that_ends_the_run_is_kept_among_the_events(launcher: str, tmp_path: Path) -> None:
-    agent = dataclasses.replace(short().agent, learning_rate=1e30)
-    finish = train(short(agent=agent, launcher=launcher, updates=100), tmp_path / "run")
+    learner = dataclasses.replace(short().learner, learning_rate=1e30)
+    finish = train(short(learner=learner, launcher=launcher, updates=100), tmp_path / "run")
     assert finish.code == 1
     died = [line for line in records(tmp_path / "run") if line.get("event") == "died"]
     assert finish.summary["exit"] == f"failed: {died[-1]['message']}"
