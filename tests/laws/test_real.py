@@ -226,7 +226,7 @@ def give_back_a_function(door):
 
 
 def test_what_cannot_travel_is_an_error_that_says_so():
-    with pytest.raises(RuntimeError, match="rank 0 ended with what cannot be sent back"):
+    with pytest.raises(RuntimeError, match="rank 0: what it returned cannot be sent back"):
         run_members(1, [give_back_a_function])
     with pytest.raises(ValueError, match="1 functions for 2 members"):
         run_members(2, [give_back_a_function])

@@ -240,5 +240,5 @@ def test_no_tree_without_leaves_and_no_draw_from_a_sum_that_is_no_number():
         tree_bytes(0)
     tree = sum_tree(10)
     tree.set(torch.tensor([1, 2]), torch.full((2,), 3e38))
-    with pytest.raises(ValueError, match="their sum is no number"):
+    with pytest.raises(ValueError, match="their sum is not finite"):
         tree.sample(4, 0.4)
