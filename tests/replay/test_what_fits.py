@@ -83,7 +83,7 @@ def test_simulators_that_there_are_not_are_named(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("error", "words"),
-    [([1.0, math.nan], "transition 1 is nan"), ([1.0, -math.inf], "1 is -inf"), ([1.0], "of 2 transitions")],
+    [([1.0, math.nan], "transition 1 is nan"), ([1.0, -math.inf], "1 is -inf"), ([1.0], "for 2 transitions")],
 )
 def test_a_wrong_error_overwrites_nothing(error: list[float], words: str) -> None:
     made = RowReplay(Prioritized(4), SHOWN["rows"], Column((), torch.int64))

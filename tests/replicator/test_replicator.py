@@ -189,9 +189,9 @@ def probed(synchronous, door):
     replica.exchange = lambda r: Exchange(0, 1, 1)
     replica.follow(torch.tensor(SLOPES[door.rank], dtype=torch.float64))
     if not synchronous:
-        probe.look()
+        probe.measure()
         door.channel("barrier", torch.zeros(1)).gather(torch.zeros(1))
-    return probe.look()
+    return probe.measure()
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
