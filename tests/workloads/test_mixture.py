@@ -120,12 +120,12 @@ def test_what_makes_no_sense_is_refused(path, folder, capsys, tmp_path):
         (("--world.path", path, "--agent.freedom", 1.0), "above 1"),
         (("--world.path", path, "--agent.concentration", 0.0), "concentration is 0.0"),
         (("--world.path", path, "--world.test", 2000), "nothing is left"),
-        (("--world.path", path, "--actors", 2), "learns from rows"),
+        (("--world.path", path, "--actors", 2), "There is no field called 'actors'"),
         (("--world.path", still), "Column 0"),
     ]:
         train = ("train", "table-gmm", "--launcher", "inline", "--out", tmp_path / "x")
         said = refused(capsys, *train, *arguments)
         assert words in said, (arguments, said)
     capsys.readouterr()
-    assert "rows are not played" in refused(capsys, "eval", folder)
+    assert "has no pictures" in refused(capsys, "eval", folder, "--video")
     assert "no topic model" in refused(capsys, "topics", "show", folder)
