@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -306,10 +307,18 @@ def _list(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _bench(options: argparse.Namespace, rest: list[str]) -> int:
+    import psutil
+
     from murmurate.bench import bench
 
-    # racers are processes of their own, and are ended where the bench is left in order
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    def end(*_: object) -> None:
+        """Racers are processes of their own, and one that is just being started is not known yet."""
+        for racer in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                racer.kill()
+        sys.exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)
     result = bench(options.name, full=options.full, quiet=options.json)
     print(json.dumps(result))
     return 0
