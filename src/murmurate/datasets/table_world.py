@@ -47,9 +47,13 @@ class TableWorld(World):
 
     def spec(self, fingerprint: Mapping[str, Any] | None = None) -> EnvSpec:
         """What a mixture must know: an observation is a row [D]."""
-        known = self.fingerprint() if fingerprint is None else fingerprint
-        train, _, _ = divide(self, int(known["rows"]))
-        return EnvSpec("table", (int(known["columns"]),), torch.float64, 0, examples=len(train))
+        if fingerprint is None:  # its digest, which reads all numbers, is not needed here
+            table = self.whole()
+            rows, columns = len(table), table.columns
+        else:
+            rows, columns = int(fingerprint["rows"]), int(fingerprint["columns"])
+        train, _, _ = divide(self, rows)
+        return EnvSpec("table", (columns,), torch.float64, 0, examples=len(train))
 
     def fingerprint(self) -> dict[str, Any]:
         """digest: of the numbers. rows: n. columns: D."""

@@ -227,7 +227,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     def _strategy(self) -> Strategy:
         given = self.strategy
-        return given if isinstance(given, Strategy) else strategy_by_name(given)()
+        return strategy_by_name(given)() if isinstance(given, str) else given
 
     # -- what was found -----------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ clipped to [-1, 1] and the loss of a life ends the learner's episode while the g
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -91,15 +90,6 @@ class AtariWorld(SimulatorWorld):
     @property
     def name(self) -> str:
         return self.game.replace("_", "-")
-
-    def spec(self, fingerprint: object = None) -> EnvSpec:
-        return self._spec
-
-    @functools.cached_property
-    def _spec(self) -> EnvSpec:
-        simulators = self.open(1, training=True)
-        simulators.close()
-        return simulators.spec
 
     def open(
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False

@@ -7,7 +7,6 @@ an environment: the raw one is stepped, and the time limit is counted here. Ever
 from __future__ import annotations
 
 import difflib
-import functools
 import importlib
 import math
 import sys
@@ -97,15 +96,6 @@ class GymWorld(SimulatorWorld):
     @property
     def images(self) -> bool:
         return self.id not in _NAMES and self.spec().images
-
-    def spec(self, fingerprint: object = None) -> EnvSpec:
-        return self._spec
-
-    @functools.cached_property
-    def _spec(self) -> EnvSpec:
-        simulators = self.open(1, training=True)
-        simulators.close()
-        return simulators.spec
 
     def open(
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False

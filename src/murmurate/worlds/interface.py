@@ -13,6 +13,7 @@ other field is an option ``--world.FIELD``. Recipes choose settings by ``images`
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Protocol
 
 import numpy as np
@@ -70,6 +71,16 @@ class Simulators(Protocol):
 
 class SimulatorWorld(World, Protocol):
     """A frozen config that opens simulators: picklable, so that any process can."""
+
+    def spec(self, fingerprint: object = None) -> EnvSpec:
+        """The first call opens a simulator for a moment; the answer is kept with the world."""
+        return self._spec
+
+    @functools.cached_property
+    def _spec(self) -> EnvSpec:
+        simulators = self.open(1, training=True)
+        simulators.close()
+        return simulators.spec
 
     @property
     def images(self) -> bool:
