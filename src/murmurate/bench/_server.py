@@ -40,16 +40,17 @@ class Server:
     @classmethod
     def own(cls, module: str) -> contextlib.AbstractContextManager[Server]:
         """``module`` of ours, as we find it ourselves."""
-        return cls._start([sys.executable, "-m", module])
+        return cls.run([sys.executable, "-m", module])
 
     @classmethod
     def peer(cls, name: str) -> contextlib.AbstractContextManager[Server]:
         """``benchmarks/peers/<name>/run.py`` in its environment; of ours it sees the protocols alone."""
-        return cls._start([str(_python(name)), str(home() / name / "run.py")])
+        return cls.run([str(_python(name)), str(home() / name / "run.py")])
 
     @classmethod
     @contextlib.contextmanager
-    def _start(cls, command: list[str]) -> Iterator[Server]:
+    def run(cls, command: list[str]) -> Iterator[Server]:
+        """Any command that answers in that way, on the last core."""
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
