@@ -1,0 +1,148 @@
+"""This checkout and another one of this package, at the same jobs in turn: did a change cost anything?
+
+    git worktree add ../before REVISION                # and build its kernels: pip wheel, or copy the library
+    python benchmarks/against.py ../before [--rounds N] [--only NAME ...]
+
+Each job runs in both checkouts, round after round, in windows of CPU seconds (training) or calls (replay,
+topics, strategies). Printed is, for each job, what this checkout reaches over what the other one does: the median of the
+rounds' ratios, and their range. More than 1 is faster here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from murmurate.bench import topics
+from murmurate.bench._racer import Racer, stopped_at_the_end
+from murmurate.bench._result import median
+from murmurate.bench._server import Server
+
+HERE = Path(__file__).resolve().parents[1]
+WINDOW_CPU_SECONDS = 6.0
+_FOR_EVER = ("--env-steps", "1000000000", "--minutes", "60", "--stop-at-return", "None")
+_DQN = ("--simulators", "8", "--replay.capacity", "20000", "--replay.learning-starts", "1000")
+TRAININGS = {
+    "pong-a2c": ("pong-a2c",),
+    "pong-gala": ("pong-gala", "--replicas", "2"),
+    "pong-dqn": ("pong-dqn", *_DQN),
+    "cartpole-dqn": ("cartpole-dqn",),
+}
+CALLS = {  # (task, capacity, batch): calls a round
+    ("sample_reused", 2**20, 256): 3000,
+    ("update", 2**20, 256): 3000,
+    ("rows_reused", 2**20, 256): 2000,
+    ("atari_reused", 2**14, 256): 100,
+}
+_COST = (
+    "import json; from murmurate.bench import strategy_cost as s;"
+    "print(json.dumps(s.figures(s._roles.together(2, s.work, 'gala', s.PARAMETERS, 200))['copies']['median']))"
+)
+
+
+def python(checkout: Path, *arguments: str) -> list[str]:
+    return ["env", f"PYTHONPATH={checkout / 'src'}", "OMP_NUM_THREADS=1", sys.executable, *arguments]
+
+
+def trainings(other: Path, rounds: int, names: set[str]) -> Iterator[tuple[str, float]]:
+    """Env steps a CPU second of ``murmurate train``, with everything around it."""
+    for name, options in TRAININGS.items():
+        if name not in names:
+            continue
+        with tempfile.TemporaryDirectory(prefix="against-") as folder:
+            field = {}
+            for label, checkout in (("here", HERE), ("there", other)):
+                out = Path(folder) / label
+                command = python(checkout, "-m", "murmurate", "train", *options, *_FOR_EVER, "--out", str(out))
+                field[label] = Racer(f"{name} {label}", command, out / "metrics.jsonl", key="total_env_steps")
+            with stopped_at_the_end(field):
+                for racer in field.values():
+                    racer.start(warm_up_cpu_seconds=10.0)
+                for number in range(rounds):
+                    rates = {}
+                    for label in in_turn(number):
+                        rates[label] = field[label].window(WINDOW_CPU_SECONDS).per_cpu_second
+                    yield name, rates["here"] / rates["there"]
+
+
+def in_turn(number: int) -> tuple[str, str]:
+    return ("here", "there") if number % 2 else ("there", "here")
+
+
+def replay(other: Path, rounds: int, names: set[str]) -> Iterator[tuple[str, float]]:
+    """Calls a second of prioritized draws and updates."""
+    module = "murmurate.bench._replay_own"
+    with Server.run(python(HERE, "-m", module)) as here, Server.run(python(other, "-m", module)) as there:
+        servers = {"here": here, "there": there}
+        for (task, capacity, batch), calls in CALLS.items():
+            if f"replay {task}" not in names:
+                continue
+            request = {"task": task, "capacity": capacity, "batch": batch, "calls": calls, "cold": False}
+            for number in range(2 * rounds):
+                seconds = {label: float(servers[label].say(request)["seconds"]) for label in in_turn(number)}
+                yield f"replay {task}", seconds["there"] / seconds["here"]
+            for server in servers.values():
+                server.say({"forget": True})
+
+
+def documents(other: Path, rounds: int, names: set[str]) -> Iterator[tuple[str, float]]:
+    """Documents a CPU second of DPSVI's learner."""
+    if "topics" not in names:
+        return
+    module = "murmurate.bench._topics_own"
+    corpus, _ = topics._generated(topics.Plan())
+    contender = topics.Contender("ours", "ours", {**topics._COMMON, "iterations": 20}, (2.0,))
+    with (
+        tempfile.TemporaryDirectory(prefix="against-") as folder,
+        Server.run(python(HERE, "-m", module)) as here,
+        Server.run(python(other, "-m", module)) as there,
+    ):
+        servers = {"here": here, "there": there}
+        for number in range(rounds + 1):
+            cpu = {}
+            for label in in_turn(number):
+                _, cpu[label], _ = topics.fit(servers[label], corpus, contender, number, Path(folder))[-1]
+            if number:  # the first loads what a library loads when it is first used
+                yield "topics", cpu["there"] / cpu["here"]
+
+
+def copies(other: Path, rounds: int, names: set[str]) -> Iterator[tuple[str, float]]:
+    """What a step of GALA costs over an update, in copies of the vector, two members."""
+    if "gala copies" not in names:
+        return
+    for number in range(rounds):
+        cost = {}
+        for label in in_turn(number):
+            command = python({"here": HERE, "there": other}[label], "-c", _COST)
+            answer = subprocess.run(command, check=True, capture_output=True, text=True, cwd=os.sep).stdout
+            cost[label] = float(json.loads(answer.splitlines()[-1]))
+        yield "gala copies", cost["there"] / cost["here"]
+
+
+JOBS = [*TRAININGS, *(f"replay {task}" for task, _, _ in CALLS), "topics", "gala copies"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("other", type=Path, help="the other checkout")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", nargs="+", choices=JOBS, default=JOBS)
+    options = parser.parse_args()
+    other, names = options.other.resolve(), set(options.only)
+    ratios: dict[str, list[float]] = {}
+    for part in (trainings, replay, documents, copies):
+        for name, ratio in part(other, options.rounds, names):
+            ratios.setdefault(name, []).append(ratio)
+            print(f"{name}: {ratio:.3f}", file=sys.stderr, flush=True)
+    for name, found in ratios.items():
+        print(f"{name:24} {median(found):.3f}   ({min(found):.3f} to {max(found):.3f}, {len(found)} rounds)")
+
+
+if __name__ == "__main__":
+    main()
