@@ -177,13 +177,13 @@ class DQNAgent:
             following, chooser = self.target(seen), self._select(seen)
         value = self.net(data.observation)
         step = q_step(value, data.action, data.reward, data.discount, data.weights, following, chooser)
-        exchange = self.replica.descend(step.loss, through=(value, step.gradient))
+        exchange = self.replica.descend(step.loss)
         for net in self._followers():
             net.follow(exchange.staleness, self.replica.common_rounds)
         gradient_norm, value = self.replica.gradient_norm, value.detach()
         return Outcome(
             {
-                "loss": step.loss,
+                "loss": step.loss.detach(),
                 "q_mean": value.mean,
                 "td_error": lambda: step.error.abs().mean(),
                 "epsilon": self._greatest_epsilon,

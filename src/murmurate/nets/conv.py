@@ -119,27 +119,14 @@ class ConvTorso(nn.Module):
         computed = None if parameters is None else self._compiled(observation, parameters)
         return self._plainly(observation) if computed is None else computed
 
-    def headed(self, observation: Tensor, head: nn.Module) -> Tensor | None:
-        """What a plain linear layer in float32 makes of the features, computed with them; None where it is
-        another, or this torso has no kernels here or somebody listens to it. Raises as ``forward``."""
-        linear = _conv_kernels.linear_of(head, self.out_features)
-        if linear is None or not _conv_kernels.is_plain(self, ConvTorso):
-            return None
-        parameters = self._plain_parameters()
-        if parameters is None:  # before frames are laid: whoever asks us again would lay them once more
-            return None
-        return self._compiled(self._as_read(observation), parameters, linear)
-
     def _as_read(self, observation: Tensor) -> Tensor:
         """As the first layer reads it: laid, if it is not yet."""
         laid = self.blocks is not None and observation.shape[1:] == self.blocks.shape
         return observation if laid else self.lay(observation)
 
-    def _compiled(
-        self, laid: Tensor, parameters: list[Tensor], linear: tuple[Tensor, ...] = ()
-    ) -> Tensor | None:
+    def _compiled(self, laid: Tensor, parameters: list[Tensor]) -> Tensor | None:
         blocks = self.layers_in_blocks
-        return None if blocks is None else _conv_kernels.run(blocks, laid, parameters, linear)
+        return None if blocks is None else _conv_kernels.run(blocks, laid, parameters)
 
     def _plain_parameters(self) -> list[Tensor] | None:
         """Weight and bias of each layer for the kernels; None where these cannot, and if somebody has put

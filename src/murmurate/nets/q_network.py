@@ -42,9 +42,6 @@ class QNetwork(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """[B, ...], or what ``lay`` makes of it, to Q(s, .) [B, A]."""
-        together = self.torso.headed(observation, self.head) if isinstance(self.torso, ConvTorso) else None
-        if together is not None:
-            return together
         features = self.torso(observation)
         values: Tensor = self.head(features.to(next(self.head.parameters()).dtype))
         return values.float()

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.replica.clipping import NotFinite, check_loss, clip_
-from murmurate.replica.gradients import GradientTargets
 from murmurate.replica.layout import (
     check_views,
     disable_flatten,
@@ -122,8 +121,6 @@ class Replica:
         if self._compute_parts:
             self._low = torch.empty_like(self._storage, dtype=compute_dtype)
         self._runs = merge(self._compute_parts)
-        # only then direct targets gain precision (see gradients)
-        self._gradients_fit = self._low is not None and first.is_cpu and first.dtype == torch.float32
         self.shape_aware = shape_aware
         self.params = nn.Parameter(self._storage)
         self.params.grad = self._storage_grad
@@ -241,11 +238,9 @@ class Replica:
 
     # -- learning -----------------------------------------------------------------------------------
 
-    def descend(self, loss: Tensor, through: tuple[Tensor, Tensor] | None = None) -> Exchange:
+    def descend(self, loss: Tensor) -> Exchange:
         """Gradient of ``loss`` (a scalar) for the own parameters only, then one strategy step.
 
-        through: an output of the module, and the gradient of the loss by it, of the same shape; where it
-        is known in closed form. The loss is then only checked.
         Raises NotFinite if the loss is NaN or infinite, before anything was changed.
         """
         check_loss(loss, self.name, self.clock)
@@ -255,30 +250,18 @@ class Replica:
                 "call replica.scale.fold() before a loss is computed."
             )
         # autograd.grad, because backward accumulates: clear, add and copy are three passes instead of one
-        output, slope = (loss, None) if through is None else through
-        own = self.own_parameters()
-        with GradientTargets(output, self._gradient_targets(own)) as targets:
-            gradients = torch.autograd.grad(targets.root, own, slope, allow_unused=True)
+        gradients = torch.autograd.grad(loss, self.own_parameters(), allow_unused=True)
         if not self._checked:
             self.check()
             refuse_late_hooks(self.parts)
             self._checked = True
         with torch.no_grad():
-            for place, parameter, gradient in zip(self._places, own, gradients, strict=True):
-                if id(parameter) in targets.written:
-                    if gradient is not None:  # of another use of the same parameter
-                        place.add_(gradient)
-                elif gradient is None:
+            for place, gradient in zip(self._places, gradients, strict=True):
+                if gradient is None:
                     place.zero_()
                 else:
                     place.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
         return self._agree()
-
-    def _gradient_targets(self, own: list[nn.Parameter]) -> dict[int, Tensor]:
-        """By the id of a parameter, where to write its gradient (see ``gradients``)."""
-        if not self._gradients_fit:
-            return {}
-        return {id(parameter): place for parameter, place in zip(own, self._places, strict=True)}
 
     def follow(self, gradient: Tensor | Rows) -> Exchange:
         """One strategy step along a closed-form ``gradient``: [N], or a few rows of it.

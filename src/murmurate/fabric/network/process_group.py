@@ -22,7 +22,7 @@ from murmurate.fabric.network.endpoint import Endpoint
 from murmurate.fabric.network.engine import Attempt, Carried
 
 _LOOK_SECONDS = 0.05  # how soon a member that waits in gloo hears what its connections say
-_BUCKET_BYTES = 8 << 20
+_MOST_BUCKET_BYTES, _LEAST_BUCKET_BYTES = 16 << 20, 1 << 20
 _IN_FLIGHT = 2
 _THREADS = 2
 _MOST_FAILURES = 3  # of groups in which nobody was lost: then gloo does not work here, and connections carry
@@ -93,7 +93,8 @@ class ProcessGroups:
         if attempt.published:
             digits[members.index(attempt.rank)] = _digits(attempt.published, self._dtype)
         flying: list[Any] = []
-        size = _BUCKET_BYTES // self._dtype.itemsize
+        # two at least, so that one is copied while the other is on its way
+        size = min(max(x.nbytes // 2, _LEAST_BUCKET_BYTES), _MOST_BUCKET_BYTES) // self._dtype.itemsize + 1
         for start in range(0, x.numel(), size):
             stop = min(start + size, x.numel())
             total[start:stop].copy_(x[start:stop])
