@@ -27,6 +27,16 @@ def dense(corpus: Corpus) -> np.ndarray:
     return table
 
 
+def check(corpus: Corpus) -> None:
+    """Words ascend within each document and are in the vocabulary, and counts are above 0."""
+    for document in range(len(corpus)):
+        words = corpus.words[corpus.starts[document] : corpus.starts[document + 1]]
+        assert (words[1:] > words[:-1]).all()
+        assert (words >= 0).all()
+        assert (words < corpus.vocabulary_size).all()
+    assert (corpus.counts > 0).all()
+
+
 def same(one: Corpus, other: Corpus) -> bool:
     return (
         one.vocabulary_size == other.vocabulary_size

@@ -15,8 +15,9 @@ import pytest
 
 from drawn import corpus, dense, same
 from murmurate.datasets.generated import generate
-from murmurate.datasets.reading import read, write
+from murmurate.datasets.reading import read
 from murmurate.datasets.tokens import Tokens
+from murmurate.datasets.writing import write
 from murmurate.errors import Refusal
 from waiting import until
 

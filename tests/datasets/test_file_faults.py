@@ -11,7 +11,8 @@ import pytest
 from drawn import dense, same
 from murmurate.datasets import _lines
 from murmurate.datasets.generated import generate
-from murmurate.datasets.reading import Skipped, read, write
+from murmurate.datasets.reading import Skipped, read
+from murmurate.datasets.writing import write
 from murmurate.errors import Refusal
 
 HEAD = "4\n5\n6\n"
@@ -150,7 +151,7 @@ def test_a_header_that_promises_other_than_there_is(tmp_path, kind):
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
-        ("4\nfive\n6\n", 2, "'five' stands where the header has the number of words"),
+        ("4\nfive\n6\n", 2, "'five' where the number of words"),
         ("4\n5\n1 1 1\n", 3, "number of entries"),
         ("4\n", 1, "the file ends where"),
         ("", 1, "the file ends where"),
@@ -172,7 +173,7 @@ def test_headers_of_uci(tmp_path, text, line, words):
         ("%%MatrixMarket matrix array real general\n4 5\n", 1, "dense"),
         ("%%MatrixMarket matrix coordinate pattern general\n4 5 6\n", 1, "holds no counts"),
         ("%%MatrixMarket matrix coordinate real symmetric\n4 4 6\n", 1, "holds no counts"),
-        ("%%MatrixMarket matrix coordinate real general\n% x\n4 5\n", 3, "'4 5' stands where"),
+        ("%%MatrixMarket matrix coordinate real general\n% x\n4 5\n", 3, "'4 5' is not"),
     ],
 )
 def test_headers_of_matrix_market(tmp_path, text, line, words):
@@ -194,7 +195,7 @@ def test_a_gzip_that_ends_too_early_says_how_far_it_got(tmp_path, damage, monkey
     else:
         data[-5] ^= 255  # of the length at its end: all lines can be read
     path.write_bytes(data)
-    with pytest.raises(Refusal, match=r"line \d+: the gzip is .* after [\d,]+ whole lines") as refusal:
+    with pytest.raises(Refusal, match=r"line \d+: the gzip is .* after [\d,]+ complete lines") as refusal:
         read(path)
     lines = int(re.search(r"line (\d+):", str(refusal.value))[1])
     assert lines > len(text) // 3
@@ -209,14 +210,14 @@ def test_a_gzip_that_ends_too_early_says_how_far_it_got(tmp_path, damage, monkey
 def test_a_gzip_cut_in_its_header_is_refused(tmp_path):
     path = tmp_path / "docword.x.txt.gz"
     path.write_bytes(gzip.compress(b"4\n5\n6\n")[:12])
-    with pytest.raises(Refusal, match=r"line 1: .*cut short after 0 whole lines"):
+    with pytest.raises(Refusal, match=r"line 1: .*cut short after 0 complete lines"):
         read(path, skip_bad=True)
 
 
 def test_bytes_of_the_header_count(tmp_path):
     path, text = tmp_path / "docword.x.txt.gz", (HEAD + GOOD[0] + "\n").encode()
     path.write_bytes(gzip.compress(text) + gzip.compress(b"2")[:9])
-    with pytest.raises(Refusal, match=rf"after 4 whole lines \({len(text)} bytes of text\)"):
+    with pytest.raises(Refusal, match=rf"after 4 complete lines \({len(text)} bytes of text\)"):
         read(path)
 
 
@@ -228,8 +229,8 @@ def test_vocabularies(tmp_path):
         (b"a\nb\nc\n", "has 5 words, and .*vocab.x.txt has 3"),
         (b"a\n\nc\nd\ne\n", "vocab.x.txt, line 2: there is no word"),
         (b"a\nb\n\xff\nd\ne\n", "vocab.x.txt, line 3: .* is not UTF-8"),
-        (b"a\nb\nc\nb\ne\n", "vocab.x.txt, line 4: 'b' stands in line 2 too"),
-        (b"a\r\nb\r\nc\r\nd\r\na\n", "vocab.x.txt, line 5: 'a' stands in line 1 too"),
+        (b"a\nb\nc\nb\ne\n", "vocab.x.txt, line 4: 'b' is in line 2 too"),
+        (b"a\r\nb\r\nc\r\nd\r\na\n", "vocab.x.txt, line 5: 'a' is in line 1 too"),
         (b"", "has no words"),
     ):
         beside.write_bytes(content)
@@ -350,7 +351,7 @@ def test_text(tmp_path):
 
 def test_a_corpus_of_nothing_is_refused(tmp_path):
     (tmp_path / "docword.x.txt").write_text("3\n4\n0\n")
-    with pytest.raises(Refusal, match="holds no document with a word"):
+    with pytest.raises(Refusal, match="has no document with a word"):
         read(tmp_path / "docword.x.txt")
     assert [p.name for p in tmp_path.iterdir()] == ["docword.x.txt"]
 

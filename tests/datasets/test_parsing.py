@@ -1,4 +1,4 @@
-"""The fast ways through a file find what reading it line by line finds, whatever stands there."""
+"""Parsing a file in chunks finds what parsing it line by line finds, whatever is in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from murmurate.datasets import _lines, _pairs, _triples
+from murmurate.datasets import _entries, _headers
 from murmurate.datasets._record_errors import RecordErrors
 
 PIECES = {
@@ -38,35 +38,43 @@ def mutated(pieces, random):
     return (lines if lines.endswith("\n") else lines + "\n").encode()
 
 
-def readers(kind, real):
+def formats(kind, labels):
     """Two alike, each with errors of its own."""
     made = []
     for _ in range(2):
-        errors = RecordErrors(Path("x"), skip=True)
         if kind == "triples":
-            made.append((_triples._TripleReader(_triples.Header(3, 3, 0, False, real), errors), errors))
+            form = _entries.Triples(_headers.Header(3, 3, 0, 0))
         else:
-            made.append((_pairs._PairReader(real, one_based=False, vocabulary_size=4, errors=errors), errors))
+            form = _entries.Pairs(labels, one_based=False, vocabulary_size=4)
+        made.append((form, RecordErrors(Path("x"), skip=True)))
     return made
 
 
-@pytest.mark.parametrize("real", [False, True])
+def by_line(form, chunk, errors):
+    """As ``_entries.parse`` does it where nothing else works."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(form, "parse_chunk", lambda first, chunk: None)
+        patch.setattr(_entries, "_FEW_LINES", 99)
+        return list(_entries.parse(form, 1, chunk, errors, plain=True))
+
+
+@pytest.mark.parametrize("labels", [False, True])
 @pytest.mark.parametrize("kind", ["triples", "pairs"])
-def test_fast_is_slow(kind, real, monkeypatch):
-    monkeypatch.setattr(_lines, "_BY_HAND", 1)  # halves down to the line
+def test_chunks_and_lines_give_the_same_entries(kind, labels, monkeypatch):
+    monkeypatch.setattr(_entries, "_FEW_LINES", 1)  # halves down to the line
     random = np.random.default_rng(0)
     taken = 0
     for _ in range(4000):
         chunk = mutated(PIECES[kind], random)
-        (ours, errors), (oracle, expected) = readers(kind, real)
-        found = list(_lines.found_in(1, chunk, ours.fast, ours.slow))
-        wanted = oracle.slow(1, chunk)
-        if kind == "triples":
-            assert np.array_equal(np.concatenate(found), wanted), chunk
-            assert ours.seen == oracle.seen
-        else:
-            for part in range(3):
-                assert np.array_equal(np.concatenate([f[part] for f in found]), wanted[part]), chunk
-        assert errors.skipped.causes == expected.skipped.causes, chunk
-        taken += ours.fast(chunk) is not None
-    assert 400 < taken < 3600  # both ways are gone often
+        (ours, errors), (oracle, expected) = formats(kind, labels)
+        wanted = sound(by_line(oracle, chunk, expected), oracle, expected)
+        found = sound(list(_entries.parse(ours, 1, chunk, errors)), ours, errors)
+        assert np.array_equal(found, wanted), chunk
+        assert ours.seen == oracle.seen
+        assert errors.causes == expected.causes, chunk
+        taken += ours.parse_chunk(1, chunk) is not None
+    assert 400 < taken < 3600  # both ways are taken often
+
+
+def sound(parts, form, errors):
+    return np.concatenate([_entries.sound(part, form.header, form.base, errors) for part in parts], axis=1)

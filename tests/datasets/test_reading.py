@@ -9,12 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from drawn import corpora, corpus, dense, same
+from drawn import check, corpora, corpus, dense, same
 from murmurate.datasets import _corpus_writer, _lines
-from murmurate.datasets._kinds import kind_of
+from murmurate.datasets._format_detection import detect_kind
 from murmurate.datasets.corpus import Corpus
-from murmurate.datasets.reading import Skipped, read, write
+from murmurate.datasets.reading import Skipped, read
 from murmurate.datasets.tokens import Tokens, count
+from murmurate.datasets.writing import write
 from murmurate.errors import Refusal
 
 TABLE = [[2, 0, 0, 1], [0, 0, 12, 0], [1, 1, 0, 0]]
@@ -61,8 +62,8 @@ def test_each_format_by_hand(tmp_path, name, packed):
     path = put(tmp_path / (name + packed), FILES[name])
     skipped = Skipped()
     made = read(path, skipped=skipped, **OPTIONS.get(name, {}))
-    made.check()
-    assert kind_of(path) == KIND[name]
+    check(made)
+    assert detect_kind(path) == KIND[name]
     assert dense(made).tolist() == TABLE
     assert made.vocabulary is None
     assert not skipped.causes
@@ -85,7 +86,7 @@ def test_each_format_by_hand(tmp_path, name, packed):
 )
 def test_uci_as_others_write_it(tmp_path, change, text):
     made = read(put(tmp_path / "docword.x.txt", text))
-    made.check()
+    check(made)
     assert dense(made).tolist() == TABLE
 
 
@@ -127,7 +128,7 @@ def test_the_other_way_round(tmp_path):
     path = put(tmp_path / "x.mtx", "\n".join(lines) + "\n")
     assert dense(read(path, transpose=True)).tolist() == TABLE
     put(tmp_path / "x.mtx.vocab.txt", WORDS)
-    with pytest.raises(Refusal, match="say transpose"):
+    with pytest.raises(Refusal, match="add transpose"):
         read(path)
     assert read(path, transpose=True).vocabulary == ("ant", "bee", "cow", "dog")
 
@@ -242,7 +243,7 @@ def test_text_a_document_a_line_or_a_file(tmp_path):
     for name, text in zip(("a.txt", "deep/b.txt", "deep/c.txt"), texts, strict=True):
         put(tmp_path / "zoo" / name, text)
     for path in (line, tmp_path / "zoo"):
-        assert kind_of(path) == "text"
+        assert detect_kind(path) == "text"
         made = read(path, tokens=tokens)
         assert same(made, count(texts, tokens))
         skipped = Skipped()
@@ -279,7 +280,7 @@ def test_words_that_no_text_can_have_are_told(tmp_path):
 def test_kinds_by_name_and_content(tmp_path, name, content, kind):
     path = put(tmp_path / name, content)
     if kind is not None:
-        assert kind_of(path) == kind
+        assert detect_kind(path) == kind
         return
     with pytest.raises(Refusal, match="uci, matrix-market, lda-c, svmlight, npz, text"):
         read(path)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drawn import dense
+from drawn import check, dense
 from murmurate.datasets import corpus, tokens
-from murmurate.datasets.tokens import Counting, Tokens, count
+from murmurate.datasets.tokens import Tokens, WordCounter, count
 from murmurate.errors import Refusal
 
 ALL = Tokens(min_df=1, max_df=1.0)
@@ -68,7 +68,7 @@ def test_counts_by_hand():
 
 @pytest.mark.parametrize("vocabulary", [None, WORDS])
 def test_what_was_counted_is_ordered_a_few_documents_at_a_time(vocabulary, monkeypatch):
-    counting = Counting(ALL, vocabulary)
+    counting = WordCounter(ALL, vocabulary)
     for _ in range(2_000):
         counting.add(" ".join(reversed(WORDS)))
     cut = corpus.blocks
@@ -80,7 +80,7 @@ def test_what_was_counted_is_ordered_a_few_documents_at_a_time(vocabulary, monke
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    made.check()
+    check(made)
     assert made.vocabulary == WORDS
     assert len(made.words) == 200_000
     assert most / len(made.words) < 24

@@ -15,7 +15,7 @@ import pytest
 from murmurate.cli.main import main
 from murmurate.cli.options import change
 from murmurate.datasets.generated import generate
-from murmurate.datasets.reading import write
+from murmurate.datasets.writing import write
 from murmurate.errors import Refusal
 from murmurate.recipes import algorithms, recipe, recipe_names
 from murmurate.strategies import strategies

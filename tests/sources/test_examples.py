@@ -48,12 +48,12 @@ def test_what_is_kept_back_depends_on_its_seed_alone(path):
     world = CorpusWorld(str(path), validation=10, test=0.2)
     train, validation, test = world.divided()
     assert (len(train), len(validation), len(test)) == (71, 10, 20)
-    everything = np.concatenate([part.numbers for part in (train, validation, test)])
+    everything = np.concatenate([part.indices for part in (train, validation, test)])
     assert sorted(everything) == list(range(101))
     again = dataclasses.replace(world).divided()
-    assert all((a.numbers == b.numbers).all() for a, b in zip((train, validation, test), again, strict=True))
+    assert all((a.indices == b.indices).all() for a, b in zip((train, validation, test), again, strict=True))
     other = dataclasses.replace(world, split_seed=1).divided()
-    assert not (other[2].numbers == test.numbers).all()
+    assert not (other[2].indices == test.indices).all()
     assert world.spec().examples == 71
     assert world.spec().observation_shape == (40,)
 
@@ -104,8 +104,8 @@ def test_options_of_text_are_the_tokens_of_python(words, tokens, tmp_path, monke
     world = change(CorpusWorld("zoo.txt", cache="kept"), words.split(), "")
     monkeypatch.chdir("/")
     made = count(TEXTS, tokens)
-    assert same(world.whole(), made.select(made.lengths > 0))
-    assert world.whole() is dataclasses.replace(world).whole()
+    assert same(world.load(), made.select(made.lengths > 0))
+    assert world.load() is dataclasses.replace(world).load()
     assert (tmp_path / "kept").is_dir()
 
 
@@ -113,17 +113,17 @@ def test_one_document_is_not_all_of_them_and_stop_words_are_read_again(tmp_path)
     path, stop = tmp_path / "zoo.txt", tmp_path / "stop.txt"
     path.write_text("cat dog\ncat\n")
     worlds = [CorpusWorld(str(path), min_df=1, max_df=most) for most in (1, 1.0)]
-    assert [world.whole().vocabulary for world in worlds] == [("dog",), ("cat", "dog")]
+    assert [world.load().vocabulary for world in worlds] == [("dog",), ("cat", "dog")]
     for word, left in [("dog", ("cat",)), ("cat", ("dog",))]:
         stop.write_text(word)
         documents._read.cache_clear()  # as a new process has it
         world = CorpusWorld(str(path), min_df=1, max_df=1.0, stop_words=str(stop))
-        assert world.whole().vocabulary == left
+        assert world.load().vocabulary == left
     stop.write_bytes(b"\xff")
     with pytest.raises(Refusal, match="not UTF-8"):
         world.tokens()
     with pytest.raises(Refusal, match="words of a given vocabulary"):
-        CorpusWorld(str(path), min_df=1, vocabulary=str(path)).whole()
+        CorpusWorld(str(path), min_df=1, vocabulary=str(path)).load()
 
 
 @pytest.mark.parametrize(("count", "batch"), [(10, 3), (10, 10), (7, 20), (12, 4)])

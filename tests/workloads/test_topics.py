@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from drawn import check
 from murmurate.datasets import corpus as corpora
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.generated import generate
@@ -106,7 +107,7 @@ def test_dividing_loses_no_token():
     shown, kept = divide(corpus, 0.3, seed=0)
     total = np.zeros((len(corpus), WORDS), int)
     for part in (shown, kept):
-        part.check()
+        check(part)
         document = np.repeat(np.arange(len(part)), np.diff(part.starts))
         np.add.at(total, (document, part.words), part.counts)
     document = np.repeat(np.arange(len(corpus)), np.diff(corpus.starts))
@@ -140,7 +141,7 @@ def test_memory_does_not_grow_with_the_entries(ask, monkeypatch):
     topics = Topics(torch.ones(each, 2), torch.ones(2), iterations=1)
     tracemalloc.start()
     try:
-        getattr(topics, ask)(corpus.over(names[::-1]))
+        getattr(topics, ask)(corpus.with_vocabulary(names[::-1]))
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

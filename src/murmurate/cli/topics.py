@@ -19,10 +19,11 @@ import rich.console
 import rich.table
 
 from murmurate.cli.options import change, show
-from murmurate.datasets.corpus import Corpus, Over
+from murmurate.datasets.corpus import Corpus, RemappedCorpus
 from murmurate.datasets.corpus_world import CorpusWorld
 from murmurate.datasets.interface import Split
-from murmurate.datasets.reading import Skipped, kind_of, vocabulary_beside
+from murmurate.datasets.reading import Skipped, detect_kind
+from murmurate.datasets.vocabulary import vocabulary_beside
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.evaluation.held_out import perplexities
 from murmurate.launch import launcher
@@ -259,14 +260,14 @@ i { display: inline-block; height: .7em; background: #9cc3e4; margin-right: .5em
 _READ_BY = ("kind", "skip_bad", "one_based", "transpose", "vocabulary", "vocabulary_size", "cache")
 
 
-def _other(fitted: Found, options: argparse.Namespace) -> tuple[Corpus | Over, Skipped]:
+def _other(fitted: Found, options: argparse.Namespace) -> tuple[Corpus | RemappedCorpus, Skipped]:
     """Another corpus in the run's vocabulary, and what of its source was skipped. Unknown words are left out.
     Raises Refusal where the words of the corpus cannot be identified."""
     mine, path = fitted, os.path.abspath(options.corpus)
     world = fitted.world if path == fitted.world.path else CorpusWorld(path=path)
     changes = {name: value for name in _READ_BY if (value := getattr(options, name)) is not None}
     world = dataclasses.replace(world, **changes)
-    instead: dict[str, Any] = {"kind": world.kind or kind_of(Path(path))}
+    instead: dict[str, Any] = {"kind": world.kind or detect_kind(Path(path))}
     if instead["kind"] == "text":
         if mine.vocabulary is None:
             raise Refusal(
@@ -287,7 +288,7 @@ def _other(fitted: Found, options: argparse.Namespace) -> tuple[Corpus | Over, S
                 "Give a corpus with the same vocabulary, or one that names its words."
             )
         return other, skipped
-    return other.over(mine.vocabulary), skipped
+    return other.with_vocabulary(mine.vocabulary), skipped
 
 
 def transform_command(options: argparse.Namespace, rest: list[str]) -> int:
@@ -324,7 +325,7 @@ def evaluate_command(options: argparse.Namespace, rest: list[str]) -> int:
     fitted, skipped = load(options.folder), Skipped()
     if options.corpus is None:
         _, _, test = fitted.divided()
-        documents: Corpus | Over = test.select(range(len(test)))
+        documents: Corpus | RemappedCorpus = test.select(range(len(test)))
         if not len(documents):
             raise Refusal("the run kept no test documents back. Name a corpus to evaluate on.")
     else:

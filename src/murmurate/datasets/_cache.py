@@ -1,4 +1,4 @@
-"""A converted corpus on disk: a folder of arrays that processes map, made once."""
+"""Caches a converted corpus on disk: a folder of arrays, converted once, that processes map."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FILES = {"corpus.json", "starts.npy", "words.npy", "counts.npy", "missing.npy",
 
 @dataclass(frozen=True)
 class Converted:
-    """What a conversion leaves beside ``words.npy`` and ``counts.npy`` in its folder."""
+    """The result of a conversion, beside ``words.npy`` and ``counts.npy`` in its folder."""
 
     lengths: NDArray[np.int64]  # [documents of the source]: 0 where the corpus has none
     vocabulary: tuple[str, ...] | None
@@ -36,24 +36,24 @@ class Converted:
     causes: Counter[str]
 
 
-def place(source: Path, folder: Path | None) -> Path:
-    """The cache of a source: beside it, or below ``folder`` (told apart from that of a namesake)."""
-    if folder is None:
+def folder_of(source: Path, parent: Path | None) -> Path:
+    """The cache of a source: beside it, or in ``parent`` (with a hash of the source's path)."""
+    if parent is None:
         return source.with_name(source.name + ".corpus")
-    mark = hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:8]
-    return folder / f"{source.name}-{mark}.corpus"
+    path_hash = hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:8]
+    return parent / f"{source.name}-{path_hash}.corpus"
 
 
 def fingerprint(path: Path) -> list[Any]:
-    """What changes with a file, or with the ``.txt`` files below a folder: names, sizes and times."""
+    """Name, size and time of a file, or a hash of those of the ``.txt`` files in a folder."""
     if not path.is_dir():
         status = path.stat()
         return [path.name, status.st_size, status.st_mtime_ns]
-    found = hashlib.sha256()
+    files = hashlib.sha256()
     for file in sorted(path.rglob("*.txt")):
         status = file.stat()
-        found.update(f"{file.relative_to(path)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-    return [path.name, found.hexdigest()]
+        files.update(f"{file.relative_to(path)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return [path.name, files.hexdigest()]
 
 
 def digest(words: tuple[str, ...]) -> str:
@@ -65,30 +65,30 @@ def fetch(
 ) -> tuple[Corpus, Skipped]:
     """The corpus in ``cache``, mapped; converted first where it is missing, stale or damaged.
 
-    ``convert`` fills an empty folder, which takes its place in one step. Of several processes one converts
+    ``convert`` fills an empty folder, which replaces the cache atomically. Of several processes one converts
     and the others wait. Raises Refusal where nothing can be written.
     """
     key = {"version": _VERSION, **key}
-    found = _load(cache, key)
-    if found is not None:
-        return found
-    with _locked(source) as alone:
-        found = _load(cache, key)  # another process may have been faster
-        if found is None:
-            _make(cache, key, convert, alone)
-            found = _load(cache, key)
-    if found is None:
-        raise Refusal(f"{cache} was removed or changed as it was made. Read the corpus again.")
-    return found
+    loaded = _load(cache, key)
+    if loaded is None:
+        with _locked(source) as locked:
+            loaded = _load(cache, key)  # another process may have converted it meanwhile
+            if loaded is None:
+                _replace(cache, key, convert, locked)
+                loaded = _load(cache, key)
+    if loaded is None:
+        raise Refusal(f"{cache} was removed or changed while it was written. Read the corpus again.")
+    return loaded
 
 
-def _make(cache: Path, key: dict[str, Any], convert: Callable[[Path], Converted], alone: bool) -> None:
-    _refuse_a_stranger(cache)
+def _replace(cache: Path, key: dict[str, Any], convert: Callable[[Path], Converted], locked: bool) -> None:
+    if cache.exists() and not (cache.is_dir() and {p.name for p in cache.iterdir()} <= _FILES):
+        raise Refusal(f"{cache} is in the way, and no corpus. Move it, or give another place with cache.")
     fresh = cache.with_name(f".{cache.name}.{os.getpid()}.tmp")
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
-        for left in cache.parent.glob(f".{glob.escape(cache.name)}.*.tmp") if alone else ():
-            shutil.rmtree(left)  # by one that was killed
+        for left_over in cache.parent.glob(f".{glob.escape(cache.name)}.*.tmp") if locked else ():
+            shutil.rmtree(left_over)  # by a process that was killed
         fresh.mkdir()
         _store(fresh, key, convert(fresh))
         if cache.exists():
@@ -107,73 +107,61 @@ def _make(cache: Path, key: dict[str, Any], convert: Callable[[Path], Converted]
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _refuse_a_stranger(cache: Path) -> None:
-    """What is no cache is not deleted."""
-    if cache.exists() and not (cache.is_dir() and {p.name for p in cache.iterdir()} <= _FILES):
-        raise Refusal(f"{cache} is in the way, and no corpus. Move it, or give another place with cache.")
-
-
-def _store(folder: Path, key: dict[str, Any], made: Converted) -> None:
-    kept = np.flatnonzero(made.lengths)
-    starts = np.zeros(len(kept) + 1, np.int64)
-    np.cumsum(made.lengths[kept], out=starts[1:])
+def _store(folder: Path, key: dict[str, Any], converted: Converted) -> None:
+    lengths, vocabulary = converted.lengths, converted.vocabulary
+    starts = np.concatenate([[0], np.cumsum(lengths[lengths > 0])])
     np.save(folder / "starts.npy", starts)
-    np.save(folder / "missing.npy", np.flatnonzero(made.lengths == 0))
-    if made.vocabulary is not None:
-        (folder / "vocabulary.json").write_text(json.dumps(made.vocabulary))
-    about = {
+    np.save(folder / "missing.npy", np.flatnonzero(lengths == 0))
+    if vocabulary is not None:
+        (folder / "vocabulary.json").write_text(json.dumps(vocabulary))
+    digest = hashlib.blake2b(json.dumps([converted.vocabulary_size, vocabulary]).encode(), digest_size=16)
+    for name in ("starts", "words", "counts"):
+        with open(folder / f"{name}.npy", "rb") as file:  # not from memory, which stays bounded
+            digest.update(hashlib.file_digest(file, "blake2b").digest())
+    description = {
         "key": key,
         "entries": int(starts[-1]),
-        "vocabulary_size": made.vocabulary_size,
-        "has_vocabulary": made.vocabulary is not None,
-        "digest": _digest_of(folder, made),
-        "causes": dict(made.causes),
+        "vocabulary_size": converted.vocabulary_size,
+        "has_vocabulary": vocabulary is not None,
+        "digest": digest.hexdigest(),
+        "causes": dict(converted.causes),
     }
-    (folder / "corpus.json").write_text(json.dumps(about, indent=1))
-
-
-def _digest_of(folder: Path, made: Converted) -> str:
-    """Of what documents there are, over which words; read from the files, so that memory stays bounded."""
-    found = hashlib.blake2b(json.dumps([made.vocabulary_size, made.vocabulary]).encode(), digest_size=16)
-    for name in ("starts", "words", "counts"):
-        with open(folder / f"{name}.npy", "rb") as file:
-            found.update(hashlib.file_digest(file, "blake2b").digest())
-    return found.hexdigest()
+    (folder / "corpus.json").write_text(json.dumps(description, indent=1))
 
 
 def _load(cache: Path, key: dict[str, Any]) -> tuple[Corpus, Skipped] | None:
-    """Mapped, or None where there is no whole cache of this key."""
+    """The mapped corpus, or None where there is no complete cache with this key."""
     try:
         stored = (cache / "corpus.json").read_text()
-        about = json.loads(stored)
-        if json.dumps(about["key"]) != json.dumps(key):  # as text: 1 of 1 document is not 1.0 of all
+        description = json.loads(stored)
+        if json.dumps(description["key"]) != json.dumps(key):  # as text: max_df 1 is not max_df 1.0
             return None
         words = np.load(cache / "words.npy", mmap_mode="r")
         counts = np.load(cache / "counts.npy", mmap_mode="r")
         starts, missing = np.load(cache / "starts.npy"), np.load(cache / "missing.npy")
         vocabulary = None
-        if about["has_vocabulary"]:
+        if description["has_vocabulary"]:
             vocabulary = tuple(json.loads((cache / "vocabulary.json").read_text()))
-        size, mark = int(about["vocabulary_size"]), str(about["digest"])
-        corpus = Corpus(starts, words, counts, vocabulary, size, mark)
-        # not so if another process puts a new one in its place meanwhile
-        whole = len(words) == int(about["entries"]) and (cache / "corpus.json").read_text() == stored
-        return (corpus, Skipped(Counter(about["causes"]), missing)) if whole else None
+        size, digest = int(description["vocabulary_size"]), str(description["digest"])
+        corpus = Corpus(starts, words, counts, vocabulary, size, digest)
+        # another process may have replaced the cache meanwhile
+        complete = len(words) == int(description["entries"]) and (cache / "corpus.json").read_text() == stored
+        return (corpus, Skipped(Counter(description["causes"]), missing)) if complete else None
     except (OSError, ValueError, KeyError, TypeError, EOFError, Refusal):
         return None
 
 
 @contextmanager
 def _locked(source: Path) -> Iterator[bool]:
-    """One process converts a source at a time; the kernel lets go with the one that holds it. Yields
-    whether that is so: some file systems know no locks."""
+    """Lock a source, so that one process converts it at a time; the kernel releases the lock of a process
+    that dies. Yields whether it is locked: some file systems have no locks."""
     descriptor = os.open(source, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            alone = True
+            locked = True
         except OSError:
-            alone = False
-        yield alone
+            locked = False
+        yield locked
     finally:
         os.close(descriptor)

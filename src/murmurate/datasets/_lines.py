@@ -1,161 +1,110 @@
-"""Whole lines of a file, plain or gzip, some at a time, with their numbers."""
+"""Reads the lines of a plain or gzip file, a chunk at a time, with their numbers."""
 
 from __future__ import annotations
 
-import re
+import gzip
+import io
 import zlib
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any
 
-from murmurate.datasets._record_errors import RecordErrors
+from murmurate.datasets._record_errors import RecordErrors, refuse_unreadable
 from murmurate.errors import Refusal
 
-CHUNK_BYTES = 1 << 18  # what is made of a chunk fits a core's cache
+CHUNK_BYTES = 1 << 18  # the arrays made of a chunk fit into a core's cache
 _LONGEST_BYTES = 1 << 26
-Found = TypeVar("Found")
-_GZIP = b"\x1f\x8b"
-_BY_HAND = 64  # lines in which a fault is looked for one by one
-_PADDING = re.compile(rb"[ \t]*\r?\n[ \t]*")
-_SPACES = re.compile(rb"[ \t]+")
 
 
 class Lines:
-    """The lines of a file: first a header, line by line, then the rest in chunks."""
+    """The lines of a file: first a header, line by line, then the rest in chunks. A context manager."""
 
     def __init__(self, path: Path, errors: RecordErrors) -> None:
-        self.number = 0  # of lines handed out
+        self.number = 0  # of lines returned so far
+        self._path = path
         self._errors = errors
         self._read_bytes = 0
-        self._cut = ""
-        self._rest = b""
-        self._blocks = self._open(path)
+        with refuse_unreadable(path):
+            self._opened = open(path, "rb")  # noqa: SIM115
+            compressed = self._opened.peek(2)[:2] == b"\x1f\x8b"
+        self._gzip = _TolerantGzip(self._opened) if compressed else None
+        self._file = io.BufferedReader(self._gzip) if self._gzip else self._opened
 
-    def _open(self, path: Path) -> Iterator[bytes]:
-        try:
-            with open(path, "rb") as file:
-                head = file.read(2)
-                file.seek(0)
-                yield from (
-                    self._inflated(file) if head == _GZIP else iter(lambda: file.read(CHUNK_BYTES), b"")
-                )
-        except OSError as error:
-            raise Refusal(f"{path} cannot be read: {error.strerror}. Check the path.") from error
+    def __enter__(self) -> Lines:
+        return self
 
-    def _inflated(self, file: BinaryIO) -> Iterator[bytes]:
-        """The text of all members; notes in ``_cut`` where it ends too early."""
-        member, packed = zlib.decompressobj(31), b""
-        while True:
-            packed = packed or file.read(CHUNK_BYTES)
-            if not packed:
-                self._cut = "the gzip is cut short"
-                return
-            try:
-                text = member.decompress(packed, CHUNK_BYTES)
-            except zlib.error as error:
-                self._cut = f"the gzip is corrupt ({error})"
-                return
-            packed = member.unconsumed_tail
-            if text:
-                yield text
-            if member.eof:
-                packed = (member.unused_data or file.read(CHUNK_BYTES)).lstrip(b"\0")
-                if not packed:
-                    return
-                member = zlib.decompressobj(31)
+    def __exit__(self, *error: object) -> None:
+        self._opened.close()
 
     def line(self) -> bytes | None:
         """The next line without its end, or None after the last."""
-        while b"\n" not in self._rest:
-            block = next(self._blocks, None)
-            if block is None:
-                if self._cut:
-                    raise self._ended()
-                last, self._rest = self._rest, b""
-                self.number += bool(last)
-                return last or None
-            self._rest += block
-            self._limit(len(self._rest))
-        text, self._rest = self._rest.split(b"\n", 1)
-        self.number += 1
-        self._read_bytes += len(text) + 1
-        return text.rstrip(b"\r")
+        line = self._read(0)
+        if not line and self._damage:
+            raise self._cut_short()
+        return line.rstrip(b"\r\n") if line else None
 
     def chunks(self) -> Iterator[tuple[int, bytes]]:
-        """(number of the first line, whole lines, each with its end), of the rest of the file.
+        """(number of the first line, complete lines) of the rest of the file.
 
-        A file that ends too early is a fault after its last whole line.
+        A gzip that ends too early is an error after its last complete line.
         """
-        parts: list[bytes] = []
-        for block in chain([self._rest], self._blocks):
-            end = block.rfind(b"\n") + 1
-            if end:
-                yield self._counted(b"".join([*parts, block[:end]]))
-                parts = []
-            parts.append(block[end:])
-            self._limit(sum(map(len, parts)))
-        last = b"".join(parts)
-        if last and not self._cut:
-            yield self._counted(last + b"\n")
-        if self._cut and not self._errors.skip:
-            raise self._ended()
-        self._errors.skipped.causes.update(["gzip cut short"] if self._cut else [])
-
-    def _counted(self, chunk: bytes) -> tuple[int, bytes]:
         first = self.number + 1
-        self.number += chunk.count(b"\n")
-        self._read_bytes += len(chunk)
-        return first, chunk
+        while chunk := self._read(CHUNK_BYTES):
+            yield first, chunk
+            first = self.number + 1
+        if self._damage and not self._errors.skip:
+            raise self._cut_short()
+        self._errors.causes.update(["gzip cut short"] if self._damage else [])
 
-    def _limit(self, size_bytes: int) -> None:
-        if size_bytes > _LONGEST_BYTES:
-            raise self._errors.refusal(
-                self.number + 1, "the line has more than 64 MB", "Is the file of the kind it was read as?"
-            )
+    def numbered(self) -> Iterator[tuple[int, bytes]]:
+        """(number, line without its newline) of the rest of the file."""
+        for first, chunk in self.chunks():
+            yield from enumerate(chunk.split(b"\n")[:-1], first)
 
-    def _ended(self) -> Refusal:
+    @property
+    def _damage(self) -> str:
+        return self._gzip.damage if self._gzip else ""
+
+    def _read(self, size_bytes: int) -> bytes:
+        """So many bytes and the rest of the line in which they end; less at the end of the file."""
+        with refuse_unreadable(self._path):
+            text = self._file.read(size_bytes) + self._file.readline(_LONGEST_BYTES)
+        if not text.endswith(b"\n"):
+            if len(text) >= _LONGEST_BYTES:
+                raise self._errors.refusal(
+                    self.number + 1, "the line has more than 64 MB", "Is the file of the kind it was read as?"
+                )
+            text = text[: text.rfind(b"\n") + 1] if self._damage else text + b"\n" * bool(text)
+        self.number += text.count(b"\n")
+        self._read_bytes += len(text)
+        return text
+
+    def _cut_short(self) -> Refusal:
         return self._errors.refusal(
             self.number,
-            f"{self._cut} after {self.number:,} whole lines ({self._read_bytes:,} bytes of text)",
-            "Fetch it again, or keep what is there with skip_bad.",
+            f"{self._damage} after {self.number:,} complete lines ({self._read_bytes:,} bytes of text)",
+            "Fetch it again, or keep what can be read with skip_bad.",
         )
 
 
-def single_spaced(chunk: bytes) -> bytes:
-    """The same lines with one space between fields and none around them."""
-    if b"\t" in chunk or b"  " in chunk or b" \n" in chunk or b"\n " in chunk or b"\r" in chunk:
-        chunk = _SPACES.sub(b" ", _PADDING.sub(lambda match: b"\n", chunk))
-    return chunk.lstrip(b" ")
+class _TolerantGzip(io.RawIOBase):
+    """The text of a gzip file. Damage ends it early, without an exception, and is described in ``damage``."""
 
+    def __init__(self, file: io.BufferedReader) -> None:
+        self._text = gzip.GzipFile(fileobj=file)
+        self.damage = ""
 
-def found_in(
-    first: int,
-    chunk: bytes,
-    fast: Callable[[bytes], Found | None],
-    slow: Callable[[int, bytes], Found],
-) -> Iterator[Found]:
-    """What ``fast`` finds in a chunk, as it is or with single spaces; where that is None, in its halves;
-    and in the smallest of them what ``slow`` finds line by line (it takes the number of the first one)."""
-    found = fast(chunk)
-    if found is not None:
-        yield found
-    else:
-        yield from _in_halves(first, single_spaced(chunk), fast, slow)
+    def readable(self) -> bool:
+        return True
 
-
-def _in_halves(
-    first: int,
-    chunk: bytes,
-    fast: Callable[[bytes], Found | None],
-    slow: Callable[[int, bytes], Found],
-) -> Iterator[Found]:
-    found = fast(chunk)
-    middle = chunk.find(b"\n", len(chunk) // 2) + 1
-    if found is not None:
-        yield found
-    elif chunk.count(b"\n") <= _BY_HAND or middle == len(chunk):
-        yield slow(first, chunk)
-    else:
-        yield from _in_halves(first, chunk[:middle], fast, slow)
-        yield from _in_halves(first + chunk[:middle].count(b"\n"), chunk[middle:], fast, slow)
+    def readinto(self, buffer: Any) -> int:
+        try:
+            text = self._text.read1(len(buffer))
+        except EOFError:
+            self.damage = "the gzip is cut short"
+        except (zlib.error, gzip.BadGzipFile) as error:
+            self.damage = f"the gzip is corrupt ({error})"
+        else:
+            buffer[: len(text)] = text
+            return len(text)
+        return 0

@@ -1,8 +1,10 @@
-"""Errors in the records of a file: refused with their place, or skipped and counted."""
+"""Errors in the records of a file: refused with file and line, or skipped and counted."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,8 +18,8 @@ from murmurate.errors import Refusal
 class Skipped:
     """What of a source is not in its corpus.
 
-    ``causes`` counts by cause: lines, or entries where a format has no lines. ``documents`` are the numbers,
-    from 0, of the source's documents that the corpus lacks, so that results can be put beside its rows.
+    causes: numbers of skipped lines (of entries, where a format has no lines) by cause.
+    documents: numbers, from 0, of the source's documents that the corpus lacks.
     """
 
     causes: Counter[str] = field(default_factory=Counter)
@@ -29,31 +31,39 @@ class Skipped:
 
 
 class RecordErrors:
-    """Refuses the first fault of a file, or counts them all."""
+    """Refuses the first error in a file's records, or counts all of them (``skip``)."""
 
     def __init__(self, path: Path, skip: bool) -> None:
         self.path = path
         self.skip = skip
-        self.skipped = Skipped()
+        self.causes: Counter[str] = Counter()
 
-    def bad(self, where: int | str, cause: str, detail: str, *, count: int = 1) -> None:
-        """A fault at a line (its number) or another place. Raises Refusal unless errors are skipped."""
-        if self.skip:
-            self.skipped.causes[cause] += count
-        else:
-            raise self.refusal(where, detail, "Mend the file, or leave out what is wrong with skip_bad.")
+    def add(self, where: int | str, cause: str, detail: str, *, count: int = 1) -> None:
+        """Count an error at a line (its number) or other place. Raises Refusal unless errors are skipped."""
+        if not self.skip:
+            raise self.refusal(where, detail, "Correct the file, or leave out what is wrong with skip_bad.")
+        self.causes[cause] += count
 
     def refusal(self, where: int | str, detail: str, remedy: str) -> Refusal:
-        """For what cannot be skipped."""
-        # 0: before any line was whole
-        place = f"line {max(where, 1)}" if isinstance(where, int) else where
+        """The error for what cannot be skipped."""
+        place = f"line {max(where, 1)}" if isinstance(where, int) else where  # 0: no line was complete
         return Refusal(f"{self.path}, {place}: {detail}. {remedy}")
 
 
 class RecordError(Exception):
-    """One line's fault: its cause, in the words by which it is counted, and the detail."""
+    """An error in one line. Arguments: the cause under which it is counted, and the detail."""
 
-    def __init__(self, cause: str, detail: str) -> None:
-        super().__init__(detail)
-        self.cause = cause
-        self.detail = detail
+
+@contextmanager
+def refuse_unreadable(path: Path) -> Iterator[None]:
+    """Turn an OSError into a Refusal that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise Refusal(f"{path} cannot be read: {error.strerror or error}. Check the path.") from error
+
+
+def quoted(text: bytes) -> str:
+    """Text of a file for an error message, shortened."""
+    line = text.decode("utf-8", "backslashreplace").strip()
+    return repr(line if len(line) <= 60 else line[:57] + "...")

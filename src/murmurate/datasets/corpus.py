@@ -1,9 +1,9 @@
-"""A corpus: how often each word stands in each document, without their order."""
+"""A corpus: how often each word occurs in each document."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -14,26 +14,27 @@ from numpy.typing import ArrayLike, NDArray
 from murmurate.errors import MissingExtra, Refusal
 
 FRACTIONS = (
-    "These look like tf-idf weights or shares, and a topic model needs counts: pass what was counted before "
+    "These look like tf-idf weights or shares, and a topic model needs counts: pass the counts from before "
     "any weighting (CountVectorizer, or the bag of words)."
 )
-_BLOCK = 1 << 20  # entries that are looked at or copied at a time
+LARGEST_COUNT = 2**31 - 1
+_BLOCK = 1 << 20  # entries that are read or copied at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """D documents over V words, as counts in compressed rows.
+    """D documents over V words: counts in compressed sparse rows.
 
-    A document may be empty; files hand out none that are (``reading.read``). Raises Refusal where the
-    arrays do not fit together; the entries themselves are looked at by ``check``.
+    A document may be empty, but none that was read from a file is. Raises Refusal where the arrays do not fit
+    together; the entries themselves are not checked.
     """
 
     starts: NDArray[np.int64]  # [D + 1]: document d is starts[d]:starts[d + 1]
-    words: NDArray[np.int32]  # [N]: in 0..V-1, ascending and distinct within a document
+    words: NDArray[np.int32]  # [N]: 0..V-1, ascending and distinct within a document
     counts: NDArray[np.int32]  # [N]: all above 0
     vocabulary: tuple[str, ...] | None  # V words, or None where there are only ids
     vocabulary_size: int  # V
-    digest: str | None = None  # of all of this; None where it was not read from a file
+    digest: str | None = None  # of all the above; None where it was not read from a file
 
     def __post_init__(self) -> None:
         kinds = {"starts": np.int64, "words": np.int32, "counts": np.int32}
@@ -47,9 +48,7 @@ class Corpus:
             and self.starts[-1] == len(self.words) == len(self.counts)
             and (self.starts[1:] >= self.starts[:-1]).all()
         ):
-            raise Refusal(
-                "A corpus's starts rise from 0 to the number of its entries, which words and counts have."
-            )
+            raise Refusal("A corpus's starts rise from 0 to the length of its words, which its counts share.")
         if self.vocabulary is not None and len(self.vocabulary) != self.vocabulary_size:
             raise Refusal(
                 f"The vocabulary has {len(self.vocabulary)} words, and the corpus {self.vocabulary_size}."
@@ -60,28 +59,18 @@ class Corpus:
 
     @property
     def tokens(self) -> int:
-        """How many words all documents have, each as often as it stands there."""
+        """The number of words in all documents, repeated ones included."""
         return int(self.counts.sum(dtype=np.int64))
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """[D]: distinct words of each document."""
+        """[D]: the number of distinct words of each document."""
         return np.diff(self.starts)
 
-    def document_tokens(self) -> NDArray[np.int64]:
-        """[D]: words of each document, each as often as it stands there."""
-        totals = np.empty(len(self), np.int64)
-        for first, last in blocks(self.starts):
-            edges = self.starts[first : last + 1]
-            sums = np.zeros(edges[-1] - edges[0] + 1, np.int64)
-            np.cumsum(self.counts[edges[0] : edges[-1]], out=sums[1:])
-            totals[first:last] = np.diff(sums[edges - edges[0]])
-        return totals
-
     def select(self, documents: ArrayLike) -> Corpus:
-        """Those documents, in that order, copied; ``documents`` are numbers or a mask [D].
+        """A copy of some documents, in the given order; ``documents`` are numbers or a mask [D].
 
-        Raises IndexError for a document that is not there.
+        Raises IndexError for a number or a mask that does not fit.
         """
         chosen = np.asarray(documents)
         if chosen.dtype == np.bool_ and len(chosen) != len(self):
@@ -100,43 +89,22 @@ class Corpus:
             words[into], counts[into] = self.words[index], self.counts[index]
         return Corpus(starts, words, counts, self.vocabulary, self.vocabulary_size)
 
-    def check(self) -> None:
-        """Look at every entry. Raises Refusal that names the first document with a wrong one."""
-        for first, last in blocks(self.starts):
-            part = slice(self.starts[first], self.starts[last])
-            words, counts = self.words[part], self.counts[part]
-            inside = np.ones(
-                len(words), np.bool_
-            )  # whether an entry is of the same document as the one before
-            begins = self.starts[first:last] - part.start
-            inside[begins[begins < len(words)]] = False
-            wrong = (words < 0) | (words >= self.vocabulary_size) | (counts < 1)
-            wrong[1:] |= inside[1:] & (words[1:] <= words[:-1])
-            if wrong.any():
-                place = part.start + int(wrong.argmax())
-                document = int(np.searchsorted(self.starts, place, side="right")) - 1
-                raise Refusal(
-                    f"Document {document} has word {self.words[place]} with count {self.counts[place]}. "
-                    f"Words ascend within a document and are in 0..{self.vocabulary_size - 1}, counts are "
-                    "above 0. Corpus.from_entries sorts and sums."
-                )
+    def with_vocabulary(self, vocabulary: tuple[str, ...]) -> RemappedCorpus:
+        """The same documents over another vocabulary, matched by name; words that it lacks are left out.
 
-    def over(self, vocabulary: tuple[str, ...]) -> Over:
-        """The same documents over other words, by their names; words that are not among them are left out.
-
-        Raises Refusal without names, or if not a word of the documents is among them.
+        Raises Refusal for a corpus without names, or if it has no word of the vocabulary.
         """
         if self.vocabulary is None:
             raise Refusal("Words have no names here. Give the corpus its vocabulary.")
         number = {word: i for i, word in enumerate(vocabulary)}
-        place = np.array([number.get(word, -1) for word in self.vocabulary], np.int32)
-        over = Over(self, vocabulary, place)
-        if len(self.words) and not over.tokens:
-            raise Refusal("Not a word of these documents is among those that the topics are over.")
-        return over
+        new_ids = np.array([number.get(word, -1) for word in self.vocabulary], np.int32)
+        remapped = RemappedCorpus(self, vocabulary, new_ids)
+        if len(self.words) and not remapped.tokens:
+            raise Refusal("These documents have no word of the topics' vocabulary.")
+        return remapped
 
     def as_scipy(self) -> Any:
-        """[D, V] ``scipy.sparse.csr_matrix`` of counts, on the same memory. Raises MissingExtra."""
+        """A ``scipy.sparse.csr_matrix`` [D, V] of the counts, on the same memory. Raises MissingExtra."""
         try:
             from scipy.sparse import csr_matrix
         except ImportError as error:
@@ -146,7 +114,7 @@ class Corpus:
 
     @classmethod
     def from_scipy(cls, matrix: Any, vocabulary: Sequence[str] | None = None) -> Corpus:
-        """Of a sparse [D, V] matrix in any of scipy's formats, copied; a row without entries stays.
+        """A copy of a sparse [D, V] matrix in any of scipy's formats; a row without entries stays.
 
         Raises Refusal for counts that are negative or fractional.
         """
@@ -172,66 +140,64 @@ class Corpus:
         shape: tuple[int, int],
         vocabulary: Sequence[str] | None = None,
     ) -> Corpus:
-        """Of [N] documents, [N] word ids and [N] counts in any order; those of one word in one document are
-        summed, and those of 0 left out. ``shape`` is (D, V).
+        """A corpus of [N] documents, [N] word ids and [N] counts in any order; counts of one word in one
+        document are summed, and those of 0 left out. ``shape`` is (D, V).
 
         Raises Refusal for an id outside the shape, and for counts that are negative or fractional.
         """
-        which, word, count = np.asarray(documents), np.asarray(words), whole(np.asarray(counts))
+        which, word, count = np.asarray(documents), np.asarray(words), _as_integers(np.asarray(counts))
         for name, ids, size in (("document", which, shape[0]), ("word", word, shape[1])):
             if len(ids) and not 0 <= ids.min() <= ids.max() < size:
-                raise Refusal(f"There is a {name} {ids.max()} or {ids.min()}, and they are in 0..{size - 1}.")
+                raise Refusal(f"There is a {name} {ids.min()} or {ids.max()}, and they are in 0..{size - 1}.")
         kept = count > 0
-        if not kept.all():
-            which, word, count = which[kept], word[kept], count[kept]
-        which, word, count = ordered(which, word, count, shape[1])
-        if len(count) and count.max() > np.iinfo(np.int32).max:
+        which, word, count = sort_and_sum(which[kept], word[kept], count[kept])
+        if count.max(initial=0) > LARGEST_COUNT:
             at = int(count.argmax())
             raise Refusal(
-                f"Document {which[at]} has word {word[at]} {count[at]} times, above "
-                f"{np.iinfo(np.int32).max}. Leave that word out."
+                f"Document {which[at]} has word {word[at]} {count[at]} times, above {LARGEST_COUNT}. "
+                "Leave that word out."
             )
         starts = np.zeros(shape[0] + 1, np.int64)
         np.cumsum(np.bincount(which, minlength=shape[0]), out=starts[1:])
-        known = None if vocabulary is None else tuple(str(w) for w in vocabulary)
-        return cls(starts, word.astype(np.int32), count.astype(np.int32), known, shape[1])
+        names = None if vocabulary is None else tuple(vocabulary)
+        return cls(starts, word.astype(np.int32), count.astype(np.int32), names, shape[1])
 
 
 @dataclass(frozen=True, eq=False)
-class Over:
-    """A corpus over other words, made of a few documents when they are asked for: a second corpus would take
-    as much memory as the first."""
+class RemappedCorpus:
+    """A corpus over another vocabulary, computed for a few documents at a time: a second corpus would take as
+    much memory as the first."""
 
     corpus: Corpus
-    vocabulary: tuple[str, ...]  # the other words
-    place: NDArray[np.int32]  # [V]: number of each of the corpus's words among them, -1 where it is not
+    vocabulary: tuple[str, ...]
+    new_ids: NDArray[np.int32]  # [V of the corpus]: ids in the vocabulary, -1 of words that it lacks
 
     def __len__(self) -> int:
         return len(self.corpus)
 
     @cached_property
     def tokens(self) -> int:
-        """How many words all documents have that are among the others."""
+        """The number of words in all documents that are in the vocabulary."""
         return sum(
-            int(self.corpus.counts[a:b][self.place[self.corpus.words[a:b]] >= 0].sum(dtype=np.int64))
+            int(self.corpus.counts[a:b][self.new_ids[self.corpus.words[a:b]] >= 0].sum(dtype=np.int64))
             for a, b in pairwise([*range(0, len(self.corpus.words), _BLOCK), len(self.corpus.words)])
         )
 
     def select(self, documents: ArrayLike) -> Corpus:
-        """Those documents over the other words; see ``Corpus.select``."""
+        """A copy of some documents over the vocabulary; see ``Corpus.select``."""
         part = self.corpus.select(documents)
-        words = self.place[part.words]
+        words = self.new_ids[part.words]
         known = words >= 0
-        found = Corpus.from_entries(
+        return Corpus.from_entries(
             np.repeat(np.arange(len(part)), part.lengths)[known],
             words[known],
             part.counts[known],
             shape=(len(part), len(self.vocabulary)),
+            vocabulary=self.vocabulary,
         )
-        return replace(found, vocabulary=self.vocabulary)
 
-    def whole(self) -> Corpus:
-        """All documents over the other words, in memory."""
+    def to_corpus(self) -> Corpus:
+        """All documents over the vocabulary, in memory."""
         parts = [self.select(np.arange(first, last)) for first, last in blocks(self.corpus.starts)]
         return Corpus(
             np.cumsum(np.concatenate([[0], *(part.lengths for part in parts)]), dtype=np.int64),
@@ -242,30 +208,28 @@ class Over:
         )
 
 
-def whole(counts: NDArray[Any]) -> NDArray[Any]:
-    """The counts as integers. Raises Refusal for negative, fractional and too large ones."""
+def _as_integers(counts: NDArray[Any]) -> NDArray[Any]:
+    """Raises Refusal for negative, fractional and too large counts."""
     if not len(counts):
         return counts.astype(np.int64)
     if counts.dtype.kind not in "biuf":
         raise Refusal(f"Counts are numbers, not {counts.dtype}.")
     if not (counts >= 0).all():
-        raise Refusal(
-            "A count is negative or not a number. Counts say how often a word stands in a document."
-        )
+        raise Refusal("A count is negative or not a number. A count is how often a word is in a document.")
     if counts.dtype.kind == "f" and (counts != np.floor(counts)).any():
         worst = counts[counts != np.floor(counts)][0]
         raise Refusal(f"A count is {worst:g}. {FRACTIONS}")
-    if counts.max() > np.iinfo(np.int32).max:
-        raise Refusal(f"A count is {counts.max()}, above {np.iinfo(np.int32).max}. Leave that word out.")
+    if counts.max() > LARGEST_COUNT:
+        raise Refusal(f"A count is {counts.max()}, above {LARGEST_COUNT}. Leave that word out.")
     return counts.astype(np.int64)
 
 
-def ordered(
-    documents: NDArray[Any], words: NDArray[Any], counts: NDArray[Any], vocabulary_size: int
+def sort_and_sum(
+    documents: NDArray[Any], words: NDArray[Any], counts: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Entries by document, then by word, those of one pair summed to 64 bits; [N] each, and as they are if
-    they are so."""
-    key = documents.astype(np.int64) * max(vocabulary_size, 1) + words
+    """[N] entries by document, then by word, with the counts of one word in one document summed (int64).
+    Entries that are already so are returned as they are."""
+    key = (documents.astype(np.int64) << 31) + words
     if (key[1:] > key[:-1]).all():
         return documents, words, counts
     order = np.argsort(key, kind="stable")
@@ -276,36 +240,8 @@ def ordered(
 
 
 def blocks(starts: NDArray[np.int64], entries: int = _BLOCK) -> list[tuple[int, int]]:
-    """Ranges of documents, each of about so many entries (one document at least)."""
+    """Ranges of documents, each of about ``entries`` entries (one document at least)."""
     total = len(starts) - 1
     cuts = np.searchsorted(starts, np.arange(entries, int(starts[-1]) + entries, entries))
     edges = np.unique(np.concatenate([[0], np.minimum(cuts, total), [total]]))
     return [(int(a), int(b)) for a, b in pairwise(edges)]
-
-
-def split(
-    corpus: Corpus, *, validation: int | float, test: int | float, seed: int
-) -> tuple[Corpus, Corpus, Corpus]:
-    """(train, validation, test), drawn without replacement by ``seed``; each in the corpus's order.
-
-    ``validation`` and ``test`` are documents (int) or shares of them in [0, 1) (float); a share is rounded to
-    whole documents. Raises Refusal where no document is left to train on.
-    """
-    sizes = [_documents("validation", validation, len(corpus)), _documents("test", test, len(corpus))]
-    if sum(sizes) >= len(corpus):
-        raise Refusal(
-            f"{sizes[0]} documents for validation and {sizes[1]} for the test leave none of {len(corpus)} to "
-            "train on. Ask for fewer."
-        )
-    drawn = np.random.default_rng(seed).permutation(len(corpus))
-    held, tested, trained = np.split(drawn, np.cumsum(sizes))
-    return corpus.select(np.sort(trained)), corpus.select(np.sort(held)), corpus.select(np.sort(tested))
-
-
-def _documents(name: str, size: int | float, total: int) -> int:
-    if isinstance(size, bool) or not size >= 0 or (isinstance(size, float) and size >= 1):
-        raise Refusal(
-            f"{name} is {size}. Give a number of documents (a whole number), or a share of them from 0.0 to "
-            "below 1.0."
-        )
-    return round(size * total) if isinstance(size, float) else int(size)

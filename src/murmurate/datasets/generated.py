@@ -1,4 +1,4 @@
-"""Corpora that need no download: drawn from a topic model, and what the standard library says of itself."""
+"""Corpora that need no download: drawn from a topic model, and the documentation of Python's library."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmurate.datasets.corpus import Corpus
-from murmurate.datasets.tokens import Counting, Tokens
+from murmurate.datasets.tokens import Tokens, WordCounter
 from murmurate.errors import Refusal
 
-_BLOCK = 8192  # documents drawn at a time: memory stays bounded, and a corpus depends on its seed alone
+_BLOCK = 8192  # documents drawn at a time, which bounds memory
 _NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 _NOT_ENGLISH = {"encodings", "pydoc_data"}  # tables of character names, and copies of the manual
 
@@ -41,9 +41,9 @@ def generate(
     alpha_mass: float = 4.0,
     length_sigma: float = 0.5,
 ) -> Generated:
-    """Documents drawn from latent Dirichlet allocation (Blei et al. 2003) over words with a Zipf law.
+    """Draw documents from latent Dirichlet allocation (Blei et al. 2003) over words with a Zipf law.
 
-    A word's base frequency is p(rank) ~ 1 / (rank + 9) (Zipf-Mandelbrot), ranks dealt out by chance; a topic
+    A word's base frequency is p(rank) ~ 1 / (rank + 9) (Zipf-Mandelbrot), with random ranks; a topic
     is Dirichlet(``topic_mass`` p), a document's topics Dirichlet(alpha) with alpha_k ~ 1 / (k + sqrt K) and
     sum ``alpha_mass``. Lengths are log-normal with mean ``mean_length`` tokens, and at least one. Raises
     Refusal for sizes below 1.
@@ -65,59 +65,53 @@ def generate(
     for first in range(0, documents, _BLOCK):
         size = min(_BLOCK, documents - first)
         length = random.lognormal(np.log(mean_length) - length_sigma**2 / 2, length_sigma, size)
-        of_topic = random.multinomial(
-            np.maximum(np.rint(length), 1).astype(np.int64), _mixed(random, alpha, size)
-        )
-        parts.append(_block(random, of_topic, edges))
+        theta = random.dirichlet(alpha, size=size)
+        theta /= theta.sum(axis=1, keepdims=True)  # multinomial requires sums of at most 1
+        tokens = random.multinomial(np.maximum(np.rint(length), 1).astype(np.int64), theta)
+        parts.append(_draw_words(random, tokens, edges))
     lengths, words, counts = (np.concatenate([part[i] for part in parts]) for i in range(3))
     starts = np.zeros(documents + 1, np.int64)
     np.cumsum(lengths, out=starts[1:])
     return Generated(Corpus(starts, words, counts, None, vocabulary), phi, alpha)
 
 
-def _mixed(random: np.random.Generator, alpha: NDArray[np.float64], size: int) -> NDArray[np.float64]:
-    """[size, K]: topics of documents."""
-    theta = random.dirichlet(alpha, size=size)
-    return np.asarray(theta / theta.sum(axis=1, keepdims=True))  # multinomial wants sums of at most 1
-
-
-def _block(
-    random: np.random.Generator, of_topic: NDArray[np.int64], edges: NDArray[np.float64]
+def _draw_words(
+    random: np.random.Generator, tokens: NDArray[np.int64], edges: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
     """Entries of some documents: distinct words of each [D], word ids [N], counts [N].
 
-    ``of_topic`` [D, K] tokens of each document and topic; ``edges`` [K, V] sums of phi.
+    ``tokens`` [D, K]: of each document and topic; ``edges`` [K, V]: cumulative sums of phi.
     """
-    size, vocabulary = len(of_topic), edges.shape[1]
+    size, vocabulary = len(tokens), edges.shape[1]
     keys = []
     for topic in range(len(edges)):
-        which = np.repeat(np.arange(size), of_topic[:, topic])
-        word = np.searchsorted(edges[topic], random.random(len(which)), side="right")
-        keys.append(which * vocabulary + np.minimum(word, vocabulary - 1))
+        document = np.repeat(np.arange(size), tokens[:, topic])
+        word = np.searchsorted(edges[topic], random.random(len(document)), side="right")
+        keys.append(document * vocabulary + np.minimum(word, vocabulary - 1))
     key, counts = np.unique(np.concatenate(keys), return_counts=True)
     lengths = np.bincount(key // vocabulary, minlength=size)
     return lengths, (key % vocabulary).astype(np.int32), counts.astype(np.int32)
 
 
 def library_text(*, tokens: Tokens | None = None, min_tokens: int = 10, folder: Path | None = None) -> Corpus:
-    """Real English: what the standard library's authors wrote beside their code.
+    """A corpus of English: docstrings and comments of Python's standard library, or of another ``folder``.
 
-    A document is a function, class or module: its docstring and the comments that stand in it but in no inner
-    one. Those of fewer than ``min_tokens`` words are left out. In the order of paths and lines, so equal for
-    equal versions of Python; another ``folder`` of sources may be named. By default words stand in 5
-    documents or more. Raises Refusal where there are no sources.
+    A document is a function, class or module: its docstring, and its comments that are not in an inner one.
+    Those of fewer than ``min_tokens`` words are left out. Documents are in the order of paths and lines, so
+    equal for equal versions of Python. By default words occur in 5 documents or more. Raises Refusal where
+    there are no sources.
     """
     chosen = tokens or Tokens(min_df=5)
-    counting = Counting(chosen)
+    counter = WordCounter(chosen)
     for text in library_documents(folder):
         if len(chosen.words_of(text)) >= min_tokens:
-            counting.add(text)
-    corpus = counting.finish()
+            counter.add(text)
+    corpus = counter.finish()
     return corpus if corpus.lengths.all() else corpus.select(np.flatnonzero(corpus.lengths))
 
 
 def library_documents(folder: Path | None = None) -> Iterator[str]:
-    """The texts that ``library_text`` counts, the short ones too. Raises Refusal without sources."""
+    """The texts that ``library_text`` counts, and the short ones. Raises Refusal without sources."""
     root = folder or Path(sysconfig.get_paths()["stdlib"])
     paths = sorted(
         p for p in root.rglob("*.py") if not (_NOT_LIBRARY | _NOT_ENGLISH) & set(p.relative_to(root).parts)
@@ -129,7 +123,7 @@ def library_documents(folder: Path | None = None) -> Iterator[str]:
     for path in paths:
         try:
             with tokenize.open(path) as file, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # old sources, of others
+                warnings.simplefilter("ignore")  # about old syntax in the sources
                 source = file.read()
                 tree = ast.parse(source)
         except (SyntaxError, UnicodeDecodeError, ValueError):
@@ -142,7 +136,7 @@ _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 def _texts(tree: ast.Module, source: str) -> Iterator[str]:
     """Docstring and own comments of the module and of each class and function in it, by first line."""
-    lines = source.split("\n")  # as ast counts them; splitlines would break at form feeds too
+    lines = source.split("\n")  # as ast counts lines; splitlines would also break at form feeds
     owners: list[_Documented] = [tree]
     owner_of = np.zeros(len(lines) + 2, np.int64)
     nodes = [

@@ -1,4 +1,4 @@
-"""What every data set is: a world whose examples are fixed, and which of them are kept back."""
+"""The interface of data sets, and their division into training, validation and test examples."""
 
 from __future__ import annotations
 
@@ -16,82 +16,71 @@ E_co = TypeVar("E_co", covariant=True)
 
 
 class ExampleSet(Protocol[E_co]):
-    """Examples to choose from: a ``Corpus``, a ``Table``, images, or some of one."""
+    """Examples to select from: a ``Corpus``, a ``Table``, images, or a ``Subset`` of one."""
 
     def __len__(self) -> int: ...
     def select(self, examples: Any, /) -> E_co:
-        """A mini-batch: the examples with these numbers [G], copied."""
+        """A copy of the examples with these numbers [G], as a mini-batch."""
         ...
 
 
 @dataclass(frozen=True)
 class Subset(Generic[E]):
-    """Some of a set's examples, which are not copied before they are asked for."""
+    """Some examples of a set, copied only when they are selected."""
 
-    whole: ExampleSet[E]
-    numbers: NDArray[np.int64]
+    all_examples: ExampleSet[E]
+    indices: NDArray[np.int64]
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return len(self.indices)
 
     def select(self, chosen: Any) -> E:
-        """Those of them, copied."""
-        return self.whole.select(self.numbers[chosen])
+        """A copy of the examples with these numbers within the subset."""
+        return self.all_examples.select(self.indices[chosen])
 
 
 class Split(NamedTuple):
-    """A data set in three."""
+    """A data set divided in three; each part is an ``ExampleSet``."""
 
-    train: Any  # an ExampleSet, as the others
+    train: Any
     validation: Any
     test: Any
 
 
 class DataSet(World, Protocol):
-    """A world of fixed examples, which ``unit`` names. Nobody acts in it."""
+    """A world of fixed examples instead of simulators; ``unit`` is what they are called, in the plural."""
 
     def divided(self) -> Split:
         """Raises Refusal for a data set that cannot be read."""
         ...
 
 
-class Shares(Protocol):
-    """A data set in a file, and how many of its examples are kept back: as a number, or a share below 1."""
+def split_indices(
+    count: int, validation: float, test: float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Divide the numbers of ``count`` examples at random: (for training, for validation, for the test).
 
-    @property
-    def unit(self) -> str: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def validation(self) -> float: ...
-    @property
-    def test(self) -> float: ...
-    @property
-    def split_seed(self) -> int: ...
-
-
-def divide(world: Shares, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Numbers of ``count`` examples (to learn from, to validate with, to test with). Raises Refusal if none
-    of the first are left."""
-    kept, unit = [], world.unit
-    for name, share in (("validation", world.validation), ("test", world.test)):
-        if share < 0 or (share >= 1 and share != int(share)):
-            raise Refusal(f"world.{name} is {share}; give a number of {unit}, or a share below 1.")
-        kept.append(int(share) if share >= 1 else round(share * count))
-    if count - sum(kept) < 1:
+    ``validation`` and ``test`` are numbers of examples, or shares of them below 1. Raises Refusal where no
+    example is left to train on.
+    """
+    sizes = []
+    for name, share in (("validation", validation), ("test", test)):
+        if not share >= 0 or (share >= 1 and share != int(share)):
+            raise Refusal(f"world.{name} is {share}; give a number of examples, or a share below 1.")
+        sizes.append(int(share) if share >= 1 else round(share * count))
+    if count - sum(sizes) < 1:
         raise Refusal(
-            f"{world.path} has {count:,} {unit} and {sum(kept):,} of them are kept back: nothing is left to "
-            "learn from. Use a smaller --world.validation and --world.test."
+            f"There are {count:,} examples and {sum(sizes):,} of them are held out: nothing is left to train "
+            "on. Use a smaller --world.validation and --world.test."
         )
-    order = np.random.default_rng(derive_seed(world.split_seed, "split")).permutation(count)
-    held, tested, train = np.split(order, np.cumsum(kept))
-    return train, held, tested
+    order = np.random.default_rng(derive_seed(seed, "split")).permutation(count)
+    validation_, test_, train = np.split(order, np.cumsum(sizes))
+    return train, validation_, test_
 
 
 def other_data(path: str, then: str, now: str) -> Refusal:
-    """The error for a data set that is not the one that a run began with."""
+    """The error for a data set that differs from the one that a run began with."""
     return Refusal(
-        f"{path} is not what the run was fitted on: {then} then, {now} now, and not the same ones. Put it "
-        "back as it was, say where that is by now (murmurate resume DIR --world.path NEW), or fit anew with "
-        "--out."
+        f"{path} is not what the run was fitted on: {then} then, {now} now, and different ones. Restore the "
+        "file, name its new place (murmurate resume DIR --world.path NEW), or fit anew with --out."
     )

@@ -1,4 +1,4 @@
-"""Tables of numbers: rows that are learned from, and the files they stand in."""
+"""Tables of numbers, and reading them from files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from murmurate.errors import Refusal
 
-_BLOCK = 1 << 16  # rows that are looked at at a time
+_BLOCK = 1 << 16  # rows that are read at a time
 _SEPARATORS = (",", ";", "\t")
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """n rows of D numbers, [n, D]. Raises Refusal for an array that is none."""
+    """n rows of D numbers, [n, D]. Raises Refusal for another kind of array."""
 
     values: NDArray[Any]
 
@@ -43,19 +43,19 @@ class Table:
 
     @cached_property
     def digest(self) -> str:
-        """Of kind, shape and all numbers."""
-        found = hashlib.blake2b(f"{self.values.dtype.str} {self.values.shape}".encode(), digest_size=16)
+        """A hash of type, shape and all numbers."""
+        digest = hashlib.blake2b(f"{self.values.dtype.str} {self.values.shape}".encode(), digest_size=16)
         for first in range(0, len(self), _BLOCK):
-            found.update(np.ascontiguousarray(self.values[first : first + _BLOCK]).data)
-        return found.hexdigest()
+            digest.update(np.ascontiguousarray(self.values[first : first + _BLOCK]).data)
+        return digest.hexdigest()
 
     def select(self, rows: ArrayLike) -> Table:
-        """Those rows, in that order, copied; their numbers, or a mask [n]."""
+        """A copy of some rows, in the given order; ``rows`` are numbers or a mask [n]."""
         return Table(self.values[np.asarray(rows)])
 
     def check(self) -> None:
-        """Raise Refusal that names the first row with a number that is not finite, or the first column that
-        says nothing."""
+        """Raise Refusal, naming the first row with a number that is not finite, or the first column that is
+        constant."""
         varies = np.zeros(self.columns, np.bool_)
         for first in range(0, len(self), _BLOCK):
             block = self.values[first : first + _BLOCK]
@@ -74,21 +74,18 @@ class Table:
 def read_table(path: Path) -> Table:
     """The table in an ``.npy`` (mapped, not read), ``.npz`` (of one array) or text file, gzip or not.
 
-    Text has a row a line, numbers apart by commas, semicolons, tabs or blanks, and perhaps a first line with
-    the names of its columns. Raises Refusal that names the line, or the row, that is wrong.
+    Text has a row a line, with commas, semicolons, tabs or spaces between numbers, and optionally a first
+    line with the names of the columns. Raises Refusal that names the line or row that is wrong.
     """
     try:
         table = Table(_read(path))
+        if not len(table):
+            raise Refusal("it has no row.")
+        table.check()
     except OSError as error:
         raise Refusal(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (ValueError, EOFError, UnicodeDecodeError) as error:
+    except (ValueError, EOFError) as error:
         raise Refusal(f"{path} is no table of numbers: {error}.") from error
-    except Refusal as refusal:
-        raise Refusal(f"{path}: {refusal}") from refusal
-    if not len(table):
-        raise Refusal(f"{path} has no row.")
-    try:
-        table.check()
     except Refusal as refusal:
         raise Refusal(f"{path}: {refusal}") from refusal
     return table
@@ -102,10 +99,10 @@ def _read(path: Path) -> NDArray[Any]:
             if len(arrays.files) != 1:
                 raise Refusal(f"it holds {arrays.files}; a table's file holds one array.")
             return _as_columns(arrays[arrays.files[0]])
-    separator, before = _layout(path)
+    separator, skipped = _layout(path)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*input contained no data")
-        return np.loadtxt(path, delimiter=separator, skiprows=before, ndmin=2, dtype=np.float64)
+        return np.loadtxt(path, delimiter=separator, skiprows=skipped, ndmin=2, dtype=np.float64)
 
 
 def _as_columns(values: NDArray[Any]) -> NDArray[Any]:
@@ -113,15 +110,15 @@ def _as_columns(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _layout(path: Path) -> tuple[str | None, int]:
-    """(what stands between numbers, None for blanks; lines before the first of them)."""
+    """(the separator of numbers, None for spaces; the number of lines before the first row)."""
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
         for number, line in enumerate(lines):
-            said = line.partition("#")[0].strip()
-            if not said:
+            text = line.partition("#")[0].strip()
+            if not text:
                 continue
-            separator = next((s for s in _SEPARATORS if s in said), None)
-            named = not any(_is_number(cell) for cell in said.split(separator))
-            return separator, number + named
+            separator = next((s for s in _SEPARATORS if s in text), None)
+            has_names = not any(_is_number(cell) for cell in text.split(separator))
+            return separator, number + has_names
     return None, 0
 
 

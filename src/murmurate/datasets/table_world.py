@@ -1,4 +1,4 @@
-"""A table of numbers as what is learned from."""
+"""A table of numbers as a data set."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from murmurate.datasets.interface import Split, Subset, divide, other_data
+from murmurate.datasets.interface import Split, Subset, other_data, split_indices
 from murmurate.datasets.table import Table, read_table
 from murmurate.errors import Refusal
 from murmurate.spec import EnvSpec, World
@@ -19,10 +21,10 @@ from murmurate.spec import EnvSpec, World
 
 @dataclass(frozen=True)
 class TableWorld(World):
-    """Rows of numbers in a file (``.npy``, ``.npz``, or text such as ``.csv``), and which are kept back.
+    """Rows of numbers in a file (``.npy``, ``.npz``, or text such as ``.csv``), and which are held out.
 
-    path: of the file. validation, test: rows kept back, as a number or, below 1, as a share.
-    split_seed: decides which ones.
+    path: of the file. validation, test: rows held out, as a number or, below 1, as a share.
+    split_seed: chooses them.
     """
 
     path: str = field(default="", metadata={"place": True})
@@ -34,35 +36,37 @@ class TableWorld(World):
     unit: ClassVar[str] = "rows"
 
     def __post_init__(self) -> None:
-        if self.path:  # a run goes on from other folders too
+        if self.path:  # a run may be resumed from another folder
             object.__setattr__(self, "path", os.path.abspath(self.path))
 
-    def whole(self) -> Table:
+    def load(self) -> Table:
         """All rows. Raises Refusal for a file that cannot be read."""
         return _read(self.path)
 
     def divided(self) -> Split:
-        table = self.whole()
-        return Split(*(Subset(table, part) for part in divide(self, len(table))))
+        table = self.load()
+        return Split(*(Subset(table, part) for part in self._split(len(table))))
+
+    def _split(self, rows: int) -> tuple[NDArray[np.int64], ...]:
+        return split_indices(rows, self.validation, self.test, self.split_seed)
 
     def spec(self, fingerprint: Mapping[str, Any] | None = None) -> EnvSpec:
-        """What a mixture must know: an observation is a row [D]."""
-        if fingerprint is None:  # its digest, which reads all numbers, is not needed here
-            table = self.whole()
+        """An observation is a row [D]."""
+        if fingerprint is None:  # ``fingerprint()`` would read all numbers, for the digest
+            table = self.load()
             rows, columns = len(table), table.columns
         else:
             rows, columns = int(fingerprint["rows"]), int(fingerprint["columns"])
-        train, _, _ = divide(self, rows)
-        return EnvSpec("table", (columns,), torch.float64, 0, examples=len(train))
+        return EnvSpec("table", (columns,), torch.float64, 0, examples=len(self._split(rows)[0]))
 
     def fingerprint(self) -> dict[str, Any]:
         """digest: of the numbers. rows: n. columns: D."""
-        table = self.whole()
+        table = self.load()
         return {"digest": table.digest, "rows": len(table), "columns": table.columns}
 
     def check_fingerprint(self, fingerprint: Mapping[str, Any], thorough: bool = True) -> None:
-        """thorough: look at all numbers too, a second for 600 MB."""
-        table = self.whole()
+        """thorough: compare the digest too, which reads all numbers (1 s for 600 MB)."""
+        table = self.load()
         then, now = (int(fingerprint["rows"]), int(fingerprint["columns"])), (len(table), table.columns)
         if then != now or (thorough and table.digest != fingerprint["digest"]):
             raise other_data(self.path, "{:,} rows of {:,}".format(*then), "{:,} of {:,}".format(*now))

@@ -1,21 +1,21 @@
-"""Words of plain text: a tokeniser, a stop list, and which words a vocabulary keeps."""
+"""Counts the words of plain text: a tokeniser, a stop list, and which words a vocabulary keeps."""
 
 from __future__ import annotations
 
+import collections
 import functools
 import re
 import sys
 import unicodedata
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from murmurate.datasets.corpus import Corpus, Over, blocks
+from murmurate.datasets._record_errors import refuse_unreadable
+from murmurate.datasets.corpus import Corpus, RemappedCorpus, blocks
 from murmurate.errors import Refusal
 
 _STOP_TEXT = """
@@ -38,21 +38,21 @@ wasn way we well went were weren what whatever when whenever where whereas where
 while who whoever whole whom whose why will with within without won would wouldn yet you your yours yourself
 yourselves
 """
-VERSION = 2  # of how text falls into words; 1 knew no signs on letters
+VERSION = 2  # of the tokeniser; version 1 did not treat signs on letters as part of words
 STOP_WORDS = frozenset(_STOP_TEXT.split())
 _LETTER = r"[^\W\d_]"
 _LETTERS = rf"{_LETTER}+"
 _ASCII_WORD = re.compile(_LETTERS)
-_JOINERS = "\u200c\u200d"  # stand within words of Persian and of Indic scripts
+_JOINERS = "\u200c\u200d"  # occur within words of Persian and of Indic scripts
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """How text becomes words, and which of them a vocabulary keeps.
+    """How text is split into words, and which of them a vocabulary keeps.
 
     A word is a run of letters of any script with the signs that are written on them (vowels, accents), in
     lower case and composed form (Unicode's NFC), of at least ``min_letters`` characters. The vocabulary keeps
-    words that stand in ``min_df`` documents or more, and in ``max_df`` at most; either is a number of
+    words that occur in ``min_df`` documents or more, and in ``max_df`` at most; either is a number of
     documents (int) or a share of them (float). Of those it keeps the ``max_vocabulary`` most frequent ones
     (None: all).
     """
@@ -75,8 +75,8 @@ class Tokens:
             raise Refusal(f"max_vocabulary is {self.max_vocabulary}. Give 1 or more, or None for all words.")
 
     def words_of(self, text: str) -> list[str]:
-        stop, least = self.stop_words, self.min_letters
-        return [w for w in _all_words(text) if len(w) >= least and w not in stop]
+        stop, shortest = self.stop_words, self.min_letters
+        return [w for w in _all_words(text) if len(w) >= shortest and w not in stop]
 
 
 def _all_words(text: str) -> list[str]:
@@ -87,43 +87,39 @@ def _all_words(text: str) -> list[str]:
 
 @functools.cache
 def _any_word() -> re.Pattern[str]:
-    """For Python's ``re`` a sign on a letter is no part of a word: Hindi and Tamil fell into consonants."""
+    """A word with signs on its letters, such as vowels of Hindi, which Python's ``\\w`` does not match."""
     signs = "".join(c for c in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(c)[0] == "M")
-    # a look ahead spares ASCII the long class: five times as fast where accents are few
     inside = rf"(?:[{signs}]+|[{_JOINERS}](?={_LETTER}|[{signs}]))"
-    # a look ahead spares ASCII the long class: five times as fast where accents are few
+    # the look-ahead spares ASCII the long class: five times as fast where accents are few
     return re.compile(rf"{_LETTERS}(?:(?=[^\x00-\x7f]){inside}(?:{_LETTERS})?)*")
 
 
 def stop_words_in(path: Path) -> frozenset[str]:
-    """Every word of a UTF-8 file, as a tokeniser finds it: ``Don't`` is ``don`` and ``t``. Raises Refusal for
-    a file that cannot be read."""
+    """Every word of a UTF-8 file, as the tokeniser splits it: ``Don't`` is ``don`` and ``t``. Raises Refusal
+    for a file that cannot be read."""
     try:
-        return frozenset(_all_words(path.read_text("utf-8")))
-    except OSError as error:
-        raise Refusal(
-            f"{path} cannot be read: {error.strerror}. Check the path of the stop words."
-        ) from error
+        with refuse_unreadable(path):
+            return frozenset(_all_words(path.read_text("utf-8")))
     except UnicodeDecodeError as error:
         raise Refusal(f"{path} is not UTF-8, as stop words are. Convert it: iconv -t utf-8.") from error
 
 
-class Counting:
-    """Counts documents one by one; entries lie in memory, 8 bytes each, and 24 in ``finish``."""
+class WordCounter:
+    """Counts the words of documents, one at a time. An entry takes 8 bytes of memory, 24 in ``finish``."""
 
     def __init__(self, tokens: Tokens, vocabulary: Sequence[str] | None = None) -> None:
-        # of a given vocabulary every word counts, whatever cut it was made by
+        # every word of a given vocabulary counts, however the vocabulary was chosen
         self._tokens = tokens if vocabulary is None else Tokens(min_letters=1, stop_words=frozenset())
         self._fixed = vocabulary
         self._ids: dict[str, int] = {} if vocabulary is None else {w: i for i, w in enumerate(vocabulary)}
         self._words, self._counts, self._lengths = array("i"), array("i"), array("q")
 
     def add(self, text: str) -> int:
-        """Count one more document; returns how many words of it count (before the vocabulary's cut)."""
-        found = Counter(self._tokens.words_of(text))
+        """Count one more document; returns its number of words (before the vocabulary is chosen)."""
+        found = collections.Counter(self._tokens.words_of(text))
         ids = self._ids
         if self._fixed is not None:
-            found = Counter({w: n for w, n in found.items() if w in ids})
+            found = collections.Counter({w: n for w, n in found.items() if w in ids})
         else:
             for word in found:
                 ids.setdefault(word, len(ids))
@@ -133,25 +129,24 @@ class Counting:
         return found.total()
 
     def unreachable(self) -> int:
-        """How many words of a given vocabulary no text can have: with capitals, digits or signs, say."""
+        """How many words of a given vocabulary no text can contain, such as words with capitals or digits."""
         return sum(self._tokens.words_of(word) != [word] for word in self._fixed or ())
 
     def finish(self) -> Corpus:
         """All documents, the empty ones too. The vocabulary is in alphabetical order, or the given one.
 
-        Raises Refusal where the cut leaves no word.
+        Raises Refusal where no word is kept.
         """
         starts = np.cumsum([0, *self._lengths], dtype=np.int64)
         names = list(self._ids) if self._fixed is None else list(self._fixed)
         seen = Corpus(starts, np.asarray(self._words), np.asarray(self._counts), None, len(names))
-        if self._fixed is not None:
-            return Over(seen, tuple(names), np.arange(len(names), dtype=np.int32)).whole()
-        place = self._places(names, seen)
-        vocabulary = sorted(name for name, p in zip(names, place.tolist(), strict=True) if p >= 0)
-        return Over(seen, tuple(vocabulary), place).whole()
+        kept = list(range(len(names))) if self._fixed is not None else self._kept(names, seen)
+        new_ids = np.full(len(names), -1, np.int32)
+        new_ids[kept] = np.arange(len(kept))
+        return RemappedCorpus(seen, tuple(names[word] for word in kept), new_ids).to_corpus()
 
-    def _places(self, names: Sequence[str], seen: Corpus) -> NDArray[np.int32]:
-        """[words seen]: a word's number in the vocabulary, or -1 for one that is cut."""
+    def _kept(self, names: Sequence[str], seen: Corpus) -> list[int]:
+        """The words that the vocabulary keeps, in alphabetical order."""
         cut, total = self._tokens, len(seen)
         df, frequency = np.zeros(len(names), np.int64), np.zeros(len(names))
         for begin, end in blocks(seen.starts):
@@ -162,26 +157,24 @@ class Counting:
         kept = np.flatnonzero((df >= low) & (df <= high))
         if not len(kept):
             raise Refusal(
-                f"No word is left: {len(names)} words stand in {total} documents, and none in {low:g} to "
+                f"No word is kept: {len(names)} words occur in {total} documents, and none in {low:g} to "
                 f"{high:g} of them. Lower min_df, raise max_df, or give fewer stop words."
             )
         alphabetical = sorted(kept.tolist(), key=lambda w: names[w])
         if cut.max_vocabulary is not None:
             first = sorted(alphabetical, key=lambda w: -frequency[w])[: cut.max_vocabulary]
             alphabetical = sorted(first, key=lambda w: names[w])
-        place = np.full(len(names), -1, np.int32)
-        place[alphabetical] = np.arange(len(alphabetical))
-        return place
+        return alphabetical
 
 
 def count(
     texts: Iterable[str], tokens: Tokens | None = None, vocabulary: Sequence[str] | None = None
 ) -> Corpus:
     """A corpus of texts, a document each, over the words that ``tokens`` keeps or over a given vocabulary."""
-    counting = Counting(tokens or Tokens(), vocabulary)
+    counter = WordCounter(tokens or Tokens(), vocabulary)
     for text in texts:
-        counting.add(text)
-    return counting.finish()
+        counter.add(text)
+    return counter.finish()
 
 
 def _documents(bound: int | float, total: int) -> float:

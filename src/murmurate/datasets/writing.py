@@ -1,65 +1,62 @@
-"""Writes corpora in the formats that others read."""
+"""Writes corpora in the formats that other programs read."""
 
 from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import numpy as np
 
-from murmurate.datasets._headers import vocabulary_beside
 from murmurate.datasets.corpus import Corpus, blocks
+from murmurate.datasets.vocabulary import vocabulary_beside
 from murmurate.errors import Refusal
+
+_KINDS = ("uci", "matrix-market", "lda-c", "svmlight", "npz")
 
 
 def write(corpus: Corpus, path: str | Path, kind: str, *, one_based: bool = True) -> None:
     """Write a corpus as ``uci``, ``matrix-market``, ``lda-c``, ``svmlight`` or ``npz``; compressed if the
     name ends in ``.gz``. A vocabulary goes into the file beside it that ``read`` looks for.
 
-    ``one_based``: where SVMlight's ids begin; its labels are all 0. LDA-C and SVMlight do not keep V. A
-    file is there whole or not at all. Raises Refusal for another kind, for words that a line cannot hold,
-    and where nothing can be written.
+    ``one_based``: whether SVMlight's ids begin at 1; its labels are all 0. LDA-C and SVMlight do not keep V.
+    Files are replaced atomically. Raises Refusal for another kind, for words that a line cannot hold, and
+    where nothing can be written.
     """
     target = Path(path)
-    writers: dict[str, Callable[[Corpus], Iterator[bytes]]] = {
-        "uci": _uci,
-        "matrix-market": _matrix_market,
-        "lda-c": _lda_c,
-        "svmlight": lambda c: _svmlight(c, int(one_based)),
-    }
-    if kind not in (*writers, "npz"):
-        raise Refusal(f"A corpus cannot be written as '{kind}'. The kinds: {', '.join([*writers, 'npz'])}.")
+    if kind not in _KINDS:
+        raise Refusal(f"A corpus cannot be written as '{kind}'. The kinds: {', '.join(_KINDS)}.")
     try:
         if corpus.vocabulary is not None:
             words = _vocabulary(corpus.vocabulary)
-            _replace(vocabulary_beside(target), lambda file: file.writelines(words))
-        if kind == "npz":
-            _replace(target, lambda file: _npz(corpus, file))
-        elif target.name.endswith(".gz"):
-            _replace(target, lambda file: _packed(writers[kind](corpus), file))
-        else:
-            _replace(target, lambda file: file.writelines(writers[kind](corpus)))
+            with _replacing(vocabulary_beside(target)) as file:
+                file.writelines(words)
+        with _replacing(target) as file:
+            if kind == "npz":
+                _write_npz(corpus, file)
+            elif target.name.endswith(".gz"):
+                with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
+                    packed.writelines(_lines(corpus, kind, one_based))
+            else:
+                file.writelines(_lines(corpus, kind, one_based))
     except OSError as error:
         raise Refusal(f"{target} cannot be written: {error.strerror}. Choose another path.") from error
 
 
-def _replace(target: Path, fill: Callable[[BinaryIO], None]) -> None:
+@contextmanager
+def _replacing(target: Path) -> Iterator[BinaryIO]:
+    """A file that replaces ``target`` when it is complete."""
     fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with open(fresh, "wb") as file:
-            fill(file)
+            yield file
         fresh.replace(target)
     finally:
         fresh.unlink(missing_ok=True)
-
-
-def _packed(parts: Iterator[bytes], file: BinaryIO) -> None:
-    with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
-        packed.writelines(parts)
 
 
 def _vocabulary(words: tuple[str, ...]) -> Iterator[bytes]:
@@ -71,18 +68,23 @@ def _vocabulary(words: tuple[str, ...]) -> Iterator[bytes]:
     return (word.encode() + b"\n" for word in words)
 
 
-def _uci(corpus: Corpus) -> Iterator[bytes]:
-    yield b"%d\n%d\n%d\n" % (len(corpus), corpus.vocabulary_size, len(corpus.words))
-    yield from _entries(corpus)
+def _lines(corpus: Corpus, kind: str, one_based: bool) -> Iterator[bytes]:
+    sizes = (len(corpus), corpus.vocabulary_size, len(corpus.words))
+    if kind == "uci":
+        yield b"%d\n%d\n%d\n" % sizes
+        yield from _triples(corpus)
+    elif kind == "matrix-market":
+        yield b"%%%%MatrixMarket matrix coordinate integer general\n%d %d %d\n" % sizes
+        yield from _triples(corpus)
+    elif kind == "lda-c":
+        for length, pairs in zip(corpus.lengths.tolist(), _pairs(corpus, 0), strict=True):
+            yield b"%d%b\n" % (length, pairs)
+    else:
+        for pairs in _pairs(corpus, int(one_based)):
+            yield b"0%b\n" % pairs
 
 
-def _matrix_market(corpus: Corpus) -> Iterator[bytes]:
-    yield b"%%MatrixMarket matrix coordinate integer general\n"
-    yield b"%d %d %d\n" % (len(corpus), corpus.vocabulary_size, len(corpus.words))
-    yield from _entries(corpus)
-
-
-def _entries(corpus: Corpus) -> Iterator[bytes]:
+def _triples(corpus: Corpus) -> Iterator[bytes]:
     """``document word count``, from 1, a line each."""
     for first, last in blocks(corpus.starts):
         part = slice(corpus.starts[first], corpus.starts[last])
@@ -93,8 +95,8 @@ def _entries(corpus: Corpus) -> Iterator[bytes]:
         yield b"".join(map(b"%d %d %d\n".__mod__, rows))
 
 
-def _documents(corpus: Corpus, base: int) -> Iterator[bytes]:
-    """`` word:count`` of each document, in one piece."""
+def _pairs(corpus: Corpus, base: int) -> Iterator[bytes]:
+    """`` word:count`` for each word of a document, joined; one item a document."""
     for first, last in blocks(corpus.starts):
         begin = int(corpus.starts[first])
         part = slice(begin, int(corpus.starts[last]))
@@ -105,20 +107,10 @@ def _documents(corpus: Corpus, base: int) -> Iterator[bytes]:
             yield b"".join(pairs[a:b])
 
 
-def _lda_c(corpus: Corpus) -> Iterator[bytes]:
-    for length, pairs in zip(corpus.lengths.tolist(), _documents(corpus, 0), strict=True):
-        yield b"%d%b\n" % (length, pairs)
-
-
-def _svmlight(corpus: Corpus, base: int) -> Iterator[bytes]:
-    for pairs in _documents(corpus, base):
-        yield b"0%b\n" % pairs
-
-
-def _npz(corpus: Corpus, file: BinaryIO) -> None:
-    """As ``scipy.sparse.save_npz`` writes it."""
+def _write_npz(corpus: Corpus, file: BinaryIO) -> None:
+    """In the format of ``scipy.sparse.save_npz``."""
     np.savez_compressed(
-        cast(str, file),  # numpy's types know of paths alone
+        cast(str, file),  # numpy's types allow only paths
         indices=corpus.words,
         indptr=corpus.starts,
         format=np.array(b"csr"),

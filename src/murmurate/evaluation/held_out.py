@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
-from murmurate.datasets.corpus import Corpus, Over
+from murmurate.datasets.corpus import Corpus, RemappedCorpus
 from murmurate.datasets.interface import DataSet
 from murmurate.evaluation.interface import Curve, EvalContext, Evaluation
 from murmurate.workloads.conjugate import ConjugateLearner
@@ -82,7 +82,9 @@ class HeldOutRows(Evaluation):
         return f"Log-likelihood of {rows:,} test rows: {nats:.3f} nats each"
 
 
-def perplexities(topics: Topics, prior: float, documents: Corpus | Over, seed: int = 0) -> dict[str, Any]:
+def perplexities(
+    topics: Topics, prior: float, documents: Corpus | RemappedCorpus, seed: int = 0
+) -> dict[str, Any]:
     """Perplexities of ``documents``, each by its name; None where there are fewer than two words."""
     nothing = {"test_documents": len(documents), "perplexity": None, "perplexity_bound": None}
     if documents.tokens < 2:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from murmurate.datasets.corpus import Corpus, Over
+from murmurate.datasets.corpus import Corpus, RemappedCorpus
 from murmurate.losses.topics import (
     Documents,
     Folded,
@@ -67,13 +67,13 @@ class Topics:
         words = [word for tops in self.top_words(number) for word, _ in tops]
         return len(set(words)) / len(words)
 
-    def transform(self, corpus: Corpus | Over) -> NDArray[np.float32]:
+    def transform(self, corpus: Corpus | RemappedCorpus) -> NDArray[np.float32]:
         """[D, K] the mean of each document's topics: rows sum to 1."""
         expected = self._expected()
         parts = [_shares(self._gammas(part, *expected)) for part in _parts(corpus)]
         return np.concatenate([np.empty((0, self.count), np.float32), *parts])
 
-    def gammas(self, corpus: Corpus | Over) -> NDArray[np.float64]:
+    def gammas(self, corpus: Corpus | RemappedCorpus) -> NDArray[np.float64]:
         """[D, K] parameters of the Dirichlet over topics that stands for each document."""
         expected = self._expected()
         parts = [self._gammas(part, *expected) for part in _parts(corpus)]
@@ -81,7 +81,9 @@ class Topics:
 
     # -- how good they are --------------------------------------------------------------------------
 
-    def completion_perplexity(self, corpus: Corpus | Over, *, seed: int = 0, observed: float = 0.5) -> float:
+    def completion_perplexity(
+        self, corpus: Corpus | RemappedCorpus, *, seed: int = 0, observed: float = 0.5
+    ) -> float:
         """Of words that were kept back, given the others of their document (document completion).
 
         Each token is shown with chance ``observed``; the documents' topics are folded in from those, and
@@ -104,13 +106,13 @@ class Topics:
             raise ValueError("no word was kept back: the documents are too short, or there are none")
         return math.exp(-log / tokens)
 
-    def bound_perplexity(self, corpus: Corpus | Over) -> float:
+    def bound_perplexity(self, corpus: Corpus | RemappedCorpus) -> float:
         """exp(-bound / tokens) with the documents' terms of the evidence lower bound alone, so that it does
         not depend on how many documents there are. Raises ValueError for a corpus without a token."""
         return math.exp(-self.document_bound(corpus) / _tokens(corpus))
 
     def full_bound_perplexity(
-        self, corpus: Corpus | Over, *, prior: float, documents: int | None = None
+        self, corpus: Corpus | RemappedCorpus, *, prior: float, documents: int | None = None
     ) -> float:
         """exp(-bound / tokens) with the topics' own terms too, as gensim and scikit-learn compute it.
 
@@ -121,11 +123,11 @@ class Topics:
         bound = scale * self.document_bound(corpus) + self.topic_bound(prior)
         return math.exp(-bound / (scale * _tokens(corpus)))
 
-    def document_bound(self, corpus: Corpus | Over) -> float:
+    def document_bound(self, corpus: Corpus | RemappedCorpus) -> float:
         """The documents' terms of the evidence lower bound."""
         return float(self.document_bounds(corpus).sum())
 
-    def document_bounds(self, corpus: Corpus | Over) -> Tensor:
+    def document_bounds(self, corpus: Corpus | RemappedCorpus) -> Tensor:
         """[D] float64: of each document."""
         (beta, alpha), log_beta = self._expected(), self._log_beta()
         parts = [torch.zeros(0, dtype=torch.float64)]
@@ -234,7 +236,7 @@ def _with_counts(corpus: Corpus, counts: NDArray[np.int32]) -> Corpus:
     )
 
 
-def _parts(corpus: Corpus | Over) -> Iterator[Corpus]:
+def _parts(corpus: Corpus | RemappedCorpus) -> Iterator[Corpus]:
     """All of it, copied a few documents at a time: what is made of them stays as small."""
     for first in range(0, len(corpus), _DOCUMENTS):
         yield corpus.select(np.arange(first, min(first + _DOCUMENTS, len(corpus))))
@@ -245,7 +247,7 @@ def _shares(gammas: NDArray[np.float64]) -> NDArray[np.float32]:
     return shares
 
 
-def _tokens(corpus: Corpus | Over) -> int:
+def _tokens(corpus: Corpus | RemappedCorpus) -> int:
     if not corpus.tokens:
         raise ValueError("a corpus without a word has no perplexity")
     return corpus.tokens

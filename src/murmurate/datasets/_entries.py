@@ -1,0 +1,297 @@
+"""Converts files of numbers to the entries (document, word, count) of a corpus.
+
+numpy parses a chunk of lines at a time. Where that fails, the chunk is rewritten plainly (spaces, counts as
+whole numbers) and parsed again, then in halves, and the smallest of them line by line, to find what is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from murmurate.datasets._corpus_writer import Buckets, CorpusWriter, Unordered
+from murmurate.datasets._headers import Header
+from murmurate.datasets._lines import Lines
+from murmurate.datasets._record_errors import RecordError, RecordErrors, quoted
+from murmurate.datasets.corpus import FRACTIONS, LARGEST_COUNT
+
+_FEW_LINES = 64  # are parsed one by one
+_ID = re.compile(rb"[+-]?[0-9]{1,18}")  # int() takes underscores too, and is slow on long ones
+_LINE_END = re.compile(rb"[ \t]*\r?\n[ \t]*")
+_SPACES = re.compile(rb"[ \t]+")
+_REAL = rb"[0-9]+(?:\.[0-9]*(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)"
+_REAL_COUNT = re.compile(rb"(?<=:)%b(?=[ \n])|(?<= )%b(?=\n)" % (_REAL, _REAL))
+_LABEL = re.compile(rb"(?m)^[+-]?[0-9]+(?:\.[0-9]*)?(?= )")
+_REMARK = re.compile(rb"(?m)^[ \t]*(#).*| *#.*| qid:[0-9]+")  # the group: of a line that is nothing else
+_Row = tuple[int, int, float, int]  # document, word, count, line
+
+
+class Parsed(NamedTuple):
+    """Entries as they are in a file; [n] each."""
+
+    documents: NDArray[Any]
+    words: NDArray[Any]
+    counts: NDArray[Any]
+    lines: NDArray[Any] | None = None  # their numbers; None where a format has no lines
+
+
+class LineFormat(ABC):
+    """Parses the lines of one file. Numbers of documents and words begin at ``base``."""
+
+    hint = ""  # for a word id below ``base``
+
+    def __init__(self, header: Header, base: int = 1) -> None:
+        self.header = header
+        self.base = base
+        self.seen = 0  # entries or documents, the wrong ones too
+
+    @abstractmethod
+    def parse_chunk(self, first: int, chunk: bytes) -> Parsed | None:
+        """The entries of a chunk of lines, the first of them ``first``; None where a line is not written
+        plainly or not well-formed."""
+
+    @abstractmethod
+    def parse_line(self, number: int, line: bytes) -> list[_Row]:
+        """The entries of a line. Raises RecordError."""
+
+    def plain(self, chunk: bytes) -> bytes:
+        """The same lines with one space between fields, none around them, and whole counts as integers."""
+        if any(space in chunk for space in (b"\t", b"\r", b"  ", b" \n", b"\n ")):
+            chunk = _SPACES.sub(b" ", _LINE_END.sub(b"\n", chunk))
+        return _REAL_COUNT.sub(_as_integer, chunk.lstrip(b" "))
+
+    def documents(self, last_line: int, errors: RecordErrors) -> int:
+        """D, after the last line."""
+        return self.seen
+
+
+class Triples(LineFormat):
+    """An entry a line, ``document word count``, below a header: UCI and Matrix Market."""
+
+    def parse_chunk(self, first: int, chunk: bytes) -> Parsed | None:
+        values, separators = _integers(chunk)
+        if len(values) % 3 or not len(values):
+            return None
+        if (separators.reshape(-1, 3) != np.frombuffer(b"  \n", np.uint8)).any():
+            return None
+        rows = values.reshape(-1, 3)
+        self.seen += len(rows)
+        documents, words = (1, 0) if self.header.transposed else (0, 1)
+        return Parsed(rows[:, documents], rows[:, words], rows[:, 2], np.arange(first, first + len(rows)))
+
+    def parse_line(self, number: int, line: bytes) -> list[_Row]:
+        fields = line.split()
+        if not fields:
+            return []
+        self.seen += 1
+        if len(fields) != 3 or not all(map(_ID.fullmatch, fields[:2])):
+            names = "word document" if self.header.transposed else "document word"
+            raise RecordError("malformed line", f"{quoted(line)} is not '{names} count'")
+        document, word = map(int, fields[1::-1] if self.header.transposed else fields[:2])
+        return [(document, word, _number(fields[2], "count"), number)]
+
+    def documents(self, last_line: int, errors: RecordErrors) -> int:
+        missing = self.header.entries - self.seen
+        if missing:
+            errors.add(
+                last_line,
+                f"entries that the header {'promises' if missing > 0 else 'does not have'}",
+                f"the header promises {self.header.entries:,} entries, and there are "
+                f"{'only ' if missing > 0 else ''}{self.seen:,}",
+                count=abs(missing),
+            )
+        return self.header.documents
+
+
+class Pairs(LineFormat):
+    """A document a line, ``number word:count word:count ...``: LDA-C and SVMlight.
+
+    The number is how many pairs follow (LDA-C), or a label that is left out (``labels``: SVMlight).
+    """
+
+    def __init__(self, labels: bool, one_based: bool, vocabulary_size: int | None) -> None:
+        size = LARGEST_COUNT if vocabulary_size is None else vocabulary_size
+        super().__init__(Header(LARGEST_COUNT, size, 0, 0), int(one_based))
+        self._labels = labels
+        self.hint = " (ids from 0 are read with one_based=False)" if one_based else ""
+
+    def parse_chunk(self, first: int, chunk: bytes) -> Parsed | None:
+        values, separators = _integers(chunk)
+        ends = np.flatnonzero(separators == ord("\n"))
+        fields = np.diff(ends, prepend=-1)  # 1 + 2 pairs
+        heads = ends - fields + 1
+        if not len(ends) or (fields % 2 == 0).any() or (separators[heads] != ord(" ")).any():
+            return None
+        pairs = np.delete(values, heads).reshape(-1, 2)
+        behind = np.delete(separators, heads).reshape(-1, 2)
+        lengths = fields // 2
+        if (behind[:, 0] != ord(":")).any() or (behind[:, 1] == ord(":")).any():
+            return None
+        if not self._labels and (values[heads] != lengths).any():
+            return None
+        documents = np.repeat(np.arange(len(ends)), lengths)
+        first_document = self.base + self.seen
+        self.seen += len(ends)
+        return Parsed(documents + first_document, pairs[:, 0], pairs[:, 1], documents + first)
+
+    def parse_line(self, number: int, line: bytes) -> list[_Row]:
+        line = _REMARK.sub(rb"\1", line) if self._labels else line
+        if self._labels and line == b"#":  # a remark is no document
+            return []
+        document = self.base + self.seen
+        self.seen += 1
+        head, *pairs = line.split() or [b"0"]
+        if self._labels:
+            for label in head.split(b","):  # several of one document
+                _number(label, "label")
+        elif not _ID.fullmatch(head):
+            raise RecordError("malformed line", f"{quoted(head)} is not the number of words")
+        rows = [(document, *_pair(pair), number) for pair in pairs]
+        if not self._labels and int(head) != len(rows):
+            raise RecordError("malformed line", f"{int(head)} words are promised, and {len(rows)} are there")
+        if not rows:
+            raise RecordError("empty document", "the document is empty")
+        return rows
+
+    def plain(self, chunk: bytes) -> bytes:
+        if not self._labels:
+            return super().plain(chunk)
+        return _LABEL.sub(b"0", super().plain(_REMARK.sub(rb"\1", chunk)))
+
+
+def convert(
+    path: Path, make_format: Callable[[], LineFormat], errors: RecordErrors, folder: Path
+) -> tuple[NDArray[np.int64], int]:
+    """Convert a file to ``words.npy`` and ``counts.npy``; returns [D] lengths, and the greatest word id + 1.
+
+    Entries are sorted where they are not in the order of documents, at the cost of a second reading.
+    """
+    causes = errors.causes.copy()
+    form, writer = make_format(), CorpusWriter(folder, errors)
+    try:
+        documents = _read(path, form, errors, writer.add)
+    except Unordered:
+        errors.causes = causes
+        writer.close()
+        form, writer = make_format(), CorpusWriter(folder, errors)
+        buckets = Buckets(folder, form.header.documents, form.header.entries)
+        documents = _read(path, form, errors, buckets.add)
+        for entries in buckets.sorted():
+            writer.add(entries)
+    return writer.finish(documents), writer.greatest_word + 1
+
+
+def _read(
+    path: Path, form: LineFormat, errors: RecordErrors, add: Callable[[NDArray[np.int32]], None]
+) -> int:
+    with Lines(path, errors) as lines:
+        for _ in range(form.header.lines):
+            lines.line()
+        for first, chunk in lines.chunks():
+            for parsed in parse(form, first, chunk, errors):
+                add(sound(parsed, form.header, form.base, errors, form.hint))
+        return form.documents(lines.number, errors)
+
+
+def parse(
+    form: LineFormat, first: int, chunk: bytes, errors: RecordErrors, plain: bool = False
+) -> Iterator[Parsed]:
+    """The entries of a chunk that begins with line ``first``; malformed lines are refused or counted."""
+    parsed = form.parse_chunk(first, chunk)
+    middle = chunk.find(b"\n", len(chunk) // 2) + 1
+    if parsed is not None:
+        yield parsed
+    elif not plain:
+        yield from parse(form, first, form.plain(chunk), errors, plain=True)
+    elif middle == len(chunk) or chunk.count(b"\n") <= _FEW_LINES:
+        rows: list[_Row] = []
+        for number, line in enumerate(chunk.split(b"\n")[:-1], first):
+            try:
+                rows += form.parse_line(number, line)
+            except RecordError as error:
+                yield _columns(rows)  # so that errors are found in their order
+                rows = []
+                errors.add(number, *error.args)
+        yield _columns(rows)
+    else:
+        yield from parse(form, first, chunk[:middle], errors, plain)
+        yield from parse(form, first + chunk.count(b"\n", 0, middle), chunk[middle:], errors, plain)
+
+
+def sound(
+    parsed: Parsed, header: Header, base: int, errors: RecordErrors, hint: str = ""
+) -> NDArray[np.int32]:
+    """[3, n]: documents and words, from 0, and counts, without those in a line with an error."""
+    documents, words, counts, lines = parsed
+    last_document, last_word = header.documents + base - 1, header.vocabulary_size + base - 1
+    wrong = {
+        "document out of range": (documents < base) | (documents > last_document),
+        "word out of range": (words < base) | (words > last_word),
+        "count of zero or below": ~(counts > 0),
+        "count too large": counts > LARGEST_COUNT,
+        "fractional count": counts != np.floor(counts),
+    }
+    any_wrong = np.logical_or.reduce(list(wrong.values()))
+    kept = ~any_wrong
+    if any_wrong.any():
+        records = np.arange(len(words)) if lines is None else lines
+        _, first = np.unique(records[any_wrong], return_index=True)
+        for i in np.flatnonzero(any_wrong)[first]:
+            document, word, count = int(documents[i]), int(words[i]), float(counts[i])
+            details = {
+                "document out of range": f"document {document} is not in {base}..{last_document}",
+                "word out of range": f"word {word} is not in {base}..{last_word}" + hint * (word < base),
+                "count of zero or below": f"word {word} has {count:g}, and counts are 1 or more",
+                "count too large": f"word {word} has {count:.12g}, too large: the largest is {LARGEST_COUNT}",
+                "fractional count": f"word {word} has {count:g}, no whole number. {FRACTIONS[:-1]}",
+            }
+            cause = next(cause for cause, mask in wrong.items() if mask[i])
+            where = f"document {document} (from 0)" if lines is None else int(lines[i])
+            errors.add(where, cause, details[cause])
+        kept = ~np.isin(records, records[any_wrong])
+    entries = np.empty((3, np.count_nonzero(kept)), np.int32)
+    for row, values, first_value in zip(entries, (documents, words, counts), (base, base, 0), strict=True):
+        row[:] = values[kept] - first_value
+    return entries
+
+
+def _integers(chunk: bytes) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+    """The numbers of a chunk, if all have one to nine digits, and the character behind each: a space, a colon
+    or a line end. Otherwise none."""
+    text = np.frombuffer(chunk, np.uint8)
+    ends = np.flatnonzero(text - np.uint8(48) > 9)  # below 48 it wraps: all that is no digit
+    widths, separators = np.diff(ends, prepend=-1), text[ends]
+    known = (separators == ord(" ")) | (separators == ord("\n")) | (separators == ord(":"))
+    if not known.all() or widths.min(initial=2) < 2 or widths.max(initial=2) > 10:
+        return np.empty(0, np.int32), np.empty(0, np.uint8)
+    return np.fromstring(chunk.replace(b":", b" "), np.int32, sep=" "), separators
+
+
+def _columns(rows: list[_Row]) -> Parsed:
+    table = np.array(rows, "i8, i8, f8, i8")
+    return Parsed(*(table[name] for name in ("f0", "f1", "f2", "f3")))
+
+
+def _as_integer(real: re.Match[bytes]) -> bytes:
+    value = float(real[0])
+    return b"%d" % value if value.is_integer() and value < LARGEST_COUNT else real[0]
+
+
+def _pair(pair: bytes) -> tuple[int, float]:
+    word, colon, count = pair.partition(b":")
+    if not colon or not _ID.fullmatch(word):
+        raise RecordError("malformed line", f"{quoted(pair)} is not 'word:count'")
+    return int(word), _number(count, "count")
+
+
+def _number(field: bytes, name: str) -> float:
+    try:
+        return float(field.replace(b"_", b"x"))  # float() takes underscores
+    except ValueError:
+        raise RecordError("malformed line", f"{quoted(field)} is no {name}") from None

@@ -1,0 +1,46 @@
+"""Files with the words of a corpus, a word a line in the order of their ids."""
+
+from __future__ import annotations
+
+import codecs
+from pathlib import Path
+
+from murmurate.datasets._lines import Lines
+from murmurate.datasets._record_errors import RecordErrors, quoted
+from murmurate.errors import Refusal
+
+
+def vocabulary_beside(path: Path) -> Path:
+    """The vocabulary file of a corpus file: ``vocab.x.txt`` for ``docword.x.txt.gz``, otherwise
+    ``<file>.vocab.txt``; neither name has the ``.gz``."""
+    name = path.name.removesuffix(".gz")
+    if name.startswith("docword."):
+        return path.with_name("vocab." + name.removeprefix("docword."))
+    return path.with_name(name + ".vocab.txt")
+
+
+def read_vocabulary(path: Path) -> tuple[str, ...]:
+    """The words of a file. Raises Refusal for an empty line, for a repeated word, for text that is not UTF-8,
+    and for a file that cannot be read."""
+    errors = RecordErrors(path, skip=False)
+    words: dict[str, int] = {}  # and their lines
+    with Lines(path, errors) as lines:
+        for number, line in lines.numbered():
+            try:
+                word = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").rstrip(b"\r").decode()
+            except UnicodeDecodeError:
+                raise errors.refusal(
+                    number, f"{quoted(line)} is not UTF-8", "Convert it: iconv -t utf-8."
+                ) from None
+            if not word.strip():
+                raise errors.refusal(
+                    number, "there is no word", "A vocabulary has a word a line, in the order of ids."
+                )
+            if word in words:
+                raise errors.refusal(
+                    number, f"{word!r} is in line {words[word]} too", "Remove one: each word has one id."
+                )
+            words[word] = number
+    if not words:
+        raise Refusal(f"{path} has no words. A vocabulary has a word a line, in the order of ids.")
+    return tuple(words)
