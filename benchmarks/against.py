@@ -59,7 +59,9 @@ def trainings(other: Path, rounds: int, names: set[str]) -> Iterator[tuple[str, 
             field = {}
             for label, checkout in (("here", HERE), ("there", other)):
                 out = Path(folder) / label
-                command = python(checkout, "-m", "murmurate", "train", *options, *_FOR_EVER, "--out", str(out))
+                command = python(
+                    checkout, "-m", "murmurate", "train", *options, *_FOR_EVER, "--out", str(out)
+                )
                 field[label] = Racer(f"{name} {label}", command, out / "metrics.jsonl", key="total_env_steps")
             with stopped_at_the_end(field):
                 for racer in field.values():
@@ -129,7 +131,9 @@ JOBS = [*TRAININGS, *(f"replay {task}" for task, _, _ in CALLS), "topics", "gala
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("other", type=Path, help="the other checkout")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", nargs="+", choices=JOBS, default=JOBS)
