@@ -123,20 +123,20 @@ class RecordedRun:
         A resume restarts all. A replica that is dead by the summary without such an event died after its last
         record.
         """
-        found: dict[int, float] = {}
+        deaths: dict[int, float] = {}
         for event in self.events:
             if event.get("event") == "resumed":
-                found.clear()
+                deaths.clear()
             member = event.get("member", event.get("replica"))
             if member is None:
                 continue
             if event.get("event") == "died":
-                found.setdefault(int(member), float(event["time_seconds"]))
+                deaths.setdefault(int(member), float(event["time_seconds"]))
             elif event.get("event") == "joined":
-                found.pop(int(member), None)
+                deaths.pop(int(member), None)
         for member in self.summary.get("dead_replicas") or ():
-            found.setdefault(int(member), self.last_heard(int(member)))
-        return found
+            deaths.setdefault(int(member), self.last_heard(int(member)))
+        return deaths
 
     def last_heard(self, replica: int) -> float:
         history = self.histories.get(replica)
@@ -147,14 +147,14 @@ class RecordedRun:
 
     def series(self, key: str) -> dict[int, Series]:
         """``key`` over the run by replica, without replicas that never recorded it as a number."""
-        found: dict[int, Series] = {}
+        series: dict[int, Series] = {}
         for replica, history in self.histories.items():
             known = [r for r in history if isinstance(r.get(key), (int, float))]
             if known:
                 times = np.array([float(r["time_seconds"]) for r in known])
                 value = np.array([float(r[key]) for r in known])
-                found[replica] = Series(times, self.total_env_steps(times), self.total_bytes(times), value)
-        return found
+                series[replica] = Series(times, self.total_env_steps(times), self.total_bytes(times), value)
+        return series
 
     def total_env_steps(self, times: Array) -> Array:
         """Env steps of all replicas together at each of ``times`` [K], linear between records."""
@@ -290,11 +290,11 @@ def open_run(folder: Path | str) -> RecordedRun:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (ValueError, OSError) as error:
         raise Refusal(
             f"{path} cannot be read ({error}); restore it from a backup or leave this run out."
         ) from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise Refusal(f"{path} holds no JSON object; restore it from a backup or leave this run out.")
-    return found
+    return content
