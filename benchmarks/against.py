@@ -42,7 +42,8 @@ CALLS = {  # (task, capacity, batch): calls a round
 }
 _COST = (
     "import json; from murmurate.bench import strategy_cost as s;"
-    "print(json.dumps(s.figures(s._roles.together(2, s.work, 'gala', s.PARAMETERS, 200))['copies']['median']))"
+    "answers = s._roles.together(2, s.work, 'gala', s.PARAMETERS, 200);"
+    "print(json.dumps(s.figures(answers)['copies']['median']))"
 )
 
 

@@ -1,6 +1,6 @@
-"""Compiles torchrl's own C++ sources, which its wheel ships, against the torch that is installed beside it.
+"""Compiles torchrl's own C++ sources, which its wheel contains, for the installed torch.
 
-The module in the wheel is tied to another torch and does not load; what is made here takes its place.
+The module in the wheel was built for another torch and does not load; this one replaces it.
 """
 
 from __future__ import annotations

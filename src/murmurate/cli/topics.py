@@ -284,7 +284,8 @@ def _other(fitted: FittedTopics, options: argparse.Namespace) -> tuple[Corpus | 
         if other.vocabulary_size != fitted.vocabulary_size:
             raise Refusal(
                 f"{path} is over {other.vocabulary_size:,} words, the topics over "
-                f"{fitted.vocabulary_size:,}. Give a corpus with the same vocabulary, or one that names its words."
+                f"{fitted.vocabulary_size:,}. "
+                "Give a corpus with the same vocabulary, or one that names its words."
             )
         return other, skipped
     return other.over(fitted.vocabulary), skipped
