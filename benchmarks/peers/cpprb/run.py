@@ -27,7 +27,8 @@ def rows(count: int, seed: int = 2) -> Content:
 
 
 def frames(count: int, compress: bool) -> Content:
-    """Stacks of consecutive frames: the last axis counts the frames of a stack if compressed, else the first."""
+    """Stacks of consecutive frames: the last axis counts the frames of a stack if compressed, else the
+    first."""
     stack, *picture = FRAMES
     film = np.random.default_rng(2).integers(256, size=(count + stack, *picture), dtype=np.uint8)
     stacks = np.lib.stride_tricks.sliding_window_view(film, stack, axis=0)

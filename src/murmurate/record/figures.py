@@ -66,7 +66,7 @@ PRINT = Palette(
 # placeholders that are replaced by CSS variables once the SVG is written: matplotlib takes no variables
 _NAMES = [field.name for field in dataclasses.fields(Palette) if field.name != "runs"]
 _PLACEHOLDERS = Palette(
-    **{name: f"#0a0b0{i}" for i, name in enumerate(_NAMES)},  # type: ignore[arg-type]
+    **{name: f"#0a0b0{i}" for i, name in enumerate(_NAMES)},
     runs=tuple(f"#0a0c0{i}" for i in range(RUN_COLOURS)),
 )
 _VARIABLES = {
