@@ -1,9 +1,9 @@
-"""Draws Zhang's Fig. 4.8 of one's own runs: ``python benchmarks/draw_relaxed_loop.py DIR...``.
+"""Draws Zhang's Fig. 4.8 from recorded runs: ``python benchmarks/draw_relaxed_loop.py DIR...``.
 
-The picture goes to ``figures/relaxed-loop.png``, or of one recipe to ``figures/relaxed-loop-RECIPE.png``:
-mean return of the last 100 training episodes against env steps, a panel a recipe, a colour a D (batches drawn
-before the errors of those before them are known). A thin line is a seed, a bold one the mean over the seeds,
-as far as all of them came.
+The picture is ``figures/relaxed-loop.png``, or of one recipe ``figures/relaxed-loop-RECIPE.png``: mean return
+of the last 100 training episodes against env steps, a panel a recipe, a colour a D (batches drawn before the
+priorities of earlier ones are updated). A thin line is a seed, a bold one the mean over the seeds, up to the
+end of the shortest.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
+from panels import panels
 
-from murmurate.record.figures import PRINT, RUN_COLOURS, Draw, Palette, png, tidy
+from murmurate.record.figures import PRINT, RUN_COLOURS, Draw, Palette, tidy
 from murmurate.record.runs import RecordedRun, open_run
 
 HERE = Path(__file__).parent
@@ -56,7 +57,7 @@ def main(folders: list[str]) -> Path:
     legend = [(f"D = {depth}", colour) for depth, colour in colours.items()]
     path = HERE / "figures" / f"relaxed-loop{'' if len(found) > 1 else '-' + next(iter(found))}.png"
     path.parent.mkdir(exist_ok=True)
-    png(draws, "Learning from batches that were drawn ahead", legend).savefig(path, dpi=160)
+    panels(draws, "Learning from batches that were drawn ahead", legend).savefig(path, dpi=160)
     return path
 
 

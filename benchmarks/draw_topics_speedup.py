@@ -1,7 +1,7 @@
 """Draws Mohamad et al.'s Fig. 1 to 3 of a result: ``python benchmarks/draw_topics_speedup.py RESULT.json``.
 
-The picture goes to ``figures/topics-speedup.png``: speed-up by threads, by workers, and by both for each B,
-beside the paper's words (linear to 8 threads and to 14 workers, slower from 6 of both).
+The picture is ``figures/topics-speedup.png``: speed-up by threads, by workers, and by both for each B, with
+the paper's claims (linear to 8 threads and to 14 workers, slower from 6 of both).
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
+from panels import panels
 
-from murmurate.record.figures import PRINT, RUN_COLOURS, Draw, Palette, png, tidy
+from murmurate.record.figures import PRINT, RUN_COLOURS, Draw, Palette, tidy
 
 HERE = Path(__file__).parent
 SHOWN = {"paper": "solid", "average": (0, (4, 2))}
@@ -76,7 +77,7 @@ def main(result: dict[str, Any]) -> Path:
     if any(list(real(result, panel)) for panel in ("workers", "threads")):
         legend.append(("x: real processes, average, B = 15", PRINT.ink))
     title = "DPSVI, simulated with costs measured on one core. Solid: the paper's step rule; dashed: average"
-    figure = png(draws, title, legend, height=4.3)
+    figure = panels(draws, title, legend, height=4.3)
     path = HERE / "figures" / "topics-speedup.png"
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=110)

@@ -14,7 +14,7 @@ from murmurate.recipes import recipe
 from murmurate.record.reader import read_metrics
 from murmurate.record.report import report
 from murmurate.record.runs import open_run
-from murmurate.record.strips import window
+from murmurate.record.timelines import timeline
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
 from murmurate.strategies import strategies, strategy
@@ -204,7 +204,7 @@ def test_its_page_shows_who_waited_for_the_straggler_in_virtual_time(tmp_path, r
         if "kind" not in record
     ]
     assert sum(sum(one.values()) for one in counts) == summary["total_updates"]
-    found = window(open_run(tmp_path))
+    found = timeline(open_run(tmp_path))
     assert (len(found.members), found.left_out) == (shown, replicas - shown)
     passed = found.end_seconds - found.start_seconds
     waited = {

@@ -23,7 +23,7 @@ from murmurate.fabric.simulated.fabric import Faults as MailFaults
 from murmurate.fabric.simulated.fabric import Member, SimulatedFabric
 from murmurate.launch.inline import Inline
 from murmurate.record.step_timer import NEVER, Bursts
-from murmurate.record.strips import shown_of
+from murmurate.record.timelines import shown_members
 from murmurate.replica.clipping import NotFinite
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.faults import Faults
@@ -76,7 +76,7 @@ class Simulation:
         )
         self._times = cluster.compute_model()
         self._incarnations = [0] * run.replicas
-        self._noted = frozenset(shown_of(run.replicas))
+        self._noted = frozenset(shown_members(run.replicas))
         self._bursts = self._early_bursts()
         late, network = cluster.late(run.replicas), cluster.network_model()
         self.fabric = SimulatedFabric(
