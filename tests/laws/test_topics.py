@@ -326,7 +326,7 @@ def dpsvi(strategy, count, dense, door):
     )
     it = model.build(Context(spec, replicator.replicate, 0, examples=wide()))
     it.replica.scale.kept = not dense
-    bond = replicator.bonds["topics"]
+    bound = replicator.bound_replicas["topics"]
     if is_centre(door):
         serve_until(replicator, door)
     else:
@@ -335,7 +335,7 @@ def dpsvi(strategy, count, dense, door):
             part = order[(8 * number + np.arange(8)) % len(order)]
             it.learn(Batch(wide().select(part)))
         finish(replicator, door)
-    return replicator.consensus()["topics"], bond.channel.traffic.bytes
+    return replicator.consensus()["topics"], bound.channel.traffic.bytes
 
 
 def both(strategy, size, count=24, seed=3):

@@ -120,22 +120,22 @@ def push_cost(run: Run, pushes: int) -> dict[str, float]:
 def _exchange(fabric: Fabric, run: Run, pushes: int) -> tuple[list[int], list[float]]:
     replicator = Replicator(run.strategy, fabric)
     learner = build_learner(run, fabric.rank, replicator.replicate)
-    (bond,) = replicator.bonds.values()
+    (bound,) = replicator.bound_replicas.values()
     if fabric.rank == 0:
         for batch in open_only_source(run, learner):
             learner.learn(batch)
-            if bond.last.round > pushes:
+            if bound.last.round > pushes:
                 return [], []
     sizes: list[int] = []
     seconds: list[float] = []
     end = time.monotonic() + _DEADLINE_SECONDS
     with torch.no_grad():
         while len(sizes) <= pushes:
-            before, work = bond.channel.traffic.bytes, time.process_time()
-            channel = _Patient(bond.channel)
-            if bond.strategy.serve(bond.replica, cast(Channel, channel)):
+            before, work = bound.channel.traffic.bytes, time.process_time()
+            channel = _Patient(bound.channel)
+            if bound.strategy.serve(bound.replica, cast(Channel, channel)):
                 seconds.append(time.process_time() - work - channel.waited)
-                sizes.append(bond.channel.traffic.bytes - before)
+                sizes.append(bound.channel.traffic.bytes - before)
             elif time.monotonic() > end:
                 raise RunFailed(f"the worker did not push {pushes} times within {_DEADLINE_SECONDS:g} s")
     return sizes[1:], seconds[1:]

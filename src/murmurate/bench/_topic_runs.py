@@ -121,14 +121,14 @@ def looks(run: Run, cluster: Cluster, looking: Looking, *, dense: bool = False) 
         learner = Learner(run, door, itertools.repeat((0.0, 0.0)), 0)
         generator = np.random.default_rng(derive_seed(run.seed, "compute", door.rank))
         seconds = cluster.compute_model().steps(door.rank, generator)
-        (bond,) = learner.replicator.bonds.values()
+        (bound,) = learner.replicator.bound_replicas.values()
 
         def step(replica: Replica) -> Exchange:
             door.compute(next(seconds)[0])
-            return bond.step(replica)
+            return bound.step(replica)
 
-        bond.replica.exchange = step
-        bond.replica.scale.kept = bond.replica.scale.kept and not dense
+        bound.replica.exchange = step
+        bound.replica.scale.kept = bound.replica.scale.kept and not dense
         learner.go(watch)
 
     def serve(door: Member) -> None:

@@ -104,8 +104,8 @@ def _together(run: Run, documents: Subset[Corpus], watch: Watch) -> None:
 def _serve(replicator: Replicator) -> None:
     while True:
         with torch.no_grad():
-            for bond in replicator.bonds.values():
-                bond.strategy.serve(bond.replica, bond.channel)
+            for bound in replicator.bound_replicas.values():
+                bound.strategy.serve(bound.replica, bound.channel)
 
 
 def main() -> None:

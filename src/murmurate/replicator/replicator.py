@@ -60,7 +60,7 @@ class Replicator:
     def __init__(self, strategy: Strategy, fabric: Fabric) -> None:
         self.strategy = strategy
         self.fabric = fabric
-        self.bonds: dict[str, BoundReplica] = {}
+        self.bound_replicas: dict[str, BoundReplica] = {}
 
     def replicate(
         self, name: str, module: nn.Module, make_optimizer: MakeOptimizer, **options: Any
@@ -69,7 +69,7 @@ class Replicator:
 
         All members call this for the same modules in the same order.
         """
-        if name in self.bonds:
+        if name in self.bound_replicas:
             raise ValueError(f"there is a replica called '{name}' already; names are checkpoint keys")
         replica = Replica(name, module, make_optimizer, **options)
         channel = self.fabric.channel(name, replica.params.detach())
@@ -82,16 +82,16 @@ class Replicator:
         replica.scale.keep(False)  # unless the strategy says otherwise
         strategy.attach(replica, channel)
         replica.reload()
-        bond = BoundReplica(replica, strategy, channel)
-        replica.exchange = bond.step
+        bound = BoundReplica(replica, strategy, channel)
+        replica.exchange = bound.step
         replica.common_rounds = strategy.common_rounds or channel.size == 1
-        self.bonds[name] = bond
+        self.bound_replicas[name] = bound
         return replica
 
     @property
     def folds(self) -> int:
         """At a centre: updates made from members' messages."""
-        return sum(bond.replica.clock for bond in self.bonds.values())
+        return sum(bound.replica.clock for bound in self.bound_replicas.values())
 
     def serve_until(self, over: Callable[[], bool], turn: Callable[[], None] = lambda: None) -> None:
         """At a centre: answer members' messages until ``over()``; ``turn()`` is called between two
@@ -101,7 +101,10 @@ class Replicator:
         while not over():
             with torch.no_grad():
                 # a list, so that every replica is served
-                served = [bond.strategy.serve(bond.replica, bond.channel) for bond in self.bonds.values()]
+                served = [
+                    bound.strategy.serve(bound.replica, bound.channel)
+                    for bound in self.bound_replicas.values()
+                ]
             if not any(served) and self.folds != shown:
                 self.publish()  # no message is waiting: publish the new parameters
                 shown = self.folds
@@ -109,62 +112,63 @@ class Replicator:
 
     def consensus(self) -> dict[str, Tensor]:
         """For each replica the vector [N] that stands for all members."""
-        return {name: b.strategy.consensus(b.replica, b.channel) for name, b in self.bonds.items()}
+        return {name: b.strategy.consensus(b.replica, b.channel) for name, b in self.bound_replicas.items()}
 
     def state(self) -> dict[str, Any]:
         return {
             name: {"replica": b.replica.state(), "strategy": b.strategy.state()}
-            for name, b in self.bonds.items()
+            for name, b in self.bound_replicas.items()
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        for name, bond in self.bonds.items():
-            bond.replica.load(state[name]["replica"])
-            bond.strategy.load(state[name]["strategy"])
+        for name, bound in self.bound_replicas.items():
+            bound.replica.load(state[name]["replica"])
+            bound.strategy.load(state[name]["strategy"])
 
     def drain(self, number: int, deadline_seconds: float) -> bool:
         """See ``Strategy.drain``; False if one of the strategies missed the deadline."""
         with torch.no_grad():
             drained = [
-                b.strategy.drain(b.replica, b.channel, number, deadline_seconds) for b in self.bonds.values()
+                b.strategy.drain(b.replica, b.channel, number, deadline_seconds)
+                for b in self.bound_replicas.values()
             ]
         return all(drained)
 
     def resumed(self) -> None:
         """All members have loaded, and none has stepped yet."""
         with torch.no_grad():
-            for bond in self.bonds.values():
-                bond.strategy.resumed(bond.replica, bond.channel)
-                bond.replica.reload()
+            for bound in self.bound_replicas.values():
+                bound.strategy.resumed(bound.replica, bound.channel)
+                bound.replica.reload()
 
     def joined(self, rank: int) -> None:
         """``rank`` was started again, and joins with a living peer's state."""
-        for bond in self.bonds.values():
-            bond.joined(rank)
+        for bound in self.bound_replicas.values():
+            bound.joined(rank)
 
     def entered(self) -> None:
         """This member was started again, and has loaded a living peer's state."""
         with torch.no_grad():
-            for bond in self.bonds.values():
-                bond.strategy.refused = 0  # the count in the loaded state is the peer's
-                bond.strategy.joined(bond.replica, bond.channel)
-                bond.replica.reload()
+            for bound in self.bound_replicas.values():
+                bound.strategy.refused = 0  # the count in the loaded state is the peer's
+                bound.strategy.joined(bound.replica, bound.channel)
+                bound.replica.reload()
 
     def publish(self) -> None:
         """Show peers the parameters as they are now (at the end of a run, or after a restart)."""
-        for bond in self.bonds.values():
-            if Capability.REGISTER in bond.channel.capabilities:
-                bond.channel.publish(bond.replica.values().detach())
+        for bound in self.bound_replicas.values():
+            if Capability.REGISTER in bound.channel.capabilities:
+                bound.channel.publish(bound.replica.values().detach())
 
     @property
     def bytes_exchanged(self) -> int:
-        return sum(b.channel.traffic.bytes for b in self.bonds.values())
+        return sum(b.channel.traffic.bytes for b in self.bound_replicas.values())
 
     @property
     def refused(self) -> int:
         """Deltas dropped as too old or for lack of space (see the strategies), and messages of or to earlier
         incarnations."""
-        return sum(b.strategy.refused + b.channel.traffic.refused for b in self.bonds.values())
+        return sum(b.strategy.refused + b.channel.traffic.refused for b in self.bound_replicas.values())
 
     @property
     def refused_all(self) -> str:
@@ -191,19 +195,21 @@ class Replicator:
 
     def _never_moved(self, *, refused: bool) -> str:
         """The replicas that no update has moved, because all were refused or because none came."""
-        bonds = self.bonds.items()
+        bound_replicas = self.bound_replicas.items()
         return " and ".join(
-            f"'{name}'" for name, b in bonds if bool(b.strategy.refused) is refused and not b.replica.clock
+            f"'{name}'"
+            for name, b in bound_replicas
+            if bool(b.strategy.refused) is refused and not b.replica.clock
         )
 
     @property
     def between_rounds(self) -> bool:
         """Whether no replica has learned since its last exchange: synchronous ones are all the same then."""
-        return all(bond.last.staleness == 0 for bond in self.bonds.values())
+        return all(bound.last.staleness == 0 for bound in self.bound_replicas.values())
 
     @property
     def waiting_seconds(self) -> float:
-        return sum(b.channel.traffic.waiting_seconds for b in self.bonds.values())
+        return sum(b.channel.traffic.waiting_seconds for b in self.bound_replicas.values())
 
 
 def check_capabilities(

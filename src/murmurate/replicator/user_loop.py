@@ -169,7 +169,7 @@ class OwnLoop(Replicator):
         Raises Refusal for optimizers that cannot step one flat vector.
         """
         refuse_what_cannot_be_flat(optimizer)
-        label = name or f"optimizer {sum(1 for n in self.bonds if n.startswith('optimizer '))}"
+        label = name or f"optimizer {sum(1 for n in self.bound_replicas if n.startswith('optimizer '))}"
         groups = [dict(g) for g in optimizer.param_groups]
         replica = self.replicate(
             label,
@@ -327,11 +327,11 @@ class OwnLoop(Replicator):
         or None for all that were made. Raises KeyError for an unknown name.
         """
         found: dict[str, Tensor] = {}
-        for label in self.bonds if name is None else [name]:
-            bond = self.bonds[label]
+        for label in self.bound_replicas if name is None else [name]:
+            bound = self.bound_replicas[label]
             with torch.no_grad():
-                vector = bond.strategy.consensus(bond.replica, bond.channel)
-                found |= {k: v.clone() for k, v in bond.replica.named_views(vector)}
+                vector = bound.strategy.consensus(bound.replica, bound.channel)
+                found |= {k: v.clone() for k, v in bound.replica.named_views(vector)}
                 buffers = {k: b.detach().clone() for k, b in self._modules[label].named_buffers()}
                 smooth = {k: b for k, b in buffers.items() if b.is_floating_point()}
                 if self.strategy.common_rounds and smooth:

@@ -41,7 +41,7 @@ class CentreServer:
         self.recorder = Recorder(
             context.folder / "metrics.jsonl", None, context.started_at, offset_seconds=context.offset_seconds
         )
-        self.timer = StepTimer(lambda: self.recorder.seconds, list(self.replicator.bonds.values()))
+        self.timer = StepTimer(lambda: self.recorder.seconds, list(self.replicator.bound_replicas.values()))
         self._last_record = time.monotonic()
         self._warned = False
         self.saved_request = 0
