@@ -68,7 +68,7 @@ class _Watch:
             return
         self._folds = folds
         shown = learner if self.centre is None else self.centre
-        found = cast(ConjugateLearner[Topics], shown.agent).found()
+        found = cast(ConjugateLearner[Topics], shown.agent).estimate()
         now, perplexity = learner.member.now, found.completion_perplexity(self.looking.validation)
         self.looks.append(Look(self.documents, now, perplexity, folds))
         if self.looking.factor == 1:

@@ -69,7 +69,7 @@ def _source(run: Run, documents: Subset[Corpus], rank: int) -> ExampleSource:
 
 
 def _matrix(learner: ConjugateLearner[Topics]) -> np.ndarray:
-    matrix: np.ndarray = learner.found().matrix.numpy()
+    matrix: np.ndarray = learner.estimate().matrix.numpy()
     return matrix
 
 

@@ -138,7 +138,7 @@ def load(folder: Path) -> Found:
     run = stored(folder)
     learner = load_agent(run, checkpoint.newest(folder / "checkpoints"))
     fingerprint = read_fingerprint(folder)
-    topics = learner.found() if fingerprint is not None else None
+    topics = learner.estimate() if fingerprint is not None else None
     if fingerprint is None or not isinstance(topics, Topics):
         raise Refusal(f"{run.recipe} is no topic model: topics are found by murmurate topics fit.")
     return Found(topics, learner.model.prior, cast(CorpusWorld, run.world), folder, fingerprint)

@@ -34,7 +34,7 @@ class HeldOutDocuments(Evaluation):
 
     def evaluate(self, learner: ConjugateLearner[Topics], context: EvalContext) -> dict[str, Any]:
         train, _, test = cast(DataSet, context.world).divided()
-        topics, prior = learner.found(), cast(LatentTopics, learner.model).prior
+        topics, prior = learner.estimate(), cast(LatentTopics, learner.model).prior
         some = train.select(range(min(len(train), _COHERENCE_DOCUMENTS)))
         return perplexities(topics, prior, test.select(range(len(test)))) | {
             "coherence": float(topics.coherence(some).mean()),
@@ -62,7 +62,7 @@ class HeldOutRows(Evaluation):
     )
 
     def evaluate(self, learner: ConjugateLearner[Mixture], context: EvalContext) -> dict[str, Any]:
-        mixture, (_, _, test) = learner.found(), cast(DataSet, context.world).divided()
+        mixture, (_, _, test) = learner.estimate(), cast(DataSet, context.world).divided()
         figures: dict[str, Any] = {
             "test_rows": len(test),
             "log_likelihood": None,

@@ -86,7 +86,7 @@ class Passes:
         it = self.learner(Replica, corpus, start)
         for part in self.parts(len(corpus), 0, 1):
             it.learn(Batch(corpus.select(part)))
-        return Learned(it.found().matrix, it.replica.steps_taken())
+        return Learned(it.estimate().matrix, it.replica.steps_taken())
 
     def _together(self, corpus: Corpus, strategy: Strategy, replicas: int, start: Tensor | None) -> Learned:
         from murmurate.launch.script import (
@@ -118,5 +118,5 @@ def _part(
         it.learn(Batch(corpus.select(part)))
     updates = it.replica.steps_taken()
     loop.finish(_ENDING_SECONDS)
-    matrix = it.model.found(loop.agreed(it.replica.name)["topics"]).matrix
+    matrix = it.model.estimate(loop.agreed(it.replica.name)["topics"]).matrix
     return (matrix.numpy(), updates) if loop.is_main else None
