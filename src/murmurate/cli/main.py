@@ -254,7 +254,7 @@ def report_end(finish: Any, folder: Path) -> int:
     if len(summary["dead_replicas"]) < summary["replicas"]:
         for rank in summary["dead_replicas"]:
             print(f"replica {rank} died on the way; the others went on")
-    print(f"All of it is in {folder} — next: murmurate {finish.run.evaluation.further} {folder}")
+    print(f"All of it is in {folder} — next: murmurate {finish.run.evaluation.next_command} {folder}")
     return int(finish.code)
 
 
