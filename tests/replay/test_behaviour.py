@@ -82,6 +82,6 @@ def test_it_passes_from_an_actor_to_its_learner() -> None:
     found = reader.oldest().steps
     torch.testing.assert_close(found.behaviour["log_probability"], torch.tensor([-7.0, -107.0]))
     assert found.behaviour["memory"].shape == (2, 3)
-    assert found.taken is None
+    assert found.action_value is None
     reader.drop()
     memory.close()

@@ -88,26 +88,26 @@ class ActorLoop:
             played += settings.simulators
             memory, version = action.memory, self._version
             if pending is not None:  # the value of its next observation is known only now
-                self._send(pending, action.best)
+                self._send(pending, action.greedy_value)
             self._groups.send(action.action)
             step = self._groups.receive()
             first = step.terminated | step.truncated
-            taken = steps_of(seen, action, step)._replace(taken=action.taken)
+            taken = steps_of(seen, action, step)._replace(action_value=action.action_value)
             pending = Record(taken, list(step.episodes), version)
 
     def _with_random_actions(self, action: Action) -> Action:
         random = random_actions(self._spec, self.settings.simulators, self._generator)
-        return action._replace(action=random, taken=None)
+        return action._replace(action=random, action_value=None)
 
-    def _send(self, record: Record, best: Tensor | None) -> None:
+    def _send(self, record: Record, next_value: Tensor | None) -> None:
         steps = record.steps
-        if steps.taken is None or best is None:
-            steps = steps._replace(taken=None, following=None)
+        if steps.action_value is None or next_value is None:
+            steps = steps._replace(action_value=None, next_value=None)
         else:
-            if steps.truncated.any():  # ``best`` is then of the next episode's first observation
-                best = best.clone()
-                best[steps.truncated] = self._value(steps.next_observation[steps.truncated])
-            steps = steps._replace(following=best)
+            if steps.truncated.any():  # ``next_value`` is then of the next episode's first observation
+                next_value = next_value.clone()
+                next_value[steps.truncated] = self._value(steps.next_observation[steps.truncated])
+            steps = steps._replace(next_value=next_value)
         while not self._ring.has_room:
             self._backoff.sleep()
         self._backoff.reset()
@@ -115,8 +115,8 @@ class ActorLoop:
 
     def _value(self, observation: Tensor) -> Tensor:
         none = torch.zeros(len(observation), dtype=torch.bool)
-        best = self._agent.act(observation, None, none, self._generator, greedy=True).best
-        return torch.zeros(len(observation)) if best is None else best
+        value = self._agent.act(observation, None, none, self._generator, greedy=True).greedy_value
+        return torch.zeros(len(observation)) if value is None else value
 
     def _refresh(self) -> None:
         """Load the newest parameters if the version has changed; wait for the first version."""

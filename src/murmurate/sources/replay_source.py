@@ -238,7 +238,7 @@ class ReplaySource:
             action = self.policy.act(seen, self._memory[g], first, self._generator)
             if self._sampler.played < self._random:
                 random = random_actions(self._spec, len(seen), self._generator)
-                action = action._replace(action=random, taken=None, best=None)
+                action = action._replace(action=random, action_value=None, greedy_value=None)
         return action
 
     def _start(self) -> None:

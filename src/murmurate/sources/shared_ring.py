@@ -118,7 +118,7 @@ class Ring:
                 slot[name].copy_(value)
         for name, value in behaviour.items():
             slot[f"behaviour.{name}"].copy_(value)
-        has_values = record.steps.taken is not None
+        has_values = record.steps.action_value is not None
         slot["about"].copy_(torch.tensor([record.version, len(record.episodes), has_values]))
         for k, episode in enumerate(record.episodes):
             slot["episodes"][k] = torch.tensor(
@@ -134,7 +134,7 @@ class Ring:
         slot, steps = self._slots[number], self._steps[number]
         version, ended, has_values = slot["about"].tolist()
         if not has_values:
-            steps = steps._replace(taken=None, following=None)
+            steps = steps._replace(action_value=None, next_value=None)
         episodes = [Episode(int(s), r, int(n)) for s, r, n in slot["episodes"][:ended].tolist()]
         return Record(steps, episodes, version)
 
@@ -188,8 +188,8 @@ def _shapes(spec: EnvSpec, size: int, recorded: Shapes) -> dict[str, tuple[tuple
         "next_observation": seen,
         "terminated": flag,
         "truncated": flag,
-        "taken": number,
-        "following": number,
+        "action_value": number,
+        "next_value": number,
         **{name: ((size, *shape), torch.float32) for name, shape in recorded.items()},
         "about": ((3,), torch.int64),
         "episodes": ((size, 3), torch.float64),
