@@ -207,12 +207,12 @@ class A2CAgent:
         """[K] values of the final observations [K, ...] of truncated episodes, in row-major order."""
         memory = data.memory
         if memory is None:
-            values: Tensor = self.net(final)[1]
-            return values
+            value: Tensor = self.net(final)[1]
+            return value
         # each is read with the recurrent state of its episode at that step
         counts = data.truncated.sum(1).tolist()
-        values = []
-        for t, observation in enumerate(final.split(counts)):
+        values: list[Tensor] = []
+        for t, observation in enumerate(torch.split(final, counts)):
             _, _, memory = self._forward(data.observation[t], memory, data.first[t])
             never = torch.zeros(len(observation), dtype=torch.bool, device=final.device)
             if memory is not None and len(observation):

@@ -124,7 +124,7 @@ def evaluate(
         while len(ended) < episodes:
             for number in itertools.islice(numbers, simulators - len(games)):
                 games.append(_begin(world, policy, seed, number))
-            for game, action in zip(games, _act(policy, games, generator).split(1), strict=True):
+            for game, action in zip(games, torch.split(_act(policy, games, generator), 1), strict=True):
                 if episode := game.step(action).episodes:
                     ended[game.number] = episode[0]
                     game.simulator.close()
