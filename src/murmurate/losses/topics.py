@@ -147,10 +147,7 @@ def fold_in(
         check_shape(torch.Size((len(documents), len(alpha))), "documents and topics", gamma=gamma)
     if len(documents.word) and not 0 <= int(documents.word.min()) <= int(documents.word.max()) < len(beta):
         raise ValueError(f"a word has no row: beta has {len(beta)}")
-    if gamma is None:
-        gamma = torch.ones(len(documents), len(alpha), device=beta.device)
-    else:
-        gamma = gamma.clone()
+    gamma = torch.ones(len(documents), len(alpha), device=beta.device) if gamma is None else gamma.clone()
     statistics = torch.zeros_like(beta)
     if not len(documents.word):
         return FoldedIn(alpha.expand_as(gamma).clone(), statistics, 0)
