@@ -16,7 +16,7 @@ from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.interface import Steps
 from murmurate.sources.replay_sampler import ReplaySampler
-from murmurate.sources.shared_ring import Backoff, Record, Ring, use_batch_scheduling
+from murmurate.sources.shared_ring import ActorRing, ActorStep, Backoff, use_batch_scheduling
 from murmurate.spec import Batch, EnvSpec
 
 NAME = "replay-shared"
@@ -31,7 +31,7 @@ _RECORDS = 64  # that are made beforehand and sent in turn, so that it is the re
 class Feed(Protocol):
     """Where a learner's records come from."""
 
-    def next(self) -> tuple[int, Record]:
+    def next(self) -> tuple[int, ActorStep]:
         """With the number of its first simulator; valid until ``done``."""
         ...
 
@@ -100,7 +100,7 @@ def work(fabric: ProcessFabric, learners: int, plan: Plan) -> dict[str, float]:
     if not learners:
         return _learn(_Own(plan), plan)
     lanes = list(itertools.product(range(learners), range(plan.actors)))
-    rings = {lane: Ring(fabric.memory_file, _SPEC, plan.simulators) for lane in lanes}
+    rings = {lane: ActorRing(fabric.memory_file, _SPEC, plan.simulators) for lane in lanes}
     stop, ended = (
         fabric.memory_file.counters("stop", (learners,)),
         fabric.memory_file.counters("ended", (plan.actors,)),
@@ -124,7 +124,7 @@ def work(fabric: ProcessFabric, learners: int, plan: Plan) -> dict[str, float]:
     return found | {"taken": feed.taken, "astray": feed.astray}
 
 
-def _records(plan: Plan) -> Iterator[Record]:
+def _records(plan: Plan) -> Iterator[ActorStep]:
     """Without end, each numbered one higher; no episode ever ends."""
     generator = torch.Generator().manual_seed(0)
     no = torch.zeros(plan.simulators, dtype=torch.bool)
@@ -135,7 +135,7 @@ def _records(plan: Plan) -> Iterator[Record]:
         reward, taken, following = torch.randn(3, plan.simulators, generator=generator)
         steps.append(Steps(seen[0], action, reward, seen[1], no, no, taken, following))
     for number in itertools.count():
-        yield Record(steps[number % _RECORDS], [], number)
+        yield ActorStep(steps[number % _RECORDS], [], number)
 
 
 class _Own:
@@ -145,7 +145,7 @@ class _Own:
         self._records = _records(plan)
         self._lows = itertools.cycle(range(0, plan.actors * plan.simulators, plan.simulators))
 
-    def next(self) -> tuple[int, Record]:
+    def next(self) -> tuple[int, ActorStep]:
         return next(self._lows), next(self._records)
 
     def done(self) -> None:
@@ -155,13 +155,13 @@ class _Own:
 class _Rings:
     """From the next ring in turn that has something. astray: records that were not the next of their ring."""
 
-    def __init__(self, rings: list[Ring], simulators: int) -> None:
+    def __init__(self, rings: list[ActorRing], simulators: int) -> None:
         self._rings, self._simulators = rings, simulators
         self._turn = self._which = self.taken = self.astray = 0
         self._seen = [-1] * len(rings)
         self._pauses = Backoff()
 
-    def next(self) -> tuple[int, Record]:
+    def next(self) -> tuple[int, ActorStep]:
         while True:
             for _ in self._rings:
                 which = self._turn % len(self._rings)
@@ -180,7 +180,7 @@ class _Rings:
                 self._look(which)
                 self.done()
 
-    def _look(self, which: int) -> Record:
+    def _look(self, which: int) -> ActorStep:
         record, self._which = self._rings[which].oldest(), which
         self.taken += 1
         self.astray += record.version != self._seen[which] + 1
@@ -188,7 +188,7 @@ class _Rings:
         return record
 
 
-def _act(rings: list[Ring], stop: Any, plan: Plan) -> int:
+def _act(rings: list[ActorRing], stop: Any, plan: Plan) -> int:
     """Fill the rings, each with records numbered on its own; how many there were."""
     use_batch_scheduling()  # as actors of a run do
     records = [_records(plan) for _ in rings]
