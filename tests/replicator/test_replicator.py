@@ -77,7 +77,7 @@ def test_a_name_is_given_once():
         replicator.replicate("net", Point(0.0), sgd)
         replicator.replicate("net", Point(0.0), sgd)
 
-    with pytest.raises(ValueError, match="called 'net' already"):
+    with pytest.raises(ValueError, match="already a replica called 'net'"):
         SimulatedFabric(1, seed=0).run([member])
 
 

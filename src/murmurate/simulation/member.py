@@ -92,7 +92,7 @@ class Learner:
         self.replicator.load(adopted(self.replicator, donor.replicator.state()))
         self.agent.load(donor.agent.state())
         self.member.join()
-        self.replicator.entered()
+        self.replicator.rejoined()
         if Capability.SHARED_MEMORY not in self.run.strategy.needs:
             for bound in self.replicator.bound_replicas.values():
                 bound.channel.traffic.bytes += bound.replica.params.nbytes

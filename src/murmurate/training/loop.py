@@ -89,7 +89,7 @@ class TrainingLoop:
             self.replicator.resumed()
             self.barrier.gather(torch.zeros(4, dtype=torch.float64))
             if not own:
-                self.replicator.entered()
+                self.replicator.rejoined()
         if context.joins and self.state_transfer is not None:
             self._join(self.state_transfer)
 

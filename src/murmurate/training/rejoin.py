@@ -116,7 +116,7 @@ class StateTransfer:
     def complete(self, transferred: dict[str, Any]) -> None:
         """After the transferred state is loaded: take part from now on, and publish the parameters."""
         self.admission.enter(transferred["place"])
-        self.replicator.entered()
+        self.replicator.rejoined()
         self.replicator.publish()
         self.run_state.saved(self.rank, int(transferred["answered"]))
         self.run_state.enter(self.rank)
