@@ -271,7 +271,7 @@ def test_another_number_of_words_is_refused(verb):
         ({"n_components": 2.5}, TypeError, "n_components is 2.5; give a whole number"),
         ({"doc_topic_prior": 0.0}, ValueError, "doc_topic_prior"),
         ({"learning_decay": 2}, ValueError, "learning_decay is 2"),
-        ({"learning_method": "gibbs"}, ValueError, "it is one of online, batch"),
+        ({"learning_method": "gibbs"}, ValueError, "it must be one of online, batch"),
         ({"init": "zeros"}, ValueError, "init"),
         ({"strategy": "gosip"}, ValueError, "There is no strategy called 'gosip'"),
         ({"replicas": 2}, ValueError, "solo trains one replica"),

@@ -83,7 +83,7 @@ def test_recurrent_bootstrap_of_a_cut_episode_reads_the_memory_it_had() -> None:
     memory = torch.randn(3, learner.net.memory_size, generator=torch.Generator().manual_seed(1))
     data = dataclasses.replace(data, memory=memory)
     assert data.truncated_observation is not None
-    found = learner._value_of_ends(data)
+    found = learner._truncated_values(data, data.truncated_observation)
     row = 0
     for t in range(6):
         for b in range(3):

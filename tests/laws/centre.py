@@ -100,8 +100,8 @@ def serve_until(
             number = 0
         turn += 1
         with torch.no_grad():
-            for bond in replicator.bonds.values():
-                bond.strategy.serve(bond.replica, bond.channel)
+            for bound in replicator.bound_replicas.values():
+                bound.strategy.serve(bound.replica, bound.channel)
         while (message := ends.receive("done")) is not None:
             left.discard(message.sender)
     settled = replicator.drain(LAST, PATIENCE_SECONDS)
@@ -129,23 +129,23 @@ def solve(problem: Problem, strategy: Strategy, updates: int, door: Any) -> Resu
     replica = replicator.replicate(
         "model", problem.net(door.rank), OPTIMIZERS[problem.optimizer], **problem.options()
     )
-    bond = replicator.bonds["model"]
+    bound = replicator.bound_replicas["model"]
     if is_centre(door):
         return keep(replicator, door)
     result = problem._run(replica, updates, (door.rank,))
     finish(replicator, door)
-    result.strategy = bond.strategy.state()
-    result.consensus = bond.strategy.consensus(replica, bond.channel)  # type: ignore[attr-defined]
+    result.strategy = bound.strategy.state()
+    result.consensus = bound.strategy.consensus(replica, bound.channel)  # type: ignore[attr-defined]
     return result
 
 
 def keep(replicator: Replicator, door: Any, cut: tuple[int, int, float] = (0, 0, 0.0)) -> Served:
     """The centre's whole life."""
-    (bond,) = replicator.bonds.values()
-    bond.channel = Watched(bond.channel)
+    (bound,) = replicator.bound_replicas.values()
+    bound.channel = Watched(bound.channel)
     settled, cuts = serve_until(replicator, door, cut)
-    params, state = bond.replica.params.detach().clone(), bond.replica.state()
-    return Served(params, state, bond.strategy.state(), bond.channel, cuts, settled)
+    params, state = bound.replica.params.detach().clone(), bound.replica.state()
+    return Served(params, state, bound.strategy.state(), bound.channel, cuts, settled)
 
 
 # -- exact sums: gradients of whole numbers, rates of powers of two ------------------------------------
@@ -209,9 +209,9 @@ class Exact:
             if self.saves and step == self.saves[door.rank] and replicator.drain(1, self.patience_seconds):
                 saved = replicator.state()
         settled = finish(replicator, door)
-        (bond,) = replicator.bonds.values()
+        (bound,) = replicator.bound_replicas.values()
         params = replica.params.detach().clone()
-        return Learned(params, replica.clock, exchanges, bond.strategy.state(), saved, settled)
+        return Learned(params, replica.clock, exchanges, bound.strategy.state(), saved, settled)
 
     def run(self, seed: int, learners: int, **faults: Any) -> list[Any]:
         fabric = SimulatedFabric(learners + 1, seed=seed, **faults)

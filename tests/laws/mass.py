@@ -93,13 +93,13 @@ def weighed(strategy: PushSum, door, ledger: Ledger, start: np.ndarray, make_opt
     """(replicator, replica) of one member that starts at ``start`` [d] and enters all into ``ledger``."""
     replicator = Replicator(strategy, door)
     replica = replicator.replicate("x", Point(*[0.0] * DIMENSION), make_optimizer)
-    bond = replicator.bonds["x"]
+    bound = replicator.bound_replicas["x"]
     replica.params.data.copy_(torch.from_numpy(start))
-    bond.strategy.attach(replica, bond.channel)
-    bond.channel = Weighed(bond.channel, ledger)
-    ledger.strategies[door.rank] = bond.strategy
+    bound.strategy.attach(replica, bound.channel)
+    bound.channel = Weighed(bound.channel, ledger)
+    ledger.strategies[door.rank] = bound.strategy
     ledger.put_in = ledger.put_in + ledger.has(door.rank)
-    on_member, update = bond.strategy.on_member, replica.update
+    on_member, update = bound.strategy.on_member, replica.update
 
     def told(event):
         ledger.told.append((door.rank, event.kind, event.rank))
@@ -110,7 +110,7 @@ def weighed(strategy: PushSum, door, ledger: Ledger, start: np.ndarray, make_opt
         update()
         ledger.put_in = ledger.put_in + share(replica.params.detach() - before, 0.0)
 
-    bond.strategy.on_member, replica.update = told, entered
+    bound.strategy.on_member, replica.update = told, entered
     return replicator, replica
 
 

@@ -103,7 +103,7 @@ class Problem:
             "model", self.net(door.rank), OPTIMIZERS[self.optimizer], **self.options()
         )
         result = self._run(replica, updates, (door.rank,))
-        result.strategy = replicator.bonds["model"].strategy.state()
+        result.strategy = replicator.bound_replicas["model"].strategy.state()
         return result
 
     def _run(self, replica: Replica, updates: int, ranks: tuple[int, ...], start: int = 0) -> Result:

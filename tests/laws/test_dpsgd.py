@@ -199,7 +199,7 @@ def noted(problem, strategy, door):
     result = problem._run(replica, UPDATES, (door.rank,))
     finish(replicator, door)
     result.state = replica.state()
-    result.strategy = replicator.bonds["model"].strategy.state()
+    result.strategy = replicator.bound_replicas["model"].strategy.state()
     return result
 
 
@@ -425,7 +425,7 @@ def race(deadly, door):
     """60 updates each, on two nodes of two; if ``deadly`` rank 0, which leads, is killed after 20."""
     replicator = Replicator(DPSGD(global_learning_rate=1.0, threads=2, local_updates=3), door)
     replica = replicator.replicate("x", Point(*START), plain)
-    bond = replicator.bonds["x"]
+    bound = replicator.bound_replicas["x"]
     if is_centre(door):
         served = keep(replicator, door)
         return served.params, [(s, x, n) for s, _, x, n in served.watched.received], served.settled
@@ -436,9 +436,9 @@ def race(deadly, door):
             if door.rank == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             while 0 in door.living():
-                bond.channel.wait("nothing", 0.001)
+                bound.channel.wait("nothing", 0.001)
     finish(replicator, door)
-    return exchanges, bond.strategy.consensus(replica, bond.channel), bond.strategy.state()
+    return exchanges, bound.strategy.consensus(replica, bound.channel), bound.strategy.state()
 
 
 @pytest.mark.parametrize("deadly", [False, True])

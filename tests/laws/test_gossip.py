@@ -152,15 +152,15 @@ def mix_only(starts, name, rounds, averaging, door):
     replicator = Replicator(GALA(topology=name), door)
     replica = replicator.replicate("x", Point(*[0.0] * starts.shape[1]), lambda p: torch.optim.SGD(p, lr=1.0))
     replica.params.data.copy_(torch.from_numpy(starts[door.rank]))
-    bond = replicator.bonds["x"]
-    bond.channel = InStep(bond.channel, door.channel("barrier", torch.zeros(1)))
+    bound = replicator.bound_replicas["x"]
+    bound.channel = InStep(bound.channel, door.channel("barrier", torch.zeros(1)))
     path = []
     for _ in range(rounds):
         if door.rank in averaging:
             replica.follow(torch.zeros(len(replica), dtype=torch.float64))
         else:
-            bond.channel.publish(replica.params)
-        bond.channel.meet()
+            bound.channel.publish(replica.params)
+        bound.channel.meet()
         path.append(replica.params.detach().numpy().copy())
     return path
 
@@ -257,12 +257,12 @@ def pushed_apart(gradients, name, alpha, door):
     """Synchronous rounds from equal starts: member i follows ``gradients[round, i]``."""
     replicator = Replicator(GALA(topology=name), door)
     replica = replicator.replicate("x", Point(0.0), lambda p: torch.optim.SGD(p, lr=alpha))
-    bond = replicator.bonds["x"]
-    bond.channel = InStep(bond.channel, door.channel("barrier", torch.zeros(1)))
+    bound = replicator.bound_replicas["x"]
+    bound.channel = InStep(bound.channel, door.channel("barrier", torch.zeros(1)))
     path = []
     for gradient in gradients[:, door.rank]:
         replica.follow(torch.tensor([gradient], dtype=torch.float64))
-        bond.channel.meet()
+        bound.channel.meet()
         path.append(replica.params.item())
     return path
 

@@ -214,8 +214,8 @@ def staying(strategy, updates, door):
     replicator = Replicator(strategy, door)
     replica = replicator.replicate("x", Point(0.0), lambda p: torch.optim.SGD(p, lr=1.0))
     replica.params.data.fill_(float(door.rank))
-    bond = replicator.bonds["x"]
-    bond.strategy.attach(replica, bond.channel)
+    bound = replicator.bound_replicas["x"]
+    bound.strategy.attach(replica, bound.channel)
     pace = np.random.default_rng([door.rank, updates])
     path = [replica.params.item()]
     for _ in range(updates):

@@ -36,10 +36,10 @@ def noted(problem, strategy, door):
 
     replica.update = noted_update
     result = problem._run(replica, UPDATES, (door.rank,))
-    fabric = replicator.bonds["model"].channel
+    fabric = replicator.bound_replicas["model"].channel
     fabric.mean_(torch.zeros(len(replica), dtype=replica.params.dtype))  # all have made their last update
     result.state = replica.state()
-    result.strategy = replicator.bonds["model"].strategy.state()
+    result.strategy = replicator.bound_replicas["model"].strategy.state()
     return result
 
 
@@ -124,7 +124,7 @@ def test_moments_are_one_in_shared_memory_or_one_each(optimizer, shared):
     def member(door):
         replicator = Replicator(Hogwild(shared_moments=shared), door)
         replica = replicator.replicate("x", Point(0.0, 0.0), OPTIMIZERS[optimizer])
-        fabric = replicator.bonds["x"].channel
+        fabric = replicator.bound_replicas["x"].channel
         wait = functools.partial(fabric.gather, torch.zeros(2, dtype=torch.float64))
         if door.rank == 0:
             for _ in range(5):
@@ -183,7 +183,7 @@ def race(door):
     replica = replicator.replicate("x", Point(0.0, 0.0), lambda p: torch.optim.SGD(p, lr=0.125))
     for _ in range(200):
         replica.follow(torch.ones(2, dtype=torch.float64))
-    replicator.bonds["x"].channel.gather(torch.zeros(2, dtype=torch.float64))
+    replicator.bound_replicas["x"].channel.gather(torch.zeros(2, dtype=torch.float64))
     return replica.params.detach().clone(), replica.steps_taken()
 
 

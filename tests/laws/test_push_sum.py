@@ -89,7 +89,7 @@ def pushing(strategy, seed, updates, door):
     replicator = Replicator(strategy, door)
     replica = replicator.replicate("x", Point(0.0), sgd)
     replica.params.data.fill_(float(door.rank))
-    replicator.bonds["x"].strategy.attach(replica, replicator.bonds["x"].channel)
+    replicator.bound_replicas["x"].strategy.attach(replica, replicator.bound_replicas["x"].channel)
     pace = np.random.default_rng([seed, door.rank])
     for _ in range(updates):
         door.compute(pace.uniform(0, 1e-4) * (1 + 3 * door.rank))
@@ -120,7 +120,7 @@ def test_weights_stay_away_from_zero_and_a_straggler_does_not_drain_the_others()
     def member(ledger, door):
         start = np.zeros(DIMENSION)
         replicator, replica = weighed(PushSum(topology="ring"), door, ledger, start, sgd)
-        strategy = replicator.bonds["x"].strategy
+        strategy = replicator.bound_replicas["x"].strategy
         for _ in range(5 if door.rank == 0 else 200):
             door.compute(4e-3 if door.rank == 0 else 1e-4)
             replica.follow(torch.zeros(DIMENSION, dtype=torch.float64))
@@ -252,7 +252,7 @@ def test_resumed_from_a_checkpoint_the_sums_go_on():
         for _ in range(60):
             replica.follow(torch.zeros(DIMENSION, dtype=torch.float64))
         assert replicator.drain(1, 5.0)
-        own = replicator.bonds["x"].strategy
+        own = replicator.bound_replicas["x"].strategy
         return own._sum.numpy().copy(), own._weight, replica.params.detach().numpy().copy()
 
     found = SimulatedFabric(case.size, seed=9, latency=(0.0, 1e-4)).run([go_on] * case.size)

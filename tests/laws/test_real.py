@@ -122,7 +122,7 @@ def test_hogwild_in_turns_is_one_replica_on_all_gradients():
 def hogwild_racing(door):
     replicator = Replicator(Hogwild(), door)
     replica = replicator.replicate("x", Point(0.0, 0.0), sgd)
-    channel = replicator.bonds["x"].channel
+    channel = replicator.bound_replicas["x"].channel
     for _ in range(300):
         replica.follow(torch.ones(2, dtype=torch.float64))
     channel.gather(torch.zeros(2, dtype=torch.float64))

@@ -106,8 +106,8 @@ def test_the_same_seed_begins_alike_and_topics_are_found():
     for _ in range(8):
         for batch in batches(count=15):
             one.learn(batch)
-    before = other.found().completion_perplexity(corpus())
-    after = one.found().completion_perplexity(corpus())
+    before = other.estimate().completion_perplexity(corpus())
+    after = one.estimate().completion_perplexity(corpus())
     everywhere = np.bincount(corpus().words, corpus().counts, minlength=WORDS) / corpus().tokens
     entropy = -np.sum(everywhere[everywhere > 0] * np.log(everywhere[everywhere > 0]))
     assert after < 0.9 * before
@@ -123,7 +123,7 @@ def test_a_word_that_is_new_is_learned(k):
     x[:60] = 0.0
     it.model.refresh(x)
     documents = next(batches()).data
-    it.follow(documents)
+    it.step(documents)
     times = np.bincount(documents.words, documents.counts, minlength=WORDS)[:60]
     expected = torch.from_numpy(model.eta(0) * DOCUMENTS / len(documents) * times).float()
     torch.testing.assert_close(it.values()[:60].sum(1), expected, rtol=1e-4, atol=0)
@@ -198,20 +198,20 @@ def test_a_late_answer_leaves_topics_that_can_be_read():
         it.replica.scale.kept = False  # whole vectors go to and fro
         if is_centre(door):
             serve_until(replicator, door)
-            return it.found()
+            return it.estimate()
         for batch in batches(count=60):
             door.compute(1e-3)
             it.learn(batch)
             x = it.replica.params.detach().view(WORDS + 1, -1)
             low.append(float(x.min()))
             assert torch.isfinite(x).all()
-            assert float(it.found().matrix.min()) > 0
+            assert float(it.estimate().matrix.min()) > 0
         finish(replicator, door)
-        return it.found()
+        return it.estimate()
 
     centre = SimulatedFabric(2, seed=3, latency=(5e-3, 2e-2)).run([worker] * 2)[1]
     assert min(low) < -MODEL.prior  # it did come to that
-    assert centre.completion_perplexity(corpus()) < learner().found().completion_perplexity(corpus())
+    assert centre.completion_perplexity(corpus()) < learner().estimate().completion_perplexity(corpus())
 
 
 def late(strategy, count, door):
@@ -221,7 +221,7 @@ def late(strategy, count, door):
     it = learner(replicator.replicate, dataclasses.replace(MODEL, step_rule="average", rate=0.1))
     if is_centre(door):
         serve_until(replicator, door)
-        return float(it.replica.values().min()), it.found()
+        return float(it.replica.values().min()), it.estimate()
     least = 0.0
     for batch in batches(door.rank, count=count):
         door.compute(1e-3)
@@ -239,7 +239,7 @@ def test_pushes_later_than_asked_for_leave_counts_and_topics():
         [functools.partial(late, strategy, 150)] * 3
     )
     assert min(least for least, _ in found) >= 0
-    start = learner().found().completion_perplexity(corpus())
+    start = learner().estimate().completion_perplexity(corpus())
     assert found[-1][1].completion_perplexity(corpus()) < 0.7 * start
 
 
@@ -276,10 +276,10 @@ def test_replicas_on_real_processes_find_topics_together(strategy):
     size = 2 + strategy.centre
     found = run_members(size, [functools.partial(work, strategy, 40)] * size)[0]
     it = learner()
-    start = it.found().completion_perplexity(corpus())
+    start = it.estimate().completion_perplexity(corpus())
     with torch.no_grad():
         it.replica.params.copy_(found)
-    assert it.found().completion_perplexity(corpus()) < 0.9 * start
+    assert it.estimate().completion_perplexity(corpus()) < 0.9 * start
     x = found.double().view(WORDS + 1, -1)
     torch.testing.assert_close(x[-1], x[:-1].sum(0), rtol=0.05, atol=1.0)  # unlocked writers may lose some
 
@@ -326,7 +326,7 @@ def dpsvi(strategy, count, dense, door):
     )
     it = model.build(Context(spec, replicator.replicate, 0, examples=wide()))
     it.replica.scale.kept = not dense
-    bond = replicator.bonds["topics"]
+    bound = replicator.bound_replicas["topics"]
     if is_centre(door):
         serve_until(replicator, door)
     else:
@@ -335,7 +335,7 @@ def dpsvi(strategy, count, dense, door):
             part = order[(8 * number + np.arange(8)) % len(order)]
             it.learn(Batch(wide().select(part)))
         finish(replicator, door)
-    return replicator.consensus()["topics"], bond.channel.traffic.bytes
+    return replicator.consensus()["topics"], bound.channel.traffic.bytes
 
 
 def both(strategy, size, count=24, seed=3):

@@ -87,7 +87,7 @@ def test_the_fixed_point_is_the_oracles(backend, k):
     torch.testing.assert_close(found.statistics[:, :k].double(), statistics, rtol=2e-4, atol=1e-5)
     assert (found.statistics[:, k:] == 0).all()
     # every word is shared out among the topics, none is lost
-    torch.testing.assert_close(found.statistics.sum(), documents.times.sum(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(found.statistics.sum(), documents.counts.sum(), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("tolerance", [0.3, 0.01, 1e-3])
@@ -161,7 +161,7 @@ def test_a_word_at_the_prior_is_shared_out_as_any_other(backend, prior, alpha):
     gamma, statistics = folded(documents, log_beta, alphas[:k], iterations=20, tolerance=0.0)
     torch.testing.assert_close(found.gamma[:, :k].double(), gamma, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(found.statistics[:, :k].double(), statistics, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(found.statistics.sum(), documents.times.sum(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(found.statistics.sum(), documents.counts.sum(), rtol=1e-5, atol=0)
     mine = document_bound(documents, log_beta, alphas, found.gamma, topics=k)
     torch.testing.assert_close(mine, bound(documents, log_beta, alphas[:k], found.gamma[:, :k]))
 
@@ -214,7 +214,7 @@ def test_the_bound_rises_with_every_iteration(backend):
     [
         (lambda d, b, a: (replace(d, word=d.word + 1), b, a), "has no row"),
         (lambda d, b, a: (replace(d, word=d.word - 40), b, a), "has no row"),
-        (lambda d, b, a: (replace(d, times=d.times[1:]), b, a), "times must be shaped"),
+        (lambda d, b, a: (replace(d, counts=d.counts[1:]), b, a), "counts must be shaped"),
         (lambda d, b, a: (d, b, a[1:]), "alpha must be shaped"),
         (lambda d, b, a: (d, b[0], a), "beta must have 2 dimensions"),
         (lambda d, b, a: (replace(d, starts=d.starts + 1), b, a), "starts"),

@@ -298,7 +298,7 @@ def test_a_groups_calls_are_its_own(fabric):
 
 
 def test_workers_divide_the_replicas():
-    with pytest.raises(Refusal, match="3 replicas cannot be dealt evenly to 2 workers"):
+    with pytest.raises(Refusal, match="3 replicas cannot be divided evenly among 2 workers"):
         loops(3, grouped, workers=2)
 
 
@@ -364,7 +364,7 @@ def test_what_cannot_be_handed_in():
         loops(1, functools.partial(script, x={"a": "text"}, act="sum"))
     with pytest.raises(TypeError, match="floating-point"):
         loops(1, functools.partial(script, x=torch.tensor(3), act="mean"))
-    with pytest.raises(ValueError, match="'median' is no reduction"):
+    with pytest.raises(ValueError, match="no reduction 'median'"):
         loops(1, lambda loop: loop.reduce(torch.ones(2), "median"))
     with pytest.raises(ValueError, match="no member 2 in a group of 1"):
         loops(1, lambda loop: loop.broadcast(torch.ones(2), root=2))

@@ -292,7 +292,7 @@ def test_what_a_fabric_raises_in_a_shards_step_comes_through():
         def broken(replica, fabric):
             raise FabricError("the link was cut")
 
-        loop.bonds["net.1"].strategy.step = broken
+        loop.bound_replicas["net.1"].strategy.step = broken
         lockstep.descend(
             F.mse_loss(torch.ones(1), lockstep.shards[0].own_parameters()[0].sum().float()[None])
         )

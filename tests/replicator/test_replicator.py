@@ -65,7 +65,7 @@ def test_two_replicas_learn_apart_each_with_its_own_channel_and_strategy():
         for _ in range(2):
             actor.follow(torch.tensor([1.0 + door.rank], dtype=torch.float64))
         critic.follow(torch.ones(2, dtype=torch.float64))
-        return actor.params.tolist(), critic.params.tolist(), replicator.bonds["critic"].last
+        return actor.params.tolist(), critic.params.tolist(), replicator.bound_replicas["critic"].last
 
     for found in SimulatedFabric(2, seed=0).run([member] * 2):
         assert found == ([-1.5], [9.5, 9.5], Exchange(0, 1, 1))
@@ -77,7 +77,7 @@ def test_a_name_is_given_once():
         replicator.replicate("net", Point(0.0), sgd)
         replicator.replicate("net", Point(0.0), sgd)
 
-    with pytest.raises(ValueError, match="called 'net' already"):
+    with pytest.raises(ValueError, match="already a replica called 'net'"):
         SimulatedFabric(1, seed=0).run([member])
 
 
@@ -113,7 +113,7 @@ def test_a_strategy_is_told_of_deaths_and_of_who_joins_between_two_steps():
     script = Script(3)
     replicator = Replicator(Diary(), script.door(0))
     replica = replicator.replicate("x", Number(0.0), sgd)
-    bond = replicator.bonds["x"]
+    bound = replicator.bound_replicas["x"]
     gradient = torch.ones(1, dtype=torch.float64)
     replica.follow(gradient)
     script.dead = {1, 2}
@@ -121,9 +121,9 @@ def test_a_strategy_is_told_of_deaths_and_of_who_joins_between_two_steps():
     replica.follow(gradient)
     script.dead = {1}
     replica.follow(gradient)
-    assert bond.strategy.told == ["step", ("died", 1), ("died", 2), "step", "step", ("joined", 2), "step"]
-    assert bond.last == Exchange(4, 1, 2)
-    assert bond.staleness_max == 4
+    assert bound.strategy.told == ["step", ("died", 1), ("died", 2), "step", "step", ("joined", 2), "step"]
+    assert bound.last == Exchange(4, 1, 2)
+    assert bound.staleness_max == 4
 
 
 def test_the_strategy_given_stays_as_it_was():
@@ -168,8 +168,8 @@ def test_traffic_is_summed_over_replicas():
         for name in ("one", "two"):
             replicator.replicate(name, Point(0.0, 0.0, 0.0), sgd)
         before = replicator.bytes_exchanged
-        for bond in replicator.bonds.values():
-            bond.replica.follow(torch.zeros(3, dtype=torch.float64))
+        for bound in replicator.bound_replicas.values():
+            bound.replica.follow(torch.zeros(3, dtype=torch.float64))
         return replicator.bytes_exchanged - before
 
     assert SimulatedFabric(1, seed=0).run([member]) == [2 * 3 * 8]  # each published three float64

@@ -23,7 +23,7 @@ from murmurate.replicator.learner import Context
 from murmurate.sources import actor_source as acted_module
 from murmurate.sources.actor_source import ActorPlan, ActorSource
 from murmurate.sources.replay_sampler import ReplaySampler
-from murmurate.sources.shared_ring import SLOTS, Record, Ring, Weights
+from murmurate.sources.shared_ring import SLOTS, ActorRing, ActorStep, SharedParameters
 from murmurate.spec import EnvSpec, Episode
 from murmurate.worlds.registry import world
 from waiting import DEADLINE_SECONDS, until
@@ -52,16 +52,16 @@ def steps(number: int, values: bool = True) -> Steps:
 
 def put_many(descriptor: int, count: int) -> None:
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
-    ring = Ring(SharedMemoryFile(descriptor), SPEC, 3)
+    ring = ActorRing(SharedMemoryFile(descriptor), SPEC, 3)
     for number in range(count):
         until(lambda: ring.has_room, every=1e-4)
         episodes = [Episode(1, number / 4, number)] * (number % 3)
-        ring.put(Record(steps(number, values=number % 5 > 0), episodes, version=number))
+        ring.put(ActorStep(steps(number, values=number % 5 > 0), episodes, version=number))
 
 
 def test_records_come_whole_and_in_order_from_another_process() -> None:
     memory_file = SharedMemoryFile.create()
-    ring = Ring(memory_file, SPEC, 3)
+    ring = ActorRing(memory_file, SPEC, 3)
     process = multiprocessing.get_context("fork").Process(
         target=put_many, args=(memory_file.descriptor, 500), daemon=True
     )
@@ -84,8 +84,11 @@ def test_records_come_whole_and_in_order_from_another_process() -> None:
 
 def test_a_full_ring_has_room_again_when_half_of_it_is_free() -> None:
     memory_file = SharedMemoryFile.create()
-    writer, reader = Ring(memory_file, SPEC, 3), Ring(SharedMemoryFile(memory_file.descriptor), SPEC, 3)
-    record = Record(steps(0), [], version=0)
+    writer, reader = (
+        ActorRing(memory_file, SPEC, 3),
+        ActorRing(SharedMemoryFile(memory_file.descriptor), SPEC, 3),
+    )
+    record = ActorStep(steps(0), [], version=0)
     for _ in range(3):  # the same after any number of rounds
         while writer.has_room:
             writer.put(record)
@@ -101,7 +104,7 @@ def test_a_full_ring_has_room_again_when_half_of_it_is_free() -> None:
 
 def publish_for_ever(descriptor: int, count: int) -> None:
     torch.set_num_threads(1)
-    weights = Weights(SharedMemoryFile(descriptor), count)
+    weights = SharedParameters(SharedMemoryFile(descriptor), count)
     version = 0
     while True:
         version += 1
@@ -111,7 +114,7 @@ def publish_for_ever(descriptor: int, count: int) -> None:
 def test_no_version_is_ever_read_in_part() -> None:
     count = 100_000
     memory_file = SharedMemoryFile.create()
-    weights = Weights(memory_file, count)
+    weights = SharedParameters(memory_file, count)
     process = multiprocessing.get_context("fork").Process(
         target=publish_for_ever, args=(memory_file.descriptor, count), daemon=True
     )

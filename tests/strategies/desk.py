@@ -97,12 +97,12 @@ class Company:
     ) -> None:
         self.desk = Desk(learners + 1)
         make = optimizer or (lambda p: torch.optim.SGD(p, lr=1.0))
-        self.bonds = []
+        self.bound_replicas = []
         for rank in range(learners + 1):
             replicator = Replicator(strategy, self.desk.door(rank))
             replicator.replicate("x", Number(start), make, **options)
-            self.bonds.append(replicator.bonds["x"])
-        self.centre = self.bonds[-1]
+            self.bound_replicas.append(replicator.bound_replicas["x"])
+        self.centre = self.bound_replicas[-1]
         if served:
             self.desk.while_waiting = self.serve
 
@@ -116,15 +116,15 @@ class Company:
 
     def step(self, rank: int, gradient: float) -> tuple[float, int, int, int]:
         """(its number afterwards, round, heard, staleness)."""
-        replica = self.bonds[rank].replica
+        replica = self.bound_replicas[rank].replica
         exchange = replica.follow(torch.tensor([gradient], dtype=torch.float64))
         return (self.value(rank), *exchange)
 
     def value(self, rank: int = -1) -> float:
         """A member's number; the centre's if not said otherwise."""
-        return float(self.bonds[rank].replica.params.item())
+        return float(self.bound_replicas[rank].replica.params.item())
 
     def drain(self, rank: int, number: int, deadline_seconds: float = 0.1) -> bool:
-        bond = self.bonds[rank]
+        bound = self.bound_replicas[rank]
         with torch.no_grad():
-            return bond.strategy.drain(bond.replica, bond.channel, number, deadline_seconds)
+            return bound.strategy.drain(bound.replica, bound.channel, number, deadline_seconds)

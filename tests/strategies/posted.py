@@ -57,13 +57,13 @@ class PostedCast:
 
     def __init__(self, strategy: Strategy, starts: list[float], capacity: int = 64, seeds=None) -> None:
         self.script = PostedScript(len(starts), capacity)
-        self.replicas, self.bonds = [], []
+        self.replicas, self.bound_replicas = [], []
         for rank, start in enumerate(starts):
             replicator = Replicator(strategy, self.script.door(rank))
             self.replicas.append(
                 replicator.replicate("x", Point(start), lambda p: torch.optim.SGD(p, lr=1.0))
             )
-            self.bonds.append(replicator.bonds["x"])
+            self.bound_replicas.append(replicator.bound_replicas["x"])
 
     def step(self, rank: int, by: float) -> tuple[float, int, int, int]:
         """(its number afterwards, round, heard, staleness)."""
@@ -73,4 +73,4 @@ class PostedCast:
     def draws(self, rank: int, *peers: int) -> None:
         """Script whom ``rank`` draws from now on."""
         rest = iter(peers)
-        self.bonds[rank].strategy.draw = lambda own, living, turn: next(rest)
+        self.bound_replicas[rank].strategy.draw = lambda own, living, turn: next(rest)

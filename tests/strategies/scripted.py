@@ -94,13 +94,13 @@ class Cast:
     def __init__(self, strategy: Strategy, starts: list[float]) -> None:
         self.script = Script(len(starts))
         self.replicas = []
-        self.bonds = []
+        self.bound_replicas = []
         for rank, start in enumerate(starts):
             replicator = Replicator(strategy, self.script.door(rank))
             self.replicas.append(
                 replicator.replicate("x", Number(start), lambda p: torch.optim.SGD(p, lr=1.0))
             )
-            self.bonds.append(replicator.bonds["x"])
+            self.bound_replicas.append(replicator.bound_replicas["x"])
 
     def step(self, rank: int, by: float) -> tuple[float, int, int, int]:
         """(its number afterwards, round, heard, staleness)."""

@@ -34,15 +34,15 @@ def test_corollary_1_scales_eta_and_rho_by_threads_of_a_node_and_not_by_nodes():
     for learners in (4, 8):
         strategy = DPSGD(threads=2, local_updates=4, batch=2, scale_rates=True, global_learning_rate=3.0)
         company = Company(strategy, learners)
-        assert company.bonds[0].replica.optimizer.param_groups[0]["lr"] == 0.5
+        assert company.bound_replicas[0].replica.optimizer.param_groups[0]["lr"] == 0.5
         assert company.centre.strategy._master.optimizer.param_groups[0]["lr"] == 1.5
     plain = Company(DPSGD(global_learning_rate=1.0, threads=2, local_updates=4, batch=2), 4)
-    assert plain.bonds[0].replica.optimizer.param_groups[0]["lr"] == 1.0
+    assert plain.bound_replicas[0].replica.optimizer.param_groups[0]["lr"] == 1.0
 
 
 def test_corollary_1_takes_the_threads_that_there_are():
     company = Company(DPSGD(global_learning_rate=1.0, threads=8, local_updates=8, scale_rates=True), 2)
-    assert company.bonds[0].replica.optimizer.param_groups[0]["lr"] == pytest.approx(16**-0.25)
+    assert company.bound_replicas[0].replica.optimizer.param_groups[0]["lr"] == pytest.approx(16**-0.25)
 
 
 def test_corollary_1_scales_the_start_of_a_schedule():
@@ -162,12 +162,12 @@ class TestDelayBound:
         company = self.three(2, **ALONE)
         assert company.step(1, 10.0) == (-3.0, 1, 2, 0)
         assert company.value() == -3.0
-        assert company.centre.strategy.refused == company.bonds[1].strategy.refused == 1
+        assert company.centre.strategy.refused == company.bound_replicas[1].strategy.refused == 1
         assert company.step(1, 10.0)[0] == company.value() == -13.0
 
     def test_what_was_learned_behind_a_refused_push_is_dropped_with_it(self):
         company = self.three(2, threads=1, wait=True)
-        late = company.bonds[1]
+        late = company.bound_replicas[1]
         late.strategy.wait = False
         company.step(1, 10.0)
         company.step(1, 20.0)
@@ -236,7 +236,7 @@ def test_a_node_of_one_that_is_started_again_pushes_nothing_of_its_peer():
     company = Company(DPSGD(global_learning_rate=1.0, local_updates=2, **ALONE), 2, start=0.0)
     for _ in range(3):
         company.step(0, 1.0)  # pushed -2, and is one update further
-    donor, joiner = company.bonds[0], company.bonds[1]
+    donor, joiner = company.bound_replicas[0], company.bound_replicas[1]
     company.step(1, 50.0)  # of a life that ends here
     joiner.replica.load(donor.replica.state())
     joiner.strategy.load(donor.strategy.state())
@@ -253,7 +253,7 @@ def test_the_schedule_of_a_node_of_one_that_is_started_again_goes_on_from_its_pe
     company = Company(DPSGD(**ALONE), 2, schedule=lambda k: max(0.0, 1 - k / 100))
     for _ in range(30):
         company.step(0, 1.0)
-    donor, joiner = company.bonds[0], company.bonds[1]
+    donor, joiner = company.bound_replicas[0], company.bound_replicas[1]
     joiner.replica.load(donor.replica.state())
     joiner.strategy.load(donor.strategy.state())
     joiner.strategy.joined(joiner.replica, joiner.channel)

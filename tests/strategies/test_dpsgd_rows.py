@@ -29,23 +29,23 @@ class Node:
     """Ranks 0 and 1, and the master; memory is shared with processes that are forked."""
 
     def __init__(self):
-        self.desk, self.bonds = Desk(3), []
+        self.desk, self.bound_replicas = Desk(3), []
         for rank in range(3):
             replicator = Replicator(DPSGD(threads=2, local_updates=1), Door(self.desk, rank))
             replicator.replicate("x", Table(), lambda p: torch.optim.SGD(p, lr=RATE))
-            self.bonds.append(replicator.bonds["x"])
+            self.bound_replicas.append(replicator.bound_replicas["x"])
 
     def step(self, rank, row, value):
-        self.bonds[rank].replica.follow(Rows(torch.tensor([row]), torch.full((1, WIDTH), value)))
+        self.bound_replicas[rank].replica.follow(Rows(torch.tensor([row]), torch.full((1, WIDTH), value)))
 
     def serve(self):
-        centre = self.bonds[2]
+        centre = self.bound_replicas[2]
         with torch.no_grad():
             while centre.strategy.serve(centre.replica, centre.channel):
                 pass
 
     def values(self, rank):
-        return self.bonds[rank].replica.values().detach().clone().view(ROWS, WIDTH)
+        return self.bound_replicas[rank].replica.values().detach().clone().view(ROWS, WIDTH)
 
     def dies(self, rank, work):
         """``work`` in a process of its own, which must be killed in it; the others see it dead."""
@@ -141,6 +141,6 @@ def test_a_node_that_was_torn_goes_on_from_the_whole_of_v(when, victim, monkeypa
         torch.testing.assert_close(node.values(survivor), v)
         node.serve()
     torch.testing.assert_close(node.values(2), v)
-    state = node.bonds[survivor].strategy.state()
+    state = node.bound_replicas[survivor].strategy.state()
     assert not state["torn"]
     torch.testing.assert_close(state["params"].view(ROWS, WIDTH), v)

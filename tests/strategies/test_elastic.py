@@ -109,10 +109,10 @@ def synchronous(gradients, strategy):
     def member(door):
         replicator = Replicator(strategy, door)
         replica = replicator.replicate("x", Point(8.0), lambda p: torch.optim.SGD(p, lr=1.0))
-        bond, lines = replicator.bonds["x"], []
+        bound, lines = replicator.bound_replicas["x"], []
         for gradient in gradients[door.rank]:
             exchange = replica.follow(torch.tensor([gradient], dtype=torch.float64))
-            centre = bond.strategy.consensus(replica, bond.channel).item()
+            centre = bound.strategy.consensus(replica, bound.channel).item()
             lines.append((replica.params.item(), centre, *exchange))
         return lines
 

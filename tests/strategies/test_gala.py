@@ -167,7 +167,7 @@ class TestDeath:
         cast.script.published[2].clear()  # its slot starts anew with it
         cast.script.dead.clear()
         cast.step(2, 0.0)
-        rounds = cast.bonds[0].last.round
+        rounds = cast.bound_replicas[0].last.round
         assert cast.step(0, 0.0)[1:] == (rounds + 1, 2, 0)
 
 
@@ -222,9 +222,9 @@ def test_state_keeps_the_counters_and_drops_the_messages():
     cast.step(1, 1.0)
     cast.step(0, 1.0)
     cast.step(0, 1.0)
-    state = cast.bonds[0].strategy.state()
+    state = cast.bound_replicas[0].strategy.state()
     fresh = Cast(GALA(staleness_bound=4), [0.0, 0.0])
-    fresh.bonds[0].strategy.load(state)
+    fresh.bound_replicas[0].strategy.load(state)
     fresh.replicas[0].load(cast.replicas[0].state())
     assert fresh.step(0, 1.0)[1:] == (1, 1, 2)
     fresh.step(1, 1.0)  # its version 1 again, on the new fabric: not heard yet
@@ -237,8 +237,8 @@ def test_consensus_is_the_mean_of_what_the_living_showed_last():
     cast.step(3, 8.0)
     cast.script.dead.add(3)
     cast.replicas[0].params.data.fill_(2.0)
-    bond = cast.bonds[0]
-    found = bond.strategy.consensus(bond.replica, bond.channel)
+    bound = cast.bound_replicas[0]
+    found = bound.strategy.consensus(bound.replica, bound.channel)
     assert float(found) == 3.0  # 2 has shown nothing, 3 is dead
     found.fill_(-1.0)
     assert cast.replicas[0].params.item() == 2.0

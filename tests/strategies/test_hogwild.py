@@ -38,7 +38,7 @@ def test_a_late_load_does_not_turn_back_what_others_have_counted_since():
         replicator = Replicator(Hogwild(), door)
         replica = replicator.replicate("x", Point(0.0), sgd)
         barrier = door.channel("turns", torch.zeros(1))
-        strategy = replicator.bonds["x"].strategy
+        strategy = replicator.bound_replicas["x"].strategy
         saved = {"clocks": torch.tensor([5, 7])}
         if door.rank == 0:
             strategy.load(saved)
@@ -57,7 +57,7 @@ def test_state_is_a_copy():
     def member(door):
         replicator = Replicator(Hogwild(), door)
         replica = replicator.replicate("x", Point(0.0), sgd)
-        kept = replicator.bonds["x"].strategy.state()
+        kept = replicator.bound_replicas["x"].strategy.state()
         replica.follow(torch.zeros(1, dtype=torch.float64))
         return kept["clocks"].tolist()
 

@@ -38,7 +38,7 @@ def test_the_server_has_the_momentum():
 def test_without_local_steps_parameters_rest_between_pulls():
     company = Company(ParameterServer(period=3, local_steps=False), 1, start=1.0)
     assert [company.step(0, g)[0] for g in (1.0, 2.0, 4.0, 8.0)] == [1.0, 1.0, -6.0, -6.0]
-    assert company.bonds[0].replica.clock == 4
+    assert company.bound_replicas[0].replica.clock == 4
 
 
 def test_the_clip_acts_on_the_sum_and_not_on_local_steps():
@@ -95,14 +95,14 @@ class TestDelayBound:
     def test_as_old_as_the_bound_is_folded(self):
         company = self.three(3)
         assert company.step(1, 10.0) == (-13.0, 1, 2, 0)
-        assert company.centre.strategy.refused == company.bonds[1].strategy.refused == 0
+        assert company.centre.strategy.refused == company.bound_replicas[1].strategy.refused == 0
 
     def test_older_is_refused_and_counted_and_the_client_goes_on_from_the_fresh_parameters(self):
         company = self.three(2)
         assert company.step(1, 10.0) == (-3.0, 1, 2, 0)
         assert company.value() == -3.0
         assert company.centre.replica.clock == 3
-        assert company.centre.strategy.refused == company.bonds[1].strategy.refused == 1
+        assert company.centre.strategy.refused == company.bound_replicas[1].strategy.refused == 1
         assert company.step(1, 10.0)[0] == company.value() == -13.0  # now it is of version 3
 
     def test_a_sum_is_as_old_as_its_oldest_gradient(self):
@@ -156,7 +156,7 @@ def test_the_death_of_the_centre_is_told_to_whoever_pushes_waits_or_awaits():
 
 def test_a_full_queue_keeps_the_gradient_for_the_next_push():
     company = Company(ParameterServer(), 1, start=0.0)
-    door, send = company.bonds[0].channel, company.bonds[0].channel.send
+    door, send = company.bound_replicas[0].channel, company.bound_replicas[0].channel.send
     door.send = lambda *_, **__: False
     assert company.step(0, 1.0) == (-1.0, 0, 1, 1)
     door.send = send
@@ -168,8 +168,8 @@ def test_a_peers_state_brings_everything_but_its_gradient():
     company = Company(ParameterServer(period=4), 2, start=0.0)
     for _ in range(3):
         company.step(0, 1.0)
-    state = company.bonds[0].strategy.state()
-    own, peer = company.bonds[0].strategy, company.bonds[1].strategy
+    state = company.bound_replicas[0].strategy.state()
+    own, peer = company.bound_replicas[0].strategy, company.bound_replicas[1].strategy
     own.load(state)
     peer.load(state)
     assert own.state() == state

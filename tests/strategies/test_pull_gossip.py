@@ -58,7 +58,7 @@ def test_who_draws_itself_mixes_nothing_and_agrees_with_itself():
 @pytest.mark.parametrize("with_self", [False, True])
 def test_draws_are_from_the_living_and_all_of_them(with_self):
     cast = PostedCast(PullGossip(with_self=with_self), [0.0] * 4)
-    strategy = cast.bonds[1].strategy
+    strategy = cast.bound_replicas[1].strategy
     assert {strategy.draw(1, [0, 1, 3]) for _ in range(100)} == ({0, 1, 3} if with_self else {0, 3})
     assert strategy.draw(1, [1]) == 1
 
@@ -80,23 +80,23 @@ def test_what_has_not_arrived_is_not_mixed_with():
 
 def test_each_member_and_each_seed_has_draws_of_its_own_and_they_go_on_after_a_resume():
     def drawn(cast, rank, times=20):
-        return [cast.bonds[rank].strategy.draw(rank, range(5)) for _ in range(times)]
+        return [cast.bound_replicas[rank].strategy.draw(rank, range(5)) for _ in range(times)]
 
     cast = PostedCast(PullGossip(seed=1), [0.0] * 5)
     first = drawn(cast, 0)
     assert first == drawn(PostedCast(PullGossip(seed=1), [0.0] * 5), 0)
     assert first != drawn(PostedCast(PullGossip(seed=2), [0.0] * 5), 0)
     assert [j > 2 for j in first] != [j > 2 for j in drawn(cast, 2)]
-    kept = cast.bonds[0].strategy.state()
+    kept = cast.bound_replicas[0].strategy.state()
     again = PostedCast(PullGossip(seed=1), [0.0] * 5)
-    again.bonds[0].strategy.load(kept)
+    again.bound_replicas[0].strategy.load(kept)
     assert drawn(again, 0) == drawn(cast, 0)
 
 
 def test_after_a_resume_peers_are_found_at_once():
     cast = PostedCast(PullGossip(), [2.0, 6.0])
-    for bond in cast.bonds:
-        bond.strategy.resumed(bond.replica, bond.channel)
+    for bound in cast.bound_replicas:
+        bound.strategy.resumed(bound.replica, bound.channel)
     assert cast.step(0, 0.0) == (4.0, 1, 2, 0)
 
 
@@ -108,22 +108,22 @@ def test_what_makes_no_sense_is_refused(wrong):
 
 def test_outside_of_no_grad_too():
     cast = PostedCast(PullGossip(), [0.0, 4.0])
-    for bond in cast.bonds:
-        bond.channel.publish(bond.replica.params)
-    bond = cast.bonds[0]
+    for bound in cast.bound_replicas:
+        bound.channel.publish(bound.replica.params)
+    bound = cast.bound_replicas[0]
     assert torch.is_grad_enabled()
-    bond.strategy.step(bond.replica, bond.channel)
-    assert bond.replica.params.item() == 2.0
+    bound.strategy.step(bound.replica, bound.channel)
+    assert bound.replica.params.item() == 2.0
 
 
 @pytest.mark.parametrize("kind", [PullGossip, PushGossip])
 @pytest.mark.parametrize("with_self", [False, True])
 def test_draws_are_among_the_peers_of_a_graph_over_the_living(kind, with_self):
     own = {3} if with_self else set()
-    ring = PostedCast(kind(topology="ring", with_self=with_self), [0.0] * 5).bonds[3].strategy
+    ring = PostedCast(kind(topology="ring", with_self=with_self), [0.0] * 5).bound_replicas[3].strategy
     neighbour = {1, 2} if kind is PullGossip else {4, 0}  # 2 is dead in the second draw, 4 too
     drawn = {ring.draw(3, [0, 1, 2, 3, 4]) for _ in range(50)} | {ring.draw(3, [0, 1, 3]) for _ in range(50)}
     assert drawn == neighbour | own
-    turning = PostedCast(kind(topology="one-peer-exponential"), [0.0] * 8).bonds[0].strategy
+    turning = PostedCast(kind(topology="one-peer-exponential"), [0.0] * 8).bound_replicas[0].strategy
     hops = [turning.draw(0, range(8), turn) for turn in range(3)]
     assert hops == ([7, 6, 4] if kind is PullGossip else [1, 2, 4])

@@ -61,7 +61,7 @@ def test_a_full_queue_is_passed_over_and_counted():
     cast = PostedCast(PushGossip(), [0.0, 0.0], capacity=2)
     for _ in range(5):
         cast.step(0, 1.0)
-    assert cast.bonds[0].strategy.refused == 3
+    assert cast.bound_replicas[0].strategy.refused == 3
     assert cast.step(1, 0.0) == (1.0, 1, 2, 0)  # (0 + 2)/2: the newest that was taken
 
 
@@ -88,7 +88,7 @@ def test_who_draws_itself_sends_nothing_but_reads():
 @pytest.mark.parametrize("with_self", [False, True])
 def test_targets_are_from_the_living_and_all_of_them(with_self):
     cast = PostedCast(PushGossip(with_self=with_self), [0.0] * 4)
-    strategy = cast.bonds[1].strategy
+    strategy = cast.bound_replicas[1].strategy
     assert {strategy.draw(1, [0, 1, 3]) for _ in range(100)} == ({0, 1, 3} if with_self else {0, 3})
     assert strategy.draw(1, [1]) == 1
 
@@ -99,7 +99,7 @@ def test_what_the_dead_had_sent_counts_and_then_the_last_one_agrees_with_itself(
     cast.script.dead.add(1)
     assert cast.step(0, 0.0) == (4.0, 1, 2, 0)
     assert cast.step(0, 1.0) == (5.0, 2, 1, 0)
-    assert cast.bonds[0].strategy.refused == 0
+    assert cast.bound_replicas[0].strategy.refused == 0
 
 
 @pytest.mark.parametrize("wrong", [{"mixing": -0.1}, {"mixing": 1.1}, {"period": 0}])

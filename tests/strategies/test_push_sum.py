@@ -11,7 +11,7 @@ from strategies.posted import PostedCast
 
 def has(cast, rank):
     """(x, w) of one member."""
-    strategy = cast.bonds[rank].strategy
+    strategy = cast.bound_replicas[rank].strategy
     return strategy._sum.item(), strategy._weight
 
 
@@ -88,9 +88,9 @@ def test_a_turning_graph_turns_with_the_own_sends():
 def test_it_goes_on_from_its_state():
     cast = PostedCast(PushSum(topology="ring"), [0.0, 0.0])
     cast.step(0, 4.0)
-    kept, vector = cast.bonds[0].strategy.state(), cast.replicas[0].state()
+    kept, vector = cast.bound_replicas[0].strategy.state(), cast.replicas[0].state()
     again = PostedCast(PushSum(topology="ring"), [0.0, 0.0])
-    again.bonds[0].strategy.load(kept)
+    again.bound_replicas[0].strategy.load(kept)
     again.replicas[0].load(vector)
     assert has(again, 0) == (2.0, 0.5)
     assert again.step(0, 1.0) == (6.0, 0, 1, 2)
@@ -107,7 +107,7 @@ def test_who_has_ended_is_sent_nothing_more_and_no_mass_is_lost():
     cast = PostedCast(PushSum(topology="ring", least_weight=0.01), [0.0, 0.0])
     cast.step(0, 4.0)
     cast.step(1, 8.0)
-    ended, going = cast.bonds[1], cast.bonds[0]
+    ended, going = cast.bound_replicas[1], cast.bound_replicas[0]
     settling = ended.replica, ended.channel, FINAL_DRAIN, 0.0
     ended.strategy.drain(*settling)  # nobody answers yet
     cast.step(0, 1.0)  # finds the marker after its own share

@@ -25,14 +25,14 @@ def member(strategy, rounds, starts, by, door):
     replicator = Replicator(strategy, door)
     replica = replicator.replicate("x", Point(0.0), lambda p: torch.optim.SGD(p, lr=1.0))
     replica.params.data.fill_(starts[door.rank])
-    bond = replicator.bonds["x"]
+    bound = replicator.bound_replicas["x"]
     if rounds is not None:
-        bond.strategy.drawn = lambda size, number: rounds[number - 1]
+        bound.strategy.drawn = lambda size, number: rounds[number - 1]
     path = []
     for step in by:
         exchange = replica.follow(torch.tensor([-step[door.rank]], dtype=torch.float64))
         path.append((replica.params.item(), *exchange))
-    return path, bond.strategy.consensus(replica, bond.channel).item()
+    return path, bound.strategy.consensus(replica, bound.channel).item()
 
 
 def played(strategy, rounds, by, starts=STARTS, seed=0, **faults):

@@ -14,7 +14,7 @@ from murmurate.datasets import corpus as corpora
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.generated import generate
 from murmurate.workloads import topics as module
-from murmurate.workloads.topics import Topics, divide
+from murmurate.workloads.topics import Topics, split_tokens
 from oracles.topics import folded
 
 K, WORDS = 4, 60
@@ -90,7 +90,7 @@ def test_perplexity_of_what_was_drawn_lies_between_the_truth_and_counting():
 def test_completion_is_the_oracles():
     """Word by word: fold in what is shown, score what is not."""
     corpus, topics = true_topics()
-    shown, kept = divide(corpus, 0.5, seed=3)
+    shown, kept = split_tokens(corpus, 0.5, seed=3)
     log, tokens = 0.0, 0
     theta = topics.transform(shown).astype(np.float64)
     share = topics.word_shares().numpy()
@@ -104,7 +104,7 @@ def test_completion_is_the_oracles():
 
 def test_dividing_loses_no_token():
     corpus, _ = drawn()
-    shown, kept = divide(corpus, 0.3, seed=0)
+    shown, kept = split_tokens(corpus, 0.3, seed=0)
     total = np.zeros((len(corpus), WORDS), int)
     for part in (shown, kept):
         check(part)
@@ -116,14 +116,14 @@ def test_dividing_loses_no_token():
     assert (total == whole).all()
     assert shown.tokens / corpus.tokens == pytest.approx(0.3, abs=0.02)
     with pytest.raises(ValueError, match="between 0 and 1"):
-        divide(corpus, 1.0, seed=0)
+        split_tokens(corpus, 1.0, seed=0)
 
 
 def test_a_corpus_in_parts_is_divided_as_the_whole():
     corpus, _ = drawn()
     random = np.random.default_rng(3)
-    parts = [divide(corpus.select(range(a, a + 50)), 0.5, random) for a in range(0, 200, 50)]
-    for whole, some in zip(divide(corpus, 0.5, 3), zip(*parts, strict=True), strict=True):
+    parts = [split_tokens(corpus.select(range(a, a + 50)), 0.5, random) for a in range(0, 200, 50)]
+    for whole, some in zip(split_tokens(corpus, 0.5, 3), zip(*parts, strict=True), strict=True):
         assert np.array_equal(whole.counts, np.concatenate([part.counts for part in some]))
         assert np.array_equal(whole.words, np.concatenate([part.words for part in some]))
 

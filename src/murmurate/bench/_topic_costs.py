@@ -106,7 +106,7 @@ def push_cost(run: Run, pushes: int) -> dict[str, float]:
 def _exchange(fabric: Fabric, run: Run, pushes: int) -> tuple[list[int], list[float]]:
     replicator = Replicator(run.strategy, fabric)
     learner = build_learner(run, fabric.rank, replicator.replicate)
-    (bound,) = replicator.bonds.values()
+    (bound,) = replicator.bound_replicas.values()
     if fabric.rank == 0:
         for batch in open_only_source(run, learner):
             learner.learn(batch)

@@ -70,7 +70,7 @@ class _PerplexityMonitor:
             return
         self._folds = folds
         shown = learner if self.centre is None else self.centre
-        topics = cast(ConjugateLearner[Topics], shown.agent).found()
+        topics = cast(ConjugateLearner[Topics], shown.agent).estimate()
         now, perplexity = learner.member.now, topics.completion_perplexity(self.schedule.validation)
         self.evaluated.append(Evaluated(self.documents, now, perplexity, folds))
         if self.schedule.factor == 1:
@@ -124,7 +124,7 @@ def evaluations(
         learner = Learner(run, member, itertools.repeat((0.0, 0.0)), 0)
         generator = np.random.default_rng(derive_seed(run.seed, "compute", member.rank))
         seconds = cluster.compute_model().steps(member.rank, generator)
-        (bound,) = learner.replicator.bonds.values()
+        (bound,) = learner.replicator.bound_replicas.values()
 
         def step(replica: Replica) -> Exchange:
             member.compute(next(seconds)[0])

@@ -71,7 +71,7 @@ def _source(run: Run, documents: Subset[Corpus], rank: int) -> ExampleSource:
 
 
 def _matrix(learner: ConjugateLearner[Topics]) -> np.ndarray:
-    matrix: np.ndarray = learner.found().matrix.numpy()
+    matrix: np.ndarray = learner.estimate().matrix.numpy()
     return matrix
 
 
@@ -106,8 +106,8 @@ def _together(run: Run, documents: Subset[Corpus], snapshots: Snapshots) -> None
 def _serve(replicator: Replicator) -> None:
     while True:
         with torch.no_grad():
-            for bond in replicator.bonds.values():
-                bond.strategy.serve(bond.replica, bond.channel)
+            for bound in replicator.bound_replicas.values():
+                bound.strategy.serve(bound.replica, bound.channel)
 
 
 def main() -> None:

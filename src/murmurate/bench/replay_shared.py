@@ -16,7 +16,7 @@ from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.interface import Steps
 from murmurate.sources.replay_sampler import ReplaySampler
-from murmurate.sources.shared_ring import Backoff, Record, Ring, use_batch_scheduling
+from murmurate.sources.shared_ring import ActorRing, ActorStep, Backoff, use_batch_scheduling
 from murmurate.spec import Batch, EnvSpec
 
 NAME = "replay-shared"
@@ -31,7 +31,7 @@ _RECORDS = 64  # made beforehand and sent in turn, so that only the replay is me
 class RecordFeed(Protocol):
     """The source of a learner's records."""
 
-    def next(self) -> tuple[int, Record]:
+    def next(self) -> tuple[int, ActorStep]:
         """(number of its first simulator, record); valid until ``done``."""
         ...
 
@@ -99,7 +99,7 @@ def work(fabric: ProcessFabric, learners: int, plan: SharedReplayPlan) -> dict[s
     if not learners:
         return _learn(_OwnRecords(plan), plan)
     lanes = list(itertools.product(range(learners), range(plan.actors)))
-    rings = {lane: Ring(fabric.memory_file, _SPEC, plan.simulators) for lane in lanes}
+    rings = {lane: ActorRing(fabric.memory_file, _SPEC, plan.simulators) for lane in lanes}
     stop, ended = (
         fabric.memory_file.counters("stop", (learners,)),
         fabric.memory_file.counters("ended", (plan.actors,)),
@@ -123,7 +123,7 @@ def work(fabric: ProcessFabric, learners: int, plan: SharedReplayPlan) -> dict[s
     return figures | {"taken": feed.taken, "astray": feed.astray}
 
 
-def _records(plan: SharedReplayPlan) -> Iterator[Record]:
+def _records(plan: SharedReplayPlan) -> Iterator[ActorStep]:
     """An endless stream of numbered records of one episode."""
     generator = torch.Generator().manual_seed(0)
     no = torch.zeros(plan.simulators, dtype=torch.bool)
@@ -134,7 +134,7 @@ def _records(plan: SharedReplayPlan) -> Iterator[Record]:
         reward, taken, following = torch.randn(3, plan.simulators, generator=generator)
         steps.append(Steps(seen[0], action, reward, seen[1], no, no, taken, following))
     for number in itertools.count():
-        yield Record(steps[number % _RECORDS], [], number)
+        yield ActorStep(steps[number % _RECORDS], [], number)
 
 
 class _OwnRecords:
@@ -144,7 +144,7 @@ class _OwnRecords:
         self._records = _records(plan)
         self._lows = itertools.cycle(range(0, plan.actors * plan.simulators, plan.simulators))
 
-    def next(self) -> tuple[int, Record]:
+    def next(self) -> tuple[int, ActorStep]:
         return next(self._lows), next(self._records)
 
     def done(self) -> None:
@@ -154,13 +154,13 @@ class _OwnRecords:
 class _RingRecords:
     """Records from the rings in turn. astray: how many were out of order in their ring."""
 
-    def __init__(self, rings: list[Ring], simulators: int) -> None:
+    def __init__(self, rings: list[ActorRing], simulators: int) -> None:
         self._rings, self._simulators = rings, simulators
         self._turn = self._which = self.taken = self.astray = 0
         self._seen = [-1] * len(rings)
         self._pauses = Backoff()
 
-    def next(self) -> tuple[int, Record]:
+    def next(self) -> tuple[int, ActorStep]:
         while True:
             for _ in self._rings:
                 which = self._turn % len(self._rings)
@@ -179,7 +179,7 @@ class _RingRecords:
                 self._oldest(which)
                 self.done()
 
-    def _oldest(self, which: int) -> Record:
+    def _oldest(self, which: int) -> ActorStep:
         record, self._which = self._rings[which].oldest(), which
         self.taken += 1
         self.astray += record.version != self._seen[which] + 1
@@ -187,7 +187,7 @@ class _RingRecords:
         return record
 
 
-def _act(rings: list[Ring], stop: Any, plan: SharedReplayPlan) -> int:
+def _act(rings: list[ActorRing], stop: Any, plan: SharedReplayPlan) -> int:
     """Fill the rings until all learners stop; the number of records put. Each ring numbers its own."""
     use_batch_scheduling()  # as actors of a run do
     records = [_records(plan) for _ in rings]

@@ -75,30 +75,30 @@ def work(fabric: Fabric, name: str, plan: StragglerPlan) -> dict[str, float]:
     step_seconds = max(
         float(t) for t in channel.gather(torch.tensor([_gradient_seconds(net, x, y)])).values()
     )
-    bond = replicator.bonds["model"]
+    bound = replicator.bound_replicas["model"]
     # synchronous members all end at the same round, the others when the time is up
     rounds = max(20, int(plan.seconds / (step_seconds * (1 + plan.sleeps))))
-    synchronous, centre = bond.strategy.synchronous, fabric.rank >= plan.replicas
-    blocked, cpu, start = bond.channel.traffic.waiting_seconds, time.process_time(), time.monotonic()
+    synchronous, centre = bound.strategy.synchronous, fabric.rank >= plan.replicas
+    blocked, cpu, start = bound.channel.traffic.waiting_seconds, time.process_time(), time.monotonic()
     replica.grad.zero_()
     while replica.clock < rounds if synchronous else time.monotonic() - start < plan.seconds:
         if centre:
-            bond.strategy.serve(replica, bond.channel)
+            bound.strategy.serve(replica, bound.channel)
             continue
-        began, waited = time.monotonic(), bond.channel.traffic.waiting_seconds
+        began, waited = time.monotonic(), bound.channel.traffic.waiting_seconds
         replica.descend((net(x) - y).square().mean())
         if fabric.rank == plan.replicas - 1:
-            own = time.monotonic() - began - (bond.channel.traffic.waiting_seconds - waited)
+            own = time.monotonic() - began - (bound.channel.traffic.waiting_seconds - waited)
             time.sleep(plan.sleeps * own)
     result = {
-        "blocked_seconds": bond.channel.traffic.waiting_seconds - blocked,
+        "blocked_seconds": bound.channel.traffic.waiting_seconds - blocked,
         "wall_seconds": time.monotonic() - start,
         "cpu_seconds": time.process_time() - cpu,
         "updates": float(0 if centre else replica.clock),
     }
     deadline = time.monotonic() + plan.seconds
     while centre and time.monotonic() < deadline:  # answer what was sent until now
-        if not bond.strategy.serve(replica, bond.channel):
+        if not bound.strategy.serve(replica, bound.channel):
             break
     return result
 

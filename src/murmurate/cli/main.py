@@ -258,7 +258,7 @@ def report_end(finish: Any, folder: Path) -> int:
     if len(summary["dead_replicas"]) < summary["replicas"]:
         for rank in summary["dead_replicas"]:
             print(f"replica {rank} died during the run; the others continued")
-    print(f"The run is in {folder} — next: murmurate {finish.run.evaluation.further} {folder}")
+    print(f"The run is in {folder} — next: murmurate {finish.run.evaluation.next_command} {folder}")
     return int(finish.code)
 
 

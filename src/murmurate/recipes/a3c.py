@@ -13,7 +13,7 @@ ALGORITHM = "a3c"
 
 
 def a3c(name: str) -> Run:
-    """Four A2C learners that all write into the same parameters and RMSprop statistics."""
+    """Four A2C learners that share parameters and RMSprop statistics."""
     return Run(recipe=f"{name}-{ALGORITHM}", strategy=Hogwild(), replicas=4, **settings(name))
 
 

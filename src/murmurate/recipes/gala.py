@@ -10,7 +10,7 @@ ALGORITHM = "gala"
 
 
 def gala(name: str) -> Run:
-    """Four A2C learners; each averages with the one before it in the ring, without waiting."""
+    """Four A2C learners; each averages with its predecessor in the ring, without waiting."""
     return Run(recipe=f"{name}-{ALGORITHM}", strategy=GALA(), replicas=4, **settings(name))
 
 

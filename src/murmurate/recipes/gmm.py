@@ -15,7 +15,7 @@ WORLDS = ("table",)
 
 
 def gmm(name: str) -> Run:
-    """One replica; ``--replicas N`` adds others on one lambda. The user names the table."""
+    """One replica; ``--replicas N`` adds replicas that share lambda. ``--world.path`` names the table."""
     if name not in WORLDS:
         raise unknown("world", name, WORLDS)
     return Run(

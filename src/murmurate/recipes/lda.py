@@ -15,7 +15,7 @@ WORLDS = ("corpus",)
 
 
 def lda(name: str) -> Run:
-    """One replica; ``--replicas N`` adds others on one lambda. The user names the corpus."""
+    """One replica; ``--replicas N`` adds replicas that share lambda. ``--world.path`` names the corpus."""
     if name not in WORLDS:
         raise unknown("world", name, WORLDS)
     return Run(
@@ -27,7 +27,7 @@ def lda(name: str) -> Run:
         evaluation=HeldOutDocuments(),
         env_steps=1_000_000,
         checkpoint_every_env_steps=1_000_000,
-        record_every_seconds=0.2,  # small corpora are through in seconds
+        record_every_seconds=0.2,  # small corpora take seconds
     )
 
 

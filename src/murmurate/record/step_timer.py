@@ -48,7 +48,7 @@ NEVER = Bursts(first_seconds=math.inf)
 
 
 class StepTimer:
-    """Counts the staleness of every step of ``bonds``, and in bursts records the spans of one member's loop.
+    """Counts the staleness of every step, and in bursts records the spans of one member's loop.
 
     ``seconds`` is the run's clock, as in ``time_seconds``. ``others`` are further channels on which this
     member may wait. The loop calls ``lap(kind)`` at the end of each activity and ``turn()`` at the end of
@@ -61,14 +61,14 @@ class StepTimer:
     def __init__(
         self,
         seconds: Callable[[], float],
-        bonds: Sequence[BoundReplica],
+        bound_replicas: Sequence[BoundReplica],
         others: Sequence[Channel] = (),
         bursts: Bursts | None = None,
     ) -> None:
         self._seconds = seconds
         self._bursts = bursts or Bursts()
-        self._replicas = [bond.replica for bond in bonds]
-        self._channels = [*(bond.channel for bond in bonds), *others]
+        self._replicas = [bound.replica for bound in bound_replicas]
+        self._channels = [*(bound.channel for bound in bound_replicas), *others]
         self._due = self._bursts.after(seconds())
         self._recording = False
         self._began = self._last = self._waited = 0.0

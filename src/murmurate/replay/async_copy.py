@@ -1,7 +1,7 @@
 """Copies out of a store: in the calling thread, or in a native thread that never takes the GIL.
 
-A Python thread would take it: its calls and the learner's then wait for each other, which cost more time than
-the copies took.
+A Python thread would take it: its calls and the learner's would then wait for each other, which costs more
+time than the copies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SMALL_BYTES = 32 << 10  # a smaller copy takes no longer than waking a thread, 
 
 
 class AsyncCopy:
-    """Copies in the order of the calls. ``number``: of the latest copy given to the thread, for ``wait``."""
+    """Copies in the order of the calls. ``number`` is that of the latest copy, for ``wait``."""
 
     def __init__(self) -> None:
         if native.kernels is None:

@@ -100,8 +100,8 @@ class FrameReplay:
         push(self._done[:, here], steps.action.numpy())
         for name, kept in self._recorded.items():
             push(kept[:, here], steps.behaviour[name.removeprefix(RECORDED)].detach().numpy())
-        self._errors.step(low, count, steps.taken)
-        closed = self._returns.step(low, steps.reward.numpy(), terminated, truncated)
+        self._errors.step(low, count, steps.action_value)
+        completed = self._returns.step(low, steps.reward.numpy(), terminated, truncated)
         image = steps.next_observation[:, -1]
         self._append(streams, image)
         # windows always span n further frames; after a termination these are never used (discount 0)
@@ -110,21 +110,21 @@ class FrameReplay:
             for _ in range(self.steps - 1):
                 self._append(streams[terminated], image[ended])
         self._first[here] = terminated | truncated
-        if not len(closed):
+        if not len(completed):
             return 0
-        of = (closed.age - 1, closed.simulator)
-        slots = closed.simulator * length + self._seen[of] % length
+        first_step = (completed.age - 1, completed.simulator)
+        slots = completed.simulator * length + self._seen[first_step] % length
         values = {
-            "action": numbers_as_bytes(self._done[of]),
-            "reward": numbers_as_bytes(closed.reward),
-            "discount": numbers_as_bytes(closed.discount),
+            "action": numbers_as_bytes(self._done[first_step]),
+            "reward": numbers_as_bytes(completed.reward),
+            "discount": numbers_as_bytes(completed.discount),
         }
         for name, kept in self._recorded.items():
-            values[name] = self.rows.as_bytes(name, torch.from_numpy(kept[of]))
+            values[name] = self.rows.as_bytes(name, torch.from_numpy(kept[first_step]))
         self.rows.put(slots, values)
         # after a termination s' does not matter: the length is n, as of most transitions
-        self._lengths[slots] = np.where(terminated[closed.simulator - low], self.steps, closed.age)
-        self.sampler.put(torch.from_numpy(slots), self._errors.of(closed, low, steps.following))
+        self._lengths[slots] = np.where(terminated[completed.simulator - low], self.steps, completed.age)
+        self.sampler.put(torch.from_numpy(slots), self._errors.errors(completed, low, steps.next_value))
         self.inserted += len(slots)
         return len(slots)
 
@@ -203,11 +203,6 @@ class FrameReplay:
             "first": torch.from_numpy(self._first),
             "seen": torch.from_numpy(self._seen),
             "done": torch.from_numpy(self._done),
-            **(
-                {"recorded": {n: torch.from_numpy(x) for n, x in self._recorded.items()}}
-                if self._recorded
-                else {}
-            ),
         }
 
     def load(self, state: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ class SlotSampler(Protocol):
 
     def put(self, slots: Tensor, error: Tensor | None = None) -> None:
         """``slots`` [B] can be drawn from now on. error: [B], for their priorities; None: the highest
-        priority so far, so that each is soon drawn at least once."""
+        priority so far, so that each is likely to be drawn soon."""
         ...
 
     def remove(self, slots: Tensor) -> None: ...
@@ -73,9 +73,9 @@ class Prioritized:
         threads: int = 1,
     ) -> None:
         if not 0 <= alpha <= 1:
-            raise ValueError(f"alpha lies between 0 and 1, not at {alpha}")
+            raise ValueError(f"alpha must lie between 0 and 1, but it is {alpha}")
         if not epsilon >= 0:
-            raise ValueError(f"epsilon is not negative, not {epsilon}")
+            raise ValueError(f"epsilon must not be negative, but it is {epsilon}")
         self.capacity, self.alpha, self.epsilon, self.stratified = capacity, alpha, epsilon, stratified
         self.tree = sum_tree(capacity, seed=seed, backend=backend, memory=memory, threads=threads)
         self.highest = 1.0  # of all priorities so far
@@ -122,7 +122,7 @@ class Prioritized:
         self.alpha = alpha
 
     def draw_any(self, count: int, beta: float, out: Draw | None = None) -> Draw:
-        """``draw``, also of more than there are."""
+        """``draw`` with repetition, so also of more than there are."""
         return self.tree.sample(count, beta, self.stratified, out)
 
     def state(self) -> dict[str, Any]:
@@ -171,7 +171,7 @@ class Uniform:
             self._places[slot] = -1
 
     def update(self, slots: Tensor, error: Tensor) -> None:
-        """Nothing: all slots are equally likely."""
+        """Ignored: all slots are equally likely."""
 
     @property
     def mass(self) -> tuple[float, float]:
@@ -182,7 +182,7 @@ class Uniform:
         return self.draw_any(count, beta, out)
 
     def draw_any(self, count: int, beta: float, out: Draw | None = None) -> Draw:
-        """``draw``, also of more than there are."""
+        """``draw`` with repetition, so also of more than there are."""
         if out is not None:
             check_out(out.indices, torch.int64, count)
             check_out(out.weights, torch.float32, count)

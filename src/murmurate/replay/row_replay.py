@@ -64,7 +64,7 @@ class RowReplay:
         self.rows = RowStore(sampler.capacity, columns, allocate)
         self._returns = NStepReturns(simulators, steps, discount)
         self._errors = InitialErrors(simulators, steps)
-        # the last n steps of each simulator, newest first; below the same memory as bytes of store rows
+        # the last n steps of each simulator, newest first; ``_last`` is the same memory as bytes of the store
         self._seen = torch.zeros(steps, simulators, *observation.shape, dtype=observation.dtype)
         self._done = torch.zeros(steps, simulators, *action.shape, dtype=action.dtype)
         self._recorded = {
@@ -91,23 +91,23 @@ class RowReplay:
     def observe(self, low: int, steps: Steps) -> int:
         check_steps(steps, low, self.simulators, self._observation, self._action, self._behaviour)
         count = steps.reward.shape[0]
-        self._errors.step(low, count, steps.taken)
+        self._errors.step(low, count, steps.action_value)
         new = {"observation": steps.observation, "action": steps.action}
         new |= {RECORDED + name: steps.behaviour[name] for name in self._behaviour}
         for name, kept in self._last.items():
             push(kept[:, low : low + count], self.rows.as_bytes(name, new[name]))
-        closed = self._returns.step(
+        completed = self._returns.step(
             low, steps.reward.numpy(), steps.terminated.numpy(), steps.truncated.numpy()
         )
-        if not len(closed):
+        if not len(completed):
             return 0
-        of = (closed.age - 1, closed.simulator)
-        values = {name: kept[of] for name, kept in self._last.items()}
-        following = self.rows.as_bytes("next_observation", steps.next_observation)
-        values["next_observation"] = following[closed.simulator - low]
-        values["reward"] = numbers_as_bytes(closed.reward)
-        values["discount"] = numbers_as_bytes(closed.discount)
-        return self._insert(values, len(closed), self._errors.of(closed, low, steps.following))
+        first_step = (completed.age - 1, completed.simulator)
+        values = {name: kept[first_step] for name, kept in self._last.items()}
+        next_observation = self.rows.as_bytes("next_observation", steps.next_observation)
+        values["next_observation"] = next_observation[completed.simulator - low]
+        values["reward"] = numbers_as_bytes(completed.reward)
+        values["discount"] = numbers_as_bytes(completed.discount)
+        return self._insert(values, len(completed), self._errors.errors(completed, low, steps.next_value))
 
     def insert(self, values: Mapping[str, Tensor], count: int, error: Tensor | None = None) -> int:
         """Insert ``count`` transitions at once: [count, ...] of each column. error: [count], for their

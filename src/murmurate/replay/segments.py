@@ -1,4 +1,4 @@
-"""Slots in segments: a batch draws a share from each segment, or is drawn whole from one of them.
+"""Slots in segments: a batch has a share of draws from each segment, or comes from a single one.
 
 Zhang, section 3.2.3 and Algorithm 2 (MEMR): each M rollouts of a model start at states drawn with other
 priorities, so each M form a segment, and a batch is drawn from one segment that is chosen first. A ring fills

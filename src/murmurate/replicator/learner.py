@@ -21,10 +21,9 @@ class Context:
     """The arguments for building a learner.
 
     spec: of its world. replicate: makes its replicas (``Replica`` itself, where nothing is exchanged).
-    seed: of the run; all replicas of a run start equal, from it. updates: planned own updates over the whole
-    run, for schedules; None where only time ends it. examples, validation: training and held-out
-    examples, where the world is a data set.
-    open_group: see ``group``.
+    seed: of the run, the same for all replicas. updates: planned own updates over the whole run, for
+    schedules; None if only time ends it. examples, validation: training and held-out examples, where the
+    world is a data set. open_group: see ``group``.
     """
 
     spec: EnvSpec
@@ -37,8 +36,8 @@ class Context:
     open_group: Callable[[], Group] | None = None
 
     def group(self) -> Group:
-        """Collectives among the replicas, for statistics, advantages or gradients of more than the loss. All
-        replicas must call it in ``build``; it can be used from the first batch on.
+        """Collectives among the replicas, for example for statistics or advantages. All replicas must call it
+        in ``build``; it can be used from the first batch on.
 
         Raises Refusal under a strategy whose replicas do not wait for one another.
         """
@@ -55,7 +54,7 @@ class Learner(Protocol):
 
     @property
     def replicas(self) -> dict[str, Replica]:
-        """One per optimizer, by name; the names are keys of checkpoints."""
+        """One for each optimizer, by name; the names are keys of checkpoints."""
         ...
 
     def learn(self, batch: Batch) -> Outcome:
@@ -100,5 +99,5 @@ class LearnerConfig(Protocol):
 
 
 def updates_of(learner: Learner) -> int:
-    """Own updates so far: of the replica that has made most, where there are several."""
+    """Own updates so far; if there are several replicas, the maximum."""
     return max(replica.clock for replica in learner.replicas.values())

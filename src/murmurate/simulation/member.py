@@ -79,7 +79,9 @@ class Learner:
         if self.synchronous:
             self._barrier = member.channel("barrier", torch.zeros(1))
         barriers = [] if self._barrier is None else [self._barrier]
-        self.timer = StepTimer(lambda: member.now, list(self.replicator.bonds.values()), barriers, bursts)
+        self.timer = StepTimer(
+            lambda: member.now, list(self.replicator.bound_replicas.values()), barriers, bursts
+        )
 
     @property
     def clock(self) -> int:
@@ -90,10 +92,10 @@ class Learner:
         self.replicator.load(adopted(self.replicator, donor.replicator.state()))
         self.agent.load(donor.agent.state())
         self.member.join()
-        self.replicator.entered()
+        self.replicator.rejoined()
         if Capability.SHARED_MEMORY not in self.run.strategy.needs:
-            for bond in self.replicator.bonds.values():
-                bond.channel.traffic.bytes += bond.replica.params.nbytes
+            for bound in self.replicator.bound_replicas.values():
+                bound.channel.traffic.bytes += bound.replica.params.nbytes
 
     def go(self, observer: RunObserver) -> None:
         """Learn until the observer says that it is over."""

@@ -198,7 +198,7 @@ class Monitor:
 
     def _joined(self, learners: list[Learner], line: int) -> dict[str, Any]:
         """One record for all of them: sums of env steps and bytes, maxima of staleness, else means."""
-        bonds = [b for one in learners for b in one.replicator.bonds.values()]
+        bound_replicas = [b for one in learners for b in one.replicator.bound_replicas.values()]
         several = len(learners) > 1
         now = max(self.fabric.virtual_seconds, 1e-12)
         spent = [one.spent() for one in learners]
@@ -212,10 +212,10 @@ class Monitor:
             "return_mean": statistics.fmean(self.returns) if self.returns else None,
             "episode_returns": episodes[-_RETURNS_A_LINE:],
             **_means([one.outcome.read_metrics() for one in learners if one.outcome.metrics]),
-            "staleness": max(b.last.staleness for b in bonds),
-            "staleness_max": max(b.staleness_max for b in bonds),
-            "heard": statistics.fmean(b.last.heard for b in bonds),
-            "rounds": int(statistics.median(b.last.round for b in bonds)),
+            "staleness": max(b.last.staleness for b in bound_replicas),
+            "staleness_max": max(b.staleness_max for b in bound_replicas),
+            "heard": statistics.fmean(b.last.heard for b in bound_replicas),
+            "rounds": int(statistics.median(b.last.round for b in bound_replicas)),
             "waiting_seconds": statistics.fmean(one.waiting_seconds for one in spent),
             "computing_seconds": statistics.fmean(one.computing_seconds for one in spent),
             "exchanging_seconds": statistics.fmean(one.exchanging_seconds for one in spent),
@@ -242,8 +242,10 @@ def disagreement(learners: Sequence[Learner]) -> float:
 
 def vector(learner: Learner) -> Tensor:
     """[N]: all parameters of a learner, float32."""
-    bonds = learner.replicator.bonds
-    return torch.cat([bonds[name].replica.values().detach().float().cpu() for name in sorted(bonds)])
+    bound_replicas = learner.replicator.bound_replicas
+    return torch.cat(
+        [bound_replicas[name].replica.values().detach().float().cpu() for name in sorted(bound_replicas)]
+    )
 
 
 def _summed(timings: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def summarize(
     """Evaluate, then write and return ``summary.json``. Fields: ``docs/metrics.md``, docs/simulate.md."""
     learners = [*monitor.former, *monitor.learners.values()]
     spent = [learner.spent() for learner in learners]
-    bonds = [bond for one in learners for bond in one.replicator.bonds.values()]
+    bound_replicas = [bound for one in learners for bound in one.replicator.bound_replicas.values()]
     centres = [centre.replicator.bytes_exchanged] if centre is not None else []
     last = [monitor.learners[rank] for rank in sorted(monitor.finished)]
     virtual = max(monitor.finished.values(), default=monitor.fabric.virtual_seconds)
@@ -53,7 +53,7 @@ def summarize(
         "total_updates": monitor.updates,
         **shares(spent),
         "bytes_exchanged": sum(one.bytes for one in spent) + sum(centres),
-        "staleness_max": max((bond.staleness_max for bond in bonds), default=0),
+        "staleness_max": max((bound.staleness_max for bound in bound_replicas), default=0),
         "disagreement_final": disagreement(last) if len(last) > 1 else None,
         "train_return_mean": statistics.fmean(monitor.returns) if monitor.returns else None,
         "dead_replicas": sorted(monitor.died),

@@ -108,7 +108,7 @@ class Simulation:
                     raise RunFailed("all replicas died")
                 if self.centre is not None and monitor.updates:
                     centre = self.centre.replicator
-                    if words := centre.refused_all or centre.untouched:
+                    if words := centre.all_refused_warning or centre.no_update_warning:
                         monitor.event("warning", words)
                         self._say(f"warning: {words}")
                 monitor.record(last=True)

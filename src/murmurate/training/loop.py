@@ -59,9 +59,9 @@ class TrainingLoop:
             context.started_at,
             offset_seconds=context.offset_seconds,
         )
-        bonds = list(self.replicator.bonds.values())
+        bound_replicas = list(self.replicator.bound_replicas.values())
         others = [self.barrier, *(probe.channel for probe in self.probes)]
-        self.timer = StepTimer(lambda: self.recorder.seconds, bonds, others)
+        self.timer = StepTimer(lambda: self.recorder.seconds, bound_replicas, others)
         self.env_steps = 0
         self.batches = 0
         self.updates = 0
@@ -89,7 +89,7 @@ class TrainingLoop:
             self.replicator.resumed()
             self.barrier.gather(torch.zeros(4, dtype=torch.float64))
             if not own:
-                self.replicator.entered()
+                self.replicator.rejoined()
         if context.joins and self.state_transfer is not None:
             self._join(self.state_transfer)
 
@@ -169,7 +169,7 @@ class TrainingLoop:
         elapsed = now - self._last_record
         if elapsed < self.run.record_every_seconds and not force:
             return
-        bonds = list(self.replicator.bonds.values())
+        bound_replicas = list(self.replicator.bound_replicas.values())
         self.recorder.record(
             {
                 "env_steps": self.env_steps,
@@ -179,10 +179,10 @@ class TrainingLoop:
                 "return_mean": sum(self.returns) / len(self.returns) if self.returns else None,
                 "episode_returns": self.unreported,
                 **outcome.read_metrics(),
-                "staleness": max(b.last.staleness for b in bonds),
-                "staleness_max": max(b.staleness_max for b in bonds),
-                "heard": bonds[0].last.heard,
-                "rounds": bonds[0].last.round,
+                "staleness": max(b.last.staleness for b in bound_replicas),
+                "staleness_max": max(b.staleness_max for b in bound_replicas),
+                "heard": bound_replicas[0].last.heard,
+                "rounds": bound_replicas[0].last.round,
                 "waiting_seconds": self.replicator.waiting_seconds,
                 "bytes_exchanged": self.replicator.bytes_exchanged,
                 "refused": self.replicator.refused,

@@ -116,7 +116,7 @@ class StateTransfer:
     def complete(self, transferred: dict[str, Any]) -> None:
         """After the transferred state is loaded: take part from now on, and publish the parameters."""
         self.admission.enter(transferred["place"])
-        self.replicator.entered()
+        self.replicator.rejoined()
         self.replicator.publish()
         self.run_state.saved(self.rank, int(transferred["answered"]))
         self.run_state.enter(self.rank)
@@ -136,11 +136,11 @@ def adopted(replicator: Replicator, peer_state: dict[str, Any]) -> dict[str, Any
     """
     if Capability.SHARED_MEMORY not in replicator.strategy.needs:
         return peer_state
-    return {name: _keep_shared(bond, peer_state[name]) for name, bond in replicator.bonds.items()}
+    return {name: _keep_shared(bound, peer_state[name]) for name, bound in replicator.bound_replicas.items()}
 
 
-def _keep_shared(bond: BoundReplica, peer_state: dict[str, Any]) -> dict[str, Any]:
-    replica = bond.replica
+def _keep_shared(bound: BoundReplica, peer_state: dict[str, Any]) -> dict[str, Any]:
+    replica = bound.replica
     present = {
         f"{index}.{key}": value
         for index, (_, memory) in enumerate(entries(replica.optimizer))
@@ -151,7 +151,7 @@ def _keep_shared(bond: BoundReplica, peer_state: dict[str, Any]) -> dict[str, An
         # before the first step moments exist only where they are shared; all zeros mean a node that starts
         # afresh
         "optimizer": present if any(map(_is_set, present.values())) else peer_state["replica"]["optimizer"],
-        "clock": int(peer_state["strategy"]["clocks"][bond.channel.rank]),
+        "clock": int(peer_state["strategy"]["clocks"][bound.channel.rank]),
     }
     return {**peer_state, "replica": {**peer_state["replica"], **kept}}
 
