@@ -211,7 +211,7 @@ def documents(folder, replica):
 )
 def test_a_killed_worker_is_named_and_the_others_go_on(path, tmp_path, strategy, victim):
     folder = tmp_path / "run"
-    more = ("--strategy", strategy, "--replicas", 2, "--minutes", 0.3, "--record-every-seconds", 0.2)
+    more = ("--strategy", strategy, "--replicas", 2, "--minutes", 0.15, "--record-every-seconds", 0.2)
     process = start(path, folder, *more)
     try:
         until(lambda: documents(folder, 1) > 0 and documents(folder, 0) > 0)

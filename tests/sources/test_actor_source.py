@@ -188,7 +188,7 @@ def test_actors_play_with_the_learners_parameters_and_are_held_back() -> None:
 def test_first_priorities_are_the_errors_that_the_actor_saw() -> None:
     """Before the first update actor and learner have the same net, so the learner can check each."""
     config = dataclasses.replace(CONFIG, alpha=1.0, epsilon=0.0)
-    with acted(config) as (source, learner):
+    with acted(config, actors=1) as (source, learner):
         next(source)
         replay = source.replay
         filled = len(replay)
@@ -270,21 +270,21 @@ def test_actors_end_with_a_learner_that_is_killed() -> None:
 def test_actors_that_cannot_begin_end_the_run_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("murmurate.sources.actor_source._DEATHS", 2)
     broken = dataclasses.replace(AGENT, target_every=-1)
-    with acted() as (source, _):
+    with acted(actors=1) as (source, _):
         source.plan = dataclasses.replace(source.plan, agent=broken)
         with pytest.raises(RunFailed, match="died 2 times without having made a step"):
             next(source)
 
 
 def test_it_goes_on_from_its_replay_with_new_games() -> None:
-    with acted() as (source, learner):
+    with acted(actors=1) as (source, learner):
         for _ in range(30):
             learner.learn(next(source))
         state = source.state()
         store = state["replays"]["replay"]["store"]
         store["rows"] = store["rows"].clone()
         held = len(source.replay)
-    with acted() as (other, _):
+    with acted(actors=1) as (other, _):
         other.load(state)
         assert len(other.replay) == held
         assert not other.exact

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from murmurate.agents.interface import Action, Agent
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
@@ -70,7 +70,7 @@ class ActorLoop:
         if getattr(config, "precision", None) == "bfloat16" and not native_bfloat16(torch.device("cpu")):
             # unlike the learner's device, this processor has no native bfloat16
             config = dataclasses.replace(config, precision="float32")
-        self._spec, self._agent = spec, cast(Agent, config.build(Context(spec, Replica, settings.seed)))
+        self._spec, self._agent = spec, cast(Agent, config.build(Context(spec, _acting_replica, settings.seed)))
         self._agent.assign_simulators(settings.first, settings.total)
         descriptor, count = settings.parameters
         self._parameters = SharedParameters(SharedMemoryFile(descriptor), count)
@@ -141,6 +141,17 @@ class ActorLoop:
                 replica.params.copy_(part)
                 replica.reload()
                 replica.clock = self._version - 1  # versions begin at 1, updates at 0
+
+
+def _acting_replica(name: str, module: nn.Module, make_optimizer: Any, **options: Any) -> Replica:
+    """A replica that is never updated. Creating an optimizer would make torch import its compiler, which takes
+    as long as importing torch."""
+    return Replica(name, module, lambda groups: cast(Any, _NoOptimizer(groups)), **options)
+
+
+class _NoOptimizer:
+    def __init__(self, groups: list[Any]) -> None:
+        self.param_groups: list[dict[str, Any]] = [{"lr": 0.0} for _ in groups]
 
 
 def _exit_with_learner(pipe: BinaryIO) -> None:
