@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from murmurate.fabric.interface import FabricError
+from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.replicator.gather import TensorExchange
 
 Reduction = str | Callable[[Tensor], Tensor]
@@ -37,6 +38,11 @@ class Group:
     """
 
     exchange: TensorExchange
+
+    @classmethod
+    def of_one(cls) -> Group:
+        """A group with one member."""
+        return cls(TensorExchange(SimulatedFabric(1, seed=0, keep_log=False).member(0)))
 
     @property
     def size(self) -> int:

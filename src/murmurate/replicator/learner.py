@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from murmurate.errors import Refusal
 from murmurate.replica.vector import Replica
 from murmurate.replicator.collectives import Group
 from murmurate.spec import Batch, EnvSpec, Outcome, Requirement
@@ -37,16 +36,12 @@ class Context:
 
     def group(self) -> Group:
         """Collectives among the replicas, for example for statistics or advantages. All replicas must call it
-        in ``build``; it can be used from the first batch on.
+        in ``build``; it can be used from the first batch on. A learner that runs alone, in an evaluation for
+        example, is a group of one.
 
         Raises Refusal under a strategy whose replicas do not wait for one another.
         """
-        if self.open_group is None:
-            raise Refusal(
-                "this learner needs collectives among its replicas, and they do not wait for one another "
-                "under this strategy. Use --strategy all-reduce or local-sgd."
-            )
-        return self.open_group()
+        return Group.of_one() if self.open_group is None else self.open_group()
 
 
 class Learner(Protocol):

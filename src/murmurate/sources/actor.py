@@ -70,7 +70,8 @@ class ActorLoop:
         if getattr(config, "precision", None) == "bfloat16" and not native_bfloat16(torch.device("cpu")):
             # unlike the learner's device, this processor has no native bfloat16
             config = dataclasses.replace(config, precision="float32")
-        self._spec, self._agent = spec, cast(Agent, config.build(Context(spec, _acting_replica, settings.seed)))
+        context = Context(spec, _acting_replica, settings.seed)
+        self._spec, self._agent = spec, cast(Agent, config.build(context))
         self._agent.assign_simulators(settings.first, settings.total)
         descriptor, count = settings.parameters
         self._parameters = SharedParameters(SharedMemoryFile(descriptor), count)
@@ -144,8 +145,8 @@ class ActorLoop:
 
 
 def _acting_replica(name: str, module: nn.Module, make_optimizer: Any, **options: Any) -> Replica:
-    """A replica that is never updated. Creating an optimizer would make torch import its compiler, which takes
-    as long as importing torch."""
+    """A replica that is never updated. Creating an optimizer would make torch import its compiler, which
+    takes as long as importing torch."""
     return Replica(name, module, lambda groups: cast(Any, _NoOptimizer(groups)), **options)
 
 

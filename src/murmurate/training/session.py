@@ -15,14 +15,13 @@ from murmurate.fabric.interface import Capability, Fabric
 from murmurate.fabric.processes.shared_memory import refuse_if_small
 from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
 from murmurate.record.reader import truncate_after
-from murmurate.replicator.collectives import Group
-from murmurate.replicator.gather import TensorExchange
 from murmurate.replicator.learner import Context, Learner
 from murmurate.replicator.replicator import Replicator, check_capabilities
 from murmurate.training import checkpoint
 from murmurate.training.coordinator import Coordinator, SecondInterrupt, all_is_saved, signals_restored
 from murmurate.training.data_record import check_data, record_data, refuse_missing, without_places
 from murmurate.training.launcher import Launcher, Ranks
+from murmurate.training.members import group_opener
 from murmurate.training.restore import learners
 from murmurate.training.run import Run
 from murmurate.training.run_folder import claim, held, plain, unclaim, write_run
@@ -224,8 +223,9 @@ def _build_once(run: Run) -> Learner:
 
     def build(fabric: Fabric) -> Learner:
         replicator = Replicator(run.strategy, fabric)
-        group = (lambda: Group(TensorExchange(fabric))) if run.strategy.common_rounds else None
-        learner: Learner = run.learner.build(Context(spec, replicator.replicate, run.seed, open_group=group))
+        open_group = group_opener(run, fabric, range(fabric.size))
+        context = Context(spec, replicator.replicate, run.seed, open_group=open_group)
+        learner: Learner = run.learner.build(context)
         return learner
 
     size = 1 + run.strategy.centre
