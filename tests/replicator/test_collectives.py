@@ -12,6 +12,7 @@ from murmurate.errors import Refusal
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
 from murmurate.launch.script import run
+from murmurate.replicator.collectives import Group
 from murmurate.replicator.user_loop import OwnLoop
 from murmurate.strategies import strategies
 from murmurate.strategies.all_reduce import AllReduce
@@ -432,3 +433,20 @@ def test_a_door_of_ones_own_is_enough():
         return OwnLoop(AllReduce(), door).mean(float(door.rank)).item()
 
     assert simulated(3, member) == [1.0, 1.0, 1.0]
+
+
+def test_a_group_of_one_gives_back_what_it_is_given_and_its_gradient() -> None:
+    group = Group.of_one()
+    assert (group.rank, group.size) == (0, 1)
+    x = torch.randn(3, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    for result in (
+        group.mean(x),
+        group.sum(x),
+        group.broadcast(x),
+        group.gather(x)[0],
+        group.reduce(x, "max"),
+    ):
+        assert torch.equal(result, x)
+        (gradient,) = torch.autograd.grad((3 * result).sum(), [x])
+        assert torch.equal(gradient, torch.full((3,), 3.0))
+    assert torch.equal(group.map_gather(torch.tensor, [1, 2]), torch.tensor([1, 2]))

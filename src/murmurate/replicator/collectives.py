@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.simulated.fabric import SimulatedFabric
-from murmurate.replicator.gather import TensorExchange
+from murmurate.replicator.gather import NoExchange, TensorExchange
 
 Reduction = str | Callable[[Tensor], Tensor]
 
@@ -37,12 +36,12 @@ class Group:
     result requires a gradient if any member's input does; then all must run that backward pass.
     """
 
-    exchange: TensorExchange
+    exchange: TensorExchange | NoExchange
 
     @classmethod
     def of_one(cls) -> Group:
         """A group with one member."""
-        return cls(TensorExchange(SimulatedFabric(1, seed=0, keep_log=False).member(0)))
+        return cls(NoExchange())
 
     @property
     def size(self) -> int:
