@@ -439,7 +439,8 @@ def test_a_group_of_one_gives_back_what_it_is_given_and_its_gradient() -> None:
     group = Group.of_one()
     assert (group.rank, group.size) == (0, 1)
     x = torch.randn(3, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    for result in (
+    results = [group.mean(x), group.sum(x), group.broadcast(x), group.gather(x)[0], group.reduce(x, "max")]
+    for result in results:
         group.mean(x),
         group.sum(x),
         group.broadcast(x),
