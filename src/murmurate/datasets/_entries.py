@@ -187,8 +187,8 @@ def convert(
         form, writer = make_format(), CorpusWriter(folder, errors)
         buckets = Buckets(folder, form.header.documents, form.header.entries)
         documents = _read(path, form, errors, buckets.add)
-        for entries in buckets.sorted():
-            writer.add(entries)
+        for entries in buckets.ranges():
+            writer.add_documents(entries)
     return writer.finish(documents), writer.greatest_word + 1
 
 
