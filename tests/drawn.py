@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 from hypothesis import strategies as st
 
 from murmurate.datasets.corpus import Corpus
+from murmurate.datasets.tokens import Tokens, WordCounter
 
 
 def corpus(seed: int, documents: int = 40, vocabulary: int = 30, *, empty: bool = False) -> Corpus:
@@ -25,6 +28,16 @@ def dense(corpus: Corpus) -> np.ndarray:
         for entry in range(corpus.starts[document], corpus.starts[document + 1]):
             table[document, corpus.words[entry]] += corpus.counts[entry]
     return table
+
+
+def count(
+    texts: Iterable[str], tokens: Tokens | None = None, vocabulary: Sequence[str] | None = None
+) -> Corpus:
+    """A corpus of texts, a document each, over the words that ``tokens`` keeps or over a given vocabulary."""
+    counter = WordCounter(tokens or Tokens(), vocabulary)
+    for text in texts:
+        counter.add(text)
+    return counter.finish()
 
 
 def check(corpus: Corpus) -> None:

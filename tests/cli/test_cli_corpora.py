@@ -196,7 +196,7 @@ def test_what_could_be_fitted_can_be_transformed(capsys, tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*.corpus"))
     capsys.readouterr()
     said = refused(capsys, "topics", "evaluate", "run", "y.mtx", "--vocabulary", "words.txt")
-    assert "say transpose" in said
+    assert "add transpose" in said
 
 
 @pytest.mark.parametrize(("word", "first"), [("true", 0), ("YES", 0), ("1", 0), ("False", 1), ("0", 1)])

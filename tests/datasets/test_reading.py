@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from drawn import check, corpora, corpus, dense, same
+from drawn import check, corpora, corpus, count, dense, same
 from murmurate.datasets import _corpus_writer, _lines
 from murmurate.datasets._format_detection import detect_kind
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.reading import Skipped, read
-from murmurate.datasets.tokens import Tokens, count
+from murmurate.datasets.tokens import Tokens
 from murmurate.datasets.writing import write
 from murmurate.errors import Refusal
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drawn import check, dense
+from drawn import check, count, dense
 from murmurate.datasets import corpus, tokens
-from murmurate.datasets.tokens import Tokens, WordCounter, count
+from murmurate.datasets.tokens import Tokens, WordCounter
 from murmurate.errors import Refusal
 
 ALL = Tokens(min_df=1, max_df=1.0)

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drawn import same
+from drawn import count, same
 from murmurate.cli.options import change
 from murmurate.datasets import corpus_world as documents
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.corpus_world import CorpusWorld
 from murmurate.datasets.generated import generate
 from murmurate.datasets.interface import Subset
-from murmurate.datasets.tokens import STOP_WORDS, Tokens, count
+from murmurate.datasets.tokens import STOP_WORDS, Tokens
 from murmurate.datasets.writing import write
 from murmurate.errors import Refusal
 from murmurate.sources.examples import ExampleSource

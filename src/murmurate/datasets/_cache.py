@@ -91,13 +91,11 @@ def _replace(cache: Path, key: dict[str, Any], convert: Callable[[Path], Convert
             shutil.rmtree(left_over)  # by a process that was killed
         fresh.mkdir()
         _store(fresh, key, convert(fresh))
+        old = cache.with_name(f".{cache.name}.{os.getpid()}.old.tmp")
         if cache.exists():
-            old = cache.with_name(f".{cache.name}.{os.getpid()}.old.tmp")
             cache.rename(old)
-            fresh.rename(cache)
-            shutil.rmtree(old)
-        else:
-            fresh.rename(cache)
+        fresh.rename(cache)
+        shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise Refusal(
             f"{cache} cannot be written: {error.strerror}. A corpus is converted once to a folder of arrays; "

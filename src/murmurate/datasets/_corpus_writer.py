@@ -66,10 +66,11 @@ class CorpusWriter:
         if (documents[1:] < documents[:-1]).any():
             raise Unordered
         last = np.searchsorted(documents, documents[-1:]).sum()  # 0 without entries
-        self._write(entries[:, :last])
+        self.add_documents(entries[:, :last])
         self._last_document = entries[:, last:]
 
-    def _write(self, entries: Entries) -> None:
+    def add_documents(self, entries: Entries) -> None:
+        """Add all entries of some documents, in any order."""
         documents, words, sums = sort_and_sum(*entries)
         too_large = sums > LARGEST_COUNT
         if too_large.any():
@@ -89,7 +90,7 @@ class CorpusWriter:
 
     def finish(self, documents: int) -> NDArray[np.int64]:
         """[D]: the number of distinct words of each document."""
-        self._write(self._last_document)
+        self.add_documents(self._last_document)
         self.close()
         lengths = np.zeros(documents, np.int64)
         for first, part in self._lengths:
@@ -103,7 +104,7 @@ class CorpusWriter:
 
 
 class Buckets:
-    """Sorts entries by document: writes ranges of documents to files, then sorts one file at a time."""
+    """Groups entries by ranges of documents, in files."""
 
     def __init__(self, folder: Path, documents: int, entries: int) -> None:
         count = min(max(entries // _BUCKET, 1), 256, max(documents, 1))
@@ -119,10 +120,9 @@ class Buckets:
         for file, first, last in zip(self._files, edges[:-1], edges[1:], strict=True):
             file.write(rows[first:last].data)
 
-    def sorted(self) -> Iterator[Entries]:
-        """Ranges of documents, in order, each sorted by document."""
+    def ranges(self) -> Iterator[Entries]:
+        """The entries of each range of documents, in the order of ranges."""
         for path, file in zip(self._paths, self._files, strict=True):
             file.close()
-            rows = np.fromfile(path, np.int32).reshape(-1, 3)
+            yield np.fromfile(path, np.int32).reshape(-1, 3).T
             path.unlink()
-            yield rows[np.argsort(rows[:, 0], kind="stable")].T

@@ -6,6 +6,7 @@ whole numbers) and parsed again, then in halves, and the smallest of them line b
 
 from __future__ import annotations
 
+import functools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ _ID = re.compile(rb"[+-]?[0-9]{1,18}")  # int() takes underscores too, and is sl
 _LINE_END = re.compile(rb"[ \t]*\r?\n[ \t]*")
 _SPACES = re.compile(rb"[ \t]+")
 _REAL = rb"[0-9]+(?:\.[0-9]*(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)"
-_REAL_COUNT = re.compile(rb"(?<=:)%b(?=[ \n])|(?<= )%b(?=\n)" % (_REAL, _REAL))
+_REAL_COUNT = re.compile(rb" %b(?=\n)|:%b(?=[ \n])" % (_REAL, _REAL))
 _LABEL = re.compile(rb"(?m)^[+-]?[0-9]+(?:\.[0-9]*)?(?= )")
 _REMARK = re.compile(rb"(?m)^[ \t]*(#).*| *#.*| qid:[0-9]+")  # the group: of a line that is nothing else
 _Row = tuple[int, int, float, int]  # document, word, count, line
@@ -64,7 +65,9 @@ class LineFormat(ABC):
         """The same lines with one space between fields, none around them, and whole counts as integers."""
         if any(space in chunk for space in (b"\t", b"\r", b"  ", b" \n", b"\n ")):
             chunk = _SPACES.sub(b" ", _LINE_END.sub(b"\n", chunk))
-        return _REAL_COUNT.sub(_as_integer, chunk.lstrip(b" "))
+        if any(sign in chunk for sign in b".eE"):
+            chunk = _REAL_COUNT.sub(lambda match: _as_integer(match[0]), chunk)
+        return chunk.lstrip(b" ")
 
     def documents(self, last_line: int, errors: RecordErrors) -> int:
         """D, after the last line."""
@@ -162,7 +165,9 @@ class Pairs(LineFormat):
     def plain(self, chunk: bytes) -> bytes:
         if not self._labels:
             return super().plain(chunk)
-        return _LABEL.sub(b"0", super().plain(_REMARK.sub(rb"\1", chunk)))
+        if b"#" in chunk or b"qid:" in chunk:
+            chunk = _REMARK.sub(rb"\1", chunk)
+        return _LABEL.sub(b"0", super().plain(chunk))
 
 
 def convert(
@@ -182,8 +187,8 @@ def convert(
         form, writer = make_format(), CorpusWriter(folder, errors)
         buckets = Buckets(folder, form.header.documents, form.header.entries)
         documents = _read(path, form, errors, buckets.add)
-        for entries in buckets.sorted():
-            writer.add(entries)
+        for entries in buckets.ranges():
+            writer.add_documents(entries)
     return writer.finish(documents), writer.greatest_word + 1
 
 
@@ -228,37 +233,52 @@ def sound(
     parsed: Parsed, header: Header, base: int, errors: RecordErrors, hint: str = ""
 ) -> NDArray[np.int32]:
     """[3, n]: documents and words, from 0, and counts, without those in a line with an error."""
-    documents, words, counts, lines = parsed
-    last_document, last_word = header.documents + base - 1, header.vocabulary_size + base - 1
+    columns: tuple[NDArray[Any], ...] = parsed[:3]
+    limits = (
+        (base, header.documents + base - 1),
+        (base, header.vocabulary_size + base - 1),
+        (1, LARGEST_COUNT),
+    )
+    if any(
+        len(column) and not (column.min() >= least and column.max() <= greatest and column.dtype.kind == "i")
+        for column, (least, greatest) in zip(columns, limits, strict=True)
+    ):
+        kept = _without_errors(parsed, limits[0], limits[1], errors, hint)
+        columns = tuple(column[kept] for column in columns)
+    entries = np.empty((3, len(columns[0])), np.int32)
+    for row, column, first in zip(entries, columns, (base, base, 0), strict=True):
+        row[:] = column - first
+    return entries
+
+
+def _without_errors(
+    parsed: Parsed, documents: tuple[int, int], words: tuple[int, int], errors: RecordErrors, hint: str
+) -> NDArray[np.bool_]:
+    """[n]: whether an entry's line has no error. Errors are refused or counted."""
+    document, word, count, lines = parsed
     wrong = {
-        "document out of range": (documents < base) | (documents > last_document),
-        "word out of range": (words < base) | (words > last_word),
-        "count of zero or below": ~(counts > 0),
-        "count too large": counts > LARGEST_COUNT,
-        "fractional count": counts != np.floor(counts),
+        "document out of range": (document < documents[0]) | (document > documents[1]),
+        "word out of range": (word < words[0]) | (word > words[1]),
+        "count of zero or below": ~(count > 0),
+        "count too large": count > LARGEST_COUNT,
+        "fractional count": count != np.floor(count),
     }
     any_wrong = np.logical_or.reduce(list(wrong.values()))
-    kept = ~any_wrong
-    if any_wrong.any():
-        records = np.arange(len(words)) if lines is None else lines
-        _, first = np.unique(records[any_wrong], return_index=True)
-        for i in np.flatnonzero(any_wrong)[first]:
-            document, word, count = int(documents[i]), int(words[i]), float(counts[i])
-            details = {
-                "document out of range": f"document {document} is not in {base}..{last_document}",
-                "word out of range": f"word {word} is not in {base}..{last_word}" + hint * (word < base),
-                "count of zero or below": f"word {word} has {count:g}, and counts are 1 or more",
-                "count too large": f"word {word} has {count:.12g}, too large: the largest is {LARGEST_COUNT}",
-                "fractional count": f"word {word} has {count:g}, no whole number. {FRACTIONS[:-1]}",
-            }
-            cause = next(cause for cause, mask in wrong.items() if mask[i])
-            where = f"document {document} (from 0)" if lines is None else int(lines[i])
-            errors.add(where, cause, details[cause])
-        kept = ~np.isin(records, records[any_wrong])
-    entries = np.empty((3, np.count_nonzero(kept)), np.int32)
-    for row, values, first_value in zip(entries, (documents, words, counts), (base, base, 0), strict=True):
-        row[:] = values[kept] - first_value
-    return entries
+    records = np.arange(len(word)) if lines is None else lines
+    faulty, first = np.unique(records[any_wrong], return_index=True)
+    for i in np.flatnonzero(any_wrong)[first]:
+        value, below = f"word {word[i]} has {count[i]:.12g}", hint if word[i] < words[0] else ""
+        details = {
+            "document out of range": f"document {document[i]} is not in {documents[0]}..{documents[1]}",
+            "word out of range": f"word {word[i]} is not in {words[0]}..{words[1]}{below}",
+            "count of zero or below": f"{value}, and counts are 1 or more",
+            "count too large": f"{value}, too large: the largest is {LARGEST_COUNT}",
+            "fractional count": f"{value}, no whole number. {FRACTIONS[:-1]}",
+        }
+        cause = next(cause for cause, mask in wrong.items() if mask[i])
+        where = f"document {document[i]} (from 0)" if lines is None else int(lines[i])
+        errors.add(where, cause, details[cause])
+    return ~np.isin(records, faulty)
 
 
 def _integers(chunk: bytes) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
@@ -266,9 +286,14 @@ def _integers(chunk: bytes) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
     or a line end. Otherwise none."""
     text = np.frombuffer(chunk, np.uint8)
     ends = np.flatnonzero(text - np.uint8(48) > 9)  # below 48 it wraps: all that is no digit
-    widths, separators = np.diff(ends, prepend=-1), text[ends]
+    widths, separators = ends[1:] - ends[:-1], text[ends]
     known = (separators == ord(" ")) | (separators == ord("\n")) | (separators == ord(":"))
-    if not known.all() or widths.min(initial=2) < 2 or widths.max(initial=2) > 10:
+    if (
+        not known.all()
+        or ends[0] not in range(1, 10)
+        or widths.min(initial=2) < 2
+        or widths.max(initial=2) > 10
+    ):
         return np.empty(0, np.int32), np.empty(0, np.uint8)
     return np.fromstring(chunk.replace(b":", b" "), np.int32, sep=" "), separators
 
@@ -278,9 +303,11 @@ def _columns(rows: list[_Row]) -> Parsed:
     return Parsed(*(table[name] for name in ("f0", "f1", "f2", "f3")))
 
 
-def _as_integer(real: re.Match[bytes]) -> bytes:
-    value = float(real[0])
-    return b"%d" % value if value.is_integer() and value < LARGEST_COUNT else real[0]
+@functools.lru_cache(maxsize=1024)
+def _as_integer(count: bytes) -> bytes:
+    """count: with the character before it."""
+    value = float(count[1:])
+    return b"%c%d" % (count[0], value) if value.is_integer() and value < LARGEST_COUNT else count
 
 
 def _pair(pair: bytes) -> tuple[int, float]:

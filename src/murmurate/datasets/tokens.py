@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import re
 import sys
 import unicodedata
 from array import array
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,19 +114,15 @@ class WordCounter:
         self._ids: dict[str, int] = {} if vocabulary is None else {w: i for i, w in enumerate(vocabulary)}
         self._words, self._counts, self._lengths = array("i"), array("i"), array("q")
 
-    def add(self, text: str) -> int:
-        """Count one more document; returns its number of words (before the vocabulary is chosen)."""
-        found = collections.Counter(self._tokens.words_of(text))
-        ids = self._ids
+    def add(self, text: str) -> None:
+        """Count one more document."""
+        ids, words = self._ids, self._tokens.words_of(text)
         if self._fixed is not None:
-            found = collections.Counter({w: n for w, n in found.items() if w in ids})
-        else:
-            for word in found:
-                ids.setdefault(word, len(ids))
-        self._words.extend([ids[w] for w in found])
-        self._counts.extend(found.values())
-        self._lengths.append(len(found))
-        return found.total()
+            words = [word for word in words if word in ids]
+        counts = Counter(words)
+        self._words.extend([ids.setdefault(word, len(ids)) for word in counts])
+        self._counts.extend(counts.values())
+        self._lengths.append(len(counts))
 
     def unreachable(self) -> int:
         """How many words of a given vocabulary no text can contain, such as words with capitals or digits."""
@@ -165,16 +161,6 @@ class WordCounter:
             first = sorted(alphabetical, key=lambda w: -frequency[w])[: cut.max_vocabulary]
             alphabetical = sorted(first, key=lambda w: names[w])
         return alphabetical
-
-
-def count(
-    texts: Iterable[str], tokens: Tokens | None = None, vocabulary: Sequence[str] | None = None
-) -> Corpus:
-    """A corpus of texts, a document each, over the words that ``tokens`` keeps or over a given vocabulary."""
-    counter = WordCounter(tokens or Tokens(), vocabulary)
-    for text in texts:
-        counter.add(text)
-    return counter.finish()
 
 
 def _documents(bound: int | float, total: int) -> float:
