@@ -12,7 +12,7 @@ from pathlib import Path
 from panels import panels
 
 from murmurate.record.drawings import curves
-from murmurate.record.figures import PRINT, RUN_COLOURS
+from murmurate.record.figures import run_colour
 from murmurate.record.groups import RunGroup
 from murmurate.record.runs import open_run
 
@@ -22,7 +22,7 @@ def main(title: str, out: Path, folders: Sequence[str]) -> Path:
     groups = [RunGroup(run.label, index, (run,)) for index, run in enumerate(runs)]
     label = "return (mean of the last 100 episodes)"
     draws = [curves(groups, "return_mean", axis, label) for axis in ("total_env_steps", "time_seconds")]
-    legend = [(group.label, PRINT.runs[group.index % RUN_COLOURS]) for group in groups]
+    legend = [(group.label, run_colour(group.index)) for group in groups]
     panels(draws, title, legend).savefig(out, dpi=160)
     return out
 

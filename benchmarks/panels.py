@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from murmurate.record.figures import PRINT, Draw
+from murmurate.record.figures import COLOURS, Draw
 
 
 def panels(
@@ -24,11 +24,11 @@ def panels(
         figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
         FigureCanvasAgg(figure)
         for column, draw in enumerate(draws):
-            draw(figure.add_subplot(1, len(draws), column + 1), PRINT)
-        figure.suptitle(title, x=0.012, ha="left", fontweight="bold", color=PRINT.ink, fontsize=12)
+            draw(figure.add_subplot(1, len(draws), column + 1))
+        figure.suptitle(title, x=0.012, ha="left", fontweight="bold", color=COLOURS["ink"], fontsize=12)
         lines = [Line2D([], [], color=colour, linewidth=2, label=label) for label, colour in legend]
         columns = min(len(lines), 3)
         figure.legend(
-            handles=lines, loc="outside lower left", ncols=columns, frameon=False, labelcolor=PRINT.ink
+            handles=lines, loc="outside lower left", ncols=columns, frameon=False, labelcolor=COLOURS["ink"]
         )
     return figure

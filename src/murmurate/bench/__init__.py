@@ -1,8 +1,8 @@
 """Benchmarks against other libraries and against physical limits, one file each.
 
 A benchmark is a module with ``NAME``, ``SUMMARY``, two frozen dataclasses ``QUICK`` and ``FULL`` that say how
-much to measure, and ``measure(plan, log) -> dict``. It is found by listing this folder. Files whose names
-begin with an underscore are shared by several benchmarks.
+much to measure, and ``measure(plan, log) -> dict``. Files whose names begin with an underscore are shared by
+several benchmarks.
 """
 
 from __future__ import annotations

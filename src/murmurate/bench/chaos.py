@@ -26,7 +26,7 @@ from murmurate.recipes import recipe
 from murmurate.record.reader import Record, read_metrics
 
 NAME = "chaos"
-SUMMARY = "eight replicas, one killed or stopped every 20 s, against the same run left in peace"
+SUMMARY = "eight replicas, one killed or stopped every 20 s, against the same run without faults"
 
 _OVERTIME_SECONDS = 180.0
 _POLL_SECONDS = 0.2
@@ -64,7 +64,7 @@ QUICK, FULL = ChaosPlan(), ChaosPlan(minutes=3.0)
 
 
 def measure(plan: ChaosPlan, log: Log) -> dict[str, Any]:
-    """Whether the runs ended by themselves, their returns, for how long nobody learned, and what they left
+    """Each strategy's results with and without faults, and the processes and files that the runs left
     behind."""
     rows: dict[str, Any] = {}
     for name in plan.strategies:

@@ -141,7 +141,8 @@ def first_reaching(curve: list[tuple[float, float]], reference: float) -> float 
 
 
 def bounded(nodes: int, costs: ThreadCosts, plan: HSA2CPlan) -> dict[str, Any]:
-    """The simulated time of T iterations beside eq. 57, with Tc from a single worker (p = B = 1, M = nw)."""
+    """The simulated time of T iterations and the bounds of eq. 57, with Tc from a single worker (p = B = 1, M
+    = nw)."""
     alone, together = (_iteration_seconds(n, costs, plan) for n in (1, nodes))
     T, Tu = plan.steps, costs.step_seconds
     Tc = alone / T - Tu

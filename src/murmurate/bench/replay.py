@@ -12,7 +12,7 @@ from murmurate.bench._result import Log, median, ratios, spread
 from murmurate.bench._server import Server, start_servers
 
 NAME = "replay"
-SUMMARY = "prioritized draws and updates beside torchrl, cpprb, Tianshou and flashbax; and how exact they are"
+SUMMARY = "prioritized draws and updates against torchrl, cpprb, Tianshou and flashbax; and their exactness"
 
 PEERS = ("torchrl", "cpprb", "tianshou", "flashbax")
 _OURS = "murmurate"
@@ -148,10 +148,10 @@ def _headline(times: dict[ReplayCase, Times]) -> dict[str, Any]:
         ("_update", "update", "update"),
         ("_rows", "rows", "rows_reused"),
     ):
-        found = peers_to(task, our_task)
-        fastest = min(found, key=lambda peer: found[peer]) if found else None
-        figures[f"ratio{name}_torchrl"] = found.get("torchrl")
-        figures[f"ratio{name}_fastest_peer"] = None if fastest is None else found[fastest]
+        peers = peers_to(task, our_task)
+        fastest = min(peers, key=lambda peer: peers[peer]) if peers else None
+        figures[f"ratio{name}_torchrl"] = peers.get("torchrl")
+        figures[f"ratio{name}_fastest_peer"] = None if fastest is None else peers[fastest]
         figures[f"fastest{name}_peer"] = fastest
     figures["ratios_rows"] = peers_to("rows", "rows_reused")
     figures["ratios_atari"] = peers_to("atari", "atari_reused", _FRAMES.bit_length() - 1)

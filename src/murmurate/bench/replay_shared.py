@@ -21,7 +21,7 @@ from murmurate.spec import Batch, EnvSpec
 
 NAME = "replay-shared"
 SUMMARY = (
-    "draws per CPU second of learners that four actors feed through shared memory, beside a single process"
+    "draws per CPU second of learners that four actors feed through shared memory, and of a single process"
 )
 
 _SPEC = EnvSpec("rows", (17,), torch.float32, actions=0, action_shape=(6,))

@@ -11,7 +11,7 @@ from murmurate.simulation.cluster import Cluster
 from murmurate.strategies import strategies
 
 NAME = "straggler-simulated"
-SUMMARY = "throughput of the others beside one straggler, simulated, up to 1000 replicas"
+SUMMARY = "throughput of the other replicas with one straggler, simulated, up to 1000 replicas"
 
 
 @dataclasses.dataclass(frozen=True)

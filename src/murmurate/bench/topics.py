@@ -23,7 +23,7 @@ from murmurate.errors import RunFailed
 from murmurate.workloads.topics import Topics
 
 NAME = "topics"
-SUMMARY = "topic models beside gensim, scikit-learn and tomotopy: speed, quality, and the paper's step rule"
+SUMMARY = "topic models against gensim, scikit-learn and tomotopy: speed, quality, and the paper's step rule"
 
 PEERS = ("gensim", "scikit-learn", "tomotopy")
 _OURS = "murmurate"
@@ -80,7 +80,7 @@ def contenders(plan: TopicsPlan) -> list[Contender]:
     nodes = {**NODES, "local_updates": 3}
     average = {"step_rule": "average", "rate": 0.15}
     dpsvi = {**_OWN, **average, "batch": 256, "replicas": 4, "strategy": nodes}
-    field = [
+    contenders = [
         Contender(f"{_OURS}{_TWENTY}", _OURS, {**random, "iterations": 20}, marks),
         Contender(f"{_OURS} 50 iterations", _OURS, {**random, "iterations": 50}, slow),
         Contender(f"{_OURS} 100 iterations", _OURS, {**random, "iterations": 100}, slow),
@@ -94,10 +94,10 @@ def contenders(plan: TopicsPlan) -> list[Contender]:
         ),
     ]
     for name in ("gensim", "scikit-learn"):
-        field.append(Contender(f"{name}{_TWENTY}", name, {**_COMMON, "iterations": 20}, marks))
-        field.append(Contender(name, name, {**_COMMON, "iterations": None}, slow))
-    field.append(Contender("tomotopy", "tomotopy", _OWN, tuple(range(10, plan.sweeps + 1, 10))))
-    return field
+        contenders.append(Contender(f"{name}{_TWENTY}", name, {**_COMMON, "iterations": 20}, marks))
+        contenders.append(Contender(name, name, {**_COMMON, "iterations": None}, slow))
+    contenders.append(Contender("tomotopy", "tomotopy", _OWN, tuple(range(10, plan.sweeps + 1, 10))))
+    return contenders
 
 
 # four nodes of one thread, as in the paper's Fig. 1 to 3 each on one core

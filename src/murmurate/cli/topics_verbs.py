@@ -59,9 +59,9 @@ def _add_reading_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--skip-bad", action="store_true", default=None, help="leave out damaged lines")
     verb.add_argument("--one-based", type=_truth, metavar="true|false", help="whether word ids begin at 1")
     verb.add_argument("--transpose", action="store_true", default=None, help="it is [words, documents]")
-    verb.add_argument("--vocabulary", help="a file with a word a line (default: the one beside it)")
+    verb.add_argument("--vocabulary", help="a file with a word a line (default: the one in its folder)")
     verb.add_argument("--vocabulary-size", type=int, metavar="V", help="where the format does not say")
-    verb.add_argument("--cache", help="folder for the converted corpus (default: beside it)")
+    verb.add_argument("--cache", help="folder for the converted corpus (default: its folder)")
 
 
 def _truth(word: str) -> bool:

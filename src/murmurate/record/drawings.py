@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from murmurate.record.epsilon_ball import Ball
 from murmurate.record.figures import (
+    COLOURS,
     DASHES,
     RUN_COLOURS,
     Draw,
-    Palette,
     axis_label,
     byte_size,
     percent_axis,
+    run_colour,
     short,
     thin,
     tidy,
@@ -57,18 +58,18 @@ def curves(
     have a logarithmic axis: strategies differ in them by orders of magnitude.
     """
 
-    def draw(axes: Axes, palette: Palette) -> None:
+    def draw(axes: Axes) -> None:
         runs = [run for group in groups for run in group.runs]
         series = [series for run in runs for series in run.series(key).values()]
         longest = max(float(one.time_seconds[-1]) for one in series)
         divisor, unit = time_unit(longest) if axis == "time_seconds" else (1.0, "")
         if (run := only_run(groups)) is not None:
-            _replica_lines(axes, run, key, axis, palette.accent, divisor)
+            _replica_lines(axes, run, key, axis, COLOURS["accent"], divisor)
         else:
             for group in groups:
-                _group_line(axes, palette, group, key, axis, divisor)
+                _group_line(axes, group, key, axis, divisor)
         virtual = all(run.virtual for run in runs)
-        tidy(axes, palette, label, axis_label(axis, unit, virtual=virtual, counted=runs[0].unit))
+        tidy(axes, label, axis_label(axis, unit, virtual=virtual, counted=runs[0].unit))
         if key in _INTEGERS:
             axes.yaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
         if from_zero:
@@ -99,11 +100,11 @@ def _replica_lines(axes: Axes, run: RecordedRun, key: str, axis: Axis, colour: s
         axes.plot(mean[0] / divisor, mean[1], color=colour, linewidth=1.9, solid_capstyle="round")
 
 
-def _group_line(axes: Axes, palette: Palette, group: RunGroup, key: str, axis: Axis, divisor: float) -> None:
+def _group_line(axes: Axes, group: RunGroup, key: str, axis: Axis, divisor: float) -> None:
     curve = group.curve(key, axis)
     if curve is None:
         return
-    colour = palette.runs[group.index % RUN_COLOURS]
+    colour = run_colour(group.index)
     if len(group.runs) > 1:
         (x, low), (_, high) = thin(curve.x / divisor, curve.low), thin(curve.x / divisor, curve.high)
         axes.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
@@ -115,13 +116,15 @@ def _group_line(axes: Axes, palette: Palette, group: RunGroup, key: str, axis: A
 def ball(indicator: Ball) -> Draw:
     """Recorded distance from consensus, and the indicator's band from just after to just before a mixing."""
 
-    def draw(axes: Axes, palette: Palette) -> None:
+    def draw(axes: Axes) -> None:
         x = indicator.total_env_steps
-        axes.fill_between(x, indicator.after, indicator.before, color=palette.warm, alpha=0.18, linewidth=0)
-        axes.plot(x, indicator.before, color=palette.warm, linewidth=1.0, linestyle=(0, (4, 2)))
-        axes.plot(x, indicator.recorded, color=palette.accent, linewidth=1.7)
+        axes.fill_between(
+            x, indicator.after, indicator.before, color=COLOURS["warm"], alpha=0.18, linewidth=0
+        )
+        axes.plot(x, indicator.before, color=COLOURS["warm"], linewidth=1.0, linestyle=(0, (4, 2)))
+        axes.plot(x, indicator.recorded, color=COLOURS["accent"], linewidth=1.7)
         label = "distance from consensus ‖X − mean‖ (Frobenius)"
-        tidy(axes, palette, label, axis_label("total_env_steps", ""))
+        tidy(axes, label, axis_label("total_env_steps", ""))
         axes.set_ylim(bottom=0)
 
     return draw
@@ -133,29 +136,29 @@ def heat_map(matrix: NDArray[np.float64], peers: NDArray[np.bool_] | None) -> Dr
     The scale ends at the largest cosine of two replicas, but not below 0.1, so that mere noise stays pale.
     """
 
-    def draw(axes: Axes, palette: Palette) -> None:
+    def draw(axes: Axes) -> None:
         size = len(matrix)
         top = max(float(np.nanmax(np.abs(matrix[~np.eye(size, dtype=bool)]))), 0.1)
         for (i, j), value in np.ndenumerate(matrix):
             face, alpha = (
-                palette.accent if value >= 0 else palette.warm,
+                COLOURS["accent"] if value >= 0 else COLOURS["warm"],
                 0.06 + 0.54 * min(1, abs(value) / top),
             )
             if i == j or np.isnan(value):
-                face, alpha = palette.rule, 0.6 if i == j else 0.15
+                face, alpha = COLOURS["rule"], 0.6 if i == j else 0.15
             corner = (j - 0.48, i - 0.48)
             axes.add_patch(Rectangle(corner, 0.96, 0.96, facecolor=face, alpha=alpha, linewidth=0))
             if size <= 10:
                 text = "?" if np.isnan(value) else f"{round(value, 2) + 0.0:.2f}"
-                axes.text(j, i - 0.04, text, ha="center", va="center", color=palette.ink, fontsize=10)
+                axes.text(j, i - 0.04, text, ha="center", va="center", color=COLOURS["ink"], fontsize=10)
                 if peers is not None and peers[i, j]:
-                    axes.text(j, i + 0.28, "peer", ha="center", va="center", fontsize=8, color=palette.ink)
+                    axes.text(j, i + 0.28, "peer", ha="center", va="center", fontsize=8, color=COLOURS["ink"])
         axes.set(xlim=(-0.5, size - 0.5), ylim=(size - 0.5, -0.5), aspect="equal")
         axes.set_xticks(range(size))
         axes.set_yticks(range(size))
-        axes.set_xlabel("gradient of replica", color=palette.muted)
-        axes.set_ylabel("gradient of replica", color=palette.muted)
-        axes.tick_params(length=0, colors=palette.muted)
+        axes.set_xlabel("gradient of replica", color=COLOURS["muted"])
+        axes.set_ylabel("gradient of replica", color=COLOURS["muted"])
+        axes.tick_params(length=0, colors=COLOURS["muted"])
         axes.spines[:].set_visible(False)
 
     return draw
@@ -167,15 +170,15 @@ def histogram(counts: Counter[int], largest: int, colour: int | None, title: str
     colour: a group's index; None for a single run.
     """
 
-    def draw(axes: Axes, palette: Palette) -> None:
+    def draw(axes: Axes) -> None:
         edges = classes(largest)
         share = [
             sum(count for value, count in counts.items() if low <= value < high) / counts.total()
             for low, high in itertools.pairwise(edges)
         ]
-        face = palette.accent if colour is None else palette.runs[colour % RUN_COLOURS]
+        face = COLOURS["accent"] if colour is None else run_colour(colour)
         axes.bar(range(len(share)), share, width=0.8, color=face, linewidth=0)
-        tidy(axes, palette, title, "staleness (own updates)")
+        tidy(axes, title, "staleness (own updates)")
         axes.set(xlim=(-0.7, max(len(share), 4) - 0.3), ylim=(0, 1.0))
         shown = range(0, len(share), 1 + len(share) // 9)
         axes.set_xticks(shown, [_class_label(edges[i], edges[i + 1] - 1) for i in shown])
@@ -201,41 +204,39 @@ def _class_label(low: int, high: int) -> str:
 def stacked(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Draw:
     """A bar a row with the shares of the kinds of time, in sequence; the rest to 100% is other work."""
 
-    def draw(axes: Axes, palette: Palette) -> None:
+    def draw(axes: Axes) -> None:
         for row, (_, shares) in enumerate(rows):
             left = 0.0
             for kind in KINDS:
-                axes.barh(
-                    row, shares[kind], left=left, height=0.66, color=getattr(palette, kind), linewidth=0
-                )
+                axes.barh(row, shares[kind], left=left, height=0.66, color=COLOURS[kind], linewidth=0)
                 left += shares[kind]
             text = f"{shares['wait']:.1%} waiting, {shares['exchange']:.1%} exchanging"
-            axes.text(1.02, row, text, va="center", color=palette.ink, fontsize="small", clip_on=False)
-        tidy(axes, palette, "", "share of the replicas' time, sampled in bursts")
+            axes.text(1.02, row, text, va="center", color=COLOURS["ink"], fontsize="small", clip_on=False)
+        tidy(axes, "", "share of the replicas' time, sampled in bursts")
         axes.set(xlim=(0, 1.36))
         names = [
             name if len(name) <= _LABEL else f"{name[: _LABEL - 1]}\N{HORIZONTAL ELLIPSIS}"
             for name, _ in rows
         ]
-        _member_rows(axes, palette, names)
+        _member_rows(axes, names)
         percent_axis(axes.xaxis)
         axes.spines["bottom"].set_bounds(0, 1)
 
     return draw
 
 
-def _member_rows(axes: Axes, palette: Palette, names: Sequence[str]) -> None:
+def _member_rows(axes: Axes, names: Sequence[str]) -> None:
     """One row a name, from top to bottom."""
     axes.grid(visible=False)
     axes.set_ylim(len(names) - 0.45, -0.55)
     axes.set_yticks(range(len(names)), names)
-    axes.tick_params(axis="y", labelcolor=palette.ink)
+    axes.tick_params(axis="y", labelcolor=COLOURS["ink"])
 
 
 def timeline(shown: Timeline, title: str, *, virtual: bool = False) -> Draw:
     """A row a member: the kinds of its spans from the beginning of the window to its end."""
 
-    def draw(axes: Axes, palette: Palette) -> None:
+    def draw(axes: Axes) -> None:
         length = shown.end_seconds - shown.start_seconds
         unit, name = (1e-3, "milliseconds") if length < 2 else (1.0, "seconds")
         if length < 2e-3:
@@ -245,11 +246,11 @@ def timeline(shown: Timeline, title: str, *, virtual: bool = False) -> Draw:
                 boxes = [_box(span, shown.start_seconds, unit, row) for span in spans if span.kind == kind]
                 if boxes:
                     shape = Path.make_compound_path(*boxes)
-                    axes.add_patch(PathPatch(shape, facecolor=getattr(palette, kind), linewidth=0))
+                    axes.add_patch(PathPatch(shape, facecolor=COLOURS[kind], linewidth=0))
         clock = "virtual" if virtual else "wall"
-        tidy(axes, palette, title, f"{name} after {shown.start_seconds:.3f} s of {clock} time")
+        tidy(axes, title, f"{name} after {shown.start_seconds:.3f} s of {clock} time")
         axes.set_xlim(0, length / unit)
-        _member_rows(axes, palette, list(shown.members))
+        _member_rows(axes, list(shown.members))
         axes.xaxis.set_major_locator(ticker.MaxNLocator(10, steps=[1, 2, 5, 10]))
 
     return draw

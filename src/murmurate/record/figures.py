@@ -5,13 +5,11 @@ The SVG's colours are CSS variables, so that figures follow the page's light or 
 
 from __future__ import annotations
 
-import dataclasses
 import html
 import io
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
@@ -30,51 +28,35 @@ RUN_COLOURS = 6
 DASHES: tuple[Any, ...] = ("solid", (0, (5, 2)), (0, (1.3, 1.5)), (0, (6, 1.6, 1.3, 1.6)))
 
 
-@dataclass(frozen=True)
-class Palette:
-    """Colours by use; ``runs`` are cycled over the runs or groups of a comparison.
-
-    Both sets of run colours (these and the page's dark ones) were searched for the largest smallest distance
-    (CIELAB) of any two with protanopia, deuteranopia, tritanopia (Machado et al. 2009) and normal sight, at a
-    contrast of at least 2.9 with the page: it is at least 32, and 50 with normal sight.
-    """
-
-    ink: str
-    muted: str
-    rule: str
-    accent: str
-    warm: str
-    runs: tuple[str, ...]
-    collect: str
-    learn: str
-    exchange: str
-    wait: str
-
-
-PRINT = Palette(
-    ink="#1c2326",
-    muted="#4d585d",
-    rule="#dfe5e6",
-    accent="#17707c",
-    warm="#b8562b",
-    runs=("#0072b2", "#e27171", "#10401c", "#898900", "#6000ff", "#5d0052"),
-    collect="#8cc1e6",
-    learn="#14588c",
-    exchange="#e59a00",
-    wait="#b0312f",
-)
-# placeholders that are replaced by CSS variables once the SVG is written: matplotlib takes no variables
-_NAMES = [field.name for field in dataclasses.fields(Palette) if field.name != "runs"]
-_PLACEHOLDERS = Palette(
-    **{name: f"#0a0b0{i}" for i, name in enumerate(_NAMES)},
-    runs=tuple(f"#0a0c0{i}" for i in range(RUN_COLOURS)),
-)
-_VARIABLES = {
-    **{getattr(_PLACEHOLDERS, name): f"var(--{name})" for name in _NAMES},
-    **{colour: f"var(--run{i})" for i, colour in enumerate(_PLACEHOLDERS.runs)},
+# Colours by use; run0 to run5 are cycled over the groups of a comparison. They are those of the page's light
+# theme. Both sets of run colours (these and the page's dark ones) were searched for the largest smallest
+# distance (CIELAB) of any two with protanopia, deuteranopia, tritanopia (Machado et al. 2009) and normal
+# sight, at a contrast of at least 2.9 with the page: it is at least 32, and 50 with normal sight.
+COLOURS = {
+    "ink": "#1c2326",
+    "muted": "#4d585d",
+    "rule": "#dfe5e6",
+    "accent": "#17707c",
+    "warm": "#b8562b",
+    "run0": "#0072b2",
+    "run1": "#e27171",
+    "run2": "#10401c",
+    "run3": "#898900",
+    "run4": "#6000ff",
+    "run5": "#5d0052",
+    "collect": "#8cc1e6",
+    "learn": "#14588c",
+    "exchange": "#e59a00",
+    "wait": "#b0312f",
 }
 
-Draw = Callable[[Axes, Palette], None]
+
+def run_colour(index: int) -> str:
+    """The colour of a comparison's group."""
+    return COLOURS[f"run{index % RUN_COLOURS}"]
+
+
+Draw = Callable[[Axes], None]
 
 
 def svg(draw: Draw, width: float = 5.2, height: float = 2.9, name: str = "") -> str:
@@ -86,7 +68,7 @@ def svg(draw: Draw, width: float = 5.2, height: float = 2.9, name: str = "") -> 
         {"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif", "font.size": 10}
     ):
         figure = Figure(figsize=(width, height), layout="constrained")
-        draw(figure.add_subplot(), _PLACEHOLDERS)
+        draw(figure.add_subplot())
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     text = out.getvalue()
@@ -96,21 +78,21 @@ def svg(draw: Draw, width: float = 5.2, height: float = 2.9, name: str = "") -> 
     for _ in ("width", "height"):
         text = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*"', r"\1", text)
     text = re.sub(r'id="((?:figure|axes|patch|line2d|xtick|ytick|text|matplotlib\.axis)\w*)"', "", text)
-    for colour, variable in _VARIABLES.items():
-        text = text.replace(colour, variable)
+    for colour_name, colour in COLOURS.items():
+        text = text.replace(colour, f"var(--{colour_name})")
     return text.replace("<svg", f'<svg role="img" aria-label="{html.escape(name)}"', 1)
 
 
-def tidy(axes: Axes, palette: Palette, y_label: str, x_label: str) -> None:
+def tidy(axes: Axes, y_label: str, x_label: str) -> None:
     """The common style: the y label as a heading, a light grid, no box."""
-    axes.set_title(y_label, loc="left", fontsize="medium", color=palette.ink, pad=8)
-    axes.set_xlabel(x_label, color=palette.muted)
-    axes.grid(axis="y", color=palette.rule, linewidth=0.8)
+    axes.set_title(y_label, loc="left", fontsize="medium", color=COLOURS["ink"], pad=8)
+    axes.set_xlabel(x_label, color=COLOURS["muted"])
+    axes.grid(axis="y", color=COLOURS["rule"], linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.tick_params(which="both", length=0, colors=palette.muted, labelcolor=palette.muted)
+    axes.tick_params(which="both", length=0, colors=COLOURS["muted"], labelcolor=COLOURS["muted"])
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
-        spine.set_color(palette.muted)
+        spine.set_color(COLOURS["muted"])
         spine.set_linewidth(0.8)
     axes.margins(x=0.01, y=0.08)
     axes.xaxis.set_major_locator(ticker.MaxNLocator(6, steps=[1, 2, 5, 10]))

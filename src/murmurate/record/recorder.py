@@ -74,11 +74,25 @@ class Recorder:
         ``updates`` default to those of the previous record. Raises ``RunFailed`` when the line cannot be
         written.
         """
-        self._append(metrics)
+        if self._descriptor < 0:
+            raise ValueError(f"the recorder of {self.path} is closed")
+        for key in ("env_steps", "updates"):
+            if metrics.get(key) is not None:
+                self._latest[key] = int(metrics[key])
+        line = encode_line(
+            {"time_seconds": round(self.seconds, 6)},
+            {**self._base, **metrics, **self._latest, "replica": self.replica},
+        )
+        try:
+            written = os.write(self._descriptor, line)
+        except OSError as error:
+            raise _failure(self.path, error) from error
+        if written != len(line):
+            raise _failure(self.path, OSError(errno.ENOSPC, "a record was written only in part"))
 
     def event(self, event: str, message: str, **fields: Any) -> None:
         """Append an event: a short name (``docs/metrics.md`` lists them) and a sentence for the user."""
-        self._append({"kind": "event", "event": event, "message": message, **fields})
+        self.record({"kind": "event", "event": event, "message": message, **fields})
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -92,23 +106,6 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _append(self, fields: Mapping[str, Any]) -> None:
-        if self._descriptor < 0:
-            raise ValueError(f"the recorder of {self.path} is closed")
-        for key in ("env_steps", "updates"):
-            if fields.get(key) is not None:
-                self._latest[key] = int(fields[key])
-        line = encode_line(
-            {"time_seconds": round(self.seconds, 6)},
-            {**self._base, **fields, **self._latest, "replica": self.replica},
-        )
-        try:
-            written = os.write(self._descriptor, line)
-        except OSError as error:
-            raise _failure(self.path, error) from error
-        if written != len(line):
-            raise _failure(self.path, OSError(errno.ENOSPC, "a record was written only in part"))
 
 
 def encode_line(first: Mapping[str, Any], rest: Mapping[str, Any]) -> bytes:

@@ -19,7 +19,7 @@ import murmurate
 from murmurate.errors import Refusal
 from murmurate.record import comparison, run_sections, sections
 from murmurate.record.console import clock
-from murmurate.record.figures import number
+from murmurate.record.figures import COLOURS, number
 from murmurate.record.groups import RunGroup, env_steps_per_second, grouped, seconds
 from murmurate.record.runs import RecordedRun, open_run
 
@@ -69,6 +69,7 @@ def _render(runs: Sequence[RecordedRun]) -> str:
         # inside a script element "</script" or "<!--" would be markup even within a JSON string
         data=data.replace("<", "\\u003c"),
         version=murmurate.__version__,
+        colours=COLOURS,
         sources=", ".join(str(run.folder) for run in runs),
         **shown,
     )

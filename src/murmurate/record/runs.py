@@ -31,9 +31,8 @@ class Series:
     value: Array
 
     def x(self, axis: Axis) -> Array:
-        if axis == "time_seconds":
-            return self.time_seconds
-        return self.total_env_steps if axis == "total_env_steps" else self.total_bytes
+        values: Array = getattr(self, axis)
+        return values
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,4 @@
-"""Windows of the run's clock in which several members recorded spans: who computed, waited and exchanged
-when."""
+"""Spans of computing, waiting and exchanging of several members in one window of the run's clock."""
 
 from __future__ import annotations
 
