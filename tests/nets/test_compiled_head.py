@@ -90,8 +90,8 @@ def test_a_layer_or_torso_that_somebody_has_changed_is_called():
 
 def test_where_there_are_no_kernels_frames_are_laid_once(monkeypatch):
     net = q_network(FRAMES, generator=torch.Generator().manual_seed(0))  # float32
-    times, lay = [], ConvTorso.lay
-    monkeypatch.setattr(ConvTorso, "lay", lambda self, x: times.append(len(x)) or lay(self, x))
+    times, lay = [], ConvTorso.preprocess
+    monkeypatch.setattr(ConvTorso, "preprocess", lambda self, x: times.append(len(x)) or lay(self, x))
     net(frames(0, 3))
     assert times == [3]
 

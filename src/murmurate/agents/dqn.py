@@ -173,7 +173,7 @@ class DQNAgent:
         if self.config.target_every == 0 and batch.env_steps:
             self.target.move()
         with torch.no_grad():
-            next_observation = self.net.lay(data.next_observation)
+            next_observation = self.net.preprocess(data.next_observation)
             q_t, q_t_selector = self.target(next_observation), self._select(next_observation)
         value = self.net(data.observation)
         step = q_step(value, data.action, data.reward, data.discount, data.weights, q_t, q_t_selector)

@@ -1,8 +1,8 @@
 """Latent Dirichlet allocation by stochastic variational inference, under any strategy (DPSVI).
 
 Mohamad et al., Algorithms 3 and 4; alone it is Hoffman et al. 2013, figure 6. The natural gradient of a
-mini-batch is lambda - lambda-hat (equations 50 to 52), so inference is plain SGD, and what replicas
-exchange are the parameters of the topics, as they would those of a net.
+mini-batch is lambda - lambda-hat (equations 50 to 52), so inference is plain SGD, and
+replicas exchange the parameters of the topics as they would those of a net.
 """
 
 from __future__ import annotations
