@@ -305,7 +305,7 @@ def test_frames_get_no_gradient_and_there_is_no_second_derivative():
     (first,) = torch.autograd.grad(features.square().sum(), [torso.linear.bias], create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first.sum().backward()
-    laid = torso.lay(frames(0, 2)).requires_grad_()  # who wants that gradient gets it from torch
+    laid = torso.preprocess(frames(0, 2)).requires_grad_()  # who wants that gradient gets it from torch
     (gradient,) = torch.autograd.grad(torso(laid).sum(), [laid])
     assert gradient.abs().sum() > 0
 
@@ -341,7 +341,7 @@ def test_nothing_is_read_behind_the_frames_or_kept_from_another_batch():
     """Batches of other sizes in between, and frames that end with a buffer, give the same numbers."""
     torso = made(nature_2013).to(torch.bfloat16)
     direction = direction_for(torso, 33)
-    laid = torso.lay(frames(1, 33))
+    laid = torso.preprocess(frames(1, 33))
     expected = both_passes(ConvTorso.forward, torso, laid, direction)
     both_passes(ConvTorso.forward, torso, frames(2, 80), direction_for(torso, 80))
     window = torch.full((laid.numel() + 2 * 441 * 64,), float("nan"), dtype=torch.bfloat16)
