@@ -1,4 +1,4 @@
-"""The compiled torso with a linear layer behind it, and with gradients that are targets at a place."""
+"""The compiled torso with a linear layer after it, and with given tensors as targets of gradients."""
 
 import pytest
 import torch
@@ -184,8 +184,8 @@ def test_gradients_are_written_where_they_are_wanted_before_they_are_rounded(bat
     assert handed == (None,) * len(parameters)
     for parameter, expected in zip(parameters, rounded, strict=True):
         assert torch.equal(places[id(parameter)].to(parameter.dtype), expected)
-    found = places[id(parameters[0])]
-    assert not torch.equal(found.bfloat16().float(), found)
+    result = places[id(parameters[0])]
+    assert not torch.equal(result.bfloat16().float(), result)
 
 
 @compiled
@@ -198,9 +198,9 @@ def test_gradients_that_are_not_all_wanted_or_that_are_looked_at_go_through_auto
     def handed_by(places):
         out = torso.headed(x, head)
         with GradientTargets(out, places) as targets:
-            found = gradients_of(targets.root, slope, torso, head)
+            result = gradients_of(targets.root, slope, torso, head)
         assert not targets.written
-        assert all(g is not None for g in found)
+        assert all(g is not None for g in result)
 
     places = places_for(parameters)
     handed_by({key: place for key, place in places.items() if key != first})

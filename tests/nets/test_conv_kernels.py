@@ -250,9 +250,9 @@ def test_what_torch_records_fakes_or_transforms_is_left_to_torch(kind, monkeypat
             torch.tensor(counter.get_total_flops()),
         ]
 
-    found = all_of_it()
+    actual = all_of_it()
     monkeypatch.setattr(native, "kernels", None)
-    for one, other in zip(found, all_of_it(), strict=True):
+    for one, other in zip(actual, all_of_it(), strict=True):
         torch.testing.assert_close(one, other)
     monkeypatch.undo()
     with pytest.raises(RuntimeError):  # as without kernels: it views numbers as words
