@@ -39,7 +39,7 @@ class Transfer:
         return self.transferred
 
     def complete(self, transferred: dict[str, Any]) -> None:
-        self.learning.replicator.entered()
+        self.learning.replicator.rejoined()
 
 
 def together(run: Run, folder: Any, act: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Evaluation counts exactly the games it was asked for, each of them whole."""
+"""Evaluation counts exactly the given number of whole games."""
 
 import math
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Returns and advantages: tables, the sum-of-products oracle, and the laws between the two."""
+"""Advantages and returns: tables, the sum-of-products oracle, and the relations between the two."""
 
 import pytest
 import torch

@@ -48,9 +48,9 @@ def test_it_moves_where_rounds_end_or_by_own_updates(
     for update, exchange in enumerate(rounds(period, 12), 1):
         changed(source)
         before = [x.clone() for x in target.net.parameters()]
-        said = target.after_update(exchange.staleness, common)
+        reported = target.after_update(exchange.staleness, common)
         moved = any(not torch.equal(a, b) for a, b in zip(before, target.net.parameters(), strict=True))
-        assert said == moved
+        assert reported == moved
         seen += [update] if moved else []
     assert seen == moves
 

@@ -1,4 +1,4 @@
-"""Every recipe resolves to a Run that stands; every strategy carries it."""
+"""Every recipe gives a valid Run; every strategy can run it."""
 
 from __future__ import annotations
 

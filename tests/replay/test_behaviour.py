@@ -1,4 +1,4 @@
-"""What an agent records beside its actions comes back with the transitions, whatever the replay."""
+"""Tensors recorded with the actions are returned with the transitions, by every replay."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ def test_it_passes_from_an_actor_to_its_learner() -> None:
     ring = ActorRing(memory, SPECS["rows"], 2, SHAPES)
     reader = ActorRing(SharedMemoryFile(memory.descriptor), SPECS["rows"], 2, SHAPES)
     ring.put(ActorStep(step("rows", 7), [], version=1))
-    found = reader.oldest().steps
-    torch.testing.assert_close(found.behaviour["log_probability"], torch.tensor([-7.0, -107.0]))
-    assert found.behaviour["memory"].shape == (2, 3)
-    assert found.action_value is None
+    result = reader.oldest().steps
+    torch.testing.assert_close(result.behaviour["log_probability"], torch.tensor([-7.0, -107.0]))
+    assert result.behaviour["memory"].shape == (2, 3)
+    assert result.action_value is None
     reader.drop()
     memory.close()

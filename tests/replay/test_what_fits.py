@@ -1,4 +1,4 @@
-"""What does not fit is refused, and the replay is then as it was."""
+"""Invalid steps are refused, and do not change the replay."""
 
 from __future__ import annotations
 

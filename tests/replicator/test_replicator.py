@@ -1,4 +1,4 @@
-"""The replicator: who starts from what, who is refused, who is told of deaths; and the probe."""
+"""The replicator: initial parameters, refusals, notification of deaths, measurements."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def test_two_replicas_learn_apart_each_with_its_own_channel_and_strategy():
         critic.follow(torch.ones(2, dtype=torch.float64))
         return actor.params.tolist(), critic.params.tolist(), replicator.bound_replicas["critic"].last
 
-    for found in SimulatedFabric(2, seed=0).run([member] * 2):
-        assert found == ([-1.5], [9.5, 9.5], Exchange(0, 1, 1))
+    for result in SimulatedFabric(2, seed=0).run([member] * 2):
+        assert result == ([-1.5], [9.5, 9.5], Exchange(0, 1, 1))
 
 
 def test_a_name_is_given_once():
@@ -197,13 +197,13 @@ def probed(synchronous, door):
 @pytest.mark.parametrize("synchronous", [True, False])
 def test_the_probe_compares_by_the_formulas(synchronous):
     """mean (1, 1); squared distances 5, 5, 32, 18: sqrt(60/4)/sqrt(2)."""
-    found = SimulatedFabric(4, seed=1).run([functools.partial(probed, synchronous)] * 4)
+    result = SimulatedFabric(4, seed=1).run([functools.partial(probed, synchronous)] * 4)
     for rank, distance in enumerate((5, 5, 32, 18)):
-        assert found[rank]["disagreement"] == pytest.approx((15 / 2) ** 0.5)
-        assert found[rank]["distance_to_mean"] == pytest.approx(distance**0.5)
+        assert result[rank]["disagreement"] == pytest.approx((15 / 2) ** 0.5)
+        assert result[rank]["distance_to_mean"] == pytest.approx(distance**0.5)
     half = 0.5**0.5
-    assert found[0]["gradient_cosine"] == pytest.approx([1.0, 0.0, half, -1.0])
-    assert found[2]["gradient_cosine"] == pytest.approx([half, half, 1.0, -half])
+    assert result[0]["gradient_cosine"] == pytest.approx([1.0, 0.0, half, -1.0])
+    assert result[2]["gradient_cosine"] == pytest.approx([half, half, 1.0, -half])
 
 
 def test_the_probe_alone_has_nothing_to_compare():

@@ -1,4 +1,4 @@
-"""Actors: what they send, how they are held back, with whose parameters they play, and what if one dies."""
+"""Actors: their steps, flow control, the age of their parameters, and their death."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_records_come_whole_and_in_order_from_another_process() -> None:
         sent = steps(number, values=number % 5 > 0)
         assert record.steps.behaviour == sent.behaviour == {}
         for name, expected in list(sent._asdict().items())[:-1]:
-            found = getattr(record.steps, name)
-            assert (found is None) if expected is None else torch.equal(found, expected), name
+            result = getattr(record.steps, name)
+            assert (result is None) if expected is None else torch.equal(result, expected), name
         assert record.version == number
         assert record.episodes == [Episode(1, number / 4, number)] * (number % 3)
         ring.drop()
@@ -209,16 +209,16 @@ def test_an_actor_that_dies_is_started_again_and_told_of() -> None:
         assert [kind for kind, _ in source.events()] == ["actor began", "actor began"]
         victim = pids(source)[1]
         os.kill(victim, signal.SIGKILL)
-        told: list[tuple[str, str]] = []
+        reported: list[tuple[str, str]] = []
 
         def learned() -> bool:  # the other actor always has something: the dead one is missed all the same
             learner.learn(next(source))
-            told.extend(source.events())
-            return len(told) == 2
+            reported.extend(source.events())
+            return len(reported) == 2
 
         until(learned)
-        assert [kind for kind, _ in told] == ["actor died", "actor began"]
-        assert "actor 1 of replica 0 died (signal 9)" in told[0][1]
+        assert [kind for kind, _ in reported] == ["actor died", "actor began"]
+        assert "actor 1 of replica 0 died (signal 9)" in reported[0][1]
         assert source.fields()["actor_deaths"] == 1
         taken = source._actors[1].ring
         before = int(taken._marks[1])
@@ -240,9 +240,9 @@ def test_actors_that_hang_are_started_again_and_told_of(monkeypatch: pytest.Monk
             actor.has_sent, actor.longest_seconds = True, 0.0
         for _ in range(200):
             learner.learn(next(source))
-        told = [words for kind, words in source.events() if kind == "actor died"]
-        assert any("actor 0 of replica 0" in words and "hung: no step for" in words for words in told)
-        assert any("actor 1 of replica 0" in words for words in told)
+        reported = [words for kind, words in source.events() if kind == "actor died"]
+        assert any("actor 0 of replica 0" in words and "hung: no step for" in words for words in reported)
+        assert any("actor 1 of replica 0" in words for words in reported)
         assert not set(stopped) & set(pids(source))
 
 
@@ -259,12 +259,12 @@ def test_actors_end_with_a_learner_that_is_killed() -> None:
 
     process = multiprocessing.get_context("fork").Process(target=learn, daemon=True)
     process.start()
-    found = [int(word) for word in os.read(read, 1000).split()]
-    assert all(alive(pid) for pid in found)
-    assert len(found) == 2
+    result = [int(word) for word in os.read(read, 1000).split()]
+    assert all(alive(pid) for pid in result)
+    assert len(result) == 2
     os.kill(process.pid or 0, signal.SIGKILL)
     process.join()
-    until(lambda: not any(alive(pid) for pid in found))
+    until(lambda: not any(alive(pid) for pid in result))
 
 
 def test_actors_that_cannot_begin_end_the_run_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:

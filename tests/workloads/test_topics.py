@@ -1,4 +1,4 @@
-"""What can be asked of topics: words, documents' topics, perplexities, coherence."""
+"""The estimate of a topic model: words, documents' topics, perplexities, coherence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ K, WORDS = 4, 60
 
 
 def drawn(documents=200):
-    found = generate(
+    result = generate(
         documents=documents,
         vocabulary=WORDS,
         topics=K,
@@ -30,7 +30,7 @@ def drawn(documents=200):
         topic_mass=6.0,
         alpha_mass=1.0,
     )
-    return found.corpus, torch.from_numpy(np.ascontiguousarray(found.phi.T)).float()
+    return result.corpus, torch.from_numpy(np.ascontiguousarray(result.phi.T)).float()
 
 
 def true_topics():
@@ -79,10 +79,10 @@ def test_documents_of_one_topic_are_put_there():
 
 def test_perplexity_of_what_was_drawn_lies_between_the_truth_and_counting():
     corpus, topics = true_topics()
-    found = topics.completion_perplexity(corpus)
+    result = topics.completion_perplexity(corpus)
     frequency = np.bincount(corpus.words, corpus.counts, minlength=WORDS) / corpus.tokens
     counting = math.exp(-np.sum(frequency[frequency > 0] * np.log(frequency[frequency > 0])))
-    assert 1 < found < 0.7 * counting
+    assert 1 < result < 0.7 * counting
     everything_alike = Topics(torch.ones(WORDS, K), torch.full((K,), 0.25))
     assert everything_alike.completion_perplexity(corpus) == pytest.approx(WORDS, rel=1e-5)
 

@@ -35,7 +35,9 @@ class A2C(LearnerConfig):
     torso: mlp, nature2013, nature2015 or a function of your own, FILE.py:FUNCTION (docs/worlds.md); auto is
         nature2013 for images and mlp for vectors.
     recurrent: width of an LSTM after the torso; 0: none.
+    steps: of a rollout. discount: per env step.
     gae_lambda: 1 is the n-step return (GALA Algorithm 1); below 1 is GAE.
+    clip: largest norm of the gradient. hidden: width of an MLP's two layers.
     precision: ``bfloat16`` computes the torso in bfloat16 on a copy of the float32 vector; heads,
         losses and the optimizer stay float32. ``auto`` is bfloat16 for images where the device has native
         bfloat16 arithmetic, else float32; a run resolves and records it before it begins.

@@ -26,7 +26,8 @@ class DQN(LearnerConfig):
     """Hyper-parameters; the defaults are those of DQN on Atari, except where a recipe sets them.
 
     batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
-    n_step: steps of the returns.
+    n_step: steps of the returns. discount: per env step.
+    learning_rate: of Adam. clip: largest norm of the gradient.
     target_every: own updates between copies of the net to the target net; under strategies with common rounds
         at the end of the current round, so this is F x H (F > 1: Zhang, section 5.2). 0: before the first
         batch after new env steps, which is once a fit with ``replay.fit_every``.
@@ -34,13 +35,15 @@ class DQN(LearnerConfig):
         ``agreed`` uses the parameters of the last common round (SPO), ``target`` is Q-learning.
     exploration: the probability of a random action. ``annealed`` falls from 1 to ``epsilon`` over
         ``explore_updates`` own updates; ``ladder`` gives each simulator its own, epsilon ** (1 + 7 i / (B -
-        1)) (Horgan et al. 2018, section 4.1).
+        1)) (Horgan et al. 2018, section 4.1). epsilon: see ``exploration``. explore_updates: see
+        ``exploration``.
     learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
     adam_epsilon: added to the root of the mean squares. Rainbow's 1.5e-4 suits larger gradients: on Pong 95%
         of these roots are below 1.1e-5, and it would make the mean step 28 times smaller.
     dueling: separate streams for the state's value and the actions' advantages (Wang et al. 2016).
     torso: mlp, nature2013, nature2015 or a function of your own, FILE.py:FUNCTION (docs/worlds.md); auto is
-        nature2013 for images and mlp for vectors.
+        nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
+    precision: of the torso; ``auto`` is bfloat16 for images where the device has native bfloat16 arithmetic.
     """
 
     name: ClassVar[str] = "dqn"
@@ -173,7 +176,7 @@ class DQNAgent:
         if self.config.target_every == 0 and batch.env_steps:
             self.target.move()
         with torch.no_grad():
-            next_observation = self.net.lay(data.next_observation)
+            next_observation = self.net.preprocess(data.next_observation)
             q_t, q_t_selector = self.target(next_observation), self._select(next_observation)
         value = self.net(data.observation)
         step = q_step(value, data.action, data.reward, data.discount, data.weights, q_t, q_t_selector)

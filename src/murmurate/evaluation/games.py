@@ -42,7 +42,7 @@ class EvalResult:
 class Games(Evaluation):
     """Whole games with the consensus parameters of the last checkpoint, and of the best one.
 
-    eval_episodes: number of games, for each of the two.
+    eval_episodes: number of games with the final, and with the best parameters.
     """
 
     eval_episodes: int = 10

@@ -36,9 +36,9 @@ class QNetwork(nn.Module):
         super().__init__()
         self.torso, self.head = torso, head
 
-    def lay(self, observation: Tensor) -> Tensor:
+    def preprocess(self, observation: Tensor) -> Tensor:
         """Observations [B, ...] preprocessed for nets of this kind, so that several can share the work."""
-        return self.torso.lay(observation) if isinstance(self.torso, ConvTorso) else observation
+        return self.torso.preprocess(observation) if isinstance(self.torso, ConvTorso) else observation
 
     def forward(self, observation: Tensor) -> Tensor:
         """[B, ...], or what ``lay`` makes of it, to Q(s, .) [B, A]."""

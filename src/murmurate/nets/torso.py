@@ -39,10 +39,10 @@ _SMALLEST_SIDE = 20  # pixels of an image that nature2013 can read
 
 def torsos() -> dict[str, Torso]:
     """All torsos by name, without those in files."""
-    found: dict[str, Torso] = {}
+    by_name: dict[str, Torso] = {}
     for module in plugins.modules("murmurate.nets"):
-        found.update(getattr(module, "TORSOS", {}))
-    return found
+        by_name.update(getattr(module, "TORSOS", {}))
+    return by_name
 
 
 def checked_torso(name: str) -> str:

@@ -14,7 +14,7 @@ from murmurate.worlds.registry import world
 ALGORITHM = "a2c"
 
 
-def a2c(name: str) -> Run:
+def recipe(name: str) -> Run:
     """One learner with 16 simulators; ``--replicas N`` adds learners that all-reduce."""
     return Run(recipe=f"{name}-{ALGORITHM}", strategy=AllReduce(), **settings(name))
 
@@ -56,6 +56,3 @@ def settings(name: str) -> dict[str, Any]:
         "evaluation": Games(),
         "env_steps": 1_000_000,
     }
-
-
-recipe = a2c

@@ -11,7 +11,7 @@ from murmurate.training.run import Run
 ALGORITHM = "apex-dqn"
 
 
-def apex_dqn(name: str) -> Run:
+def recipe(name: str) -> Run:
     """Two actors that share the simulators; ``--replicas N`` adds learners that all-reduce, each with its own
     actors and replay (Differs: the paper has one learner). The exponent of the importance weights stays 0.4,
     as in the paper."""
@@ -25,6 +25,3 @@ def apex_dqn(name: str) -> Run:
         replay = dataclasses.replace(replay, capacity=fields["env_steps"])
     source = dataclasses.replace(source, replay=replay, actors=2)
     return Run(recipe=f"{name}-{ALGORITHM}", learner=learner, source=source, strategy=AllReduce(), **fields)
-
-
-recipe = apex_dqn

@@ -15,7 +15,7 @@ from murmurate.worlds.registry import world
 ALGORITHM = "dqn"
 
 
-def dqn(name: str) -> Run:
+def recipe(name: str) -> Run:
     """One learner that acts and learns in turn; ``--replicas N`` adds learners that all-reduce."""
     return Run(recipe=f"{name}-{ALGORITHM}", strategy=AllReduce(), **settings(name))
 
@@ -50,6 +50,3 @@ def settings(name: str) -> dict[str, Any]:
         "env_steps": 100_000,
         "checkpoint_every_env_steps": 10_000,
     }
-
-
-recipe = dqn

@@ -15,7 +15,7 @@ from murmurate.training.run import Run
 ALGORITHM = "fqi"
 
 
-def fqi(name: str) -> Run:
+def recipe(name: str) -> Run:
     """Uniform draws; for images, single steps. The replay keeps the last five batches of images, elsewhere
     50,000 steps (our choice; the thesis does not say)."""
     fields = settings(name)
@@ -29,6 +29,3 @@ def fqi(name: str) -> Run:
     source = dataclasses.replace(source, replay=replay)
     learner = dataclasses.replace(learner, n_step=1 if images else learner.n_step, target_every=0)
     return Run(recipe=f"{name}-{ALGORITHM}", learner=learner, source=source, strategy=AllReduce(), **fields)
-
-
-recipe = fqi

@@ -13,9 +13,6 @@ from murmurate.training.run import Run
 ALGORITHM = "hsa2c"
 
 
-def hsa2c(name: str) -> Run:
+def recipe(name: str) -> Run:
     """Two nodes of two learners each, lock-free inside a node; a master adds up the nodes' changes."""
     return Run(recipe=f"{name}-{ALGORITHM}", strategy=DPSGD(), replicas=4, **settings(name))
-
-
-recipe = hsa2c

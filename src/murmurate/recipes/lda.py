@@ -14,7 +14,7 @@ ALGORITHM = "lda"
 WORLDS = ("corpus",)
 
 
-def lda(name: str) -> Run:
+def recipe(name: str) -> Run:
     """One replica; ``--replicas N`` adds replicas that share lambda. ``--world.path`` names the corpus."""
     if name not in WORLDS:
         raise unknown("world", name, WORLDS)
@@ -29,6 +29,3 @@ def lda(name: str) -> Run:
         checkpoint_every_env_steps=1_000_000,
         record_every_seconds=0.2,  # small corpora take seconds
     )
-
-
-recipe = lda

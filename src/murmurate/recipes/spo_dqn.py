@@ -18,7 +18,7 @@ _PERIOD = 10  # H
 _LEARNERS = 2
 
 
-def spo_dqn(name: str) -> Run:
+def recipe(name: str) -> Run:
     """Two learners with half of the simulators each (Differs: each fills its own bank, where Zhang's actors
     fill all banks in turn; the net has one stream, where Zhang's has two).
 
@@ -43,6 +43,3 @@ def spo_dqn(name: str) -> Run:
         replicas=_LEARNERS,
         **fields,
     )
-
-
-recipe = spo_dqn

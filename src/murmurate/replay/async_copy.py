@@ -30,11 +30,11 @@ class AsyncCopy:
 
     def gather(self, source: Tensor, stride: int, bytes: int, index: Tensor, out: Tensor) -> None:
         """out[i] <- ``bytes`` from ``source``'s memory, from index[i] * stride on."""
-        what = (source.data_ptr(), stride, bytes, index.data_ptr(), index.shape[0], out.data_ptr())
+        arguments = (source.data_ptr(), stride, bytes, index.data_ptr(), index.shape[0], out.data_ptr())
         if bytes * index.shape[0] < _SMALL_BYTES:
-            self._kernels.gather(*what)
+            self._kernels.gather(*arguments)
         else:
-            self._keep(self._kernels.gather_later(self._thread, *what), source, index, out)
+            self._keep(self._kernels.gather_later(self._thread, *arguments), source, index, out)
 
     def split(
         self, source: Tensor, stride: int, index: Tensor, places: Tensor, out: tuple[Tensor, ...]
@@ -42,11 +42,18 @@ class AsyncCopy:
         """out[k][i] <- the bytes of field k of the row at index[i] * stride of ``source``'s memory. places:
         [K, 2] int64, offset and bytes of each field."""
         addresses = tuple([x.data_ptr() for x in out])
-        what = (source.data_ptr(), stride, index.data_ptr(), index.shape[0], places.data_ptr(), addresses)
+        arguments = (
+            source.data_ptr(),
+            stride,
+            index.data_ptr(),
+            index.shape[0],
+            places.data_ptr(),
+            addresses,
+        )
         if stride * index.shape[0] < _SMALL_BYTES:
-            self._kernels.split(*what)
+            self._kernels.split(*arguments)
         else:
-            self._keep(self._kernels.split_later(self._thread, *what), source, index, places, *out)
+            self._keep(self._kernels.split_later(self._thread, *arguments), source, index, places, *out)
 
     def _keep(self, number: int, *tensors: Tensor) -> None:
         self.number = number

@@ -92,17 +92,17 @@ class Prioritized:
         else:
             self.update(slots, error)
         if self._filled < self.capacity:
-            here = slots.numpy()
-            fresh = here[~self._present[here]]
-            self._filled += len(set(fresh.tolist()))
-            self._present[fresh] = True
+            numbers = slots.numpy()
+            new = numbers[~self._present[numbers]]
+            self._filled += len(set(new.tolist()))
+            self._present[new] = True
 
     def remove(self, slots: Tensor) -> None:
         self.tree.set(slots, torch.zeros(len(slots)))
-        here = slots.numpy()
-        gone = here[self._present[here]]
-        self._filled -= len(set(gone.tolist()))
-        self._present[gone] = False
+        numbers = slots.numpy()
+        removed = numbers[self._present[numbers]]
+        self._filled -= len(set(removed.tolist()))
+        self._present[removed] = False
 
     def update(self, slots: Tensor, error: Tensor) -> None:
         greatest = self.tree.update(slots, error, self.alpha, self.epsilon)
@@ -155,16 +155,16 @@ class Uniform:
         return self._filled
 
     def put(self, slots: Tensor, error: Tensor | None = None) -> None:
-        here = slots.numpy()
-        fresh = np.unique(here[self._places[here] < 0])
-        end = self._filled + len(fresh)
-        self._slots[self._filled : end] = fresh
-        self._places[fresh] = np.arange(self._filled, end)
+        numbers = slots.numpy()
+        new = np.unique(numbers[self._places[numbers] < 0])
+        end = self._filled + len(new)
+        self._slots[self._filled : end] = new
+        self._places[new] = np.arange(self._filled, end)
         self._filled = end
 
     def remove(self, slots: Tensor) -> None:
-        here = slots.numpy()
-        for slot in np.unique(here[self._places[here] >= 0]).tolist():
+        numbers = slots.numpy()
+        for slot in np.unique(numbers[self._places[numbers] >= 0]).tolist():
             self._filled -= 1
             place, last = self._places[slot], self._slots[self._filled]
             self._slots[place], self._places[last] = last, place
@@ -187,10 +187,10 @@ class Uniform:
             check_out(out.indices, torch.int64, count)
             check_out(out.weights, torch.float32, count)
         places = torch.randint(self._filled, (count,), generator=self._generator)
-        found = torch.from_numpy(self._slots[places.numpy()])
+        drawn = torch.from_numpy(self._slots[places.numpy()])
         if out is None:
-            return Draw(found, torch.ones(count))
-        out.indices.copy_(found)
+            return Draw(drawn, torch.ones(count))
+        out.indices.copy_(drawn)
         out.weights.fill_(1.0)
         return out
 
@@ -204,10 +204,10 @@ class Uniform:
     def load(self, state: dict[str, Any]) -> None:
         self._places.fill(-1)
         self._filled = 0
-        kept = state["slots"].numpy()
-        self._slots[: len(kept)] = kept
-        self._places[kept] = np.arange(len(kept))
-        self._filled = len(kept)
+        slots = state["slots"].numpy()
+        self._slots[: len(slots)] = slots
+        self._places[slots] = np.arange(len(slots))
+        self._filled = len(slots)
         self._generator.set_state(state["generator"])
 
 

@@ -26,8 +26,8 @@ from murmurate.worlds.interface import Simulators, SimulatorWorld
 class RolloutSourceConfig(SourceConfig):
     """Rollouts of the learner's own policy.
 
-    simulators: per learner. double_buffer: act for one half of the simulators while the other half steps in
-        native threads.
+    simulators: of each learner. double_buffer: act for one half of the simulators while the other half steps
+        in native threads.
     """
 
     simulators: int = 16

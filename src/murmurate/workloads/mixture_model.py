@@ -38,7 +38,7 @@ _LLOYD_STEPS = 10
 class MixtureModel(LearnerConfig):
     """Hyper-parameters of the model and of its inference.
 
-    components: K, the maximum; superfluous components get weights near 0. batch: G, rows of an update.
+    components: their number, K; superfluous ones get weights near 0. batch: rows of an update, G.
     covariance: of a component: ``full``, or ``diagonal``.
     concentration: alpha_0 of the Dirichlet prior of the weights; none is 1 / K. precision: beta_0, the weight
         in rows of the prior's mean, which is the mean of the data. freedom: nu_0 of the Wishart prior of a

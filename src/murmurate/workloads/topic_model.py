@@ -1,8 +1,8 @@
 """Latent Dirichlet allocation by stochastic variational inference, under any strategy (DPSVI).
 
 Mohamad et al., Algorithms 3 and 4; alone it is Hoffman et al. 2013, figure 6. The natural gradient of a
-mini-batch is lambda - lambda-hat (equations 50 to 52), so inference is plain SGD, and what replicas
-exchange are the parameters of the topics, as they would those of a net.
+mini-batch is lambda - lambda-hat (equations 50 to 52), so inference is plain SGD, and
+replicas exchange the parameters of the topics as they would those of a net.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ _SEED_DOCUMENTS, _SEED_SHARE = 2, 0.1
 class TopicModel(LearnerConfig):
     """Hyper-parameters of the model and of its inference.
 
-    topics: K. batch: G, documents of an update.
+    topics: number of topics, K. batch: documents of an update, G.
     alpha: parameter of the Dirichlet prior of a document's topics, the same for each; none is 1 / K.
     prior: parameter of the Dirichlet prior of a topic's words (zeta); none is 1 / K.
-    iterations: maximum for a document's E-step. tolerance: mean change of its gammas at which it ends.
+    iterations: maximum for a document's E-step. tolerance: mean change of the gammas at which the E-step
+    ends.
     step_rule: for the local step size eta at update t, and the weight rho of a pushed step.
         ``robbins-monro``: eta = (delay + t) ** -forgetting; ``average``: eta is the constant ``rate``; with
         both, the steps of several replicas are averaged. ``paper``: eta = rho = rate / (p B M) ** 0.25

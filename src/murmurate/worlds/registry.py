@@ -21,12 +21,12 @@ def world(name: str) -> SimulatorWorld:
     missing: errors.MissingExtra | None = None
     for module in _modules():
         try:
-            found: SimulatorWorld | None = module.world(name)
+            chosen: SimulatorWorld | None = module.world(name)
         except errors.MissingExtra as problem:
             missing = problem
             continue
-        if found is not None:
-            return found
+        if chosen is not None:
+            return chosen
     known = world_names()
     if missing is not None and not difflib.get_close_matches(name, known, n=1, cutoff=0.8):
         raise missing
