@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from murmurate.fabric.processes.fabric import ProcessChannel, ProcessFabric
-from murmurate.fabric.processes.run_state import HandOver, RunState
+from murmurate.fabric.processes.run_state import RunState, TransferRequest
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from waiting import until
 
@@ -84,11 +84,12 @@ def rebirth(host: Host, rank: int, by_agreement: bool = False) -> tuple[ProcessF
 
 
 @pytest.mark.parametrize(
-    "asked", [HandOver(1, 0, 0, 0), HandOver(7, 3, 2, 1), HandOver(2**20 - 1, 2047, 2047, 2046)]
+    "asked",
+    [TransferRequest(1, 0, 0, 0), TransferRequest(7, 3, 2, 1), TransferRequest(2**20 - 1, 2047, 2047, 2046)],
 )
-def test_a_hand_over_travels_as_one_number_that_a_float64_holds(asked: HandOver) -> None:
-    assert HandOver.unpack(int(float(asked.packed()))) == asked
-    assert HandOver(asked.number + 1, 0, 0, 0).packed() > asked.packed()
+def test_a_hand_over_travels_as_one_number_that_a_float64_holds(asked: TransferRequest) -> None:
+    assert TransferRequest.unpack(int(float(asked.packed()))) == asked
+    assert TransferRequest(asked.number + 1, 0, 0, 0).packed() > asked.packed()
 
 
 def test_a_life_begins_only_after_the_last_one_has_ended() -> None:
@@ -129,7 +130,7 @@ def test_who_has_entered_is_spoken_with_at_once_and_told_between_two_steps(
     here = host(2)
     fabric, channel = here.door(0)
     joiner, its_channel = rebirth(here, 1)
-    joiner.enter(fabric.place([0]))
+    joiner.enter(fabric.position([0]))
     its_channel.publish(full(2.0))
     joiner.membership.run_state.enter(1)
     assert channel.send(1, "x", full(1.0), deadline_seconds=0.0)
@@ -220,7 +221,7 @@ def test_a_joiner_takes_part_from_one_round_on_for_everybody(
     partners = [sorted(found) for found in all_together(lambda: quick.gather(x), lambda: slow.gather(y))]
     assert partners == [[0, 1], [0, 1]]
     fabric, its_channel = joiner[0]
-    place = doors[0][0].place(partners[0])
+    place = doors[0][0].position(partners[0])
     for door, _ in doors[:2]:
         door.admit(2, here.run_state.incarnation(2))
         assert list(door.living()) == [0, 1, 2]

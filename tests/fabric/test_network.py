@@ -12,7 +12,7 @@ import torch.distributed as dist
 from fabric.networked import N, at_once, channels, fill, members
 from murmurate.buffers import Pool, as_tensor
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.network.endpoint import short
+from murmurate.fabric.network.endpoint import digest
 from murmurate.fabric.network.fabric import NetworkFabric
 from murmurate.fabric.network.register import UNREAD_LIMIT
 from waiting import until
@@ -108,7 +108,7 @@ def test_a_publisher_stops_for_who_reads_no_more_and_goes_on_when_it_does():
         held = there._register._subscriptions[0]
         for number in range(1, 100):
             here.publish(fill(number))
-            until(lambda number=number: held.version == number + 1 or not held.asked)
+            until(lambda number=number: held.version == number + 1 or not held.requested)
         assert held.version <= 1 + UNREAD_LIMIT
         assert here.traffic.bytes <= (1 + UNREAD_LIMIT) * 4 * N
         assert there.version(0) == 100, "one question, and the newest is there"
@@ -150,7 +150,7 @@ def test_messages_for_a_channel_that_is_made_later_wait_for_it(shared_memory):
         here.publish(fill(2))
         endpoint = fabrics[1].endpoint
         until(
-            lambda: endpoint.pending.frames or any(key[0] == "desk" for _, key in endpoint.pending.announced)
+            lambda: endpoint.pending.frames or any(key[0] == "shm" for _, key in endpoint.pending.announced)
         )
         there = fabrics[1].channel("late", torch.zeros(N))
         assert torch.equal(there.wait("x", 10.0).x, fill(1))
@@ -177,7 +177,7 @@ def test_what_came_early_and_does_not_fit_is_refused_and_all_are_told_so():
         early = fabrics[1].endpoint.pending
         until(lambda: early.frames and early.announced)
         with fabrics[1].endpoint.lock:
-            early.hear(0, ("taken", short("model").hex(), "x"), "much")
+            early.keep_announced(0, ("taken", digest("model").hex(), "x"), "much")
         there = fabrics[1].channel("model", torch.zeros(2 * N))
         assert fabrics[1].refused == {"length": 1, "meta": 1}
         assert early.bytes == 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.simulated.fabric import Crashed, Faults, Partition, SimulatedFabric
+from murmurate.fabric.simulated.fabric import Crashed, MailFaults, Partition, SimulatedFabric
 from murmurate.fabric.simulated.latency import LogNormal, Network, Straggler, Trace, compute_model
 
 N = 1000  # a vector of 4000 bytes
@@ -126,7 +126,7 @@ def test_what_one_member_has_set_of_autograd_is_its_own():
         assert SimulatedFabric(1, 0).run([lambda member: torch.is_grad_enabled()]) == [False]
 
 
-def test_contexts_need_neither_threads_nor_each_others_stack():
+def test_coroutines_need_neither_threads_nor_each_others_stack():
     """Begun from within one another, 3000 would exceed Python's recursion limit."""
 
     def role(member):
@@ -305,7 +305,7 @@ def test_mail_to_who_comes_back_begins_anew():
         while (message := fabric.wait("t", 2.5)) is not None:
             got.append(float(message.x[0]))
 
-    fabric = cluster(2, Network(latency_seconds=0.75), mail_faults=Faults(loss=0.2, resend_seconds=0.01))
+    fabric = cluster(2, Network(latency_seconds=0.75), mail_faults=MailFaults(loss=0.2, resend_seconds=0.01))
     fabric.at(1.25, lambda: fabric.crash(1))
     fabric.at(3.5, lambda: fabric.revive(1, receiver, like=0))
     outcome = fabric.run([sender, receiver])[0]
@@ -329,7 +329,7 @@ def test_only_the_dead_come_back():
     fabric = cluster(2)
 
     def role(member):
-        with pytest.raises(ValueError, match="not dead"):
+        with pytest.raises(ValueError, match="has not ended"):
             fabric.revive(1 - member.rank, role, like=member.rank)
 
     fabric.run([role] * 2)

@@ -61,7 +61,7 @@ def serve(replicator, bond, module, end, folder):
         with torch.no_grad():
             bond.strategy.serve(bond.replica, bond.channel)
         done += end.receive("done") is not None
-    settled = replicator.settle(1, _SETTLE_SECONDS)
+    settled = replicator.drain(1, _SETTLE_SECONDS)
     return {"settled": settled, "v": bond.replica.params.unique().tolist()}
 
 
@@ -85,7 +85,7 @@ def learn(replicator, bond, module, end, folder):
         (folder / f"{rank}.progress.new").write_text(progress)
         (folder / f"{rank}.progress.new").rename(folder / f"{rank}.progress")
         time.sleep(0.02)
-    settled = replicator.settle(1, _SETTLE_SECONDS)
+    settled = replicator.drain(1, _SETTLE_SECONDS)
     end.send(end.size - 1, "done", torch.zeros(1))
     return {"settled": settled, "pushed": pushed.unique().tolist(), "pushes": count}
 

@@ -147,7 +147,7 @@ def test_a_member_that_starts_anew_is_heard_again(before, after):
         assert here.wait("x", 10.0) is not None
         until(lambda: here.version(1) == 4)
         assert here.send(1, "lost", fill(7))
-        fabrics[1].endpoint._shut()  # as if its process had ended
+        fabrics[1].endpoint._close_connections()  # as if its process had ended
         until(lambda: list(fabrics[0].living()) == [0])
         lives = fabrics[0].endpoint.connections[1].times_connected
         assert not here.send(1, "x", fill(0))
@@ -159,7 +159,7 @@ def test_a_member_that_starts_anew_is_heard_again(before, after):
             "it lives by its new card before the line to it stands",
         )
         until(lambda: list(fabrics[0].living()) == [0, 1], "both live")
-        assert (connection.near is not None) == after
+        assert (connection.local_peer is not None) == after
         assert torch.equal(here.peek(1)[0], fill(3)), "the former life's, as long as there is nothing newer"
         left = [here.wait("x", 10.0) for _ in range(3)]
         assert [float(message.x[0]) for message in left] == [1.0, 2.0, 3.0], "what it sent can still be read"

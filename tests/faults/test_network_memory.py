@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from fabric.networked import RUN, SECRET, at_once, cabled, channels, members
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.network.compression import Plain
+from murmurate.fabric.network.compression import ExactCodec
 from murmurate.fabric.network.fabric import Died, NetworkFabric, run_members
 from waiting import until
 
@@ -106,7 +106,7 @@ def test_lives_that_end_while_they_read_hold_up_nobody():
                 assert float(held[-1][0]) == number
             held.append(x)
             assert here.send(1, "x", vector(-1)), "which nobody reads"
-            fabrics[1].endpoint._shut()  # as if its process had ended
+            fabrics[1].endpoint._close_connections()  # as if its process had ended
             until(lambda: list(fabrics[0].living()) == [0])
             fabrics[1] = NetworkFabric(1, 2, store, run_id=RUN, secret=SECRET, **options)
             (there,) = channels(fabrics[1:], like=LIKE)
@@ -116,12 +116,12 @@ def test_lives_that_end_while_they_read_hold_up_nobody():
             held.clear()  # the former life's messages are given back to the former life's slots
             gc.collect()
         desk = here._shm
-        until(lambda: len(desk.lanes) == len(desk.seen) == 1, "each shows the other its memory")
-        lender = fabrics[0].endpoint.credentials.lender
+        until(lambda: len(desk.lanes) == len(desk.mapped) == 1, "each shows the other its memory")
+        lender = fabrics[0].endpoint.credentials.shm
         assert os.fstat(lender.descriptor).st_blocks * 512 < 8 * LIKE.nbytes, (
             "memory of former lives is given back"
         )
-        assert len(lender._parts) < 12, "memory of former lives is mapped no more"
+        assert len(lender._mapped) < 12, "memory of former lives is mapped no more"
 
 
 def test_a_letter_under_way_to_a_former_life_does_not_reach_the_next(monkeypatch):
@@ -129,17 +129,16 @@ def test_a_letter_under_way_to_a_former_life_does_not_reach_the_next(monkeypatch
     options = {"deadline_seconds": 10.0, "silence_seconds": 1.0}
     with members(2, {0: store, 1: store}, **options) as fabrics:
         here, _ = channels(fabrics)
-        encode = Plain.encode
+        encode = ExactCodec.encode
 
-        def and_then_it_starts_anew(codec, x, room):
-            wire = encode(codec, x, room)
+        def and_then_it_starts_anew(codec, x, wire):
+            encode(codec, x, wire)
             monkeypatch.undo()
-            fabrics[1].endpoint._shut()
+            fabrics[1].endpoint._close_connections()
             fabrics[1] = NetworkFabric(1, 2, store, run_id=RUN, secret=SECRET, **options)
             until(lambda: fabrics[0].endpoint.connections[1].connected)
-            return wire
 
-        monkeypatch.setattr(Plain, "encode", and_then_it_starts_anew)
+        monkeypatch.setattr(ExactCodec, "encode", and_then_it_starts_anew)
         here.send(1, "x", torch.ones(5))
         (there,) = channels(fabrics[1:])
         assert here.send(1, "x", torch.full((5,), 2.0))
@@ -162,18 +161,17 @@ def send_and_die(moment, door):
     for number in range(20):
         fabric.publish(vector(number))
         assert fabric.send(1, "x", vector(number))
-    encode = Plain.encode
+    encode = ExactCodec.encode
 
-    def half(codec, x, room):
-        wire = room.take(codec.wire_bytes)
+    def half(codec, x, wire):
         wire[: wire.nbytes // 2] = 255
         kill_myself()
 
-    def whole(codec, x, room):
-        encode(codec, x, room)
+    def whole(codec, x, wire):
+        encode(codec, x, wire)
         kill_myself()
 
-    Plain.encode = half if moment.startswith("half") else whole
+    ExactCodec.encode = half if moment.startswith("half") else whole
     if moment.endswith("message"):
         fabric.send(1, "x", vector(20))
     else:
@@ -188,7 +186,7 @@ def read_until_it_is_dead(late, door):
         while not fabric.has_lost(0):
             fabric.wait("nothing", 0.005)
     else:
-        until(lambda: any(key[0] == "desk" for _, key in door.endpoint.pending.announced))
+        until(lambda: any(key[0] == "shm" for _, key in door.endpoint.pending.announced))
         door.channel("word", torch.zeros(1)).send(0, "told", torch.zeros(1))
         until(lambda: 0 not in door.living())
         fabric = door.channel("model", LIKE)

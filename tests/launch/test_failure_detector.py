@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from murmurate.fabric.processes.run_state import HandOver, RunState
+from murmurate.fabric.processes.run_state import RunState, TransferRequest
 from murmurate.fabric.processes.spawn import DIED, Exit, WorkerProcess
 from murmurate.launch.failure_detector import CAP_SECONDS, FLOOR_SECONDS, REJOINS, FailureDetector, patience
 from murmurate.recipes import recipe
@@ -226,18 +226,18 @@ def test_a_hand_over_waits_for_a_joiner_that_is_ready_and_for_a_checkpoint_to_be
     scene = Scene("gala", restarts=1)
     scene.die(1)
     scene.live(0.2)
-    assert scene.run_state.hand_over == 0
+    assert scene.run_state.transfer_request == 0
     scene.run_state.ready(1)
     scene.coordinator.is_saving = True
     scene.live(0.2)
-    assert scene.run_state.hand_over == 0
+    assert scene.run_state.transfer_request == 0
     scene.coordinator.is_saving = False
     scene.live(0.1)
-    asked = HandOver.unpack(scene.run_state.hand_over)
-    assert asked == HandOver(1, 1, 1, 0)
+    asked = TransferRequest.unpack(scene.run_state.transfer_request)
+    assert asked == TransferRequest(1, 1, 1, 0)
     assert scene.run_state.is_alive(1)
     assert scene.coordinator.is_admitting
-    scene.run_state.gave(0, 1)
+    scene.run_state.transferred(0, 1)
     scene.run_state.enter(1)
     scene.live(0.1)
     assert scene.joined == [(1, 0)]
@@ -251,14 +251,14 @@ def test_another_donor_is_asked_when_the_first_cannot(how: str) -> None:
     scene.die(2)
     scene.run_state.ready(2)
     scene.live(0.1)
-    assert HandOver.unpack(scene.run_state.hand_over).donor == 0
+    assert TransferRequest.unpack(scene.run_state.transfer_request).donor == 0
     if how == "dies":
         scene.detector.run = dataclasses.replace(scene.detector.run, restarts=0)
         scene.die(0)
     else:
         scene.silent = {0}
     scene.live(FLOOR_SECONDS)
-    assert HandOver.unpack(scene.run_state.hand_over) == HandOver(2, 1, 2, 1)
+    assert TransferRequest.unpack(scene.run_state.transfer_request) == TransferRequest(2, 1, 2, 1)
 
 
 def test_in_rounds_a_death_during_a_hand_over_sends_the_joiner_back_to_begin_again() -> None:
@@ -275,7 +275,7 @@ def test_in_rounds_a_death_during_a_hand_over_sends_the_joiner_back_to_begin_aga
     assert scene.run_state.incarnation(3) == 2, "it was not its fault, and costs it no restart"
     scene.run_state.ready(3)
     scene.live(0.1)
-    assert HandOver.unpack(scene.run_state.hand_over) == HandOver(2, 2, 3, 1)
+    assert TransferRequest.unpack(scene.run_state.transfer_request) == TransferRequest(2, 2, 3, 1)
 
 
 def test_a_joiner_that_falls_silent_at_the_door_begins_again_so_that_runs_are_saved() -> None:

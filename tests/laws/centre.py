@@ -18,7 +18,7 @@ from torch import Tensor
 
 from laws.problems import OPTIMIZERS, Point, Problem, Result
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.simulated.fabric import Faults, SimulatedFabric
+from murmurate.fabric.simulated.fabric import MailFaults, SimulatedFabric
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.interface import Strategy
 
@@ -221,7 +221,7 @@ class Exact:
 def troubled(seed: int, learners: int, crash: bool = False) -> dict[str, Any]:
     """Delays, and mail that is lost, doubled and overtaken and mended; perhaps the death of a learner."""
     draw = np.random.default_rng([77, seed])
-    faults = Faults(loss=0.2, duplication=0.2, reordering=0.2, resend_seconds=1e-3)
+    faults = MailFaults(loss=0.2, duplication=0.2, reordering=0.2, resend_seconds=1e-3)
     crashes = {int(draw.integers(learners)): int(draw.integers(12, 45))} if crash else {}
     return {"latency": (0.0, 3e-4), "mail_faults": faults, "crashes": crashes}
 

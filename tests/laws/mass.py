@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from laws.problems import Point, slope
-from murmurate.fabric.simulated.fabric import Faults, SimulatedFabric
+from murmurate.fabric.simulated.fabric import MailFaults, SimulatedFabric
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.push_sum import PushSum
 
@@ -128,8 +128,8 @@ class Shares:
     make_optimizer: Callable = sgd
     still: bool = False  # gradients of zero
     haste: float = 1e-4
-    faults: Faults = field(
-        default_factory=lambda: Faults(loss=0.2, duplication=0.2, reordering=0.3, resend_seconds=2e-4)
+    faults: MailFaults = field(
+        default_factory=lambda: MailFaults(loss=0.2, duplication=0.2, reordering=0.3, resend_seconds=2e-4)
     )
 
     def starts(self, seed: int) -> np.ndarray:

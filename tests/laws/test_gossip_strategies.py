@@ -11,7 +11,7 @@ import torch
 from laws.mass import Shares
 from laws.problems import Point, Problem, same, slope
 from laws.test_solo import UPDATES, alone, solo, variant, words
-from murmurate.fabric.simulated.fabric import Crashed, Faults, Partition, SimulatedFabric
+from murmurate.fabric.simulated.fabric import Crashed, MailFaults, Partition, SimulatedFabric
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.pull_gossip import PullGossip
@@ -135,7 +135,7 @@ FAULTY = {
 def faulty(size, seed):
     """Another fault, or three, for each schedule: late, lost, doubled, overtaken mail, a crash, a cut."""
     drawn = np.random.default_rng([17, seed])
-    faults = Faults(
+    faults = MailFaults(
         loss=drawn.choice([0.0, 0.3]),
         duplication=drawn.choice([0.0, 0.3]),
         reordering=drawn.choice([0.0, 0.5]),

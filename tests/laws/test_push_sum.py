@@ -12,13 +12,13 @@ import torch
 
 from laws.mass import DIMENSION, Ledger, Shares, sgd, weighed
 from laws.problems import Point
-from murmurate.fabric.simulated.fabric import Crashed, Faults, SimulatedFabric
+from murmurate.fabric.simulated.fabric import Crashed, MailFaults, SimulatedFabric
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.push_gossip import PushGossip
 from murmurate.strategies.push_sum import PushSum
 from murmurate.topology import topologies
 
-HARD = Faults(loss=0.3, duplication=0.3, reordering=0.5, resend_seconds=3e-4)
+HARD = MailFaults(loss=0.3, duplication=0.3, reordering=0.5, resend_seconds=3e-4)
 
 
 def adam(parameters):
@@ -42,7 +42,7 @@ def test_the_sums_are_constant_under_loss_duplication_and_reordering(name, make_
 
 def test_without_the_mended_mail_the_ledger_finds_what_is_lost():
     """That it can tell: the same faults let through break the sums."""
-    case = Shares(faults=dataclasses.replace(HARD, mend=False))
+    case = Shares(faults=dataclasses.replace(HARD, reliable=False))
     broken = 0
     for seed in range(5):
         try:

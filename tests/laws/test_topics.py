@@ -494,14 +494,14 @@ def master_of(replica, shrinks="present", nodes=((0,), (1,))):
 
 
 def fold(master, *pushes):
-    master.unfolded += pushes
+    master.pending += pushes
     master.fold()
 
 
 def test_letters_that_nobody_packed_are_refused_and_change_nothing():
     master = master_of(replica_of_ones(20))
     good = SparseDelta(0.9, 0, torch.tensor([3, 19]), torch.ones(2, 16)).pack()
-    assert master.accepts(good)
+    assert master.is_valid(good)
     wrong = [
         good[:3],
         good[:-1],
@@ -512,8 +512,8 @@ def test_letters_that_nobody_packed_are_refused_and_change_nothing():
         SparseDelta(0.9, 0, torch.tensor([3]), torch.full((1, 16), float("nan"))).pack(),
         SparseDelta(0.9, math.inf, torch.tensor([3]), torch.ones(1, 16)).pack(),
     ]
-    assert not any(master.accepts(letter) for letter in wrong)
-    assert all(len(master.answer(letter)) == 320 for letter in wrong)
+    assert not any(master.is_valid(letter) for letter in wrong)
+    assert all(len(master.reply_to(letter)) == 320 for letter in wrong)
 
 
 @pytest.mark.parametrize(("factor", "rho"), [(0.6, 1.0), (0.2, 0.99 / 1.6)])
@@ -547,7 +547,7 @@ def test_the_master_outlives_all_nodes_and_begins_anew_after_a_resume():
 
     began = replica.clock
     push(began)
-    master.answered(0, [])  # whoever pushed it is dead, and so are all
+    master.replied(0, [])  # whoever pushed it is dead, and so are all
     desk = Desk(3)
     desk.dead |= {0, 1}
     master.resumed(desk.door(2))
@@ -558,9 +558,9 @@ def test_the_master_outlives_all_nodes_and_begins_anew_after_a_resume():
     expected = before * (1 - 0.1 - 0.1)
     expected[3] += 2
     torch.testing.assert_close(replica.values().detach().view(20, 16), expected)
-    assert len(master.answer(late)) < 320  # rows, as the version is known
+    assert len(master.reply_to(late)) < 320  # rows, as the version is known
     old = SparseDelta(0.9, began, torch.tensor([3]), torch.ones(1, 16)).pack()
-    assert len(master.answer(old)) == 320  # of one that is not, all
+    assert len(master.reply_to(old)) == 320  # of one that is not, all
 
 
 @pytest.mark.parametrize("shrinks", ["present", "pulled"])
@@ -580,8 +580,8 @@ def test_a_push_whose_answer_is_lost_counts_once(shrinks):
         letter = delta.pack()
         node.advance(delta, alone=True)
         fold(master, letter)  # v is what one node alone makes of it
-        answer = master.answer(letter)
-        master.answered(0, [1])
+        answer = master.reply_to(letter)
+        master.replied(0, [1])
         torch.testing.assert_close(centre.values(), replica.values(), rtol=1e-5, atol=0)
     node.replace(answer, afresh=False)
     torch.testing.assert_close(node.values(), centre.values().detach(), rtol=1e-5, atol=0)

@@ -129,7 +129,7 @@ def test_a_crashed_one_that_stays_away_is_named(tmp_path):
 
 
 def test_a_centre_that_refuses_everything_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(Master, "accepts", lambda self, x: False)
+    monkeypatch.setattr(Master, "is_valid", lambda self, x: False)
     summary = result(tmp_path / "run", run_of("dpsgd"))
     assert ["refused all that was sent to it" in e["message"] for e in summary["events"]] == [True]
 
@@ -229,7 +229,7 @@ def test_its_page_shows_who_waited_for_the_straggler_in_virtual_time(tmp_path, r
         (Cluster(network="bandwidth=0"), "above 0"),
         (Cluster(network="ports=perhaps"), "yes or no"),
         (Cluster(network="collective=star"), "ring, tree or fastest"),
-        (Cluster(loss=1.0), "no share"),
+        (Cluster(loss=1.0), "not a share"),
         (Cluster(crash_every_seconds=0), "above 0"),
         (Cluster(partition=(1.0, 0.5, 0.5)), "a start, an end and a share"),
         (Cluster(late_join=(1.0, 1.0)), "a share and seconds"),

@@ -215,7 +215,7 @@ def test_vectors_restored_unfolded_are_joined_in_their_order():
         company.step(0, float(k))
     state = company.centre.strategy.state()
     company.centre.strategy.load(state)
-    assert [one.item() for one in company.centre.strategy._master.unfolded] == [-float(k) for k in range(12)]
+    assert [one.item() for one in company.centre.strategy._master.pending] == [-float(k) for k in range(12)]
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_the_death_of_the_centre_is_told_to_whoever_pushes_waits_or_awaits():
     company.desk.dead.add(3)
     with pytest.raises(
         FabricError,
-        match=r"rank 3, which kept the centre, is dead or out of reach.*run folder.* resume; a script",
+        match=r"rank 3, which kept the centre, is dead or out of reach.*murmurate resume; a script",
     ):
         company.step(0, 1.0)
     waiting = Company(ParameterServer(), 1, served=False)

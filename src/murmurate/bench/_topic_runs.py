@@ -18,7 +18,7 @@ from murmurate.errors import RunFailed
 from murmurate.fabric.simulated.fabric import Crashed, Member, SimulatedFabric
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.simulation.cluster import Cluster
-from murmurate.simulation.member import Centre, Learner
+from murmurate.simulation.member import Centre, SimulatedLearner
 from murmurate.spec import Batch, derive_seed
 from murmurate.training.run import Run
 from murmurate.workloads.conjugate import ConjugateLearner
@@ -59,7 +59,7 @@ class _Watch:
         self.over_at = math.inf
         self._folds = 0  # when it was looked at last
 
-    def stepped(self, learner: Learner, batch: Batch) -> None:
+    def stepped(self, learner: SimulatedLearner, batch: Batch) -> None:
         self.documents += batch.env_steps
         if self.documents < self._next:
             return
@@ -78,22 +78,22 @@ class _Watch:
         if perplexity <= self.looking.target:
             self.over_at = now
 
-    def over(self, learner: Learner) -> bool:
+    def is_over(self, learner: SimulatedLearner) -> bool:
         return self.over_at < math.inf or self.documents >= self.looking.most
 
-    def admission_due(self, learner: Learner) -> bool:
+    def admission_due(self, learner: SimulatedLearner) -> bool:
         return False
 
-    def admit(self, learner: Learner) -> None:
+    def admit(self, learner: SimulatedLearner) -> None:
         raise RuntimeError("nobody comes late here")
 
-    def finish(self, learner: Learner) -> None:
+    def finish(self, learner: SimulatedLearner) -> None:
         pass
 
-    def left(self, learner: Learner) -> None:
+    def drained(self, learner: SimulatedLearner) -> None:
         self._left -= 1
 
-    def all_left(self) -> bool:
+    def all_drained(self) -> bool:
         return self._left == 0
 
 
@@ -118,7 +118,7 @@ def looks(run: Run, cluster: Cluster, looking: Looking, *, dense: bool = False) 
     )
 
     def learn(door: Member) -> None:
-        learner = Learner(run, door, itertools.repeat((0.0, 0.0)), 0)
+        learner = SimulatedLearner(run, door, itertools.repeat((0.0, 0.0)), 0)
         generator = np.random.default_rng(derive_seed(run.seed, "compute", door.rank))
         seconds = cluster.compute_model().steps(door.rank, generator)
         (bond,) = learner.replicator.bonds.values()
@@ -129,11 +129,11 @@ def looks(run: Run, cluster: Cluster, looking: Looking, *, dense: bool = False) 
 
         bond.replica.exchange = step
         bond.replica.scale.kept = bond.replica.scale.kept and not dense
-        learner.go(watch)
+        learner.run_to_end(watch)
 
     def serve(door: Member) -> None:
         watch.centre = Centre(run, door)
-        watch.centre.go(watch)
+        watch.centre.run_to_end(watch)
 
     ended = fabric.run([learn] * run.replicas + [serve] * run.strategy.centre)
     if any(isinstance(end, Crashed) for end in ended):
