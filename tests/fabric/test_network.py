@@ -89,7 +89,7 @@ def test_large_vectors_arrive_whole_at_any_place_in_their_pieces():
         assert torch.equal(there.wait("x", 10.0).x, like.flip(0))
 
 
-def test_a_publisher_sends_nothing_to_who_never_reads():
+def test_a_publisher_sends_nothing_to_a_member_that_never_reads():
     with members(2, shared_memory=False) as fabrics:
         here, there = channels(fabrics)
         for number in range(50):
@@ -100,7 +100,7 @@ def test_a_publisher_sends_nothing_to_who_never_reads():
         assert there.traffic.bytes <= mean
 
 
-def test_a_publisher_stops_for_who_reads_no_more_and_goes_on_when_it_does():
+def test_a_publisher_stops_for_a_member_that_stops_reading_and_goes_on_when_it_reads_again():
     with members(2, shared_memory=False) as fabrics:
         here, there = channels(fabrics)
         here.publish(fill(0))
@@ -115,7 +115,7 @@ def test_a_publisher_stops_for_who_reads_no_more_and_goes_on_when_it_does():
         assert torch.equal(there.peek(0)[0], fill(99))
 
 
-def test_peeked_vectors_and_letters_stay_while_they_are_held():
+def test_peeked_vectors_and_messages_stay_while_they_are_held():
     """Buffers are used again, but never one that somebody holds, or a view of."""
     with members(2, shared_memory=False) as fabrics:
         here, there = channels(fabrics)
@@ -157,7 +157,7 @@ def test_messages_for_a_channel_that_is_made_later_wait_for_it(shared_memory):
         until(lambda: there.version(0) == 1)
 
 
-def test_members_with_different_models_are_told_so():
+def test_members_with_different_models_get_an_error():
     with members(2) as fabrics:
         here = fabrics[0].channel("model", torch.zeros(N))
         there = fabrics[1].channel("model", torch.zeros(N + 1))
@@ -169,7 +169,7 @@ def test_members_with_different_models_are_told_so():
         at_once(lambda: complaint(here, N), lambda: complaint(there, N + 1))
 
 
-def test_what_came_early_and_does_not_fit_is_refused_and_all_are_told_so():
+def test_early_frames_that_do_not_fit_are_refused_and_all_members_get_an_error():
     """Nothing of it is raised where the channel is made: that thread is the user's."""
     with members(2, shared_memory=False) as fabrics:
         here = fabrics[0].channel("model", torch.zeros(N))

@@ -164,7 +164,7 @@ def test_mail_and_register_are_compressed_in_memory_too_and_collectives_exact(ki
         assert torch.equal(sent, x)
 
 
-def test_members_with_different_compression_are_told_so():
+def test_members_with_different_compression_get_an_error():
     with members(2) as fabrics:
         here = fabrics[0].channel("model", torch.zeros(4))
         object.__setattr__(fabrics[1], "compression", "int8")
@@ -180,7 +180,7 @@ def test_members_with_different_compression_are_told_so():
 
 @pytest.mark.parametrize("shared_memory", [True, False])
 @pytest.mark.parametrize("compression", ["bfloat16", "int8"])
-def test_a_short_letter_is_not_compressed(compression, shared_memory):
+def test_a_short_message_is_not_compressed(compression, shared_memory):
     """Its numbers may be anything, and may be more than the compressed vector has bytes."""
     with members(2, compression=compression, shared_memory=shared_memory) as fabrics:
         here, there = channels(fabrics, like=torch.zeros(50_000))

@@ -86,7 +86,7 @@ def test_every_interleaving_comes_up_and_about_equally_often():
     assert min(orders.count(order) for order in set(orders)) > 8
 
 
-def test_between_two_calls_nobody_else_runs():
+def test_between_two_calls_no_other_member_runs():
     total = [0]
 
     def role(member):
@@ -167,7 +167,7 @@ def test_waiting_is_counted_in_virtual_seconds_and_traffic_in_bytes():
 # -- deadlocks and errors -------------------------------------------------------------------------
 
 
-def test_a_deadlock_says_who_waits_for_what():
+def test_a_deadlock_names_each_member_and_its_wait():
     def meets(member):
         door_to(member).mean_(fill(0))
 
@@ -277,7 +277,7 @@ def test_what_makes_no_sense_is_refused(make, message):
         make()
 
 
-def test_a_fabric_made_without_a_capability_says_so():
+def test_a_missing_capability_is_an_error():
     def role(member):
         assert member.capabilities == {Capability.REGISTER}
         fabric = door_to(member)
@@ -300,7 +300,7 @@ def test_a_fabric_made_without_a_capability_says_so():
     assert fabric.run([role]) == [["collective"] * 3 + ["mail"] * 2 + ["shared memory"]]
 
 
-def test_members_with_different_models_are_told():
+def test_members_with_different_models_get_an_error():
     roles = [lambda m: m.channel("x", torch.zeros(2)), lambda m: m.channel("x", torch.zeros(3))]
     with pytest.raises(FabricError, match="same model"):
         SimulatedFabric(2, 0).run(roles)
@@ -368,7 +368,7 @@ def test_a_function_gives_each_link_its_latency():
 
 
 @pytest.mark.parametrize("latency", [0.0, 0.5])
-def test_versions_that_nobody_can_see_any_more_are_let_go(latency):
+def test_versions_that_no_member_can_see_any_more_are_let_go(latency):
     def role(member):
         fabric, kept = door_to(member), []
         for _ in range(40):

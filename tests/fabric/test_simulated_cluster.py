@@ -261,7 +261,7 @@ def test_lost_versions_are_never_seen_and_newer_ones_are():
 # -- coming back ----------------------------------------------------------------------------------
 
 
-def test_who_comes_back_takes_part_from_the_next_round_on():
+def test_a_member_that_comes_back_takes_part_from_the_next_round_on():
     """Rank 2 dies in its third round, and comes back between two rounds of the others."""
     rounds, back = 8, []
 
@@ -289,7 +289,7 @@ def test_who_comes_back_takes_part_from_the_next_round_on():
     assert not isinstance(dead, list)
 
 
-def test_mail_to_who_comes_back_begins_anew():
+def test_mail_to_a_revived_member_begins_again():
     def sender(member):
         fabric = door_to(member)
         outcome = []
@@ -313,7 +313,7 @@ def test_mail_to_who_comes_back_begins_anew():
     assert got == [0.0, 4.0, 5.0]  # 1 was on its way when the receiver died
 
 
-def test_who_is_absent_is_not_waited_for_and_comes_late():
+def test_a_member_that_is_absent_is_not_waited_for_and_comes_late():
     def meet(member):
         fabric, sizes = door_to(member), []
         for _ in range(3):

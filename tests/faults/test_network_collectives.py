@@ -98,7 +98,7 @@ def test_calls_that_differ_are_an_error_on_all(engine):
         assert "Make the same calls" in other
 
 
-def test_who_comes_late_is_waited_for(engine):
+def test_a_member_that_comes_late_is_waited_for(engine):
     """Later than an engine waits, but before the deadline."""
     with members(2, deadline_seconds=6.0, silence_seconds=1.0, **engine) as fabrics:
         here, there = channels(fabrics, like=torch.zeros(WIDE))
@@ -115,7 +115,7 @@ def test_who_comes_late_is_waited_for(engine):
 
 
 @pytest.mark.parametrize("turn", [1, 2, 4])
-def test_who_loses_a_result_gets_the_one_that_others_have(engine, turn):
+def test_a_member_that_loses_a_result_gets_the_one_that_others_have(engine, turn):
     """Its engine fails when the others' have ended, and they are in the next round, or at the end."""
     size, rounds = 3, 4
     with members(size, **engine) as fabrics:
@@ -184,7 +184,7 @@ def agree(size, victims, results):
         assert living == survivors
         assert asked <= len(first) - 5, "the last rounds were an engine's again"
     counts = [count for count, _ in first]
-    assert counts[:10] == [size] * 10
+    assert counts[:9] == [size] * 9, "of the tenth a victim may have had the result alone"
     assert counts == sorted(counts, reverse=True)
 
 
@@ -231,7 +231,7 @@ def freeze(door):
     return results, ""
 
 
-def test_a_frozen_member_is_left_out_and_told_so(engine):
+def test_a_frozen_member_is_left_out_and_gets_an_error(engine):
     results = run_members(3, [freeze] * 3, deadline_seconds=8.0, silence_seconds=1.0, **engine)
     (one, no_error), (frozen, error), (other, none_either) = results
     assert (no_error, none_either) == ("", "")

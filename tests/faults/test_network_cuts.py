@@ -50,7 +50,7 @@ def test_mail_arrives_once_each_in_order_though_connections_keep_ending():
         assert fabrics[0].endpoint.connections[1].times_connected > 3
 
 
-def test_after_a_cut_the_newest_vector_and_all_letters_are_there():
+def test_after_a_cut_the_newest_vector_and_all_messages_are_there():
     with cabled(shared_memory=False) as (fabrics, cable):
         here, there = channels(fabrics)
         here.publish(fill(1))
@@ -131,7 +131,7 @@ def test_a_cut_longer_than_the_deadline_leaves_one_side_only():
 @pytest.mark.parametrize(
     ("before", "after"), [(True, True), (False, False), (True, False), (False, True)], ids=str
 )
-def test_a_member_that_starts_anew_is_heard_again(before, after):
+def test_a_member_that_starts_again_is_heard_again(before, after):
     """Through memory or by line, in each of its lives."""
     store = dist.HashStore()
     options = {"deadline_seconds": 10.0, "silence_seconds": 1.0}

@@ -88,7 +88,7 @@ def test_what_is_in_memory_is_read_though_the_link_is_cut():
 # -- members that start anew, in this process ------------------------------------------------------------
 
 
-def test_lives_that_end_while_they_read_hold_up_nobody():
+def test_incarnations_that_end_while_they_read_delay_no_member():
     """Each holds a peeked vector and messages when it ends; nothing of that counts in the next."""
     store = dist.HashStore()
     options = {"deadline_seconds": 10.0, "silence_seconds": 1.0}
@@ -124,7 +124,7 @@ def test_lives_that_end_while_they_read_hold_up_nobody():
         assert len(lender._mapped) < 12, "memory of former lives is mapped no more"
 
 
-def test_a_letter_under_way_to_a_former_life_does_not_reach_the_next(monkeypatch):
+def test_a_message_under_way_to_a_former_incarnation_does_not_reach_the_next(monkeypatch):
     store = dist.HashStore()
     options = {"deadline_seconds": 10.0, "silence_seconds": 1.0}
     with members(2, {0: store, 1: store}, **options) as fabrics:
@@ -198,7 +198,7 @@ def read_until_it_is_dead(late, door):
 
 
 @pytest.mark.parametrize("moment", ["half a message", "message", "half a vector", "vector"])
-def test_what_was_done_before_a_kill_is_whole_and_the_rest_is_not_there(moment):
+def test_messages_before_a_kill_are_complete_and_later_ones_are_absent(moment):
     before = os.listdir("/dev/shm")
     sender = functools.partial(send_and_die, moment)
     died, found = run_members(2, [sender, functools.partial(read_until_it_is_dead, False)])
@@ -216,7 +216,7 @@ def send_for_later_and_die(door):
     kill_myself()
 
 
-def test_the_memory_of_the_dead_is_mapped_by_who_makes_its_channel_later():
+def test_the_memory_of_a_dead_member_is_mapped_when_the_channel_is_made_later():
     died, found = run_members(2, [send_for_later_and_die, functools.partial(read_until_it_is_dead, True)])
     assert died == Died(0, -signal.SIGKILL)
     assert found == ([[float(number)] for number in range(20)], [19.0], 20, False)
@@ -256,14 +256,14 @@ def read_and_die(door):
     kill_myself()
 
 
-def test_a_reader_that_is_killed_while_it_reads_holds_up_nobody():
+def test_a_reader_that_is_killed_while_it_reads_delays_no_member():
     done, read, died = run_members(3, [publish_to_all, read_to_the_end, read_and_die])
     assert done == "all"
     assert read == (500, 200)
     assert died == Died(2, -signal.SIGKILL)
 
 
-def test_a_peek_before_anything_was_published_names_the_neighbour():
+def test_a_peek_before_anything_was_published_names_the_local_peer():
     with members(2) as fabrics:
         here, _ = channels(fabrics)
         assert here.version(1) == 0

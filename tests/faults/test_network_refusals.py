@@ -160,7 +160,7 @@ class TestOfAMember:
         rogue.pipe.peer_reads = True
         refuses(scene, caplog, "meta", lambda: rogue.send(message))
 
-    def test_a_desk_of_who_is_no_neighbour(self, scene, caplog):
+    def test_shared_memory_offered_by_a_peer_that_is_not_local(self, scene, caplog):
         rogue = scene[2]
         state = [["shm", CHANNEL.hex(), [4096, 8192]]]
         refuses(scene, caplog, "memory", lambda: rogue.send(Frame(Kind.CONTROL, meta={"state": state})))
@@ -192,7 +192,7 @@ class TestOfAMember:
         refuses(scene, caplog, "length", lambda: rogue.send(message, length=length))
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
-    def test_ten_gigabytes_for_a_channel_that_nobody_has_made(self, scene, caplog):
+    def test_ten_gigabytes_for_a_channel_that_no_member_has_made(self, scene, caplog):
         rogue, before = scene[2], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         message = rogue.message(1)
         message.channel = digest("unmade")
@@ -225,7 +225,7 @@ class TestOfAMember:
         refuses(scene, caplog, "length", lambda: rogue.send(message))
 
     @pytest.mark.parametrize("meta", [{}, {"tag": 5}, {"tag": ["x"]}], ids=str)
-    def test_a_letter_without_a_tag(self, scene, caplog, meta):
+    def test_a_message_without_a_tag(self, scene, caplog, meta):
         rogue = scene[2]
         message = rogue.message(1)
         message.meta = meta
@@ -273,7 +273,7 @@ class TestOfAMember:
         message.number = number
         refuses(scene, caplog, cause, lambda: rogue.send(message))
 
-    def test_more_letters_than_the_queue_holds(self, scene):
+    def test_more_messages_than_the_queue_holds(self, scene):
         fabric, channel, rogue = scene
         with contextlib.suppress(OSError):
             for number in range(1000):
@@ -397,12 +397,12 @@ def test_a_member_without_the_secret_is_refused_at_the_rendezvous(caplog):
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b"\xff", json.dumps({"rank": 0, "key": 5}).encode()])
-def test_a_card_that_is_none_is_refused(text):
+def test_an_invalid_record_is_refused(text):
     with pytest.raises(ValueError, match="it is not a record"):
         PeerRecord.read(text, b"r" * 16, 0, SECRET)
 
 
-def test_who_does_not_come_is_named():
+def test_a_member_that_does_not_arrive_is_named():
     with pytest.raises(FabricError, match=r"rank 0 waited 0\.2 s for rank 1 at the rendezvous"):
         NetworkFabric(0, 2, dist.HashStore(), run_id=RUN, deadline_seconds=0.2)
 
@@ -419,7 +419,7 @@ def test_the_missing_package_is_named_with_its_extra(monkeypatch):
 
 
 @pytest.mark.parametrize("encrypt", ENCRYPTED)
-def test_only_the_encrypted_line_hides_what_is_sent(encrypt):
+def test_only_an_encrypted_connection_hides_the_payload(encrypt):
     ours, theirs = socket.socketpair()
     origin = Origin(b"r" * 8, 0)
     key = os.urandom(32)

@@ -179,7 +179,7 @@ _DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", _DAMAGES)
-def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(name: str, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_taken(name: str, tmp_path: Path) -> None:
     harm, words = _DAMAGES[name]
     for mark in (1, 2):
         checkpoint.commit(tmp_path, _save(tmp_path, mark), _about(mark))
@@ -311,7 +311,7 @@ def test_the_full_disk_that_safetensors_meets_is_named_too(tmp_path: Path) -> No
     assert checkpoint.parts(tmp_path / "s") == []
 
 
-def test_another_error_of_the_disk_is_told_as_it_is(tmp_path: Path) -> None:
+def test_another_error_of_the_disk_is_reported_as_it_is(tmp_path: Path) -> None:
     failure = checkpoint.disk_failure(tmp_path, OSError(errno.EROFS, os.strerror(errno.EROFS)))
     assert "Read-only file system" in str(failure)
     assert "full" not in str(failure)

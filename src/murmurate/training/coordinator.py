@@ -296,33 +296,31 @@ class Coordinator:
 
 
 @contextmanager
-def signals(coordinator: Interruptible) -> Iterator[None]:
-    """Ctrl-C or SIGTERM once: save and stop. Twice: stop (raises SecondInterrupt).
+def signals(coordinator: Interruptible, *, all_saved: bool = False) -> Iterator[None]:
+    """Ctrl-C or SIGTERM once: save and stop. Twice, or once if ``all_saved``: stop (raises SecondInterrupt).
 
     After this context, also after an exception, a signal only sets ``interrupted``: see ``signals_restored``.
     """
 
     def handle(number: int) -> None:
-        if coordinator.interrupted:
-            raise SecondInterrupt(f"{signal.Signals(number).name} came twice; nothing more was saved")
+        name, again = signal.Signals(number).name, coordinator.interrupted
         coordinator.interrupted, coordinator.signal = True, number
-        coordinator.stop(f"{signal.Signals(number).name}; once more stops without saving")
+        if all_saved:
+            raise SecondInterrupt(f"{name} came after the last checkpoint")
+        if again:
+            raise SecondInterrupt(f"{name} came twice; nothing more was saved")
+        coordinator.stop(f"{name}; once more stops without saving")
 
-    yield from _handled(handle, coordinator)
-
-
-@contextmanager
-def all_is_saved(coordinator: Coordinator) -> Iterator[None]:
-    """Ctrl-C or SIGTERM raises SecondInterrupt at once: there is nothing left to save.
-
-    After this context a signal only sets ``interrupted``, as after ``signals``.
-    """
-
-    def handle(number: int) -> None:
+    def note(number: int) -> None:
+        if coordinator.interrupted and number == signal.SIGINT:
+            raise KeyboardInterrupt  # the user does not wait for the cleanup
         coordinator.interrupted, coordinator.signal = True, number
-        raise SecondInterrupt(f"{signal.Signals(number).name} came after the last checkpoint")
 
-    yield from _handled(handle, coordinator)
+    _install(handle)
+    try:
+        yield
+    finally:
+        _install(note)
 
 
 @contextmanager
@@ -338,19 +336,6 @@ def signals_restored() -> Iterator[None]:
         for number, former in before.items():
             if signal.getsignal(number) is not former:  # only the main thread may set a handler
                 signal.signal(number, former or signal.SIG_DFL)
-
-
-def _handled(handle: Callable[[int], None], coordinator: Interruptible) -> Iterator[None]:
-    def note(number: int) -> None:
-        if coordinator.interrupted and number == signal.SIGINT:
-            raise KeyboardInterrupt  # the user does not wait for the cleanup
-        coordinator.interrupted, coordinator.signal = True, number
-
-    _install(handle)
-    try:
-        yield
-    finally:
-        _install(note)
 
 
 def _install(handle: Callable[[int], None]) -> None:

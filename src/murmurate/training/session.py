@@ -20,7 +20,7 @@ from murmurate.replicator.gather import TensorExchange
 from murmurate.replicator.learner import Context, Learner
 from murmurate.replicator.replicator import Replicator, check_capabilities
 from murmurate.training import checkpoint
-from murmurate.training.coordinator import Coordinator, SecondInterrupt, all_is_saved, signals_restored
+from murmurate.training.coordinator import Coordinator, SecondInterrupt, signals, signals_restored
 from murmurate.training.data_record import check_data, record_data, refuse_missing, without_places
 from murmurate.training.launcher import Launcher, Ranks
 from murmurate.training.restore import learners
@@ -262,7 +262,7 @@ def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None
     coordinator = launcher.start(run, folder, resume)
     try:
         try:
-            with all_is_saved(coordinator):
+            with signals(coordinator, all_saved=True):
                 code, reason = _exit_status(coordinator)
                 # no evaluation after an interrupt: murmurate eval can do it later
                 summary = summarize(run, folder, coordinator, reason, evaluated=not coordinator.interrupted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ class NetworkChannel:
 
     Connections, and the objects below this class, use ranks of the fabric instead of positions in ``group``.
     """
+
+    capabilities: ClassVar[frozenset[Capability]] = OFFERED
 
     def __init__(
         self, endpoint: Endpoint, name: str, like: Tensor, compression: Compression, group: tuple[int, ...]
@@ -65,10 +67,6 @@ class NetworkChannel:
                 connection.announce(("form", self._identity.hex()), self._form)
                 if connection.local_peer is not None:
                     self.local_peer_found(connection.peer)
-
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        return OFFERED
 
     def living(self) -> Sequence[int]:
         return [self._position[rank] for rank in self._endpoint.living() if rank in self._position]

@@ -25,7 +25,7 @@ from murmurate.buffers import as_tensor
 from murmurate.fabric.interface import FabricError, Traffic
 from murmurate.fabric.mean import ordered_mean
 from murmurate.fabric.network.endpoint import Endpoint
-from murmurate.fabric.network.engine import Attempt
+from murmurate.fabric.network.engine import Attempt, Engine
 from murmurate.fabric.network.frames import Frame, Kind, Refused
 from murmurate.fabric.network.process_group import DTYPES, ProcessGroups
 from murmurate.fabric.network.reduce_scatter import ACTS, ReduceScatter
@@ -54,7 +54,7 @@ class NetworkCollectives:
         self._traffic, self._version = traffic, version
         self._state = RoundState(set(group))
         self._mismatch = ""
-        self._connections = ReduceScatter(endpoint, identity, count, dtype, traffic)
+        self._direct = ReduceScatter(endpoint, identity, count, dtype, traffic)
         # others leave this member out after half of the deadline, counted from when they last heard of it
         self._lease_seconds = endpoint.deadline_seconds / 2 - endpoint.credentials.silence_seconds
         self._groups: ProcessGroups | None = None
@@ -81,13 +81,13 @@ class NetworkCollectives:
                 del state.parts[old]
         return result
 
-    def _by_engine(self, turn: int, call: str, x: Tensor | None, members: list[int]) -> Result | None:
+    def _by_engine(self, number: int, call: str, x: Tensor | None, members: list[int]) -> Result | None:
         """The result; None if the leader has to carry the round, which all members then know."""
         endpoint, state = self._endpoint, self._state
         end = time.monotonic() + self._lease_seconds
 
         def is_void() -> bool:
-            since = (self._groups and self._groups.since) or turn
+            since = (self._groups and self._groups.since) or number
             asked = any(state.again.get(rank, 0) >= since for rank in members)
             late = time.monotonic() > end
             return asked or late or bool(self._mismatch) or not state.members.issuperset(members)
@@ -102,27 +102,28 @@ class NetworkCollectives:
             # a member that finishes may have taken part in this round, with its last frames still in flight
             return bool(finished_at) and time.monotonic() - finished_at[0] > _GRACE_SECONDS
 
-        attempt = Attempt(endpoint.rank, turn, call, members, x, self._version(), should_abort)
+        attempt = Attempt(endpoint.rank, number, call, members, x, self._version(), should_abort)
         carried = None
         with contextlib.suppress(RuntimeError):  # gloo's
-            by_group = self._groups is not None and self._groups.make(attempt) and call == "mean"
-            engine = self._groups if self._groups is not None and by_group else self._connections
+            groups = self._groups
+            by_group = groups is not None and groups.make(attempt)
+            engine: Engine = groups if groups is not None and by_group and call == "mean" else self._direct
             carried = engine.carry(attempt)
         with endpoint.lock:
             reached = all(
                 endpoint.connections[rank].connected or self._is_gone(rank) for rank in attempt.others
             )
             if carried is not None and reached and not is_void():
-                state.last = Result(turn, call, members, carried.parts, carried.versions, carried.divisor)
+                state.last = Result(number, call, members, carried.parts, carried.versions, carried.divisor)
                 return state.last
-            state.asked = turn
+            state.asked = number
             for rank in attempt.others:
-                self._notify(rank, turn, "again")
+                self._notify(rank, number, "again")
         if self._groups is not None:
             self._groups.drop()
         return None
 
-    def _by_leader(self, turn: int, call: str, x: Tensor | None, end: float) -> Result:
+    def _by_leader(self, number: int, call: str, x: Tensor | None, end: float) -> Result:
         own = None
         if x is not None:
             own = self._endpoint.parts.take(self._bytes)
@@ -133,18 +134,20 @@ class NetworkCollectives:
             sent_to: list[int] = []  # leaders
 
             def done() -> bool:
-                self._advance(turn, part, sent_to)
-                return self._has(turn) or turn in state.failed or bool(self._mismatch)
+                self._advance(number, part, sent_to)
+                return self._has_result(number) or number in state.failed or bool(self._mismatch)
 
             if not endpoint.wait(done, end - time.monotonic()):
-                self._expire(turn)
+                self._expire(number)
                 endpoint.wait(done, _GRACE_SECONDS)
-            if self._mismatch or not self._has(turn):
+            if self._mismatch or not self._has_result(number):
                 raise FabricError(
-                    self._mismatch or state.failed.get(turn) or self._missing(turn, self._silent(turn))
+                    self._mismatch
+                    or state.failed.get(number)
+                    or self._missing_message(number, self._silent(number))
                 )
             if state.last is None or endpoint.rank not in state.last.members:
-                raise FabricError(self._left_out(endpoint.rank))
+                raise FabricError(self._left_out_message(endpoint.rank))
             return state.last
 
     def fail(self, sentence: str) -> None:
@@ -154,8 +157,8 @@ class NetworkCollectives:
 
     # -- a member's part (all with the lock held) ---------------------------------------------------
 
-    def _has(self, turn: int) -> bool:
-        return self._state.last is not None and self._state.last.round == turn
+    def _has_result(self, number: int) -> bool:
+        return self._state.last is not None and self._state.last.round == number
 
     def _leader(self) -> int:
         return min(rank for rank in self._state.members if not self._is_excluded(rank))
@@ -181,85 +184,85 @@ class NetworkCollectives:
             return endpoint.gone(rank)
         return state.behind.get(rank) == state.round or not endpoint.connections[rank].connected
 
-    def _advance(self, turn: int, part: Contribution, sent_to: list[int]) -> None:
+    def _advance(self, number: int, part: Contribution, sent_to: list[int]) -> None:
         """Send our part to the present leader; or as the leader, complete the round once all have arrived."""
         state, endpoint = self._state, self._endpoint
-        if self._has(turn):
+        if self._has_result(number):
             return
         leader = self._leader()
         if leader not in sent_to[-1:]:
             if leader == endpoint.rank:
-                state.parts.setdefault(turn, {})[endpoint.rank] = part
+                state.parts.setdefault(number, {})[endpoint.rank] = part
             else:
                 if state.leader not in (None, leader) and state.last is not None:
                     self._send_result(leader, state.last)  # the former leader may have sent it only to us
-                self._contribute(leader, turn, part)
+                self._contribute(leader, number, part)
             sent_to.append(leader)
             state.leader = leader
         if leader == endpoint.rank:
-            self._complete(turn)
+            self._complete(number)
 
-    def _contribute(self, leader: int, turn: int, part: Contribution) -> None:
+    def _contribute(self, leader: int, number: int, part: Contribution) -> None:
         meta = {"act": "part", "call": part.call, "published": part.version}
         self._traffic.bytes += 0 if part.x is None else part.x.nbytes
-        frame = Frame(Kind.ROUND, self._identity, version=turn, meta=meta, payload=part.x)
+        frame = Frame(Kind.ROUND, self._identity, version=number, meta=meta, payload=part.x)
         self._endpoint.connections[leader].post(frame)
 
-    def _silent(self, turn: int) -> list[int]:
+    def _silent(self, number: int) -> list[int]:
         state = self._state
         if state.leader != self._endpoint.rank:
             return [] if state.leader is None else [state.leader]
-        arrived = state.parts.get(turn, {})
+        arrived = state.parts.get(number, {})
         return sorted(r for r in state.members if r not in arrived and not self._is_excluded(r))
 
-    def _missing(self, turn: int, silent: list[int]) -> str:
+    def _missing_message(self, number: int, silent: list[int]) -> str:
         return (
-            f"rank(s) {silent} did not join round {turn} of channel '{self._name}' within "
+            f"rank(s) {silent} did not join round {number} of channel '{self._name}' within "
             f"{self._endpoint.deadline_seconds:g} s. They are alive but do not answer: look at their logs."
         )
 
-    def _left_out(self, rank: int) -> str:
+    def _left_out_message(self, rank: int) -> str:
         return (
             f"rank {rank} was left out of channel '{self._name}' when it could not be reached; it cannot "
             "take part in its collectives again in this epoch. Go on from the last checkpoint."
         )
 
-    def _expire(self, turn: int) -> None:
+    def _expire(self, number: int) -> None:
         """At the deadline the leader tells all members which are missing; the others just wait for that."""
         state = self._state
-        if state.leader == self._endpoint.rank and not self._has(turn):
-            state.failed[turn] = self._missing(turn, self._silent(turn))
-            for rank in state.parts.get(turn, {}):
-                self._fail(rank, turn, state.failed[turn])
+        if state.leader == self._endpoint.rank and not self._has_result(number):
+            state.failed[number] = self._missing_message(number, self._silent(number))
+            for rank in state.parts.get(number, {}):
+                self._fail(rank, number, state.failed[number])
 
-    def _fail(self, rank: int, turn: int, sentence: str) -> None:
-        self._notify(rank, turn, "failed", why=sentence)
+    def _fail(self, rank: int, number: int, sentence: str) -> None:
+        self._notify(rank, number, "failed", why=sentence)
 
-    def _notify(self, rank: int, turn: int, act: str, **more: str) -> None:
+    def _notify(self, rank: int, number: int, act: str, **more: str) -> None:
         if rank != self._endpoint.rank:
-            frame = Frame(Kind.ROUND, self._identity, version=turn, meta={"act": act, **more})
+            frame = Frame(Kind.ROUND, self._identity, version=number, meta={"act": act, **more})
             self._endpoint.connections[rank].post(frame)
 
     # -- the leader's part --------------------------------------------------------------------------
 
-    def _complete(self, turn: int) -> None:
+    def _complete(self, number: int) -> None:
         state = self._state
-        parts = state.parts[turn]
-        if any(r not in parts and not self._is_excluded(r) for r in state.members) or turn in state.failed:
+        parts = state.parts[number]
+        if any(r not in parts and not self._is_excluded(r) for r in state.members) or number in state.failed:
             return
         parts = {rank: part for rank, part in parts.items() if rank in state.members}
         calls = {rank: part.call for rank, part in parts.items()}
         if len(set(calls.values())) > 1:
-            state.failed[turn] = (
-                f"round {turn} of channel '{self._name}' got different calls, by rank: {calls}. "
+            state.failed[number] = (
+                f"round {number} of channel '{self._name}' got different calls, by rank: {calls}. "
                 "Make the same calls in the same order on all members."
             )
             for rank in parts:
-                self._fail(rank, turn, state.failed[turn])
+                self._fail(rank, number, state.failed[number])
             return
-        self._accept_result(self._result(turn, parts))
+        self._accept_result(self._result(number, parts))
 
-    def _result(self, turn: int, contributions: dict[int, Contribution]) -> Result:
+    def _result(self, number: int, contributions: dict[int, Contribution]) -> Result:
         call, members = contributions[self._endpoint.rank].call, sorted(contributions)
         inputs = {rank: part.x for rank, part in contributions.items() if part.x is not None}
         parts: Any = None
@@ -275,7 +278,7 @@ class NetworkCollectives:
             vectors_in_order = [as_tensor(inputs[rank], self.dtype) for rank in members]
             parts = torch.cat(vectors_in_order).view(torch.uint8).numpy()
         versions = {rank: part.version for rank, part in contributions.items()}
-        return Result(turn, call, members, parts, versions)
+        return Result(number, call, members, parts, versions)
 
     def _accept_result(self, result: Result) -> None:
         """Keep a result, and pass it on to the members that have sent their part here."""
@@ -315,68 +318,68 @@ class NetworkCollectives:
             raise Refused("length", f"{length} bytes in a round of vectors of {self._bytes}")
 
     def deliver(self, sender: int, frame: Frame) -> None:
-        act, turn, state = frame.meta.get("act"), frame.version, self._state
+        act, number, state = frame.meta.get("act"), frame.version, self._state
         self._traffic.bytes += frame.length
         if act == "part":
-            self._receive_part(sender, turn, frame)
+            self._receive_part(sender, number, frame)
         elif act in ACTS:
-            self._receive_piece(sender, turn, frame)
+            self._receive_piece(sender, number, frame)
         elif act == "again":
-            self._receive_repeat_request(sender, turn)
+            self._receive_repeat_request(sender, number)
         elif act == "behind":
-            state.behind[sender] = turn
+            state.behind[sender] = number
         elif act == "failed":
-            state.failed[turn] = str(frame.meta.get("why"))
+            state.failed[number] = str(frame.meta.get("why"))
         elif act == "result":
             members = _ranks(frame.meta.get("members"), self._endpoint.size)
             versions = frame.meta.get("published")
             if not isinstance(versions, list) or len(versions) != len(members):
                 raise Refused("meta", "a result without its members' versions")
             numbers = dict(zip(members, map(int, versions), strict=True))
-            result = Result(turn, str(frame.meta.get("call")), members, frame.payload, numbers)
-            if turn == state.round and not self._has(turn):
+            result = Result(number, str(frame.meta.get("call")), members, frame.payload, numbers)
+            if number == state.round and not self._has_result(number):
                 self._accept_result(result)
         else:
             raise Refused("meta", f"a round's message of unknown kind '{act}'")
 
-    def _receive_part(self, sender: int, turn: int, frame: Frame) -> None:
+    def _receive_part(self, sender: int, number: int, frame: Frame) -> None:
         state = self._state
         part = Contribution(str(frame.meta.get("call")), frame.payload, int(frame.meta.get("published", 0)))
         if sender not in state.members:
-            self._fail(sender, turn, self._left_out(sender))
-        elif turn in state.failed:
-            self._fail(sender, turn, state.failed[turn])
-        elif state.last is not None and turn == state.last.round:
+            self._fail(sender, number, self._left_out_message(sender))
+        elif number in state.failed:
+            self._fail(sender, number, state.failed[number])
+        elif state.last is not None and number == state.last.round:
             self._send_result(sender, state.last)
-        elif state.round <= turn <= state.round + 1:
-            state.parts.setdefault(turn, {})[sender] = part
-        elif turn < state.round:
-            self._fail(sender, turn, f"round {turn} of channel '{self._name}' has long ended")
+        elif state.round <= number <= state.round + 1:
+            state.parts.setdefault(number, {})[sender] = part
+        elif number < state.round:
+            self._fail(sender, number, f"round {number} of channel '{self._name}' has long ended")
         else:
-            raise Refused("number", f"a part for round {turn} in round {state.round}")
+            raise Refused("number", f"a part for round {number} in round {state.round}")
 
-    def _receive_piece(self, sender: int, turn: int, frame: Frame) -> None:
-        if turn > self._state.round + 1:
-            raise Refused("number", f"a piece of round {turn} in round {self._state.round}")
-        if turn == self._state.round + 1 or (turn == self._state.round and not self._has(turn)):
-            self._connections.arrived(sender, frame)
-        if turn == self._state.round and frame.meta.get("call") != self._state.call:
-            self._state.again[sender] = turn  # the leader will report the difference
+    def _receive_piece(self, sender: int, number: int, frame: Frame) -> None:
+        if number > self._state.round + 1:
+            raise Refused("number", f"a piece of round {number} in round {self._state.round}")
+        if number == self._state.round + 1 or (number == self._state.round and not self._has_result(number)):
+            self._direct.arrived(sender, frame)
+        if number == self._state.round and frame.meta.get("call") != self._state.call:
+            self._state.again[sender] = number  # the leader will report the difference
 
-    def _receive_repeat_request(self, sender: int, turn: int) -> None:
+    def _receive_repeat_request(self, sender: int, number: int) -> None:
         """``sender`` got no result of that round from an engine."""
         state, groups = self._state, self._groups
         if sender not in state.members:
-            self._fail(sender, turn, self._left_out(sender))
+            self._fail(sender, number, self._left_out_message(sender))
             return
-        state.again[sender] = turn
+        state.again[sender] = number
         idle = state.last is not None and state.last.round == state.round
-        if groups is not None and idle and turn >= groups.since:
+        if groups is not None and idle and number >= groups.since:
             groups.drop()
-        if state.last is not None and state.last.round == turn:
+        if state.last is not None and state.last.round == number:
             self._send_result(sender, state.last)
-        elif turn > state.round:
-            self._notify(sender, turn, "behind")
+        elif number > state.round:
+            self._notify(sender, number, "behind")
 
     def peer_restarted(self, peer: int) -> None:
         """A restarted member does not know the rounds, and takes no further part in them."""

@@ -13,7 +13,7 @@ import hashlib
 import hmac
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cryptography.exceptions import InvalidTag
@@ -59,13 +59,7 @@ class PeerRecord:
         return record
 
     def _body(self) -> dict[str, Any]:
-        return {
-            "rank": self.rank,
-            "address": self.address,
-            "port": self.port,
-            "key": self.key.hex(),
-            "incarnation": self.incarnation.hex(),
-        }
+        return {**asdict(self), "key": self.key.hex(), "incarnation": self.incarnation.hex()}
 
     def _proof(self, run: bytes, epoch: int, secret: bytes) -> str:
         content = json.dumps([run.hex(), epoch, self._body()], sort_keys=True).encode()

@@ -25,7 +25,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -85,6 +85,7 @@ class NetworkFabric:
     silence_seconds: float = 4.0
     shared_memory: bool = True
     endpoint: Endpoint = dataclasses.field(init=False, repr=False)
+    capabilities: ClassVar[frozenset[Capability]] = OFFERED
 
     def __post_init__(self) -> None:
         checked_rank(self.rank, self.size)
@@ -114,10 +115,6 @@ class NetworkFabric:
             credentials, self.size, self.store, self.address, self.run_state, self.deadline_seconds
         )
         object.__setattr__(self, "endpoint", endpoint)
-
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        return OFFERED
 
     @property
     def refused(self) -> Mapping[str, int]:

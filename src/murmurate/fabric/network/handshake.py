@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -57,8 +58,7 @@ class Credentials:
         return _CIPHER_NUMBERS[self.cipher] if self.encrypt else 0
 
 
-@dataclass(frozen=True)
-class Hello:
+class Hello(NamedTuple):
     """The first message, in clear; its claims are trusted once the keys derived from it are proved.
 
     received: how many numbered frames of the receiver's incarnation the sender has.
@@ -73,16 +73,7 @@ class Hello:
     received: int
 
     def pack(self) -> bytes:
-        return _HELLO.pack(
-            _MAGIC,
-            self.cipher_number,
-            self.run,
-            self.epoch,
-            self.rank,
-            self.incarnation,
-            self.ephemeral,
-            self.received,
-        )
+        return _HELLO.pack(_MAGIC, *self)
 
     @staticmethod
     def read(sock: socket.socket, credentials: Credentials) -> Hello:

@@ -41,8 +41,6 @@ from murmurate.fabric.processes.spawn import Died, run
 
 __all__ = ["Died", "ProcessChannel", "ProcessFabric", "run_members"]
 
-_ALL = frozenset(Capability)
-
 
 class ProcessFabric:
     """One member's fabric: makes channels in the shared memory (see ``Fabric``).
@@ -50,6 +48,8 @@ class ProcessFabric:
     joins: this process replaces one that died. Until ``enter`` its collectives involve no other member.
     by_agreement: members have common rounds, and admit joiners at one of them (see ``Membership``).
     """
+
+    capabilities = frozenset(Capability)
 
     def __init__(
         self,
@@ -67,10 +67,6 @@ class ProcessFabric:
         self.deadline_seconds = deadline_seconds
         self.membership = Membership(run_state, rank, not joins, by_agreement)
         self._channels: dict[str, ProcessChannel] = {}
-
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        return _ALL
 
     def living(self) -> Sequence[int]:
         return self.membership.living()
@@ -141,6 +137,9 @@ class ProcessChannel:
         self.memory_file, self._membership = memory_file, membership
         self._bytes = like.numel() * like.element_size()
         self._device, self._shape = like.device, like.shape
+        self.capabilities = ProcessFabric.capabilities
+        if like.device.type != "cpu":  # a vector in GPU memory cannot be in the shared memory
+            self.capabilities -= {Capability.SHARED_MEMORY}
         n, shape = self.size, (like.numel(),)
         # register: pins[p, reader]
         newest = memory_file.counters(f"{name}.newest", (n,))
@@ -162,11 +161,6 @@ class ProcessChannel:
         )
         if not membership.admitted:
             pins[:, rank] = 0  # left by the former incarnation
-
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        # a vector in GPU memory cannot be in the shared memory
-        return _ALL if self._device.type == "cpu" else _ALL - {Capability.SHARED_MEMORY}
 
     def living(self) -> Sequence[int]:
         return self._membership.living()
@@ -253,26 +247,26 @@ class ProcessChannel:
     def _run_round(self, x: Tensor | None) -> tuple[Tensor, list[int]]:
         """Contribute ``x`` and wait for the others: (slots of the round [n, N], members that took part)."""
         self.round += 1
-        turn = self.round
-        slots = self._slots[turn & 1]
+        number = self.round
+        slots = self._slots[number & 1]
         if x is not None:
             self._store(slots[self.rank], x)
         self._fence()
-        self._rounds[self.rank] = turn
+        self._rounds[self.rank] = number
 
         def complete() -> bool:
             # liveness first: a member that is dead by then cannot raise its counter any more
             awaited = self._partners & self._membership.alive()
-            return bool((self._rounds[awaited] >= turn).all())
+            return bool((self._rounds[awaited] >= number).all())
 
         if not self._wait(complete, self.deadline_seconds):
-            silent = [r for r in self.living() if self._partners[r] and self._rounds[r] < turn]
+            silent = [r for r in self.living() if self._partners[r] and self._rounds[r] < number]
             raise FabricError(
-                f"rank {self.rank} waited {self.deadline_seconds:g} s for rank(s) {silent} in round {turn} "
+                f"rank {self.rank} waited {self.deadline_seconds:g} s for rank(s) {silent} in round {number} "
                 f"of channel '{self.name}'. They are alive but do not answer: look at their logs."
             )
         # a member that did not take part has died, and is out until it is admitted again
-        self._partners &= self._rounds >= turn
+        self._partners &= self._rounds >= number
         return slots, [int(rank) for rank in np.flatnonzero(self._partners)]
 
     # -- mail ---------------------------------------------------------------------------------------

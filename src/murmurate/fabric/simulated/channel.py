@@ -60,20 +60,9 @@ class SimulatedChannel:
         self._owner, self._fabric, self._state, self._rank = owner, fabric, state, owner.rank
         self._group = state.group
         self._position = {rank: position for position, rank in enumerate(state.group)}
-        self._scheduler, self._capabilities, self._deadline = fabric.scheduler, capabilities, deadline_seconds
+        self.rank, self.size, self.capabilities = self._position[owner.rank], len(state.group), capabilities
+        self._scheduler, self._deadline = fabric.scheduler, deadline_seconds
         self.traffic = Traffic()
-
-    @property
-    def rank(self) -> int:
-        return self._position[self._rank]
-
-    @property
-    def size(self) -> int:
-        return len(self._group)
-
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        return self._capabilities
 
     def living(self) -> Sequence[int]:
         self._scheduler.turn(self._rank)

@@ -183,24 +183,12 @@ class Member:
     """One member's ``Fabric``, which can also let virtual time pass and write into the log."""
 
     def __init__(self, fabric: SimulatedFabric, rank: int) -> None:
-        self._fabric, self._rank = fabric, rank
+        self._fabric, self.rank, self.size, self.capabilities = fabric, rank, fabric.size, fabric.capabilities
         self.alone = False
         self.exchanging_seconds = 0.0
 
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        return self._fabric.size
-
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        return self._fabric.capabilities
-
     def living(self) -> Sequence[int]:
-        self._fabric._scheduler.turn(self._rank)
+        self._fabric._scheduler.turn(self.rank)
         return self._fabric._scheduler.living()
 
     @property
@@ -213,7 +201,7 @@ class Member:
         self.alone = False
 
     def channel(self, name: str, like: Tensor, members: Sequence[int] | None = None) -> SimulatedChannel:
-        fabric, group = self._fabric, checked_group(members, self._rank, self.size)
+        fabric, group = self._fabric, checked_group(members, self.rank, self.size)
         if (name, group) not in fabric._channels:
             fabric._channels[name, group] = fabric._open(name, like.shape, group)
         state = fabric._channels[name, group]
@@ -229,12 +217,12 @@ class Member:
     def compute(self, seconds: float) -> None:
         """Be busy for ``seconds`` of virtual time, while others run. Counts as a fabric call."""
         scheduler = self._fabric._scheduler
-        scheduler.turn(self._rank)
-        scheduler.sleep(self._rank, seconds)
+        scheduler.turn(self.rank)
+        scheduler.sleep(self.rank, seconds)
 
     def note(self, kind: str, value: Any = None) -> None:
         """Write an event (an update, a mix) into the log; not a fabric call."""
-        self._fabric._state.record(self._rank, kind, detail=value)
+        self._fabric._state.record(self.rank, kind, detail=value)
 
 
 def run_members(

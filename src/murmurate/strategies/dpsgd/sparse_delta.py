@@ -81,11 +81,6 @@ def _lengths(dtype: torch.dtype) -> tuple[int, int]:
     return _HEAD_BYTES // dtype.itemsize, _integer_type(dtype).itemsize // dtype.itemsize
 
 
-def fits(rows: int, width: int, vector: Tensor) -> bool:
-    """Whether a message of so many rows is shorter than ``vector`` [N]."""
-    return rows <= most_rows(width, vector)
-
-
 def most_rows(width: int, vector: Tensor) -> int:
     """The most rows of a message that is shorter than ``vector`` [N]."""
     head, number = _lengths(vector.dtype)

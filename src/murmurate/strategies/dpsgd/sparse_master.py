@@ -28,7 +28,7 @@ from murmurate.fabric.interface import Channel
 from murmurate.replica.sparse import Rows, StepTooLarge, add_rows
 from murmurate.replica.vector import Replica
 from murmurate.strategies.dpsgd.master import Master
-from murmurate.strategies.dpsgd.sparse_delta import SparseDelta, blank, fits
+from murmurate.strategies.dpsgd.sparse_delta import SparseDelta, blank, most_rows
 
 _VERSIONS = 10_000  # of v whose scale is kept
 _UNPACKED = 8  # pushes that are kept unpacked
@@ -171,7 +171,7 @@ class SparseMaster(Master):
         changed = self._changed > push.version
         changed[push.row] = True
         row = changed.nonzero()[:, 0]
-        if not fits(len(row), self.width, self.replica.params):
+        if len(row) > most_rows(self.width, self.replica.params):
             return None
         factor = math.exp(self._shrunk - self._logs[push.version])
         message, values = blank(factor, self.replica.clock, row, self.width, self.replica.params.dtype)

@@ -14,7 +14,7 @@ from murmurate.replica.scale import LEAST_SCALE
 from murmurate.replica.sparse import Rows, add_rows
 from murmurate.replica.vector import Replica
 from murmurate.strategies.dpsgd.node import Memory, Node
-from murmurate.strategies.dpsgd.sparse_delta import SparseDelta, fits, most_rows
+from murmurate.strategies.dpsgd.sparse_delta import SparseDelta, most_rows
 
 _LEAST_LOGARITHM = -25.0  # of a scale; beyond it the scaled numbers lose their digits
 _LEAST_SHARE = 0.9  # of the moved rows that fits into a message; else the whole vector is sent
@@ -72,7 +72,7 @@ class SparseNode(Node):
             if not alone:
                 return None  # a thread was stopped in the middle of a write
             self._taken = self.take(self.version)
-        if fits(len(self._taken.row), self.width, self.replica.params):
+        if len(self._taken.row) <= most_rows(self.width, self.replica.params):
             return self._taken.pack()
         return self.dense(self._taken)
 

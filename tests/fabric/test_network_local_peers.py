@@ -32,7 +32,7 @@ def refuse(*_, **__):
 
 
 @pytest.mark.parametrize("encrypt", [True, False])
-def test_vectors_do_not_go_over_the_line(encrypt):
+def test_vectors_are_not_sent_over_the_connection(encrypt):
     with cabled(encrypt=encrypt) as (fabrics, cable):
         assert near(fabrics[0], 1)
         assert near(fabrics[1], 0)
@@ -50,7 +50,7 @@ def test_vectors_do_not_go_over_the_line(encrypt):
         assert all(not fabric.refused for fabric in fabrics)
 
 
-def test_who_does_not_want_to_share_memory_is_sent_everything():
+def test_a_member_without_shared_memory_is_sent_everything():
     with cabled(shared_memory=False) as (fabrics, cable):
         assert not near(fabrics[0], 1)
         assert not near(fabrics[1], 0)
@@ -114,7 +114,7 @@ def test_a_peeked_vector_is_read_where_it_lies_and_stays_until_the_next_peek():
         assert torch.equal(there.peek(0)[0], vector(21))
 
 
-def test_letters_are_kept_for_as_long_as_somebody_holds_them():
+def test_messages_are_kept_for_as_long_as_a_member_holds_them():
     """More than there are slots, so some lie where they were written and the others were copied."""
     with members(2) as fabrics:
         here, there = channels(fabrics, like=LIKE)
@@ -149,7 +149,7 @@ def test_a_queue_in_memory_is_bounded_under_each_tag_and_others_go_on():
             assert there.wait(tag, 20.0)
 
 
-def test_threads_that_send_to_one_neighbour_do_not_mix():
+def test_threads_that_send_to_one_local_peer_do_not_mix():
     """Each under a tag of its own, with more messages than there are slots."""
     with members(2) as fabrics:
         here, there = channels(fabrics, like=LIKE)
@@ -172,7 +172,7 @@ def test_threads_that_send_to_one_neighbour_do_not_mix():
         assert all(found[tag] == list(range(count)) for tag in tags)
 
 
-def test_one_channel_has_neighbours_and_members_elsewhere():
+def test_one_channel_has_local_peers_and_members_elsewhere():
     with members(3, each={2: {"shared_memory": False}}) as fabrics:
         assert near(fabrics[0], 1)
         assert not near(fabrics[0], 2)
@@ -199,7 +199,7 @@ def test_waiting_leaves_the_processor_to_others():
         assert time.thread_time() - before < 0.8
 
 
-def test_who_waits_is_reached_by_what_comes_through_memory():
+def test_a_member_that_waits_is_reached_by_what_comes_through_memory():
     with members(2) as fabrics:
         here, there = channels(fabrics, like=LIKE)
         for value in range(20):
@@ -248,7 +248,7 @@ def test_memory_that_cannot_be_mapped_is_sent_instead(monkeypatch):
         assert torch.equal(here.wait("x", 20.0).x, vector(1))
 
 
-def test_a_letter_that_is_being_written_when_memory_turns_out_unreadable_is_sent(monkeypatch):
+def test_a_message_that_is_being_written_when_memory_turns_out_unreadable_is_sent(monkeypatch):
     with members(2) as fabrics:
         monkeypatch.setattr(near(fabrics[1], 0), "map", refuse)
         here, there = fabrics[0].channel("model", LIKE), []
@@ -332,7 +332,7 @@ def test_a_member_takes_half_of_the_descriptors_at_most(monkeypatch):
         assert all(0 < count <= 10 for count in parts), parts
 
 
-def test_letters_wait_for_those_that_went_by_line_before():
+def test_messages_in_memory_wait_for_those_sent_over_the_connection_before():
     """As happens when a member that was started anew is found to be a neighbour after the first message."""
     with cabled() as (fabrics, cable):
         here, there = channels(fabrics)
