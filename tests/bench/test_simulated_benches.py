@@ -8,27 +8,14 @@ from murmurate.bench import chaos_simulated, hsa2c_scaling, straggler_simulated
 from murmurate.bench._result import progress_log
 from murmurate.bench._simulated import MessageCost
 from murmurate.bench.hsa2c_scaling import ThreadCosts, bounded, first_reaching, hsa2c, points_per_second
-from murmurate.simulation.bounds import (
-    communication_bounds,
-    least_when_bound_by_communication,
-    total_bounds,
-)
+from murmurate.simulation.bounds import total_bounds
 
 QUIET = progress_log(True)
 
 
 def test_bounds_are_those_printed():
-    assert communication_bounds(T=10, Tc=2.0, M=3) == (20.0, 60.0)
+    assert total_bounds(T=10, Tc=2.0, M=3, nw=1, STT=0.0) == (20.0, 60.0)  # the communication alone
     assert total_bounds(T=10, Tc=2.0, M=3, nw=4, STT=12.0) == (24.0, 63.0)
-    assert least_when_bound_by_communication(M=4, STT=8.0) == 10.0
-
-
-@pytest.mark.parametrize("M", [1, 3, 60])
-@pytest.mark.parametrize("share", [0.1, 1.0])
-def test_equation_58_follows_from_57(M, share):
-    T, Tc = 7, 0.5
-    STT = share * T * Tc
-    assert STT < least_when_bound_by_communication(M, STT) <= total_bounds(T, Tc, M, 1, STT)[0] + 1e-12
 
 
 @pytest.mark.parametrize("wrong", [{"T": 0}, {"M": 0}, {"nw": 0}, {"Tc": -1.0}, {"STT": -1.0}])

@@ -61,7 +61,7 @@ def serve(replicator, bound, module, end, folder):
         with torch.no_grad():
             bound.strategy.serve(bound.replica, bound.channel)
         done += end.receive("done") is not None
-    settled = replicator.settle(1, _SETTLE_SECONDS)
+    settled = replicator.drain(1, _SETTLE_SECONDS)
     return {"settled": settled, "v": bound.replica.params.unique().tolist()}
 
 
@@ -85,7 +85,7 @@ def learn(replicator, bound, module, end, folder):
         (folder / f"{rank}.progress.new").write_text(progress)
         (folder / f"{rank}.progress.new").rename(folder / f"{rank}.progress")
         time.sleep(0.02)
-    settled = replicator.settle(1, _SETTLE_SECONDS)
+    settled = replicator.drain(1, _SETTLE_SECONDS)
     end.send(end.size - 1, "done", torch.zeros(1))
     return {"settled": settled, "pushed": pushed.unique().tolist(), "pushes": count}
 

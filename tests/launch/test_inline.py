@@ -96,10 +96,10 @@ def test_every_strategy_trains_saves_and_goes_on(strategy: str, tmp_path: Path) 
         assert mine[-1]["env_steps"] == checkpoint.read_part(last, rank)["env_steps"]
 
 
-def test_a_run_whose_centre_refuses_everything_says_so(
+def test_a_run_whose_centre_refuses_everything_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Master, "accepts", lambda self, x: False)
+    monkeypatch.setattr(Master, "is_valid", lambda self, x: False)
     finish = train(short("dpsgd", updates=30), tmp_path / "x")
     said = [r["message"] for r in records(tmp_path / "x") if r.get("event") == "warning"]
     assert finish.summary["refused"] > 0
@@ -117,7 +117,7 @@ def test_a_run_whose_centre_refuses_everything_says_so(
     ],
 )
 @pytest.mark.parametrize("start", [train, functools.partial(simulate, cluster=Cluster(), quiet=True)])
-def test_a_run_of_which_the_centre_hears_nothing_says_so(
+def test_a_run_of_which_the_centre_hears_nothing_is_reported(
     start: Any, name: str, options: dict[str, int], updates: int, remedy: str | None, tmp_path: Path
 ) -> None:
     run = short(strategies()[name](**options), updates=updates)

@@ -234,20 +234,20 @@ def test_held_out_rows_are_as_likely_as_under_scikit_learns(kind, theirs):
 # -- strategies ----------------------------------------------------------------------------------------------
 
 
-def work(strategy, count, door, model=MODELS["full"], rows=table):
+def work(strategy, count, fabric, model=MODELS["full"], rows=table):
     torch.set_num_threads(1)
-    replicator = Replicator(strategy, door)
+    replicator = Replicator(strategy, fabric)
     it = learner(model, replicator.replicate, rows=rows)
-    if strategy.centre and is_centre(door):
-        serve_until(replicator, door)
+    if strategy.centre and is_centre(fabric):
+        serve_until(replicator, fabric)
         return replicator.consensus()["mixture"]
-    for batch in batches(door.rank, count=count, rows=rows):
+    for batch in batches(fabric.rank, count=count, rows=rows):
         it.learn(batch)
     if strategy.centre:
-        finish(replicator, door)
+        finish(replicator, fabric)
     else:
         replicator.publish()
-        door.channel("end", torch.zeros(1)).mean_(torch.zeros(1))
+        fabric.channel("end", torch.zeros(1)).mean_(torch.zeros(1))
     return replicator.consensus()["mixture"]
 
 

@@ -111,7 +111,7 @@ class Diary(Strategy):
 
 def test_a_strategy_is_told_of_deaths_and_of_who_joins_between_two_steps():
     script = Script(3)
-    replicator = Replicator(Diary(), script.door(0))
+    replicator = Replicator(Diary(), script.member(0))
     replica = replicator.replicate("x", Number(0.0), sgd)
     bound = replicator.bound_replicas["x"]
     gradient = torch.ones(1, dtype=torch.float64)
@@ -155,7 +155,7 @@ def test_state_has_replica_and_strategy_by_name_and_consensus_a_vector_each():
 
 def test_publish_shows_the_parameters_as_they_are_now():
     script = Script(2)
-    replicator = Replicator(GALA(), script.door(0))
+    replicator = Replicator(GALA(), script.member(0))
     replica = replicator.replicate("x", Number(1.0), sgd)
     replica.params.data.fill_(5.0)
     replicator.publish()

@@ -14,7 +14,7 @@ from murmurate.replica.scale import Scale
 from murmurate.replica.sparse import Rows
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.dpsgd import DPSGD, sparse_node
-from strategies.desk import Desk, Door
+from strategies.manual_fabric import ManualFabric, ManualMember
 
 ROWS, WIDTH, RATE = 40, 16, 0.1
 
@@ -29,9 +29,9 @@ class Node:
     """Ranks 0 and 1, and the master; memory is shared with processes that are forked."""
 
     def __init__(self):
-        self.desk, self.bound_replicas = Desk(3), []
+        self.fabric, self.bound_replicas = ManualFabric(3), []
         for rank in range(3):
-            replicator = Replicator(DPSGD(threads=2, local_updates=1), Door(self.desk, rank))
+            replicator = Replicator(DPSGD(threads=2, local_updates=1), ManualMember(self.fabric, rank))
             replicator.replicate("x", Table(), lambda p: torch.optim.SGD(p, lr=RATE))
             self.bound_replicas.append(replicator.bound_replicas["x"])
 
@@ -53,7 +53,7 @@ class Node:
         process.start()
         process.join(60)
         assert process.exitcode == -signal.SIGKILL
-        self.desk.dead.add(rank)
+        self.fabric.dead.add(rank)
 
 
 def moved(x, row, value):
@@ -118,9 +118,9 @@ def _second_time(index_copy):
 def test_a_node_that_was_torn_goes_on_from_the_whole_of_v(when, victim, monkeypatch):
     torch.set_num_threads(1)
     monkeypatch.setattr(
-        Door,
+        ManualMember,
         "shared",
-        lambda it, key, like: it.desk.memory.setdefault(key, like.detach().clone().share_memory_()),
+        lambda it, key, like: it.fabric.memory.setdefault(key, like.detach().clone().share_memory_()),
     )
     node, survivor = Node(), 1 - victim
     for rank in (0, 1, 0):

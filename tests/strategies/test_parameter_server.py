@@ -7,7 +7,7 @@ import torch
 
 from murmurate.fabric.interface import FabricError
 from murmurate.strategies.parameter_server import ParameterServer
-from strategies.desk import Company
+from strategies.manual_fabric import Company
 
 
 def test_downpour_by_hand():
@@ -21,7 +21,7 @@ def test_downpour_by_hand():
     assert company.step(1, -1.0) == (-0.5, 1, 2, 0)  # centre: 6.5 - 7; the local steps are overwritten
     assert company.value() == -0.5
     assert company.step(0, 1.0) == (5.5, 1, 1, 1)  # from what it pulled, not from where the centre is
-    pushes = [(who, x, note) for who, _, tag, x, note in company.desk.sent if tag == "gradient"]
+    pushes = [(who, x, note) for who, _, tag, x, note in company.fabric.sent if tag == "gradient"]
     assert pushes == [(0, [3.5], 0.0), (1, [7.0], 0.0)]
 
 
@@ -68,18 +68,18 @@ def test_not_waiting_gathers_while_a_push_is_under_way():
     assert company.serve() == 1
     assert company.value() == -15.0
     assert company.step(0, 0.0) == (-15.0, 2, 2, 0)
-    assert not company.desk.waited[:-2]  # the centre waited, the learner never
+    assert not company.fabric.waited[:-2]  # the centre waited, the learner never
 
 
 def test_a_missed_deadline_goes_on_and_the_answer_is_taken_when_it_comes():
     company = Company(ParameterServer(deadline_seconds=0.2), 1, start=0.0, served=False)
     assert company.step(0, 1.0) == (-1.0, 0, 1, 1)
-    assert sum(company.desk.waited) == pytest.approx(0.2)
-    company.desk.waited.clear()
+    assert sum(company.fabric.waited) == pytest.approx(0.2)
+    company.fabric.waited.clear()
     assert company.step(0, 2.0) == (-3.0, 0, 1, 2)
-    assert company.desk.waited == []  # one push under way is enough to wait for
+    assert company.fabric.waited == []  # one push under way is enough to wait for
     company.serve()
-    company.desk.while_waiting = company.serve
+    company.fabric.while_waiting = company.serve
     assert company.step(0, 4.0) == (-7.0, 1, 2, 0)  # the late answer, the push of 6, its answer: one round
     assert company.value() == -7.0
 
@@ -111,9 +111,9 @@ class TestDelayBound:
         company.step(1, 10.0)  # gathered, of version 0
         company.serve()
         company.step(1, 100.0)  # pulls version 1, but pushes 110 of version 0
-        assert company.desk.sent[-1][3:] == ([110.0], 0.0)
+        assert company.fabric.sent[-1][3:] == ([110.0], 0.0)
         company.step(0, 1.0)
-        company.desk.mail[2, "gradient"].rotate()  # the other's comes first: folds are 2 now
+        company.fabric.mail[2, "gradient"].rotate()  # the other's comes first: folds are 2 now
         company.serve()
         assert company.value() == -2.0
         assert company.centre.strategy.refused == 1
@@ -132,36 +132,36 @@ class TestDelayBound:
         assert company.step(1, 40.0)[0] == at  # that one was made from old parameters too
         assert company.serve() == 0
         company.step(1, 80.0)
-        assert company.desk.sent[-1][3] == [80.0]
+        assert company.fabric.sent[-1][3] == [80.0]
 
     def test_zero_refuses_nothing(self):
         company = self.three(0)
         assert company.step(1, 10.0)[0] == -13.0
 
 
-def test_the_death_of_the_centre_is_told_to_whoever_pushes_waits_or_awaits():
+def test_the_death_of_the_centre_is_an_error_for_all_that_push_or_wait():
     company = Company(ParameterServer(period=5), 3, start=0.0)
-    company.desk.dead.add(3)
+    company.fabric.dead.add(3)
     with pytest.raises(
         FabricError,
-        match=r"rank 3, which kept the centre, is dead or out of reach.*run folder.* resume; a script",
+        match=r"rank 3, which kept the centre, is dead or out of reach.*murmurate resume; a script",
     ):
         company.step(0, 1.0)
     waiting = Company(ParameterServer(), 1, served=False)
-    waiting.desk.while_waiting = lambda: waiting.desk.dead.add(1)
+    waiting.fabric.while_waiting = lambda: waiting.fabric.dead.add(1)
     with pytest.raises(FabricError, match="rank 1"):
         waiting.step(0, 1.0)
-    assert sum(waiting.desk.waited) < 0.2  # of ten seconds
+    assert sum(waiting.fabric.waited) < 0.2  # of ten seconds
 
 
 def test_a_full_queue_keeps_the_gradient_for_the_next_push():
     company = Company(ParameterServer(), 1, start=0.0)
-    door, send = company.bound_replicas[0].channel, company.bound_replicas[0].channel.send
-    door.send = lambda *_, **__: False
+    fabric, send = company.bound_replicas[0].channel, company.bound_replicas[0].channel.send
+    fabric.send = lambda *_, **__: False
     assert company.step(0, 1.0) == (-1.0, 0, 1, 1)
-    door.send = send
+    fabric.send = send
     assert company.step(0, 2.0) == (-3.0, 1, 2, 0)
-    assert company.desk.sent[0][3] == [3.0]
+    assert company.fabric.sent[0][3] == [3.0]
 
 
 def test_a_peers_state_brings_everything_but_its_gradient():

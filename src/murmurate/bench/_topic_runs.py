@@ -17,7 +17,7 @@ from murmurate.errors import RunFailed
 from murmurate.fabric.simulated.fabric import Crashed, Member, SimulatedFabric
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.simulation.cluster import Cluster
-from murmurate.simulation.member import Centre, Learner
+from murmurate.simulation.member import Centre, SimulatedLearner
 from murmurate.spec import Batch, derive_seed
 from murmurate.training.run import Run
 from murmurate.workloads.conjugate import ConjugateLearner
@@ -61,7 +61,7 @@ class _PerplexityMonitor:
         self.over_at = math.inf
         self._folds = 0  # at the last evaluation
 
-    def stepped(self, learner: Learner, batch: Batch) -> None:
+    def stepped(self, learner: SimulatedLearner, batch: Batch) -> None:
         self.documents += batch.env_steps
         if self.documents < self._next:
             return
@@ -80,22 +80,22 @@ class _PerplexityMonitor:
         if perplexity <= self.schedule.target:
             self.over_at = now
 
-    def over(self, learner: Learner) -> bool:
+    def is_over(self, learner: SimulatedLearner) -> bool:
         return self.over_at < math.inf or self.documents >= self.schedule.most
 
-    def admission_due(self, learner: Learner) -> bool:
+    def admission_due(self, learner: SimulatedLearner) -> bool:
         return False
 
-    def admit(self, learner: Learner) -> None:
+    def admit(self, learner: SimulatedLearner) -> None:
         raise RuntimeError("no member joins these runs")
 
-    def finish(self, learner: Learner) -> None:
+    def finish(self, learner: SimulatedLearner) -> None:
         pass
 
-    def left(self, learner: Learner) -> None:
+    def drained(self, learner: SimulatedLearner) -> None:
         self._left -= 1
 
-    def all_left(self) -> bool:
+    def all_drained(self) -> bool:
         return self._left == 0
 
 
@@ -121,7 +121,7 @@ def evaluations(
     )
 
     def learn(member: Member) -> None:
-        learner = Learner(run, member, itertools.repeat((0.0, 0.0)), 0)
+        learner = SimulatedLearner(run, member, itertools.repeat((0.0, 0.0)), 0)
         generator = np.random.default_rng(derive_seed(run.seed, "compute", member.rank))
         seconds = cluster.compute_model().steps(member.rank, generator)
         (bound,) = learner.replicator.bound_replicas.values()
@@ -132,11 +132,11 @@ def evaluations(
 
         bound.replica.exchange = step
         bound.replica.scale.kept = bound.replica.scale.kept and not dense
-        learner.go(monitor)
+        learner.run_to_end(monitor)
 
     def serve(member: Member) -> None:
         monitor.centre = Centre(run, member)
-        monitor.centre.go(monitor)
+        monitor.centre.run_to_end(monitor)
 
     ended = fabric.run([learn] * run.replicas + [serve] * run.strategy.centre)
     if any(isinstance(end, Crashed) for end in ended):

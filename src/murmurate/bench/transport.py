@@ -206,7 +206,7 @@ def _limits(x: Tensor) -> dict[str, Callable[[], Any]]:
         def run() -> None:
             for start in range(0, len(plaintext), PIECE_BYTES):
                 piece = plaintext[start : start + PIECE_BYTES]
-                stream.close_into(piece, out[: len(piece) + TAG_BYTES])
+                stream.seal_into(piece, out[: len(piece) + TAG_BYTES])
 
         return run
 

@@ -25,7 +25,7 @@ def summarize(
     wall_seconds: float,
     reason: str,
 ) -> dict[str, Any]:
-    """Evaluate, then write and return ``summary.json``. Fields: ``docs/metrics.md``, docs/simulate.md."""
+    """Evaluate, then write and return ``summary.json``. Fields: ``docs/metrics.md``, ``docs/simulate.md``."""
     learners = [*monitor.former, *monitor.learners.values()]
     spent = [learner.spent() for learner in learners]
     bound_replicas = [bound for one in learners for bound in one.replicator.bound_replicas.values()]
@@ -71,19 +71,19 @@ def summarize(
         facts["skipped"] = skipped[1]
     where = folder / "checkpoints" / "last"
     if reason == "finished" and checkpoint.damage(where) is None:
-        found = figures(run, where)
-        found.pop("returns", None)
-        facts |= found
+        values = figures(run, where)
+        values.pop("returns", None)
+        facts |= values
     write_json(folder / "summary.json", facts)
     return facts
 
 
 def shares(spent: Sequence[Spent]) -> dict[str, float]:
-    """Of the virtual time that learners lived: computing, waiting, exchanging, the rest (asleep, paused)."""
+    """Shares of the learners' virtual time: computing, waiting, exchanging, the rest (asleep, paused)."""
     lived = max(sum(one.lived_seconds for one in spent), 1e-12)
-    found = {
+    values = {
         "share_computing": sum(one.computing_seconds for one in spent) / lived,
         "share_waiting": sum(one.waiting_seconds for one in spent) / lived,
         "share_exchanging": sum(one.exchanging_seconds for one in spent) / lived,
     }
-    return found | {"share_idle": max(0.0, 1.0 - sum(found.values()))}
+    return values | {"share_idle": max(0.0, 1.0 - sum(values.values()))}

@@ -113,8 +113,8 @@ class TrainingLoop:
                 self._count(batch)
                 self._probe(before)
                 self._record(outcome)
-                for kind, words in self.source.events():
-                    self.recorder.event(kind, words, member=self.context.rank)
+                for kind, message in self.source.events():
+                    self.recorder.event(kind, message, member=self.context.rank)
                 self.context.between()
                 if self._round_ended():
                     requests = self._agree_on_requests()
@@ -211,7 +211,7 @@ class TrainingLoop:
             if self.state_transfer is not None:
                 self.state_transfer.serve_request(self._state_to_transfer)
             return stop, requested, run_state.total_env_steps()
-        own = torch.tensor([stop, requested, self.env_steps, run_state.hand_over], dtype=torch.float64)
+        own = torch.tensor([stop, requested, self.env_steps, run_state.transfer_request], dtype=torch.float64)
         answers = self.barrier.gather(own)
         absent = [rank for rank in range(run_state.size) if rank not in answers]
         total = sum(int(a[2]) for a in answers.values()) + sum(run_state.env_steps(r) for r in absent)
@@ -220,13 +220,13 @@ class TrainingLoop:
             min(int(a[1]) for a in answers.values()),
             total,
         )
-        hand_over = min(int(a[3]) for a in answers.values())
+        transfer = min(int(a[3]) for a in answers.values())
         if (
             self.state_transfer is not None
             and requests[1] <= self.saved_request
             and not self._is_over(requests)
         ):
-            self.state_transfer.admit_together(hand_over, self._meet_at_barrier, self._state_to_transfer)
+            self.state_transfer.admit_together(transfer, self._meet_at_barrier, self._state_to_transfer)
         return requests
 
     def _meet_at_barrier(self) -> list[int]:
