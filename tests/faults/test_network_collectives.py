@@ -232,7 +232,7 @@ def freeze(door):
 
 
 def test_a_frozen_member_is_left_out_and_gets_an_error(engine):
-    results = run_members(3, [freeze] * 3, deadline_seconds=8.0, silence_seconds=1.0, **engine)
+    results = run_members(3, [freeze] * 3, deadline_seconds=6.0, silence_seconds=1.0, **engine)
     (one, no_error), (frozen, error), (other, none_either) = results
     assert (no_error, none_either) == ("", "")
     assert one == other

@@ -16,7 +16,7 @@ from murmurate.training import checkpoint
 from waiting import until
 
 pytestmark = pytest.mark.timeout(900)
-_STEPS = 100_000
+_STEPS = 60_000
 
 
 @pytest.mark.parametrize(

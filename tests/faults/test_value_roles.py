@@ -45,7 +45,7 @@ def test_a_killed_actor_is_replaced_and_a_resumed_run_has_its_replay(tmp_path: P
         assert command.wait() == 143, command.said()
         command.leaves_nothing()
         before = command.records(0)[-1]
-    assert main(["resume", str(tmp_path / "run"), "--env-steps", str(before["env_steps"] + 6_000)]) == 0
+    assert main(["resume", str(tmp_path / "run"), "--env-steps", str(before["env_steps"] + 3_000)]) == 0
     resumed = Written(tmp_path / "run")
     assert not resumed.summary()["resume_exact"]
     again = [r for r in resumed.records(0) if r["env_steps"] > before["env_steps"]]
