@@ -1,11 +1,11 @@
-"""This checkout and another one of this package, at the same jobs in turn: did a change cost anything?
+"""Compares the speed of this checkout with that of another one, at the same jobs in turn.
 
     git worktree add ../before REVISION                # and build its kernels: pip wheel, or copy the library
     python benchmarks/against.py ../before [--rounds N] [--only NAME ...]
 
 Each job runs in both checkouts, round after round, in windows of CPU seconds (training) or calls (replay,
-topics, strategies). Printed is, for each job, what this checkout reaches over what the other one does: the median of the
-rounds' ratios, and their range. More than 1 is faster here.
+topics, strategies). It prints for each job the ratio of this checkout's speed to the other one's: the median
+over the rounds, and their range. More than 1 is faster here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from murmurate.bench._server import Server
 
 HERE = Path(__file__).resolve().parents[1]
 WINDOW_CPU_SECONDS = 6.0
-_FOR_EVER = ("--env-steps", "1000000000", "--minutes", "60", "--stop-at-return", "None")
+_WITHOUT_END = ("--env-steps", "1000000000", "--minutes", "60", "--stop-at-return", "None")
 _DQN = ("--simulators", "8", "--replay.capacity", "20000", "--replay.learning-starts", "1000")
 TRAININGS = {
     "pong-a2c": ("pong-a2c",),
@@ -42,7 +42,8 @@ CALLS = {  # (task, capacity, batch): calls a round
 }
 _COST = (
     "import json; from murmurate.bench import strategy_cost as s;"
-    "print(json.dumps(s.figures(s._roles.together(2, s.work, 'gala', s.PARAMETERS, 200))['copies']['median']))"
+    "answers = s._roles.together(2, s.work, 'gala', s.PARAMETERS, 200);"
+    "print(json.dumps(s.figures(answers)['copies']['median']))"
 )
 
 
@@ -51,23 +52,27 @@ def python(checkout: Path, *arguments: str) -> list[str]:
 
 
 def trainings(other: Path, rounds: int, names: set[str]) -> Iterator[tuple[str, float]]:
-    """Env steps a CPU second of ``murmurate train``, with everything around it."""
+    """Env steps a CPU second of ``murmurate train``, everything included."""
     for name, options in TRAININGS.items():
         if name not in names:
             continue
         with tempfile.TemporaryDirectory(prefix="against-") as folder:
-            field = {}
+            racers = {}
             for label, checkout in (("here", HERE), ("there", other)):
                 out = Path(folder) / label
-                command = python(checkout, "-m", "murmurate", "train", *options, *_FOR_EVER, "--out", str(out))
-                field[label] = Racer(f"{name} {label}", command, out / "metrics.jsonl", key="total_env_steps")
-            with stopped_at_the_end(field):
-                for racer in field.values():
+                command = python(
+                    checkout, "-m", "murmurate", "train", *options, *_WITHOUT_END, "--out", str(out)
+                )
+                racers[label] = Racer(
+                    f"{name} {label}", command, out / "metrics.jsonl", key="total_env_steps"
+                )
+            with stopped_at_the_end(racers):
+                for racer in racers.values():
                     racer.start(warm_up_cpu_seconds=10.0)
                 for number in range(rounds):
                     rates = {}
                     for label in in_turn(number):
-                        rates[label] = field[label].window(WINDOW_CPU_SECONDS).per_cpu_second
+                        rates[label] = racers[label].window(WINDOW_CPU_SECONDS).per_cpu_second
                     yield name, rates["here"] / rates["there"]
 
 
@@ -85,10 +90,10 @@ def replay(other: Path, rounds: int, names: set[str]) -> Iterator[tuple[str, flo
                 continue
             request = {"task": task, "capacity": capacity, "batch": batch, "calls": calls, "cold": False}
             for number in range(2 * rounds):
-                seconds = {label: float(servers[label].say(request)["seconds"]) for label in in_turn(number)}
+                seconds = {label: float(servers[label].ask(request)["seconds"]) for label in in_turn(number)}
                 yield f"replay {task}", seconds["there"] / seconds["here"]
             for server in servers.values():
-                server.say({"forget": True})
+                server.ask({"forget": True})
 
 
 def documents(other: Path, rounds: int, names: set[str]) -> Iterator[tuple[str, float]]:
@@ -96,7 +101,7 @@ def documents(other: Path, rounds: int, names: set[str]) -> Iterator[tuple[str, 
     if "topics" not in names:
         return
     module = "murmurate.bench._topics_own"
-    corpus, _ = topics._generated(topics.Plan())
+    corpus, _ = topics.generated(topics.QUICK)
     contender = topics.Contender("ours", "ours", {**topics._COMMON, "iterations": 20}, (2.0,))
     with (
         tempfile.TemporaryDirectory(prefix="against-") as folder,
@@ -108,12 +113,12 @@ def documents(other: Path, rounds: int, names: set[str]) -> Iterator[tuple[str, 
             cpu = {}
             for label in in_turn(number):
                 _, cpu[label], _ = topics.fit(servers[label], corpus, contender, number, Path(folder))[-1]
-            if number:  # the first loads what a library loads when it is first used
+            if number:  # the first round loads code
                 yield "topics", cpu["there"] / cpu["here"]
 
 
 def copies(other: Path, rounds: int, names: set[str]) -> Iterator[tuple[str, float]]:
-    """What a step of GALA costs over an update, in copies of the vector, two members."""
+    """Cost of a step of GALA over an update, in copies of the vector, two members."""
     if "gala copies" not in names:
         return
     for number in range(rounds):
@@ -129,7 +134,9 @@ JOBS = [*TRAININGS, *(f"replay {task}" for task, _, _ in CALLS), "topics", "gala
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("other", type=Path, help="the other checkout")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", nargs="+", choices=JOBS, default=JOBS)

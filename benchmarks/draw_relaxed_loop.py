@@ -1,9 +1,9 @@
-"""Draws Zhang's Fig. 4.8 of one's own runs: ``python benchmarks/draw_relaxed_loop.py DIR...``.
+"""Draws Zhang's Fig. 4.8 from recorded runs: ``python benchmarks/draw_relaxed_loop.py DIR...``.
 
-The picture goes to ``figures/relaxed-loop.png``, or of one recipe to ``figures/relaxed-loop-RECIPE.png``:
-mean return of the last 100 training episodes against env steps, a panel a recipe, a colour a D (batches drawn
-before the errors of those before them are known). A thin line is a seed, a bold one the mean over the seeds,
-as far as all of them came.
+The picture is ``figures/relaxed-loop.png``, or of one recipe ``figures/relaxed-loop-RECIPE.png``: mean return
+of the last 100 training episodes against env steps, a panel a recipe, a colour a D (batches drawn before the
+priorities of earlier ones are updated). A thin line is a seed, a bold one the mean over the seeds, up to the
+end of the shortest.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
+from panels import panels
 
-from murmurate.record.figures import PRINT, RUN_COLOURS, Draw, Palette, png, tidy
+from murmurate.record.figures import Draw, run_colour, tidy
 from murmurate.record.runs import RecordedRun, open_run
 
 HERE = Path(__file__).parent
@@ -31,7 +32,7 @@ def _curve(run: RecordedRun) -> tuple[list[float], list[float]]:
 
 
 def panel(recipe: str, by_depth: Runs, colours: dict[int, str]) -> Draw:
-    def draw(axes: Axes, palette: Palette) -> None:
+    def draw(axes: Axes) -> None:
         for depth, runs in sorted(by_depth.items()):
             curves = [_curve(run) for run in runs]
             for steps, returns in curves:
@@ -41,7 +42,7 @@ def panel(recipe: str, by_depth: Runs, colours: dict[int, str]) -> Draw:
             mean = np.mean([np.interp(grid, *curve) for curve in curves], axis=0)
             axes.plot(grid, mean, color=colours[depth], linewidth=2)
         seeds = " or ".join(str(n) for n in sorted({len(runs) for runs in by_depth.values()}))
-        tidy(axes, palette, f"{recipe}: return (seeds a colour: {seeds})", "env steps")
+        tidy(axes, f"{recipe}: return (seeds a colour: {seeds})", "env steps")
 
     return draw
 
@@ -51,12 +52,12 @@ def main(folders: list[str]) -> Path:
     for run in map(open_run, folders):
         found[run.recipe][int(run.run["replay"]["ahead"])].append(run)
     depths = sorted({depth for by_depth in found.values() for depth in by_depth})
-    colours = {depth: PRINT.runs[i % RUN_COLOURS] for i, depth in enumerate(depths)}
+    colours = {depth: run_colour(i) for i, depth in enumerate(depths)}
     draws = [panel(recipe, by_depth, colours) for recipe, by_depth in sorted(found.items())]
     legend = [(f"D = {depth}", colour) for depth, colour in colours.items()]
     path = HERE / "figures" / f"relaxed-loop{'' if len(found) > 1 else '-' + next(iter(found))}.png"
     path.parent.mkdir(exist_ok=True)
-    png(draws, "Learning from batches that were drawn ahead", legend).savefig(path, dpi=160)
+    panels(draws, "Learning from batches that were drawn ahead", legend).savefig(path, dpi=160)
     return path
 
 

@@ -1,7 +1,7 @@
 """Draws Mohamad et al.'s Fig. 1 to 3 of a result: ``python benchmarks/draw_topics_speedup.py RESULT.json``.
 
-The picture goes to ``figures/topics-speedup.png``: speed-up by threads, by workers, and by both for each B,
-beside the paper's words (linear to 8 threads and to 14 workers, slower from 6 of both).
+The picture is ``figures/topics-speedup.png``: speed-up by threads, by workers, and by both for each B, with
+the paper's claims (linear to 8 threads and to 14 workers, slower from 6 of both).
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
+from panels import panels
 
-from murmurate.record.figures import PRINT, RUN_COLOURS, Draw, Palette, png, tidy
+from murmurate.record.figures import COLOURS, Draw, run_colour, tidy
 
 HERE = Path(__file__).parent
 SHOWN = {"paper": "solid", "average": (0, (4, 2))}
@@ -23,7 +24,7 @@ SHOWN = {"paper": "solid", "average": (0, (4, 2))}
 def panel(result: dict[str, Any], name: str, count: str, label: str, linear_to: int, power: int) -> Draw:
     """Speed-up over the panel's first case of the same B; grey is the paper's claim, count ** power."""
 
-    def draw(axes: Axes, palette: Palette) -> None:
+    def draw(axes: Axes) -> None:
         most, colours = linear_to, by_local_updates(result)
         for rule, dashes in SHOWN.items():
             rows = [row for row in result["rules"][rule]["cases"] if row["panel"] == name]
@@ -39,11 +40,11 @@ def panel(result: dict[str, Any], name: str, count: str, label: str, linear_to: 
                         *zip(*points, strict=True), color=colours[B], linestyle=dashes, marker="o", ms=3
                     )
         for at, least, middle, greatest in real(result, name):
-            axes.plot([at, at], [least, greatest], color=palette.ink, linewidth=1)
-            axes.plot([at], [middle], color=palette.ink, marker="x", ms=6)
+            axes.plot([at, at], [least, greatest], color=COLOURS["ink"], linewidth=1)
+            axes.plot([at], [middle], color=COLOURS["ink"], marker="x", ms=6)
         claimed = [x / 10 for x in range(10, 10 * linear_to + 1)]
-        axes.plot(claimed, [x**power for x in claimed], color=palette.muted, linewidth=4, alpha=0.25)
-        tidy(axes, palette, "speed-up at equal perplexity", label)
+        axes.plot(claimed, [x**power for x in claimed], color=COLOURS["muted"], linewidth=4, alpha=0.25)
+        tidy(axes, "speed-up at equal perplexity", label)
         axes.set_xlim(0, most + 0.5)
         axes.set_ylim(bottom=0)
 
@@ -61,7 +62,7 @@ def real(result: dict[str, Any], panel: str) -> Iterator[tuple[int, float, float
 def by_local_updates(result: dict[str, Any]) -> dict[int, str]:
     """A colour for each B."""
     found = {row["local_updates"] for of in result["rules"].values() for row in of["cases"]}
-    return {B: PRINT.runs[index % RUN_COLOURS] for index, B in enumerate(sorted(found))}
+    return {B: run_colour(index) for index, B in enumerate(sorted(found))}
 
 
 def main(result: dict[str, Any]) -> Path:
@@ -74,9 +75,9 @@ def main(result: dict[str, Any]) -> Path:
     legend = [(f"B = {B}", colour) for B, colour in by_local_updates(result).items()]
     legend.append(("grey: linear as far as the paper claims", "#c8cccd"))
     if any(list(real(result, panel)) for panel in ("workers", "threads")):
-        legend.append(("x: real processes, average, B = 15", PRINT.ink))
+        legend.append(("x: real processes, average, B = 15", COLOURS["ink"]))
     title = "DPSVI, simulated with costs measured on one core. Solid: the paper's step rule; dashed: average"
-    figure = png(draws, title, legend, height=4.3)
+    figure = panels(draws, title, legend, height=4.3)
     path = HERE / "figures" / "topics-speedup.png"
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=110)

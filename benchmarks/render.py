@@ -1,6 +1,6 @@
 """Writes the tables of ``README.md`` from ``results/*.json``: ``python benchmarks/render.py``.
 
-For each bench the newest result and hardware come first. Results are files named
+The newest result of each benchmark comes first. Results are files named
 ``YYYY-MM-DD-<bench>.json`` that hold what ``murmurate bench NAME --json`` printed as its last line.
 """
 
@@ -28,7 +28,7 @@ COLUMNS: dict[str, list[tuple[str, str]]] = {
         ("SB3 A2C", "sb3_env_steps_per_cpu_second"),
         ("limit float32", "limit_float32"),
         ("limit bfloat16", "limit_bfloat16"),
-        ("share with 2 gossiping", "per_learner_share_with_2_gossiping"),
+        ("share with 2 GALA learners", "per_learner_share_with_2_gossiping"),
         ("double buffer on: env steps / s", "double_buffer.env_steps_per_second_on.median"),
         ("off", "double_buffer.env_steps_per_second_off.median"),
     ],
@@ -41,10 +41,13 @@ COLUMNS: dict[str, list[tuple[str, str]]] = {
         ("scikit-learn", "perplexity_sklearn"),
         ("own defaults", "perplexity_defaults"),
         (
-            "x faster to where the better of them ends",
+            "x faster to the better one's final perplexity",
             "to_the_peers_perplexity.generated.ours.murmurate defaults.times_faster",
         ),
-        ("DPSVI: CPU s to the sampler's", "dpsvi_and_the_sampler.generated.cpu_seconds_to_the_samplers"),
+        (
+            "DPSVI: CPU s to the sampler's perplexity",
+            "dpsvi_and_the_sampler.generated.cpu_seconds_to_the_samplers",
+        ),
         ("sampler: CPU s", "dpsvi_and_the_sampler.generated.sampler_cpu_seconds"),
     ],
     "topics-stream": [
@@ -53,9 +56,9 @@ COLUMNS: dict[str, list[tuple[str, str]]] = {
         ("entries", "entries"),
         ("replicas", "plan.replicas"),
         ("seconds", "wall_seconds"),
-        ("of them learning", "training_seconds"),
+        ("seconds of training", "training_seconds"),
         ("perplexity", "perplexity"),
-        ("most resident bytes of a process", "peak_resident_bytes_most"),
+        ("peak resident bytes of a process", "peak_resident_bytes_most"),
     ],
     "cartpole-throughput": [
         ("env steps / CPU s, 16", "env_steps_per_cpu_second"),
@@ -68,14 +71,14 @@ COLUMNS: dict[str, list[tuple[str, str]]] = {
         ("x SB3 DQN", "ratio_sb3_dqn"),
         ("bfloat16", "by_kind.bfloat16.env_steps_per_cpu_second.median"),
         ("x SB3 DQN", "by_kind.bfloat16.ratio_sb3_dqn.median"),
-        ("as plain as SB3's, float32", "by_kind.uniform float32.env_steps_per_cpu_second.median"),
+        ("plain as SB3's, float32", "by_kind.uniform float32.env_steps_per_cpu_second.median"),
         ("x SB3 DQN", "by_kind.uniform float32.ratio_sb3_dqn.median"),
-        ("as plain, bfloat16", "by_kind.uniform bfloat16.env_steps_per_cpu_second.median"),
+        ("plain, bfloat16", "by_kind.uniform bfloat16.env_steps_per_cpu_second.median"),
         ("x SB3 DQN", "by_kind.uniform bfloat16.ratio_sb3_dqn.median"),
         ("D = 2, float32", "by_kind.float32 ahead.env_steps_per_cpu_second.median"),
         ("SB3 DQN", "sb3_env_steps_per_cpu_second"),
         ("SB3 with 1 simulator", "sb3_1_simulator_env_steps_per_cpu_second"),
-        ("bfloat16: x that", "by_kind.bfloat16.ratio_sb3_dqn_1_simulator.median"),
+        ("bfloat16: x SB3 with 1", "by_kind.bfloat16.ratio_sb3_dqn_1_simulator.median"),
     ],
     "strategy-cost": [
         ("GALA, 2 members: copies", "strategies.gala.2_members.copies_when_heard.median"),
@@ -106,12 +109,12 @@ def _strategies(result: dict[str, Any]) -> Rows:
 
 
 def _learning(result: dict[str, Any]) -> Rows:
-    """By strategy what the result has by fact."""
+    """The result's facts by strategy."""
     facts = ("replicas", "seeds", "reached", "eval_return_mean", "env_steps", "wall_seconds")
-    given = {fact: result[fact] for fact in facts}
+    by_fact = {fact: result[fact] for fact in facts}
     return [
-        (name, {fact: of[name] if isinstance(of, dict) else of for fact, of in given.items()})
-        for name in given["reached"]
+        (name, {fact: of[name] if isinstance(of, dict) else of for fact, of in by_fact.items()})
+        for name in by_fact["reached"]
     ]
 
 
@@ -120,7 +123,7 @@ def _faulted(result: dict[str, Any]) -> Rows:
 
 
 def _scaling(result: dict[str, Any]) -> Rows:
-    """By scheme: data points a second on so many nodes, and virtual seconds to the reference score."""
+    """By scheme: data points a second by nodes, and virtual seconds to the reference score."""
     times = {n: of["seconds_to_reference"] for n, of in result["time_to_reference"].items()}
     return [
         (name, {"points": of, "seconds": {n: reached.get(name) for n, reached in times.items()}})
@@ -129,7 +132,7 @@ def _scaling(result: dict[str, Any]) -> Rows:
 
 
 def _speedups(result: dict[str, Any]) -> Rows:
-    """By case, those of each step rule together."""
+    """By step rule and case."""
     return [
         (f"{rule}: {row['workers']}, {row['threads']}, {row['local_updates']}, {row['batch']}", row)
         for rule, of in result["rules"].items()
@@ -138,19 +141,22 @@ def _speedups(result: dict[str, Any]) -> Rows:
 
 
 def _real_speedups(result: dict[str, Any]) -> Rows:
-    """Nothing of results that have one run each (before 2026-11-22)."""
+    """By shape; none for results with a single run each (before 2026-11-22)."""
     real = result["real"] or {}
-    told = ("documents_per_second", "speed_over_one_node", "speedup", "tsp_serial")
+    figures = ("documents_per_second", "speed_over_one_node", "speedup", "tsp_serial")
     if "speed_over_one_node" not in real:
         return []
-    return [(name, {what: real[what].get(name) for what in told}) for name in real["documents_per_second"]]
+    return [
+        (name, {figure: real[figure].get(name) for figure in figures})
+        for name in real["documents_per_second"]
+    ]
 
 
 _REPLAYS = ("torchrl", "cpprb", "tianshou", "flashbax")
 
 
 def _replay(result: dict[str, Any]) -> Rows:
-    """By case; before them the headline, which has no peers' columns."""
+    """By case."""
     return [(row["label"], row) for row in result["cases"]]
 
 
@@ -160,8 +166,8 @@ def _topics(result: dict[str, Any]) -> Rows:
     return [(f"{part}: {row['label']}", row) for part, rows in parts.items() for row in rows]
 
 
-# bench, or bench and a part of it -> heading of the first column, the rows, and their columns as above;
-# a table a result, and of a part only where a result has it
+# benchmark, or "benchmark, part" -> heading of the first column, rows, and their columns as above; there is a
+# table for each result (of a part only if the result has it)
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, str]]]] = {
     "topics": (
         "corpus: library",
@@ -181,7 +187,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
         [
             ("replicas", "replicas"),
             ("seeds", "seeds"),
-            ("of them reached 475", "reached"),
+            ("seeds that reached 475", "reached"),
             ("evaluation, median", "eval_return_mean.median"),
             ("least", "eval_return_mean.least"),
             ("env steps", "env_steps.median"),
@@ -195,11 +201,11 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
             ("CartPole: evaluation, median", "cartpole_eval_return.median"),
             ("least", "cartpole_eval_return.least"),
             ("waiting", "cartpole_waiting_share"),
-            ("staleness, most", "cartpole_staleness_max.greatest"),
-            ("disagreement at the end, most", "cartpole_disagreement_final.greatest"),
+            ("staleness, greatest", "cartpole_staleness_max.greatest"),
+            ("disagreement at the end, greatest", "cartpole_disagreement_final.greatest"),
             ("Pong: env steps / s", "pong_env_steps_per_second"),
             ("waiting", "pong_waiting_share"),
-            ("staleness, most", "pong_staleness_max"),
+            ("staleness, greatest", "pong_staleness_max"),
             ("bytes / update", "pong_bytes_per_update"),
         ],
     ),
@@ -213,14 +219,14 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
         ],
     ),
     "replay-shared": (
-        "who draws",
+        "case",
         lambda result: [
             (case, {**of, "share": result["share_of_alone"].get(case, 1.0)})
             for case, of in result["cases"].items()
         ],
         [
             ("draws / CPU s of the learners", "draws_per_cpu_second.median"),
-            ("over those of one alone", "share"),
+            ("over alone", "share"),
             ("draws / s", "draws_per_second.median"),
             ("inserts / s", "inserts_per_second.median"),
             ("records lost", "lost_records.greatest"),
@@ -231,7 +237,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
         lambda result: [*result["recipes"].items(), *result["relaxed_loop"].items()],
         [
             ("seeds", "seeds"),
-            ("of them reached 475", "reached"),
+            ("seeds that reached 475", "reached"),
             ("evaluation, median", "eval_return_mean.median"),
             ("least", "eval_return_mean.least"),
             ("env steps", "env_steps.median"),
@@ -269,11 +275,11 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
         "step rule: nW, p, B, M",
         _speedups,
         [
-            ("speed-up over the panel's first", "speedup"),
-            ("TSP over the same rule alone", "tsp_serial"),
-            ("over SVI, batch 1024", "tsp_svi"),
+            ("speed-up over the panel's first case", "speedup"),
+            ("TSP over the same rule with one replica", "tsp_serial"),
+            ("TSP over SVI, batch 1024", "tsp_svi"),
             ("documents to the target", "documents"),
-            ("folds to it", "folds"),
+            ("folds to the target", "folds"),
             ("virtual s", "seconds"),
             ("documents / virtual s", "documents_per_second"),
         ],
@@ -298,21 +304,24 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
         "strategy",
         _strategies,
         [
-            ("blocked share of the quick", "blocked_share.median"),
-            ("updates / CPU s of all", "updates_per_cpu_second.median"),
-            ("updates / s of a quick one", "updates_of_the_quick_per_second.median"),
-            ("of the slow one", "updates_of_the_slow_per_second.median"),
+            ("blocked share of the fast replicas", "blocked_share.median"),
+            ("updates / CPU s of all members", "updates_per_cpu_second.median"),
+            ("updates / s of a fast replica", "updates_of_the_quick_per_second.median"),
+            ("updates / s of the slow one", "updates_of_the_slow_per_second.median"),
         ],
     ),
     "straggler-simulated": (
         "strategy",
         _strategies,
         [
-            *((f"kept by the others, {n}", f"{n}_replicas.others_kept") for n in (4, 32, 128, 1000)),
-            ("staleness, most, 1000", "1000_replicas.staleness_max"),
+            *(
+                (f"throughput kept by the others, {n}", f"{n}_replicas.others_kept")
+                for n in (4, 32, 128, 1000)
+            ),
+            ("greatest staleness, 1000", "1000_replicas.staleness_max"),
             ("CartPole return after the same time", "learning.train_return_mean"),
             ("evaluation", "learning.eval_return_mean"),
-            ("updates of all", "learning.total_updates"),
+            ("updates of all replicas", "learning.total_updates"),
         ],
     ),
     "chaos": (
@@ -320,11 +329,11 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
         _faulted,
         [
             ("faults", "count"),
-            ("return over that in peace", "return_ratio"),
-            ("env steps over those in peace", "throughput_ratio"),
-            ("longest standstill, s", "under_faults.longest_time_without_a_record_seconds"),
-            ("processes left", "under_faults.left_processes"),
-            ("files left", "under_faults.left_files"),
+            ("return / without faults", "return_ratio"),
+            ("env steps / without faults", "throughput_ratio"),
+            ("longest time without learning, s", "under_faults.longest_time_without_a_record_seconds"),
+            ("processes left behind", "under_faults.left_processes"),
+            ("files left behind", "under_faults.left_files"),
         ],
     ),
     "chaos-simulated": (
@@ -334,8 +343,8 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
             ("throughput kept", "kept"),
             ("died", "faults.died"),
             ("paused", "faults.paused"),
-            ("cut off", "faults.cut"),
-            ("staleness, most", "staleness_max"),
+            ("connections broken", "faults.cut"),
+            ("staleness, greatest", "staleness_max"),
             ("disagreement at the end", "disagreement_final"),
         ],
     ),
@@ -390,7 +399,7 @@ def cell(value: Any) -> str:
 
 
 def tables(results: Iterable[dict[str, Any]]) -> str:
-    """One table a bench, or one a result; the newest first."""
+    """One table for each benchmark, or one for each result; the newest first."""
     by_bench: dict[str, list[dict[str, Any]]] = {}
     for result in sorted(results, key=lambda r: str(r["date"]), reverse=True):
         by_bench.setdefault(result["bench"], []).append(result)
@@ -432,7 +441,7 @@ def _table(result: dict[str, Any], first: str, rows: Rows, columns: list[tuple[s
 
 
 def rewrite(page: str, fresh: str) -> str:
-    """``page`` with what stands between the two marks replaced."""
+    """``page`` with the text between the two marks replaced."""
     before, rest = page.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n\n{fresh}\n{END}{after}"

@@ -158,10 +158,10 @@ def test_partial_fit_goes_on_where_it_was():
 def test_it_ends_when_the_perplexity_stands_still(capsys):
     still = fitted(evaluate_every=2, perp_tol=1e9, max_iter=9, verbose=1)
     assert still.n_iter_ == 4
-    told = capsys.readouterr().out.splitlines()
-    assert len(told) == 4
-    assert told[3].startswith("iteration: 4 of max_iter: 9, perplexity: ")
-    assert float(told[3].split()[-1]) == pytest.approx(still.bound_, rel=1e-3)
+    reported = capsys.readouterr().out.splitlines()
+    assert len(reported) == 4
+    assert reported[3].startswith("iteration: 4 of max_iter: 9, perplexity: ")
+    assert float(reported[3].split()[-1]) == pytest.approx(still.bound_, rel=1e-3)
     assert fitted(evaluate_every=1, perp_tol=0.0, max_iter=3).n_iter_ == 3
 
 
@@ -177,9 +177,9 @@ def test_all_that_says_the_same_learns_the_same():
     )
     wanted = fitted().components_
     for x in (whole.toarray(), whole.astype(np.int32), csc_matrix(whole), twice, whole.astype(np.float32)):
-        found = LatentDirichletAllocation(**PRIORS, max_iter=3, batch_size=50).fit(x)
-        assert found.components_.dtype == (np.float32 if x.dtype == np.float32 else np.float64)
-        np.testing.assert_array_equal(found.components_.astype(np.float64), wanted)
+        result = LatentDirichletAllocation(**PRIORS, max_iter=3, batch_size=50).fit(x)
+        assert result.components_.dtype == (np.float32 if x.dtype == np.float32 else np.float64)
+        np.testing.assert_array_equal(result.components_.astype(np.float64), wanted)
 
 
 def test_threads_say_the_same():
@@ -206,17 +206,17 @@ def test_a_pipeline_over_text_has_named_topics():
 )
 def test_replicas_on_real_processes_find_topics_together(strategy, replicas):
     alone = fitted(max_iter=4, batch_size=25)
-    found = fitted(max_iter=4, batch_size=25, strategy=strategy, replicas=replicas)
-    assert found.bound_ < 1.15 * alone.bound_
-    assert found.n_batch_iter_ > 4 * DOCUMENTS / 25 / replicas
-    later = pickle.loads(pickle.dumps(found)).set_params(total_samples=DOCUMENTS).partial_fit(counts())
-    assert later.n_batch_iter_ > found.n_batch_iter_
+    result = fitted(max_iter=4, batch_size=25, strategy=strategy, replicas=replicas)
+    assert result.bound_ < 1.15 * alone.bound_
+    assert result.n_batch_iter_ > 4 * DOCUMENTS / 25 / replicas
+    later = pickle.loads(pickle.dumps(result)).set_params(total_samples=DOCUMENTS).partial_fit(counts())
+    assert later.n_batch_iter_ > result.n_batch_iter_
     assert later.perplexity(counts()) < 1.15 * alone.bound_
 
 
 def test_all_reduce_learns_the_same_twice():
-    found = [fitted(strategy="all-reduce", replicas=2).components_ for _ in range(2)]
-    np.testing.assert_array_equal(*found)
+    result = [fitted(strategy="all-reduce", replicas=2).components_ for _ in range(2)]
+    np.testing.assert_array_equal(*result)
 
 
 @pytest.mark.parametrize("shuffled", [True, False])
@@ -271,7 +271,7 @@ def test_another_number_of_words_is_refused(verb):
         ({"n_components": 2.5}, TypeError, "n_components is 2.5; give a whole number"),
         ({"doc_topic_prior": 0.0}, ValueError, "doc_topic_prior"),
         ({"learning_decay": 2}, ValueError, "learning_decay is 2"),
-        ({"learning_method": "gibbs"}, ValueError, "it is one of online, batch"),
+        ({"learning_method": "gibbs"}, ValueError, "it must be one of online, batch"),
         ({"init": "zeros"}, ValueError, "init"),
         ({"strategy": "gosip"}, ValueError, "There is no strategy called 'gosip'"),
         ({"replicas": 2}, ValueError, "solo trains one replica"),

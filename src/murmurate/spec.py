@@ -96,7 +96,7 @@ class Trajectory:
     last_observation: Tensor  # [B, ...]: after step T
     truncated_observation: Tensor | None = None  # [K, ...]: one row per True in truncated, row-major
     memory: Tensor | None = None  # [B, M]: recurrent state before step 0
-    # [T, B, ...] by name: what the agent recorded beside its actions (see ``Requirement.behaviour``)
+    # [T, B, ...] by name: what the agent recorded beside its actions (see ``Rollouts.behaviour``)
     behaviour: Mapping[str, Tensor] = field(default_factory=dict)
 
 

@@ -1,4 +1,4 @@
-"""A2C: its gradient against an oracle, its ends, its memory, its sampling; and that it learns a bandit."""
+"""A2C: gradient, bootstrapping, recurrent state and sampling against oracles; it learns a bandit."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_recurrent_bootstrap_of_a_cut_episode_reads_the_memory_it_had() -> None:
     memory = torch.randn(3, learner.net.memory_size, generator=torch.Generator().manual_seed(1))
     data = dataclasses.replace(data, memory=memory)
     assert data.truncated_observation is not None
-    found = learner._value_of_ends(data)
+    result = learner._truncated_values(data, data.truncated_observation)
     row = 0
     for t in range(6):
         for b in range(3):
@@ -96,7 +96,7 @@ def test_recurrent_bootstrap_of_a_cut_episode_reads_the_memory_it_had() -> None:
                 )
             never = torch.zeros(1, 1, dtype=torch.bool)
             _, value, _ = learner.net.unroll(data.truncated_observation[row][None, None], own, never)
-            torch.testing.assert_close(found[row], value[0, 0])
+            torch.testing.assert_close(result[row], value[0, 0])
             row += 1
     assert row == int(data.truncated.sum()) > 0
 

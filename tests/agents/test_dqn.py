@@ -1,4 +1,4 @@
-"""DQN: its targets by hand, when its nets move, how it explores; and that it finds the way in a chain."""
+"""DQN: targets by hand, updates of the target net, exploration; it learns a chain."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def test_errors_are_those_of_the_definition(selector: str) -> None:
     outcome = made.learn(Batch(data))
     torch.testing.assert_close(outcome.priorities, errors, rtol=1e-4, atol=1e-5)
     huber = torch.where(errors.abs() < 1, 0.5 * errors**2, errors.abs() - 0.5)
-    told = outcome.read_metrics()
-    torch.testing.assert_close(told["loss"], (data.weights * huber).mean(), rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(told["td_error"], errors.abs().mean(), rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(told["q_mean"], before.mean(), rtol=1e-4, atol=1e-6)
+    reported = outcome.read_metrics()
+    torch.testing.assert_close(reported["loss"], (data.weights * huber).mean(), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(reported["td_error"], errors.abs().mean(), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(reported["q_mean"], before.mean(), rtol=1e-4, atol=1e-6)
 
 
 def test_the_target_net_follows_every_so_many_updates() -> None:
@@ -128,8 +128,8 @@ def test_the_epsilon_that_is_told_is_that_of_the_first_of_its_simulators() -> No
     made = agent(exploration="ladder", epsilon=0.4)
     for first in (8, 12):  # two groups of four, of the second of two learners
         made.assign_simulators(first, 16)
-    told = made.learn(Batch(sample())).read_metrics()["epsilon"]
-    assert float(told) == pytest.approx(0.4 ** (1 + 7 * 8 / 15))
+    reported = made.learn(Batch(sample())).read_metrics()["epsilon"]
+    assert float(reported) == pytest.approx(0.4 ** (1 + 7 * 8 / 15))
 
 
 @pytest.mark.parametrize("selector", ["online", "agreed"])

@@ -28,8 +28,8 @@ def test_blocked_is_over_the_quick_ones_and_cpu_time_over_all_members() -> None:
 
 @pytest.mark.slow
 def test_all_wait_for_a_straggler_in_rounds_and_nobody_does_under_gala() -> None:
-    plan = straggler.Plan(seconds=0.5, replicas=2, width=64, strategies=("gala", "all-reduce"))
-    rows = straggler.measure(False, lambda line: None, plan)["strategies"]
+    plan = straggler.StragglerPlan(seconds=0.5, replicas=2, width=64, strategies=("gala", "all-reduce"))
+    rows = straggler.measure(plan, lambda line: None)["strategies"]
     assert rows["gala"]["blocked_share"]["median"] < 0.2
     assert rows["all-reduce"]["blocked_share"]["median"] > 0.3
     assert all(row["updates_per_cpu_second"]["median"] > 0 for row in rows.values())
@@ -52,7 +52,7 @@ def test_faults_come_in_turn_and_a_stopped_one_is_woken(
     monkeypatch.setattr(chaos.os, "kill", lambda pid, number: sent.append((pid, number)))
     begun = [0.0]
     trial: Any = SimpleNamespace(seconds=lambda: begun[0], pids=lambda: {0: sleeper.pid})
-    injector = chaos.Injector(chaos.Plan(every_seconds=20.0, stopped_seconds=10.0))
+    injector = chaos.Injector(chaos.ChaosPlan(every_seconds=20.0, stopped_seconds=10.0))
     for _ in range(300):
         begun[0] = max(0.0, now[0] - 130.0)  # nobody learns before that
         injector.act(trial)

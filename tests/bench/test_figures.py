@@ -12,13 +12,13 @@ from murmurate.bench import (
     relaxed_loop,
     strategy_cost,
 )
-from murmurate.bench._racer import Window
-from murmurate.bench._result import number, show, spread, version
+from murmurate.bench._racer import RaceWindow
+from murmurate.bench._result import format_number, show, spread, version
 
 
-def windows(*rates: float, cores: float = 1.0) -> list[Window]:
+def windows(*rates: float, cores: float = 1.0) -> list[RaceWindow]:
     """Two CPU seconds each at the given env steps per CPU second."""
-    return [Window(int(2 * rate), 2.0, 2.0 / cores) for rate in rates]
+    return [RaceWindow(int(2 * rate), 2.0, 2.0 / cores) for rate in rates]
 
 
 def test_spread_is_median_extremes_and_quartiles() -> None:
@@ -39,7 +39,7 @@ def test_spread_is_median_extremes_and_quartiles() -> None:
     [(1234567, "1,234,567"), (1810.4, "1,810"), (0.74649, "0.7465"), (True, "True"), (None, "None")],
 )
 def test_numbers_for_people(value: object, shown: str) -> None:
-    assert number(value) == shown
+    assert format_number(value) == shown
 
 
 def test_a_shown_result_has_its_figures_spreads_texts_and_peers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +99,7 @@ def test_atari_ratios_are_taken_round_by_round_and_parts_by_their_fastest_window
         "bfloat16": windows(2000, 2000, 2000),
         "sb3": windows(500, 1000, 1000),
     }
-    figures = atari_throughput._main_figures(done, limits(), "float32")
+    figures = atari_throughput.main_figures(done, limits(), "float32")
     assert figures["env_steps_per_cpu_second"] == 1100
     assert figures["ratio_sb3_a2c"] == pytest.approx(1.5)  # of 2.0, 1.1, 1.5: not 1100 / 1000
     assert figures["sb3_env_steps_per_cpu_second"] == 1000
@@ -109,7 +109,7 @@ def test_atari_ratios_are_taken_round_by_round_and_parts_by_their_fastest_window
     assert figures["by_precision"]["bfloat16"]["ratio_limit"] == pytest.approx(2000 * 0.41e-3)
     assert figures["by_precision"]["bfloat16"]["ratio_limit_float32"] == pytest.approx(2000 * 0.57e-3)
     assert figures["limit_parts_seconds"]["bfloat16"]["learning"] == pytest.approx(0.1e-3)
-    bfloat16 = atari_throughput._main_figures(done, limits(), "bfloat16")
+    bfloat16 = atari_throughput.main_figures(done, limits(), "bfloat16")
     assert bfloat16["env_steps_per_cpu_second"] == 2000
     assert bfloat16["ratio_sb3_a2c"] == pytest.approx(2.0)
 
@@ -117,9 +117,8 @@ def test_atari_ratios_are_taken_round_by_round_and_parts_by_their_fastest_window
 def test_atari_without_the_peer_says_null_and_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_commands.importlib.util, "find_spec", lambda name: None)
     done = {"float32": windows(1000), "bfloat16": windows(2000)}
-    assert atari_throughput._main_figures(done, limits(), "float32")["ratio_sb3_a2c"] is None
-    (entry,) = atari_throughput._sb3_entry(done)
-    assert entry["status"] == "not installed: pip install 'murmurate[bench]'"
+    assert atari_throughput.main_figures(done, limits(), "float32")["ratio_sb3_a2c"] is None
+    assert atari_throughput.sb3_entry(done)["status"] == "not installed: pip install 'murmurate[bench]'"
 
 
 def test_a_gossiping_learners_share_is_per_cpu_second_and_double_buffering_per_wall_second() -> None:
@@ -128,7 +127,7 @@ def test_a_gossiping_learners_share_is_per_cpu_second_and_double_buffering_per_w
         "gossip": windows(900, 950, cores=2),
         "buffered": windows(800, 800, cores=2),
     }
-    figures = atari_throughput._side_figures(done, "float32")
+    figures = atari_throughput.side_figures(done, "float32")
     assert figures["per_learner_share_with_2_gossiping"] == pytest.approx(0.925)
     assert figures["gossiping"]["env_steps_per_second_of_both"]["median"] == pytest.approx(1850)
     assert figures["double_buffer"]["env_steps_per_second_on"]["median"] == 1600
@@ -163,7 +162,7 @@ def test_a_strategys_cost_is_its_excess_over_the_update_in_copies() -> None:
 
 
 def test_the_slowest_member_sets_the_pace_of_a_round() -> None:
-    plan = all_reduce_vs_ddp.Plan(updates=10)
+    plan = all_reduce_vs_ddp.DDPPlan(updates=10)
     answers = [
         {"ours": [(1.0, 0.5), (2.0, 0.5)], "ddp": [(2.0, 1.0), (2.0, 1.0)]},
         {"ours": [(2.0, 0.3), (1.0, 0.3)], "ddp": [(4.0, 1.0), (2.0, 1.0)]},
@@ -181,7 +180,7 @@ def test_plain_net_own_net_and_the_peers_net_are_one_architecture() -> None:
 
     convolutions = 16 * (4 * 64 + 1) + 32 * (16 * 16 + 1)
     expected = convolutions + 256 * (32 * 81 + 1) + 7 * 257
-    plain = _limit.Plain(torch.float32)
+    plain = _limit.PlainNature(torch.float32)
     assert size(plain.parameters()) == expected
     assert size(_limit.own_net("float32")[1]) == expected
     sb3 = pytest.importorskip("stable_baselines3")
@@ -204,7 +203,7 @@ def test_plain_net_own_net_and_the_peers_net_are_one_architecture() -> None:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_learning_passes_touch_every_parameter_and_acting_none(precision: str) -> None:
     few, many = (torch.randint(0, 256, (n, 4, 84, 84), dtype=torch.uint8) for n in (2, 3))
-    plain = _limit.Plain(getattr(torch, precision))
+    plain = _limit.PlainNature(getattr(torch, precision))
     for net, parameters in ((plain, list(plain.parameters())), _limit.own_net(precision)):
         for parameter in parameters:
             parameter.grad = None

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 
 from murmurate.bench import _gala, gala_sweep, gala_table
-from murmurate.bench._gala import Job, Plan
-from murmurate.bench._result import teller
-from murmurate.errors import Refusal, RunFailed
+from murmurate.bench._gala import GalaPlan, Job
+from murmurate.bench._result import progress_log
+from murmurate.errors import RunFailed
 from murmurate.record.reader import read_metrics
 from murmurate.training.checkpoint import commit, write_part
 from waiting import until
 
-SILENT = teller(True)
+SILENT = progress_log(True)
 
 
-def plan(where: Path, **fields: Any) -> Plan:
+def plan(where: Path, **fields: Any) -> GalaPlan:
     small: dict[str, Any] = {
         "games": ("cartpole",),
         "seeds": 2,
@@ -33,7 +33,7 @@ def plan(where: Path, **fields: Any) -> Plan:
         "simulators": (16, 32),
         "eval_episodes": 2,
     }
-    return Plan(**{**small, **fields}, where=str(where / "runs"))
+    return GalaPlan(**{**small, **fields}, where=str(where / "runs"))
 
 
 def option(words: Sequence[str], name: str) -> str:
@@ -43,14 +43,14 @@ def option(words: Sequence[str], name: str) -> str:
 class Trainer:
     """In place of ``murmurate train`` and ``resume``: notes its commands and leaves what they would."""
 
-    def __init__(self, returns: dict[str, float] | None = None) -> None:
+    def __init__(self) -> None:
         self.commands: list[list[str]] = []
-        self.returns = returns or {}  # by a part of the folder's name
+        self.returns: dict[str, float] = {}  # by a part of the folder's name
         self.diverges: str | None = None
         self.stops_after: int | None = None  # commands until one is cut off, with its checkpoint saved
         self.asked = 0
 
-    def __call__(self, words: Sequence[str], told: Path) -> int:
+    def __call__(self, words: Sequence[str], output: Path) -> int:
         self.commands.append(list(words))
         folder = Path(words[1] if words[0] == "resume" else option(words, "--out"))
         end = int(option(words, "--env-steps"))
@@ -60,7 +60,7 @@ class Trainer:
         save(folder, end // 2 if cut else end)
         if cut:
             (folder / "summary.json").write_text(json.dumps({"exit": "interrupted", "env_steps": end // 2}))
-            told.write_text("somebody pressed Ctrl-C")
+            output.write_text("somebody pressed Ctrl-C")
             return 130
         value = next((v for part, v in self.returns.items() if part in folder.name), 10.0)
         failed = self.diverges is not None and self.diverges in folder.name
@@ -82,6 +82,14 @@ class Trainer:
     def speed(self, job: Job) -> float:
         self.asked += 1
         return 100.0
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch) -> Trainer:
+    trainer = Trainer()
+    monkeypatch.setattr(_gala, "murmurate", trainer)
+    monkeypatch.setattr(_gala, "measured_speed", trainer.speed)
+    return trainer
 
 
 def save(folder: Path, env_steps: int) -> None:
@@ -115,46 +123,17 @@ def test_the_full_plans_are_the_papers() -> None:
     assert {k for k in methods["A2C"] if methods["A2C"][k] != methods["GALA-A2C"][k]} == {"--strategy"}
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"games": ()},
-        {"seeds": 0},
-        {"env_steps": ()},
-        {"env_steps": (0,)},
-        {"env_steps": (2_000, 1_000)},
-        {"env_steps": (1_000, 1_000)},
-        {"simulators": (15,)},
-        {"simulators": (0,)},
-    ],
-)
-def test_a_plan_without_sense_is_no_plan(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        plan(tmp_path, **wrong)
-
-
-def test_what_cannot_be_run_is_refused_before_anything_is(tmp_path: Path) -> None:
-    trainer = Trainer()
-    with pytest.raises(Refusal, match="cartpole"):
-        gala_table.measure(False, SILENT, plan(tmp_path, games=("cartpol",)), run=trainer)
-    with pytest.raises(Refusal, match="Add 16"):
-        gala_sweep.measure(False, SILENT, plan(tmp_path, simulators=(32,)), run=trainer)
-    assert trainer.commands == []
-    assert not (tmp_path / "runs").exists()
-
-
 # -- hours ---------------------------------------------------------------------------------------------
 
 
-def test_hours_are_for_what_is_left_and_said_before_the_first_run(tmp_path: Path) -> None:
+def test_hours_are_for_what_is_left_and_said_before_the_first_run(tmp_path: Path, trainer: Trainer) -> None:
     small = plan(tmp_path)
     field = _gala.jobs(small)
     over, half, cut_off, *_ = field
-    trainer = Trainer()
-    _gala.carry_out(over, trainer, SILENT)
+    _gala.train(over, SILENT)
     save(half.folder, 3_000)
     cut_off.folder.mkdir()  # killed before it saved anything: it counts whole
-    cost = _gala.expected(field, trainer.speed, SILENT)
+    cost = _gala.expected(field, SILENT)
     assert cost["env_steps_planned"] == 8 * 4_000
     assert cost["env_steps_left"] == 1_000 + 6 * 4_000
     assert cost["hours"] == pytest.approx(25_000 / 100 / 3600)
@@ -168,7 +147,7 @@ def test_hours_are_for_what_is_left_and_said_before_the_first_run(tmp_path: Path
     )
     assert cost["measured_on"] == half.label
     said: list[str] = []
-    gala_sweep.measure(False, said.append, small, run=trainer, per_second=trainer.speed)
+    gala_sweep.measure(small, said.append)
     hours = [i for i, line in enumerate(said) if line.startswith("expected: ")]
     runs = [i for i, line in enumerate(said) if ", seed " in line]
     assert len(hours) == 1 + 4
@@ -176,11 +155,11 @@ def test_hours_are_for_what_is_left_and_said_before_the_first_run(tmp_path: Path
     assert max(hours) < min(runs)
 
 
-def test_nothing_is_measured_where_nothing_is_left(tmp_path: Path) -> None:
-    small, trainer = plan(tmp_path), Trainer()
-    gala_table.measure(False, SILENT, small, run=trainer, per_second=trainer.speed)
+def test_nothing_is_measured_where_nothing_is_left(tmp_path: Path, trainer: Trainer) -> None:
+    small = plan(tmp_path)
+    gala_table.measure(small, SILENT)
     commands = len(trainer.commands)
-    again = gala_table.measure(False, SILENT, small, run=trainer, per_second=trainer.speed)
+    again = gala_table.measure(small, SILENT)
     assert again["expected"]["hours"] == again["expected"]["env_steps_left"] == 0
     assert again["expected"]["env_steps_per_second"] is None
     assert (trainer.asked, len(trainer.commands)) == (1, commands)
@@ -189,24 +168,26 @@ def test_nothing_is_measured_where_nothing_is_left(tmp_path: Path) -> None:
 # -- going on ------------------------------------------------------------------------------------------
 
 
-def test_one_run_goes_through_all_its_ends(tmp_path: Path) -> None:
-    (job, *_), trainer = _gala.jobs(plan(tmp_path)), Trainer()
-    facts = _gala.carry_out(job, trainer, SILENT)
+def test_one_run_goes_through_all_its_ends(tmp_path: Path, trainer: Trainer) -> None:
+    (job, *_) = _gala.jobs(plan(tmp_path))
+    facts = _gala.train(job, SILENT)
     assert {end: f["env_steps"] for end, f in facts.items()} == {1_000: 1_000, 4_000: 4_000}
     assert [words[0] for words in trainer.commands] == ["train", "resume"]
     assert trainer.commands[1] == ["resume", str(job.folder), "--env-steps", "4000"]
-    assert _gala.carry_out(job, trainer, SILENT) == facts
+    assert _gala.train(job, SILENT) == facts
     assert len(trainer.commands) == 2
 
 
 @pytest.mark.parametrize("stops_after", [0, 1, 2])
-def test_a_cut_off_bench_says_how_to_go_on_and_does(tmp_path: Path, stops_after: int) -> None:
-    small, trainer = plan(tmp_path, seeds=1, simulators=(16,)), Trainer()
+def test_a_cut_off_bench_says_how_to_go_on_and_does(
+    tmp_path: Path, trainer: Trainer, stops_after: int
+) -> None:
+    small = plan(tmp_path, seeds=1, simulators=(16,))
     trainer.stops_after = stops_after
     with pytest.raises(RunFailed, match=r"(?s)ended with 130.*goes on from there.*Ctrl-C"):
-        gala_table.measure(False, SILENT, small, run=trainer, per_second=trainer.speed)
+        gala_table.measure(small, SILENT)
     trainer.stops_after = None
-    gala_table.measure(False, SILENT, small, run=trainer, per_second=trainer.speed)
+    gala_table.measure(small, SILENT)
     # two runs of two ends, and one command more; each run begins once
     assert len(trainer.commands) == 4 + 1
     assert [words[0] for words in trainer.commands].count("train") == 2
@@ -214,17 +195,21 @@ def test_a_cut_off_bench_says_how_to_go_on_and_does(tmp_path: Path, stops_after:
     assert not list((tmp_path / "runs").glob("*cut-off*"))
 
 
-def test_a_run_killed_before_it_saved_begins_anew_and_its_rest_is_set_aside(tmp_path: Path) -> None:
-    (job, *_), trainer = _gala.jobs(plan(tmp_path)), Trainer()
+def test_a_run_killed_before_it_saved_begins_anew_and_its_rest_is_set_aside(
+    tmp_path: Path, trainer: Trainer
+) -> None:
+    (job, *_) = _gala.jobs(plan(tmp_path))
     job.folder.mkdir(parents=True)
     (job.folder / "run.json").write_text("{}")
-    _gala.carry_out(job, trainer, SILENT)
+    _gala.train(job, SILENT)
     assert trainer.commands[0][0] == "train"
     (aside,) = (tmp_path / "runs").glob("*-cut-off-*")
     assert (aside / "run.json").exists()
 
 
-def test_a_run_that_failed_of_something_else_is_no_result(tmp_path: Path) -> None:
+def test_a_run_that_failed_of_something_else_is_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (job, *_) = _gala.jobs(plan(tmp_path))
 
     def full_disk(words: Sequence[str], told: Path) -> int:
@@ -233,9 +218,10 @@ def test_a_run_that_failed_of_something_else_is_no_result(tmp_path: Path) -> Non
         (job.folder / "summary.json").write_text(json.dumps(failed))
         return 1
 
+    monkeypatch.setattr(_gala, "murmurate", full_disk)
     with pytest.raises(RunFailed, match="ended with 1 before 1,000"):
-        _gala.carry_out(job, full_disk, SILENT)
-    assert job.kept(1_000) is None
+        _gala.train(job, SILENT)
+    assert job.summary(1_000) is None
     assert job.env_steps_left() == 3_700
 
 
@@ -254,25 +240,27 @@ def test_only_numbers_that_are_not_finite_are_divergence(told: str, is_divergenc
     assert _gala.diverged({"exit": told}) is is_divergence
 
 
-def test_a_diverged_run_is_over_and_never_tried_again(tmp_path: Path) -> None:
-    (job, *_), trainer = _gala.jobs(plan(tmp_path)), Trainer()
+def test_a_diverged_run_is_over_and_never_tried_again(tmp_path: Path, trainer: Trainer) -> None:
+    (job, *_) = _gala.jobs(plan(tmp_path))
     trainer.diverges = job.folder.name
-    facts = _gala.carry_out(job, trainer, SILENT)
+    facts = _gala.train(job, SILENT)
     assert len(trainer.commands) == 1
     assert all(_gala.diverged(f) for f in facts.values())
     assert job.env_steps_left() == 0
-    assert _gala.carry_out(job, trainer, SILENT) == facts
+    assert _gala.train(job, SILENT) == facts
     assert len(trainer.commands) == 1
 
 
 # -- the table -----------------------------------------------------------------------------------------
 
 
-def test_the_seed_that_trained_best_is_scored_by_games_that_did_not_choose_it(tmp_path: Path) -> None:
+def test_the_seed_that_trained_best_is_scored_by_games_that_did_not_choose_it(
+    tmp_path: Path, trainer: Trainer
+) -> None:
     small = plan(tmp_path, seeds=3, simulators=(16,), env_steps=(4_000,))
-    trainer = Trainer({"gala-2x8-to-4000-seed-1": 70.0, "all-reduce-2x8-to-4000-seed-2": 60.0})
+    trainer.returns = {"gala-2x8-to-4000-seed-1": 70.0, "all-reduce-2x8-to-4000-seed-2": 60.0}
     trainer.diverges = "all-reduce-2x8-to-4000-seed-2"
-    result = gala_table.measure(False, SILENT, small, run=trainer, per_second=trainer.speed)
+    result = gala_table.measure(small, SILENT)
     a2c, gala = result["rows"]
     assert (gala["ours_seed"], gala["ours_mean"], gala["ours_stderr"]) == (1, 71.0, 0.5)
     assert (a2c["ours_seed"], a2c["ours_mean"], a2c["diverged"], a2c["seeds"]) == (0, 11.0, 1, 3)
@@ -341,11 +329,11 @@ def test_the_nominal_score_is_a_median_that_can_be_halved(
     assert gala_sweep.nominal_score(scores) == nominal
 
 
-def test_shares_are_by_simulators_and_compared_as_the_paper_does(tmp_path: Path) -> None:
+def test_shares_are_by_simulators_and_compared_as_the_paper_does(tmp_path: Path, trainer: Trainer) -> None:
     small = plan(tmp_path, env_steps=(4_000,))
-    trainer = Trainer({"all-reduce-2x16-to-4000-seed-0": 5.0, "all-reduce-2x16-to-4000-seed-1": 5.1})
+    trainer.returns = {"all-reduce-2x16-to-4000-seed-0": 5.0, "all-reduce-2x16-to-4000-seed-1": 5.1}
     trainer.diverges = "gala-2x8-to-4000-seed-0"
-    result = gala_sweep.measure(False, SILENT, small, run=trainer, per_second=trainer.speed)
+    result = gala_sweep.measure(small, SILENT)
     few, many = result["rows"]
     assert (few["ours_nominal_score"], few["ours_share_a2c"], few["ours_share_gala"]) == (10.0, 1.0, 0.5)
     assert few["scores_gala"] == [None, 10.0]
@@ -362,13 +350,15 @@ _BENCH = """
 import signal, sys
 from murmurate.bench import _gala
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's child is born deaf to it
-plan = _gala.Plan(("cartpole",), 1, (int(sys.argv[1]),), 1, (16,), 1, sys.argv[2])
+plan = _gala.GalaPlan(("cartpole",), 1, (int(sys.argv[1]),), 1, (16,), 1, sys.argv[2])
 (job,) = [job for job in _gala.jobs(plan) if job.method == "GALA-A2C"]
-_gala.carry_out(job, _gala.spawn, print)
+_gala.train(job, print)
 """
 
 
-def test_a_real_run_cut_off_by_ctrl_c_is_saved_and_gone_on_with(tmp_path: Path) -> None:
+def test_a_real_run_interrupted_by_ctrl_c_is_saved_and_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     end = 150_000
     small = plan(tmp_path, env_steps=(end,), learners=1, simulators=(16,), seeds=1, eval_episodes=1)
     (job,) = [job for job in _gala.jobs(small) if job.method == "GALA-A2C"]
@@ -393,11 +383,14 @@ def test_a_real_run_cut_off_by_ctrl_c_is_saved_and_gone_on_with(tmp_path: Path) 
     assert 0 < left < end
     commands: list[list[str]] = []
 
-    def run(words: Sequence[str], told: Path) -> int:
-        commands.append(list(words))
-        return _gala.spawn(words, told)
+    murmurate = _gala.murmurate
 
-    facts = _gala.carry_out(job, run, SILENT)[end]
+    def run(words: Sequence[str], output: Path) -> int:
+        commands.append(list(words))
+        return murmurate(words, output)
+
+    monkeypatch.setattr(_gala, "murmurate", run)
+    facts = _gala.train(job, SILENT)[end]
     assert [words[0] for words in commands] == ["resume"]
     assert facts["env_steps"] >= end
     (resumed,) = [r for r in read_metrics(metrics) if r.get("event") == "resumed"]

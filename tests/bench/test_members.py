@@ -22,10 +22,11 @@ from murmurate.bench import (
     replay_shared,
     strategy_cost,
 )
-from murmurate.bench._result import teller
+from murmurate.bench._result import progress_log
 from murmurate.cli.listing import listing
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Fabric
+from waiting import until
 
 
 def meet(fabric: Fabric, offset: float) -> float:
@@ -99,10 +100,12 @@ def test_an_unknown_bench_is_refused_with_the_nearest() -> None:
 
 
 def test_a_result_carries_what_every_figure_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benches()["strategy-cost"], "measure", lambda full, log: {"full_seen": full})
+    module = benches()["strategy-cost"]
+    monkeypatch.setattr(module, "measure", lambda plan, log: {"full_seen": plan is module.FULL})
     result = bench("strategy-cost", full=True, quiet=True)
     assert result["command"] == "murmurate bench strategy-cost --json --full"
     assert result["full_seen"] is True
+    assert result["plan"]["turns"] == module.FULL.turns
     assert result["hardware"]["cores"] >= 1
     assert {"torch", "python", "murmurate", "ale-py", "stable-baselines3"} <= set(result["versions"])
     assert result["date"][:2] == "20"
@@ -112,8 +115,10 @@ def test_a_result_carries_what_every_figure_needs(monkeypatch: pytest.MonkeyPatc
 def test_the_race_on_pong_with_windows_too_short_to_mean_much() -> None:
     pytest.importorskip("ale_py")
     pytest.importorskip("stable_baselines3")
-    plan = atari_throughput.Plan(rounds=1, window_cpu_seconds=0.5, side_rounds=1, limit_windows_a_round=1)
-    result = atari_throughput.measure(False, teller(True), plan)
+    plan = atari_throughput.AtariThroughputPlan(
+        rounds=1, window_cpu_seconds=0.5, side_rounds=1, limit_windows_a_round=1
+    )
+    result = atari_throughput.measure(plan, progress_log(True))
     assert set(result["windows"]) == {"float32", "bfloat16", "gossip", "buffered", "sb3"}
     assert 0.1 < result["ratio_limit_float32"] < 3
     assert 0.3 < result["ratio_sb3_a2c"] < 10
@@ -132,7 +137,7 @@ def test_peers_run_report_their_failure_or_say_that_they_are_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MURMURATE_PEERS", str(tmp_path))
-    silent = teller(True)
+    silent = progress_log(True)
     absent = _peers.entries(True, silent)
     assert [entry["peer"] for entry in absent] == list(_peers.PEERS)
     assert all("not installed" in entry["status"] for entry in absent)
@@ -145,30 +150,38 @@ def test_peers_run_report_their_failure_or_say_that_they_are_not_installed(
 
 
 @pytest.mark.parametrize(
-    ("answer", "read"),
+    ("line", "sample"),
     [("37, 71.20\n", (37.0, 71.2)), ("[N/A], [N/A]\n", None), ("", None), ("12\n", None)],
 )
-def test_what_nvidia_smi_says(answer: str, read: tuple[float, float] | None) -> None:
-    assert _gpu.parse(answer) == read
+def test_what_nvidia_smi_prints(line: str, sample: tuple[float, float] | None) -> None:
+    assert _gpu.parse(line) == sample
 
 
-def test_the_meter_collects_what_nvidia_smi_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_are_what_nvidia_smi_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "nvidia-smi"
-    program.write_text('#!/bin/sh\necho "$1" >> "$(dirname "$0")/asked"\necho "40, 80.0"\n')
+    program.write_text(
+        '#!/bin/sh\necho "40, 80.0"\necho "[N/A], 80.0"\necho "$1" > "$0.asked"\nexec sleep 600\n'
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(_gpu, "_SAMPLE_SECONDS", 0.001)
-    with _gpu.Meter(device=3) as meter:
-        while len(meter.watts) < 3:
-            pass
-    assert set(meter.utilisation) == {40.0}
-    assert set(meter.watts) == {80.0}
-    assert set((tmp_path / "asked").read_text().split()) == {"--id=3"}
+    with _gpu.sampled(device=3) as samples:
+        until((tmp_path / "nvidia-smi.asked").exists)
+    assert samples == [(40.0, 80.0)]
+    assert (tmp_path / "nvidia-smi.asked").read_text() == "--id=3\n"
+
+
+def test_samples_are_empty_without_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_gpu.shutil, "which", lambda program: None)
+    with _gpu.sampled() as samples:
+        pass
+    assert samples == []
 
 
 def test_learners_that_actors_feed_lose_nothing() -> None:
-    plan = replay_shared.Plan(seconds=0.5, repetitions=1, actors=2, simulators=4, capacity=4_096, filled=256)
-    result = replay_shared.measure(False, lambda words: None, plan)
+    plan = replay_shared.SharedReplayPlan(
+        seconds=0.5, repetitions=1, actors=2, simulators=4, capacity=4_096, filled=256
+    )
+    result = replay_shared.measure(plan, lambda words: None)
     assert result["lost_records"] == 0
     assert set(result["share_of_alone"]) == {"2 apart", "1 learner", "2 learners"}
     for of in result["cases"].values():

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from murmurate.bench._racer import Racer, Window
+from murmurate.bench._racer import Racer, RaceWindow
 from murmurate.errors import RunFailed
 from waiting import until
 
@@ -102,7 +102,7 @@ def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
 
 
 def test_rates() -> None:
-    window = Window(env_steps=600, cpu_seconds=3.0, wall_seconds=2.0)
+    window = RaceWindow(env_steps=600, cpu_seconds=3.0, wall_seconds=2.0)
     assert (window.per_cpu_second, window.per_second) == (200.0, 300.0)
 
 

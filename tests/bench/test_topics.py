@@ -10,9 +10,9 @@ import pytest
 
 from murmurate.bench import topics, topics_stream
 from murmurate.bench._server import Server
-from murmurate.bench.topics import Contender, Plan, Point
+from murmurate.bench.topics import Contender, Point, TopicsPlan
 
-TINY = Plan(
+TINY = TopicsPlan(
     documents=300, held_out=60, vocabulary=120, mean_length=60, real=False, passes=2, rounds=2, trap=300
 )
 
@@ -25,7 +25,7 @@ def quiet(line: str) -> None:
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MURMURATE_PEERS", str(tmp_path_factory.mktemp("nobody")))
-        return topics.measure(False, quiet, TINY)
+        return topics.measure(TINY, quiet)
 
 
 def test_without_peers_it_measures_ours_and_says_who_is_absent(result: dict) -> None:
@@ -52,7 +52,7 @@ def test_every_step_rule_is_run_from_every_start(result: dict) -> None:
 
 
 def test_lambda_comes_back_as_it_was_fitted_and_is_judged(tmp_path: Path) -> None:
-    train, test = topics._generated(TINY)
+    train, test = topics.generated(TINY)
     options = {**topics._COMMON, "topics": 5, "batch": 50, "init": "random"}
     contender = Contender("ours", "murmurate", options, (0.5, 8.0))
     with Server.own("murmurate.bench._topics_own") as server:
@@ -102,15 +102,15 @@ def test_time_is_to_where_the_best_of_the_peers_ends() -> None:
 
 
 def test_the_sampler_is_looked_at_after_thirty_sweeps() -> None:
-    row = topics.beside_the_sampler(CURVES, Plan(sweeps=30))
+    row = topics.dpsvi_against_sampler(CURVES, TopicsPlan(sweeps=30))
     assert (row["sampler_perplexity"], row["sampler_cpu_seconds"]) == (710, 9)
     assert (row["perplexity"], row["cpu_seconds_to_the_samplers"]) == (650, 2)
-    assert "sampler_perplexity" not in topics.beside_the_sampler(CURVES, Plan(sweeps=20))
+    assert "sampler_perplexity" not in topics.dpsvi_against_sampler(CURVES, TopicsPlan(sweeps=20))
 
 
 def test_a_small_stream_is_learned_by_the_command_and_its_processes_are_measured() -> None:
-    plan = topics_stream.Stream(documents=400, vocabulary=100, mean_length=50, topics=4)
-    told = topics_stream.measure(False, quiet, plan)
+    plan = topics_stream.StreamPlan(documents=400, vocabulary=100, mean_length=50, topics=4)
+    told = topics_stream.measure(plan, quiet)
     assert told["documents"] >= 372 - 256  # a pass through all but those kept back, in whole batches
     assert told["perplexity"] < 110
     assert told["entries"] > 400

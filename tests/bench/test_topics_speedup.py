@@ -7,23 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from murmurate.bench import _topic_costs, _topic_real, _topic_runs, topics_speedup
-from murmurate.bench._result import teller
-from murmurate.bench._topic_costs import Costs, fitted
-from murmurate.bench._topic_plan import Plan
+from murmurate.bench import _topic_costs, _topic_real, topics_speedup
+from murmurate.bench._result import progress_log
+from murmurate.bench._topic_costs import DPSVICosts, fitted
+from murmurate.bench._topic_plan import SpeedupPlan
 from murmurate.bench._topic_real import spreads, times
-from murmurate.bench._topic_runs import Look, Looking, reached
-from murmurate.bench.topics_speedup import Case, cluster, dpsvi
-from murmurate.recipes import recipe
+from murmurate.bench._topic_runs import (
+    Evaluated,
+    EvaluationSchedule,
+    evaluations,
+    reached,
+    validation,
+)
+from murmurate.bench.topics_speedup import SpeedupCase, cluster, dpsvi
 from murmurate.strategies.solo import Solo
 
-QUIET = teller(True)
-COSTS = Costs(0.004, 0.0, 0.05, 1e-4, 1e-9, {})
+QUIET = progress_log(True)
+COSTS = DPSVICosts(0.004, 0.0, 0.05, 1e-4, 1e-9, {})
 
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
-    return Plan(
+    return SpeedupPlan(
         documents=600,
         vocabulary=600,
         topics=5,
@@ -56,21 +61,21 @@ def world(plan):
 
 def seen(plan, world, case, documents=3_000, dense=False, cost=COSTS):
     run = dpsvi(plan, world, case)
-    looking = Looking(_topic_runs.validation(run), first=500, factor=1, most=documents)
-    return _topic_runs.looks(run, cluster(cost.step_seconds, cost, plan), looking, dense=dense)
+    schedule = EvaluationSchedule(validation(world), first=500, factor=1, most=documents)
+    return evaluations(run, cluster(cost.step_seconds, cost, plan), schedule, dense=dense)
 
 
 def test_a_perplexity_is_reached_at_the_first_look_at_it():
-    looks = [Look(100, 1.0, 90.0), Look(200, 3.0, 80.0), Look(300, 4.0, 85.0)]
+    looks = [Evaluated(100, 1.0, 90.0), Evaluated(200, 3.0, 80.0), Evaluated(300, 4.0, 85.0)]
     assert reached(looks, 85.0) is looks[1]
     assert reached(looks, 95.0) is looks[0]
     assert reached(looks, 79.0) is None
 
 
 def test_nobody_looks_twice_at_what_the_master_has_not_changed(plan, world):
-    run = dpsvi(plan, world, Case("", "average", 2, 1, 5, 4))
-    looking = Looking(_topic_runs.validation(run), first=64, factor=1.01, most=10_000, folded=True)
-    found = _topic_runs.looks(run, cluster(COSTS.step_seconds, COSTS, plan), looking)
+    run = dpsvi(plan, world, SpeedupCase("", "average", 2, 1, 5, 4))
+    schedule = EvaluationSchedule(validation(world), first=64, factor=1.01, most=10_000, folded=True)
+    found = evaluations(run, cluster(COSTS.step_seconds, COSTS, plan), schedule)
     folds = [one.folds for one in found]
     assert len(folds) > 5
     assert folds == sorted(set(folds))
@@ -93,7 +98,7 @@ def test_the_cost_of_a_message_is_fitted(measured, expected):
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_of_a_node_work_side_by_side(plan, world, threads):
-    (*_, last) = seen(plan, world, Case("", "average", 1, threads, 50, 1))
+    (*_, last) = seen(plan, world, SpeedupCase("", "average", 1, threads, 50, 1))
     assert last.documents / last.seconds == pytest.approx(threads * 64 / 0.004, rel=0.1)
 
 
@@ -102,14 +107,14 @@ def test_the_master_is_what_workers_queue_for(plan, world):
     slow = dataclasses.replace(COSTS, message_seconds=0.004)
     speed = {}
     for workers, B in ((2, 1), (8, 1), (8, 20)):
-        (*_, last) = seen(plan, world, Case("", "paper", workers, 1, B, 8), 12_000, cost=slow)
+        (*_, last) = seen(plan, world, SpeedupCase("", "paper", workers, 1, B, 8), 12_000, cost=slow)
         speed[workers, B] = last.documents / last.seconds
     assert speed[8, 1] < 1.3 * speed[2, 1]
     assert speed[8, 20] > 3 * speed[8, 1]
 
 
 def test_sparse_pushes_are_dense_ones_where_steps_are_short(plan, world):
-    case = Case("", "average", 4, 1, 3, 4)
+    case = SpeedupCase("", "average", 4, 1, 3, 4)
     sparse, dense = (seen(plan, world, case, dense=dense) for dense in (False, True))
     assert [one.documents for one in sparse] == [one.documents for one in dense]
     for few, many in zip(sparse, dense, strict=True):
@@ -118,7 +123,7 @@ def test_sparse_pushes_are_dense_ones_where_steps_are_short(plan, world):
 
 
 def test_the_bench_tells_all_and_keeps_what_it_has(plan):
-    result = topics_speedup.measure(False, QUIET, plan)
+    result = topics_speedup.measure(plan, QUIET)
     json.dumps(result)
     assert result["rules"]["paper"]["serial"]["step"] == pytest.approx(0.01)
     for rule in result["rules"].values():
@@ -132,7 +137,7 @@ def test_the_bench_tells_all_and_keeps_what_it_has(plan):
     one, three = (result["sparse"]["push_bytes"]["600"][B] for B in ("1", "3"))
     assert one["sparse_bytes"] < three["sparse_bytes"] < three["dense_bytes"]
     told = []
-    again = topics_speedup.measure(False, told.append, plan)
+    again = topics_speedup.measure(plan, told.append)
     assert again == result
     assert [line for line in told if "bytes" not in line] == []
 
@@ -140,14 +145,14 @@ def test_the_bench_tells_all_and_keeps_what_it_has(plan):
 def test_speed_ups_are_over_the_first_of_a_panel(plan, world, monkeypatch):
     """Where each case takes as many seconds as it has replicas left to a hundred."""
 
-    def looks(run, cluster, looking, *, dense=False):
-        return [Look(1000, 100.0 - run.replicas, 1.0, 7)]
+    def evaluations(run, cluster, schedule, *, dense=False):
+        return [Evaluated(1000, 100.0 - run.replicas, 1.0, 7)]
 
-    monkeypatch.setattr(_topic_runs, "looks", looks)
+    monkeypatch.setattr(topics_speedup, "evaluations", evaluations)
     wide = dataclasses.replace(plan, both=(2, 3), where=str(Path(plan.where) / "others"))
     Path(wide.where).mkdir()
     svi = topics_speedup.run_of(world, topics_speedup.svi_model(wide), Solo(), 1)
-    rows = topics_speedup._rule("average", svi, COSTS, wide, QUIET)["cases"]
+    rows = topics_speedup._rule("average", world, svi, COSTS, wide, QUIET)["cases"]
     told = {(row["panel"], row["workers"], row["threads"]): row["speedup"] for row in rows}
     assert told == pytest.approx(
         {
@@ -207,13 +212,13 @@ def test_a_master_is_not_charged_for_waiting():
                 pass
             return tag if self.looks == 4 else None
 
-    patient = _topic_costs._Patient(Slow())
+    patient = _topic_costs._WaitMeter(Slow())
     assert patient.traffic == "its own"
     before = time.process_time()
     assert patient.wait("update", 60.0) == "update"
     spent = time.process_time() - before
     assert 0.06 <= patient.waited <= spent - 0.02  # three looks in vain; the fourth is work
-    assert _topic_costs._Patient(Slow()).wait("update", 0.0) is None
+    assert _topic_costs._WaitMeter(Slow()).wait("update", 0.0) is None
 
 
 @pytest.mark.slow
@@ -225,8 +230,3 @@ def test_real_threads_learn(plan, world, tmp_path):
     assert all(speed > 0 for speed in seed["documents_per_second"].values())
     assert seed["seconds"]["serial"] > 0
     assert set(told["speed_over_one_node"]) == {"2 threads", "2 workers"}
-
-
-def test_a_run_of_something_else_has_no_documents():
-    with pytest.raises(ValueError, match="no documents"):
-        _topic_runs.validation(recipe("cartpole-a2c"))

@@ -289,7 +289,7 @@ def test_help_tells_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     run = dataclasses.replace(recipe("cartpole-gala"), strategy=strategies()["local-sgd"]())
     for option in options(run):
-        assert f"--{option.name} {option.words()}" in text
+        assert f"--{option.name} {option.type_name()}" in text
     assert "--replicas integer" in text
     assert "number of learners" in text
     assert "--strategy.period integer" in text
@@ -325,7 +325,7 @@ def _surface() -> dict[str, Any]:
 def _fields(run: Any) -> dict[str, Any]:
     return {
         option.name: {
-            "type": option.words(),
+            "type": option.type_name(),
             "default": list(option.value) if isinstance(option.value, tuple) else option.value,
         }
         for option in options(run)

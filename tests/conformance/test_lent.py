@@ -39,7 +39,7 @@ class Transfer:
         return self.transferred
 
     def complete(self, transferred: dict[str, Any]) -> None:
-        self.learning.replicator.entered()
+        self.learning.replicator.rejoined()
 
 
 def together(run: Run, folder: Any, act: Any) -> list[Any]:
@@ -63,13 +63,13 @@ def learn(run: Run, context: WorkerContext) -> None:
 
 
 def memory(learning: Any) -> tuple[Any, ...]:
-    (bond,) = learning.replicator.bonds.values()
+    (bound,) = learning.replicator.bound_replicas.values()
     state = learning.replicator.state()
     for one in state.values():
         one["strategy"].pop("marks", None)  # after a resume the master answers a node before it asks
     of = learning.replicator
-    counts = bond.staleness_max, of.refused, of.bytes_exchanged // 1_000_000, int(of.waiting_seconds)
-    kept = state, bond.replica.steps_taken(), counts
+    counts = bound.staleness_max, of.refused, of.bytes_exchanged // 1_000_000, int(of.waiting_seconds)
+    kept = state, bound.replica.steps_taken(), counts
     if isinstance(learning, TrainingLoop):
         learning.source.close()
     return kept

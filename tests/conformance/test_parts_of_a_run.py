@@ -14,40 +14,24 @@ import pytest
 import torch
 
 from laws.problems import same
-from murmurate.datasets.generated import generate
-from murmurate.datasets.writing import write
 from murmurate.evaluation.interface import EvalContext
 from murmurate.fabric.simulated.fabric import SimulatedFabric
-from murmurate.recipes import algorithms, recipe
+from murmurate.recipes import algorithms
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import updates_of
 from murmurate.training.members import build_learner, open_only_source, open_source
 from murmurate.training.run import Run
 from short_runs import altered
+from smallest import smallest
 
 ALGORITHMS = sorted(algorithms())
-_WORLDS = {"lda": "corpus", "gmm": "table"}
 
 
 @pytest.fixture(params=ALGORITHMS)
 def run(request: Any, tmp_path: Path) -> Run:
     """A recipe at its smallest, without actors: tests/sources/test_actor_source.py has these processes."""
-    found = recipe(f"{_WORLDS.get(request.param, 'cartpole')}-{request.param}")
-    source: dict[str, Any] = {}
-    if found.source.gives == "examples":
-        where = tmp_path / "data"
-        if request.param == "lda":
-            write(generate(documents=60, vocabulary=30, topics=2, mean_length=9, seed=0).corpus, where, "uci")
-        else:
-            where = where.with_suffix(".npy")
-            np.save(where, np.random.default_rng(0).normal(size=(60, 2)))
-        found = dataclasses.replace(
-            found,
-            world=dataclasses.replace(found.world, path=str(where), test=0.2),
-            learner=dataclasses.replace(found.learner, batch=4),
-        )
-    else:
-        source["simulators"] = 2
+    found = smallest(request.param, tmp_path)
+    source: dict[str, Any] = {"simulators": 2} if found.world.unit == "env steps" else {}
     if found.source.gives == "transitions":
         replay = dataclasses.replace(
             found.source.replay, capacity=600, learning_starts=40, fit_every=0, weights="own"

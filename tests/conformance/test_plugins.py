@@ -99,6 +99,27 @@ def test_probes_fire_where_no_count_of_updates_is_a_multiple(tmp_path: Path) -> 
     assert len(set(probed)) >= 8, "80 updates cross a multiple of 6 thirteen times"
 
 
+def test_a_learner_takes_means_over_the_replicas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "train cartpole-two-nets --replicas 2 --launcher inline --simulators 2 --updates 8 --env-steps none"
+    )
+    words += " --agent.normalize true --record-every-seconds 1e-9"
+    assert main([*words.split(), "--out", str(tmp_path / "run")]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    means = [
+        [line["advantage_mean"] for line in lines if line.get("replica") == k and "loss" in line]
+        for k in (0, 1)
+    ]
+    assert len(means[0]) >= 2
+    for one, other in zip(*means, strict=True):
+        assert one == pytest.approx(-other, abs=1e-5), "zero over both replicas"
+        assert abs(one) > 1e-4
+    capsys.readouterr()
+    refused = [*words.split(), "--strategy", "gala", "--out", str(tmp_path / "other")]
+    assert main(refused) == 2
+    assert "collectives among its replicas" in capsys.readouterr().err
+
+
 def test_they_are_listed_beside_the_packages_own(capsys: pytest.CaptureFixture[str]) -> None:
     for what, name in (
         ("strategies", "post-local-sgd"),

@@ -73,19 +73,19 @@ def start(kind, make_optimizer, door):
 def serve(kind, make_optimizer, door):
     """Be the centre until every living learner said that it is done."""
     replicator, replica, end = start(kind, make_optimizer, door)
-    bond, done = replicator.bonds["model"], set()
+    bound, done = replicator.bound_replicas["model"], set()
     while not done >= set(end.living()) - {door.rank}:
         with torch.no_grad():
-            bond.strategy.serve(replica, bond.channel)
+            bound.strategy.serve(replica, bound.channel)
         while (message := end.receive("done")) is not None:
             done.add(message.sender)
     assert replicator.drain(1, 5.0)
     replicator.publish()
-    bond.channel.gather(replica.params.detach())  # after this, reads on the channel see what was published
+    bound.channel.gather(replica.params.detach())  # after this, reads on the channel see what was published
     return {
-        "consensus": bond.strategy.consensus(replica, bond.channel),
+        "consensus": bound.strategy.consensus(replica, bound.channel),
         "params": replica.params.detach().clone(),
-        "plain": is_plain(bond.strategy.state()),
+        "plain": is_plain(bound.strategy.state()),
         "folds": replica.clock,
     }
 
@@ -93,18 +93,18 @@ def serve(kind, make_optimizer, door):
 def live(kind, make_optimizer, updates, door):
     """Learn a little, show it, and once all have: the consensus, and what the strategy remembers."""
     replicator, replica, end = start(kind, make_optimizer, door)
-    bond = replicator.bonds["model"]
+    bound = replicator.bound_replicas["model"]
     result = HERE._run(replica, updates, (door.rank,))
     replica.check()
     assert replicator.drain(1, 5.0)
     replicator.publish()
     if kind.centre:
         end.send(door.size - 1, "done", torch.zeros(1))
-    bond.channel.gather(replica.params.detach())  # after this, reads on the channel see what was published
+    bound.channel.gather(replica.params.detach())  # after this, reads on the channel see what was published
     before = replica.params.detach().clone()
-    stands_for_all = bond.strategy.consensus(replica, bond.channel)
+    stands_for_all = bound.strategy.consensus(replica, bound.channel)
     fresh = stands_for_all.data_ptr() != replica.params.data_ptr()
-    kept = bond.strategy.state()
+    kept = bound.strategy.state()
     return {
         "exchanges": result.exchanges,
         "params": before,
@@ -324,7 +324,7 @@ def test_one_object_serves_many_replicas_without_remembering_for_them(kind):
         replicator = Replicator(shared, door)
         for name in ("actor", "critic"):
             replicator.replicate(name, HERE.net(), sgd)
-        actor, critic = (replicator.bonds[name] for name in ("actor", "critic"))
+        actor, critic = (replicator.bound_replicas[name] for name in ("actor", "critic"))
         if door.rank == 0:
             HERE._run(actor.replica, 3, (0,))
             actor.channel.send(door.size - 1, "done", actor.replica.params)

@@ -1,4 +1,4 @@
-"""Evaluation counts exactly the games it was asked for, each of them whole."""
+"""Evaluation counts exactly the given number of whole games."""
 
 import math
 from dataclasses import dataclass, field
@@ -34,11 +34,10 @@ class ScriptedWorld:
 
 
 @pytest.mark.parametrize("simulators", [1, 2, 3, 16])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_each_game_counts_once_however_long(simulators: int, threads: int) -> None:
+def test_each_game_counts_once_however_long(simulators: int) -> None:
     """The first to finish are the short ones: whoever counts those gets a mean of nothing but ones."""
     world = ScriptedWorld((1, 40, 2, 1, 30, 3, 1))
-    result = evaluate(world, Counter(), 7, seed=0, simulators=simulators, threads=threads)
+    result = evaluate(world, Counter(), 7, seed=0, simulators=simulators)
     assert result.lengths == (1, 40, 2, 1, 30, 3, 1)
     assert result.returns == (1, 80, 6, 4, 150, 18, 7)
     assert all(game.closed for game in world.opened)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from murmurate.fabric.network.crypto import PeerRecord
-from murmurate.fabric.network.endpoint import short
+from murmurate.fabric.network.endpoint import digest
 from murmurate.fabric.network.fabric import NetworkFabric
 from waiting import DEADLINE_SECONDS
 
@@ -142,7 +142,7 @@ class Detour(dist.Store):
         text = self._store.get(key)
         if not key.endswith("/0"):
             return text
-        run, epoch = short(RUN, size_bytes=16), 0
+        run, epoch = digest(RUN, size_bytes=16), 0
         card = PeerRecord.read(text, run, epoch, SECRET)
         if self.cable is None:
             self.cable = Cable(card.port)

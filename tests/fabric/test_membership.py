@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from murmurate.fabric.processes.fabric import ProcessChannel, ProcessFabric
-from murmurate.fabric.processes.run_state import HandOver, RunState
+from murmurate.fabric.processes.run_state import RunState, TransferRequest
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from waiting import until
 
@@ -84,14 +84,15 @@ def rebirth(host: Host, rank: int, by_agreement: bool = False) -> tuple[ProcessF
 
 
 @pytest.mark.parametrize(
-    "asked", [HandOver(1, 0, 0, 0), HandOver(7, 3, 2, 1), HandOver(2**20 - 1, 2047, 2047, 2046)]
+    "asked",
+    [TransferRequest(1, 0, 0, 0), TransferRequest(7, 3, 2, 1), TransferRequest(2**20 - 1, 2047, 2047, 2046)],
 )
-def test_a_hand_over_travels_as_one_number_that_a_float64_holds(asked: HandOver) -> None:
-    assert HandOver.unpack(int(float(asked.packed()))) == asked
-    assert HandOver(asked.number + 1, 0, 0, 0).packed() > asked.packed()
+def test_a_state_transfer_travels_as_one_number_that_a_float64_holds(asked: TransferRequest) -> None:
+    assert TransferRequest.unpack(int(float(asked.packed()))) == asked
+    assert TransferRequest(asked.number + 1, 0, 0, 0).packed() > asked.packed()
 
 
-def test_a_life_begins_only_after_the_last_one_has_ended() -> None:
+def test_an_incarnation_begins_only_after_the_last_one_has_ended() -> None:
     run_state = RunState(2)
     run_state.open()
     with pytest.raises(ValueError, match="mark it dead"):
@@ -123,13 +124,13 @@ def test_before_it_enters_a_joiner_is_dead_to_the_others_and_alone_with_itself(
     assert list(joiner.living()) == [0, 1], "itself, and whom it knows to live"
 
 
-def test_who_has_entered_is_spoken_with_at_once_and_told_between_two_steps(
+def test_a_member_that_has_entered_gets_mail_at_once_and_strategies_hear_of_it_between_two_steps(
     host: Callable[[int], Host],
 ) -> None:
     here = host(2)
     fabric, channel = here.door(0)
     joiner, its_channel = rebirth(here, 1)
-    joiner.enter(fabric.place([0]))
+    joiner.enter(fabric.position([0]))
     its_channel.publish(full(2.0))
     joiner.membership.run_state.enter(1)
     assert channel.send(1, "x", full(1.0), deadline_seconds=0.0)
@@ -141,7 +142,9 @@ def test_who_has_entered_is_spoken_with_at_once_and_told_between_two_steps(
     assert torch.equal(channel.peek(1)[0], full(2.0))
 
 
-def test_letters_of_and_to_a_life_that_is_over_are_refused_and_counted(host: Callable[[int], Host]) -> None:
+def test_messages_of_and_to_an_incarnation_that_is_over_are_refused_and_counted(
+    host: Callable[[int], Host],
+) -> None:
     here = host(2)
     _, one = here.door(0)
     _, other = here.door(1)
@@ -161,7 +164,9 @@ def test_letters_of_and_to_a_life_that_is_over_are_refused_and_counted(host: Cal
         assert (message.sender, message.note) == (1, number)
 
 
-def test_letters_of_the_dead_arrive_while_nobody_has_taken_their_place(host: Callable[[int], Host]) -> None:
+def test_messages_of_the_dead_arrive_while_no_member_has_taken_their_place(
+    host: Callable[[int], Host],
+) -> None:
     here = host(2)
     _, one = here.door(0)
     _, other = here.door(1)
@@ -171,7 +176,9 @@ def test_letters_of_the_dead_arrive_while_nobody_has_taken_their_place(host: Cal
     assert message is not None, "a delta that was sent counts"
 
 
-def test_versions_go_on_and_what_a_former_life_was_reading_is_let_go(host: Callable[[int], Host]) -> None:
+def test_versions_go_on_and_what_a_former_incarnation_was_reading_is_let_go(
+    host: Callable[[int], Host],
+) -> None:
     here = host(2)
     _, one = here.door(0)
     _, other = here.door(1)
@@ -187,9 +194,7 @@ def test_versions_go_on_and_what_a_former_life_was_reading_is_let_go(host: Calla
 
 
 @pytest.mark.parametrize("raised", [False, True], ids=["before its round", "after its round"])
-def test_a_joiner_takes_part_from_one_round_on_for_everybody(
-    host: Callable[[int], Host], raised: bool
-) -> None:
+def test_a_joiner_takes_part_from_one_round_on_for_all(host: Callable[[int], Host], raised: bool) -> None:
     """Rank 2 dies before or after it came to a round; a slow member that looks only when 2 has been started
     again still counts as the quick one did; then all three meet."""
     here = host(3)
@@ -220,7 +225,7 @@ def test_a_joiner_takes_part_from_one_round_on_for_everybody(
     partners = [sorted(found) for found in all_together(lambda: quick.gather(x), lambda: slow.gather(y))]
     assert partners == [[0, 1], [0, 1]]
     fabric, its_channel = joiner[0]
-    place = doors[0][0].place(partners[0])
+    place = doors[0][0].position(partners[0])
     for door, _ in doors[:2]:
         door.admit(2, here.run_state.incarnation(2))
         assert list(door.living()) == [0, 1, 2]
@@ -247,7 +252,7 @@ def test_a_joiner_that_dies_at_the_door_is_not_waited_for(host: Callable[[int], 
 
 
 @pytest.mark.parametrize("who", ["sender", "receiver"])
-def test_letters_in_the_hands_of_the_living_stay_and_those_of_the_dead_stop_nobody(
+def test_messages_held_by_the_living_stay_and_those_held_by_the_dead_block_no_sender(
     host: Callable[[int], Host], who: str
 ) -> None:
     here = host(2)
@@ -276,7 +281,7 @@ def test_letters_in_the_hands_of_the_living_stay_and_those_of_the_dead_stop_nobo
         del held_by_the_dead  # until here its memory was in use
 
 
-def test_a_letter_that_is_forgotten_gives_its_slot_back(host: Callable[[int], Host]) -> None:
+def test_a_message_that_is_forgotten_gives_its_slot_back(host: Callable[[int], Host]) -> None:
     here = host(2)
     (_, zero), (_, one) = here.door(0), here.door(1)
     places = set()

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from fabric.networked import N, at_once, channels, fill, members
 from murmurate.buffers import Pool, as_tensor
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.network.endpoint import short
+from murmurate.fabric.network.endpoint import digest
 from murmurate.fabric.network.fabric import NetworkFabric
 from murmurate.fabric.network.register import UNREAD_LIMIT
 from waiting import until
@@ -89,7 +89,7 @@ def test_large_vectors_arrive_whole_at_any_place_in_their_pieces():
         assert torch.equal(there.wait("x", 10.0).x, like.flip(0))
 
 
-def test_a_publisher_sends_nothing_to_who_never_reads():
+def test_a_publisher_sends_nothing_to_a_member_that_never_reads():
     with members(2, shared_memory=False) as fabrics:
         here, there = channels(fabrics)
         for number in range(50):
@@ -100,7 +100,7 @@ def test_a_publisher_sends_nothing_to_who_never_reads():
         assert there.traffic.bytes <= mean
 
 
-def test_a_publisher_stops_for_who_reads_no_more_and_goes_on_when_it_does():
+def test_a_publisher_stops_for_a_member_that_stops_reading_and_goes_on_when_it_reads_again():
     with members(2, shared_memory=False) as fabrics:
         here, there = channels(fabrics)
         here.publish(fill(0))
@@ -108,14 +108,14 @@ def test_a_publisher_stops_for_who_reads_no_more_and_goes_on_when_it_does():
         held = there._register._subscriptions[0]
         for number in range(1, 100):
             here.publish(fill(number))
-            until(lambda number=number: held.version == number + 1 or not held.asked)
+            until(lambda number=number: held.version == number + 1 or not held.requested)
         assert held.version <= 1 + UNREAD_LIMIT
         assert here.traffic.bytes <= (1 + UNREAD_LIMIT) * 4 * N
         assert there.version(0) == 100, "one question, and the newest is there"
         assert torch.equal(there.peek(0)[0], fill(99))
 
 
-def test_peeked_vectors_and_letters_stay_while_they_are_held():
+def test_peeked_vectors_and_messages_stay_while_they_are_held():
     """Buffers are used again, but never one that somebody holds, or a view of."""
     with members(2, shared_memory=False) as fabrics:
         here, there = channels(fabrics)
@@ -150,14 +150,14 @@ def test_messages_for_a_channel_that_is_made_later_wait_for_it(shared_memory):
         here.publish(fill(2))
         endpoint = fabrics[1].endpoint
         until(
-            lambda: endpoint.pending.frames or any(key[0] == "desk" for _, key in endpoint.pending.announced)
+            lambda: endpoint.pending.frames or any(key[0] == "shm" for _, key in endpoint.pending.announced)
         )
         there = fabrics[1].channel("late", torch.zeros(N))
         assert torch.equal(there.wait("x", 10.0).x, fill(1))
         until(lambda: there.version(0) == 1)
 
 
-def test_members_with_different_models_are_told_so():
+def test_members_with_different_models_get_an_error():
     with members(2) as fabrics:
         here = fabrics[0].channel("model", torch.zeros(N))
         there = fabrics[1].channel("model", torch.zeros(N + 1))
@@ -169,7 +169,7 @@ def test_members_with_different_models_are_told_so():
         at_once(lambda: complaint(here, N), lambda: complaint(there, N + 1))
 
 
-def test_what_came_early_and_does_not_fit_is_refused_and_all_are_told_so():
+def test_early_frames_that_do_not_fit_are_refused_and_all_members_get_an_error():
     """Nothing of it is raised where the channel is made: that thread is the user's."""
     with members(2, shared_memory=False) as fabrics:
         here = fabrics[0].channel("model", torch.zeros(N))
@@ -177,7 +177,7 @@ def test_what_came_early_and_does_not_fit_is_refused_and_all_are_told_so():
         early = fabrics[1].endpoint.pending
         until(lambda: early.frames and early.announced)
         with fabrics[1].endpoint.lock:
-            early.hear(0, ("taken", short("model").hex(), "x"), "much")
+            early.keep_announced(0, ("taken", digest("model").hex(), "x"), "much")
         there = fabrics[1].channel("model", torch.zeros(2 * N))
         assert fabrics[1].refused == {"length": 1, "meta": 1}
         assert early.bytes == 0

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from murmurate.fabric.interface import Capability, FabricError
-from murmurate.fabric.simulated.fabric import Crashed, Faults, Partition, SimulatedFabric
+from murmurate.fabric.simulated.fabric import Crashed, MailFaults, Partition, SimulatedFabric
 
 N = 3
 
@@ -54,11 +54,11 @@ def wander(steps, seed):
 
 
 def test_a_seed_fixes_everything_and_another_seed_changes_it():
-    faults = Faults(loss=0.3, duplication=0.3, reordering=0.3)
+    faults = MailFaults(loss=0.3, duplication=0.3, reordering=0.3)
 
-    def run(seed, contexts="greenlets"):
+    def run(seed, coroutines="greenlets"):
         fabric = SimulatedFabric(
-            4, seed, latency=(0.0, 0.3), mail_faults=faults, crashes={3: 20}, contexts=contexts
+            4, seed, latency=(0.0, 0.3), mail_faults=faults, crashes={3: 20}, coroutines=coroutines
         )
         results = fabric.run([wander(25, seed=5)] * 4)
         return repr(results[:3]), fabric.log, fabric.virtual_seconds
@@ -86,7 +86,7 @@ def test_every_interleaving_comes_up_and_about_equally_often():
     assert min(orders.count(order) for order in set(orders)) > 8
 
 
-def test_between_two_calls_nobody_else_runs():
+def test_between_two_calls_no_other_member_runs():
     total = [0]
 
     def role(member):
@@ -167,7 +167,7 @@ def test_waiting_is_counted_in_virtual_seconds_and_traffic_in_bytes():
 # -- deadlocks and errors -------------------------------------------------------------------------
 
 
-def test_a_deadlock_says_who_waits_for_what():
+def test_a_deadlock_names_each_member_and_its_wait():
     def meets(member):
         door_to(member).mean_(fill(0))
 
@@ -199,7 +199,7 @@ def test_a_deadline_turns_the_deadlock_into_the_members_own_error():
 
     fabric = SimulatedFabric(3, 0, collective_deadline_seconds=7.0)
     messages = fabric.run([meets, meets, lambda member: None])
-    assert all("ranks [2] did not come within 7 s" in message for message in messages[:2])
+    assert all("ranks [2] did not call it within 7 s" in message for message in messages[:2])
     assert fabric.virtual_seconds == pytest.approx(7.0, rel=0.01)
 
 
@@ -266,8 +266,8 @@ def test_an_error_inside_an_injected_latency_comes_out():
         (lambda: SimulatedFabric(2, 0, partitions=[Partition(((0, 5),))]), "Ranks"),
         (lambda: SimulatedFabric(2, 0).member(2), "no rank 2"),
         (lambda: SimulatedFabric(2, 0).run([print]), "1 functions for 2 members"),
-        (lambda: Faults(loss=1.5), "no probability"),
-        (lambda: Faults(loss=1.0), "mend=False"),
+        (lambda: MailFaults(loss=1.5), "not a probability"),
+        (lambda: MailFaults(loss=1.0), "reliable=False"),
         (lambda: SimulatedFabric(1, 0).run([lambda m: door_to(m).publish(torch.zeros(N + 1))]), r"\[3\]"),
         (lambda: SimulatedFabric(1, 0).run([lambda m: door_to(m).peek(1)]), "no rank 1"),
     ],
@@ -277,7 +277,7 @@ def test_what_makes_no_sense_is_refused(make, message):
         make()
 
 
-def test_a_fabric_made_without_a_capability_says_so():
+def test_a_missing_capability_is_an_error():
     def role(member):
         assert member.capabilities == {Capability.REGISTER}
         fabric = door_to(member)
@@ -300,7 +300,7 @@ def test_a_fabric_made_without_a_capability_says_so():
     assert fabric.run([role]) == [["collective"] * 3 + ["mail"] * 2 + ["shared memory"]]
 
 
-def test_members_with_different_models_are_told():
+def test_members_with_different_models_get_an_error():
     roles = [lambda m: m.channel("x", torch.zeros(2)), lambda m: m.channel("x", torch.zeros(3))]
     with pytest.raises(FabricError, match="same model"):
         SimulatedFabric(2, 0).run(roles)
@@ -368,7 +368,7 @@ def test_a_function_gives_each_link_its_latency():
 
 
 @pytest.mark.parametrize("latency", [0.0, 0.5])
-def test_versions_that_nobody_can_see_any_more_are_let_go(latency):
+def test_versions_that_no_member_can_see_any_more_are_let_go(latency):
     def role(member):
         fabric, kept = door_to(member), []
         for _ in range(40):
@@ -630,7 +630,7 @@ def test_a_broadcast_reaches_those_behind_a_cut_when_it_ends():
 def test_a_cut_that_never_ends_is_the_deadlines_business():
     cut = Partition.between([0], [1])
     fabric = SimulatedFabric(2, 0, partitions=[cut], collective_deadline_seconds=2.0)
-    with pytest.raises(FabricError, match="links were cut within 2 s"):
+    with pytest.raises(FabricError, match="network was partitioned within 2 s"):
         fabric.run([count_to(1)] * 2)
 
 
@@ -653,7 +653,7 @@ def receive_until_silence(member):
 
 
 def test_the_post_mends_loss_duplication_and_reordering():
-    faults = Faults(loss=0.4, duplication=0.4, reordering=0.5)
+    faults = MailFaults(loss=0.4, duplication=0.4, reordering=0.5)
     latest = 0.0
     for seed in range(30):
         fabric = SimulatedFabric(3, seed, latency=(0.0, 0.2), mail_faults=faults, mail_capacity=5,
@@ -668,7 +668,7 @@ def test_the_post_mends_loss_duplication_and_reordering():
 
 
 def test_unmended_faults_reach_the_strategy_and_losses_are_logged():
-    faults = Faults(loss=0.3, duplication=0.3, reordering=0.5, mend=False)
+    faults = MailFaults(loss=0.3, duplication=0.3, reordering=0.5, reliable=False)
     lost = doubled = overtaken = 0
     for seed in range(20):
         fabric = SimulatedFabric(2, seed, latency=0.01, mail_faults=faults)
@@ -742,6 +742,6 @@ def mean_in_backward(member):
 
 
 def test_collectives_inside_a_backward_pass_want_threads_and_say_so():
-    assert SimulatedFabric(3, seed=0, contexts="threads").run([mean_in_backward] * 3) == [[2.0] * N] * 3
-    with pytest.raises(FabricError, match="contexts='threads'"):
+    assert SimulatedFabric(3, seed=0, coroutines="threads").run([mean_in_backward] * 3) == [[2.0] * N] * 3
+    with pytest.raises(FabricError, match="coroutines='threads'"):
         SimulatedFabric(3, seed=0).run([mean_in_backward] * 3)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.simulated.fabric import Crashed, Faults, Partition, SimulatedFabric
+from murmurate.fabric.simulated.fabric import Crashed, MailFaults, Partition, SimulatedFabric
 from murmurate.fabric.simulated.latency import LogNormal, Network, Straggler, Trace, compute_model
 
 N = 1000  # a vector of 4000 bytes
@@ -126,7 +126,7 @@ def test_what_one_member_has_set_of_autograd_is_its_own():
         assert SimulatedFabric(1, 0).run([lambda member: torch.is_grad_enabled()]) == [False]
 
 
-def test_contexts_need_neither_threads_nor_each_others_stack():
+def test_coroutines_need_neither_threads_nor_each_others_stack():
     """Begun from within one another, 3000 would exceed Python's recursion limit."""
 
     def role(member):
@@ -261,7 +261,7 @@ def test_lost_versions_are_never_seen_and_newer_ones_are():
 # -- coming back ----------------------------------------------------------------------------------
 
 
-def test_who_comes_back_takes_part_from_the_next_round_on():
+def test_a_member_that_comes_back_takes_part_from_the_next_round_on():
     """Rank 2 dies in its third round, and comes back between two rounds of the others."""
     rounds, back = 8, []
 
@@ -289,7 +289,7 @@ def test_who_comes_back_takes_part_from_the_next_round_on():
     assert not isinstance(dead, list)
 
 
-def test_mail_to_who_comes_back_begins_anew():
+def test_mail_to_a_revived_member_begins_again():
     def sender(member):
         fabric = door_to(member)
         outcome = []
@@ -305,7 +305,7 @@ def test_mail_to_who_comes_back_begins_anew():
         while (message := fabric.wait("t", 2.5)) is not None:
             got.append(float(message.x[0]))
 
-    fabric = cluster(2, Network(latency_seconds=0.75), mail_faults=Faults(loss=0.2, resend_seconds=0.01))
+    fabric = cluster(2, Network(latency_seconds=0.75), mail_faults=MailFaults(loss=0.2, resend_seconds=0.01))
     fabric.at(1.25, lambda: fabric.crash(1))
     fabric.at(3.5, lambda: fabric.revive(1, receiver, like=0))
     outcome = fabric.run([sender, receiver])[0]
@@ -313,7 +313,7 @@ def test_mail_to_who_comes_back_begins_anew():
     assert got == [0.0, 4.0, 5.0]  # 1 was on its way when the receiver died
 
 
-def test_who_is_absent_is_not_waited_for_and_comes_late():
+def test_a_member_that_is_absent_is_not_waited_for_and_comes_late():
     def meet(member):
         fabric, sizes = door_to(member), []
         for _ in range(3):
@@ -329,7 +329,7 @@ def test_only_the_dead_come_back():
     fabric = cluster(2)
 
     def role(member):
-        with pytest.raises(ValueError, match="not dead"):
+        with pytest.raises(ValueError, match="has not ended"):
             fabric.revive(1 - member.rank, role, like=member.rank)
 
     fabric.run([role] * 2)

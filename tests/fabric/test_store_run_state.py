@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 
 import pytest
 from torch.distributed import TCPStore
 
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.network import store_run_state as store_board
+from murmurate.fabric.network import store_run_state
 from murmurate.fabric.network.store_run_state import StoreRunState
 from murmurate.fabric.processes.run_state import RunState
 from waiting import until
@@ -25,8 +26,8 @@ def store() -> TCPStore:
 @pytest.fixture
 def pair(store: TCPStore) -> Iterator[tuple[StoreRunState, StoreRunState]]:
     """Rank 0's run_state, which leads and also keeps a centre's column; and rank 1's."""
-    with StoreRunState(3, store.clone(), [0, 2], leads=True) as leader:
-        with StoreRunState(3, store.clone(), [1], leads=False) as other:
+    with closing(StoreRunState(3, store.clone(), [0, 2], leads=True)) as leader:
+        with closing(StoreRunState(3, store.clone(), [1], leads=False)) as other:
             yield leader, other
 
 
@@ -59,17 +60,17 @@ def test_wishes_and_deaths_come_from_the_leader(pair: tuple[StoreRunState, Store
 
 
 def test_what_was_written_last_is_seen_after_a_close(store: TCPStore) -> None:
-    with StoreRunState(2, store.clone(), [0], leads=True) as leader:
-        with StoreRunState(2, store.clone(), [1], leads=False) as other:
+    with closing(StoreRunState(2, store.clone(), [0], leads=True)) as leader:
+        with closing(StoreRunState(2, store.clone(), [1], leads=False)) as other:
             other.finished(1)
         leader.exchange()
         assert leader.has_finished(1)
 
 
-def test_silence_is_told_from_idleness(
+def test_a_silent_process_is_told_from_an_idle_one(
     pair: tuple[StoreRunState, StoreRunState], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_board, "_BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(store_run_state, "_HEARTBEAT_SECONDS", 0.05)
     leader, other = pair
     until(lambda: leader._beats[1][0] >= 5, "it writes nothing and yet is heard of")
     other.close()
@@ -78,12 +79,12 @@ def test_silence_is_told_from_idleness(
     assert leader.silent_seconds(0) == 0.0
 
 
-def test_a_board_that_nobody_opened_is_an_error(store: TCPStore) -> None:
+def test_a_run_state_that_no_member_opened_is_an_error(store: TCPStore) -> None:
     with pytest.raises(FabricError, match="did not open the run state within"):
         StoreRunState(2, store.clone(), [1], leads=False, deadline_seconds=0.1)
 
 
-def test_a_lost_store_is_told_and_hangs_nobody() -> None:
+def test_a_lost_store_is_reported_and_no_member_hangs() -> None:
     seconds = timedelta(seconds=1)
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=seconds)
     run_state = StoreRunState(2, server.clone(), [0], leads=True)
@@ -93,12 +94,12 @@ def test_a_lost_store_is_told_and_hangs_nobody() -> None:
     run_state.advance(0, 1, 1)
     assert run_state.env_steps(0) == 1
     assert not run_state.exchange()
-    closing = threading.Thread(target=run_state.close, daemon=True)
-    closing.start()
-    closing.join(20)
-    assert not closing.is_alive()
+    thread = threading.Thread(target=run_state.close, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
 
 
-def test_it_is_a_board_like_any_other(pair: tuple[StoreRunState, StoreRunState]) -> None:
+def test_it_is_a_run_state_like_any_other(pair: tuple[StoreRunState, StoreRunState]) -> None:
     assert isinstance(pair[0], RunState)
     assert pair[0].cells_needed(3) == RunState.cells_needed(3)

@@ -43,32 +43,32 @@ def main(namespace, address, rank, size, folder):
     replicator = Replicator(DPSGD(threads=1, local_updates=5), fabric)
     module = Point().double()
     replica = replicator.replicate("model", module, lambda given: torch.optim.SGD(given, lr=0.05))
-    bond = replicator.bonds["model"]
+    bound = replicator.bound_replicas["model"]
     end = fabric.channel("end", torch.zeros(1))
     work = serve if rank == size - 1 else learn
-    outcome = work(replicator, bond, module, end, folder)
+    outcome = work(replicator, bound, module, end, folder)
     replicator.publish()
     end.gather(torch.zeros(1))  # now everybody can read what the master shows
-    shown = bond.strategy.consensus(replica, bond.channel)
+    shown = bound.strategy.consensus(replica, bound.channel)
     outcome |= {"shown": shown.unique().tolist(), "refused": dict(fabric.refused), "clock": replica.clock}
     (folder / f"{rank}.json").write_text(json.dumps(outcome))
     fabric.close()
 
 
-def serve(replicator, bond, module, end, folder):
+def serve(replicator, bound, module, end, folder):
     done = 0
     while done < end.size - 1:
         with torch.no_grad():
-            bond.strategy.serve(bond.replica, bond.channel)
+            bound.strategy.serve(bound.replica, bound.channel)
         done += end.receive("done") is not None
-    settled = replicator.settle(1, _SETTLE_SECONDS)
-    return {"settled": settled, "v": bond.replica.params.unique().tolist()}
+    settled = replicator.drain(1, _SETTLE_SECONDS)
+    return {"settled": settled, "v": bound.replica.params.unique().tolist()}
 
 
-def learn(replicator, bond, module, end, folder):
-    rank, replica = end.rank, bond.replica
+def learn(replicator, bound, module, end, folder):
+    rank, replica = end.rank, bound.replica
     pushed, count = torch.zeros(PARAMETERS, dtype=torch.float64), 0
-    send = bond.channel.send
+    send = bound.channel.send
 
     def counted(to, tag, x, note=0.0, deadline_seconds=None):
         nonlocal count
@@ -78,14 +78,14 @@ def learn(replicator, bond, module, end, folder):
             count += 1
         return sent
 
-    bond.channel.send = counted
+    bound.channel.send = counted
     while not (folder / "stop").exists():
         exchange = replica.descend((module.weight - rank).square().sum() / 2)
-        progress = json.dumps([replica.clock, list(bond.channel.living()), exchange.round])
+        progress = json.dumps([replica.clock, list(bound.channel.living()), exchange.round])
         (folder / f"{rank}.progress.new").write_text(progress)
         (folder / f"{rank}.progress.new").rename(folder / f"{rank}.progress")
         time.sleep(0.02)
-    settled = replicator.settle(1, _SETTLE_SECONDS)
+    settled = replicator.drain(1, _SETTLE_SECONDS)
     end.send(end.size - 1, "done", torch.zeros(1))
     return {"settled": settled, "pushed": pushed.unique().tolist(), "pushes": count}
 

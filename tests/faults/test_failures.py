@@ -29,7 +29,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path: Path) -> None:
         assert checkpoint.damage(checkpoint.newest(command.folder / "checkpoints")) is None
 
 
-def test_a_loss_that_is_not_a_number_says_whose_and_when(
+def test_the_error_of_a_loss_that_is_not_a_number_names_the_replica_and_the_update(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     options = ("--replicas", 2, "--env-steps", 10**6, "--agent.learning-rate", 1e30)

@@ -8,8 +8,6 @@ import itertools
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -19,6 +17,7 @@ import torch
 from fabric.networked import at_once, channels, members
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network.fabric import Died, run_members
+from waiting import until
 
 WIDE = 100_000  # numbers: more than is worth the leader's way alone
 ENGINES = {
@@ -39,9 +38,9 @@ def draw(rank, turn, count=WIDE):
 
 def carried(channel, engine):
     """Whether an engine has done all so far, and that one."""
-    rounds = channel._rounds
+    rounds = channel._collectives
     by_group = rounds._groups is not None and rounds._groups._group is not None
-    return rounds._memory.asked == 0 and by_group == (engine == ENGINES["gloo"])
+    return rounds._state.asked == 0 and by_group == (engine == ENGINES["gloo"])
 
 
 # -- nobody is lost -------------------------------------------------------------------------------
@@ -99,14 +98,14 @@ def test_calls_that_differ_are_an_error_on_all(engine):
         assert "Make the same calls" in other
 
 
-def test_who_comes_late_is_waited_for(engine):
+def test_a_member_that_comes_late_is_waited_for(engine):
     """Later than an engine waits, but before the deadline."""
     with members(2, deadline_seconds=6.0, silence_seconds=1.0, **engine) as fabrics:
         here, there = channels(fabrics, like=torch.zeros(WIDE))
         x, y = torch.full((WIDE,), 1.0), torch.full((WIDE,), 2.0)
 
         def late():
-            time.sleep(3.0)  # an engine's result would count for two seconds
+            until(lambda: here._collectives._state.asked == 1, "the other gives up its engine")
             return there.mean_(y)
 
         assert at_once(lambda: here.mean_(x), late) == [2, 2]
@@ -116,27 +115,30 @@ def test_who_comes_late_is_waited_for(engine):
 
 
 @pytest.mark.parametrize("turn", [1, 2, 4])
-def test_who_loses_a_result_gets_the_one_that_others_have(engine, turn):
+def test_a_member_that_loses_a_result_gets_the_one_that_others_have(engine, turn):
     """Its engine fails when the others' have ended, and they are in the next round, or at the end."""
     size, rounds = 3, 4
     with members(size, **engine) as fabrics:
         doors = channels(fabrics, like=torch.zeros(WIDE))
-        doors[2].mean_, real = functools.partial(type(doors[2]).mean_, doors[2]), doors[2]._rounds._by_engine
+        doors[2].mean_, real = (
+            functools.partial(type(doors[2]).mean_, doors[2]),
+            doors[2]._collectives._by_engine,
+        )
 
         def fails(number, call, x, present):
             result = real(number, call, x, present)
             if number != turn:
                 return result
             with fabrics[2].endpoint.lock:  # as if it had not come
-                doors[2]._rounds._memory.last = None
-                doors[2]._rounds._memory.asked = number
+                doors[2]._collectives._state.last = None
+                doors[2]._collectives._state.asked = number
                 for rank in (0, 1):
-                    doors[2]._rounds._say(rank, number, "again")
-            if doors[2]._rounds._groups is not None:
-                doors[2]._rounds._groups.drop()
+                    doors[2]._collectives._notify(rank, number, "again")
+            if doors[2]._collectives._groups is not None:
+                doors[2]._collectives._groups.drop()
             return None
 
-        doors[2]._rounds._by_engine = fails
+        doors[2]._collectives._by_engine = fails
 
         def learn(channel):
             found = []
@@ -169,7 +171,7 @@ def mean_until_killed(delays, count, door):
         results.append((present, hashlib.sha256(x.numpy()).digest()))
         left -= present == door.size - len(delays)
         if not left:
-            return results, list(channel.living()), channel._rounds._memory.asked
+            return results, list(channel.living()), channel._collectives._state.asked
 
 
 def agree(size, victims, results):
@@ -182,7 +184,7 @@ def agree(size, victims, results):
         assert living == survivors
         assert asked <= len(first) - 5, "the last rounds were an engine's again"
     counts = [count for count, _ in first]
-    assert counts[:10] == [size] * 10
+    assert counts[:9] == [size] * 9, "of the tenth a victim may have had the result alone"
     assert counts == sorted(counts, reverse=True)
 
 
@@ -212,23 +214,24 @@ def test_fifty_kills_in_the_middle_of_a_round():
 
 
 def freeze(door):
-    """Rank 1 is stopped for 12 s in the middle of a mean; the others cannot wait that long."""
+    """Rank 1 is stopped in the middle of a mean until rank 0 has done all of its own without it."""
     channel = door.channel("model", torch.zeros(WIDE))
+    pids = door.channel("pids", torch.zeros(1, dtype=torch.int64)).gather(torch.tensor([os.getpid()]))
     results = []
     for turn in range(6):
         x = draw(door.rank, turn)
         if turn == 3 and door.rank == 1:
-            wake = f"import os, signal, time; time.sleep(12.0); os.kill({os.getpid()}, signal.SIGCONT)"
-            subprocess.Popen([sys.executable, "-c", wake])
             threading.Timer(0.0, os.kill, (os.getpid(), signal.SIGSTOP)).start()
         try:
             results.append((channel.mean_(x), x.numpy().tobytes()))
         except FabricError as error:
             return results, str(error)
+    if door.rank == 0:
+        os.kill(int(pids[1]), signal.SIGCONT)
     return results, ""
 
 
-def test_a_frozen_member_is_left_out_and_told_so(engine):
+def test_a_frozen_member_is_left_out_and_gets_an_error(engine):
     results = run_members(3, [freeze] * 3, deadline_seconds=8.0, silence_seconds=1.0, **engine)
     (one, no_error), (frozen, error), (other, none_either) = results
     assert (no_error, none_either) == ("", "")

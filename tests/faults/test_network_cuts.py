@@ -50,7 +50,7 @@ def test_mail_arrives_once_each_in_order_though_connections_keep_ending():
         assert fabrics[0].endpoint.connections[1].times_connected > 3
 
 
-def test_after_a_cut_the_newest_vector_and_all_letters_are_there():
+def test_after_a_cut_the_newest_vector_and_all_messages_are_there():
     with cabled(shared_memory=False) as (fabrics, cable):
         here, there = channels(fabrics)
         here.publish(fill(1))
@@ -131,7 +131,7 @@ def test_a_cut_longer_than_the_deadline_leaves_one_side_only():
 @pytest.mark.parametrize(
     ("before", "after"), [(True, True), (False, False), (True, False), (False, True)], ids=str
 )
-def test_a_member_that_starts_anew_is_heard_again(before, after):
+def test_a_member_that_starts_again_is_heard_again(before, after):
     """Through memory or by line, in each of its lives."""
     store = dist.HashStore()
     options = {"deadline_seconds": 10.0, "silence_seconds": 1.0}
@@ -147,7 +147,7 @@ def test_a_member_that_starts_anew_is_heard_again(before, after):
         assert here.wait("x", 10.0) is not None
         until(lambda: here.version(1) == 4)
         assert here.send(1, "lost", fill(7))
-        fabrics[1].endpoint._shut()  # as if its process had ended
+        fabrics[1].endpoint._close_connections()  # as if its process had ended
         until(lambda: list(fabrics[0].living()) == [0])
         lives = fabrics[0].endpoint.connections[1].times_connected
         assert not here.send(1, "x", fill(0))
@@ -159,7 +159,7 @@ def test_a_member_that_starts_anew_is_heard_again(before, after):
             "it lives by its new card before the line to it stands",
         )
         until(lambda: list(fabrics[0].living()) == [0, 1], "both live")
-        assert (connection.near is not None) == after
+        assert (connection.local_peer is not None) == after
         assert torch.equal(here.peek(1)[0], fill(3)), "the former life's, as long as there is nothing newer"
         left = [here.wait("x", 10.0) for _ in range(3)]
         assert [float(message.x[0]) for message in left] == [1.0, 2.0, 3.0], "what it sent can still be read"

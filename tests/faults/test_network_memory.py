@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from fabric.networked import RUN, SECRET, at_once, cabled, channels, members
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.network.compression import Plain
+from murmurate.fabric.network.compression import ExactCodec
 from murmurate.fabric.network.fabric import Died, NetworkFabric, run_members
 from waiting import until
 
@@ -88,7 +88,7 @@ def test_what_is_in_memory_is_read_though_the_link_is_cut():
 # -- members that start anew, in this process ------------------------------------------------------------
 
 
-def test_lives_that_end_while_they_read_hold_up_nobody():
+def test_incarnations_that_end_while_they_read_delay_no_member():
     """Each holds a peeked vector and messages when it ends; nothing of that counts in the next."""
     store = dist.HashStore()
     options = {"deadline_seconds": 10.0, "silence_seconds": 1.0}
@@ -106,7 +106,7 @@ def test_lives_that_end_while_they_read_hold_up_nobody():
                 assert float(held[-1][0]) == number
             held.append(x)
             assert here.send(1, "x", vector(-1)), "which nobody reads"
-            fabrics[1].endpoint._shut()  # as if its process had ended
+            fabrics[1].endpoint._close_connections()  # as if its process had ended
             until(lambda: list(fabrics[0].living()) == [0])
             fabrics[1] = NetworkFabric(1, 2, store, run_id=RUN, secret=SECRET, **options)
             (there,) = channels(fabrics[1:], like=LIKE)
@@ -116,30 +116,29 @@ def test_lives_that_end_while_they_read_hold_up_nobody():
             held.clear()  # the former life's messages are given back to the former life's slots
             gc.collect()
         desk = here._shm
-        until(lambda: len(desk.lanes) == len(desk.seen) == 1, "each shows the other its memory")
-        lender = fabrics[0].endpoint.credentials.lender
+        until(lambda: len(desk.lanes) == len(desk.mapped) == 1, "each shows the other its memory")
+        lender = fabrics[0].endpoint.credentials.shm
         assert os.fstat(lender.descriptor).st_blocks * 512 < 8 * LIKE.nbytes, (
             "memory of former lives is given back"
         )
-        assert len(lender._parts) < 12, "memory of former lives is mapped no more"
+        assert len(lender._mapped) < 12, "memory of former lives is mapped no more"
 
 
-def test_a_letter_under_way_to_a_former_life_does_not_reach_the_next(monkeypatch):
+def test_a_message_under_way_to_a_former_incarnation_does_not_reach_the_next(monkeypatch):
     store = dist.HashStore()
     options = {"deadline_seconds": 10.0, "silence_seconds": 1.0}
     with members(2, {0: store, 1: store}, **options) as fabrics:
         here, _ = channels(fabrics)
-        encode = Plain.encode
+        encode = ExactCodec.encode
 
-        def and_then_it_starts_anew(codec, x, room):
-            wire = encode(codec, x, room)
+        def and_then_it_starts_anew(codec, x, wire):
+            encode(codec, x, wire)
             monkeypatch.undo()
-            fabrics[1].endpoint._shut()
+            fabrics[1].endpoint._close_connections()
             fabrics[1] = NetworkFabric(1, 2, store, run_id=RUN, secret=SECRET, **options)
             until(lambda: fabrics[0].endpoint.connections[1].connected)
-            return wire
 
-        monkeypatch.setattr(Plain, "encode", and_then_it_starts_anew)
+        monkeypatch.setattr(ExactCodec, "encode", and_then_it_starts_anew)
         here.send(1, "x", torch.ones(5))
         (there,) = channels(fabrics[1:])
         assert here.send(1, "x", torch.full((5,), 2.0))
@@ -162,18 +161,17 @@ def send_and_die(moment, door):
     for number in range(20):
         fabric.publish(vector(number))
         assert fabric.send(1, "x", vector(number))
-    encode = Plain.encode
+    encode = ExactCodec.encode
 
-    def half(codec, x, room):
-        wire = room.take(codec.wire_bytes)
+    def half(codec, x, wire):
         wire[: wire.nbytes // 2] = 255
         kill_myself()
 
-    def whole(codec, x, room):
-        encode(codec, x, room)
+    def whole(codec, x, wire):
+        encode(codec, x, wire)
         kill_myself()
 
-    Plain.encode = half if moment.startswith("half") else whole
+    ExactCodec.encode = half if moment.startswith("half") else whole
     if moment.endswith("message"):
         fabric.send(1, "x", vector(20))
     else:
@@ -188,7 +186,7 @@ def read_until_it_is_dead(late, door):
         while not fabric.has_lost(0):
             fabric.wait("nothing", 0.005)
     else:
-        until(lambda: any(key[0] == "desk" for _, key in door.endpoint.pending.announced))
+        until(lambda: any(key[0] == "shm" for _, key in door.endpoint.pending.announced))
         door.channel("word", torch.zeros(1)).send(0, "told", torch.zeros(1))
         until(lambda: 0 not in door.living())
         fabric = door.channel("model", LIKE)
@@ -200,7 +198,7 @@ def read_until_it_is_dead(late, door):
 
 
 @pytest.mark.parametrize("moment", ["half a message", "message", "half a vector", "vector"])
-def test_what_was_done_before_a_kill_is_whole_and_the_rest_is_not_there(moment):
+def test_messages_before_a_kill_are_complete_and_later_ones_are_absent(moment):
     before = os.listdir("/dev/shm")
     sender = functools.partial(send_and_die, moment)
     died, found = run_members(2, [sender, functools.partial(read_until_it_is_dead, False)])
@@ -218,7 +216,7 @@ def send_for_later_and_die(door):
     kill_myself()
 
 
-def test_the_memory_of_the_dead_is_mapped_by_who_makes_its_channel_later():
+def test_the_memory_of_a_dead_member_is_mapped_when_the_channel_is_made_later():
     died, found = run_members(2, [send_for_later_and_die, functools.partial(read_until_it_is_dead, True)])
     assert died == Died(0, -signal.SIGKILL)
     assert found == ([[float(number)] for number in range(20)], [19.0], 20, False)
@@ -258,14 +256,14 @@ def read_and_die(door):
     kill_myself()
 
 
-def test_a_reader_that_is_killed_while_it_reads_holds_up_nobody():
+def test_a_reader_that_is_killed_while_it_reads_delays_no_member():
     done, read, died = run_members(3, [publish_to_all, read_to_the_end, read_and_die])
     assert done == "all"
     assert read == (500, 200)
     assert died == Died(2, -signal.SIGKILL)
 
 
-def test_a_peek_before_anything_was_published_names_the_neighbour():
+def test_a_peek_before_anything_was_published_names_the_local_peer():
     with members(2) as fabrics:
         here, _ = channels(fabrics)
         assert here.version(1) == 0

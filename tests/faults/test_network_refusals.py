@@ -20,19 +20,19 @@ from fabric.networked import RUN, SECRET, N, at_once, channels, fill, members
 from murmurate.errors import MissingExtra
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network.crypto import AeadStream, Identity, PeerRecord
-from murmurate.fabric.network.endpoint import short
+from murmurate.fabric.network.endpoint import digest
 from murmurate.fabric.network.fabric import NetworkFabric
 from murmurate.fabric.network.frames import META_LIMIT_BYTES, Closed, Frame, Kind, Origin, Pipe, Refused
 from murmurate.fabric.network.handshake import Credentials, Hello, dial
-from murmurate.fabric.network.shm_peer import Place, Region
+from murmurate.fabric.network.shm_peer import Region, RegionAddress
 from waiting import until
 
-CHANNEL = short("model")
+CHANNEL = digest("model")
 ENCRYPTED = [True, False]
 
 
 def credentials(rank, identity=None, run=RUN, epoch=0, secret=SECRET, encrypt=True):
-    named = short(run, size_bytes=16)
+    named = digest(run, size_bytes=16)
     return Credentials(rank, named, epoch, secret, identity or Identity(), encrypt, "aes-256-gcm", 1.0)
 
 
@@ -76,13 +76,16 @@ class Rogue:
     def recorded(self, frame):
         """The bytes that would be sent for ``frame``, pieces as they are on the line."""
         ours, theirs = socket.socketpair()
-        Pipe(ours, self.me.origin, self.pipe._sends, self.pipe._receives).send(frame)
+        Pipe(ours, self.me.origin, self.pipe._sends, self.pipe._receives).writer(frame).write()
         ours.close()
         data = bytearray()
         while chunk := theirs.recv(1 << 16):
             data += chunk
         theirs.close()
         return data
+
+    def send(self, frame, **false):
+        self.pipe.writer(frame, **false).write()
 
     def close(self):
         self.pipe.close()
@@ -122,7 +125,7 @@ def refuses(scene, caplog, cause, act):
     assert fabric.refused == {cause: 1}
     rogue.connect()
     rogue.numbered = fabric.endpoint.connections[1].received
-    rogue.pipe.send(rogue.message(7))
+    rogue.send(rogue.message(7))
     message = channel.wait("x", 20.0)
     assert message is not None
     assert torch.equal(message.x, fill(7))
@@ -139,28 +142,28 @@ class TestOfAMember:
 
     def test_a_message_of_another_run(self, scene, caplog):
         rogue = scene[2]
-        other = Origin(short("another run"), 0)
-        refuses(scene, caplog, "run", lambda: rogue.pipe.send(rogue.message(1), origin=other))
+        other = Origin(digest("another run"), 0)
+        refuses(scene, caplog, "run", lambda: rogue.send(rogue.message(1), origin=other))
 
     def test_a_message_of_an_old_epoch(self, scene, caplog):
         rogue = scene[2]
         old = Origin(rogue.me.run[:8], 7)
-        refuses(scene, caplog, "epoch", lambda: rogue.pipe.send(rogue.message(1), origin=old))
+        refuses(scene, caplog, "epoch", lambda: rogue.send(rogue.message(1), origin=old))
 
     def test_a_vector_in_memory_that_was_not_lent(self, scene, caplog):
         """The rogue has shown no memory in the handshake, and claims that a message lies there."""
         rogue = scene[2]
         message = rogue.message(1)
         lies = np.zeros(message.length, dtype=np.uint8).view(Region)
-        lies.place = Place(3, 1, message.length)
+        lies.address = RegionAddress(3, 1, message.length)
         message.payload = lies
-        rogue.pipe.lends = True
-        refuses(scene, caplog, "meta", lambda: rogue.pipe.send(message))
+        rogue.pipe.peer_reads = True
+        refuses(scene, caplog, "meta", lambda: rogue.send(message))
 
-    def test_a_desk_of_who_is_no_neighbour(self, scene, caplog):
+    def test_shared_memory_offered_by_a_peer_that_is_not_local(self, scene, caplog):
         rogue = scene[2]
-        state = [["desk", CHANNEL.hex(), [4096, 8192]]]
-        refuses(scene, caplog, "memory", lambda: rogue.pipe.send(Frame(Kind.CONTROL, meta={"state": state})))
+        state = [["shm", CHANNEL.hex(), [4096, 8192]]]
+        refuses(scene, caplog, "memory", lambda: rogue.send(Frame(Kind.CONTROL, meta={"state": state})))
 
     @pytest.mark.parametrize("place", ["head", "meta", "vector", "last"])
     def test_a_bit_that_was_flipped(self, scene, caplog, place):
@@ -168,14 +171,14 @@ class TestOfAMember:
         data = rogue.recorded(rogue.message(1))
         at = {"head": 20, "meta": 64 + 16 + 3, "vector": len(data) - 20, "last": len(data) - 1}[place]
         data[at] ^= 0x10
-        refuses(scene, caplog, "checksum", lambda: rogue.pipe._line.sendall(data))
+        refuses(scene, caplog, "checksum", lambda: rogue.pipe._socket.sendall(data))
 
     @pytest.mark.parametrize("kept", [1, 70, 90, -1])
     def test_a_message_that_ends_in_its_middle(self, scene, caplog, kept):
         rogue = scene[2]
 
         def act():
-            rogue.pipe._line.sendall(rogue.recorded(rogue.message(1))[:kept])
+            rogue.pipe._socket.sendall(rogue.recorded(rogue.message(1))[:kept])
             rogue.pipe.close()
 
         refuses(scene, caplog, "truncated", act)
@@ -186,47 +189,47 @@ class TestOfAMember:
         rogue, before = scene[2], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         message = rogue.message(1)
         message.kind = kind
-        refuses(scene, caplog, "length", lambda: rogue.pipe.send(message, length=length))
+        refuses(scene, caplog, "length", lambda: rogue.send(message, length=length))
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
-    def test_ten_gigabytes_for_a_channel_that_nobody_has_made(self, scene, caplog):
+    def test_ten_gigabytes_for_a_channel_that_no_member_has_made(self, scene, caplog):
         rogue, before = scene[2], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         message = rogue.message(1)
-        message.channel = short("unmade")
-        refuses(scene, caplog, "length", lambda: rogue.pipe.send(message, length=10 * 2**30))
+        message.channel = digest("unmade")
+        refuses(scene, caplog, "length", lambda: rogue.send(message, length=10 * 2**30))
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 
     def test_early_messages_that_are_not_kept_take_no_room_from_others(self, scene, caplog):
         """Cut off in their middle, or of a vector, of which there will be another."""
         fabric, _, rogue = scene
         vector, message = rogue.message(1), rogue.message(1)
-        vector.kind, vector.channel, message.channel = Kind.REGISTER, short("unmade"), short("unmade")
+        vector.kind, vector.channel, message.channel = Kind.REGISTER, digest("unmade"), digest("unmade")
 
         def act():
-            rogue.pipe.send(vector)
-            rogue.pipe._line.sendall(rogue.recorded(message)[:90])
+            rogue.send(vector)
+            rogue.pipe._socket.sendall(rogue.recorded(message)[:90])
             rogue.pipe.close()
 
         refuses(scene, caplog, "truncated", act)
         assert fabric.endpoint.pending.bytes == 0
         rogue.numbered = fabric.endpoint.connections[1].received
         kept = rogue.message(2)
-        kept.channel = short("unmade")
-        rogue.pipe.send(kept)
+        kept.channel = digest("unmade")
+        rogue.send(kept)
         until(lambda: fabric.endpoint.pending.bytes == kept.length)
 
     def test_json_that_is_too_long(self, scene, caplog):
         rogue = scene[2]
         message = rogue.message(1)
         message.meta = {"tag": "x" * META_LIMIT_BYTES}
-        refuses(scene, caplog, "length", lambda: rogue.pipe.send(message))
+        refuses(scene, caplog, "length", lambda: rogue.send(message))
 
     @pytest.mark.parametrize("meta", [{}, {"tag": 5}, {"tag": ["x"]}], ids=str)
-    def test_a_letter_without_a_tag(self, scene, caplog, meta):
+    def test_a_message_without_a_tag(self, scene, caplog, meta):
         rogue = scene[2]
         message = rogue.message(1)
         message.meta = meta
-        refuses(scene, caplog, "meta", lambda: rogue.pipe.send(message))
+        refuses(scene, caplog, "meta", lambda: rogue.send(message))
 
     @pytest.mark.parametrize(
         "state",
@@ -237,23 +240,23 @@ class TestOfAMember:
             [["want", CHANNEL.hex(), "much"]],
             [["want", "xyz", 1]],
             [["taken", CHANNEL.hex(), 3]],
-            [["desk", CHANNEL.hex(), 3]],
-            [["desk", CHANNEL.hex(), [4096]]],
+            [["shm", CHANNEL.hex(), 3]],
+            [["shm", CHANNEL.hex(), [4096]]],
         ],
         ids=str,
     )
     def test_state_that_makes_no_sense(self, scene, caplog, state):
         rogue = scene[2]
-        refuses(scene, caplog, "meta", lambda: rogue.pipe.send(Frame(Kind.CONTROL, meta={"state": state})))
+        refuses(scene, caplog, "meta", lambda: rogue.send(Frame(Kind.CONTROL, meta={"state": state})))
 
     @pytest.mark.parametrize(
         "meta",
         [
             {},
             {"act": "dance"},
-            {"act": "result", "who": "all"},
-            {"act": "result", "who": [0, 9]},
-            {"act": "result", "who": [0, 1], "published": [1]},
+            {"act": "result", "members": "all"},
+            {"act": "result", "members": [0, 9]},
+            {"act": "result", "members": [0, 1], "published": [1]},
         ],
         ids=str,
     )
@@ -261,20 +264,20 @@ class TestOfAMember:
         rogue = scene[2]
         frame = rogue.message(1)
         frame.kind, frame.meta = Kind.ROUND, meta
-        refuses(scene, caplog, "meta", lambda: rogue.pipe.send(frame))
+        refuses(scene, caplog, "meta", lambda: rogue.send(frame))
 
     @pytest.mark.parametrize(("number", "cause"), [(5, "number"), (0, "duplicate")])
     def test_a_number_out_of_turn(self, scene, caplog, number, cause):
         rogue = scene[2]
         message = rogue.message(1)
         message.number = number
-        refuses(scene, caplog, cause, lambda: rogue.pipe.send(message))
+        refuses(scene, caplog, cause, lambda: rogue.send(message))
 
-    def test_more_letters_than_the_queue_holds(self, scene):
+    def test_more_messages_than_the_queue_holds(self, scene):
         fabric, channel, rogue = scene
         with contextlib.suppress(OSError):
             for number in range(1000):
-                rogue.pipe.send(rogue.message(number))
+                rogue.send(rogue.message(number))
         until(lambda: fabric.refused.get("queue"))
         waiting = 0
         while channel.receive("x") is not None:
@@ -295,12 +298,12 @@ class TestOfAStranger:
 
     def hello(self, **changes):
         fields = {
-            "setting": 1,
-            "run": short(RUN, size_bytes=16),
+            "cipher_number": 1,
+            "run": digest(RUN, size_bytes=16),
             "epoch": 0,
             "rank": 1,
             "incarnation": b"\0" * 16,
-            "fresh": os.urandom(32),
+            "ephemeral": os.urandom(32),
             "received": 0,
         }
         return Hello(**{**fields, **changes}).pack()
@@ -314,7 +317,7 @@ class TestOfAStranger:
             ("run", {"run": b"\1" * 16}),
             ("epoch", {"epoch": 2**63}),
             ("epoch", {"epoch": 1}),
-            ("handshake", {"setting": 0}),
+            ("handshake", {"cipher_number": 0}),
             ("key", {}),
         ],
         ids=lambda value: None if isinstance(value, bytes) else str(value),
@@ -337,7 +340,7 @@ class TestOfAStranger:
         """It knows the run, the ranks, the member's public key and the incarnation it imitates."""
         with members(2) as fabrics:
             endpoint = fabrics[0].endpoint
-            imitated = endpoint.connections[1].card
+            imitated = endpoint.connections[1].record
             identity = Identity(incarnation=imitated.incarnation)
             card = PeerRecord(
                 0,
@@ -359,7 +362,7 @@ class TestOfAStranger:
         with members(2) as fabrics:
             endpoint, mine = fabrics[0].endpoint, fabrics[1].endpoint.credentials
             thief = credentials(1, mine.identity, secret=b"guessed")
-            card = fabrics[1].endpoint.connections[0].card
+            card = fabrics[1].endpoint.connections[0].record
             with pytest.raises((Refused, Closed, OSError)):
                 dial(thief, card, 0, 5.0)
             until(lambda: fabrics[0].refused == {"key": 1})
@@ -394,12 +397,12 @@ def test_a_member_without_the_secret_is_refused_at_the_rendezvous(caplog):
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b"\xff", json.dumps({"rank": 0, "key": 5}).encode()])
-def test_a_card_that_is_none_is_refused(text):
-    with pytest.raises(ValueError, match="it is no card"):
+def test_an_invalid_record_is_refused(text):
+    with pytest.raises(ValueError, match="it is not a record"):
         PeerRecord.read(text, b"r" * 16, 0, SECRET)
 
 
-def test_who_does_not_come_is_named():
+def test_a_member_that_does_not_arrive_is_named():
     with pytest.raises(FabricError, match=r"rank 0 waited 0\.2 s for rank 1 at the rendezvous"):
         NetworkFabric(0, 2, dist.HashStore(), run_id=RUN, deadline_seconds=0.2)
 
@@ -416,13 +419,13 @@ def test_the_missing_package_is_named_with_its_extra(monkeypatch):
 
 
 @pytest.mark.parametrize("encrypt", ENCRYPTED)
-def test_only_the_encrypted_line_hides_what_is_sent(encrypt):
+def test_only_an_encrypted_connection_hides_the_payload(encrypt):
     ours, theirs = socket.socketpair()
     origin = Origin(b"r" * 8, 0)
     key = os.urandom(32)
     pipe = Pipe(ours, origin, AeadStream(key, encrypt), AeadStream(key, encrypt))
     words = b"attack at dawn! " * 4
-    pipe.send(Frame(Kind.MAIL, CHANNEL, meta={"tag": "x"}, payload=words))
+    pipe.writer(Frame(Kind.MAIL, CHANNEL, meta={"tag": "x"}, payload=words)).write()
     ours.close()
     seen = bytearray()
     while chunk := theirs.recv(1 << 16):

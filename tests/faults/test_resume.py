@@ -47,7 +47,7 @@ _SEGMENTS = ("--replay.segments", 4)
 def test_killed_and_resumed_equals_uninterrupted(
     recipe: str, strategy: str, replicas: int, who_is_killed: str, more: tuple[Any, ...], tmp_path: Path
 ) -> None:
-    updates = 1500 if more else _UPDATES
+    updates = 800 if more else _UPDATES
     options = (
         *more,
         *("--strategy", strategy, "--replicas", replicas, "--updates", updates, "--env-steps", "none"),

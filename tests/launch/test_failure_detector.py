@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from murmurate.fabric.processes.run_state import HandOver, RunState
+from murmurate.fabric.processes.run_state import RunState, TransferRequest
 from murmurate.fabric.processes.spawn import DIED, Exit, WorkerProcess
 from murmurate.launch.failure_detector import CAP_SECONDS, FLOOR_SECONDS, REJOINS, FailureDetector, patience
 from murmurate.recipes import recipe
@@ -113,7 +113,7 @@ def test_the_pace_is_a_high_quantile_that_one_pause_does_not_move(monkeypatch: p
     assert max(known) < 1.0
 
 
-def test_a_silent_one_in_a_synchronous_round_is_told_then_excluded_then_started_again() -> None:
+def test_a_silent_one_in_a_synchronous_round_is_reported_then_excluded_then_started_again() -> None:
     scene = Scene()
     scene.live(1.0)
     scene.silent = {1}
@@ -140,7 +140,7 @@ def test_a_slow_one_is_given_the_time_that_its_rounds_take() -> None:
     assert scene.told(1) == ["silent", "excluded"]
 
 
-def test_under_an_asynchronous_strategy_a_silent_one_is_told_and_left_alone() -> None:
+def test_under_an_asynchronous_strategy_a_silent_one_is_reported_and_left_alone() -> None:
     scene = Scene("gala")
     scene.live(1.0)
     scene.silent = {1}
@@ -152,7 +152,7 @@ def test_under_an_asynchronous_strategy_a_silent_one_is_told_and_left_alone() ->
     assert not scene.workers[1].process.killed  # type: ignore[attr-defined]
 
 
-def test_nobody_is_blamed_for_a_pause_of_everybody() -> None:
+def test_a_pause_of_all_members_is_no_silence_of_one() -> None:
     scene = Scene()
     scene.live(1.0)
     scene.now += 3600.0  # Ctrl-Z, and fg after lunch
@@ -161,7 +161,7 @@ def test_nobody_is_blamed_for_a_pause_of_everybody() -> None:
     assert scene.events == []
 
 
-def test_who_is_being_built_or_has_finished_is_not_silent() -> None:
+def test_a_member_that_is_being_built_or_has_finished_is_not_silent() -> None:
     scene = Scene()
     scene.silent = {0, 1}
     scene.run_state.heartbeat(0)
@@ -206,7 +206,7 @@ def test_the_excluded_come_back_a_few_times_unasked() -> None:
 
 
 @pytest.mark.parametrize("end", ["due", "finished"])
-def test_nobody_is_started_again_when_the_run_is_over_and_joiners_are_sent_away(end: str) -> None:
+def test_no_member_is_started_again_when_the_run_is_over_and_joiners_are_sent_away(end: str) -> None:
     scene = Scene("gala", restarts=9)
     scene.live(0.5)
     scene.die(1)
@@ -222,22 +222,22 @@ def test_nobody_is_started_again_when_the_run_is_over_and_joiners_are_sent_away(
     assert scene.run_state.incarnation(1) == 1
 
 
-def test_a_hand_over_waits_for_a_joiner_that_is_ready_and_for_a_checkpoint_to_be_whole() -> None:
+def test_a_state_transfer_waits_for_a_joiner_that_is_ready_and_for_a_checkpoint_to_be_whole() -> None:
     scene = Scene("gala", restarts=1)
     scene.die(1)
     scene.live(0.2)
-    assert scene.run_state.hand_over == 0
+    assert scene.run_state.transfer_request == 0
     scene.run_state.ready(1)
     scene.coordinator.is_saving = True
     scene.live(0.2)
-    assert scene.run_state.hand_over == 0
+    assert scene.run_state.transfer_request == 0
     scene.coordinator.is_saving = False
     scene.live(0.1)
-    asked = HandOver.unpack(scene.run_state.hand_over)
-    assert asked == HandOver(1, 1, 1, 0)
+    asked = TransferRequest.unpack(scene.run_state.transfer_request)
+    assert asked == TransferRequest(1, 1, 1, 0)
     assert scene.run_state.is_alive(1)
     assert scene.coordinator.is_admitting
-    scene.run_state.gave(0, 1)
+    scene.run_state.transferred(0, 1)
     scene.run_state.enter(1)
     scene.live(0.1)
     assert scene.joined == [(1, 0)]
@@ -251,17 +251,17 @@ def test_another_donor_is_asked_when_the_first_cannot(how: str) -> None:
     scene.die(2)
     scene.run_state.ready(2)
     scene.live(0.1)
-    assert HandOver.unpack(scene.run_state.hand_over).donor == 0
+    assert TransferRequest.unpack(scene.run_state.transfer_request).donor == 0
     if how == "dies":
         scene.detector.run = dataclasses.replace(scene.detector.run, restarts=0)
         scene.die(0)
     else:
         scene.silent = {0}
     scene.live(FLOOR_SECONDS)
-    assert HandOver.unpack(scene.run_state.hand_over) == HandOver(2, 1, 2, 1)
+    assert TransferRequest.unpack(scene.run_state.transfer_request) == TransferRequest(2, 1, 2, 1)
 
 
-def test_in_rounds_a_death_during_a_hand_over_sends_the_joiner_back_to_begin_again() -> None:
+def test_in_rounds_a_death_during_a_state_transfer_sends_the_joiner_back_to_begin_again() -> None:
     scene = Scene("all-reduce", replicas=4, restarts=1)
     scene.live(0.5)
     scene.die(3)
@@ -275,7 +275,7 @@ def test_in_rounds_a_death_during_a_hand_over_sends_the_joiner_back_to_begin_aga
     assert scene.run_state.incarnation(3) == 2, "it was not its fault, and costs it no restart"
     scene.run_state.ready(3)
     scene.live(0.1)
-    assert HandOver.unpack(scene.run_state.hand_over) == HandOver(2, 2, 3, 1)
+    assert TransferRequest.unpack(scene.run_state.transfer_request) == TransferRequest(2, 2, 3, 1)
 
 
 def test_a_joiner_that_falls_silent_at_the_door_begins_again_so_that_runs_are_saved() -> None:
@@ -293,7 +293,7 @@ def test_a_joiner_that_falls_silent_at_the_door_begins_again_so_that_runs_are_sa
     assert scene.run_state.incarnation(1) == 2
 
 
-def test_the_last_living_one_has_nobody_to_be_started_again_from() -> None:
+def test_the_last_living_replica_has_no_donor_to_be_restarted_from() -> None:
     scene = Scene("gala", replicas=2, restarts=5)
     scene.live(0.5)
     scene.die(0)

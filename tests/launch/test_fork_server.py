@@ -74,7 +74,7 @@ def test_a_resume_asks_for_it_where_the_run_was_this_hosts(run: object, here: bo
     assert cli._launched_here(tmp_path / "none") is False
 
 
-def test_a_refused_command_leaves_nobody_importing(tmp_path: Path) -> None:
+def test_a_refused_command_leaves_no_process_importing(tmp_path: Path) -> None:
     with open(tmp_path / "said", "w") as said:  # a pipe would be waited for until the server has ended
         process = subprocess.Popen(
             [sys.executable, "-m", "murmurate", "train", "nonsense-gala"],

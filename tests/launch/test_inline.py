@@ -96,15 +96,15 @@ def test_every_strategy_trains_saves_and_goes_on(strategy: str, tmp_path: Path) 
         assert mine[-1]["env_steps"] == checkpoint.read_part(last, rank)["env_steps"]
 
 
-def test_a_run_whose_centre_refuses_everything_says_so(
+def test_a_run_whose_centre_refuses_everything_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Master, "accepts", lambda self, x: False)
+    monkeypatch.setattr(Master, "is_valid", lambda self, x: False)
     finish = train(short("dpsgd", updates=30), tmp_path / "x")
     said = [r["message"] for r in records(tmp_path / "x") if r.get("event") == "warning"]
     assert finish.summary["refused"] > 0
     assert len(said) == 1
-    assert re.search("the centre has refused all .* for 'a2c'.* what it was at the start", said[0])
+    assert re.search("the centre has refused all .* for 'a2c'.* has not changed", said[0])
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_run_whose_centre_refuses_everything_says_so(
     ],
 )
 @pytest.mark.parametrize("start", [train, functools.partial(simulate, cluster=Cluster(), quiet=True)])
-def test_a_run_of_which_the_centre_hears_nothing_says_so(
+def test_a_run_of_which_the_centre_hears_nothing_is_reported(
     start: Any, name: str, options: dict[str, int], updates: int, remedy: str | None, tmp_path: Path
 ) -> None:
     run = short(strategies()[name](**options), updates=updates)
@@ -125,7 +125,7 @@ def test_a_run_of_which_the_centre_hears_nothing_says_so(
     said = [r["message"] for r in records(tmp_path / "run") if r.get("event") == "warning"]
     assert len(said) == (remedy is not None)
     for words in said:
-        assert re.search(f"no update of 'a2c' .* what it was at the start.*--updates.*{remedy}", words)
+        assert re.search(f"no update of 'a2c' .* has not changed.*--updates.*{remedy}", words)
 
 
 @pytest.mark.parametrize("strategy", ["all-reduce", "local-sgd", "solo"])

@@ -89,7 +89,7 @@ def test_one_that_holds_up_a_round_is_excluded_and_the_others_stop_and_save(tmp_
     assert checkpoint.parts(folder / "checkpoints" / "last") == [0]
 
 
-def test_when_nobody_stops_the_run_fails_and_the_last_checkpoint_is_kept(
+def test_when_no_member_stops_the_run_fails_and_the_last_checkpoint_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutdown, "STOP_DEADLINE_SECONDS", 1.0)

@@ -54,7 +54,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         ("the centre", False),
     ],
 )
-def test_who_dies_is_replaced_unless_the_run_is_over(case: str, replaced: bool) -> None:
+def test_a_member_that_dies_is_replaced_unless_the_run_is_over(case: str, replaced: bool) -> None:
     run = dataclasses.replace(
         recipe("cartpole-gala"),
         strategy=strategies()["parameter-server"](),

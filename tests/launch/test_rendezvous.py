@@ -80,7 +80,7 @@ def test_the_leaders_announcement_reaches_the_others_and_its_code_ends_them(serv
     assert code() == 143
 
 
-def test_who_has_finished_waits_for_the_others_as_long_as_the_leader_lives(
+def test_a_member_that_has_finished_waits_for_the_others_as_long_as_the_leader_lives(
     server: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hours = iter(range(100))
@@ -112,7 +112,7 @@ def test_a_refusal_of_the_leader_is_one_for_all(server: TCPStore) -> None:
         announced()
 
 
-def test_those_who_do_not_come_are_named(server: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_that_do_not_arrive_are_named(server: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "_GATHER_SECONDS", 0.1)
     with pytest.raises(Refusal, match=r"ranks \[1, 2\] did not come"):
         Rendezvous(around(server, 0, size=3)).gather()

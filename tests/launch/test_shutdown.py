@@ -60,7 +60,7 @@ class Scene:
         ((), (0, 1, 2), (), False, DEADLINE),
     ],
 )
-def test_who_is_waited_for_and_how_long(
+def test_which_members_are_waited_for_and_how_long(
     finished: tuple[int, ...],
     dead: tuple[int, ...],
     beating: tuple[int, ...],
@@ -85,7 +85,7 @@ def test_a_stopped_one_that_goes_on_has_all_its_time_again() -> None:
     assert scene.overdue_after(()) == pytest.approx(CAP_SECONDS + DEADLINE, abs=1.5)
 
 
-def test_while_the_launcher_itself_was_stopped_nobody_was_silent() -> None:
+def test_while_the_launcher_itself_was_stopped_no_member_was_silent() -> None:
     scene = Scene()
     scene.run_state.finished(0)
     scene.run_state.finished(1)
@@ -93,7 +93,7 @@ def test_while_the_launcher_itself_was_stopped_nobody_was_silent() -> None:
     assert scene.overdue_after(()) == pytest.approx(CAP_SECONDS + DEADLINE, abs=1.5)
 
 
-def test_the_deadline_begins_anew_for_whoever_is_then_left() -> None:
+def test_the_deadline_starts_again_for_the_members_that_are_left() -> None:
     scene = Scene()
     scene.coordinator.is_due = True
     assert scene.overdue_after(()) is not NEVER

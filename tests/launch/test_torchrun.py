@@ -77,7 +77,7 @@ def test_all_reduce_gives_the_same_bits_as_the_local_launcher(tmp_path: Path) ->
     assert same(tmp_path / "ranks", tmp_path / "alone")
     assert (summary["launcher"], summary["replicas"], summary["exit"]) == ("torchrun", 2, "finished")
     assert len(set(pids.values())) == 2
-    assert said.count("All of it is in") == 1, "only rank 0 speaks"
+    assert said.count("The run is in") == 1, "only rank 0 speaks"
     assert "A death ends the run" in said, "said at the start"
 
 

@@ -61,7 +61,7 @@ class Breaks(A2C):
         return super().build(context)
 
 
-def test_the_last_words_of_a_replica_that_cannot_come_back_are_told(
+def test_the_last_error_of_a_replica_that_cannot_rejoin_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, file = tmp_path / "run", tmp_path / "gone"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from laws.problems import OPTIMIZERS, Point, Problem, Result
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.simulated.fabric import Faults, SimulatedFabric
+from murmurate.fabric.simulated.fabric import MailFaults, SimulatedFabric
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.interface import Strategy
 
@@ -79,73 +79,73 @@ class Served:
     settled: bool = True
 
 
-def is_centre(door: Any) -> bool:
-    return bool(door.rank == door.size - 1)
+def is_centre(own_fabric: Any) -> bool:
+    return bool(own_fabric.rank == own_fabric.size - 1)
 
 
 def serve_until(
-    replicator: Replicator, door: Any, cut: tuple[int, int, float] = (0, 0, 0.0)
+    replicator: Replicator, own_fabric: Any, cut: tuple[int, int, float] = (0, 0, 0.0)
 ) -> tuple[bool, dict[int, Any]]:
     """Serve until all living learners have said they are done; settle; show itself; say so.
 
     ``cut``: (number, turns, deadline_seconds): after so many turns, or when learners have ended sooner,
     settle that checkpoint too.
     """
-    ends = door.channel("ends", torch.zeros(1))
-    left, turn, kept, (number, turns, patience) = set(range(door.size - 1)), 0, {}, cut
-    while (going := bool(left & set(door.living()))) or number > 0:
+    ends = own_fabric.channel("ends", torch.zeros(1))
+    left, turn, kept, (number, turns, patience) = set(range(own_fabric.size - 1)), 0, {}, cut
+    while (going := bool(left & set(own_fabric.living()))) or number > 0:
         if number and (turn == turns or not going):
             if replicator.drain(number, patience):
                 kept[number] = replicator.state()
             number = 0
         turn += 1
         with torch.no_grad():
-            for bond in replicator.bonds.values():
-                bond.strategy.serve(bond.replica, bond.channel)
+            for bound in replicator.bound_replicas.values():
+                bound.strategy.serve(bound.replica, bound.channel)
         while (message := ends.receive("done")) is not None:
             left.discard(message.sender)
     settled = replicator.drain(LAST, PATIENCE_SECONDS)
     replicator.publish()
-    for rank in range(door.size - 1):
+    for rank in range(own_fabric.size - 1):
         ends.send(rank, "shown", torch.zeros(1))
     return settled, kept
 
 
-def finish(replicator: Replicator, door: Any) -> bool:
+def finish(replicator: Replicator, own_fabric: Any) -> bool:
     """A learner's end: its last pushes are out, and the centre has shown what has become of them."""
-    centre, ends = door.size - 1, door.channel("ends", torch.zeros(1))
+    centre, ends = own_fabric.size - 1, own_fabric.channel("ends", torch.zeros(1))
     settled = replicator.drain(LAST, PATIENCE_SECONDS)
     replicator.publish()
     ends.send(centre, "done", torch.zeros(1))
     while ends.wait("shown", 0.05) is None:
-        if centre not in door.living():
+        if centre not in own_fabric.living():
             raise FabricError(f"rank {centre} died before it had shown the end")
     return settled
 
 
-def solve(problem: Problem, strategy: Strategy, updates: int, door: Any) -> Result | Served:
+def solve(problem: Problem, strategy: Strategy, updates: int, own_fabric: Any) -> Result | Served:
     """``problem``'s net under ``strategy``: a learner's path, or what the centre came to."""
-    replicator = Replicator(strategy, door)
+    replicator = Replicator(strategy, own_fabric)
     replica = replicator.replicate(
-        "model", problem.net(door.rank), OPTIMIZERS[problem.optimizer], **problem.options()
+        "model", problem.net(own_fabric.rank), OPTIMIZERS[problem.optimizer], **problem.options()
     )
-    bond = replicator.bonds["model"]
-    if is_centre(door):
-        return keep(replicator, door)
-    result = problem._run(replica, updates, (door.rank,))
-    finish(replicator, door)
-    result.strategy = bond.strategy.state()
-    result.consensus = bond.strategy.consensus(replica, bond.channel)  # type: ignore[attr-defined]
+    bound = replicator.bound_replicas["model"]
+    if is_centre(own_fabric):
+        return keep(replicator, own_fabric)
+    result = problem._run(replica, updates, (own_fabric.rank,))
+    finish(replicator, own_fabric)
+    result.strategy = bound.strategy.state()
+    result.consensus = bound.strategy.consensus(replica, bound.channel)  # type: ignore[attr-defined]
     return result
 
 
-def keep(replicator: Replicator, door: Any, cut: tuple[int, int, float] = (0, 0, 0.0)) -> Served:
+def keep(replicator: Replicator, own_fabric: Any, cut: tuple[int, int, float] = (0, 0, 0.0)) -> Served:
     """The centre's whole life."""
-    (bond,) = replicator.bonds.values()
-    bond.channel = Watched(bond.channel)
-    settled, cuts = serve_until(replicator, door, cut)
-    params, state = bond.replica.params.detach().clone(), bond.replica.state()
-    return Served(params, state, bond.strategy.state(), bond.channel, cuts, settled)
+    (bound,) = replicator.bound_replicas.values()
+    bound.channel = Watched(bound.channel)
+    settled, cuts = serve_until(replicator, own_fabric, cut)
+    params, state = bound.replica.params.detach().clone(), bound.replica.state()
+    return Served(params, state, bound.strategy.state(), bound.channel, cuts, settled)
 
 
 # -- exact sums: gradients of whole numbers, rates of powers of two ------------------------------------
@@ -190,28 +190,32 @@ class Exact:
     haste_seconds: float = 1e-4
     restored: tuple[Any, ...] = ()
 
-    def member(self, seed: int, door: Any) -> Learned | Served:
-        replicator = Replicator(self.strategy, door)
+    def member(self, seed: int, own_fabric: Any) -> Learned | Served:
+        replicator = Replicator(self.strategy, own_fabric)
         replica = replicator.replicate("x", Point(*START), plain)
         if self.restored:
-            replicator.load(self.restored[door.rank])
-            barrier = door.channel("barrier", torch.zeros(1))
+            replicator.load(self.restored[own_fabric.rank])
+            barrier = own_fabric.channel("barrier", torch.zeros(1))
             barrier.gather(torch.zeros(1))
             replicator.resumed()
             barrier.gather(torch.zeros(1))
-        if is_centre(door):
+        if is_centre(own_fabric):
             cut = (1 if self.saves and self.turns >= 0 else 0, self.turns, self.patience_seconds)
-            return keep(replicator, door, cut)
-        pace, exchanges, saved = np.random.default_rng([seed, door.rank]), [], None
-        for step in range(1, self.steps + door.rank + 1):
-            door.compute(pace.uniform(0, self.haste_seconds))
-            exchanges.append(replica.follow(gradient_of(door.rank)))
-            if self.saves and step == self.saves[door.rank] and replicator.drain(1, self.patience_seconds):
+            return keep(replicator, own_fabric, cut)
+        pace, exchanges, saved = np.random.default_rng([seed, own_fabric.rank]), [], None
+        for step in range(1, self.steps + own_fabric.rank + 1):
+            own_fabric.compute(pace.uniform(0, self.haste_seconds))
+            exchanges.append(replica.follow(gradient_of(own_fabric.rank)))
+            if (
+                self.saves
+                and step == self.saves[own_fabric.rank]
+                and replicator.drain(1, self.patience_seconds)
+            ):
                 saved = replicator.state()
-        settled = finish(replicator, door)
-        (bond,) = replicator.bonds.values()
+        settled = finish(replicator, own_fabric)
+        (bound,) = replicator.bound_replicas.values()
         params = replica.params.detach().clone()
-        return Learned(params, replica.clock, exchanges, bond.strategy.state(), saved, settled)
+        return Learned(params, replica.clock, exchanges, bound.strategy.state(), saved, settled)
 
     def run(self, seed: int, learners: int, **faults: Any) -> list[Any]:
         fabric = SimulatedFabric(learners + 1, seed=seed, **faults)
@@ -221,7 +225,7 @@ class Exact:
 def troubled(seed: int, learners: int, crash: bool = False) -> dict[str, Any]:
     """Delays, and mail that is lost, doubled and overtaken and mended; perhaps the death of a learner."""
     draw = np.random.default_rng([77, seed])
-    faults = Faults(loss=0.2, duplication=0.2, reordering=0.2, resend_seconds=1e-3)
+    faults = MailFaults(loss=0.2, duplication=0.2, reordering=0.2, resend_seconds=1e-3)
     crashes = {int(draw.integers(learners)): int(draw.integers(12, 45))} if crash else {}
     return {"latency": (0.0, 3e-4), "mail_faults": faults, "crashes": crashes}
 
@@ -239,19 +243,19 @@ def check_exchanges(exchanges: list[Any], size: int) -> None:
 # -- the centre's death --------------------------------------------------------------------------------
 
 
-def until_told(strategy: Strategy, door: Any) -> tuple[float, str]:
+def until_told(strategy: Strategy, own_fabric: Any) -> tuple[float, str]:
     """(virtual seconds, what the error said) of a learner that goes on until it hears of the death."""
-    replicator = Replicator(strategy, door)
+    replicator = Replicator(strategy, own_fabric)
     replica = replicator.replicate("x", Point(*START), plain)
-    if is_centre(door):
-        keep(replicator, door)
+    if is_centre(own_fabric):
+        keep(replicator, own_fabric)
         raise RuntimeError("it was to die")
     try:
         for _ in range(100_000):
-            door.compute(1e-4)
-            replica.follow(gradient_of(door.rank))
+            own_fabric.compute(1e-4)
+            replica.follow(gradient_of(own_fabric.rank))
     except FabricError as error:
-        return door._fabric.virtual_seconds, str(error)
+        return own_fabric._fabric.virtual_seconds, str(error)
     raise RuntimeError("it went on for ever")
 
 
@@ -286,20 +290,20 @@ class LeastSquares:
     steps: int = 1000
     every: int = 5  # own updates between two looks at the own parameters
 
-    def member(self, seed: int, door: Any) -> list[Tensor] | Served:
-        replicator = Replicator(self.strategy, door)
+    def member(self, seed: int, own_fabric: Any) -> list[Tensor] | Served:
+        replicator = Replicator(self.strategy, own_fabric)
         start = torch.zeros_like(GOAL)
         replica = replicator.replicate("x", Point(*start.tolist()), lambda p: torch.optim.SGD(p, lr=self.eta))
-        if is_centre(door):
-            return keep(replicator, door)
-        noise = torch.Generator().manual_seed(1000 * seed + door.rank)
+        if is_centre(own_fabric):
+            return keep(replicator, own_fabric)
+        noise = torch.Generator().manual_seed(1000 * seed + own_fabric.rank)
         looks = []
         for step in range(self.steps):
             xi = torch.randn(len(GOAL), generator=noise, dtype=torch.float64)
             replica.follow(CURVATURES * (replica.params.detach() - GOAL) + self.sigma * xi)
             if (step + 1) % self.every == 0 and step > self.steps // 3:
                 looks.append(replica.params.detach() - GOAL)
-        finish(replicator, door)
+        finish(replicator, own_fabric)
         return looks
 
     def run(self, learners: int, seed: int = 0) -> tuple[list[Tensor], Served]:

@@ -96,23 +96,25 @@ class Gossip:
     haste: float = 2e-5  # virtual seconds a gradient takes at most
     latency: float = 1e-4  # virtual seconds a message takes at most
 
-    def member(self, seed: int, door) -> list[tuple[int, int, int]]:
+    def member(self, seed: int, own_fabric) -> list[tuple[int, int, int]]:
         strategy = GALA(topology=self.topology, staleness_bound=self.staleness_bound)
-        replica = Replicator(strategy, door).replicate("x", Point(1.0, -0.5, 2.0, 0.0, 1.5), self.optimizer)
+        replica = Replicator(strategy, own_fabric).replicate(
+            "x", Point(1.0, -0.5, 2.0, 0.0, 1.5), self.optimizer
+        )
         update = replica.update
 
         def noted_update() -> None:
             before = replica.params.detach().clone()
             update()
-            door.note("update", (replica.params.detach() - before).numpy())
+            own_fabric.note("update", (replica.params.detach() - before).numpy())
 
         replica.update = noted_update
-        pace = np.random.default_rng([seed, door.rank])
-        door.note("start", replica.params.detach().numpy().copy())
+        pace = np.random.default_rng([seed, own_fabric.rank])
+        own_fabric.note("start", replica.params.detach().numpy().copy())
         for step in range(self.updates):
-            door.compute(pace.uniform(0, self.haste))
-            exchange = replica.follow(slope(door.rank, step, replica.params.detach()))
-            door.note("stepped", (exchange, replica.params.detach().numpy().copy()))
+            own_fabric.compute(pace.uniform(0, self.haste))
+            exchange = replica.follow(slope(own_fabric.rank, step, replica.params.detach()))
+            own_fabric.note("stepped", (exchange, replica.params.detach().numpy().copy()))
         return replica.params.detach().clone()
 
     def run(self, seed: int, **faults: object) -> SimulatedFabric:

@@ -90,7 +90,7 @@ class Bowl:
         strategy = PullGossip(mixing=self.beta, with_self=True, seed=seed)
         replicas = []
         for rank in range(self.size):
-            replicator = Replicator(strategy, script.door(rank))
+            replicator = Replicator(strategy, script.member(rank))
             replica = replicator.replicate(
                 "x", Point(*[self.start] * self.dimension), lambda p: torch.optim.SGD(p, lr=self.alpha)
             )

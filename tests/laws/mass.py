@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from laws.problems import Point, slope
-from murmurate.fabric.simulated.fabric import Faults, SimulatedFabric
+from murmurate.fabric.simulated.fabric import MailFaults, SimulatedFabric
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.push_sum import PushSum
 
@@ -89,20 +89,20 @@ class Weighed:
         return getattr(self._channel, name)
 
 
-def weighed(strategy: PushSum, door, ledger: Ledger, start: np.ndarray, make_optimizer):
+def weighed(strategy: PushSum, own_fabric, ledger: Ledger, start: np.ndarray, make_optimizer):
     """(replicator, replica) of one member that starts at ``start`` [d] and enters all into ``ledger``."""
-    replicator = Replicator(strategy, door)
+    replicator = Replicator(strategy, own_fabric)
     replica = replicator.replicate("x", Point(*[0.0] * DIMENSION), make_optimizer)
-    bond = replicator.bonds["x"]
+    bound = replicator.bound_replicas["x"]
     replica.params.data.copy_(torch.from_numpy(start))
-    bond.strategy.attach(replica, bond.channel)
-    bond.channel = Weighed(bond.channel, ledger)
-    ledger.strategies[door.rank] = bond.strategy
-    ledger.put_in = ledger.put_in + ledger.has(door.rank)
-    on_member, update = bond.strategy.on_member, replica.update
+    bound.strategy.attach(replica, bound.channel)
+    bound.channel = Weighed(bound.channel, ledger)
+    ledger.strategies[own_fabric.rank] = bound.strategy
+    ledger.put_in = ledger.put_in + ledger.has(own_fabric.rank)
+    on_member, update = bound.strategy.on_member, replica.update
 
     def told(event):
-        ledger.told.append((door.rank, event.kind, event.rank))
+        ledger.told.append((own_fabric.rank, event.kind, event.rank))
         on_member(event)
 
     def entered():
@@ -110,7 +110,7 @@ def weighed(strategy: PushSum, door, ledger: Ledger, start: np.ndarray, make_opt
         update()
         ledger.put_in = ledger.put_in + share(replica.params.detach() - before, 0.0)
 
-    bond.strategy.on_member, replica.update = told, entered
+    bound.strategy.on_member, replica.update = told, entered
     return replicator, replica
 
 
@@ -128,8 +128,8 @@ class Shares:
     make_optimizer: Callable = sgd
     still: bool = False  # gradients of zero
     haste: float = 1e-4
-    faults: Faults = field(
-        default_factory=lambda: Faults(loss=0.2, duplication=0.2, reordering=0.3, resend_seconds=2e-4)
+    faults: MailFaults = field(
+        default_factory=lambda: MailFaults(loss=0.2, duplication=0.2, reordering=0.3, resend_seconds=2e-4)
     )
 
     def starts(self, seed: int) -> np.ndarray:
@@ -140,15 +140,15 @@ class Shares:
             return torch.zeros(DIMENSION, dtype=torch.float64)
         return slope(rank, step, replica.params.detach())
 
-    def member(self, seed: int, ledger: Ledger, door):
+    def member(self, seed: int, ledger: Ledger, own_fabric):
         strategy = PushSum(topology=self.topology)
-        start = self.starts(seed)[door.rank]
-        _, replica = weighed(strategy, door, ledger, start, self.make_optimizer)
-        pace = np.random.default_rng([seed, door.rank])
+        start = self.starts(seed)[own_fabric.rank]
+        _, replica = weighed(strategy, own_fabric, ledger, start, self.make_optimizer)
+        pace = np.random.default_rng([seed, own_fabric.rank])
         exchanges = []
         for step in range(self.updates):
-            door.compute(pace.uniform(0, self.haste))
-            exchanges.append(replica.follow(self.gradient(door.rank, step, replica)))
+            own_fabric.compute(pace.uniform(0, self.haste))
+            exchanges.append(replica.follow(self.gradient(own_fabric.rank, step, replica)))
             ledger.check()
         return exchanges, replica.params.detach().numpy().copy()
 

@@ -96,14 +96,14 @@ class Problem:
         replica = Replica("model", self.net(), OPTIMIZERS[self.optimizer], **self.options())
         return self._run(replica, updates, tuple(ranks))
 
-    def learn(self, strategy: Strategy, updates: int, door: Any) -> Result:
-        """What member ``door.rank`` does: its own batches, one strategy step each."""
-        replicator = Replicator(strategy, door)
+    def learn(self, strategy: Strategy, updates: int, fabric: Any) -> Result:
+        """What member ``fabric.rank`` does: its own batches, one strategy step each."""
+        replicator = Replicator(strategy, fabric)
         replica = replicator.replicate(
-            "model", self.net(door.rank), OPTIMIZERS[self.optimizer], **self.options()
+            "model", self.net(fabric.rank), OPTIMIZERS[self.optimizer], **self.options()
         )
-        result = self._run(replica, updates, (door.rank,))
-        result.strategy = replicator.bonds["model"].strategy.state()
+        result = self._run(replica, updates, (fabric.rank,))
+        result.strategy = replicator.bound_replicas["model"].strategy.state()
         return result
 
     def _run(self, replica: Replica, updates: int, ranks: tuple[int, ...], start: int = 0) -> Result:

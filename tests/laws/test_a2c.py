@@ -59,13 +59,13 @@ def trajectory(spec, config, rank, step):
     )
 
 
-def learn(world, strategy, door):
+def learn(world, strategy, fabric):
     spec, config = world
-    replicator = Replicator(strategy, door)
+    replicator = Replicator(strategy, fabric)
     agent = config.build(Context(spec, replicator.replicate, 3, updates=UPDATES))
     path = []
     for step in range(UPDATES):
-        agent.learn(Batch(trajectory(spec, config, door.rank, step)))
+        agent.learn(Batch(trajectory(spec, config, fabric.rank, step)))
         path.append(agent.replica.params.detach().clone())
     agent.replica.check()
     return path, agent.replica.state()
@@ -110,8 +110,8 @@ def test_all_reduce_learns_as_one_on_all_trajectories(name, size):
     spec, config = WORLDS[name]
     found = SimulatedFabric(size, seed=1).run([functools.partial(learn, (spec, config), AllReduce())] * size)
 
-    def whole(door):
-        agent = config.build(Context(spec, Replicator(Solo(), door).replicate, 3, updates=UPDATES))
+    def whole(fabric):
+        agent = config.build(Context(spec, Replicator(Solo(), fabric).replicate, 3, updates=UPDATES))
         for step in range(UPDATES):
             parts = [trajectory(spec, config, rank, step) for rank in range(size)]
             agent.learn(Batch(joined(parts)))

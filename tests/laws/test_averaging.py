@@ -110,7 +110,7 @@ class TestLocalSGD:
                 agreed = all(torch.equal(x, vectors[0]) for x in vectors)
                 assert agreed == (step % 3 == 0)
 
-    def test_exchange_says_the_round_who_was_heard_and_the_steps_since(self):
+    def test_exchange_has_the_round_the_number_heard_and_the_steps_since(self):
         (found, *_) = together(LocalSGD(period=3), Problem(), 2, updates=7)
         expected = [(0, 1, 1), (0, 1, 2), (1, 2, 0), (1, 1, 1), (1, 1, 2), (2, 2, 0), (2, 1, 1)]
         assert [tuple(e) for e in found.exchanges] == expected
@@ -145,12 +145,12 @@ class TestLocalSGD:
 _STEPS, _INNER = 14, 0.1
 
 
-def descend_slopes(strategy, door):
-    replica = Replicator(strategy, door).replicate(
+def descend_slopes(strategy, member):
+    replica = Replicator(strategy, member).replicate(
         "x", Point(2.0, -1.0, 0.5), lambda p: torch.optim.SGD(p, lr=_INNER)
     )
     for step in range(_STEPS):
-        replica.follow(slope(door.rank, step, replica.params.detach()))
+        replica.follow(slope(member.rank, step, replica.params.detach()))
     return replica.params.detach().clone()
 
 

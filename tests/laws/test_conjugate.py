@@ -137,14 +137,14 @@ def test_a_full_step_on_all_rows_is_the_exact_coordinate_update(kind):
     it = learner(variant(kind, **FULL_STEPS))
     bishop, step = Bishop(it.model), Batch(table())
     for _ in range(3):
-        found = it.found()
+        found = it.estimate()
         before = [tuple(part[k].numpy() for part in _bishops(found)) for k in range(K)]
         r = bishop.responsibilities(before)
         np.testing.assert_allclose(found.responsibilities(table()).numpy(), r, atol=1e-8)
         wanted = bishop.update(r)
         it.learn(step)
         for k in range(K):
-            for part, right in zip(_bishops(it.found()), wanted[k], strict=True):
+            for part, right in zip(_bishops(it.estimate()), wanted[k], strict=True):
                 np.testing.assert_allclose(part[k].numpy(), right, rtol=1e-9, atol=1e-8)
 
 
@@ -196,12 +196,12 @@ def test_the_bound_of_one_component_is_the_evidence(kind):
     few = table().select(range(15))
     it.examples = len(few)
     it.learn(Batch(few))
-    nothing = it.model.found(torch.zeros_like(it.values()))
+    nothing = it.model.estimate(torch.zeros_like(it.values()))
     assert float(divergence(nothing.posterior, it.model.prior)) == pytest.approx(0, abs=1e-9)
     evidence, seen = 0.0, torch.zeros_like(it.values())
     for row in range(len(few)):
         one = few.select([row])
-        evidence += float(it.model.found(seen).log_likelihood(one))
+        evidence += float(it.model.estimate(seen).log_likelihood(one))
         rows, _ = it.model.statistics(it.model.expected(seen, 1.0, one), one, 1.0)
         seen += rows.values
     assert it.elbo(few) == pytest.approx(evidence, rel=1e-9)
@@ -224,28 +224,30 @@ def test_held_out_rows_are_as_likely_as_under_scikit_learns(kind, theirs):
     for batch in batches(count=200):
         it.learn(batch)
     held = table(800, seed=1)
-    assert float(it.found().bounds(held).mean()) == pytest.approx(other.score(held.values), rel=0.02)
-    assert float(it.found().log_likelihood(held).mean()) == pytest.approx(other.score(held.values), rel=0.02)
-    np.testing.assert_allclose(sorted(it.found().weights), sorted(other.weights_), atol=0.03)
+    assert float(it.estimate().bounds(held).mean()) == pytest.approx(other.score(held.values), rel=0.02)
+    assert float(it.estimate().log_likelihood(held).mean()) == pytest.approx(
+        other.score(held.values), rel=0.02
+    )
+    np.testing.assert_allclose(sorted(it.estimate().weights), sorted(other.weights_), atol=0.03)
 
 
 # -- strategies ----------------------------------------------------------------------------------------------
 
 
-def work(strategy, count, door, model=MODELS["full"], rows=table):
+def work(strategy, count, fabric, model=MODELS["full"], rows=table):
     torch.set_num_threads(1)
-    replicator = Replicator(strategy, door)
+    replicator = Replicator(strategy, fabric)
     it = learner(model, replicator.replicate, rows=rows)
-    if strategy.centre and is_centre(door):
-        serve_until(replicator, door)
+    if strategy.centre and is_centre(fabric):
+        serve_until(replicator, fabric)
         return replicator.consensus()["mixture"]
-    for batch in batches(door.rank, count=count, rows=rows):
+    for batch in batches(fabric.rank, count=count, rows=rows):
         it.learn(batch)
     if strategy.centre:
-        finish(replicator, door)
+        finish(replicator, fabric)
     else:
         replicator.publish()
-        door.channel("end", torch.zeros(1)).mean_(torch.zeros(1))
+        fabric.channel("end", torch.zeros(1)).mean_(torch.zeros(1))
     return replicator.consensus()["mixture"]
 
 
@@ -262,8 +264,8 @@ def test_replicas_on_real_processes_find_components_together(strategy):
     with torch.no_grad():
         it.replica.params.copy_(found)
     held = table(800, seed=1)
-    wanted = float(alone.found().log_likelihood(held).mean())
-    assert float(it.found().log_likelihood(held).mean()) == pytest.approx(wanted, rel=0.02)
+    wanted = float(alone.estimate().log_likelihood(held).mean())
+    assert float(it.estimate().log_likelihood(held).mean()) == pytest.approx(wanted, rel=0.02)
     assert float(it.values()[:, 0].sum()) == pytest.approx(ROWS, rel=0.05)  # all rows have a component
 
 
@@ -273,14 +275,14 @@ def test_pushes_of_nearly_all_components_are_taken():
     part = functools.partial(work, DPSGD(threads=1, local_updates=3), 60, model=model, rows=wide)
     found, *_ = SimulatedFabric(3, seed=0).run([part] * 3)
     it, alone = (learner(model, rows=wide) for _ in range(2))
-    start = float(it.found().log_likelihood(wide()).mean())
+    start = float(it.estimate().log_likelihood(wide()).mean())
     for batch in batches(count=120, rows=wide):
         alone.learn(batch)
     with torch.no_grad():
         it.replica.params.copy_(found)
-    wanted = float(alone.found().log_likelihood(wide()).mean())
+    wanted = float(alone.estimate().log_likelihood(wide()).mean())
     assert wanted > start + 0.1
-    assert float(it.found().log_likelihood(wide()).mean()) == pytest.approx(wanted, rel=0.02)
+    assert float(it.estimate().log_likelihood(wide()).mean()) == pytest.approx(wanted, rel=0.02)
     assert float(it.values()[:, 0].sum()) == pytest.approx(ROWS, rel=0.05)
 
 

@@ -44,7 +44,7 @@ from murmurate.replica.vector import Replica
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.parameter_server import ParameterServer
-from strategies.desk import Company
+from strategies.manual_fabric import Company
 
 UPDATES = 8
 SHARED = [name for name in OPTIMIZERS if name != "dampened"]
@@ -81,16 +81,16 @@ class TestSolo:
         def gradient(step):
             return torch.randn(64, generator=torch.Generator().manual_seed(step))
 
-        def member(door):
-            replicator = Replicator(PLAIN, door)
+        def member(own_fabric):
+            replicator = Replicator(PLAIN, own_fabric)
             replica = replicator.replicate("x", Narrow(), OPTIMIZERS[optimizer])
-            if is_centre(door):
-                return keep(replicator, door)
+            if is_centre(own_fabric):
+                return keep(replicator, own_fabric)
             path = []
             for step in range(rounds):
                 replica.follow(gradient(step))
                 path.append(replica.params.detach().clone())
-            finish(replicator, door)
+            finish(replicator, own_fabric)
             return path
 
         path, _ = SimulatedFabric(2, seed=0).run([member] * 2)
@@ -113,16 +113,16 @@ class Narrow(torch.nn.Module):
 # -- asynchronous SGD -------------------------------------------------------------------------------------
 
 
-def follow_slopes(strategy, rate, steps, door):
-    replicator = Replicator(strategy, door)
+def follow_slopes(strategy, rate, steps, own_fabric):
+    replicator = Replicator(strategy, own_fabric)
     replica = replicator.replicate("x", Point(*START), lambda p: torch.optim.SGD(p, lr=rate))
-    if is_centre(door):
-        return keep(replicator, door)
-    pace = np.random.default_rng([9, door.rank])
+    if is_centre(own_fabric):
+        return keep(replicator, own_fabric)
+    pace = np.random.default_rng([9, own_fabric.rank])
     for step in range(steps):
-        door.compute(pace.uniform(0, 3e-4))
-        replica.follow(slope(door.rank, step, replica.params.detach()))
-    finish(replicator, door)
+        own_fabric.compute(pace.uniform(0, 3e-4))
+        replica.follow(slope(own_fabric.rank, step, replica.params.detach()))
+    finish(replicator, own_fabric)
     return replica.params.detach().clone()
 
 
@@ -181,25 +181,25 @@ def test_under_the_very_same_schedule_both_come_to_the_same(seed):
 # -- lock-free SGD ----------------------------------------------------------------------------------------
 
 
-def noted(problem, strategy, door):
+def noted(problem, strategy, own_fabric):
     """Learn, and put into the log each gradient as it enters an update, and the step count it sees."""
-    replicator = Replicator(strategy, door)
+    replicator = Replicator(strategy, own_fabric)
     replica = replicator.replicate(
-        "model", problem.net(door.rank), OPTIMIZERS[problem.optimizer], **problem.options()
+        "model", problem.net(own_fabric.rank), OPTIMIZERS[problem.optimizer], **problem.options()
     )
-    if is_centre(door):
-        return keep(replicator, door)
+    if is_centre(own_fabric):
+        return keep(replicator, own_fabric)
     update = replica.update
 
     def noted_update():
-        door.note("update", (replica.grad.clone(), replica.steps_taken()))
+        own_fabric.note("update", (replica.grad.clone(), replica.steps_taken()))
         update()
 
     replica.update = noted_update
-    result = problem._run(replica, UPDATES, (door.rank,))
-    finish(replicator, door)
+    result = problem._run(replica, UPDATES, (own_fabric.rank,))
+    finish(replicator, own_fabric)
     result.state = replica.state()
-    result.strategy = replicator.bonds["model"].strategy.state()
+    result.strategy = replicator.bound_replicas["model"].strategy.state()
     return result
 
 
@@ -230,8 +230,8 @@ def test_one_node_is_hogwild_to_the_bit(optimizer, wait):
 
 
 def test_moments_are_one_within_a_node_and_apart_between_nodes():
-    def member(door):
-        replicator = Replicator(DPSGD(global_learning_rate=1.0, threads=2), door)
+    def member(own_fabric):
+        replicator = Replicator(DPSGD(global_learning_rate=1.0, threads=2), own_fabric)
         return replicator.replicate("x", Point(*START), OPTIMIZERS["rmsprop"])
 
     replicas = SimulatedFabric(5, seed=0).run([member] * 5)
@@ -269,7 +269,7 @@ def learned(clocks, ranks):
 
 class TestUnderFaults:
     @pytest.mark.parametrize("strategy", KINDS, ids=NAMES)
-    def test_v_is_the_sum_of_what_was_folded_and_nobody_hangs(self, strategy):
+    def test_v_is_the_sum_of_what_was_folded_and_no_member_hangs(self, strategy):
         """60 schedules a kind with delays and faults, in half of which a learner dies, leaders too."""
         learners, start = 4, torch.tensor(START, dtype=torch.float64)
         died, led_on, refusals = 0, 0, 0
@@ -301,7 +301,7 @@ class TestUnderFaults:
         assert bool(refusals) == bool(strategy.delay_bound)
         assert bool(led_on) == (strategy.threads > 1)
 
-    def test_the_masters_death_is_told_to_every_thread(self):
+    def test_the_masters_death_is_an_error_for_every_thread(self):
         for strategy in (
             PLAIN,
             DPSGD(global_learning_rate=1.0, threads=2, local_updates=3),
@@ -309,7 +309,7 @@ class TestUnderFaults:
         ):
             check_death_is_told(strategy, 3, range(12))
 
-    def test_fewer_nodes_than_m_hold_nobody_up(self):
+    def test_fewer_nodes_than_m_delay_no_member(self):
         strategy = DPSGD(global_learning_rate=1.0, threads=1, local_updates=1, batch=5, wait=True)
         one, two, centre = Exact(strategy, steps=10).run(0, 2)
         assert one.exchanges[-1].round == 10
@@ -421,24 +421,24 @@ class TestLeastSquares:
 # -- real processes ---------------------------------------------------------------------------------------
 
 
-def race(deadly, door):
+def race(deadly, own_fabric):
     """60 updates each, on two nodes of two; if ``deadly`` rank 0, which leads, is killed after 20."""
-    replicator = Replicator(DPSGD(global_learning_rate=1.0, threads=2, local_updates=3), door)
+    replicator = Replicator(DPSGD(global_learning_rate=1.0, threads=2, local_updates=3), own_fabric)
     replica = replicator.replicate("x", Point(*START), plain)
-    bond = replicator.bonds["x"]
-    if is_centre(door):
-        served = keep(replicator, door)
+    bound = replicator.bound_replicas["x"]
+    if is_centre(own_fabric):
+        served = keep(replicator, own_fabric)
         return served.params, [(s, x, n) for s, _, x, n in served.watched.received], served.settled
     exchanges = []
     for step in range(60):
-        exchanges.append(replica.follow(gradient_of(door.rank)))
+        exchanges.append(replica.follow(gradient_of(own_fabric.rank)))
         if deadly and step == 20:
-            if door.rank == 0:
+            if own_fabric.rank == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-            while 0 in door.living():
-                bond.channel.wait("nothing", 0.001)
-    finish(replicator, door)
-    return exchanges, bond.strategy.consensus(replica, bond.channel), bond.strategy.state()
+            while 0 in own_fabric.living():
+                bound.channel.wait("nothing", 0.001)
+    finish(replicator, own_fabric)
+    return exchanges, bound.strategy.consensus(replica, bound.channel), bound.strategy.state()
 
 
 @pytest.mark.parametrize("deadly", [False, True])

@@ -136,7 +136,7 @@ def test_a_death_in_common_rounds_pulls_by_the_living():
 
 class TestUnderFaults:
     @pytest.mark.parametrize("strategy", KINDS, ids=NAMES)
-    def test_the_sum_with_the_centre_is_what_was_learned_and_nobody_hangs(self, strategy):
+    def test_the_sum_with_the_centre_is_what_was_learned_and_no_member_hangs(self, strategy):
         """70 schedules a kind, in half of which a learner dies; the rest of it is what the dead one had."""
         learners, died = 3, 0
         start = torch.tensor(START, dtype=torch.float64)
@@ -164,7 +164,7 @@ class TestUnderFaults:
             torch.testing.assert_close(centre.params, x, rtol=0, atol=1e-12)
         assert died >= 20
 
-    def test_the_centres_death_is_told_to_every_learner(self):
+    def test_the_centres_death_is_an_error_for_every_learner(self):
         for strategy in (*KINDS[:2], Elastic(period=50)):
             check_death_is_told(strategy, 3, range(12))
 
@@ -244,12 +244,12 @@ class TestLeastSquares:
         assert measured == pytest.approx(over_curvatures(ball), rel=0.1)
 
 
-def rounds(problem, door):
+def rounds(problem, member):
     """``problem``'s learner where there is no centre: distances to the goal over time."""
-    replica = Replicator(problem.strategy, door).replicate(
+    replica = Replicator(problem.strategy, member).replicate(
         "x", Point(*[0.0] * len(GOAL)), lambda p: torch.optim.SGD(p, lr=problem.eta)
     )
-    noise = torch.Generator().manual_seed(door.rank)
+    noise = torch.Generator().manual_seed(member.rank)
     looks = []
     for step in range(problem.steps):
         xi = torch.randn(len(GOAL), generator=noise, dtype=torch.float64)

@@ -147,20 +147,20 @@ class InStep:
         return getattr(self._channel, name)
 
 
-def mix_only(starts, name, rounds, averaging, door):
+def mix_only(starts, name, rounds, averaging, member):
     """``rounds`` steps on zero gradients from ``starts[rank]``; who is not ``averaging`` only publishes."""
-    replicator = Replicator(GALA(topology=name), door)
+    replicator = Replicator(GALA(topology=name), member)
     replica = replicator.replicate("x", Point(*[0.0] * starts.shape[1]), lambda p: torch.optim.SGD(p, lr=1.0))
-    replica.params.data.copy_(torch.from_numpy(starts[door.rank]))
-    bond = replicator.bonds["x"]
-    bond.channel = InStep(bond.channel, door.channel("barrier", torch.zeros(1)))
+    replica.params.data.copy_(torch.from_numpy(starts[member.rank]))
+    bound = replicator.bound_replicas["x"]
+    bound.channel = InStep(bound.channel, member.channel("barrier", torch.zeros(1)))
     path = []
     for _ in range(rounds):
-        if door.rank in averaging:
+        if member.rank in averaging:
             replica.follow(torch.zeros(len(replica), dtype=torch.float64))
         else:
-            bond.channel.publish(replica.params)
-        bond.channel.meet()
+            bound.channel.publish(replica.params)
+        bound.channel.meet()
         path.append(replica.params.detach().numpy().copy())
     return path
 
@@ -253,16 +253,16 @@ def turned(direction, matrix, rounds):
     return np.stack(path)
 
 
-def pushed_apart(gradients, name, alpha, door):
+def pushed_apart(gradients, name, alpha, member):
     """Synchronous rounds from equal starts: member i follows ``gradients[round, i]``."""
-    replicator = Replicator(GALA(topology=name), door)
+    replicator = Replicator(GALA(topology=name), member)
     replica = replicator.replicate("x", Point(0.0), lambda p: torch.optim.SGD(p, lr=alpha))
-    bond = replicator.bonds["x"]
-    bond.channel = InStep(bond.channel, door.channel("barrier", torch.zeros(1)))
+    bound = replicator.bound_replicas["x"]
+    bound.channel = InStep(bound.channel, member.channel("barrier", torch.zeros(1)))
     path = []
-    for gradient in gradients[:, door.rank]:
+    for gradient in gradients[:, member.rank]:
         replica.follow(torch.tensor([gradient], dtype=torch.float64))
-        bond.channel.meet()
+        bound.channel.meet()
         path.append(replica.params.item())
     return path
 

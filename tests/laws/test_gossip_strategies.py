@@ -11,7 +11,7 @@ import torch
 from laws.mass import Shares
 from laws.problems import Point, Problem, same, slope
 from laws.test_solo import UPDATES, alone, solo, variant, words
-from murmurate.fabric.simulated.fabric import Crashed, Faults, Partition, SimulatedFabric
+from murmurate.fabric.simulated.fabric import Crashed, MailFaults, Partition, SimulatedFabric
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.gala import GALA
 from murmurate.strategies.pull_gossip import PullGossip
@@ -59,11 +59,11 @@ def test_alone_it_is_always_in_agreement_with_itself(strategy):
 # -- mixing alone -----------------------------------------------------------------------------------
 
 
-def mixing_alone(strategy, starts, rounds, door):
+def mixing_alone(strategy, starts, rounds, member):
     """[rounds, d]: zero gradients, in common rounds: nobody goes on before all have stepped."""
-    replicator = Replicator(strategy, door)
+    replicator = Replicator(strategy, member)
     replica = replicator.replicate("x", Point(*[0.0] * starts.shape[1]), lambda p: torch.optim.SGD(p, lr=1.0))
-    replica.params.data.copy_(torch.from_numpy(starts[door.rank]))
+    replica.params.data.copy_(torch.from_numpy(starts[member.rank]))
     path = []
     for _ in range(rounds):
         replica.follow(torch.zeros(len(replica), dtype=torch.float64))
@@ -135,7 +135,7 @@ FAULTY = {
 def faulty(size, seed):
     """Another fault, or three, for each schedule: late, lost, doubled, overtaken mail, a crash, a cut."""
     drawn = np.random.default_rng([17, seed])
-    faults = Faults(
+    faults = MailFaults(
         loss=drawn.choice([0.0, 0.3]),
         duplication=drawn.choice([0.0, 0.3]),
         reordering=drawn.choice([0.0, 0.5]),
@@ -154,15 +154,15 @@ def faulty(size, seed):
     )
 
 
-def learning(strategy, updates, seen, door):
+def learning(strategy, updates, seen, member):
     """Learn at a pace of one's own; a log of each step's vector before and after, and its exchange."""
-    replicator = Replicator(strategy, door)
+    replicator = Replicator(strategy, member)
     replica = replicator.replicate("x", Point(1.0, -0.5), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5))
-    pace = np.random.default_rng([door.rank, updates])
+    pace = np.random.default_rng([member.rank, updates])
     exchanges = []
     for step in range(updates):
-        door.compute(pace.uniform(0, 1e-4))
-        exchanges.append(replica.follow(slope(door.rank, step, replica.params.detach())))
+        member.compute(pace.uniform(0, 1e-4))
+        exchanges.append(replica.follow(slope(member.rank, step, replica.params.detach())))
         seen.append(replica.params.detach().numpy().copy())
     replicator.publish()
     return exchanges, replica.params.detach().numpy().copy()
@@ -210,16 +210,16 @@ def check_counters(exchanges, size):
             assert after == before + 1
 
 
-def staying(strategy, updates, door):
-    replicator = Replicator(strategy, door)
+def staying(strategy, updates, member):
+    replicator = Replicator(strategy, member)
     replica = replicator.replicate("x", Point(0.0), lambda p: torch.optim.SGD(p, lr=1.0))
-    replica.params.data.fill_(float(door.rank))
-    bond = replicator.bonds["x"]
-    bond.strategy.attach(replica, bond.channel)
-    pace = np.random.default_rng([door.rank, updates])
+    replica.params.data.fill_(float(member.rank))
+    bound = replicator.bound_replicas["x"]
+    bound.strategy.attach(replica, bound.channel)
+    pace = np.random.default_rng([member.rank, updates])
     path = [replica.params.item()]
     for _ in range(updates):
-        door.compute(pace.uniform(0, 1e-4))
+        member.compute(pace.uniform(0, 1e-4))
         replica.follow(torch.zeros(1, dtype=torch.float64))
         path.append(replica.params.item())
     return path
@@ -230,7 +230,7 @@ AVERAGES = FAULTY | {"synchronous push, turning": TURNING, "push-sum": PushSum()
 
 
 @pytest.mark.parametrize("strategy", AVERAGES.values(), ids=AVERAGES)
-def test_without_gradients_nobody_leaves_the_hull_of_the_starts(strategy):
+def test_without_gradients_no_member_leaves_the_hull_of_the_starts(strategy):
     """Whatever is lost, late or dead: a mix is an average of what some member was."""
     nearer = 0
     for seed in range(24):
@@ -298,14 +298,14 @@ SQUARES = LeastSquares()
 ALPHA = 0.1
 
 
-def fitting(strategy, seed, updates, door):
-    replicator = Replicator(strategy, door)
+def fitting(strategy, seed, updates, member):
+    replicator = Replicator(strategy, member)
     replica = replicator.replicate("x", Point(4.0, 4.0, -4.0, -4.0), lambda p: torch.optim.SGD(p, lr=ALPHA))
-    generator = torch.Generator().manual_seed(100 * seed + door.rank)
-    pace = np.random.default_rng([seed, door.rank])
+    generator = torch.Generator().manual_seed(100 * seed + member.rank)
+    pace = np.random.default_rng([seed, member.rank])
     away = []
     for _ in range(updates):
-        door.compute(pace.uniform(0, 1e-4) * (1 + door.rank % 2))
+        member.compute(pace.uniform(0, 1e-4) * (1 + member.rank % 2))
         replica.follow(SQUARES.gradient(replica.params.detach(), generator))
         away.append(float(np.square(replica.params.detach().numpy() - SQUARES.optimum).sum()))
     return away

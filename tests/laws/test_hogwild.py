@@ -22,24 +22,24 @@ UPDATES = 6
 SHARED = [name for name in OPTIMIZERS if name != "dampened"]
 
 
-def noted(problem, strategy, door):
+def noted(problem, strategy, own_fabric):
     """Learn, and put into the log each gradient as it enters an update, and the step count it sees."""
-    replicator = Replicator(strategy, door)
+    replicator = Replicator(strategy, own_fabric)
     replica = replicator.replicate(
-        "model", problem.net(door.rank), OPTIMIZERS[problem.optimizer], **problem.options()
+        "model", problem.net(own_fabric.rank), OPTIMIZERS[problem.optimizer], **problem.options()
     )
     update = replica.update
 
     def noted_update():
-        door.note("update", (replica.grad.clone(), replica.steps_taken()))
+        own_fabric.note("update", (replica.grad.clone(), replica.steps_taken()))
         update()
 
     replica.update = noted_update
-    result = problem._run(replica, UPDATES, (door.rank,))
-    fabric = replicator.bonds["model"].channel
+    result = problem._run(replica, UPDATES, (own_fabric.rank,))
+    fabric = replicator.bound_replicas["model"].channel
     fabric.mean_(torch.zeros(len(replica), dtype=replica.params.dtype))  # all have made their last update
     result.state = replica.state()
-    result.strategy = replicator.bonds["model"].strategy.state()
+    result.strategy = replicator.bound_replicas["model"].strategy.state()
     return result
 
 
@@ -70,13 +70,13 @@ def test_no_update_is_lost_and_no_count(seed):
     starts = torch.tensor([3.0, -2.0, 0.5], dtype=torch.float64)
     gradients = [torch.tensor([1.0 + r, -2.0 * r, 5.0], dtype=torch.float64) for r in range(4)]
 
-    def member(door):
-        replica = Replicator(Hogwild(), door).replicate(
+    def member(own_fabric):
+        replica = Replicator(Hogwild(), own_fabric).replicate(
             "x", Point(*starts.tolist()), lambda p: torch.optim.SGD(p, lr=0.125)
         )
         staleness = []
-        for _ in range(UPDATES + door.rank):
-            staleness.append(replica.follow(gradients[door.rank]).staleness)
+        for _ in range(UPDATES + own_fabric.rank):
+            staleness.append(replica.follow(gradients[own_fabric.rank]).staleness)
         return replica.params, staleness, replica.steps_taken
 
     found = SimulatedFabric(4, seed=seed).run([member] * 4)
@@ -94,13 +94,13 @@ def test_no_update_is_lost_and_no_count(seed):
 def test_staleness_counts_what_others_did_since_the_own_last_step():
     """From the log: who updated between a member's two steps."""
 
-    def member(door):
-        replica = Replicator(Hogwild(), door).replicate(
+    def member(own_fabric):
+        replica = Replicator(Hogwild(), own_fabric).replicate(
             "x", Point(0.0, 1.0), lambda p: torch.optim.SGD(p, lr=0.1)
         )
         for step in range(UPDATES):
-            exchange = replica.follow(slope(door.rank, step, replica.params.detach()))
-            door.note("stepped", exchange)
+            exchange = replica.follow(slope(own_fabric.rank, step, replica.params.detach()))
+            own_fabric.note("stepped", exchange)
 
     fabric = SimulatedFabric(3, seed=5)
     fabric.run([member] * 3)
@@ -121,18 +121,18 @@ def test_staleness_counts_what_others_did_since_the_own_last_step():
 def test_moments_are_one_in_shared_memory_or_one_each(optimizer, shared):
     """A momentum that rank 0 builds up moves rank 1, which has no gradient at all; or it does not."""
 
-    def member(door):
-        replicator = Replicator(Hogwild(shared_moments=shared), door)
+    def member(own_fabric):
+        replicator = Replicator(Hogwild(shared_moments=shared), own_fabric)
         replica = replicator.replicate("x", Point(0.0, 0.0), OPTIMIZERS[optimizer])
-        fabric = replicator.bonds["x"].channel
+        fabric = replicator.bound_replicas["x"].channel
         wait = functools.partial(fabric.gather, torch.zeros(2, dtype=torch.float64))
-        if door.rank == 0:
+        if own_fabric.rank == 0:
             for _ in range(5):
                 replica.follow(torch.tensor([1.0, -2.0], dtype=torch.float64))
         wait()
         moments = [v.clone() for s in replica.optimizer.state.values() for v in s.values()]
         wait()
-        if door.rank == 0:
+        if own_fabric.rank == 0:
             for s in replica.optimizer.state.values():
                 for value in s.values():
                     value.fill_(0.25)
@@ -152,11 +152,11 @@ def test_moments_are_one_in_shared_memory_or_one_each(optimizer, shared):
 
 
 def test_gradients_are_private():
-    def member(door):
-        replica = Replicator(Hogwild(), door).replicate(
+    def member(own_fabric):
+        replica = Replicator(Hogwild(), own_fabric).replicate(
             "x", Point(0.0, 0.0), lambda p: torch.optim.SGD(p, lr=0.1)
         )
-        replica.follow(torch.full((2,), 1.0 + door.rank, dtype=torch.float64))
+        replica.follow(torch.full((2,), 1.0 + own_fabric.rank, dtype=torch.float64))
         return replica
 
     one, other = SimulatedFabric(2, seed=0).run([member] * 2)
@@ -165,9 +165,9 @@ def test_gradients_are_private():
     assert other.grad.tolist() == [2.0, 2.0]
 
 
-def test_the_schedule_follows_everybodys_steps():
-    def member(door):
-        replica = Replicator(Hogwild(), door).replicate(
+def test_the_schedule_follows_all_replicas_steps():
+    def member(own_fabric):
+        replica = Replicator(Hogwild(), own_fabric).replicate(
             "x", Point(0.0), lambda p: torch.optim.SGD(p, lr=1.0), schedule=lambda k: 2.0**-k
         )
         for _ in range(4):
@@ -178,12 +178,12 @@ def test_the_schedule_follows_everybodys_steps():
     assert x.item() == y.item() == -sum(2.0**-k for k in range(8))
 
 
-def race(door):
-    replicator = Replicator(Hogwild(), door)
+def race(own_fabric):
+    replicator = Replicator(Hogwild(), own_fabric)
     replica = replicator.replicate("x", Point(0.0, 0.0), lambda p: torch.optim.SGD(p, lr=0.125))
     for _ in range(200):
         replica.follow(torch.ones(2, dtype=torch.float64))
-    replicator.bonds["x"].channel.gather(torch.zeros(2, dtype=torch.float64))
+    replicator.bound_replicas["x"].channel.gather(torch.zeros(2, dtype=torch.float64))
     return replica.params.detach().clone(), replica.steps_taken()
 
 
@@ -197,8 +197,8 @@ def test_processes_share_one_vector_and_lose_no_count():
 
 
 def test_a_first_step_that_cannot_be_shared_is_refused_with_the_remedy():
-    def member(door, strategy):
-        Replicator(strategy, door).replicate("x", Point(0.0), OPTIMIZERS["dampened"])
+    def member(own_fabric, strategy):
+        Replicator(strategy, own_fabric).replicate("x", Point(0.0), OPTIMIZERS["dampened"])
 
     with pytest.raises(ValueError, match="shared_moments=False"):
         SimulatedFabric(1, seed=0).run([functools.partial(member, strategy=Hogwild())])

@@ -69,7 +69,7 @@ def test_the_distance_from_the_optimum_stays_under_eq_3_6(bowl):
     assert (away <= bowl.away_bound(LOGGED, away[0]) * (1 + 1e-12)).all()
 
 
-def test_eq_3_6_is_near_where_nobody_mixes():
+def test_eq_3_6_is_near_where_no_member_mixes():
     """Mixing averages the noise, which the bound leaves out; without, it is met within a factor of three."""
     bowl = Bowl(size=4, beta=0.0, alpha=0.1, start=0.5)
     away = measured(bowl)[1].mean(axis=0)
@@ -119,7 +119,7 @@ def test_over_all_draws_the_strategy_leaves_exactly_lambda(with_self, beta):
         members = []
         for rank in range(size):
             strategy = PullGossip(mixing=beta, with_self=with_self, seed=seed_that_draws(i, j, with_self))
-            replicator = Replicator(strategy, script.door(rank))
+            replicator = Replicator(strategy, script.member(rank))
             members.append(
                 replicator.replicate("x", Point(*start[rank]), lambda p: torch.optim.SGD(p, lr=1.0))
             )
@@ -140,7 +140,7 @@ def seed_that_draws(i, j, with_self, size=4):
 
 
 def attached(strategy, rank, size):
-    strategy.attach(None, Script(size).door(rank))
+    strategy.attach(None, Script(size).member(rank))
     return strategy
 
 

@@ -82,7 +82,7 @@ class TestSolo:
 
 class TestUnderFaults:
     @pytest.mark.parametrize("strategy", KINDS, ids=["period", "no wait", "no local steps", "bounded"])
-    def test_the_centre_is_the_sum_of_what_was_folded_and_nobody_hangs(self, strategy):
+    def test_the_centre_is_the_sum_of_what_was_folded_and_no_member_hangs(self, strategy):
         """Per kind 60 schedules with delays and faults, in half of which a learner dies."""
         learners, refused, died = 3, 0, 0
         for seed in range(60):
@@ -109,11 +109,11 @@ class TestUnderFaults:
         assert died >= 20
         assert bool(refused) == bool(strategy.delay_bound)
 
-    def test_the_centres_death_is_told_to_every_learner(self):
+    def test_the_centres_death_is_an_error_for_every_learner(self):
         for strategy in (ParameterServer(), ParameterServer(wait=False), ParameterServer(period=50)):
             check_death_is_told(strategy, 3, range(12))
 
-    def test_a_death_of_the_centre_at_the_end_leaves_nobody_waiting(self):
+    def test_a_death_of_the_centre_at_the_end_leaves_no_member_waiting(self):
         """At whatever call it dies: an error that names it. A deadlock would be another."""
         for seed in range(30):
             with pytest.raises(FabricError, match=r"^rank 2"):

@@ -12,13 +12,13 @@ import torch
 
 from laws.mass import DIMENSION, Ledger, Shares, sgd, weighed
 from laws.problems import Point
-from murmurate.fabric.simulated.fabric import Crashed, Faults, SimulatedFabric
+from murmurate.fabric.simulated.fabric import Crashed, MailFaults, SimulatedFabric
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.push_gossip import PushGossip
 from murmurate.strategies.push_sum import PushSum
 from murmurate.topology import topologies
 
-HARD = Faults(loss=0.3, duplication=0.3, reordering=0.5, resend_seconds=3e-4)
+HARD = MailFaults(loss=0.3, duplication=0.3, reordering=0.5, resend_seconds=3e-4)
 
 
 def adam(parameters):
@@ -42,7 +42,7 @@ def test_the_sums_are_constant_under_loss_duplication_and_reordering(name, make_
 
 def test_without_the_mended_mail_the_ledger_finds_what_is_lost():
     """That it can tell: the same faults let through break the sums."""
-    case = Shares(faults=dataclasses.replace(HARD, mend=False))
+    case = Shares(faults=dataclasses.replace(HARD, reliable=False))
     broken = 0
     for seed in range(5):
         try:
@@ -53,7 +53,7 @@ def test_without_the_mended_mail_the_ledger_finds_what_is_lost():
 
 
 @pytest.mark.parametrize("name", topologies())
-def test_a_crash_removes_exactly_what_the_dead_one_had_and_all_are_told(name):
+def test_a_crash_removes_exactly_what_the_dead_one_had_and_all_are_notified(name):
     case = Shares(topology=name, updates=12)
     crashed = 0
     for call in (20, 33, 47, 61, 80):
@@ -85,14 +85,14 @@ def test_without_gradients_all_come_to_the_true_mean(name):
             np.testing.assert_allclose(z, case.starts(seed).mean(axis=0), rtol=0, atol=1e-3)
 
 
-def pushing(strategy, seed, updates, door):
-    replicator = Replicator(strategy, door)
+def pushing(strategy, seed, updates, own_fabric):
+    replicator = Replicator(strategy, own_fabric)
     replica = replicator.replicate("x", Point(0.0), sgd)
-    replica.params.data.fill_(float(door.rank))
-    replicator.bonds["x"].strategy.attach(replica, replicator.bonds["x"].channel)
-    pace = np.random.default_rng([seed, door.rank])
+    replica.params.data.fill_(float(own_fabric.rank))
+    replicator.bound_replicas["x"].strategy.attach(replica, replicator.bound_replicas["x"].channel)
+    pace = np.random.default_rng([seed, own_fabric.rank])
     for _ in range(updates):
-        door.compute(pace.uniform(0, 1e-4) * (1 + 3 * door.rank))
+        own_fabric.compute(pace.uniform(0, 1e-4) * (1 + 3 * own_fabric.rank))
         replica.follow(torch.zeros(1, dtype=torch.float64))
     return replica.params.item()
 
@@ -117,14 +117,14 @@ def test_weights_stay_away_from_zero_and_a_straggler_does_not_drain_the_others()
     """One member forty times slower: what it is sent it is sent once a step, so the rest keep theirs."""
     least, most = [], []
 
-    def member(ledger, door):
+    def member(ledger, own_fabric):
         start = np.zeros(DIMENSION)
-        replicator, replica = weighed(PushSum(topology="ring"), door, ledger, start, sgd)
-        strategy = replicator.bonds["x"].strategy
-        for _ in range(5 if door.rank == 0 else 200):
-            door.compute(4e-3 if door.rank == 0 else 1e-4)
+        replicator, replica = weighed(PushSum(topology="ring"), own_fabric, ledger, start, sgd)
+        strategy = replicator.bound_replicas["x"].strategy
+        for _ in range(5 if own_fabric.rank == 0 else 200):
+            own_fabric.compute(4e-3 if own_fabric.rank == 0 else 1e-4)
             replica.follow(torch.zeros(DIMENSION, dtype=torch.float64))
-            (most if door.rank == 0 else least).append(strategy._weight)
+            (most if own_fabric.rank == 0 else least).append(strategy._weight)
 
     SimulatedFabric(4, seed=1).run([functools.partial(member, Ledger(4))] * 4)
     assert min(least) >= 0.5 - 1e-12
@@ -134,19 +134,19 @@ def test_weights_stay_away_from_zero_and_a_straggler_does_not_drain_the_others()
 # -- checkpoints ------------------------------------------------------------------------------------
 
 
-def saving(case, seed, ledger, kept, door, *, until=None, asked=((1, 4), (2, 9))):
+def saving(case, seed, ledger, kept, own_fabric, *, until=None, asked=((1, 4), (2, 9))):
     """Learn, and save checkpoint k where its own step comes; all at other times, none stops for it."""
-    start = case.starts(seed)[door.rank]
-    replicator, replica = weighed(PushSum(topology=case.topology), door, ledger, start, sgd)
-    pace = np.random.default_rng([seed, door.rank])
+    start = case.starts(seed)[own_fabric.rank]
+    replicator, replica = weighed(PushSum(topology=case.topology), own_fabric, ledger, start, sgd)
+    pace = np.random.default_rng([seed, own_fabric.rank])
     due = {step + int(pace.integers(4)): number for number, step in asked}
     for step in range(case.updates):
-        door.compute(pace.uniform(0, case.haste))
-        replica.follow(case.gradient(door.rank, step, replica))
+        own_fabric.compute(pace.uniform(0, case.haste))
+        replica.follow(case.gradient(own_fabric.rank, step, replica))
         if step in due:
             settled = replicator.drain(due[step], 5.0)
             put_in = sum((s for s in [ledger.put_in]), np.zeros(DIMENSION + 1))
-            kept.append((due[step], door.rank, settled, replicator.state(), put_in))
+            kept.append((due[step], own_fabric.rank, settled, replicator.state(), put_in))
         if until is not None and step >= until:
             return
     replicator.drain(1 << 40, 5.0)
@@ -204,13 +204,13 @@ def test_a_peer_that_does_not_answer_costs_the_checkpoint_and_no_mass():
     case = Shares(still=True, size=3, updates=30)
     ledger, answers = Ledger(3), []
 
-    def member(door):
-        replicator, replica = weighed(PushSum(), door, ledger, case.starts(0)[door.rank], sgd)
+    def member(own_fabric):
+        replicator, replica = weighed(PushSum(), own_fabric, ledger, case.starts(0)[own_fabric.rank], sgd)
         for step in range(case.updates):
-            door.compute(1e-4)
+            own_fabric.compute(1e-4)
             replica.follow(torch.zeros(DIMENSION, dtype=torch.float64))
-            if step == 10 and door.rank == 2:
-                door.compute(1.0)
+            if step == 10 and own_fabric.rank == 2:
+                own_fabric.compute(1.0)
             elif step == 10:
                 answers.append(replicator.drain(1, 0.5))
             ledger.check()
@@ -243,16 +243,16 @@ def test_resumed_from_a_checkpoint_the_sums_go_on():
     SimulatedFabric(case.size, seed=3, latency=(0.0, 3e-4), mail_faults=HARD).run([role] * case.size)
     states = {rank: state for _, rank, _, state, _ in kept}
 
-    def go_on(door):
-        replicator = Replicator(PushSum(), door)
+    def go_on(own_fabric):
+        replicator = Replicator(PushSum(), own_fabric)
         replica = replicator.replicate("x", Point(*[0.0] * DIMENSION), sgd)
-        replicator.load(states[door.rank])
-        door.channel("loaded", torch.zeros(1)).gather(torch.zeros(1))
+        replicator.load(states[own_fabric.rank])
+        own_fabric.channel("loaded", torch.zeros(1)).gather(torch.zeros(1))
         replicator.resumed()
         for _ in range(60):
             replica.follow(torch.zeros(DIMENSION, dtype=torch.float64))
         assert replicator.drain(1, 5.0)
-        own = replicator.bonds["x"].strategy
+        own = replicator.bound_replicas["x"].strategy
         return own._sum.numpy().copy(), own._weight, replica.params.detach().numpy().copy()
 
     found = SimulatedFabric(case.size, seed=9, latency=(0.0, 1e-4)).run([go_on] * case.size)

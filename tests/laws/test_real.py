@@ -29,27 +29,27 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.125)
 
 
-def each(strategies, problem, door):
+def each(strategies, problem, fabric):
     """What this member becomes under each strategy, one run after the other on channels of their own."""
     results = []
     for number, strategy in enumerate(strategies):
-        results.append(problem.learn(strategy, UPDATES, Renamed(door, f"{number}")))
+        results.append(problem.learn(strategy, UPDATES, Renamed(fabric, f"{number}")))
     return results
 
 
 class Renamed:
-    """A door whose channels have names of their own, so that one process serves several runs."""
+    """A fabric whose channels have names of their own, so that one process serves several runs."""
 
-    def __init__(self, door, prefix):
-        self._door, self._prefix = door, prefix
+    def __init__(self, fabric, prefix):
+        self._fabric, self._prefix = fabric, prefix
 
     def channel(self, name, like):
-        return self._door.channel(f"{self._prefix}.{name}", like)
+        return self._fabric.channel(f"{self._prefix}.{name}", like)
 
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self._door, name)
+        return getattr(self._fabric, name)
 
 
 @pytest.mark.parametrize("problem", [FULL, LOW])
@@ -86,14 +86,14 @@ def test_all_reduce_is_one_replica_on_the_joined_batch():
         torch.testing.assert_close(found.params, whole.params, rtol=1e-12, atol=1e-12)
 
 
-def hogwild_in_turns(door):
+def hogwild_in_turns(fabric):
     """Turn by turn: rank 0's update, rank 1's, ..., each seen by the next."""
-    replicator = Replicator(Hogwild(), door)
-    replica = replicator.replicate("model", FULL.net(door.rank), adam, **FULL.options())
-    barrier = door.channel("turns", torch.zeros(1))
+    replicator = Replicator(Hogwild(), fabric)
+    replica = replicator.replicate("model", FULL.net(fabric.rank), adam, **FULL.options())
+    barrier = fabric.channel("turns", torch.zeros(1))
     for step in range(4):
-        for rank in range(door.size):
-            if rank == door.rank:
+        for rank in range(fabric.size):
+            if rank == fabric.rank:
                 replica.follow(gradient(rank, step, len(replica)))
             barrier.gather(torch.zeros(1))
     return replica.state(), replica.steps_taken()
@@ -119,10 +119,10 @@ def test_hogwild_in_turns_is_one_replica_on_all_gradients():
         assert same(state["optimizer"], expected["optimizer"])
 
 
-def hogwild_racing(door):
-    replicator = Replicator(Hogwild(), door)
+def hogwild_racing(fabric):
+    replicator = Replicator(Hogwild(), fabric)
     replica = replicator.replicate("x", Point(0.0, 0.0), sgd)
-    channel = replicator.bonds["x"].channel
+    channel = replicator.bound_replicas["x"].channel
     for _ in range(300):
         replica.follow(torch.ones(2, dtype=torch.float64))
     channel.gather(torch.zeros(2, dtype=torch.float64))
@@ -136,15 +136,15 @@ def test_hogwild_racing_loses_no_count_and_shares_one_vector():
     assert all(n == 900 and torch.equal(x, y) for n, y in others)
 
 
-def gossip(door):
+def gossip(fabric):
     """Step until all have made 60 updates, so that whoever is slow always has living peers to hear."""
     strategy = GALA(staleness_bound=10, deadline_seconds=0.5)
-    replica = Replicator(strategy, door).replicate("x", Point(1.0, -1.0, 0.0), sgd)
-    done = door.channel("done", torch.zeros(1)).shared("done", torch.zeros(door.size))
+    replica = Replicator(strategy, fabric).replicate("x", Point(1.0, -1.0, 0.0), sgd)
+    done = fabric.channel("done", torch.zeros(1)).shared("done", torch.zeros(fabric.size))
     exchanges = []
     while float(done.min()) < 60:
-        exchanges.append(replica.follow(slope(door.rank, len(exchanges), replica.params.detach())))
-        done[door.rank] = len(exchanges)
+        exchanges.append(replica.follow(slope(fabric.rank, len(exchanges), replica.params.detach())))
+        done[fabric.rank] = len(exchanges)
     return exchanges, replica.params.detach().clone()
 
 
@@ -159,29 +159,29 @@ def test_gala_members_meet_without_a_baton():
         assert bool(torch.isfinite(x).all())
 
 
-def die(strategy, door):
+def die(strategy, fabric):
     """Rank 1 is killed within its third step; the others finish theirs."""
-    replicator = Replicator(strategy, door)
+    replicator = Replicator(strategy, fabric)
     replica = replicator.replicate("x", Point(1.0, -1.0, 0.0), sgd)
     update, exchanges = replica.update, []
 
     def deadly():
-        if door.rank == 1 and len(exchanges) == 2:
+        if fabric.rank == 1 and len(exchanges) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         update()
 
     replica.update = deadly
     for step in range(30):
-        exchanges.append(replica.follow(slope(door.rank, step, replica.params.detach())))
-        if door.rank != 1 and step == 4:
-            until(lambda: 1 not in door.living(), "the news of rank 1's death")
+        exchanges.append(replica.follow(slope(fabric.rank, step, replica.params.detach())))
+        if fabric.rank != 1 and step == 4:
+            until(lambda: 1 not in fabric.living(), "the news of rank 1's death")
     return exchanges, replica.params.detach().clone()
 
 
 @pytest.mark.parametrize(
     "strategy", [AllReduce(), LocalSGD(period=2), Hogwild(), GALA()], ids=lambda s: s.name
 )
-def test_a_killed_member_holds_nobody_up(strategy):
+def test_a_killed_member_delays_no_member(strategy):
     one, dead, two = run_members(3, [functools.partial(die, strategy)] * 3)
     assert dead == Died(1, -signal.SIGKILL)
     for exchanges, x in (one, two):
@@ -203,14 +203,14 @@ def test_real_processes_and_simulated_ones_give_the_same_bits_where_members_meet
 # -- members as functions -----------------------------------------------------------------------------
 
 
-def share_and_die(door):
+def share_and_die(fabric):
     """Rank 0 shares "early" and dies before it shares "late"; rank 1 asks only when it knows."""
-    channel = door.channel("x", torch.zeros(2))
-    mine = torch.full((2,), 1.0 + door.rank)
-    if door.rank == 0:
+    channel = fabric.channel("x", torch.zeros(2))
+    mine = torch.full((2,), 1.0 + fabric.rank)
+    if fabric.rank == 0:
         channel.shared("early", mine)
         os.kill(os.getpid(), signal.SIGKILL)
-    until(lambda: 0 not in door.living(), "the news of rank 0's death")
+    until(lambda: 0 not in fabric.living(), "the news of rank 0's death")
     return channel.shared("early", mine).clone(), channel.shared("late", mine).clone()
 
 
@@ -221,11 +221,11 @@ def test_what_a_dead_member_shared_stays_and_what_it_did_not_the_next_shares():
     assert late.tolist() == [2.0, 2.0]
 
 
-def give_back_a_function(door):
-    return lambda: door
+def give_back_a_function(fabric):
+    return lambda: fabric
 
 
-def test_what_cannot_travel_is_an_error_that_says_so():
+def test_a_result_that_cannot_be_pickled_is_an_error():
     with pytest.raises(RuntimeError, match="rank 0: what it returned cannot be sent back"):
         run_members(1, [give_back_a_function])
     with pytest.raises(ValueError, match="1 functions for 2 members"):

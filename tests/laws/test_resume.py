@@ -21,41 +21,41 @@ BEFORE, AFTER = 5, 6
 FULL = {"clip": 0.3, "scheduled": True, "grouped": True}
 
 
-def replicated(problem, strategy, door):
-    replicator = Replicator(strategy, door)
+def replicated(problem, strategy, fabric):
+    replicator = Replicator(strategy, fabric)
     replica = replicator.replicate(
-        "model", problem.net(door.rank), OPTIMIZERS[problem.optimizer], **problem.options()
+        "model", problem.net(fabric.rank), OPTIMIZERS[problem.optimizer], **problem.options()
     )
     return replicator, replica
 
 
-def in_turns(problem, replicator, replica, start, updates, door):
+def in_turns(problem, replicator, replica, start, updates, fabric):
     """One after the other, so that even asynchronous members have one possible history."""
-    barrier = door.channel(f"barrier {start}", torch.zeros(1))
+    barrier = fabric.channel(f"barrier {start}", torch.zeros(1))
     exchanges = []
     for step in range(start, start + updates):
-        for rank in range(door.size):
-            if rank == door.rank:
+        for rank in range(fabric.size):
+            if rank == fabric.rank:
                 result = problem._run(replica, 1, (rank,), step)
                 exchanges += result.exchanges
             barrier.gather(torch.zeros(1))
     return exchanges
 
 
-def uninterrupted(problem, strategy, door):
-    replicator, replica = replicated(problem, strategy, door)
-    in_turns(problem, replicator, replica, 0, BEFORE, door)
+def uninterrupted(problem, strategy, fabric):
+    replicator, replica = replicated(problem, strategy, fabric)
+    in_turns(problem, replicator, replica, 0, BEFORE, fabric)
     kept = replicator.state()
-    exchanges = in_turns(problem, replicator, replica, BEFORE, AFTER, door)
+    exchanges = in_turns(problem, replicator, replica, BEFORE, AFTER, fabric)
     return kept, exchanges, replicator.state()
 
 
-def resumed(problem, strategy, kept, door):
-    replicator, replica = replicated(problem, strategy, door)
-    door.channel("start", torch.zeros(1)).gather(torch.zeros(1))
-    replicator.load(kept[door.rank])
-    door.channel("loaded", torch.zeros(1)).gather(torch.zeros(1))
-    exchanges = in_turns(problem, replicator, replica, BEFORE, AFTER, door)
+def resumed(problem, strategy, kept, fabric):
+    replicator, replica = replicated(problem, strategy, fabric)
+    fabric.channel("start", torch.zeros(1)).gather(torch.zeros(1))
+    replicator.load(kept[fabric.rank])
+    fabric.channel("loaded", torch.zeros(1)).gather(torch.zeros(1))
+    exchanges = in_turns(problem, replicator, replica, BEFORE, AFTER, fabric)
     return exchanges, replicator.state()
 
 
@@ -73,17 +73,17 @@ MEETING = [
 def test_resumed_equals_uninterrupted_for_those_that_meet(strategy, optimizer, low):
     problem = Problem(optimizer=optimizer, bfloat16=low, **FULL)
 
-    def learn(door):
-        replicator, replica = replicated(problem, strategy, door)
-        problem._run(replica, BEFORE, (door.rank,))
+    def learn(fabric):
+        replicator, replica = replicated(problem, strategy, fabric)
+        problem._run(replica, BEFORE, (fabric.rank,))
         kept = replicator.state()
-        exchanges = problem._run(replica, AFTER, (door.rank,), BEFORE).exchanges
+        exchanges = problem._run(replica, AFTER, (fabric.rank,), BEFORE).exchanges
         return kept, exchanges, replicator.state()
 
-    def go_on(door):
-        replicator, replica = replicated(problem, strategy, door)
-        replicator.load(kept[door.rank])
-        return problem._run(replica, AFTER, (door.rank,), BEFORE).exchanges, replicator.state()
+    def go_on(fabric):
+        replicator, replica = replicated(problem, strategy, fabric)
+        replicator.load(kept[fabric.rank])
+        return problem._run(replica, AFTER, (fabric.rank,), BEFORE).exchanges, replicator.state()
 
     kept, *expected = zip(*SimulatedFabric(3, seed=0).run([learn] * 3), strict=True)
     found = zip(*SimulatedFabric(3, seed=1).run([go_on] * 3), strict=True)
@@ -108,7 +108,7 @@ def test_resumed_equals_uninterrupted_in_turns(strategy, optimizer):
         assert same(ours["model"]["strategy"], theirs["model"]["strategy"])
 
 
-def test_gala_goes_on_with_parameters_moments_and_patience_and_says_everything_anew():
+def test_gala_goes_on_with_parameters_moments_and_patience_and_publishes_again():
     """Messages in flight are dropped: the first average after a resume waits for new ones."""
     problem = Problem(optimizer="adam", **FULL)
     strategy = GALA(staleness_bound=50)
@@ -127,8 +127,8 @@ def test_gala_goes_on_with_parameters_moments_and_patience_and_says_everything_a
     lone.load(kept[0]["model"]["replica"])
     problem._run(lone, 1, (0,), BEFORE)
 
-    def one_step(door):
-        replicator, replica = replicated(problem, strategy, door)
+    def one_step(fabric):
+        replicator, replica = replicated(problem, strategy, fabric)
         replicator.load(kept[0])
         problem._run(replica, 1, (0,), BEFORE)
         return replicator.state()["model"]["replica"]

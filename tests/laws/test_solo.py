@@ -89,9 +89,9 @@ def test_an_outer_optimizer_of_rate_one_moves_two_ulp_a_round_in_float32(optimiz
     """Each round from the same vector: the gradient is followed, not recomputed, so nothing amplifies."""
     problem = Problem(optimizer=optimizer, float32=True)
 
-    def learn(door):
+    def learn(fabric):
         make = OPTIMIZERS[problem.optimizer]
-        ours = Replicator(LocalSGD(period=1, outer_learning_rate=1.0), door).replicate(
+        ours = Replicator(LocalSGD(period=1, outer_learning_rate=1.0), fabric).replicate(
             "model", problem.net(), make
         )
         plain = Replica("plain", problem.net(), make)

@@ -31,7 +31,7 @@ from murmurate.strategies.hogwild import Hogwild
 from murmurate.strategies.pull_gossip import PullGossip
 from murmurate.strategies.solo import Solo
 from murmurate.workloads.topic_model import TopicModel
-from strategies.desk import Desk
+from strategies.manual_fabric import ManualFabric
 
 K, WORDS, DOCUMENTS = 6, 120, 240
 MODEL = TopicModel(topics=K, batch=30, alpha=0.3, prior=0.1, iterations=30, validate_every=0)
@@ -106,8 +106,8 @@ def test_the_same_seed_begins_alike_and_topics_are_found():
     for _ in range(8):
         for batch in batches(count=15):
             one.learn(batch)
-    before = other.found().completion_perplexity(corpus())
-    after = one.found().completion_perplexity(corpus())
+    before = other.estimate().completion_perplexity(corpus())
+    after = one.estimate().completion_perplexity(corpus())
     everywhere = np.bincount(corpus().words, corpus().counts, minlength=WORDS) / corpus().tokens
     entropy = -np.sum(everywhere[everywhere > 0] * np.log(everywhere[everywhere > 0]))
     assert after < 0.9 * before
@@ -123,7 +123,7 @@ def test_a_word_that_is_new_is_learned(k):
     x[:60] = 0.0
     it.model.refresh(x)
     documents = next(batches()).data
-    it.follow(documents)
+    it.step(documents)
     times = np.bincount(documents.words, documents.counts, minlength=WORDS)[:60]
     expected = torch.from_numpy(model.eta(0) * DOCUMENTS / len(documents) * times).float()
     torch.testing.assert_close(it.values()[:60].sum(1), expected, rtol=1e-4, atol=0)
@@ -151,21 +151,21 @@ def test_no_mini_batch_of_the_warm_start_is_what_is_left_over():
 # -- strategies ---------------------------------------------------------------------------------------------
 
 
-def work(strategy, count, door):
+def work(strategy, count, fabric):
     """A learner's part, or the centre's: what it came to, by the consensus of all."""
     torch.set_num_threads(1)
-    replicator = Replicator(strategy, door)
+    replicator = Replicator(strategy, fabric)
     it = learner(replicator.replicate, MODEL)
-    if strategy.centre and is_centre(door):
-        serve_until(replicator, door)
+    if strategy.centre and is_centre(fabric):
+        serve_until(replicator, fabric)
         return replicator.consensus()["topics"]
-    for batch in batches(door.rank, count=count):
+    for batch in batches(fabric.rank, count=count):
         it.learn(batch)
     if strategy.centre:
-        finish(replicator, door)
+        finish(replicator, fabric)
     else:
         replicator.publish()
-        door.channel("end", torch.zeros(1)).mean_(torch.zeros(1))
+        fabric.channel("end", torch.zeros(1)).mean_(torch.zeros(1))
     return replicator.consensus()["topics"]
 
 
@@ -192,42 +192,42 @@ def test_a_late_answer_leaves_topics_that_can_be_read():
     model = TopicModel(**{**vars(MODEL), "step_rule": "average", "rate": 0.5})
     low = []
 
-    def worker(door):
-        replicator = Replicator(strategy, door)
+    def worker(fabric):
+        replicator = Replicator(strategy, fabric)
         it = learner(replicator.replicate, model)
         it.replica.scale.kept = False  # whole vectors go to and fro
-        if is_centre(door):
-            serve_until(replicator, door)
+        if is_centre(fabric):
+            serve_until(replicator, fabric)
             return it.found()
         for batch in batches(count=60):
-            door.compute(1e-3)
+            fabric.compute(1e-3)
             it.learn(batch)
             x = it.replica.params.detach().view(WORDS + 1, -1)
             low.append(float(x.min()))
             assert torch.isfinite(x).all()
             assert float(it.found().matrix.min()) > 0
-        finish(replicator, door)
+        finish(replicator, fabric)
         return it.found()
 
     centre = SimulatedFabric(2, seed=3, latency=(5e-3, 2e-2)).run([worker] * 2)[1]
     assert min(low) < -MODEL.prior  # it did come to that
-    assert centre.completion_perplexity(corpus()) < learner().found().completion_perplexity(corpus())
+    assert centre.completion_perplexity(corpus()) < learner().estimate().completion_perplexity(corpus())
 
 
-def late(strategy, count, door):
+def late(strategy, count, fabric):
     """The least of all parameters that a node has ever had, of the master the topics in the end."""
     torch.set_num_threads(1)
-    replicator = Replicator(strategy, door)
+    replicator = Replicator(strategy, fabric)
     it = learner(replicator.replicate, dataclasses.replace(MODEL, step_rule="average", rate=0.1))
-    if is_centre(door):
-        serve_until(replicator, door)
+    if is_centre(fabric):
+        serve_until(replicator, fabric)
         return float(it.replica.values().min()), it.found()
     least = 0.0
-    for batch in batches(door.rank, count=count):
-        door.compute(1e-3)
+    for batch in batches(fabric.rank, count=count):
+        fabric.compute(1e-3)
         it.learn(batch)
         least = min(least, float(it.replica.values().min()))
-    finish(replicator, door)
+    finish(replicator, fabric)
     return least, None
 
 
@@ -239,7 +239,7 @@ def test_pushes_later_than_asked_for_leave_counts_and_topics():
         [functools.partial(late, strategy, 150)] * 3
     )
     assert min(least for least, _ in found) >= 0
-    start = learner().found().completion_perplexity(corpus())
+    start = learner().estimate().completion_perplexity(corpus())
     assert found[-1][1].completion_perplexity(corpus()) < 0.7 * start
 
 
@@ -276,10 +276,10 @@ def test_replicas_on_real_processes_find_topics_together(strategy):
     size = 2 + strategy.centre
     found = run_members(size, [functools.partial(work, strategy, 40)] * size)[0]
     it = learner()
-    start = it.found().completion_perplexity(corpus())
+    start = it.estimate().completion_perplexity(corpus())
     with torch.no_grad():
         it.replica.params.copy_(found)
-    assert it.found().completion_perplexity(corpus()) < 0.9 * start
+    assert it.estimate().completion_perplexity(corpus()) < 0.9 * start
     x = found.double().view(WORDS + 1, -1)
     torch.testing.assert_close(x[-1], x[:-1].sum(0), rtol=0.05, atol=1.0)  # unlocked writers may lose some
 
@@ -316,26 +316,26 @@ def wide():
     ).corpus
 
 
-def dpsvi(strategy, count, dense, door):
+def dpsvi(strategy, count, dense, fabric):
     """(consensus [V + 1, W], bytes) of a member; dense: gradients are made whole, and pushes with them."""
     torch.set_num_threads(1)
-    replicator = Replicator(strategy, door)
+    replicator = Replicator(strategy, fabric)
     spec = EnvSpec("corpus", (WIDE,), torch.int32, 0, examples=len(wide()))
     model = TopicModel(
         topics=K, batch=8, alpha=0.3, prior=0.1, validate_every=0, step_rule="average", rate=0.02
     )
     it = model.build(Context(spec, replicator.replicate, 0, examples=wide()))
     it.replica.scale.kept = not dense
-    bond = replicator.bonds["topics"]
-    if is_centre(door):
-        serve_until(replicator, door)
+    bound = replicator.bound_replicas["topics"]
+    if is_centre(fabric):
+        serve_until(replicator, fabric)
     else:
-        order = np.random.default_rng(door.rank).permutation(len(wide()))
+        order = np.random.default_rng(fabric.rank).permutation(len(wide()))
         for number in range(count):
             part = order[(8 * number + np.arange(8)) % len(order)]
             it.learn(Batch(wide().select(part)))
-        finish(replicator, door)
-    return replicator.consensus()["topics"], bond.channel.traffic.bytes
+        finish(replicator, fabric)
+    return replicator.consensus()["topics"], bound.channel.traffic.bytes
 
 
 def both(strategy, size, count=24, seed=3):
@@ -429,22 +429,22 @@ def even():
     ).corpus
 
 
-def crowded(strategy, count, door):
+def crowded(strategy, count, fabric):
     """The least of all parameters that a node has ever had; its every push moves nearly all words."""
     torch.set_num_threads(1)
-    replicator = Replicator(strategy, door)
+    replicator = Replicator(strategy, fabric)
     model = TopicModel(topics=K, batch=10, alpha=0.3, prior=0.1, step_rule="average", rate=0.1)
     spec = EnvSpec("corpus", (WORDS,), torch.int32, 0, examples=DOCUMENTS)
     it = model.build(Context(spec, replicator.replicate, 0, examples=even()))
     least = 0.0
-    if is_centre(door):
-        serve_until(replicator, door)
+    if is_centre(fabric):
+        serve_until(replicator, fabric)
     else:
-        order = np.random.default_rng(door.rank).permutation(DOCUMENTS)
+        order = np.random.default_rng(fabric.rank).permutation(DOCUMENTS)
         for number in range(count):
             it.learn(Batch(even().select(order[(10 * number + np.arange(10)) % DOCUMENTS])))
             least = min(least, float(it.replica.values().min()))
-        finish(replicator, door)
+        finish(replicator, fabric)
     return least
 
 
@@ -457,7 +457,7 @@ def test_counts_stay_counts_when_nearly_all_words_have_moved(seed):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_rows_that_a_letter_does_not_hold_wait_for_the_next(dtype):
+def test_rows_that_a_message_does_not_hold_wait_for_the_next(dtype):
     rows, width = 100, 32
     module = torch.nn.Module()
     module.matrix = torch.nn.Parameter(torch.zeros(rows, width, dtype=dtype))
@@ -494,14 +494,14 @@ def master_of(replica, shrinks="present", nodes=((0,), (1,))):
 
 
 def fold(master, *pushes):
-    master.unfolded += pushes
+    master.pending += pushes
     master.fold()
 
 
-def test_letters_that_nobody_packed_are_refused_and_change_nothing():
+def test_messages_that_no_member_packed_are_refused_and_change_nothing():
     master = master_of(replica_of_ones(20))
     good = SparseDelta(0.9, 0, torch.tensor([3, 19]), torch.ones(2, 16)).pack()
-    assert master.accepts(good)
+    assert master.is_valid(good)
     wrong = [
         good[:3],
         good[:-1],
@@ -512,8 +512,8 @@ def test_letters_that_nobody_packed_are_refused_and_change_nothing():
         SparseDelta(0.9, 0, torch.tensor([3]), torch.full((1, 16), float("nan"))).pack(),
         SparseDelta(0.9, math.inf, torch.tensor([3]), torch.ones(1, 16)).pack(),
     ]
-    assert not any(master.accepts(letter) for letter in wrong)
-    assert all(len(master.answer(letter)) == 320 for letter in wrong)
+    assert not any(master.is_valid(letter) for letter in wrong)
+    assert all(len(master.reply_to(letter)) == 320 for letter in wrong)
 
 
 @pytest.mark.parametrize(("factor", "rho"), [(0.6, 1.0), (0.2, 0.99 / 1.6)])
@@ -534,7 +534,7 @@ def test_of_a_pulled_v_nothing_left_is_an_error():
         fold(master, letter, letter)
 
 
-def test_the_master_outlives_all_nodes_and_begins_anew_after_a_resume():
+def test_the_master_outlives_all_nodes_and_begins_again_after_a_resume():
     replica = replica_of_ones(20)
     replica.scale.kept = True
     replica.follow(Rows(torch.arange(2), torch.zeros(2, 16), shrink=0.0))  # its vector has rows
@@ -547,10 +547,10 @@ def test_the_master_outlives_all_nodes_and_begins_anew_after_a_resume():
 
     began = replica.clock
     push(began)
-    master.answered(0, [])  # whoever pushed it is dead, and so are all
-    desk = Desk(3)
-    desk.dead |= {0, 1}
-    master.resumed(desk.door(2))
+    master.replied(0, [])  # whoever pushed it is dead, and so are all
+    fabric = ManualFabric(3)
+    fabric.dead |= {0, 1}
+    master.resumed(fabric.member(2))
     resumed = replica.clock
     before = replica.values().detach().view(20, 16).clone()
     push(resumed)
@@ -558,9 +558,9 @@ def test_the_master_outlives_all_nodes_and_begins_anew_after_a_resume():
     expected = before * (1 - 0.1 - 0.1)
     expected[3] += 2
     torch.testing.assert_close(replica.values().detach().view(20, 16), expected)
-    assert len(master.answer(late)) < 320  # rows, as the version is known
+    assert len(master.reply_to(late)) < 320  # rows, as the version is known
     old = SparseDelta(0.9, began, torch.tensor([3]), torch.ones(1, 16)).pack()
-    assert len(master.answer(old)) == 320  # of one that is not, all
+    assert len(master.reply_to(old)) == 320  # of one that is not, all
 
 
 @pytest.mark.parametrize("shrinks", ["present", "pulled"])
@@ -580,8 +580,8 @@ def test_a_push_whose_answer_is_lost_counts_once(shrinks):
         letter = delta.pack()
         node.advance(delta, alone=True)
         fold(master, letter)  # v is what one node alone makes of it
-        answer = master.answer(letter)
-        master.answered(0, [1])
+        answer = master.reply_to(letter)
+        master.replied(0, [1])
         torch.testing.assert_close(centre.values(), replica.values(), rtol=1e-5, atol=0)
     node.replace(answer, afresh=False)
     torch.testing.assert_close(node.values(), centre.values().detach(), rtol=1e-5, atol=0)

@@ -1,4 +1,4 @@
-"""Natural parameters of a Gaussian mixture: what they stand for, and tables that stand for nothing."""
+"""The statistics of Gaussian mixtures: their meaning, and invalid tables."""
 
 from __future__ import annotations
 

@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from murmurate.losses.policy import (
-    categorical_log_prob,
     categorical_log_prob_and_entropy,
-    entropy,
     gaussian_entropy,
     gaussian_log_prob,
     policy_gradient,
@@ -57,7 +55,6 @@ def test_categorical_table(logits, action, log_prob, h):
     expected = torch.tensor([log_prob, h], dtype=torch.float64).unbind()
     both = categorical_log_prob_and_entropy(z, a)
     torch.testing.assert_close(both, expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close((categorical_log_prob(z, a), entropy(z)), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -70,16 +67,12 @@ def test_categorical_equals_the_oracle(seed):
             pi = oracle.categorical(logits[t, b].tolist())
             assert log_prob[t, b].item() == pytest.approx(math.log(pi[action[t, b]]), rel=1e-12)
             assert h[t, b].item() == pytest.approx(oracle.entropy(pi), rel=1e-12)
-    assert torch.equal(log_prob, categorical_log_prob(logits, action))
-    assert torch.equal(h, entropy(logits))
 
 
 def test_categorical_gradients():
     logits = draw(0, 2, 3, 4).requires_grad_()
     action = torch.tensor([[0, 3, 1], [2, 2, 0]])
     assert torch.autograd.gradcheck(lambda z: categorical_log_prob_and_entropy(z, action), logits)
-    assert torch.autograd.gradcheck(lambda z: categorical_log_prob(z, action), logits)
-    assert torch.autograd.gradcheck(entropy, logits)
 
 
 def test_a_forbidden_action_gets_no_gradient_and_spoils_no_other():
@@ -128,7 +121,6 @@ def test_gaussian_gradients():
     [
         (lambda: policy_gradient(torch.zeros(3), torch.zeros(3)), "log_prob"),
         (lambda: policy_gradient(torch.zeros(3, 2), torch.zeros(3, 1)), "advantage"),
-        (lambda: categorical_log_prob(torch.zeros(3, 2, 6), torch.zeros(3, 1).long()), "action"),
         (lambda: categorical_log_prob_and_entropy(torch.zeros(3, 6), torch.zeros(3, 6).long()), "action"),
         (lambda: gaussian_log_prob(torch.zeros(3, 2), torch.zeros(2), torch.zeros(3, 1)), "action"),
         (lambda: gaussian_log_prob(torch.zeros(3, 2), torch.zeros(3, 1), torch.zeros(3, 2)), "log_std"),

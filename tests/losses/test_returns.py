@@ -1,9 +1,9 @@
-"""Returns and advantages: tables, the sum-of-products oracle, and the laws between the two."""
+"""Advantages and returns: tables, the sum-of-products oracle, and the relations between the two."""
 
 import pytest
 import torch
 
-from murmurate.losses.returns import generalized_advantages, n_step_returns
+from murmurate.losses.returns import generalized_advantages
 from oracles import returns as oracle
 
 F, T = False, True
@@ -13,6 +13,11 @@ def column(*values):
     """One simulator's [T, 1] column."""
     x = torch.tensor(values)
     return (x if x.dtype == torch.bool else x.double()).unsqueeze(1)
+
+
+def n_step_returns(r, *ends, discount):
+    """Advantages with lambda = 1 are returns less values, and those of values of 0 are the returns."""
+    return generalized_advantages(r, torch.zeros_like(r), *ends, discount=discount, lambda_=1.0)
 
 
 # rewards, terminated, truncated, last value, truncated values, discount, returns; by hand.
@@ -118,7 +123,6 @@ def test_returns_are_constants():
     for x in (r, v, last, cut):
         x.requires_grad_()
     ends = (terminated, truncated, last, cut)
-    assert not n_step_returns(r, *ends, discount=0.9).requires_grad
     assert not generalized_advantages(r, v, *ends, discount=0.9, lambda_=0.9).requires_grad
 
 
@@ -126,9 +130,6 @@ def test_values_are_read_only_where_truncated():
     r, v, terminated, truncated, last, cut = rollout(3)
     poisoned = torch.where(truncated & ~terminated, cut, float("nan"))
     ends = (terminated, truncated, last)
-    assert torch.equal(
-        n_step_returns(r, *ends, poisoned, discount=0.9), n_step_returns(r, *ends, cut, discount=0.9)
-    )
     assert torch.equal(
         generalized_advantages(r, v, *ends, poisoned, discount=0.9, lambda_=0.9),
         generalized_advantages(r, v, *ends, cut, discount=0.9, lambda_=0.9),
@@ -139,7 +140,6 @@ def test_arguments_are_left_as_they_were():
     arguments = rollout(1)
     before = [x.clone() for x in arguments]
     r, v, *ends = arguments
-    n_step_returns(r, *ends, discount=0.9)
     generalized_advantages(r, v, *ends, discount=0.9, lambda_=0.9)
     assert all(torch.equal(a, b) for a, b in zip(arguments, before, strict=True))
 
@@ -149,11 +149,9 @@ def test_no_values_of_final_observations_is_a_promise_that_is_kept():
     never = torch.zeros_like(truncated)
     zeros = torch.zeros_like(r)
     assert torch.equal(
-        n_step_returns(r, terminated, never, last, discount=0.9),
-        n_step_returns(r, terminated, never, last, zeros, discount=0.9),
+        generalized_advantages(r, v, terminated, never, last, discount=0.9, lambda_=0.9),
+        generalized_advantages(r, v, terminated, never, last, zeros, discount=0.9, lambda_=0.9),
     )
-    with pytest.raises(ValueError, match="truncated_value"):
-        n_step_returns(r, terminated, truncated, last, discount=0.9)
     with pytest.raises(ValueError, match="truncated_value"):
         generalized_advantages(r, v, terminated, truncated, last, discount=0.9, lambda_=0.9)
 
@@ -180,6 +178,3 @@ def test_bad_arguments_are_named(wrong):
         lambda_, name = -0.1, "lambda_"
     with pytest.raises(ValueError, match=name):
         generalized_advantages(r, v, terminated, truncated, last, cut, discount=discount, lambda_=lambda_)
-    if wrong not in ("v", "lambda"):
-        with pytest.raises(ValueError, match=name):
-            n_step_returns(r, terminated, truncated, last, cut, discount=discount)

@@ -81,28 +81,28 @@ def test_topics_of_a_word_differ_as_they_do(backend, least):
 @pytest.mark.parametrize("k", [2, 5, 16, 17, 50, 64, 100, 128, 200])
 def test_the_fixed_point_is_the_oracles(backend, k):
     documents, beta, alpha = problem(k)
-    found = fold_in(documents, beta, alpha, topics=k, iterations=60, tolerance=0.0)
+    result = fold_in(documents, beta, alpha, topics=k, iterations=60, tolerance=0.0)
     gamma, statistics = folded(documents, torch.log(beta[:, :k]), alpha[:k], iterations=60, tolerance=0.0)
-    torch.testing.assert_close(found.gamma[:, :k].double(), gamma, rtol=2e-4, atol=1e-5)
-    torch.testing.assert_close(found.statistics[:, :k].double(), statistics, rtol=2e-4, atol=1e-5)
-    assert (found.statistics[:, k:] == 0).all()
+    torch.testing.assert_close(result.gamma[:, :k].double(), gamma, rtol=2e-4, atol=1e-5)
+    torch.testing.assert_close(result.statistics[:, :k].double(), statistics, rtol=2e-4, atol=1e-5)
+    assert (result.statistics[:, k:] == 0).all()
     # every word is shared out among the topics, none is lost
-    torch.testing.assert_close(found.statistics.sum(), documents.times.sum(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(result.statistics.sum(), documents.counts.sum(), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("tolerance", [0.3, 0.01, 1e-3])
 def test_each_document_ends_where_its_gammas_rest(backend, tolerance):
     documents, beta, alpha = problem(seed=1)
-    found = fold_in(documents, beta, alpha, topics=5, iterations=100, tolerance=tolerance)
+    result = fold_in(documents, beta, alpha, topics=5, iterations=100, tolerance=tolerance)
     gamma, _ = folded(documents, torch.log(beta[:, :5]), alpha[:5], iterations=100, tolerance=tolerance)
-    torch.testing.assert_close(found.gamma[:, :5].double(), gamma, rtol=1e-3, atol=1e-4)
-    assert len(documents) - 1 <= found.iterations < 100 * len(documents)
+    torch.testing.assert_close(result.gamma[:, :5].double(), gamma, rtol=1e-3, atol=1e-4)
+    assert len(documents) - 1 <= result.iterations < 100 * len(documents)
 
 
 def test_a_document_without_words_has_the_prior(backend):
     documents, beta, alpha = problem()
-    found = fold_in(documents, beta, alpha, topics=5)
-    torch.testing.assert_close(found.gamma[3], alpha)
+    result = fold_in(documents, beta, alpha, topics=5)
+    torch.testing.assert_close(result.gamma[3], alpha)
     nothing = Documents(torch.zeros(3, dtype=torch.int64), torch.empty(0, dtype=torch.int32), torch.empty(0))
     assert torch.equal(fold_in(nothing, beta, alpha, topics=5).gamma, alpha.expand(2, -1))
 
@@ -157,13 +157,13 @@ def test_a_word_at_the_prior_is_shared_out_as_any_other(backend, prior, alpha):
     beta = expected_topics(x, torch.arange(len(x)), total, topics=k, prior=prior)
     alphas = torch.full((width_for(k),), alpha)
     log_beta = logs(prior + x[:, :k], total[:k])
-    found = fold_in(documents, beta, alphas, topics=k, iterations=20, tolerance=0.0)
+    result = fold_in(documents, beta, alphas, topics=k, iterations=20, tolerance=0.0)
     gamma, statistics = folded(documents, log_beta, alphas[:k], iterations=20, tolerance=0.0)
-    torch.testing.assert_close(found.gamma[:, :k].double(), gamma, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(found.statistics[:, :k].double(), statistics, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(found.statistics.sum(), documents.times.sum(), rtol=1e-5, atol=0)
-    mine = document_bound(documents, log_beta, alphas, found.gamma, topics=k)
-    torch.testing.assert_close(mine, bound(documents, log_beta, alphas[:k], found.gamma[:, :k]))
+    torch.testing.assert_close(result.gamma[:, :k].double(), gamma, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(result.statistics[:, :k].double(), statistics, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(result.statistics.sum(), documents.counts.sum(), rtol=1e-5, atol=0)
+    mine = document_bound(documents, log_beta, alphas, result.gamma, topics=k)
+    torch.testing.assert_close(mine, bound(documents, log_beta, alphas[:k], result.gamma[:, :k]))
 
 
 def test_what_the_kernels_cannot_take_is_refused_or_left_to_the_twin(backend):
@@ -183,9 +183,9 @@ def test_what_the_kernels_cannot_take_is_refused_or_left_to_the_twin(backend):
     torch.testing.assert_close(
         over_their_greatest(narrow), over_their_greatest(wide)[:, :10], rtol=1e-5, atol=0
     )
-    found = fold_in(documents, beta[:, :10], alpha[:10], topics=5)
+    result = fold_in(documents, beta[:, :10], alpha[:10], topics=5)
     torch.testing.assert_close(
-        found.gamma[:, :5], fold_in(documents, beta, alpha, topics=5).gamma[:, :5], rtol=1e-4, atol=1e-4
+        result.gamma[:, :5], fold_in(documents, beta, alpha, topics=5).gamma[:, :5], rtol=1e-4, atol=1e-4
     )
 
 
@@ -214,7 +214,7 @@ def test_the_bound_rises_with_every_iteration(backend):
     [
         (lambda d, b, a: (replace(d, word=d.word + 1), b, a), "has no row"),
         (lambda d, b, a: (replace(d, word=d.word - 40), b, a), "has no row"),
-        (lambda d, b, a: (replace(d, times=d.times[1:]), b, a), "times must be shaped"),
+        (lambda d, b, a: (replace(d, counts=d.counts[1:]), b, a), "counts must be shaped"),
         (lambda d, b, a: (d, b, a[1:]), "alpha must be shaped"),
         (lambda d, b, a: (d, b[0], a), "beta must have 2 dimensions"),
         (lambda d, b, a: (replace(d, starts=d.starts + 1), b, a), "starts"),

@@ -177,5 +177,5 @@ def test_what_does_not_fit_is_refused():
         net.unroll(x, None, first)
     with pytest.raises(ValueError, match="do not match"):
         net.unroll(x, net.initial_memory(3), first[:1])
-    with pytest.raises(ValueError, match="shares its torso"):
+    with pytest.raises(ValueError, match="has one torso"):
         ActorCritic(net.torso, net.core, net.policy_head, net.value_head, MLP((4, 4)))

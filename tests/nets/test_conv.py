@@ -166,6 +166,6 @@ def test_what_is_laid_once_serves_as_the_frames_do(channels_last):
     for frames in (window[:, :4], window[:, 3:], window[:, 1:5].contiguous()):
         expected = net(frames.contiguous())
         assert torch.equal(net(frames), expected)
-        assert torch.equal(net(net.lay(frames)), expected)
+        assert torch.equal(net(net.preprocess(frames)), expected)
     with pytest.raises(ValueError, match="uint8"):
-        net.lay(window[:, :4].float())
+        net.preprocess(window[:, :4].float())

@@ -250,9 +250,9 @@ def test_what_torch_records_fakes_or_transforms_is_left_to_torch(kind, monkeypat
             torch.tensor(counter.get_total_flops()),
         ]
 
-    found = all_of_it()
+    actual = all_of_it()
     monkeypatch.setattr(native, "kernels", None)
-    for one, other in zip(found, all_of_it(), strict=True):
+    for one, other in zip(actual, all_of_it(), strict=True):
         torch.testing.assert_close(one, other)
     monkeypatch.undo()
     with pytest.raises(RuntimeError):  # as without kernels: it views numbers as words
@@ -305,7 +305,7 @@ def test_frames_get_no_gradient_and_there_is_no_second_derivative():
     (first,) = torch.autograd.grad(features.square().sum(), [torso.linear.bias], create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first.sum().backward()
-    laid = torso.lay(frames(0, 2)).requires_grad_()  # who wants that gradient gets it from torch
+    laid = torso.preprocess(frames(0, 2)).requires_grad_()  # who wants that gradient gets it from torch
     (gradient,) = torch.autograd.grad(torso(laid).sum(), [laid])
     assert gradient.abs().sum() > 0
 
@@ -341,7 +341,7 @@ def test_nothing_is_read_behind_the_frames_or_kept_from_another_batch():
     """Batches of other sizes in between, and frames that end with a buffer, give the same numbers."""
     torso = made(nature_2013).to(torch.bfloat16)
     direction = direction_for(torso, 33)
-    laid = torso.lay(frames(1, 33))
+    laid = torso.preprocess(frames(1, 33))
     expected = both_passes(ConvTorso.forward, torso, laid, direction)
     both_passes(ConvTorso.forward, torso, frames(2, 80), direction_for(torso, 80))
     window = torch.full((laid.numel() + 2 * 441 * 64,), float("nan"), dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Shapes, streams and beginnings of value nets."""
+"""Shapes, streams and initialisation of Q-networks."""
 
 from __future__ import annotations
 

@@ -48,9 +48,9 @@ def test_it_moves_where_rounds_end_or_by_own_updates(
     for update, exchange in enumerate(rounds(period, 12), 1):
         changed(source)
         before = [x.clone() for x in target.net.parameters()]
-        said = target.follow(exchange.staleness, common)
+        reported = target.after_update(exchange.staleness, common)
         moved = any(not torch.equal(a, b) for a, b in zip(before, target.net.parameters(), strict=True))
-        assert said == moved
+        assert reported == moved
         seen += [update] if moved else []
     assert seen == moves
 
@@ -61,8 +61,8 @@ def test_a_move_goes_its_share_of_the_way() -> None:
     start = [x.clone() for x in source.parameters()]
     changed(source)
     for _ in range(20):
-        copied.follow(0, True)
-        average.follow(0, True)
+        copied.after_update(0, True)
+        average.after_update(0, True)
     for old, new, one, other in zip(
         start, source.parameters(), copied.net.parameters(), average.net.parameters(), strict=True
     ):
@@ -87,11 +87,11 @@ def test_it_goes_on_from_its_state() -> None:
     other.source = source
     for _ in range(4):
         changed(source)
-        one.follow(0, True)
+        one.after_update(0, True)
     other.load(one.state())
     for _ in range(4):
         changed(source)
-        assert one.follow(0, True) == other.follow(0, True)
+        assert one.after_update(0, True) == other.after_update(0, True)
     for name, x in one.net.state_dict().items():
         assert torch.equal(x, other.net.state_dict()[name])
 

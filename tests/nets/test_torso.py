@@ -1,4 +1,4 @@
-"""Torsos by name, and of the user's own."""
+"""Torsos by name, and from a file."""
 
 from __future__ import annotations
 

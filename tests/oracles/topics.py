@@ -44,4 +44,4 @@ def _phi(gamma, log_beta, words):
 
 def _each(documents):
     for first, last in zip(documents.starts[:-1].tolist(), documents.starts[1:].tolist(), strict=True):
-        yield documents.word[first:last].long(), documents.times[first:last].double()
+        yield documents.word[first:last].long(), documents.counts[first:last].double()

@@ -1,4 +1,4 @@
-"""``corpus-lda``: what the paper's steps decide, and steps that would leave no topics."""
+"""``corpus-lda``: the effect of the paper's step sizes, and step sizes that would leave no topics."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def test_the_papers_eta_and_rho_are_both_rate_over_the_fourth_root(updates, rate
     """Mohamad et al., equation 13; they multiply."""
     strategy = DPSGD(threads=1, local_updates=updates, wait=True)
     it = finished(run(strategy, step_rule="paper", rate=rate))
-    found, _ = SimulatedFabric(2, seed=0).run([functools.partial(moved, it)] * 2)
+    result, _ = SimulatedFabric(2, seed=0).run([functools.partial(moved, it)] * 2)
     each = rate / updates**0.25
-    assert found == pytest.approx(each * each * updates, rel=1e-5)
+    assert result == pytest.approx(each * each * updates, rel=1e-5)
 
 
 def test_what_the_user_chose_stays():

@@ -115,7 +115,7 @@ def test_a_death_takes_the_dead_and_its_edge_of_the_graph_away(tmp_path: Path) -
     ("changes", "why"),
     [
         ({"replicas": 1, "dead": None}, "one replica"),
-        ({"strategy": {"name": "all-reduce"}}, "all-reduce mixes over no peer graph"),
+        ({"strategy": {"name": "all-reduce"}}, "all-reduce has no topology"),
         ({"leave_out": frozenset({"update_norm"})}, "no update_norm"),
         ({"strategy": {"name": "gala", "topology": "heptagram"}}, "'heptagram'"),
     ],

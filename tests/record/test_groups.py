@@ -11,7 +11,8 @@ import pytest
 from a_run_folder import write_records, write_run
 
 from murmurate.record import comparison, groups
-from murmurate.record.drawings import classes, size
+from murmurate.record.drawings import classes
+from murmurate.record.figures import byte_size
 from murmurate.record.groups import grouped
 from murmurate.record.runs import open_run, summed
 
@@ -177,7 +178,7 @@ def test_classes_cover_all_values_once_and_grow() -> None:
         assert (widths > 0).all()
         assert (np.diff(widths) >= 0).all()
         assert len(edges) < 50
-    assert [size(v) for v in (0, 512, 20_000, 3.25e6, 8.16e9)] == [
+    assert [byte_size(v) for v in (0, 512, 20_000, 3.25e6, 8.16e9)] == [
         "0 B",
         "512 B",
         "20 kB",

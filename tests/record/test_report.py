@@ -14,11 +14,9 @@ import pytest
 from a_run_folder import write_records, write_run
 
 from murmurate.errors import Refusal
-from murmurate.record.curves import plot_returns
-from murmurate.record.figures import PRINT
 from murmurate.record.report import report
+from murmurate.record.run_sections import film_strip
 from murmurate.record.runs import open_run
-from murmurate.record.sections import film_strip
 
 
 def page_of(*folders: Path) -> str:
@@ -104,7 +102,7 @@ def test_every_figure_is_there_and_well_formed(gala: tuple[Path, str]) -> None:
     _, page = gala
     assert {
         "return by env steps",
-        "return by wall time",
+        "return by time",
         "speed",
         "waiting",
         "staleness",
@@ -114,7 +112,7 @@ def test_every_figure_is_there_and_well_formed(gala: tuple[Path, str]) -> None:
         "loss",
         "entropy",
     } <= set(svgs_of(page))
-    texts = [t.text for t in svgs_of(page)["return by wall time"].iter("text")]
+    texts = [t.text for t in svgs_of(page)["return by time"].iter("text")]
     assert "wall time (minutes)" in texts
 
 
@@ -146,7 +144,7 @@ def test_one_replica_leaves_sections_out_and_says_why(tmp_path: Path) -> None:
     write_run(tmp_path / "run", replicas=1, seconds=60, dead=None, strategy={"name": "solo"}, leave_out=none)
     page = page_of(tmp_path / "run")
     words = words_of(page)
-    for sentence in ("nobody to disagree with", "no other gradient", "nobody whose news could be old"):
+    for sentence in ("no peers to disagree with", "no other gradient", "nothing can be stale"):
         assert sentence in words
     assert not {"staleness", "relative disagreement", "cosines between gradients"} & set(svgs_of(page))
     assert data_of(page)[0]["gradient_cosine"] is None
@@ -159,9 +157,6 @@ def test_no_episode_yet_and_no_command(tmp_path: Path) -> None:
     assert "No episode has ended yet" in words
     assert "murmurate train cartpole-gala --strategy solo --replicas 1 --seed 3" in words
     assert "Put together from run.json" in words
-    with pytest.raises(Refusal, match="No episode has ended"):
-        plot_returns([tmp_path / "run"], tmp_path / "x.png", "t")
-    assert not (tmp_path / "x.png").exists()
 
 
 def test_what_others_wrote_cannot_become_markup(tmp_path: Path) -> None:
@@ -184,6 +179,15 @@ def test_what_others_wrote_cannot_become_markup(tmp_path: Path) -> None:
     assert "<img src=x" not in page
     assert data_of(page)[0]["recipe"] == evil
     assert evil in html.unescape(page)
+
+
+def test_a_label_of_a_figure_cannot_become_markup(tmp_path: Path) -> None:
+    strategy = {"name": 'gala"><script>alert(1)</script>', "topology": "ring"}
+    write_run(tmp_path / "a", seconds=60, dead=None, strategy=strategy)
+    write_run(tmp_path / "b", seconds=60, dead=None)
+    page = page_of(tmp_path / "a", tmp_path / "b")
+    assert "<script>" not in page
+    assert f"staleness of {strategy['name']}" in svgs_of(page)
 
 
 def test_several_runs_share_a_table_and_the_plots(tmp_path: Path) -> None:
@@ -252,7 +256,7 @@ def test_virtual_seconds_are_the_axis_of_a_simulated_run(tmp_path: Path) -> None
         write_records(tmp_path / name, records, replicas=2, strategy=strategy, simulated={"lines": 100})
     (tmp_path / "run" / "summary.json").write_text('{"virtual_seconds": 3000.0, "wall_seconds": 3.0}')
     one = page_of(tmp_path / "run")
-    assert "virtual time (minutes)" in [t.text for t in svgs_of(one)["return by wall time"].iter("text")]
+    assert "virtual time (minutes)" in [t.text for t in svgs_of(one)["return by time"].iter("text")]
     assert "virtual time 3,000 seconds" in words_of(one)
     both = page_of(tmp_path / "run", tmp_path / "other")
     assert "virtual time (minutes)" in [t.text for t in svgs_of(both)["return by time"].iter("text")]
@@ -348,23 +352,6 @@ def test_the_episode_is_embedded_as_it_is_or_its_absence_explained(tmp_path: Pat
     page = page_of(tmp_path / "run")
     (embedded,) = re.findall(r'src="data:image/png;base64,([^"]*)"', page)
     assert base64.b64decode(embedded) == out.getvalue()
-
-
-def test_plot_returns_draws_each_run_in_its_colour_in_both_panels(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", seconds=300)
-    write_run(
-        tmp_path / "b", seconds=300, recipe="pong-a2c", strategy={"name": "all-reduce"}, seed=1, rate=300
-    )
-    out = plot_returns([tmp_path / "a", tmp_path / "b"], tmp_path / "curves.png", "Pong")
-    picture = (matplotlib.image.imread(out)[..., :3] * 255).round().astype(int)
-    assert picture.shape == (640, 1600, 3)
-    for colour in PRINT.runs[:2]:
-        wanted = [int(colour[k : k + 2], 16) for k in (1, 3, 5)]
-        same = (picture[:560] == wanted).all(-1)  # the legend is below
-        assert same[:, :800].sum() > 100
-        assert same[:, 800:].sum() > 100
-    with pytest.raises(Refusal, match="nothing to draw"):
-        plot_returns([], tmp_path / "curves.png", "Pong")
 
 
 def test_deaths_end_with_a_resume_or_a_return_and_the_summary_has_the_last_word(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A copier copies what it was asked to, in order, whoever does it; and is no trouble when it is left."""
+"""Copies complete in order, in whichever thread, and a copier can be dropped at any time."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_fields_of_rows_are_told_apart() -> None:
     copier.split(source, ROW, index, places, out)
     assert copier.number == 1
     copier.wait(1)
-    for (offset, size), found in zip(places.tolist(), out, strict=True):
-        assert torch.equal(found, source[index, offset // 4 : (offset + size) // 4])
+    for (offset, size), result in zip(places.tolist(), out, strict=True):
+        assert torch.equal(result, source[index, offset // 4 : (offset + size) // 4])
 
 
 def test_dropped_with_work_left_it_finishes_what_it_began_and_frees_the_rest() -> None:
@@ -72,8 +72,10 @@ def test_dropped_with_work_left_it_finishes_what_it_began_and_frees_the_rest() -
         assert all(ref() is not None for ref in watched), "what it reads and writes is kept by it alone"
         del copier
         assert all(ref() is None for ref in watched)
-        dropped = sum(torch.equal(found, untouched) for found in memory)
-        assert dropped + sum(torch.equal(found, expected) for found in memory) == len(memory), "none by half"
+        dropped = sum(torch.equal(result, untouched) for result in memory)
+        assert dropped + sum(torch.equal(result, expected) for result in memory) == len(memory), (
+            "none by half"
+        )
         never_begun += dropped
     assert never_begun > 0, "it was waited for"
 

@@ -1,4 +1,4 @@
-"""What an agent records beside its actions comes back with the transitions, whatever the replay."""
+"""Tensors recorded with the actions are returned with the transitions, by every replay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.replay.config import ReplayConfig, open_replay, replay_bytes
 from murmurate.replay.interface import Steps
-from murmurate.sources.shared_ring import Record, Ring
+from murmurate.sources.shared_ring import ActorRing, ActorStep
 from murmurate.spec import EnvSpec
 
 SHAPES = {"log_probability": (), "memory": (3,)}
@@ -76,12 +76,12 @@ def test_it_takes_the_memory_that_is_said_beforehand() -> None:
 
 def test_it_passes_from_an_actor_to_its_learner() -> None:
     memory = SharedMemoryFile.create()
-    ring = Ring(memory, SPECS["rows"], 2, SHAPES)
-    reader = Ring(SharedMemoryFile(memory.descriptor), SPECS["rows"], 2, SHAPES)
-    ring.put(Record(step("rows", 7), [], version=1))
-    found = reader.oldest().steps
-    torch.testing.assert_close(found.behaviour["log_probability"], torch.tensor([-7.0, -107.0]))
-    assert found.behaviour["memory"].shape == (2, 3)
-    assert found.taken is None
+    ring = ActorRing(memory, SPECS["rows"], 2, SHAPES)
+    reader = ActorRing(SharedMemoryFile(memory.descriptor), SPECS["rows"], 2, SHAPES)
+    ring.put(ActorStep(step("rows", 7), [], version=1))
+    result = reader.oldest().steps
+    torch.testing.assert_close(result.behaviour["log_probability"], torch.tensor([-7.0, -107.0]))
+    assert result.behaviour["memory"].shape == (2, 3)
+    assert result.action_value is None
     reader.drop()
     memory.close()

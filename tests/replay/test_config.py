@@ -1,4 +1,4 @@
-"""The replay of a run: what is refused, what it will take, and which store a world gets."""
+"""The replay of a run: refused configs, its memory, and the store for each kind of world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replays against a list of all that was put in."""
+"""Replays against a list of all insertions."""
 
 from __future__ import annotations
 
@@ -361,7 +361,7 @@ def test_batches_ahead_know_the_errors_of_so_many_before():
         rows(replay, 300)
         return replay
 
-    def drawn(depth, told, batches=9):
+    def drawn(depth, reported, batches=9):
         replay = make()
         ahead = Prefetcher(replay, 32, depth)
         out, weights = [], []
@@ -370,19 +370,19 @@ def test_batches_ahead_know_the_errors_of_so_many_before():
             out.append(sample.keys.clone())
             assert torch.equal(sample.observation[:, 0].long(), sample.keys)
             weights.append(sample.weights.clone())
-            if t < told:
+            if t < reported:
                 replay.update(sample.keys, torch.full((32,), 1000.0))
         ahead.close()
-        if not told:  # as one draw after the other has them
+        if not reported:  # as one draw after the other has them
             fresh = make()
             assert all(torch.equal(w, fresh.sample(32, 0.4).weights) for w in weights)
         return out
 
     for depth in (0, 1, 3):
-        with_errors, without = drawn(depth, told=9), drawn(depth, told=0)
+        with_errors, without = drawn(depth, reported=9), drawn(depth, reported=0)
         same = [torch.equal(a, b) for a, b in zip(with_errors, without, strict=True)]
         assert same == [t <= depth for t in range(9)]
-    assert all(torch.equal(a, b) for a, b in zip(drawn(3, told=9), drawn(3, told=9), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(drawn(3, reported=9), drawn(3, reported=9), strict=True))
 
 
 @pytest.mark.parametrize("depth", [0, 1, 50])

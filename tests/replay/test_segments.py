@@ -1,4 +1,4 @@
-"""Segments against the definition: which slots are drawn how often, and with what weight."""
+"""Segments against their definition: probabilities and weights of slots."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def test_each_slot_is_drawn_with_its_chance_and_weighed_for_it(kind: str, presen
     batches, batch, beta = 6_000, 30, 0.6
     counts = torch.zeros(sampler.capacity, dtype=torch.float64)
     for _ in range(batches):
-        found = sampler.draw(batch, beta)
-        counts += torch.bincount(found.indices, minlength=sampler.capacity)
+        result = sampler.draw(batch, beta)
+        counts += torch.bincount(result.indices, minlength=sampler.capacity)
         if whole:
             within = [p / p[p > 0].min() if p.any() else p for p in weight.split(SIZES)]
-            wanted = torch.cat(within)[found.indices] ** -beta
+            wanted = torch.cat(within)[result.indices] ** -beta
         else:
-            wanted = (chance[found.indices] / chance[chance > 0].min()) ** -beta
-        torch.testing.assert_close(found.weights.double(), wanted, rtol=1e-5, atol=0)
+            wanted = (chance[result.indices] / chance[chance > 0].min()) ** -beta
+        torch.testing.assert_close(result.weights.double(), wanted, rtol=1e-5, atol=0)
     kept = chance > 0
     assert int(counts[~kept].sum()) == 0
     if whole:  # batches are from one segment each: they are what is independent
@@ -154,8 +154,8 @@ def test_a_batch_is_of_one_generation_of_rollouts() -> None:
         rollouts(replay, generation, size)
         kept = range(max(0, generation - count + 1), generation + 1)
         seen = [set(replay.sample(32, 0.4).reward.tolist()) for _ in range(400)]
-        assert all(len(found) == 1 for found in seen)
-        numbers = torch.bincount(torch.tensor([int(found.pop()) for found in seen]), minlength=11)
+        assert all(len(result) == 1 for result in seen)
+        numbers = torch.bincount(torch.tensor([int(result.pop()) for result in seen]), minlength=11)
         assert {k for k in range(11) if numbers[k]} == set(kept)
         p = 1 / len(kept)
         assert all(abs(int(numbers[k]) - 400 * p) <= 4 * math.sqrt(400 * p * (1 - p)) for k in kept)

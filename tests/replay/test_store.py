@@ -1,4 +1,4 @@
-"""Row stores and frames by brute force: what is drawn is what was put in."""
+"""Row stores and frames by brute force: reads return the inserted values."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def test_rows_come_back_as_they_were(kernels, tmp_path):
         write(store, places, changed)
         for name, value in changed.items():
             kept[name][places] = value
-        found = store.read(slots)
+        result = store.read(slots)
         again = store.read(slots, out=store.buffers(200))
         for name in COLUMNS:
-            assert torch.equal(found[name], kept[name][slots])
-            assert torch.equal(again[name], found[name])
+            assert torch.equal(result[name], kept[name][slots])
+            assert torch.equal(again[name], result[name])
             assert torch.equal(store.column(name), kept[name])
 
 
@@ -167,9 +167,9 @@ def test_returns_are_as_defined(steps, how, ends):
             assert closed.simulator[row] == 1
             made[t + 1 - int(closed.age[row])] = (closed.reward[row], closed.discount[row], closed.age[row])
     assert sorted(made) == list(range(ends))
-    for start, found in made.items():
+    for start, result in made.items():
         expected = by_definition(rewards, start, steps, discount, ends, how == "terminated")
-        assert found == pytest.approx(expected, rel=1e-6)
+        assert result == pytest.approx(expected, rel=1e-6)
     # the next episode begins with nothing open
     no = np.array([False])
     assert len(returns.step(1, [1.0], no, no)) == (steps == 1)

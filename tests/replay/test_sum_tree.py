@@ -1,4 +1,4 @@
-"""What a sum tree refuses, where it may lie, and which one is taken."""
+"""Refusals of the sum tree, its memory, and the choice of the backend."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def test_however_a_tensor_lies_its_numbers_are_what_counts(first, second):
         tree.set(i[:5], e[5:10])
     assert torch.equal(plain.priorities, other.priorities)
     mass = torch.linspace(0, 1, 33, dtype=torch.float64)[:-1] * plain.total
-    found = other.find(one(mass) if first != "narrow" else mass, torch.empty(32, dtype=torch.int64))
-    assert torch.equal(found, plain.find(mass))
+    result = other.find(one(mass) if first != "narrow" else mass, torch.empty(32, dtype=torch.int64))
+    assert torch.equal(result, plain.find(mass))
     with pytest.raises(ValueError, match="give one for each"):
         other.set(one(index), two(error[:5]))
 

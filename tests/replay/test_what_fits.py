@@ -1,4 +1,4 @@
-"""What does not fit is refused, and the replay is then as it was."""
+"""Invalid steps are refused, and do not change the replay."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ WRONG = {
     "terminated": lambda s: s._replace(terminated=s.terminated.long()),
     "truncated": lambda s: s._replace(truncated=s.truncated[:2]),
     "'reward' of simulator 1 is nan": lambda s: s._replace(reward=odd(s.reward, math.nan)),
-    "'taken' of simulator 1 is inf": lambda s: s._replace(taken=odd(s.reward, math.inf)),
-    "'following' is torch.float32 .2.": lambda s: s._replace(following=s.following[:2]),
+    "'action_value' of simulator 1 is inf": lambda s: s._replace(action_value=odd(s.reward, math.inf)),
+    "'next_value' is torch.float32 .2.": lambda s: s._replace(next_value=s.next_value[:2]),
 }
 
 

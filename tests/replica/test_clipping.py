@@ -1,4 +1,4 @@
-"""A gradient's norm is bounded as torch bounds it, to the bit, whether or not anything is multiplied."""
+"""Gradients are clipped exactly as by torch, bit for bit."""
 
 import math
 
@@ -20,8 +20,8 @@ def around(value):
 def test_as_torch_clips(norm):
     ours, theirs = torch.tensor([float(norm), 0.0]), nn.Parameter(torch.zeros(2))
     theirs.grad = ours.clone()
-    told = nn.utils.clip_grad_norm_([theirs], 1.0)
-    assert clip_(ours, 1.0, "x", 3).item() == told.item() == np.float32(norm)
+    reported = nn.utils.clip_grad_norm_([theirs], 1.0)
+    assert clip_(ours, 1.0, "x", 3).item() == reported.item() == np.float32(norm)
     assert torch.equal(ours, theirs.grad)
 
 

@@ -1,4 +1,4 @@
-"""The flat vector: what comes loose is found, what is not finite changes nothing, memory may be lent."""
+"""The flat vector: lost views are detected, non-finite numbers change nothing, memory can be replaced."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def test_check_finds_what_came_loose_and_names_it(cause, what, grouped):
     replica.descend(net(torch.ones(1, 2)).sum())
     replica.check()
     cause(replica)
-    with pytest.raises(RuntimeError, match=what) as found:
+    with pytest.raises(RuntimeError, match=what) as result:
         replica.check()
-    assert "'net'" in str(found.value)
-    assert "replica.descend" in str(found.value)
+    assert "'net'" in str(result.value)
+    assert "replica.descend" in str(result.value)
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -236,9 +236,9 @@ def test_rebound_to_other_memory_it_goes_on_as_if_nothing_had_happened(optimizer
     replica.rebind(storage, elsewhere)
     replica.check()
     assert replica.params.data_ptr() == storage.data_ptr()
-    found = problem._run(replica, 8 - done, (0,), done)
-    assert same(found.state, expected.state)
-    assert torch.equal(storage, found.params)
+    result = problem._run(replica, 8 - done, (0,), done)
+    assert same(result.state, expected.state)
+    assert torch.equal(storage, result.params)
     for index, group in enumerate(replica.optimizer.param_groups):
         for key, value in replica.optimizer.state[group["params"][0]].items():
             assert value.data_ptr() == moments[f"{index}.{key}"].data_ptr()

@@ -1,4 +1,4 @@
-"""Collectives against an oracle that has all members' tensors in one place, their gradients too."""
+"""Collectives and their gradients against an oracle that has all members' tensors."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from murmurate.errors import Refusal
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
 from murmurate.launch.script import run
+from murmurate.replicator.collectives import Group
 from murmurate.replicator.user_loop import OwnLoop
 from murmurate.strategies import strategies
 from murmurate.strategies.all_reduce import AllReduce
@@ -91,16 +92,16 @@ def expected(size):
     }
 
 
-def close(found, right):
-    torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12, check_dtype=True)
+def close(result, right):
+    torch.testing.assert_close(result, right, rtol=1e-12, atol=1e-12, check_dtype=True)
 
 
-def check_all(found):
-    for one in found:
-        close(one, expected(len(found)))
+def check_all(result):
+    for one in result:
+        close(one, expected(len(result)))
         assert isinstance(one["gather"]["b"][0], Pair)
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0], rtol=0, atol=0)  # the same bits on all
+    for other in result[1:]:
+        torch.testing.assert_close(other, result[0], rtol=0, atol=0)  # the same bits on all
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -119,8 +120,8 @@ def lengths(loop):
 @pytest.mark.parametrize("fabric", [simulated, processes])
 def test_messages_of_any_length_arrive_to_the_bit(fabric):
     """Below a short message, across its end, and over several long ones."""
-    for found in loops(2, lengths, fabric):
-        for x, n in zip(found, (1, 500, 1100, 270_000), strict=True):
+    for result in loops(2, lengths, fabric):
+        for x, n in zip(result, (1, 500, 1100, 270_000), strict=True):
             assert torch.equal(x, torch.stack([draw(r, n).float() for r in range(2)]))
 
 
@@ -167,13 +168,13 @@ def whole_gradient(size):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_gradients_are_those_of_the_whole(size):
-    for found, right in zip(loops(size, gradient), whole_gradient(size), strict=True):
-        close(found, right)
+    for result, right in zip(loops(size, gradient), whole_gradient(size), strict=True):
+        close(result, right)
 
 
 def test_gradients_are_those_of_the_whole_on_real_processes():
-    for found, right in zip(loops(2, gradient, processes), whole_gradient(2), strict=True):
-        close(found, right)
+    for result, right in zip(loops(2, gradient, processes), whole_gradient(2), strict=True):
+        close(result, right)
 
 
 def gradient_of_gradient(loop):
@@ -241,9 +242,9 @@ def test_batch_normalisation_over_replicas_is_that_of_the_whole_batch(size):
     x = draw(5, 12, 3).requires_grad_()
     y = torch.nn.functional.batch_norm(x, None, None, training=True)
     (y * draw(6, 12, 3)).sum().backward()
-    found = loops(size, normalised)
-    close(torch.cat([one for one, _ in found]), y.detach())
-    torch.testing.assert_close(torch.cat([g for _, g in found]), x.grad, rtol=1e-10, atol=1e-12)
+    result = loops(size, normalised)
+    close(torch.cat([one for one, _ in result]), y.detach())
+    torch.testing.assert_close(torch.cat([g for _, g in result]), x.grad, rtol=1e-10, atol=1e-12)
 
 
 # -- groups -----------------------------------------------------------------------------------------
@@ -271,8 +272,8 @@ def test_groups_within_and_across_workers():
     across = [xs[[r % 2, 2 + r % 2]].exp().sum(0) for r in range(4)]
     ys = [a * b for a, b in zip(within, across, strict=True)]
     sum(w * y.sum() for w, y in zip(WEIGHTS, ys, strict=True)).backward()
-    found = loops(4, grouped, workers=2)
-    for rank, (y, slope, root, ranks, names) in enumerate(found):
+    result = loops(4, grouped, workers=2)
+    for rank, (y, slope, root, ranks, names) in enumerate(result):
         close(y, ys[rank].detach())
         close(slope, xs.grad[rank])
         close(root, draw(1 if rank < 2 else 3, 3))
@@ -290,15 +291,15 @@ def at_its_own_pace(loop):
 
 @pytest.mark.parametrize("fabric", [simulated, processes])
 def test_a_groups_calls_are_its_own(fabric):
-    found = loops(4, at_its_own_pace, fabric, workers=2)
-    assert [x for x, _, _ in found] == [8.0, 8.0, 5.0, 5.0]
-    assert [mean for _, mean, _ in found] == [6.5] * 4
-    first, _, last, _ = (exchanged for *_, exchanged in found)
+    result = loops(4, at_its_own_pace, fabric, workers=2)
+    assert [x for x, _, _ in result] == [8.0, 8.0, 5.0, 5.0]
+    assert [mean for _, mean, _ in result] == [6.5] * 4
+    first, _, last, _ = (exchanged for *_, exchanged in result)
     assert first > last > 0, "what groups exchange counts too"
 
 
 def test_workers_divide_the_replicas():
-    with pytest.raises(Refusal, match="3 replicas cannot be dealt evenly to 2 workers"):
+    with pytest.raises(Refusal, match="3 replicas cannot be divided evenly among 2 workers"):
         loops(3, grouped, workers=2)
 
 
@@ -364,7 +365,7 @@ def test_what_cannot_be_handed_in():
         loops(1, functools.partial(script, x={"a": "text"}, act="sum"))
     with pytest.raises(TypeError, match="floating-point"):
         loops(1, functools.partial(script, x=torch.tensor(3), act="mean"))
-    with pytest.raises(ValueError, match="'median' is no reduction"):
+    with pytest.raises(ValueError, match="no reduction 'median'"):
         loops(1, lambda loop: loop.reduce(torch.ones(2), "median"))
     with pytest.raises(ValueError, match="no member 2 in a group of 1"):
         loops(1, lambda loop: loop.broadcast(torch.ones(2), root=2))
@@ -407,8 +408,8 @@ def mean_of_one(loop):
 
 @pytest.mark.parametrize("name", MEETING)
 def test_those_that_meet_give_collectives(name):
-    found = loops(3, lambda loop: loop.sum(loop.rank).item(), strategy=KNOWN[name](), collectives=True)
-    assert found == [3, 3, 3]
+    result = loops(3, lambda loop: loop.sum(loop.rank).item(), strategy=KNOWN[name](), collectives=True)
+    assert result == [3, 3, 3]
 
 
 def test_local_sgd_meets_at_every_step_for_a_collective():
@@ -432,3 +433,15 @@ def test_a_door_of_ones_own_is_enough():
         return OwnLoop(AllReduce(), door).mean(float(door.rank)).item()
 
     assert simulated(3, member) == [1.0, 1.0, 1.0]
+
+
+def test_a_group_of_one_gives_back_what_it_is_given_and_its_gradient() -> None:
+    group = Group.of_one()
+    assert (group.rank, group.size) == (0, 1)
+    x = torch.randn(3, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    results = [group.mean(x), group.sum(x), group.broadcast(x), group.gather(x)[0], group.reduce(x, "max")]
+    for result in results:
+        assert torch.equal(result, x)
+        (gradient,) = torch.autograd.grad((3 * result).sum(), [x])
+        assert torch.equal(gradient, torch.full((3,), 3.0))
+    assert torch.equal(group.map_gather(torch.tensor, [1, 2]), torch.tensor([1, 2]))

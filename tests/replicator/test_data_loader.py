@@ -1,4 +1,4 @@
-"""A data loader with workers of its own inside a member: they run, and none outlives whoever started it."""
+"""A data loader with workers inside a member: they run, and none outlives the process that started it."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def sums(loop):
 
 @pytest.mark.parametrize("launcher", ["local", "inline"])
 def test_each_replica_learns_from_a_loader_with_workers(launcher):
-    found = murmurate.run(sums, replicas=2, launcher=launcher)
+    result = murmurate.run(sums, replicas=2, launcher=launcher)
     whole = [float(batch.sum()) for (batch,) in loader(workers=0)]
-    assert [sum(shares) for shares in zip(*found, strict=True)] == whole
+    assert [sum(shares) for shares in zip(*result, strict=True)] == whole
 
 
 def for_ever(loop):

@@ -1,4 +1,4 @@
-"""Who gets which batch, and when inputs end."""
+"""Which replica gets which batch, and when inputs end."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def numbers(batches):
 
 
 def test_a_workers_batch_is_split_in_equal_shares_and_the_rest_left_out():
-    found = taken([rows(0, 1, 2, 3, 4, 5, 6), rows(7, 8, 9), rows(1, 2)], replicas=3)
-    assert [numbers(f) for f in found] == [[[0, 1], [7]], [[2, 3], [8]], [[4, 5], [9]]]
-    assert found[1][0]["name"] == "kept"
+    result = taken([rows(0, 1, 2, 3, 4, 5, 6), rows(7, 8, 9), rows(1, 2)], replicas=3)
+    assert [numbers(f) for f in result] == [[[0, 1], [7]], [[2, 3], [8]], [[4, 5], [9]]]
+    assert result[1][0]["name"] == "kept"
 
 
 def test_time_major_batches_are_split_along_their_second_dimension():
@@ -48,13 +48,13 @@ def test_a_split_of_ones_own():
 
 def test_workers_take_whole_batches_in_turn_up_to_the_last_whole_round():
     source = [rows(2 * k, 2 * k + 1) for k in range(5)]
-    found = taken(source, replicas=4, workers=2)
-    assert [numbers(f) for f in found] == [[[0], [4]], [[1], [5]], [[2], [6]], [[3], [7]]]
+    result = taken(source, replicas=4, workers=2)
+    assert [numbers(f) for f in result] == [[[0], [4]], [[1], [5]], [[2], [6]], [[3], [7]]]
 
 
 def test_replicas_take_whole_batches_in_turn():
-    found = taken([rows(k) for k in range(8)], replicas=3, per="replica")
-    assert [numbers(f) for f in found] == [[[0], [3]], [[1], [4]], [[2], [5]]]
+    result = taken([rows(k) for k in range(8)], replicas=3, per="replica")
+    assert [numbers(f) for f in result] == [[[0], [3]], [[1], [4]], [[2], [5]]]
 
 
 def test_a_source_for_each_worker_or_replica():
@@ -83,5 +83,5 @@ def test_replicas_that_meet_end_together_when_the_first_has_no_more(fabric):
 
 
 def test_others_end_each_on_its_own():
-    assert [len(found) for found in loops(3, uneven, strategy=GALA())] == [3, 5, 7]
-    assert [len(found) for found in loops(1, uneven, strategy=Solo())] == [3]
+    assert [len(result) for result in loops(3, uneven, strategy=GALA())] == [3, 5, 7]
+    assert [len(result) for result in loops(1, uneven, strategy=Solo())] == [3]

@@ -1,4 +1,4 @@
-"""A loop of one's own under every strategy; who one is, what stands for all, a replica over devices."""
+"""A script's own loop under every strategy: ranks, consensus, a replica over several devices."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def linear_problem(loop, count=STEPS):
 @pytest.mark.parametrize("name", [n for n in KNOWN if n != "solo"])
 def test_a_loop_of_ones_own_learns_under_every_strategy(name):
     kind = KNOWN[name]
-    found = loops(3 + kind.centre, linear_problem, simulated, TUNED.get(name, kind()))
-    assert found[3:] == [None] * kind.centre  # a centre has nothing to say
-    for steps, ended, wrong, _, exchanged in found[:3]:
+    result = loops(3 + kind.centre, linear_problem, simulated, TUNED.get(name, kind()))
+    assert result[3:] == [None] * kind.centre  # a centre has nothing to say
+    for steps, ended, wrong, _, exchanged in result[:3]:
         assert (steps, ended) == (STEPS, True)
         assert wrong < 0.1
         assert exchanged > 0 or name == "hogwild"
-    assert [main for *_, main, _ in found[:3]] == [True, False, False]
+    assert [main for *_, main, _ in result[:3]] == [True, False, False]
 
 
 def a_few_steps(loop):
@@ -97,8 +97,8 @@ def test_a_centre_serves_whether_the_script_steps_or_not(strategy):
         return replica.clock
 
     assert loops(3, script, strategy=strategy) == [5, 5, None]
-    found = loops(3, lambda loop: loop.replicate("net", tanh_net(), sgd).clock, strategy=strategy)
-    assert found[:2] == [0, 0]
+    result = loops(3, lambda loop: loop.replicate("net", tanh_net(), sgd).clock, strategy=strategy)
+    assert result[:2] == [0, 0]
 
 
 def test_a_centre_needs_a_member_of_its_own():
@@ -115,12 +115,12 @@ def test_rank_size_worker_and_seeds():
         drawn = [torch.rand(1, generator=g).item() for g in own]
         return loop.rank, loop.size, loop.worker, loop.workers, loop.is_main, loop.seed_for("x"), drawn
 
-    found = loops(4, script, workers=2, seed=7)
-    assert [one[:5] for one in found] == [(r, 4, r // 2, 2, r == 0) for r in range(4)]
-    assert len({one[5] for one in found}) == 4
-    for *_, (first, again, other) in found:
+    result = loops(4, script, workers=2, seed=7)
+    assert [one[:5] for one in result] == [(r, 4, r // 2, 2, r == 0) for r in range(4)]
+    assert len({one[5] for one in result}) == 4
+    for *_, (first, again, other) in result:
         assert first == again != other
-    assert found[0][5] == loops(1, script, seed=7)[0][5] != loops(1, script, seed=8)[0][5]
+    assert result[0][5] == loops(1, script, seed=7)[0][5] != loops(1, script, seed=8)[0][5]
 
 
 def test_it_prints_once(capsys):
@@ -241,11 +241,11 @@ def test_two_shards_in_lockstep_are_one_replica(strategy, clip):
     """The clipped norm is that of both shards' averaged gradients: one shard's own would differ at once."""
     split = loops(3, lambda loop: over_devices(loop, clip), strategy=strategy, **TWO)
     whole = loops(3, lambda loop: on_one(loop, clip), strategy=strategy)
-    for (found, norms, exchanges, lengths), (expected, one_norms, one_exchanges) in zip(
+    for (result, norms, exchanges, lengths), (expected, one_norms, one_exchanges) in zip(
         split, whole, strict=True
     ):
         assert lengths == [24 + 35, 18 + 6]
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(norms, one_norms, rtol=1e-12, atol=1e-12)
         assert exchanges == one_exchanges
 
@@ -292,7 +292,7 @@ def test_what_a_fabric_raises_in_a_shards_step_comes_through():
         def broken(replica, fabric):
             raise FabricError("the link was cut")
 
-        loop.bonds["net.1"].strategy.step = broken
+        loop.bound_replicas["net.1"].strategy.step = broken
         lockstep.descend(
             F.mse_loss(torch.ones(1), lockstep.shards[0].own_parameters()[0].sum().float()[None])
         )

@@ -1,4 +1,4 @@
-"""The replicator: who starts from what, who is refused, who is told of deaths; and the probe."""
+"""The replicator: initial parameters, refusals, notification of deaths, measurements."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def test_two_replicas_learn_apart_each_with_its_own_channel_and_strategy():
         for _ in range(2):
             actor.follow(torch.tensor([1.0 + door.rank], dtype=torch.float64))
         critic.follow(torch.ones(2, dtype=torch.float64))
-        return actor.params.tolist(), critic.params.tolist(), replicator.bonds["critic"].last
+        return actor.params.tolist(), critic.params.tolist(), replicator.bound_replicas["critic"].last
 
-    for found in SimulatedFabric(2, seed=0).run([member] * 2):
-        assert found == ([-1.5], [9.5, 9.5], Exchange(0, 1, 1))
+    for result in SimulatedFabric(2, seed=0).run([member] * 2):
+        assert result == ([-1.5], [9.5, 9.5], Exchange(0, 1, 1))
 
 
 def test_a_name_is_given_once():
@@ -77,7 +77,7 @@ def test_a_name_is_given_once():
         replicator.replicate("net", Point(0.0), sgd)
         replicator.replicate("net", Point(0.0), sgd)
 
-    with pytest.raises(ValueError, match="called 'net' already"):
+    with pytest.raises(ValueError, match="already a replica called 'net'"):
         SimulatedFabric(1, seed=0).run([member])
 
 
@@ -111,9 +111,9 @@ class Diary(Strategy):
 
 def test_a_strategy_is_told_of_deaths_and_of_who_joins_between_two_steps():
     script = Script(3)
-    replicator = Replicator(Diary(), script.door(0))
+    replicator = Replicator(Diary(), script.member(0))
     replica = replicator.replicate("x", Number(0.0), sgd)
-    bond = replicator.bonds["x"]
+    bound = replicator.bound_replicas["x"]
     gradient = torch.ones(1, dtype=torch.float64)
     replica.follow(gradient)
     script.dead = {1, 2}
@@ -121,9 +121,9 @@ def test_a_strategy_is_told_of_deaths_and_of_who_joins_between_two_steps():
     replica.follow(gradient)
     script.dead = {1}
     replica.follow(gradient)
-    assert bond.strategy.told == ["step", ("died", 1), ("died", 2), "step", "step", ("joined", 2), "step"]
-    assert bond.last == Exchange(4, 1, 2)
-    assert bond.staleness_max == 4
+    assert bound.strategy.told == ["step", ("died", 1), ("died", 2), "step", "step", ("joined", 2), "step"]
+    assert bound.last == Exchange(4, 1, 2)
+    assert bound.staleness_max == 4
 
 
 def test_the_strategy_given_stays_as_it_was():
@@ -155,7 +155,7 @@ def test_state_has_replica_and_strategy_by_name_and_consensus_a_vector_each():
 
 def test_publish_shows_the_parameters_as_they_are_now():
     script = Script(2)
-    replicator = Replicator(GALA(), script.door(0))
+    replicator = Replicator(GALA(), script.member(0))
     replica = replicator.replicate("x", Number(1.0), sgd)
     replica.params.data.fill_(5.0)
     replicator.publish()
@@ -168,8 +168,8 @@ def test_traffic_is_summed_over_replicas():
         for name in ("one", "two"):
             replicator.replicate(name, Point(0.0, 0.0, 0.0), sgd)
         before = replicator.bytes_exchanged
-        for bond in replicator.bonds.values():
-            bond.replica.follow(torch.zeros(3, dtype=torch.float64))
+        for bound in replicator.bound_replicas.values():
+            bound.replica.follow(torch.zeros(3, dtype=torch.float64))
         return replicator.bytes_exchanged - before
 
     assert SimulatedFabric(1, seed=0).run([member]) == [2 * 3 * 8]  # each published three float64
@@ -197,13 +197,13 @@ def probed(synchronous, door):
 @pytest.mark.parametrize("synchronous", [True, False])
 def test_the_probe_compares_by_the_formulas(synchronous):
     """mean (1, 1); squared distances 5, 5, 32, 18: sqrt(60/4)/sqrt(2)."""
-    found = SimulatedFabric(4, seed=1).run([functools.partial(probed, synchronous)] * 4)
+    result = SimulatedFabric(4, seed=1).run([functools.partial(probed, synchronous)] * 4)
     for rank, distance in enumerate((5, 5, 32, 18)):
-        assert found[rank]["disagreement"] == pytest.approx((15 / 2) ** 0.5)
-        assert found[rank]["distance_to_mean"] == pytest.approx(distance**0.5)
+        assert result[rank]["disagreement"] == pytest.approx((15 / 2) ** 0.5)
+        assert result[rank]["distance_to_mean"] == pytest.approx(distance**0.5)
     half = 0.5**0.5
-    assert found[0]["gradient_cosine"] == pytest.approx([1.0, 0.0, half, -1.0])
-    assert found[2]["gradient_cosine"] == pytest.approx([half, half, 1.0, -half])
+    assert result[0]["gradient_cosine"] == pytest.approx([1.0, 0.0, half, -1.0])
+    assert result[2]["gradient_cosine"] == pytest.approx([half, half, 1.0, -half])
 
 
 def test_the_probe_alone_has_nothing_to_compare():

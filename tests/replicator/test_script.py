@@ -1,4 +1,4 @@
-"""``murmurate.run``: processes of a script, what they print, return and fail with; and the examples."""
+"""``murmurate.run``: processes of a script, their output, results and errors; the examples."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def who(loop):
 
 @pytest.mark.parametrize("launcher", ["local", "inline"])
 def test_each_replica_runs_and_its_result_comes_back_by_rank(launcher):
-    found = murmurate.run(who, replicas=2, strategy=GALA(), launcher=launcher, devices=[("cpu", "meta")])
-    assert [one[:3] for one in found] == [(r, 2, ["cpu", "meta"]) for r in range(2)]
-    assert torch.equal(found[1][3], torch.ones(2))
+    result = murmurate.run(who, replicas=2, strategy=GALA(), launcher=launcher, devices=[("cpu", "meta")])
+    assert [one[:3] for one in result] == [(r, 2, ["cpu", "meta"]) for r in range(2)]
+    assert torch.equal(result[1][3], torch.ones(2))
 
 
 def environment():
@@ -96,8 +96,8 @@ def stop(loop):
 
 @pytest.mark.timeout(120)
 def test_who_is_stopped_holds_up_nobody_who_has_finished():
-    found = murmurate.run(stop, replicas=3, strategy="gala", deadline_seconds=2.0)
-    assert found == [0, Died(1, -signal.SIGKILL), 2]
+    result = murmurate.run(stop, replicas=3, strategy="gala", deadline_seconds=2.0)
+    assert result == [0, Died(1, -signal.SIGKILL), 2]
 
 
 def test_if_all_are_killed_the_run_failed():
@@ -215,19 +215,19 @@ def test_the_documentation_shows_the_lines_of_the_examples():
 @pytest.mark.parametrize("name", ["resnet", "gan"])
 def test_the_replicated_example_alone_is_the_plain_one_to_the_bit(name):
     expected = example(name).main(steps=3)
-    found = alone(lambda loop: example(f"{name}_replicated").main(loop, steps=3))
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    result = alone(lambda loop: example(f"{name}_replicated").main(loop, steps=3))
+    torch.testing.assert_close(result, expected, rtol=0, atol=0)
 
 
 def test_the_replicated_gan_is_the_plain_one_on_the_joined_batch():
     """Its batches are of a size that divides, its losses are means, and it has no batch statistics."""
     expected = example("gan").main(steps=3)
-    for found in loops(3, lambda loop: example("gan_replicated").main(loop, steps=3)):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    for result in loops(3, lambda loop: example("gan_replicated").main(loop, steps=3)):
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_the_replicated_resnets_agree_whatever_the_strategy():
     one, two = loops(2, lambda loop: example("resnet_replicated").main(loop, steps=2))
     torch.testing.assert_close(one, two, rtol=0, atol=0)
-    for found in loops(2, lambda loop: example("resnet_replicated").main(loop, steps=2), strategy=GALA()):
-        assert all(bool(p.isfinite().all()) for p in found)
+    for result in loops(2, lambda loop: example("resnet_replicated").main(loop, steps=2), strategy=GALA()):
+        assert all(bool(p.isfinite().all()) for p in result)

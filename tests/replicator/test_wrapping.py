@@ -1,4 +1,4 @@
-"""A wrapped optimizer against the plain script: alone to the bit, replicated as one on the joined batch."""
+"""A wrapped optimizer against the plain script: alone bit for bit, replicated as on the joined batch."""
 
 from __future__ import annotations
 
@@ -73,18 +73,18 @@ def same_bits(one, other):
 def test_alone_it_is_the_plain_script_to_the_bit(optimizer, dtype):
     batches = pairs(STEPS, dtype=dtype)
     expected = script(optimizer, plain, batches, net=tanh_net(dtype))
-    found = alone(
+    result = alone(
         lambda loop: script(optimizer, loop.wrap_optimizer, loop.inputs(batches), net=tanh_net(dtype))
     )
-    same_bits(found, expected)
+    same_bits(result, expected)
 
 
 @pytest.mark.parametrize("optimizer", ["nesterov", "adamw"])
 def test_alone_with_groups_and_a_scheduler_too(optimizer):
     batches = pairs(STEPS)
     expected = script(optimizer, plain, batches, groups=True, scheduled=True)
-    found = alone(lambda loop: script(optimizer, loop.wrap_optimizer, batches, groups=True, scheduled=True))
-    same_bits(found, expected)
+    result = alone(lambda loop: script(optimizer, loop.wrap_optimizer, batches, groups=True, scheduled=True))
+    same_bits(result, expected)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -92,11 +92,11 @@ def test_alone_with_groups_and_a_scheduler_too(optimizer):
 def test_all_reduced_it_is_one_process_on_the_joined_batch(optimizer, size):
     batches = pairs(STEPS)
     expected = script(optimizer, plain, batches, groups=True, scheduled=True)
-    found = loops(
+    result = loops(
         size, lambda r: script(optimizer, r.wrap_optimizer, r.inputs(batches), groups=True, scheduled=True)
     )
-    for one in found:
-        same_bits(one, found[0])
+    for one in result:
+        same_bits(one, result[0])
         torch.testing.assert_close(one, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -237,8 +237,8 @@ def adversaries(wrap, batches):
 def test_two_losses_and_two_optimizers_alone_and_replicated():
     expected = adversaries(plain, pairs(5))
     same_bits(alone(lambda loop: adversaries(loop.wrap_optimizer, pairs(5))), expected)
-    for found in loops(3, lambda loop: adversaries(loop.wrap_optimizer, loop.inputs(pairs(5)))):
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    for result in loops(3, lambda loop: adversaries(loop.wrap_optimizer, loop.inputs(pairs(5)))):
+        torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
 
 
 # -- clipping, moments, state -----------------------------------------------------------------------
@@ -264,8 +264,8 @@ def test_clipping_acts_on_the_averaged_gradient():
             optimizer.step()
         return [p.detach() for p in net.parameters()]
 
-    for found in loops(3, script):
-        torch.testing.assert_close(found, clipped(), rtol=1e-12, atol=1e-12)
+    for result in loops(3, script):
+        torch.testing.assert_close(result, clipped(), rtol=1e-12, atol=1e-12)
 
 
 def test_under_hogwild_parameters_and_moments_are_one_storage():
@@ -310,8 +310,8 @@ def test_state_travels_between_plain_and_wrapped(optimizer):
         half(plain, fresh, before, batches[4:])
         return [p.detach() for p in fresh.parameters()]
 
-    found, after = alone(there)
-    same_bits(found, expected)
+    result, after = alone(there)
+    same_bits(result, expected)
     # loading costs torch itself some bits of NAdam's product of momenta
     same_bits(alone(lambda loop: back(loop.wrap_optimizer)), back(plain))
     assert set(after["state"]) == {0, 1, 2, 3}
@@ -395,7 +395,7 @@ def scheduled(loop, how):
 def test_where_the_centre_steps_a_scheduler_must_be_a_schedule():
     with pytest.raises(Refusal, match="Give wrap_optimizer a schedule"):
         loops(3, lambda loop: scheduled(loop, "torch"), strategy=ParameterServer())
-    found = loops(2, lambda loop: scheduled(loop, "schedule"), strategy=ParameterServer())
+    result = loops(2, lambda loop: scheduled(loop, "schedule"), strategy=ParameterServer())
     net = tanh_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
@@ -405,7 +405,7 @@ def test_where_the_centre_steps_a_scheduler_must_be_a_schedule():
         optimizer.step()
         scheduler.step()
     # one client that waits for each pull is the plain script
-    torch.testing.assert_close(found[0], dict(net.state_dict()), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(result[0], dict(net.state_dict()), rtol=1e-12, atol=1e-12)
 
 
 def sgd_alone(loop):

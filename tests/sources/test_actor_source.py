@@ -1,4 +1,4 @@
-"""Actors: what they send, how they are held back, with whose parameters they play, and what if one dies."""
+"""Actors: their steps, flow control, the age of their parameters, and their death."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from murmurate.replicator.learner import Context
 from murmurate.sources import actor_source as acted_module
 from murmurate.sources.actor_source import ActorPlan, ActorSource
 from murmurate.sources.replay_sampler import ReplaySampler
-from murmurate.sources.shared_ring import SLOTS, Record, Ring, Weights
+from murmurate.sources.shared_ring import SLOTS, ActorRing, ActorStep, SharedParameters
 from murmurate.spec import EnvSpec, Episode
 from murmurate.worlds.registry import world
 from waiting import DEADLINE_SECONDS, until
@@ -52,16 +52,16 @@ def steps(number: int, values: bool = True) -> Steps:
 
 def put_many(descriptor: int, count: int) -> None:
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
-    ring = Ring(SharedMemoryFile(descriptor), SPEC, 3)
+    ring = ActorRing(SharedMemoryFile(descriptor), SPEC, 3)
     for number in range(count):
         until(lambda: ring.has_room, every=1e-4)
         episodes = [Episode(1, number / 4, number)] * (number % 3)
-        ring.put(Record(steps(number, values=number % 5 > 0), episodes, version=number))
+        ring.put(ActorStep(steps(number, values=number % 5 > 0), episodes, version=number))
 
 
 def test_records_come_whole_and_in_order_from_another_process() -> None:
     memory_file = SharedMemoryFile.create()
-    ring = Ring(memory_file, SPEC, 3)
+    ring = ActorRing(memory_file, SPEC, 3)
     process = multiprocessing.get_context("fork").Process(
         target=put_many, args=(memory_file.descriptor, 500), daemon=True
     )
@@ -73,8 +73,8 @@ def test_records_come_whole_and_in_order_from_another_process() -> None:
         sent = steps(number, values=number % 5 > 0)
         assert record.steps.behaviour == sent.behaviour == {}
         for name, expected in list(sent._asdict().items())[:-1]:
-            found = getattr(record.steps, name)
-            assert (found is None) if expected is None else torch.equal(found, expected), name
+            result = getattr(record.steps, name)
+            assert (result is None) if expected is None else torch.equal(result, expected), name
         assert record.version == number
         assert record.episodes == [Episode(1, number / 4, number)] * (number % 3)
         ring.drop()
@@ -84,8 +84,11 @@ def test_records_come_whole_and_in_order_from_another_process() -> None:
 
 def test_a_full_ring_has_room_again_when_half_of_it_is_free() -> None:
     memory_file = SharedMemoryFile.create()
-    writer, reader = Ring(memory_file, SPEC, 3), Ring(SharedMemoryFile(memory_file.descriptor), SPEC, 3)
-    record = Record(steps(0), [], version=0)
+    writer, reader = (
+        ActorRing(memory_file, SPEC, 3),
+        ActorRing(SharedMemoryFile(memory_file.descriptor), SPEC, 3),
+    )
+    record = ActorStep(steps(0), [], version=0)
     for _ in range(3):  # the same after any number of rounds
         while writer.has_room:
             writer.put(record)
@@ -101,7 +104,7 @@ def test_a_full_ring_has_room_again_when_half_of_it_is_free() -> None:
 
 def publish_for_ever(descriptor: int, count: int) -> None:
     torch.set_num_threads(1)
-    weights = Weights(SharedMemoryFile(descriptor), count)
+    weights = SharedParameters(SharedMemoryFile(descriptor), count)
     version = 0
     while True:
         version += 1
@@ -111,7 +114,7 @@ def publish_for_ever(descriptor: int, count: int) -> None:
 def test_no_version_is_ever_read_in_part() -> None:
     count = 100_000
     memory_file = SharedMemoryFile.create()
-    weights = Weights(memory_file, count)
+    weights = SharedParameters(memory_file, count)
     process = multiprocessing.get_context("fork").Process(
         target=publish_for_ever, args=(memory_file.descriptor, count), daemon=True
     )
@@ -185,7 +188,7 @@ def test_actors_play_with_the_learners_parameters_and_are_held_back() -> None:
 def test_first_priorities_are_the_errors_that_the_actor_saw() -> None:
     """Before the first update actor and learner have the same net, so the learner can check each."""
     config = dataclasses.replace(CONFIG, alpha=1.0, epsilon=0.0)
-    with acted(config) as (source, learner):
+    with acted(config, actors=1) as (source, learner):
         next(source)
         replay = source.replay
         filled = len(replay)
@@ -206,16 +209,16 @@ def test_an_actor_that_dies_is_started_again_and_told_of() -> None:
         assert [kind for kind, _ in source.events()] == ["actor began", "actor began"]
         victim = pids(source)[1]
         os.kill(victim, signal.SIGKILL)
-        told: list[tuple[str, str]] = []
+        reported: list[tuple[str, str]] = []
 
         def learned() -> bool:  # the other actor always has something: the dead one is missed all the same
             learner.learn(next(source))
-            told.extend(source.events())
-            return len(told) == 2
+            reported.extend(source.events())
+            return len(reported) == 2
 
         until(learned)
-        assert [kind for kind, _ in told] == ["actor died", "actor began"]
-        assert "actor 1 of replica 0 died (signal 9)" in told[0][1]
+        assert [kind for kind, _ in reported] == ["actor died", "actor began"]
+        assert "actor 1 of replica 0 died (signal 9)" in reported[0][1]
         assert source.fields()["actor_deaths"] == 1
         taken = source._actors[1].ring
         before = int(taken._marks[1])
@@ -237,9 +240,9 @@ def test_actors_that_hang_are_started_again_and_told_of(monkeypatch: pytest.Monk
             actor.has_sent, actor.longest_seconds = True, 0.0
         for _ in range(200):
             learner.learn(next(source))
-        told = [words for kind, words in source.events() if kind == "actor died"]
-        assert any("actor 0 of replica 0" in words and "hung: no step for" in words for words in told)
-        assert any("actor 1 of replica 0" in words for words in told)
+        reported = [words for kind, words in source.events() if kind == "actor died"]
+        assert any("actor 0 of replica 0" in words and "hung: no step for" in words for words in reported)
+        assert any("actor 1 of replica 0" in words for words in reported)
         assert not set(stopped) & set(pids(source))
 
 
@@ -256,32 +259,32 @@ def test_actors_end_with_a_learner_that_is_killed() -> None:
 
     process = multiprocessing.get_context("fork").Process(target=learn, daemon=True)
     process.start()
-    found = [int(word) for word in os.read(read, 1000).split()]
-    assert all(alive(pid) for pid in found)
-    assert len(found) == 2
+    result = [int(word) for word in os.read(read, 1000).split()]
+    assert all(alive(pid) for pid in result)
+    assert len(result) == 2
     os.kill(process.pid or 0, signal.SIGKILL)
     process.join()
-    until(lambda: not any(alive(pid) for pid in found))
+    until(lambda: not any(alive(pid) for pid in result))
 
 
 def test_actors_that_cannot_begin_end_the_run_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("murmurate.sources.actor_source._DEATHS", 2)
     broken = dataclasses.replace(AGENT, target_every=-1)
-    with acted() as (source, _):
+    with acted(actors=1) as (source, _):
         source.plan = dataclasses.replace(source.plan, agent=broken)
         with pytest.raises(RunFailed, match="died 2 times without having made a step"):
             next(source)
 
 
 def test_it_goes_on_from_its_replay_with_new_games() -> None:
-    with acted() as (source, learner):
+    with acted(actors=1) as (source, learner):
         for _ in range(30):
             learner.learn(next(source))
         state = source.state()
         store = state["replays"]["replay"]["store"]
         store["rows"] = store["rows"].clone()
         held = len(source.replay)
-    with acted() as (other, _):
+    with acted(actors=1) as (other, _):
         other.load(state)
         assert len(other.replay) == held
         assert not other.exact

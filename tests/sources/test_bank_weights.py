@@ -1,4 +1,4 @@
-"""Banks: what learners draw from replays of their own, weighed as if all drew from one."""
+"""Importance weights of learners with separate replays equal those of a single replay."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def weigh(uniform: bool, beta: float, least: float, door: Fabric) -> tuple[Tenso
 @pytest.mark.parametrize("uniform", [False, True])
 def test_chances_times_weights_are_those_of_one_replay(uniform: bool, beta: float) -> None:
     """From one replay an item would weigh p_i * p_i ** -beta, but for a constant."""
-    found = run_members(3, [functools.partial(weigh, uniform, beta, 1.0)] * 3)
-    priority, weighed = (torch.cat(parts) for parts in zip(*found, strict=True))
+    result = run_members(3, [functools.partial(weigh, uniform, beta, 1.0)] * 3)
+    priority, weighed = (torch.cat(parts) for parts in zip(*result, strict=True))
     constant = weighed / priority ** (1 - beta)
     torch.testing.assert_close(constant, constant[0].expand_as(constant), rtol=1e-4, atol=0)
 
@@ -57,8 +57,8 @@ def test_an_item_that_nobody_drew_makes_no_weight_small() -> None:
     """One with an error of nearly 0 in one bank, or in all."""
     usual = run_members(3, [functools.partial(weigh, False, 1.0, 1.0)] * 3)
     for kinds in ((1e-6, 1.0, 1.0), (1e-6, 1e-9, 1e-3)):
-        found = run_members(3, [functools.partial(weigh, False, 1.0, least) for least in kinds])
-        for (_, one), (_, other) in zip(usual, found, strict=True):
+        result = run_members(3, [functools.partial(weigh, False, 1.0, least) for least in kinds])
+        for (_, one), (_, other) in zip(usual, result, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=0)
 
 
@@ -69,5 +69,5 @@ def alone(door: Fabric) -> list[float]:
 
 
 def test_who_has_no_others_weighs_over_the_greatest_of_the_batch() -> None:
-    [found] = run_members(1, [alone])
-    assert found == pytest.approx([1.0, 0.5, 0.2])
+    [result] = run_members(1, [alone])
+    assert result == pytest.approx([1.0, 0.5, 0.2])

@@ -1,4 +1,4 @@
-"""Corpora as what is learned from: what is kept back, and mini-batches that miss nothing."""
+"""Corpora as sources: held-out documents, and mini-batches that omit no document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches from a replay: how often each transition is drawn, what goes into it, and exact resumption."""
+"""Batches from a replay: how often each transition is drawn, its contents, and exact resumption."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def test_weights_are_over_the_greatest_of_the_batch() -> None:
 def test_a_fit_follows_what_was_played_in_a_row() -> None:
     """Fitted Q-iteration: 40 steps, then the 20 batches of 8 that they allow at 4 draws each, and again."""
     made = source(dataclasses.replace(CONFIG, fit_every=40))
-    found = [batch.env_steps for _, batch in zip(range(100), made, strict=False)]
-    played = [steps for steps in found if steps]
-    assert [number for number, steps in enumerate(found) if steps] == [0, 20, 40, 60, 80]
+    result = [batch.env_steps for _, batch in zip(range(100), made, strict=False)]
+    played = [steps for steps in result if steps]
+    assert [number for number, steps in enumerate(result) if steps] == [0, 20, 40, 60, 80]
     assert played[0] == 60  # of which 20 came before learning starts
     assert played[1:] == [40, 40, 40, 40]
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from murmurate.errors import Refusal
-from murmurate.sources.rollouts import RolloutSource, open_groups
+from murmurate.sources.rollouts import RolloutSource
+from murmurate.sources.simulator_groups import open_groups
 from murmurate.spec import Trajectory
 from murmurate.worlds.atari import AtariWorld
 from murmurate.worlds.gym import GymWorld

@@ -29,15 +29,15 @@ class Script:
         self.waits: list[tuple[int, float, bool]] = []  # (rank, deadline, whether it came in time)
         self.order: list[tuple[int, str]] = []
 
-    def door(self, rank: int) -> Door:
-        return Door(self, rank)
+    def member(self, rank: int) -> ScriptedMember:
+        return ScriptedMember(self, rank)
 
     def arrived(self, publisher: int, reader: int) -> int:
         limit = self.held_back.get((publisher, reader), math.inf)
         return int(min(len(self.published[publisher]), limit))
 
 
-class Door:
+class ScriptedMember:
     """A ``Fabric`` and the one ``Channel`` it makes; only the register works."""
 
     capabilities = frozenset({Capability.REGISTER})
@@ -46,7 +46,7 @@ class Door:
         self.script, self.rank, self.size = script, rank, script.size
         self.traffic = Traffic()
 
-    def channel(self, name: str, like: Tensor) -> Door:
+    def channel(self, name: str, like: Tensor) -> ScriptedMember:
         return self
 
     def living(self) -> list[int]:
@@ -94,13 +94,13 @@ class Cast:
     def __init__(self, strategy: Strategy, starts: list[float]) -> None:
         self.script = Script(len(starts))
         self.replicas = []
-        self.bonds = []
+        self.bound_replicas = []
         for rank, start in enumerate(starts):
-            replicator = Replicator(strategy, self.script.door(rank))
+            replicator = Replicator(strategy, self.script.member(rank))
             self.replicas.append(
                 replicator.replicate("x", Number(start), lambda p: torch.optim.SGD(p, lr=1.0))
             )
-            self.bonds.append(replicator.bonds["x"])
+            self.bound_replicas.append(replicator.bound_replicas["x"])
 
     def step(self, rank: int, by: float) -> tuple[float, int, int, int]:
         """(its number afterwards, round, heard, staleness)."""

@@ -8,7 +8,7 @@ import torch
 from murmurate.fabric.interface import Capability, FabricError
 from murmurate.strategies.dpsgd import DPSGD
 from murmurate.strategies.dpsgd.step_sizes import scaled_rate
-from strategies.desk import Company
+from strategies.manual_fabric import Company
 
 ALONE = {"threads": 1, "wait": True}
 
@@ -34,15 +34,15 @@ def test_corollary_1_scales_eta_and_rho_by_threads_of_a_node_and_not_by_nodes():
     for learners in (4, 8):
         strategy = DPSGD(threads=2, local_updates=4, batch=2, scale_rates=True, global_learning_rate=3.0)
         company = Company(strategy, learners)
-        assert company.bonds[0].replica.optimizer.param_groups[0]["lr"] == 0.5
+        assert company.bound_replicas[0].replica.optimizer.param_groups[0]["lr"] == 0.5
         assert company.centre.strategy._master.optimizer.param_groups[0]["lr"] == 1.5
     plain = Company(DPSGD(global_learning_rate=1.0, threads=2, local_updates=4, batch=2), 4)
-    assert plain.bonds[0].replica.optimizer.param_groups[0]["lr"] == 1.0
+    assert plain.bound_replicas[0].replica.optimizer.param_groups[0]["lr"] == 1.0
 
 
 def test_corollary_1_takes_the_threads_that_there_are():
     company = Company(DPSGD(global_learning_rate=1.0, threads=8, local_updates=8, scale_rates=True), 2)
-    assert company.bonds[0].replica.optimizer.param_groups[0]["lr"] == pytest.approx(16**-0.25)
+    assert company.bound_replicas[0].replica.optimizer.param_groups[0]["lr"] == pytest.approx(16**-0.25)
 
 
 def test_corollary_1_scales_the_start_of_a_schedule():
@@ -64,7 +64,7 @@ def test_two_nodes_of_one_thread_by_hand():
     assert company.step(1, 0.0) == (7.0, 1, 2, 0)  # pushed -2 of v = 10: v = 7
     assert company.step(0, 1.0) == (7.0, 1, 1, 1)
     assert company.step(0, 1.0) == (6.0, 2, 2, 0)
-    pushes = [(who, x, note) for who, _, tag, x, note in company.desk.sent if tag == "update"]
+    pushes = [(who, x, note) for who, _, tag, x, note in company.fabric.sent if tag == "update"]
     assert pushes == [(0, [-4.0], 0.0), (1, [-2.0], 0.0), (0, [-2.0], 1.0)]
 
 
@@ -92,7 +92,7 @@ def test_a_node_of_two_threads_by_hand():
     assert company.step(1, 1.0) == (-2.0, 0, 2, 1)
     assert company.step(1, 1.0) == (-3.0, 0, 2, 2)
     assert company.step(1, 1.0) == (-4.0, 0, 2, 3)  # the fourth, but it does not lead
-    assert company.desk.sent == []
+    assert company.fabric.sent == []
     assert company.step(0, 1.0) == (-5.0, 0, 2, 2)  # pushes -5
     assert company.step(1, 2.0) == (-7.0, 0, 2, 4)
     assert company.serve() == 1
@@ -100,7 +100,7 @@ def test_a_node_of_two_threads_by_hand():
     with torch.no_grad():
         company.centre.replica.params.sub_(100.0)  # as if others had pushed
     company.serve()
-    company.desk.mail[0, "parameters"][0].x.sub_(100.0)
+    company.fabric.mail[0, "parameters"][0].x.sub_(100.0)
     assert company.step(0, 4.0) == (-111.0, 1, 3, 0)  # v' + (u - u at the push): -105 - 2 - 4
     assert company.step(1, 0.0) == (-111.0, 1, 3, 0)  # the other thread sees the round too
     assert company.value(0) == company.value(1)
@@ -116,7 +116,7 @@ def test_a_late_answer_keeps_what_was_learned_meanwhile_though_asked_to_wait():
     assert company.step(0, 1.0) == (-1.0, 0, 1, 1)
     company.serve()
     assert company.step(0, 2.0) == (-3.0, 1, 2, 0)
-    assert company.desk.sent[-1][2:4] == ("update", [-2.0])
+    assert company.fabric.sent[-1][2:4] == ("update", [-2.0])
     company.serve()
     assert company.value() == -3.0
 
@@ -129,19 +129,19 @@ class TestLeading:
         company.step(0, 1.0)
         company.step(1, 1.0)
         company.step(0, 1.0)  # pushes -3; the answer will go to it
-        company.desk.dead.add(0)
+        company.fabric.dead.add(0)
         assert company.step(1, 4.0) == (-7.0, 0, 1, 2)  # leads: that answer is lost, and one update is due
         company.serve()
         assert company.value() == -7.0
         assert company.step(1, 0.0) == (-7.0, 1, 2, 0)
-        pushes = [(who, x) for who, _, tag, x, _ in company.desk.sent if tag == "update"]
+        pushes = [(who, x) for who, _, tag, x, _ in company.fabric.sent if tag == "update"]
         assert pushes == [(0, [-3.0]), (1, [-4.0]), (1, [0.0])]
 
-    def test_who_does_not_lead_never_sends(self):
+    def test_a_member_that_does_not_lead_never_sends(self):
         company = Company(DPSGD(global_learning_rate=1.0, threads=0, local_updates=1), 3, served=False)
         for rank in (1, 2, 1, 2):
             company.step(rank, 1.0)
-        assert company.desk.sent == []
+        assert company.fabric.sent == []
 
 
 class TestDelayBound:
@@ -162,12 +162,12 @@ class TestDelayBound:
         company = self.three(2, **ALONE)
         assert company.step(1, 10.0) == (-3.0, 1, 2, 0)
         assert company.value() == -3.0
-        assert company.centre.strategy.refused == company.bonds[1].strategy.refused == 1
+        assert company.centre.strategy.refused == company.bound_replicas[1].strategy.refused == 1
         assert company.step(1, 10.0)[0] == company.value() == -13.0
 
     def test_what_was_learned_behind_a_refused_push_is_dropped_with_it(self):
         company = self.three(2, threads=1, wait=True)
-        late = company.bonds[1]
+        late = company.bound_replicas[1]
         late.strategy.wait = False
         company.step(1, 10.0)
         company.step(1, 20.0)
@@ -187,12 +187,12 @@ class TestDelayBound:
         company.step(0, 1.0)  # of version 0, after the push
         company.serve()
         company.step(0, 1.0)  # pulls version 1, and pushes both
-        assert company.desk.sent[-1][2:] == ("update", [-2.0], 0.0)
+        assert company.fabric.sent[-1][2:] == ("update", [-2.0], 0.0)
 
 
-def test_the_death_of_the_master_is_told_to_every_thread():
+def test_the_death_of_the_master_is_an_error_for_every_thread():
     company = Company(DPSGD(global_learning_rate=1.0, threads=2), 2)
-    company.desk.dead.add(2)
+    company.fabric.dead.add(2)
     for rank in (0, 1):
         with pytest.raises(
             FabricError, match="rank 2, which kept the centre, is dead or out of reach, and with it v"
@@ -215,7 +215,7 @@ def test_vectors_restored_unfolded_are_joined_in_their_order():
         company.step(0, float(k))
     state = company.centre.strategy.state()
     company.centre.strategy.load(state)
-    assert [one.item() for one in company.centre.strategy._master.unfolded] == [-float(k) for k in range(12)]
+    assert [one.item() for one in company.centre.strategy._master.pending] == [-float(k) for k in range(12)]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_node_of_one_that_is_started_again_pushes_nothing_of_its_peer():
     company = Company(DPSGD(global_learning_rate=1.0, local_updates=2, **ALONE), 2, start=0.0)
     for _ in range(3):
         company.step(0, 1.0)  # pushed -2, and is one update further
-    donor, joiner = company.bonds[0], company.bonds[1]
+    donor, joiner = company.bound_replicas[0], company.bound_replicas[1]
     company.step(1, 50.0)  # of a life that ends here
     joiner.replica.load(donor.replica.state())
     joiner.strategy.load(donor.strategy.state())
@@ -245,7 +245,7 @@ def test_a_node_of_one_that_is_started_again_pushes_nothing_of_its_peer():
     assert company.value(1) == company.value(0) == -3.0
     company.step(1, 10.0)
     company.step(1, 10.0)
-    pushes = [(who, x) for who, _, tag, x, _ in company.desk.sent if tag == "update"]
+    pushes = [(who, x) for who, _, tag, x, _ in company.fabric.sent if tag == "update"]
     assert pushes == [(0, [-2.0]), (1, [-20.0])]
 
 
@@ -253,7 +253,7 @@ def test_the_schedule_of_a_node_of_one_that_is_started_again_goes_on_from_its_pe
     company = Company(DPSGD(**ALONE), 2, schedule=lambda k: max(0.0, 1 - k / 100))
     for _ in range(30):
         company.step(0, 1.0)
-    donor, joiner = company.bonds[0], company.bonds[1]
+    donor, joiner = company.bound_replicas[0], company.bound_replicas[1]
     joiner.replica.load(donor.replica.state())
     joiner.strategy.load(donor.strategy.state())
     joiner.strategy.joined(joiner.replica, joiner.channel)

@@ -14,7 +14,7 @@ from murmurate.replica.scale import Scale
 from murmurate.replica.sparse import Rows
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.dpsgd import DPSGD, sparse_node
-from strategies.desk import Desk, Door
+from strategies.manual_fabric import ManualFabric, ManualMember
 
 ROWS, WIDTH, RATE = 40, 16, 0.1
 
@@ -29,23 +29,23 @@ class Node:
     """Ranks 0 and 1, and the master; memory is shared with processes that are forked."""
 
     def __init__(self):
-        self.desk, self.bonds = Desk(3), []
+        self.fabric, self.bound_replicas = ManualFabric(3), []
         for rank in range(3):
-            replicator = Replicator(DPSGD(threads=2, local_updates=1), Door(self.desk, rank))
+            replicator = Replicator(DPSGD(threads=2, local_updates=1), ManualMember(self.fabric, rank))
             replicator.replicate("x", Table(), lambda p: torch.optim.SGD(p, lr=RATE))
-            self.bonds.append(replicator.bonds["x"])
+            self.bound_replicas.append(replicator.bound_replicas["x"])
 
     def step(self, rank, row, value):
-        self.bonds[rank].replica.follow(Rows(torch.tensor([row]), torch.full((1, WIDTH), value)))
+        self.bound_replicas[rank].replica.follow(Rows(torch.tensor([row]), torch.full((1, WIDTH), value)))
 
     def serve(self):
-        centre = self.bonds[2]
+        centre = self.bound_replicas[2]
         with torch.no_grad():
             while centre.strategy.serve(centre.replica, centre.channel):
                 pass
 
     def values(self, rank):
-        return self.bonds[rank].replica.values().detach().clone().view(ROWS, WIDTH)
+        return self.bound_replicas[rank].replica.values().detach().clone().view(ROWS, WIDTH)
 
     def dies(self, rank, work):
         """``work`` in a process of its own, which must be killed in it; the others see it dead."""
@@ -53,7 +53,7 @@ class Node:
         process.start()
         process.join(60)
         assert process.exitcode == -signal.SIGKILL
-        self.desk.dead.add(rank)
+        self.fabric.dead.add(rank)
 
 
 def moved(x, row, value):
@@ -118,9 +118,9 @@ def _second_time(index_copy):
 def test_a_node_that_was_torn_goes_on_from_the_whole_of_v(when, victim, monkeypatch):
     torch.set_num_threads(1)
     monkeypatch.setattr(
-        Door,
+        ManualMember,
         "shared",
-        lambda it, key, like: it.desk.memory.setdefault(key, like.detach().clone().share_memory_()),
+        lambda it, key, like: it.fabric.memory.setdefault(key, like.detach().clone().share_memory_()),
     )
     node, survivor = Node(), 1 - victim
     for rank in (0, 1, 0):
@@ -141,6 +141,6 @@ def test_a_node_that_was_torn_goes_on_from_the_whole_of_v(when, victim, monkeypa
         torch.testing.assert_close(node.values(survivor), v)
         node.serve()
     torch.testing.assert_close(node.values(2), v)
-    state = node.bonds[survivor].strategy.state()
+    state = node.bound_replicas[survivor].strategy.state()
     assert not state["torn"]
     torch.testing.assert_close(state["params"].view(ROWS, WIDTH), v)

@@ -11,7 +11,7 @@ from murmurate.fabric.interface import FabricError
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.elastic import Elastic, SynchronousElastic, moving_rate
-from strategies.desk import Company
+from strategies.manual_fabric import Company
 
 
 @pytest.mark.parametrize(("given", "replicas", "expected"), [(None, 4, 0.2), (None, 1, 0.8), (0.5, 4, 0.5)])
@@ -56,14 +56,14 @@ def test_no_wait_moves_later_from_where_it_then_is_by_what_the_centre_moved():
     company.serve()
     assert company.value() == 2.0
     assert company.step(0, -1.0) == (5.0, 1, 2, 0)  # 6 - (4 - 0)/2, and its update
-    assert not company.desk.waited[1:]
+    assert not company.fabric.waited[1:]
 
 
 def test_a_missed_deadline_goes_on_and_moves_when_the_answer_is_there():
     company = Company(Elastic(moving_rate=0.5, period=2, deadline_seconds=0.1), 1, start=0.0, served=False)
     for gradient in (-4.0, 0.0, -1.0):
         company.step(0, gradient)
-    assert sum(company.desk.waited) == pytest.approx(0.1)
+    assert sum(company.fabric.waited) == pytest.approx(0.1)
     company.serve()
     assert company.step(0, 0.0) == (3.0, 1, 2, 0)
     assert company.value() == 2.0
@@ -73,29 +73,29 @@ def test_the_centre_does_not_move_towards_the_dead():
     company = Company(Elastic(moving_rate=0.5, period=1, wait=False), 2, start=0.0, served=False)
     company.step(0, -4.0)
     company.step(0, 0.0)
-    company.desk.dead.add(0)
+    company.fabric.dead.add(0)
     company.serve()
     assert company.value() == 0.0
 
 
-def test_the_death_of_the_centre_is_told():
+def test_the_death_of_the_centre_is_reported():
     company = Company(Elastic(period=5), 2)
-    company.desk.dead.add(2)
+    company.fabric.dead.add(2)
     with pytest.raises(FabricError, match=r"rank 2, which kept the centre, is dead or out of reach"):
         company.step(0, 1.0)
     assert not company.drain(0, 1)  # no error at a checkpoint: there is just none
     waiting = Company(Elastic(period=1), 1, served=False)
-    waiting.desk.while_waiting = lambda: waiting.desk.dead.add(1)
+    waiting.fabric.while_waiting = lambda: waiting.fabric.dead.add(1)
     waiting.step(0, 1.0)
     with pytest.raises(FabricError, match="rank 1"):
         waiting.step(0, 1.0)
-    assert sum(waiting.desk.waited) < 0.2
+    assert sum(waiting.fabric.waited) < 0.2
 
 
 def test_it_needs_no_one_to_turn_gradients_off():
     """The vector is a leaf that requires gradients; serving and stepping must not care."""
     company = Company(Elastic(moving_rate=0.5, period=1), 1, start=0.0, served=False)
-    company.desk.while_waiting = lambda: company.centre.strategy.serve(
+    company.fabric.while_waiting = lambda: company.centre.strategy.serve(
         company.centre.replica, company.centre.channel
     )
     company.step(0, -4.0)
@@ -106,13 +106,13 @@ def test_it_needs_no_one_to_turn_gradients_off():
 def synchronous(gradients, strategy):
     """Each member's (number, centre, round, heard, staleness) after each step."""
 
-    def member(door):
-        replicator = Replicator(strategy, door)
+    def member(fabric):
+        replicator = Replicator(strategy, fabric)
         replica = replicator.replicate("x", Point(8.0), lambda p: torch.optim.SGD(p, lr=1.0))
-        bond, lines = replicator.bonds["x"], []
-        for gradient in gradients[door.rank]:
+        bound, lines = replicator.bound_replicas["x"], []
+        for gradient in gradients[fabric.rank]:
             exchange = replica.follow(torch.tensor([gradient], dtype=torch.float64))
-            centre = bond.strategy.consensus(replica, bond.channel).item()
+            centre = bound.strategy.consensus(replica, bound.channel).item()
             lines.append((replica.params.item(), centre, *exchange))
         return lines
 

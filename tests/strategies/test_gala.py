@@ -35,7 +35,7 @@ def test_a_ring_of_three_by_hand():
         assert cast.step(rank, by) == expected, f"line {line}"
 
 
-def test_nobody_averages_before_all_in_peers_have_spoken():
+def test_no_member_averages_before_all_in_peers_have_spoken():
     cast = Cast(GALA(topology="complete"), [0.0, 0.0, 0.0])
     assert cast.step(0, 3.0) == (3.0, 0, 1, 1)
     assert cast.step(1, 6.0) == (6.0, 0, 1, 1)  # 2 is missing
@@ -81,7 +81,7 @@ def test_a_turning_graph_turns_with_the_own_rounds():
     assert cast.step(0, 0.0) == (34.0, 3, 2, 0)  # (20 + 48)/2
 
 
-def test_who_rests_in_a_matching_goes_on_to_the_next():
+def test_a_member_that_rests_in_a_matching_goes_on_to_the_next():
     """Of three, one rests each clock. Resting must not last for ever."""
     cast = Cast(GALA(topology="random-matching"), [0.0, 0.0, 0.0])
     last = {}
@@ -120,7 +120,7 @@ class TestStaleness:
         assert cast.step(0, 1.0) == (6.0, 1, 2, 0)
         assert cast.script.waits == [(0, 9.0, True)]
 
-    def test_patience_starts_anew_with_each_average(self):
+    def test_patience_starts_again_with_each_average(self):
         cast = Cast(GALA(staleness_bound=2), [0.0, 0.0])
         cast.step(1, 1.0)
         assert cast.step(0, 1.0)[3] == 0
@@ -139,7 +139,7 @@ class TestStaleness:
 
 
 class TestDeath:
-    def test_the_ring_is_drawn_anew_over_the_living(self):
+    def test_the_ring_is_drawn_again_over_the_living(self):
         cast = Cast(GALA(), [0.0, 0.0, 0.0, 0.0])
         for rank in range(4):
             cast.step(rank, 1.0)
@@ -150,7 +150,7 @@ class TestDeath:
         assert cast.step(0, 1.0)[:3] == (((1.0 + 1.0) + now) / 2, 1, 2)  # 0 hears 2 now, not 3
         assert before == now
 
-    def test_nobody_waits_for_the_dead(self):
+    def test_no_member_waits_for_the_dead(self):
         cast = Cast(GALA(staleness_bound=2), [0.0, 0.0])
         cast.step(1, 1.0)
         cast.script.dead.add(1)
@@ -167,16 +167,18 @@ class TestDeath:
         cast.script.published[2].clear()  # its slot starts anew with it
         cast.script.dead.clear()
         cast.step(2, 0.0)
-        rounds = cast.bonds[0].last.round
+        rounds = cast.bound_replicas[0].last.round
         assert cast.step(0, 0.0)[1:] == (rounds + 1, 2, 0)
 
 
-def gossip(fabric, strategy, pause, door):
+def gossip(fabric, strategy, pause, member):
     """Twelve steps: their exchanges, and the virtual seconds that passed within them."""
-    replica = Replicator(strategy, door).replicate("x", Point(0.0, 1.0), lambda p: torch.optim.SGD(p, lr=0.1))
+    replica = Replicator(strategy, member).replicate(
+        "x", Point(0.0, 1.0), lambda p: torch.optim.SGD(p, lr=0.1)
+    )
     exchanges, waited = [], 0.0
     for _ in range(12):
-        door.compute(pause)
+        member.compute(pause)
         start = fabric.virtual_seconds
         exchanges.append(replica.follow(torch.ones(2, dtype=torch.float64)))
         waited += fabric.virtual_seconds - start
@@ -203,7 +205,7 @@ class TestVirtualTime:
         assert 0 < waited < 12
 
     @pytest.mark.parametrize("call", [9, 14, 23, 31])
-    def test_a_crashed_peer_is_waited_for_by_nobody(self, call):
+    def test_a_crashed_peer_is_waited_for_by_no_member(self, call):
         alive, dead, too = self.run(0.01, 0.01, 0.01, bound=2, deadline=50.0, crashes={1: call})
         assert isinstance(dead, BaseException)
         for exchanges, waited in (alive, too):
@@ -222,9 +224,9 @@ def test_state_keeps_the_counters_and_drops_the_messages():
     cast.step(1, 1.0)
     cast.step(0, 1.0)
     cast.step(0, 1.0)
-    state = cast.bonds[0].strategy.state()
+    state = cast.bound_replicas[0].strategy.state()
     fresh = Cast(GALA(staleness_bound=4), [0.0, 0.0])
-    fresh.bonds[0].strategy.load(state)
+    fresh.bound_replicas[0].strategy.load(state)
     fresh.replicas[0].load(cast.replicas[0].state())
     assert fresh.step(0, 1.0)[1:] == (1, 1, 2)
     fresh.step(1, 1.0)  # its version 1 again, on the new fabric: not heard yet
@@ -237,8 +239,8 @@ def test_consensus_is_the_mean_of_what_the_living_showed_last():
     cast.step(3, 8.0)
     cast.script.dead.add(3)
     cast.replicas[0].params.data.fill_(2.0)
-    bond = cast.bonds[0]
-    found = bond.strategy.consensus(bond.replica, bond.channel)
+    bound = cast.bound_replicas[0]
+    found = bound.strategy.consensus(bound.replica, bound.channel)
     assert float(found) == 3.0  # 2 has shown nothing, 3 is dead
     found.fill_(-1.0)
     assert cast.replicas[0].params.item() == 2.0

@@ -17,12 +17,12 @@ def sgd(parameters):
 def test_two_members_by_hand():
     """Turns 0, 1, 1, 0: the number, round, heard and staleness after each."""
 
-    def member(door):
-        replica = Replicator(Hogwild(), door).replicate("x", Point(10.0), sgd)
-        barrier = door.channel("turns", torch.zeros(1))
+    def member(fabric):
+        replica = Replicator(Hogwild(), fabric).replicate("x", Point(10.0), sgd)
+        barrier = fabric.channel("turns", torch.zeros(1))
         lines = []
         for turn, by in ((0, 2.0), (1, 4.0), (1, 1.0), (0, 3.0)):
-            if turn == door.rank:
+            if turn == fabric.rank:
                 exchange = replica.follow(torch.tensor([by], dtype=torch.float64))
                 lines.append((replica.params.item(), *exchange))
             barrier.gather(torch.zeros(1))
@@ -34,18 +34,18 @@ def test_two_members_by_hand():
 
 
 def test_a_late_load_does_not_turn_back_what_others_have_counted_since():
-    def member(door):
-        replicator = Replicator(Hogwild(), door)
+    def member(fabric):
+        replicator = Replicator(Hogwild(), fabric)
         replica = replicator.replicate("x", Point(0.0), sgd)
-        barrier = door.channel("turns", torch.zeros(1))
-        strategy = replicator.bonds["x"].strategy
+        barrier = fabric.channel("turns", torch.zeros(1))
+        strategy = replicator.bound_replicas["x"].strategy
         saved = {"clocks": torch.tensor([5, 7])}
-        if door.rank == 0:
+        if fabric.rank == 0:
             strategy.load(saved)
             replica.clock = 5
             replica.follow(torch.zeros(1, dtype=torch.float64))
         barrier.gather(torch.zeros(1))
-        if door.rank == 1:
+        if fabric.rank == 1:
             strategy.load(saved)
         barrier.gather(torch.zeros(1))
         return replica.steps_taken(), strategy.state()["clocks"].tolist()
@@ -54,10 +54,10 @@ def test_a_late_load_does_not_turn_back_what_others_have_counted_since():
 
 
 def test_state_is_a_copy():
-    def member(door):
-        replicator = Replicator(Hogwild(), door)
+    def member(fabric):
+        replicator = Replicator(Hogwild(), fabric)
         replica = replicator.replicate("x", Point(0.0), sgd)
-        kept = replicator.bonds["x"].strategy.state()
+        kept = replicator.bound_replicas["x"].strategy.state()
         replica.follow(torch.zeros(1, dtype=torch.float64))
         return kept["clocks"].tolist()
 

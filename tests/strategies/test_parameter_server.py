@@ -7,7 +7,7 @@ import torch
 
 from murmurate.fabric.interface import FabricError
 from murmurate.strategies.parameter_server import ParameterServer
-from strategies.desk import Company
+from strategies.manual_fabric import Company
 
 
 def test_downpour_by_hand():
@@ -21,7 +21,7 @@ def test_downpour_by_hand():
     assert company.step(1, -1.0) == (-0.5, 1, 2, 0)  # centre: 6.5 - 7; the local steps are overwritten
     assert company.value() == -0.5
     assert company.step(0, 1.0) == (5.5, 1, 1, 1)  # from what it pulled, not from where the centre is
-    pushes = [(who, x, note) for who, _, tag, x, note in company.desk.sent if tag == "gradient"]
+    pushes = [(who, x, note) for who, _, tag, x, note in company.fabric.sent if tag == "gradient"]
     assert pushes == [(0, [3.5], 0.0), (1, [7.0], 0.0)]
 
 
@@ -38,7 +38,7 @@ def test_the_server_has_the_momentum():
 def test_without_local_steps_parameters_rest_between_pulls():
     company = Company(ParameterServer(period=3, local_steps=False), 1, start=1.0)
     assert [company.step(0, g)[0] for g in (1.0, 2.0, 4.0, 8.0)] == [1.0, 1.0, -6.0, -6.0]
-    assert company.bonds[0].replica.clock == 4
+    assert company.bound_replicas[0].replica.clock == 4
 
 
 def test_the_clip_acts_on_the_sum_and_not_on_local_steps():
@@ -68,18 +68,18 @@ def test_not_waiting_gathers_while_a_push_is_under_way():
     assert company.serve() == 1
     assert company.value() == -15.0
     assert company.step(0, 0.0) == (-15.0, 2, 2, 0)
-    assert not company.desk.waited[:-2]  # the centre waited, the learner never
+    assert not company.fabric.waited[:-2]  # the centre waited, the learner never
 
 
 def test_a_missed_deadline_goes_on_and_the_answer_is_taken_when_it_comes():
     company = Company(ParameterServer(deadline_seconds=0.2), 1, start=0.0, served=False)
     assert company.step(0, 1.0) == (-1.0, 0, 1, 1)
-    assert sum(company.desk.waited) == pytest.approx(0.2)
-    company.desk.waited.clear()
+    assert sum(company.fabric.waited) == pytest.approx(0.2)
+    company.fabric.waited.clear()
     assert company.step(0, 2.0) == (-3.0, 0, 1, 2)
-    assert company.desk.waited == []  # one push under way is enough to wait for
+    assert company.fabric.waited == []  # one push under way is enough to wait for
     company.serve()
-    company.desk.while_waiting = company.serve
+    company.fabric.while_waiting = company.serve
     assert company.step(0, 4.0) == (-7.0, 1, 2, 0)  # the late answer, the push of 6, its answer: one round
     assert company.value() == -7.0
 
@@ -95,14 +95,14 @@ class TestDelayBound:
     def test_as_old_as_the_bound_is_folded(self):
         company = self.three(3)
         assert company.step(1, 10.0) == (-13.0, 1, 2, 0)
-        assert company.centre.strategy.refused == company.bonds[1].strategy.refused == 0
+        assert company.centre.strategy.refused == company.bound_replicas[1].strategy.refused == 0
 
     def test_older_is_refused_and_counted_and_the_client_goes_on_from_the_fresh_parameters(self):
         company = self.three(2)
         assert company.step(1, 10.0) == (-3.0, 1, 2, 0)
         assert company.value() == -3.0
         assert company.centre.replica.clock == 3
-        assert company.centre.strategy.refused == company.bonds[1].strategy.refused == 1
+        assert company.centre.strategy.refused == company.bound_replicas[1].strategy.refused == 1
         assert company.step(1, 10.0)[0] == company.value() == -13.0  # now it is of version 3
 
     def test_a_sum_is_as_old_as_its_oldest_gradient(self):
@@ -111,9 +111,9 @@ class TestDelayBound:
         company.step(1, 10.0)  # gathered, of version 0
         company.serve()
         company.step(1, 100.0)  # pulls version 1, but pushes 110 of version 0
-        assert company.desk.sent[-1][3:] == ([110.0], 0.0)
+        assert company.fabric.sent[-1][3:] == ([110.0], 0.0)
         company.step(0, 1.0)
-        company.desk.mail[2, "gradient"].rotate()  # the other's comes first: folds are 2 now
+        company.fabric.mail[2, "gradient"].rotate()  # the other's comes first: folds are 2 now
         company.serve()
         assert company.value() == -2.0
         assert company.centre.strategy.refused == 1
@@ -132,44 +132,44 @@ class TestDelayBound:
         assert company.step(1, 40.0)[0] == at  # that one was made from old parameters too
         assert company.serve() == 0
         company.step(1, 80.0)
-        assert company.desk.sent[-1][3] == [80.0]
+        assert company.fabric.sent[-1][3] == [80.0]
 
     def test_zero_refuses_nothing(self):
         company = self.three(0)
         assert company.step(1, 10.0)[0] == -13.0
 
 
-def test_the_death_of_the_centre_is_told_to_whoever_pushes_waits_or_awaits():
+def test_the_death_of_the_centre_is_an_error_for_all_that_push_or_wait():
     company = Company(ParameterServer(period=5), 3, start=0.0)
-    company.desk.dead.add(3)
+    company.fabric.dead.add(3)
     with pytest.raises(
         FabricError,
-        match=r"rank 3, which kept the centre, is dead or out of reach.*run folder.* resume; a script",
+        match=r"rank 3, which kept the centre, is dead or out of reach.*murmurate resume; a script",
     ):
         company.step(0, 1.0)
     waiting = Company(ParameterServer(), 1, served=False)
-    waiting.desk.while_waiting = lambda: waiting.desk.dead.add(1)
+    waiting.fabric.while_waiting = lambda: waiting.fabric.dead.add(1)
     with pytest.raises(FabricError, match="rank 1"):
         waiting.step(0, 1.0)
-    assert sum(waiting.desk.waited) < 0.2  # of ten seconds
+    assert sum(waiting.fabric.waited) < 0.2  # of ten seconds
 
 
 def test_a_full_queue_keeps_the_gradient_for_the_next_push():
     company = Company(ParameterServer(), 1, start=0.0)
-    door, send = company.bonds[0].channel, company.bonds[0].channel.send
-    door.send = lambda *_, **__: False
+    fabric, send = company.bound_replicas[0].channel, company.bound_replicas[0].channel.send
+    fabric.send = lambda *_, **__: False
     assert company.step(0, 1.0) == (-1.0, 0, 1, 1)
-    door.send = send
+    fabric.send = send
     assert company.step(0, 2.0) == (-3.0, 1, 2, 0)
-    assert company.desk.sent[0][3] == [3.0]
+    assert company.fabric.sent[0][3] == [3.0]
 
 
 def test_a_peers_state_brings_everything_but_its_gradient():
     company = Company(ParameterServer(period=4), 2, start=0.0)
     for _ in range(3):
         company.step(0, 1.0)
-    state = company.bonds[0].strategy.state()
-    own, peer = company.bonds[0].strategy, company.bonds[1].strategy
+    state = company.bound_replicas[0].strategy.state()
+    own, peer = company.bound_replicas[0].strategy, company.bound_replicas[1].strategy
     own.load(state)
     peer.load(state)
     assert own.state() == state

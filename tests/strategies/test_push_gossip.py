@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from murmurate.strategies.push_gossip import PushGossip
-from strategies.posted import PostedCast
+from strategies.scripted_mail import MailCast
 
 
 def test_two_send_to_each_other_and_average_what_came():
-    cast = PostedCast(PushGossip(), [0.0, 0.0])
+    cast = MailCast(PushGossip(), [0.0, 0.0])
     assert cast.step(0, 4.0) == (4.0, 0, 1, 1)  # sends 4
     assert cast.step(1, 8.0) == (6.0, 1, 2, 0)  # sends 8; (8 + 4)/2
     assert cast.step(0, 2.0) == (7.0, 1, 2, 0)  # sends 6; (6 + 8)/2: what was sent, not what 1 is now
@@ -17,7 +17,7 @@ def test_two_send_to_each_other_and_average_what_came():
 
 
 def test_the_average_is_over_the_own_and_all_k_received():
-    cast = PostedCast(PushGossip(), [0.0] * 4)
+    cast = MailCast(PushGossip(), [0.0] * 4)
     for rank in (1, 2, 3):
         cast.draws(rank, 0)
         cast.step(rank, 4.0 * rank)
@@ -27,7 +27,7 @@ def test_the_average_is_over_the_own_and_all_k_received():
 
 
 def test_a_mixing_weight_mixes_them_in_one_after_another_by_rank():
-    cast = PostedCast(PushGossip(mixing=0.25), [0.0] * 3)
+    cast = MailCast(PushGossip(mixing=0.25), [0.0] * 3)
     cast.draws(2, 0)
     cast.step(2, 16.0)
     cast.draws(1, 0)
@@ -37,7 +37,7 @@ def test_a_mixing_weight_mixes_them_in_one_after_another_by_rank():
 
 
 def test_stale_sends_and_averages_the_vectors_from_before_the_update():
-    cast = PostedCast(PushGossip(stale=True), [0.0, 0.0])
+    cast = MailCast(PushGossip(stale=True), [0.0, 0.0])
     assert cast.step(0, 4.0) == (4.0, 0, 1, 1)  # sent 0
     assert cast.step(1, 8.0) == (8.0, 1, 2, 0)  # sent 0; (0 + 0)/2, and 8
     assert cast.step(1, 2.0) == (10.0, 1, 1, 1)  # sent 8; nothing came
@@ -45,7 +45,7 @@ def test_stale_sends_and_averages_the_vectors_from_before_the_update():
 
 
 def test_each_peer_counts_once_with_its_newest():
-    cast = PostedCast(PushGossip(), [0.0, 0.0, 0.0])
+    cast = MailCast(PushGossip(), [0.0, 0.0, 0.0])
     for number, by in enumerate([3.0, 3.0, 3.0]):
         cast.draws(1, 0)
         assert cast.step(1, by)[0] == 3.0 * (number + 1)
@@ -58,15 +58,15 @@ def test_each_peer_counts_once_with_its_newest():
 
 
 def test_a_full_queue_is_passed_over_and_counted():
-    cast = PostedCast(PushGossip(), [0.0, 0.0], capacity=2)
+    cast = MailCast(PushGossip(), [0.0, 0.0], capacity=2)
     for _ in range(5):
         cast.step(0, 1.0)
-    assert cast.bonds[0].strategy.refused == 3
+    assert cast.bound_replicas[0].strategy.refused == 3
     assert cast.step(1, 0.0) == (1.0, 1, 2, 0)  # (0 + 2)/2: the newest that was taken
 
 
 def test_every_period_updates():
-    cast = PostedCast(PushGossip(period=2), [0.0, 0.0])
+    cast = MailCast(PushGossip(period=2), [0.0, 0.0])
     assert cast.step(0, 4.0)[1:] == (0, 1, 1)
     assert cast.script.sent == []
     assert cast.step(0, 4.0)[1:] == (0, 1, 2)
@@ -75,8 +75,8 @@ def test_every_period_updates():
     assert cast.step(1, 0.0) == (4.0, 1, 2, 0)
 
 
-def test_who_draws_itself_sends_nothing_but_reads():
-    cast = PostedCast(PushGossip(with_self=True), [0.0, 0.0])
+def test_a_member_that_draws_itself_sends_nothing_but_reads():
+    cast = MailCast(PushGossip(with_self=True), [0.0, 0.0])
     cast.draws(1, 0, 1)
     cast.draws(0, 0, 0)
     assert cast.step(0, 1.0) == (1.0, 1, 1, 0)
@@ -87,19 +87,19 @@ def test_who_draws_itself_sends_nothing_but_reads():
 
 @pytest.mark.parametrize("with_self", [False, True])
 def test_targets_are_from_the_living_and_all_of_them(with_self):
-    cast = PostedCast(PushGossip(with_self=with_self), [0.0] * 4)
-    strategy = cast.bonds[1].strategy
+    cast = MailCast(PushGossip(with_self=with_self), [0.0] * 4)
+    strategy = cast.bound_replicas[1].strategy
     assert {strategy.draw(1, [0, 1, 3]) for _ in range(100)} == ({0, 1, 3} if with_self else {0, 3})
     assert strategy.draw(1, [1]) == 1
 
 
 def test_what_the_dead_had_sent_counts_and_then_the_last_one_agrees_with_itself():
-    cast = PostedCast(PushGossip(), [0.0, 0.0])
+    cast = MailCast(PushGossip(), [0.0, 0.0])
     cast.step(1, 8.0)
     cast.script.dead.add(1)
     assert cast.step(0, 0.0) == (4.0, 1, 2, 0)
     assert cast.step(0, 1.0) == (5.0, 2, 1, 0)
-    assert cast.bonds[0].strategy.refused == 0
+    assert cast.bound_replicas[0].strategy.refused == 0
 
 
 @pytest.mark.parametrize("wrong", [{"mixing": -0.1}, {"mixing": 1.1}, {"period": 0}])

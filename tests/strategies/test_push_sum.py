@@ -6,17 +6,17 @@ import pytest
 
 from murmurate.strategies.interface import FINAL_DRAIN, MemberEvent
 from murmurate.strategies.push_sum import PushSum
-from strategies.posted import PostedCast
+from strategies.scripted_mail import MailCast
 
 
 def has(cast, rank):
     """(x, w) of one member."""
-    strategy = cast.bonds[rank].strategy
+    strategy = cast.bound_replicas[rank].strategy
     return strategy._sum.item(), strategy._weight
 
 
 def test_two_by_hand():
-    cast = PostedCast(PushSum(topology="ring"), [0.0, 0.0])
+    cast = MailCast(PushSum(topology="ring"), [0.0, 0.0])
     # each: its number z = x / w, round, heard, staleness
     assert cast.step(0, 4.0) == (4.0, 0, 1, 1)  # x = 4, w = 1; sends half
     assert has(cast, 0) == (2.0, 0.5)
@@ -29,7 +29,7 @@ def test_two_by_hand():
 
 
 def test_an_update_moves_the_sum_by_the_whole_step():
-    cast = PostedCast(PushSum(topology="ring"), [0.0, 0.0])
+    cast = MailCast(PushSum(topology="ring"), [0.0, 0.0])
     cast.step(0, 4.0)
     cast.script.on_the_way.add((1, 0))
     assert cast.step(0, 1.0)[0] == 6.0  # x = 3, w = 1/2: twice the step
@@ -37,21 +37,21 @@ def test_an_update_moves_the_sum_by_the_whole_step():
 
 
 def test_a_share_for_each_out_peer_and_one_for_us():
-    cast = PostedCast(PushSum(topology="complete", least_weight=0.1), [0.0] * 4)
+    cast = MailCast(PushSum(topology="complete", least_weight=0.1), [0.0] * 4)
     cast.step(0, 8.0)
     assert has(cast, 0) == (2.0, 0.25)
     assert cast.script.sent == [(0, peer, 0.25) for peer in (1, 2, 3)]
 
 
 def test_however_many_peers_a_share_leaves_the_least_weight_and_is_sent():
-    cast = PostedCast(PushSum(topology="complete", least_weight=0.5), [0.0] * 6)
+    cast = MailCast(PushSum(topology="complete", least_weight=0.5), [0.0] * 6)
     cast.step(0, 8.0)
     assert has(cast, 0) == (pytest.approx(4.0), pytest.approx(0.5))
     assert [note for *_, note in cast.script.sent] == [pytest.approx(0.1)] * 5
 
 
 def test_a_peer_that_stands_still_gets_one_share_and_no_second():
-    cast = PostedCast(PushSum(topology="ring", least_weight=0.01), [0.0, 0.0])
+    cast = MailCast(PushSum(topology="ring", least_weight=0.01), [0.0, 0.0])
     for _ in range(6):
         cast.step(0, 1.0)
     assert len(cast.script.sent) == 1
@@ -62,7 +62,7 @@ def test_a_peer_that_stands_still_gets_one_share_and_no_second():
 
 
 def test_what_a_full_queue_does_not_take_stays():
-    cast = PostedCast(PushSum(topology="ring", least_weight=0.01), [0.0, 0.0], capacity=1)
+    cast = MailCast(PushSum(topology="ring", least_weight=0.01), [0.0, 0.0], capacity=1)
     cast.step(0, 4.0)
     cast.script.published[1].append(cast.replicas[1].params.detach().clone())  # steps, but does not read
     assert cast.step(0, 1.0)[0] == 6.0
@@ -70,14 +70,14 @@ def test_what_a_full_queue_does_not_take_stays():
 
 
 def test_nothing_is_sent_to_the_dead_and_the_last_one_agrees_with_itself():
-    cast = PostedCast(PushSum(topology="ring"), [0.0, 0.0])
+    cast = MailCast(PushSum(topology="ring"), [0.0, 0.0])
     cast.script.dead.add(1)
     assert cast.step(0, 4.0) == (4.0, 1, 1, 0)
     assert has(cast, 0) == (4.0, 1.0)
 
 
 def test_a_turning_graph_turns_with_the_own_sends():
-    cast = PostedCast(PushSum(topology="one-peer-exponential", period=2, least_weight=0.01), [0.0] * 4)
+    cast = MailCast(PushSum(topology="one-peer-exponential", period=2, least_weight=0.01), [0.0] * 4)
     for _ in range(6):
         cast.step(0, 1.0)
         for rank in (1, 2, 3):  # so that nobody stands still
@@ -86,11 +86,11 @@ def test_a_turning_graph_turns_with_the_own_sends():
 
 
 def test_it_goes_on_from_its_state():
-    cast = PostedCast(PushSum(topology="ring"), [0.0, 0.0])
+    cast = MailCast(PushSum(topology="ring"), [0.0, 0.0])
     cast.step(0, 4.0)
-    kept, vector = cast.bonds[0].strategy.state(), cast.replicas[0].state()
-    again = PostedCast(PushSum(topology="ring"), [0.0, 0.0])
-    again.bonds[0].strategy.load(kept)
+    kept, vector = cast.bound_replicas[0].strategy.state(), cast.replicas[0].state()
+    again = MailCast(PushSum(topology="ring"), [0.0, 0.0])
+    again.bound_replicas[0].strategy.load(kept)
     again.replicas[0].load(vector)
     assert has(again, 0) == (2.0, 0.5)
     assert again.step(0, 1.0) == (6.0, 0, 1, 2)
@@ -103,11 +103,11 @@ def test_what_makes_no_sense_is_refused(wrong):
         PushSum(**wrong)
 
 
-def test_who_has_ended_is_sent_nothing_more_and_no_mass_is_lost():
-    cast = PostedCast(PushSum(topology="ring", least_weight=0.01), [0.0, 0.0])
+def test_a_member_that_has_ended_is_sent_nothing_more_and_no_mass_is_lost():
+    cast = MailCast(PushSum(topology="ring", least_weight=0.01), [0.0, 0.0])
     cast.step(0, 4.0)
     cast.step(1, 8.0)
-    ended, going = cast.bonds[1], cast.bonds[0]
+    ended, going = cast.bound_replicas[1], cast.bound_replicas[0]
     settling = ended.replica, ended.channel, FINAL_DRAIN, 0.0
     ended.strategy.drain(*settling)  # nobody answers yet
     cast.step(0, 1.0)  # finds the marker after its own share

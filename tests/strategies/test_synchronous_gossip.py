@@ -20,19 +20,19 @@ STARTS = [0.0, 4.0, 8.0]
 TURN, CHAIN = [1, 2, 1], [2, 0, 0]  # whom 0, 1 and 2 draw
 
 
-def member(strategy, rounds, starts, by, door):
+def member(strategy, rounds, starts, by, own_fabric):
     """The path of one number: up by ``by[step][rank]`` each step."""
-    replicator = Replicator(strategy, door)
+    replicator = Replicator(strategy, own_fabric)
     replica = replicator.replicate("x", Point(0.0), lambda p: torch.optim.SGD(p, lr=1.0))
-    replica.params.data.fill_(starts[door.rank])
-    bond = replicator.bonds["x"]
+    replica.params.data.fill_(starts[own_fabric.rank])
+    bound = replicator.bound_replicas["x"]
     if rounds is not None:
-        bond.strategy.drawn = lambda size, number: rounds[number - 1]
+        bound.strategy.drawn = lambda size, number: rounds[number - 1]
     path = []
     for step in by:
-        exchange = replica.follow(torch.tensor([-step[door.rank]], dtype=torch.float64))
+        exchange = replica.follow(torch.tensor([-step[own_fabric.rank]], dtype=torch.float64))
         path.append((replica.params.item(), *exchange))
-    return path, bond.strategy.consensus(replica, bond.channel).item()
+    return path, bound.strategy.consensus(replica, bound.channel).item()
 
 
 def played(strategy, rounds, by, starts=STARTS, seed=0, **faults):
@@ -45,7 +45,7 @@ def numbers(found):
     return [[line[0] for line in path] for path, _ in found]
 
 
-def test_pull_mixes_in_the_vector_of_whom_one_drew():
+def test_pull_mixes_in_the_vector_of_the_drawn_peer():
     found = played(SynchronousGossip(mixing=0.25), [TURN, CHAIN], [[0, 4, 0], [2, 0, 0]])
     # after the updates 0, 8, 8; each takes a quarter of 1, 2, 1. Then 4, 8, 8; a quarter of 2, 0, 0.
     assert numbers(found) == [[2.0, 5.0], [8.0, 7.0], [8.0, 7.0]]
@@ -93,7 +93,7 @@ def test_stale_mixes_what_was_before_the_update():
     assert numbers(found) == [[1.0], [9.0], [7.0]]
 
 
-def test_who_draws_itself_mixes_nothing():
+def test_a_member_that_draws_itself_mixes_nothing():
     found = played(SynchronousGossip(with_self=True), [[0, 0, 2]], [[0, 0, 0]])
     assert numbers(found) == [[0.0], [2.0], [8.0]]
 
@@ -106,7 +106,7 @@ def test_every_period_updates():
 
 @pytest.mark.parametrize("with_self", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_all_members_draw_the_same_and_nobody_itself_unless_told(with_self, size):
+def test_all_members_draw_the_same_and_no_member_itself_unless_told(with_self, size):
     one, other = (SynchronousGossip(with_self=with_self, seed=4) for _ in range(2))
     for number in range(1, 50):
         drawn = one.drawn(size, number)
@@ -131,7 +131,7 @@ def test_the_schedule_decides_nothing(direction):
         assert played(strategy, None, by, seed=seed, latency=(0.0, 1e-3)) == first
 
 
-def test_a_member_ahead_of_the_others_finds_its_letters_later():
+def test_a_member_ahead_of_the_others_finds_its_messages_later():
     """Pushing to nobody and sent nothing, 2 runs through three rounds before the others begin."""
     rounds = [[1, 0, 0], [1, 0, 0], [1, 0, 0], [2, 2, 1]]
     found = played(SynchronousGossip("push"), rounds, [[0, 0, 1]] * 4, latency=1e-2)
@@ -143,7 +143,7 @@ def test_a_member_ahead_of_the_others_finds_its_letters_later():
     assert found[1][0][1][0] == pytest.approx(second[1])
 
 
-def test_who_drew_a_dead_member_mixes_nothing_and_nobody_hangs():
+def test_a_member_that_drew_a_dead_member_mixes_nothing_and_no_member_hangs():
     for call in range(3, 12):
         zero, dead, two = played(
             SynchronousGossip(mixing=0.5, deadline_seconds=1e3), [[1, 2, 1]] * 6, [[0, 0, 0]] * 6,
@@ -156,9 +156,11 @@ def test_who_drew_a_dead_member_mixes_nothing_and_nobody_hangs():
 
 
 def test_a_silent_member_is_named_at_the_deadline():
-    def silent(door):
-        Replicator(SynchronousGossip(), door).replicate("x", Point(0.0), lambda p: torch.optim.SGD(p, lr=1.0))
-        door.compute(50.0)
+    def silent(own_fabric):
+        Replicator(SynchronousGossip(), own_fabric).replicate(
+            "x", Point(0.0), lambda p: torch.optim.SGD(p, lr=1.0)
+        )
+        own_fabric.compute(50.0)
 
     role = functools.partial(member, SynchronousGossip(deadline_seconds=2.0), [[1, 0]], [0.0, 0.0], [[0, 0]])
     with pytest.raises(FabricError, match=r"rank 0 waited 2 s for rank\(s\) \[1\] in round 1"):
@@ -166,9 +168,11 @@ def test_a_silent_member_is_named_at_the_deadline():
 
 
 def test_a_member_that_does_not_read_is_named_too():
-    def deaf(door):
-        Replicator(SynchronousGossip(), door).replicate("x", Point(0.0), lambda p: torch.optim.SGD(p, lr=1.0))
-        door.compute(50.0)
+    def deaf(own_fabric):
+        Replicator(SynchronousGossip(), own_fabric).replicate(
+            "x", Point(0.0), lambda p: torch.optim.SGD(p, lr=1.0)
+        )
+        own_fabric.compute(50.0)
 
     push = SynchronousGossip("push", deadline_seconds=2.0)
     role = functools.partial(member, push, [[1, 1]] * 4, [0.0, 0.0], [[0, 0]] * 4)

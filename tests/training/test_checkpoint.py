@@ -117,7 +117,7 @@ def test_a_crash_at_any_point_of_keeping_the_best_leaves_the_old_or_the_new(
     checkpoint.commit(tmp_path, _save(tmp_path, 2), _about(2))
     crashed = _crashes(lambda: checkpoint.keep_as_best(tmp_path), point, monkeypatch)
     if mended:  # as the next start of the run does
-        checkpoint.mend(tmp_path)
+        checkpoint.restore_best(tmp_path)
         assert checkpoint.damage(tmp_path / "best") is None
         assert _mark(tmp_path / "best") in ((1, 2) if crashed else (2,))
     checkpoint.keep_as_best(tmp_path)
@@ -179,7 +179,7 @@ _DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", _DAMAGES)
-def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(name: str, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_taken(name: str, tmp_path: Path) -> None:
     harm, words = _DAMAGES[name]
     for mark in (1, 2):
         checkpoint.commit(tmp_path, _save(tmp_path, mark), _about(mark))
@@ -311,7 +311,7 @@ def test_the_full_disk_that_safetensors_meets_is_named_too(tmp_path: Path) -> No
     assert checkpoint.parts(tmp_path / "s") == []
 
 
-def test_another_error_of_the_disk_is_told_as_it_is(tmp_path: Path) -> None:
+def test_another_error_of_the_disk_is_reported_as_it_is(tmp_path: Path) -> None:
     failure = checkpoint.disk_failure(tmp_path, OSError(errno.EROFS, os.strerror(errno.EROFS)))
     assert "Read-only file system" in str(failure)
     assert "full" not in str(failure)
@@ -391,7 +391,7 @@ def test_of_a_damaged_checkpoint_nothing_is_taken_over_once_another_is_gone_on_f
     spoilt.write_bytes(b"x" * spoilt.stat().st_size)
     with pytest.warns(UserWarning, match="previous instead"):
         assert checkpoint.newest(tmp_path).name == "previous"
-    checkpoint.reject(tmp_path / "last")
+    checkpoint.set_aside(tmp_path / "last")
     _with_chunks(tmp_path, {"a": 1.0})
     assert checkpoint.damage(tmp_path / "last") is None
 

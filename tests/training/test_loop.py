@@ -44,16 +44,16 @@ def learn(
     run_state.open()
     fabric = SimulatedFabric(run.replicas, seed=run.seed, keep_log=False)
 
-    def role(rank: int, door: Any) -> TrainingLoop:
+    def role(rank: int, member: Any) -> TrainingLoop:
         torch.set_num_threads(1)
         context = WorkerContext(
-            rank, door, run_state, folder, time.monotonic(), 0.0, restored[rank] if restored else None
+            rank, member, run_state, folder, time.monotonic(), 0.0, restored[rank] if restored else None
         )
         learning = TrainingLoop(run, context)
         (act or TrainingLoop.run_to_end)(learning)
         return learning
 
-    return fabric.run([lambda door, rank=rank: role(rank, door) for rank in range(run.replicas)])  # type: ignore[misc]
+    return fabric.run([lambda member, rank=rank: role(rank, member) for rank in range(run.replicas)])  # type: ignore[misc]
 
 
 # -- the end ---------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ REPLAY = (
 
 
 @pytest.mark.parametrize("saved", [True, False])
-def test_resume_may_say_anew_whether_the_replay_is_saved(
+def test_resume_may_say_again_whether_the_replay_is_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], saved: bool
 ) -> None:
     """What the last checkpoint holds is gone on from; what the next one holds follows the new word. Nobody
@@ -187,7 +187,7 @@ def test_a_checkpoint_that_hangs_is_given_up_and_another_asked_for(
     watcher.close()
 
 
-def test_nobody_waits_for_a_peer_that_has_finished() -> None:
+def test_no_member_waits_for_a_peer_that_has_finished() -> None:
     memory_file, run_state = SharedMemoryFile.create(), RunState(2)
     run_state.open()
     channel = ProcessFabric(memory_file, run_state, 0).channel("x", torch.zeros(3))

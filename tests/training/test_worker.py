@@ -15,8 +15,8 @@ def test_a_vector_that_others_write_meanwhile_is_not_taken_for_one_with_nans(mon
     The race itself came up about once in a thousand updates of four processes.
     """
 
-    def member(door):
-        replicator = Replicator(Solo(), door)
+    def member(fabric):
+        replicator = Replicator(Solo(), fabric)
         replica = replicator.replicate("model", nn.Linear(3, 3), lambda p: torch.optim.SGD(p, lr=0.1))
         looked_at = []
 

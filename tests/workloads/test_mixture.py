@@ -1,4 +1,4 @@
-"""``murmurate train table-gmm`` from a file to a mixture, and what makes no sense."""
+"""``murmurate train table-gmm`` from a file to a mixture; invalid hyper-parameters."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_run_finds_the_clusters(folder):
     entropy = 1 + np.log(2 * np.pi) - sum(p * np.log(p) for p in (0.5, 0.3, 0.2))
     assert summary["log_likelihood"] == pytest.approx(-entropy, abs=0.35)
     assert summary["bound_per_row"] < summary["log_likelihood"]
-    mixture = load_agent(read_run(folder, recipe), folder / "checkpoints" / "last").found()
+    mixture = load_agent(read_run(folder, recipe), folder / "checkpoints" / "last").estimate()
     np.testing.assert_allclose(sorted(mixture.weights.tolist(), reverse=True), summary["weights"])
     assert sum(summary["weights"]) == pytest.approx(1)
     shares = mixture.responsibilities(Table(CENTRES))
@@ -86,8 +86,8 @@ def test_a_run_goes_on_with_its_table_wherever_that_lies(tmp_path, capsys, monke
     more = ("resume", tmp_path / "run", "--env-steps")
     assert run(*more, 800) == 0
     (tmp_path / "x.npy").rename(tmp_path / "new/x.npy")
-    found = load_agent(read_run(tmp_path / "run", recipe), tmp_path / "run/checkpoints/last").found()
-    assert found.means.shape[1] == 2, "what was learned is in the run folder"
+    result = load_agent(read_run(tmp_path / "run", recipe), tmp_path / "run/checkpoints/last").estimate()
+    assert result.means.shape[1] == 2, "what was learned is in the run folder"
     capsys.readouterr()
     assert "Say where it is now: murmurate resume DIR --world.path NEW" in refused(capsys, *more, 1000)
     other = (*more, 1000, "--world.path", tmp_path / "another.npy")
@@ -124,8 +124,8 @@ def test_what_makes_no_sense_is_refused(path, folder, capsys, tmp_path):
         (("--world.path", still), "Column 0"),
     ]:
         train = ("train", "table-gmm", "--launcher", "inline", "--out", tmp_path / "x")
-        said = refused(capsys, *train, *arguments)
-        assert words in said, (arguments, said)
+        reported = refused(capsys, *train, *arguments)
+        assert words in reported, (arguments, reported)
     capsys.readouterr()
     assert "has no pictures" in refused(capsys, "eval", folder, "--video")
     assert "no topic model" in refused(capsys, "topics", "show", folder)

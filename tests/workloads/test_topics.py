@@ -1,4 +1,4 @@
-"""What can be asked of topics: words, documents' topics, perplexities, coherence."""
+"""The estimate of a topic model: words, documents' topics, perplexities, coherence."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from murmurate.datasets import corpus as corpora
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.generated import generate
 from murmurate.workloads import topics as module
-from murmurate.workloads.topics import Topics, divide
+from murmurate.workloads.topics import Topics, split_tokens
 from oracles.topics import folded
 
 K, WORDS = 4, 60
 
 
 def drawn(documents=200):
-    found = generate(
+    result = generate(
         documents=documents,
         vocabulary=WORDS,
         topics=K,
@@ -30,7 +30,7 @@ def drawn(documents=200):
         topic_mass=6.0,
         alpha_mass=1.0,
     )
-    return found.corpus, torch.from_numpy(np.ascontiguousarray(found.phi.T)).float()
+    return result.corpus, torch.from_numpy(np.ascontiguousarray(result.phi.T)).float()
 
 
 def true_topics():
@@ -79,10 +79,10 @@ def test_documents_of_one_topic_are_put_there():
 
 def test_perplexity_of_what_was_drawn_lies_between_the_truth_and_counting():
     corpus, topics = true_topics()
-    found = topics.completion_perplexity(corpus)
+    result = topics.completion_perplexity(corpus)
     frequency = np.bincount(corpus.words, corpus.counts, minlength=WORDS) / corpus.tokens
     counting = math.exp(-np.sum(frequency[frequency > 0] * np.log(frequency[frequency > 0])))
-    assert 1 < found < 0.7 * counting
+    assert 1 < result < 0.7 * counting
     everything_alike = Topics(torch.ones(WORDS, K), torch.full((K,), 0.25))
     assert everything_alike.completion_perplexity(corpus) == pytest.approx(WORDS, rel=1e-5)
 
@@ -90,7 +90,7 @@ def test_perplexity_of_what_was_drawn_lies_between_the_truth_and_counting():
 def test_completion_is_the_oracles():
     """Word by word: fold in what is shown, score what is not."""
     corpus, topics = true_topics()
-    shown, kept = divide(corpus, 0.5, seed=3)
+    shown, kept = split_tokens(corpus, 0.5, seed=3)
     log, tokens = 0.0, 0
     theta = topics.transform(shown).astype(np.float64)
     share = topics.word_shares().numpy()
@@ -104,7 +104,7 @@ def test_completion_is_the_oracles():
 
 def test_dividing_loses_no_token():
     corpus, _ = drawn()
-    shown, kept = divide(corpus, 0.3, seed=0)
+    shown, kept = split_tokens(corpus, 0.3, seed=0)
     total = np.zeros((len(corpus), WORDS), int)
     for part in (shown, kept):
         check(part)
@@ -116,14 +116,14 @@ def test_dividing_loses_no_token():
     assert (total == whole).all()
     assert shown.tokens / corpus.tokens == pytest.approx(0.3, abs=0.02)
     with pytest.raises(ValueError, match="between 0 and 1"):
-        divide(corpus, 1.0, seed=0)
+        split_tokens(corpus, 1.0, seed=0)
 
 
 def test_a_corpus_in_parts_is_divided_as_the_whole():
     corpus, _ = drawn()
     random = np.random.default_rng(3)
-    parts = [divide(corpus.select(range(a, a + 50)), 0.5, random) for a in range(0, 200, 50)]
-    for whole, some in zip(divide(corpus, 0.5, 3), zip(*parts, strict=True), strict=True):
+    parts = [split_tokens(corpus.select(range(a, a + 50)), 0.5, random) for a in range(0, 200, 50)]
+    for whole, some in zip(split_tokens(corpus, 0.5, 3), zip(*parts, strict=True), strict=True):
         assert np.array_equal(whole.counts, np.concatenate([part.counts for part in some]))
         assert np.array_equal(whole.words, np.concatenate([part.words for part in some]))
 

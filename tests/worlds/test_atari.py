@@ -10,7 +10,8 @@ from torch import Tensor
 
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.evaluation.games import evaluate, record_game
-from murmurate.sources.rollouts import RolloutSource, open_groups
+from murmurate.sources.rollouts import RolloutSource
+from murmurate.sources.simulator_groups import open_groups
 from murmurate.spec import EnvSpec, TimeStep
 from murmurate.worlds.atari import AtariSimulators, AtariWorld
 from scripted import Always, Watcher

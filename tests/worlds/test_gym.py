@@ -1,4 +1,4 @@
-"""gymnasium worlds against gymnasium itself, wrappers and all, one environment at a time."""
+"""Gymnasium worlds against gymnasium itself, including wrappers, one environment at a time."""
 
 import pickle
 import sys

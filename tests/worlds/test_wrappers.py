@@ -1,4 +1,4 @@
-"""Wrappers that are registered with a gymnasium environment act, and are saved where that is possible."""
+"""Registered wrappers of a gymnasium environment have their effect, and are saved where possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""PPO on Pong as CleanRL publishes it, re-typed (see README.md); prints one JSON line with its speed."""
+"""PPO on Pong with CleanRL's loop and hyper-parameters (see README.md); prints one JSON line with its
+speed."""
 
 from __future__ import annotations
 

@@ -27,7 +27,8 @@ def rows(count: int, seed: int = 2) -> Content:
 
 
 def frames(count: int, compress: bool) -> Content:
-    """Stacks of a film: the last axis counts the frames of a stack if compressed, else the first one."""
+    """Stacks of consecutive frames: the last axis counts the frames of a stack if compressed, else the
+    first."""
     stack, *picture = FRAMES
     film = np.random.default_rng(2).integers(256, size=(count + stack, *picture), dtype=np.uint8)
     stacks = np.lib.stride_tricks.sliding_window_view(film, stack, axis=0)
@@ -38,10 +39,10 @@ def frames(count: int, compress: bool) -> Content:
 
 
 def full(content: Content, capacity: int, **options: Any) -> PrioritizedReplayBuffer:
-    """A full replay, of the content over and over, with the priorities of the protocol."""
+    """A full replay, of the content repeated, with the priorities of the protocol."""
     fields = {name: {"shape": part.shape[1:], "dtype": part.dtype} for name, part in content.items()}
     for name in options.get("next_of", ()):
-        del fields[f"next_{name}"]  # it makes this one itself
+        del fields[f"next_{name}"]  # the replay derives it
     replay = PrioritizedReplayBuffer(capacity, fields, alpha=ALPHA, **options)
     errors, size = priorities(capacity), len(next(iter(content.values())))
     for start in range(0, capacity, size):
@@ -73,19 +74,21 @@ def make(compress: bool, task: str, capacity: int, batch: int) -> Call | None:
 
 
 def smallest(capacity: int) -> PrioritizedReplayBuffer:
-    """It has no call for indices and weights alone, so these come with one number a transition."""
+    """One number a transition: the library has no call for indices and weights alone."""
     return full({"x": np.zeros((min(CHUNK, capacity), 1), dtype=np.float32)}, capacity)
 
 
 def updates(replay: PrioritizedReplayBuffer, capacity: int, batch: int) -> Call:
     indices, errors = rounds(capacity, batch)
-    turn = cycle(list(zip(indices.astype(np.uintp), errors, strict=True)))  # its own types: no conversion
+    turn = cycle(
+        list(zip(indices.astype(np.uintp), errors, strict=True))
+    )  # its own types, so that none is converted
     return lambda: replay.update_priorities(*next(turn))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--compress", action="store_true", help="atari alone, every frame stored once")
+    parser.add_argument("--compress", action="store_true", help="only atari, with every frame stored once")
     compressed = parser.parse_args().compress
     version = importlib.metadata.version("cpprb")
     serve("cpprb-compressed" if compressed else "cpprb", version, partial(make, compressed))

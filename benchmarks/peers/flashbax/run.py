@@ -46,7 +46,7 @@ def smallest(count: int) -> Content:
 
 
 class Replay:
-    """flashbax' pure functions, compiled, and the state that goes through them."""
+    """flashbax' compiled pure functions and their state."""
 
     def __init__(self, content: Content, capacity: int, batch: int) -> None:
         self.capacity = capacity
@@ -68,7 +68,7 @@ class Replay:
         return self.buffer.set_priorities(state, indices, jnp.abs(errors) + EPSILON)
 
     def _sampled(self, content: bool, state: Any, key: jax.Array) -> tuple[jax.Array, Any]:
-        """It knows probabilities alone, so the weights are made of these here, in the same program."""
+        """flashbax returns probabilities; the weights are computed from them in the same program."""
         key, own = jax.random.split(key)
         drawn = self.buffer.sample(state, own)
         weights = (self.capacity * drawn.probabilities) ** -BETA

@@ -10,26 +10,26 @@ import numpy as np
 from gensim.models import LdaModel
 
 try:
-    from topics_windows import Fit, Rows, Watch, serve
+    from topics_windows import DocumentRows, Fit, Snapshots, serve
 except ImportError as problem:
     raise SystemExit("no topics_windows: set PYTHONPATH to src/murmurate/bench/_windows") from problem
 
 
-class Watched(LdaModel):
-    """Tells after each M-step, of which there is one a chunk."""
+class SnapshotLda(LdaModel):
+    """Takes a snapshot after each M-step, of which there is one a chunk."""
 
-    def __init__(self, watch: Watch, **options: Any) -> None:
-        self.watch, self.seen = watch, 0
+    def __init__(self, snapshots: Snapshots, **options: Any) -> None:
+        self.snapshots, self.seen = snapshots, 0
         super().__init__(**options)
 
     def do_mstep(self, rho: float, other: Any, extra_pass: bool = False) -> None:
         documents = other.numdocs
         super().do_mstep(rho, other, extra_pass)
         self.seen += documents
-        self.watch(self.seen, lambda: self.state.get_lambda().T)
+        self.snapshots(self.seen, lambda: self.state.get_lambda().T)
 
 
-def prepare(rows: Rows, options: dict[str, Any]) -> Fit:
+def prepare(rows: DocumentRows, options: dict[str, Any]) -> Fit:
     words, counts = rows.words.tolist(), rows.counts.tolist()
     bounds = rows.starts.tolist()
     documents = [
@@ -38,9 +38,9 @@ def prepare(rows: Rows, options: dict[str, Any]) -> Fit:
     names = {word: str(word) for word in range(rows.vocabulary_size)}
     more = {} if options["iterations"] is None else {"iterations": options["iterations"]}
 
-    def fit(watch: Watch) -> None:
-        Watched(
-            watch,
+    def fit(snapshots: Snapshots) -> None:
+        SnapshotLda(
+            snapshots,
             corpus=documents,
             id2word=names,
             num_topics=options["topics"],

@@ -60,11 +60,11 @@ def main() -> None:
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        # it may fail in a child and say nothing more: the pipe then ends with the tree
+        # it may hang after a failure in a child: then the pipe ends when the tree is killed
         watchdog = threading.Timer(DEADLINE_SECONDS, kill, (process,))
         watchdog.start()
         try:
-            print(json.dumps(watch(process, options.cpu_seconds)))
+            print(json.dumps(measure(process, options.cpu_seconds)))
         finally:
             watchdog.cancel()
             kill(process)
@@ -78,7 +78,7 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def watch(process: subprocess.Popen[str], wanted_cpu_seconds: float) -> dict[str, object]:
+def measure(process: subprocess.Popen[str], wanted_cpu_seconds: float) -> dict[str, object]:
     root, reports = psutil.Process(process.pid), 0
     steps, cpu, wall = 0, 0.0, 0.0
     last: list[str] = []
@@ -99,7 +99,7 @@ def watch(process: subprocess.Popen[str], wanted_cpu_seconds: float) -> dict[str
                 "cpu_seconds": round(now[1] - cpu, 3),
                 "wall_seconds": round(now[2] - wall, 3),
             }
-    raise SystemExit("it ended before it had been measured:\n" + "".join(last))
+    raise SystemExit("it ended before it was measured:\n" + "".join(last))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Sample Factory's own Atari example, after a look at ale-py: importing it is what registers the games.
+"""Sample Factory's own Atari example, after importing ale-py, which registers the games.
 
-A file and not a command-line flag, because the processes that Sample Factory spawns import it again.
+It is a file because the processes that Sample Factory spawns import it again.
 """
 
 import ale_py  # noqa: F401

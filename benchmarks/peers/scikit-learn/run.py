@@ -10,31 +10,31 @@ from scipy.sparse import csr_matrix
 from sklearn.decomposition import LatentDirichletAllocation
 
 try:
-    from topics_windows import Fit, Rows, Watch, serve
+    from topics_windows import DocumentRows, Fit, Snapshots, serve
 except ImportError as problem:
     raise SystemExit("no topics_windows: set PYTHONPATH to src/murmurate/bench/_windows") from problem
 
 
-class Watched(LatentDirichletAllocation):
-    """Tells after each mini-batch."""
+class SnapshotLda(LatentDirichletAllocation):
+    """Takes a snapshot after each mini-batch."""
 
-    watch: Watch
+    snapshots: Snapshots
     seen = 0
 
     def _em_step(self, X: Any, *args: Any, **options: Any) -> Any:
-        same = super()._em_step(X, *args, **options)
+        result = super()._em_step(X, *args, **options)
         self.seen += X.shape[0]
-        self.watch(self.seen, lambda: self.components_.T)
-        return same
+        self.snapshots(self.seen, lambda: self.components_.T)
+        return result
 
 
-def prepare(rows: Rows, options: dict[str, Any]) -> Fit:
+def prepare(rows: DocumentRows, options: dict[str, Any]) -> Fit:
     shape = len(rows), rows.vocabulary_size
     counts = csr_matrix((rows.counts.astype(np.float64), rows.words, rows.starts), shape=shape)
     more = {} if options["iterations"] is None else {"max_doc_update_iter": options["iterations"]}
 
-    def fit(watch: Watch) -> None:
-        model = Watched(
+    def fit(snapshots: Snapshots) -> None:
+        model = SnapshotLda(
             n_components=options["topics"],
             doc_topic_prior=options["alpha"],
             topic_word_prior=options["prior"],
@@ -47,7 +47,7 @@ def prepare(rows: Rows, options: dict[str, Any]) -> Fit:
             random_state=options["seed"],
             **more,
         )
-        model.watch = watch
+        model.snapshots = snapshots
         model.fit(counts)
 
     return fit

@@ -20,7 +20,7 @@ EPISODE = 1000
 
 
 def source(capacity: int, observation: np.ndarray, action: np.ndarray, after: np.ndarray) -> ReplayBuffer:
-    """Its plain buffer around these arrays, in episodes of some length."""
+    """Tianshou's plain buffer with these arrays, in episodes of fixed length."""
     ends = np.arange(1, capacity + 1) % EPISODE == 0
     return ReplayBuffer.from_data(
         obs=observation,
@@ -79,7 +79,7 @@ def samples(replay: PrioritizedReplayBuffer, batch: int) -> Call:
     def call() -> tuple[np.ndarray, np.ndarray]:
         indices = replay.sample_indices(batch)
         weights = replay.get_weight(indices)
-        return indices, weights / np.max(weights)  # as the buffer's own indexing does
+        return indices, weights / np.max(weights)  # as the buffer's own sampling does
 
     return call
 
@@ -94,7 +94,7 @@ def finds(capacity: int, batch: int) -> Call:
     tree[np.arange(capacity)] = priorities(capacity) ** ALPHA
     count = len(rounds(capacity, batch)[0])
     turn = cycle(list(np.random.default_rng(2).random((count, batch)) * tree.reduce()))
-    return lambda: tree.get_prefix_sum_idx(next(turn).copy())  # it writes on what it is given
+    return lambda: tree.get_prefix_sum_idx(next(turn).copy())  # the call overwrites its argument
 
 
 if __name__ == "__main__":

@@ -9,32 +9,32 @@ import numpy as np
 import tomotopy
 
 try:
-    from topics_windows import Fit, Rows, Watch, serve
+    from topics_windows import DocumentRows, Fit, Snapshots, serve
 except ImportError as problem:
     raise SystemExit("no topics_windows: set PYTHONPATH to src/murmurate/bench/_windows") from problem
 
-SWEEPS = 5  # between two looks at the clock
+SWEEPS = 5  # between two snapshots
 
 
-def prepare(rows: Rows, options: dict[str, Any]) -> Fit:
+def prepare(rows: DocumentRows, options: dict[str, Any]) -> Fit:
     topics, prior = options["topics"], options["prior"]
     model = tomotopy.LDAModel(k=topics, alpha=options["alpha"], eta=prior, seed=options["seed"])
-    model.optim_interval = 0  # alpha stays what it is for everybody
+    model.optim_interval = 0  # alpha stays fixed, as for the other libraries
     names = np.array([str(word) for word in range(rows.vocabulary_size)])
     for first, last in zip(rows.starts[:-1], rows.starts[1:], strict=True):
         model.add_doc(np.repeat(names[rows.words[first:last]], rows.counts[first:last]).tolist())
 
     def matrix() -> np.ndarray:
-        found = np.full((rows.vocabulary_size, topics), prior, np.float32)
-        place = np.array([int(word) for word in model.used_vocabs])
+        counts = np.full((rows.vocabulary_size, topics), prior, np.float32)
+        ids = np.array([int(word) for word in model.used_vocabs])
         for k in range(topics):
-            found[place, k] = model.get_topic_word_dist(k, normalize=False)
-        return found
+            counts[ids, k] = model.get_topic_word_dist(k, normalize=False)
+        return counts
 
-    def fit(watch: Watch) -> None:
+    def fit(snapshots: Snapshots) -> None:
         for sweep in range(SWEEPS, options["passes"] + 1, SWEEPS):
             model.train(SWEEPS, workers=1)
-            watch(sweep * len(rows), matrix)
+            snapshots(sweep * len(rows), matrix)
 
     return fit
 

@@ -1,6 +1,6 @@
-"""Compiles torchrl's own C++ sources, which its wheel ships, against the torch that is installed beside it.
+"""Compiles torchrl's own C++ sources, which its wheel contains, for the installed torch.
 
-The module in the wheel is tied to another torch and does not load; what is made here takes its place.
+The module in the wheel was built for another torch and does not load; this one replaces it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
     if found is None or not found.submodule_search_locations:
         raise SystemExit("torchrl is not installed here: see README.md")
     package = Path(found.submodule_search_locations[0])
-    place = package / f"_torchrl{sysconfig.get_config_var('EXT_SUFFIX')}"
+    target = package / f"_torchrl{sysconfig.get_config_var('EXT_SUFFIX')}"
     command = [os.environ.get("CXX", "g++"), "-O3", "-std=c++20", "-DNDEBUG", "-fPIC", "-shared"]
     command.append("-DTORCH_EXTENSION_NAME=_torchrl")
     for path in (*cpp_extension.include_paths(), sysconfig.get_paths()["include"]):
@@ -34,13 +34,13 @@ def main() -> None:
     command += [str(package / "csrc" / name) for name in SOURCES]
     command += [f"-L{path}" for path in cpp_extension.library_paths()]
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / place.name
-        subprocess.run([*command, *LIBRARIES, "-o", str(made)], check=True)
-        place.unlink(missing_ok=True)  # pip may have linked it to its cache
-        shutil.copyfile(made, place)
-    check = "import torch, torchrl._torchrl as made; made.SumSegmentTreeFp32(4)"
+        built = Path(folder) / target.name
+        subprocess.run([*command, *LIBRARIES, "-o", str(built)], check=True)
+        target.unlink(missing_ok=True)  # pip may have linked it to its cache
+        shutil.copyfile(built, target)
+    check = "import torch, torchrl._torchrl as built; built.SumSegmentTreeFp32(4)"
     subprocess.run([sys.executable, "-c", check], check=True)
-    print(f"{place}: compiled against torch {torch.__version__}")
+    print(f"{target}: compiled against torch {torch.__version__}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from murmurate.agents._auto import linear, without_auto
+from murmurate.agents._auto import linear_schedule, resolve_auto
 from murmurate.agents.interface import Action
 from murmurate.losses.policy import (
     categorical_log_prob_and_entropy,
@@ -34,12 +34,14 @@ class A2C(LearnerConfig):
 
     torso: mlp, nature2013, nature2015 or a function of your own, FILE.py:FUNCTION (docs/worlds.md); auto is
         nature2013 for images and mlp for vectors.
-    recurrent: width of an LSTM after the torso; 0 is feed-forward.
+    recurrent: width of an LSTM after the torso; 0: none.
+    steps: of a rollout. discount: per env step.
     gae_lambda: 1 is the n-step return (GALA Algorithm 1); below 1 is GAE.
+    clip: largest norm of the gradient. hidden: width of an MLP's two layers.
     precision: ``bfloat16`` computes the torso in bfloat16 on a copy of the float32 vector; heads,
-        losses and the optimizer stay float32. ``auto`` is bfloat16 for images where the device multiplies
-        it natively, else float32; a run resolves and records it before it begins.
-    learning_rate_end: the rate falls linearly to this share of its start over the run (1: constant).
+        losses and the optimizer stay float32. ``auto`` is bfloat16 for images where the device has native
+        bfloat16 arithmetic, else float32; a run resolves and records it before it begins.
+    learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
     """
 
     name: ClassVar[str] = "a2c"
@@ -71,7 +73,7 @@ class A2C(LearnerConfig):
 
     def resolved(self, spec: EnvSpec, device: torch.device) -> A2C:
         """This config without an ``auto`` in it."""
-        return without_auto(self, spec, device)
+        return resolve_auto(self, spec, device)
 
     def build(self, context: Context) -> A2CAgent:
         return A2CAgent(self, context)
@@ -91,14 +93,13 @@ class A2CAgent:
             recurrent=config.recurrent,
             generator=derive_generator(context.seed, "network"),
         ).to(device)
-        self._low = torch.bfloat16 if config.precision == "bfloat16" else None
         self.replica: Replica = context.replicate(
             "a2c",
             self.net,
             self._optimizer,
             clip=config.clip,
-            schedule=linear(config.learning_rate_end, context.updates),
-            compute_dtype=self._low,
+            schedule=linear_schedule(config.learning_rate_end, context.updates),
+            compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
             in_compute=lambda name: name.startswith("torso."),
         )
 
@@ -161,16 +162,9 @@ class A2CAgent:
 
     def learn(self, batch: Batch) -> Outcome:
         data: Trajectory = batch.data
-        steps, simulators = data.reward.shape
-        if data.memory is None:
-            policy, value = self.net(data.observation.flatten(0, 1))
-            policy = policy.unflatten(0, (steps, simulators))
-            value = value.view(steps, simulators)
-            after = None
-        else:
-            policy, value, after = self.net.unroll(data.observation, data.memory, data.first)
-        advantage, target = self._targets(data, value.detach(), after)
-        log_prob, entropy = self._score(policy, data.action)
+        policy, value, memory = self.net.unroll(data.observation, data.memory, data.first)
+        advantage, target = self._targets(data, value.detach(), memory)
+        log_prob, entropy = self._log_prob_and_entropy(policy, data.action)
         c = self.config
         if c.normalize_advantages:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
@@ -179,27 +173,26 @@ class A2CAgent:
         bonus = entropy.mean()
         loss = policy_loss + c.value_coefficient * critic_loss - c.entropy_coefficient * bonus
         self.replica.descend(loss)
+        gradient_norm = self.replica.gradient_norm
         return Outcome(
             {
                 "loss": loss.detach(),
                 "policy_loss": policy_loss.detach(),
                 "value_loss": critic_loss.detach(),
                 "entropy": bonus.detach(),
-                "gradient_norm": self.replica.gradient_norm
-                if self.replica.gradient_norm is not None
-                else float("nan"),
+                "gradient_norm": float("nan") if gradient_norm is None else gradient_norm,
                 "learning_rate": self.replica.optimizer.param_groups[0]["lr"],
             }
         )
 
     @torch.no_grad()
-    def _targets(self, data: Trajectory, value: Tensor, after: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Advantages and value targets [T, B]; the ends bootstrap with the present critic."""
-        forget = data.terminated[-1] | data.truncated[-1]
-        _, last_value, _ = self._forward(data.last_observation, after, forget)
+    def _targets(self, data: Trajectory, value: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Advantages and value targets [T, B], bootstrapped with the present critic. memory: after step T."""
+        first = data.terminated[-1] | data.truncated[-1]
+        _, last_value, _ = self._forward(data.last_observation, memory, first)
         truncated_value = torch.zeros_like(value)
         if data.truncated_observation is not None:
-            truncated_value[data.truncated] = self._value_of_ends(data)
+            truncated_value[data.truncated] = self._truncated_values(data, data.truncated_observation)
         advantage = generalized_advantages(
             data.reward,
             value,
@@ -212,37 +205,30 @@ class A2CAgent:
         )
         return advantage, advantage + value
 
-    def _value_of_ends(self, data: Trajectory) -> Tensor:
-        ends = data.truncated_observation
-        if ends is None:
-            raise ValueError("nothing was truncated in this trajectory")
-        if data.memory is None:
-            alone: Tensor = self.net(ends)[1].view(-1)
-            return alone
-        # the state with which the last observation of a cut episode would have been read
-        memory: Tensor | None = data.memory
-        found = torch.zeros(len(ends), device=ends.device)
-        row = 0
-        for t in range(data.reward.shape[0]):
-            _, _, memory = self.net.unroll(data.observation[t : t + 1], memory, data.first[t : t + 1])
-            cut = data.truncated[t]
-            count = int(cut.sum())
-            if count:
-                never = torch.zeros(1, count, dtype=torch.bool, device=ends.device)
-                held = None if memory is None else memory[cut]
-                _, values, _ = self.net.unroll(ends[None, row : row + count], held, never)
-                found[row : row + count] = values[0]
-                row += count
-        return found
+    def _truncated_values(self, data: Trajectory, final: Tensor) -> Tensor:
+        """[K] values of the final observations [K, ...] of truncated episodes, in row-major order."""
+        memory = data.memory
+        if memory is None:
+            value: Tensor = self.net(final)[1]
+            return value
+        # each is read with the recurrent state of its episode at that step
+        counts = data.truncated.sum(1).tolist()
+        values: list[Tensor] = []
+        for t, observation in enumerate(torch.split(final, counts)):
+            _, _, memory = self._forward(data.observation[t], memory, data.first[t])
+            never = torch.zeros(len(observation), dtype=torch.bool, device=final.device)
+            if memory is not None and len(observation):
+                values.append(self._forward(observation, memory[data.truncated[t]], never)[1])
+        return torch.cat(values)
 
-    def _score(self, policy: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    def _log_prob_and_entropy(self, policy: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         if self.spec.actions:
             return categorical_log_prob_and_entropy(policy, action)
         mean, log_std = policy.chunk(2, -1)
         return gaussian_log_prob(mean, log_std, action), gaussian_entropy(mean, log_std)
 
     def state(self) -> dict[str, Any]:
-        """Nothing of its own: all that learns is in the replica, and that has its own state."""
+        """Empty: the replica saves its own state."""
         return {}
 
     def load(self, state: dict[str, Any]) -> None:

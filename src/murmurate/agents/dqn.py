@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from murmurate.agents._auto import linear, without_auto
+from murmurate.agents._auto import linear_schedule, resolve_auto
 from murmurate.agents.interface import Action
 from murmurate.losses.q_learning import q_step
 from murmurate.nets.q_network import q_network
@@ -25,22 +25,25 @@ from murmurate.spec import Batch, EnvSpec, Outcome, Transitions, derive_generato
 class DQN(LearnerConfig):
     """Hyper-parameters; the defaults are those of DQN on Atari, except where a recipe sets them.
 
-    batch: transitions of an update; how many updates there are is ``replay.samples_per_insert``.
-    n_step: of the returns.
+    batch: transitions of an update; ``replay.samples_per_insert`` gives the number of updates.
+    n_step: steps of the returns. discount: per env step.
+    learning_rate: of Adam. clip: largest norm of the gradient.
     target_every: own updates between copies of the net to the target net; under strategies with common rounds
         at the end of the current round, so this is F x H (F > 1: Zhang, section 5.2). 0: before the first
-        batch after env steps were made, which is once a fit with ``replay.fit_every``.
-    selector: which net chooses the action that the target net values. ``online`` is double Q-learning,
-        ``agreed`` takes the parameters of the last common round (SPO), ``target`` is Q-learning.
-    exploration: chance of a random action. ``annealed`` falls from 1 to ``epsilon`` over ``explore_updates``
-        own updates; ``ladder`` gives each simulator one of its own, epsilon ** (1 + 7 i / (B - 1)) (Horgan et
-        al. 2018, section 4.1).
-    learning_rate_end: the rate falls linearly to this share of its start over the run (1: constant).
-    adam_epsilon: added to the root of the mean squares. Rainbow's 1.5e-4 belongs to larger gradients: on Pong
-        95% of these roots are below 1.1e-5, and it makes the mean step 28 times smaller.
-    dueling: two streams, of the state's value and the actions' advantages (Wang et al. 2016).
+        batch after new env steps, which is once a fit with ``replay.fit_every``.
+    selector: which net chooses the action that the target net evaluates. ``online`` is double Q-learning,
+        ``agreed`` uses the parameters of the last common round (SPO), ``target`` is Q-learning.
+    exploration: the probability of a random action. ``annealed`` falls from 1 to ``epsilon`` over
+        ``explore_updates`` own updates; ``ladder`` gives each simulator its own, epsilon ** (1 + 7 i / (B -
+        1)) (Horgan et al. 2018, section 4.1). epsilon: see ``exploration``. explore_updates: see
+        ``exploration``.
+    learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
+    adam_epsilon: added to the root of the mean squares. Rainbow's 1.5e-4 suits larger gradients: on Pong 95%
+        of these roots are below 1.1e-5, and it would make the mean step 28 times smaller.
+    dueling: separate streams for the state's value and the actions' advantages (Wang et al. 2016).
     torso: mlp, nature2013, nature2015 or a function of your own, FILE.py:FUNCTION (docs/worlds.md); auto is
-        nature2013 for images and mlp for vectors.
+        nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
+    precision: of the torso; ``auto`` is bfloat16 for images where the device has native bfloat16 arithmetic.
     """
 
     name: ClassVar[str] = "dqn"
@@ -72,7 +75,7 @@ class DQN(LearnerConfig):
 
     def resolved(self, spec: EnvSpec, device: torch.device) -> DQN:
         """This config without an ``auto`` in it."""
-        return without_auto(self, spec, device)
+        return resolve_auto(self, spec, device)
 
     def build(self, context: Context) -> DQNAgent:
         return DQNAgent(self, context)
@@ -99,14 +102,14 @@ class DQNAgent:
             self.net,
             lambda parameters: Adam(parameters, lr=config.learning_rate, eps=config.adam_epsilon),
             clip=config.clip,
-            schedule=linear(config.learning_rate_end, context.updates),
+            schedule=linear_schedule(config.learning_rate_end, context.updates),
             compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
             in_compute=lambda name: name.startswith("torso."),
         )
         self.target = TargetNetwork(self.net, every=config.target_every)
         self.agreed = TargetNetwork(self.net) if config.selector == "agreed" else None
-        self._rungs: tuple[int, int] | None = None
-        self._lowest: int | None = None  # of the simulators that it was ever assigned
+        self._assigned: tuple[int, int] | None = None  # first simulator of the next ``act``, and their total
+        self._lowest: int | None = None  # number of a simulator ever assigned
 
     @property
     def clock(self) -> int:
@@ -121,17 +124,17 @@ class DQNAgent:
         return (self.replica.name,)
 
     def assign_simulators(self, first: int, total: int) -> None:
-        self._rungs = first, total
+        self._assigned = first, total
         self._lowest = first if self._lowest is None else min(self._lowest, first)
 
     def initial_memory(self, batch: int) -> Tensor | None:
         return None
 
     def epsilon(self, simulators: int) -> Tensor | float:
-        """The chance of a random action now; [simulators] if each has its own."""
+        """The present probability of a random action; [simulators] if each has its own."""
         c = self.config
         if c.exploration == "ladder":
-            first, total = self._rungs or (0, simulators)
+            first, total = self._assigned or (0, simulators)
             return self._ladder(torch.arange(first, first + simulators, device=self.device), total)
         passed = min(self.clock / c.explore_updates, 1.0) if c.explore_updates else 1.0
         return 1.0 + (c.epsilon - 1.0) * passed
@@ -140,10 +143,10 @@ class DQNAgent:
         return self.config.epsilon ** (1.0 + 7.0 * simulator / max(total - 1, 1))
 
     def _greatest_epsilon(self) -> Tensor:
-        """Of those that play for this learner: that of the first of its simulators."""
-        if self._rungs is None or self._lowest is None or self.config.exploration != "ladder":
+        """The greatest of this learner's simulators, which is that of the first."""
+        if self._assigned is None or self._lowest is None or self.config.exploration != "ladder":
             return torch.as_tensor(self.epsilon(2)).max()
-        return self._ladder(torch.tensor(self._lowest), self._rungs[1])
+        return self._ladder(torch.tensor(self._lowest), self._assigned[1])
 
     @torch.no_grad()
     def act(
@@ -154,36 +157,37 @@ class DQNAgent:
         generator: torch.Generator,
         greedy: bool = False,
     ) -> Action:
-        """Epsilon-greedy. The draws are made whatever epsilon is, so that runs differ in it alone."""
+        """Epsilon-greedy. The number of random draws does not depend on epsilon."""
         size, device = len(observation), observation.device
         if not greedy:
             epsilon = self.epsilon(size)
-            guess = torch.randint(self.spec.actions, (size,), generator=generator, device=device)
+            random = torch.randint(self.spec.actions, (size,), generator=generator, device=device)
             explores = torch.rand(size, generator=generator, device=device) < epsilon
             if isinstance(epsilon, float) and epsilon >= 1.0:
-                return Action(guess, None)  # a forward pass would change nothing
+                return Action(random, None)  # a forward pass would change nothing
         values = self.net(observation)
-        best, action = values.max(1)
+        greedy_value, action = values.max(1)
         if not greedy:
-            action = torch.where(explores, guess, action)
-        return Action(action, None, values.gather(1, action[:, None])[:, 0], best)
+            action = torch.where(explores, random, action)
+        return Action(action, None, values.gather(1, action[:, None])[:, 0], greedy_value)
 
     def learn(self, batch: Batch) -> Outcome:
         data: Sample = batch.data
         if self.config.target_every == 0 and batch.env_steps:
             self.target.move()
         with torch.no_grad():
-            seen = self.net.lay(data.next_observation)
-            following, chooser = self.target(seen), self._select(seen)
+            next_observation = self.net.preprocess(data.next_observation)
+            q_t, q_t_selector = self.target(next_observation), self._select(next_observation)
         value = self.net(data.observation)
-        step = q_step(value, data.action, data.reward, data.discount, data.weights, following, chooser)
-        exchange = self.replica.descend(step.loss, through=(value, step.gradient))
-        for net in self._followers():
-            net.follow(exchange.staleness, self.replica.common_rounds)
+        step = q_step(value, data.action, data.reward, data.discount, data.weights, q_t, q_t_selector)
+        exchange = self.replica.descend(step.loss)
+        for target in (self.target, self.agreed):
+            if target is not None:
+                target.after_update(exchange.staleness, self.replica.common_rounds)
         gradient_norm, value = self.replica.gradient_norm, value.detach()
         return Outcome(
             {
-                "loss": step.loss,
+                "loss": step.loss.detach(),
                 "q_mean": value.mean,
                 "td_error": lambda: step.error.abs().mean(),
                 "epsilon": self._greatest_epsilon,
@@ -194,15 +198,11 @@ class DQNAgent:
         )
 
     def _select(self, observation: Tensor) -> Tensor | None:
-        """[B, A] of the net that chooses; None leaves it to the target net."""
+        """[B, A] values of the net that chooses actions; None: of the target net."""
         if self.config.selector == "target":
             return None
-        chooser = self.net if self.agreed is None else self.agreed
-        values: Tensor = chooser(observation)
+        values: Tensor = self.net(observation) if self.agreed is None else self.agreed(observation)
         return values
-
-    def _followers(self) -> list[TargetNetwork]:
-        return [self.target] if self.agreed is None else [self.target, self.agreed]
 
     def state(self) -> dict[str, Any]:
         target = self.target.state()

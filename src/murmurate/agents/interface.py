@@ -1,4 +1,4 @@
-"""The protocol of agents: learners that also act."""
+"""The protocol of agents, which are learners that also act."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ from torch import Tensor
 
 from murmurate.replicator.learner import Learner
 
-_NOTHING: Mapping[str, Tensor] = MappingProxyType({})
-
 
 class Action(NamedTuple):
     """An agent's actions in B simulators.
 
-    action: [B] or [B, D]. memory: [B, M], the recurrent state after it (None if there is none).
-    taken, best: [B], the values of these actions and of the greedy ones, if they were computed; initial
-    priorities in a replay are computed from them.
-    behaviour: [B, ...] by name, to be recorded beside the action (see ``Requirement.behaviour``).
+    action: [B] or [B, D]. memory: [B, M], the recurrent state afterwards (None if there is none).
+    action_value, greedy_value: [B], the values of these actions and of the greedy ones, if they were
+    computed; they give the initial priorities in a replay.
+    behaviour: [B, ...] by name, to be recorded beside the action (see ``Rollouts.behaviour``).
     """
 
     action: Tensor
     memory: Tensor | None
-    taken: Tensor | None = None
-    best: Tensor | None = None
-    behaviour: Mapping[str, Tensor] = _NOTHING
+    action_value: Tensor | None = None
+    greedy_value: Tensor | None = None
+    behaviour: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class Policy(Protocol):
@@ -56,6 +54,6 @@ class Agent(Learner, Policy, Protocol):
         ...
 
     def assign_simulators(self, first: int, total: int) -> None:
-        """The next ``act`` is for the simulators ``first``, ``first`` + 1, ... of ``total``: for exploration
-        that differs between simulators."""
+        """The next ``act`` is for the simulators ``first``, ``first`` + 1, ... of ``total``, where
+        exploration differs between simulators."""
         ...

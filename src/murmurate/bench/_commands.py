@@ -1,23 +1,26 @@
-"""The racers: our own command line as a user types it, and Stable-Baselines3."""
+"""Commands that benchmarks run: our own command line as a user types it, and Stable-Baselines3."""
 
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from murmurate.bench._racer import Racer
+from murmurate.errors import RunFailed
 
-# so far away that no window sees the end of the run; minutes is what ends a racer left behind
-_FOR_EVER = ("--env-steps", "1000000000", "--minutes", "60", "--stop-at-return", "None")
+# no window reaches these ends; the minutes end a racer whose benchmark was killed
+_WITHOUT_END = ("--env-steps", "1000000000", "--minutes", "60", "--stop-at-return", "None")
 
 
 def ours(label: str, recipe: str, where: Path, *options: str) -> Racer:
     """``murmurate train RECIPE`` with its launcher, console, recorder and checkpoints as they are."""
     folder = where / label
-    command = [sys.executable, "-m", "murmurate", "train", recipe, *_FOR_EVER, *options, "--out", str(folder)]
-    return Racer(label, command, folder / "metrics.jsonl", key="total_env_steps")
+    command = [sys.executable, "-m", "murmurate", "train", recipe, *_WITHOUT_END, *options]
+    return Racer(label, [*command, "--out", str(folder)], folder / "metrics.jsonl", key="total_env_steps")
 
 
 def sb3(label: str, world: str, simulators: int, where: Path) -> Racer:
@@ -28,7 +31,20 @@ def sb3(label: str, world: str, simulators: int, where: Path) -> Racer:
 
 
 def missing(package: str, extra: str = "bench") -> dict[str, Any] | None:
-    """None if the peer can run here; else the entry that says so in the result."""
+    """None if the package is installed; otherwise the result's entry that says how to install it."""
     if importlib.util.find_spec(package.replace("-", "_")) is not None:
         return None
     return {"peer": package, "status": f"not installed: pip install 'murmurate[{extra}]'"}
+
+
+def installed_world() -> str:
+    """``pong`` where ale-py is installed, else ``cartpole``."""
+    return "cartpole" if missing("ale-py", "atari") else "pong"
+
+
+def run_murmurate(words: Sequence[str]) -> None:
+    """Run ``murmurate WORDS`` to its end. Raises RunFailed with its error output if it fails."""
+    command = [sys.executable, "-m", "murmurate", *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RunFailed(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()}")

@@ -1,19 +1,20 @@
-"""The physical limit of A2C on one core: what simulator and network cost when nothing else is done.
+"""The physical limit of A2C on one core: the cost of its simulators and network passes and nothing else.
 
-``python -m murmurate.bench._limit`` measures one window of each part for every line it reads, and
-answers with the CPU seconds of one call of each as a line of JSON: by the network's label, then by
-part. The parts are a vector step of 16 games, the forward pass of 16 frames that chooses actions, the
-forward and backward pass of the 80 frames that are learned from, and the forward pass of 16 frames
-that are bootstrapped from. No optimizer, losses, returns, sampling, copying or recording.
+``python -m murmurate.bench._limit`` answers each line it reads with one line of JSON: the CPU seconds of one
+call of each part, by network and part, measured in a short window. The parts are a vector step of 16 games,
+the forward pass of 16 frames that chooses actions, the forward and backward pass of the 80 frames that are
+learned from, and the forward pass of 16 frames that are bootstrapped from. No optimizer, losses, returns,
+sampling, copying or recording.
 
 The network is the plain Nature-2013 stack of torch modules in channels-last order, in float32 and in
-bfloat16, and, as ``own``, the package's. All take frames as simulators give them, uint8 row by row;
-``widened`` is the plain stack on frames that lie there in its dtype and order already, which no trainer
-has, to tell how much of the limit that conversion is.
+bfloat16, and, as ``own``, the package's. All take frames as simulators return them (uint8, row-major);
+``widened`` is the plain stack on frames that are already in its dtype and memory format, which shows what
+that conversion costs.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -29,8 +30,8 @@ _WINDOW_SECONDS = 0.1  # of CPU, for each part
 Part = Callable[[], Any]
 
 
-class Plain(nn.Module):
-    """The Nature-2013 stack with its two heads, as one writes it down."""
+class PlainNature(nn.Module):
+    """The Nature-2013 stack with its two heads in plain torch modules."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -43,33 +44,33 @@ class Plain(nn.Module):
         self.to(dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def widen(self, frames: Tensor) -> Tensor:
-        # re-laid as bytes first: the fastest way in which torch does this in two calls
+        # changing the layout while these are bytes is the fastest order of the two calls
         return frames.contiguous(memory_format=torch.channels_last).to(self.dtype).mul_(1 / 255)
 
-    def look(self, widened: Tensor) -> Tensor:
+    def heads_of(self, widened: Tensor) -> Tensor:
         heads: Tensor = self.heads(self.torso(widened))
         return heads
 
     def forward(self, frames: Tensor) -> Tensor:
-        return self.look(self.widen(frames))
+        return self.heads_of(self.widen(frames))
 
 
 def parts() -> dict[str, dict[str, Part]]:
-    """What is to be measured, by network and part."""
+    """What is measured, by network and part."""
     generator = torch.Generator().manual_seed(0)
     few, many = (
         torch.randint(0, 256, (count, 4, 84, 84), dtype=torch.uint8, generator=generator)
         for count in (SIMULATORS, SIMULATORS * STEPS)
     )
-    found: dict[str, dict[str, Part]] = {"games": {"simulator": simulator(generator)}}
+    networks: dict[str, dict[str, Part]] = {"games": {"simulator": simulator(generator)}}
     for label, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
-        plain = Plain(dtype)
+        plain = PlainNature(dtype)
         weights = list(plain.parameters())
-        found[label] = passes(plain, weights, few, many)
-        found[f"widened {label}"] = passes(plain.look, weights, plain.widen(few), plain.widen(many))
+        networks[label] = passes(plain, weights, few, many)
+        networks[f"widened {label}"] = passes(plain.heads_of, weights, plain.widen(few), plain.widen(many))
         own, parameters = own_net(label)
-        found[f"own {label}"] = passes(own, parameters, few, many)
-    return found
+        networks[f"own {label}"] = passes(own, parameters, few, many)
+    return networks
 
 
 def passes(
@@ -88,7 +89,7 @@ def passes(
 
 
 def own_net(precision: str) -> tuple[Callable[[Tensor], Tensor], list[nn.Parameter]]:
-    """The recipe's net as an agent holds it, with its parameters."""
+    """The recipe's net as its agent builds it, and its parameters."""
     from murmurate.agents.a2c import A2C
     from murmurate.replica.vector import Replica
     from murmurate.replicator.learner import Context
@@ -112,26 +113,24 @@ def simulator(generator: torch.Generator) -> Part:
     games = AtariWorld("pong").vector(SIMULATORS, 1, life_loss=True)
     games.reset(seed=0)
     actions = torch.randint(0, ACTIONS, (512, SIMULATORS), generator=generator).numpy()
-    turn = 0
+    turns = itertools.cycle(actions)
 
     def step() -> None:
-        nonlocal turn
-        games.send(actions[turn % len(actions)])
+        games.send(next(turns))
         games.recv()
-        turn += 1
 
     return step
 
 
-def window(part: Part, cpu_seconds: float = _WINDOW_SECONDS) -> float:
-    """CPU seconds of one call, over a window of many."""
-    start, calls = time.process_time(), 0
-    while True:
+def window(part: Part) -> float:
+    """CPU seconds of one call, the mean over a window of many."""
+    start = time.process_time()
+    for calls in itertools.count(1):
         part()
-        calls += 1
         spent = time.process_time() - start
-        if spent >= cpu_seconds:
+        if spent >= _WINDOW_SECONDS:
             return spent / calls
+    raise AssertionError
 
 
 def limit(fastest: dict[str, float], simulator_seconds: float) -> tuple[float, dict[str, float]]:
@@ -147,13 +146,13 @@ def limit(fastest: dict[str, float], simulator_seconds: float) -> tuple[float, d
 
 def main() -> None:
     torch.set_num_threads(1)
-    found = parts()
-    for net in found.values():
+    networks = parts()
+    for net in networks.values():
         for part in net.values():
             part()
-    print("ready", flush=True)
+    print(json.dumps({"version": torch.__version__}), flush=True)
     for _ in sys.stdin:
-        answer = {net: {name: window(part) for name, part in of.items()} for net, of in found.items()}
+        answer = {net: {name: window(part) for name, part in of.items()} for net, of in networks.items()}
         print(json.dumps(answer), flush=True)
 
 

@@ -1,7 +1,7 @@
-"""Peers that cannot share our environment: each runs in its own, through ``benchmarks/peers/<name>/run.py``.
+"""Other libraries in virtual environments of their own, run through ``benchmarks/peers/<name>/run.py``.
 
-A runner prints one JSON object as its last line, with at least ``env_steps`` and ``cpu_seconds`` of its
-whole process tree, start-up excluded.
+Those of ``atari-throughput`` print one JSON object as their last line, with at least ``env_steps`` and
+``cpu_seconds`` of their whole process tree, start-up excluded.
 """
 
 from __future__ import annotations
@@ -20,31 +20,39 @@ PEERS = ("sample-factory", "cleanrl")
 _DEADLINE_SECONDS = 600.0
 
 
-def entries(full: bool, log: Log) -> list[dict[str, Any]]:
-    """One entry a peer: its figures, or why there are none."""
-    return [_entry(name, full, log) for name in PEERS]
-
-
 def home() -> Path:
-    """Where the peers' folders are: ``MURMURATE_PEERS``, or ``benchmarks/peers`` of the checkout."""
-    given = os.environ.get("MURMURATE_PEERS")
-    if given:
+    """The folder of all peers: ``MURMURATE_PEERS``, or ``benchmarks/peers`` of the checkout."""
+    if given := os.environ.get("MURMURATE_PEERS"):
         return Path(given)
     checkout = Path(__file__).parents[3] / "benchmarks" / "peers"
     return checkout if checkout.is_dir() else Path("benchmarks", "peers")
 
 
+def command(name: str) -> list[str]:
+    return [str(home() / name / ".venv" / "bin" / "python"), str(home() / name / "run.py")]
+
+
+def absent(name: str) -> str | None:
+    """Why a peer cannot be run, None if it can."""
+    if Path(command(name)[0]).exists():
+        return None
+    remedy = f"benchmarks/peers/{name}/README.md says how, or set MURMURATE_PEERS"
+    return f"not installed: it needs its own virtual environment; {remedy}"
+
+
+def entries(full: bool, log: Log) -> list[dict[str, Any]]:
+    """For each peer of ``atari-throughput`` its figures, or why there are none."""
+    return [{"peer": name, **_entry(name, full, log)} for name in PEERS]
+
+
 def _entry(name: str, full: bool, log: Log) -> dict[str, Any]:
-    folder = home() / name
-    python = folder / ".venv" / "bin" / "python"
-    if not python.exists():
-        how = f"benchmarks/peers/{name}/README.md says how, or set MURMURATE_PEERS"
-        return {"peer": name, "status": f"not installed: it needs its own virtual environment; {how}"}
+    if reason := absent(name):
+        return {"status": reason}
     if not full:
-        return {"peer": name, "status": f"not run: murmurate bench {'atari-throughput'} --full"}
+        return {"status": "not run: murmurate bench atari-throughput --full"}
     log(f"running {name}")
     process = subprocess.Popen(
-        [str(python), str(folder / "run.py")],
+        command(name),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -52,15 +60,15 @@ def _entry(name: str, full: bool, log: Log) -> dict[str, Any]:
         process_group=0,
     )
     try:
-        said, complaint = process.communicate(timeout=_DEADLINE_SECONDS)
+        output, errors = process.communicate(timeout=_DEADLINE_SECONDS)
     except subprocess.TimeoutExpired:
-        return {"peer": name, "status": f"failed: not done within {_DEADLINE_SECONDS:g} s"}
+        return {"status": f"failed: not done within {_DEADLINE_SECONDS:g} s"}
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # whatever it has started ends with it
+            os.killpg(process.pid, signal.SIGKILL)  # ends whatever it has started
     try:
-        told: dict[str, Any] = json.loads(said.strip().splitlines()[-1])
-        rate = told["env_steps"] / told["cpu_seconds"]
+        figures: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+        rate = figures["env_steps"] / figures["cpu_seconds"]
     except (ValueError, KeyError, IndexError):
-        return {"peer": name, "status": f"failed: {complaint.strip()[-300:]}"}
-    return {"peer": name, "status": "ran", "env_steps_per_cpu_second": rate, **told}
+        return {"status": f"failed: {errors.strip()[-300:]}"}
+    return {"status": "ran", "env_steps_per_cpu_second": rate, **figures}

@@ -1,9 +1,9 @@
-"""Racers: real training commands in their own processes, run one at a time in windows.
+"""Racers: real training commands in processes of their own, measured one at a time in windows.
 
-All racers of a bench are started and warmed up once. A window lets one go on while the others are
-stopped by a signal, so pairs can be interleaved without paying start-ups again, and neither side is
-changed for being measured: a racer only has to append JSON lines that say how many env steps it has
-made. The unit is the CPU second of the whole process tree, launcher included.
+All racers of a benchmark are started and warmed up once and then stopped with SIGSTOP. During a window one of
+them runs (SIGCONT), so racers can be interleaved without starting them again. A racer needs no change to be
+measured: it only has to append JSON lines with the number of env steps it has made. The unit is the CPU
+second of the whole process tree, launcher included.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ _SILENCE_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
-class Window:
-    """What a racer did while it ran: env steps, CPU seconds of its tree, wall seconds."""
+class RaceWindow:
+    """Env steps, CPU seconds of the process tree and wall seconds of a racer in one window."""
 
     env_steps: int
     cpu_seconds: float
@@ -47,23 +47,22 @@ class Window:
 
 @dataclass
 class Racer:
-    """One competitor: a command that appends lines with ``key`` (env steps so far) to ``progress``."""
+    """A command that appends lines with ``key`` (env steps so far) to the file ``progress``."""
 
     label: str
     command: Sequence[str]
     progress: Path
     key: str = "env_steps"
-    last: dict[str, Any] = field(default_factory=dict, init=False)
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _members: list[psutil.Process] = field(default_factory=list, init=False)
     _read: int = field(default=0, init=False)
 
     def start(self, warm_up_cpu_seconds: float = 3.0) -> None:
-        """Begin, warm up, and stand still. Raises RunFailed if it ends before that."""
+        """Start, warm up and stop by a signal. Raises RunFailed if it ends before that."""
         self.progress.parent.mkdir(parents=True, exist_ok=True)
         with open(self._log, "wb") as log:
-            # A process group of its own, but in this session: should this process die, the kernel
-            # hangs up on a group that is stopped, so none is left behind for ever.
+            # A process group of its own in this session: if this process dies, the kernel sends SIGHUP to
+            # the stopped group, so no racer is left behind.
             self._process = subprocess.Popen(
                 list(self.command),
                 stdin=subprocess.DEVNULL,
@@ -77,8 +76,8 @@ class Racer:
         self._run_for(warm_up_cpu_seconds)
         self._signal(signal.SIGSTOP)
 
-    def window(self, cpu_seconds: float) -> Window:
-        """Go on for at least that many CPU seconds, from one progress line to another."""
+    def window(self, cpu_seconds: float) -> RaceWindow:
+        """Run for at least that many CPU seconds, from one progress line to another."""
         self._skip()
         self._signal(signal.SIGCONT)
         try:
@@ -87,7 +86,7 @@ class Racer:
             self._signal(signal.SIGSTOP)
 
     def stop(self) -> None:
-        """End it without ceremony: its files are the bench's, and hold nothing worth saving."""
+        """Kill it: nothing in its folder is worth saving."""
         if self._process is None:
             return
         self._signal(signal.SIGKILL)
@@ -107,12 +106,11 @@ class Racer:
     def _log(self) -> Path:
         return self.progress.parent.parent / f"{self.progress.parent.name}.log"
 
-    def _run_for(self, cpu_seconds: float) -> Window:
-        steps, cpu, wall = self._mark()
-        while True:
-            now = self._mark()
-            if now[1] - cpu >= cpu_seconds:
-                return Window(now[0] - steps, now[1] - cpu, now[2] - wall)
+    def _run_for(self, cpu_seconds: float) -> RaceWindow:
+        first = last = self._mark()
+        while last[1] - first[1] < cpu_seconds:
+            last = self._mark()
+        return RaceWindow(last[0] - first[0], last[1] - first[1], last[2] - first[2])
 
     def _mark(self) -> tuple[int, float, float]:
         """The next progress line: (env steps, CPU seconds, wall seconds) at the time it appears."""
@@ -120,15 +118,14 @@ class Racer:
         while time.monotonic() < deadline:
             fresh = self._fresh()
             if fresh is not None:
-                self.last = fresh
                 return int(fresh[self.key]), self.cpu_seconds(), time.monotonic()
             if self._process is None or self._process.poll() is not None:
-                raise RunFailed(f"{self.label} ended by itself. Its last words: {self._last_words()}")
+                raise RunFailed(f"{self.label} ended unexpectedly. Its last output: {self._last_output()}")
             time.sleep(_POLL_SECONDS)
-        raise RunFailed(f"{self.label} said nothing for {_SILENCE_SECONDS:g} s: {self._last_words()}")
+        raise RunFailed(f"{self.label} wrote nothing for {_SILENCE_SECONDS:g} s: {self._last_output()}")
 
     def _fresh(self) -> dict[str, Any] | None:
-        """The newest whole line with the key that has been appended since the last look."""
+        """The newest complete line with the key among those appended since the last call."""
         if not self.progress.exists():
             return None
         with open(self.progress, "rb") as file:
@@ -138,8 +135,8 @@ class Racer:
         self._read += len(whole)
         for line in reversed(whole.splitlines()):
             if f'"{self.key}"'.encode() in line:
-                found: dict[str, Any] = json.loads(line)
-                return found
+                row: dict[str, Any] = json.loads(line)
+                return row
         return None
 
     def _skip(self) -> None:
@@ -148,7 +145,7 @@ class Racer:
         self._members = self._tree()
 
     def cpu_seconds(self) -> float:
-        """User and system time of all processes of the tree, those that have ended included."""
+        """User and system time of all processes of the tree, ended ones included."""
         total = 0.0
         for process in self._members:
             try:
@@ -167,7 +164,7 @@ class Racer:
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, number)
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         try:
             return self._log.read_text(errors="replace")[-600:].strip() or "(nothing)"
         except OSError:
@@ -175,26 +172,35 @@ class Racer:
 
 
 @contextlib.contextmanager
-def stopped_at_the_end(field: dict[str, Racer]) -> Iterator[dict[str, Racer]]:
-    """Whatever happens, none outlives the context."""
+def stopped_at_the_end(racers: Mapping[str, Racer]) -> Iterator[None]:
+    """Kills all racers when the context ends."""
     try:
-        yield field
+        yield
     finally:
-        for racer in field.values():
+        for racer in racers.values():
             racer.stop()
 
 
-def windows_in_turn(
-    field: dict[str, Racer], rounds: int, cpu_seconds: float, log: Log, warm_up_cpu_seconds: float = 3.0
-) -> dict[str, list[Window]]:
-    """Start all, and take one window of each, round after round."""
-    windows: dict[str, list[Window]] = {label: [] for label in field}
-    for racer in field.values():
-        log(f"starting {racer.label}")
-        racer.start(warm_up_cpu_seconds)
-    for number in range(rounds):
-        for label, racer in field.items():
-            done = racer.window(cpu_seconds)
-            windows[label].append(done)
-            log(f"round {number + 1}: {label} {done.per_cpu_second:,.0f} env steps per CPU second")
+@dataclass(frozen=True)
+class ThroughputPlan:
+    """Interleaved rounds of one window for each racer."""
+
+    rounds: int = 5
+    window_cpu_seconds: float = 5.0
+
+
+def race(
+    racers: Mapping[str, Racer], plan: ThroughputPlan, log: Log, warm_up_cpu_seconds: float = 3.0
+) -> dict[str, list[RaceWindow]]:
+    """Start all racers, take one window of each in every round, and kill them."""
+    windows: dict[str, list[RaceWindow]] = {label: [] for label in racers}
+    with stopped_at_the_end(racers):
+        for racer in racers.values():
+            log(f"starting {racer.label}")
+            racer.start(warm_up_cpu_seconds)
+        for number in range(plan.rounds):
+            for label, racer in racers.items():
+                window = racer.window(plan.window_cpu_seconds)
+                windows[label].append(window)
+                log(f"round {number + 1}: {label} {window.per_cpu_second:,.0f} env steps per CPU second")
     return windows

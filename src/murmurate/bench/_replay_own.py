@@ -1,4 +1,5 @@
-"""Our side of ``bench replay``, in a process of its own as the peers are: see ``replay_windows``."""
+"""Our answers to the requests of ``bench replay`` (the protocol is in ``replay_windows``), in a process of
+its own."""
 
 from __future__ import annotations
 
@@ -31,9 +32,9 @@ from murmurate.replay.row_replay import RowReplay
 from murmurate.replay.rows import Column
 from murmurate.replay.sum_tree import empty_draw
 
-STREAMS = 16  # simulators that fill the store of frames
+STREAMS = 16  # simulators that fill the replay of frames
 _LINE_BYTES = 64
-BOUND_LINES = 16_384  # in a call, so that its start does not count
+BOUND_LINES = 16_384  # searches in a call, so that the overhead of the call is negligible
 
 
 def make(task: str, capacity: int, batch: int) -> Call | None:
@@ -53,11 +54,11 @@ def make(task: str, capacity: int, batch: int) -> Call | None:
         turn = _updates(capacity, batch)
         return lambda: sampler.update(*next(turn))
     if task in ("find", "find_reused"):
-        found = torch.empty(batch, dtype=torch.int64) if task == "find_reused" else None
+        out = torch.empty(batch, dtype=torch.int64) if task == "find_reused" else None
         generator = np.random.default_rng(2)
         masses = generator.random((max(1, 2**20 // batch), batch)) * sampler.tree.total
         queries = itertools.cycle(torch.from_numpy(masses).unbind(0))
-        return lambda: sampler.tree.find(next(queries), found)
+        return lambda: sampler.tree.find(next(queries), out)
     return None
 
 
@@ -100,13 +101,13 @@ def _rows(task: str, capacity: int, batch: int) -> Call:
 
 
 def _batches(replay: Replay, batch: int, reused: bool) -> Call:
-    """reused: all of what is drawn is written into the same memory each time."""
+    """reused: each batch is written into the same memory."""
     buffers, draw = (replay.buffers(batch), empty_draw(batch)) if reused else (None, None)
     return lambda: replay.gather(replay.choose(batch, BETA, draw), buffers)
 
 
 def _frames(capacity: int) -> FrameReplay:
-    """Full, of episodes without an end; each image is another one."""
+    """A full replay of frames, all different, from episodes that do not end."""
     stack, *shape = FRAMES
     replay = FrameReplay(
         Prioritized(capacity, alpha=ALPHA, epsilon=0.0), tuple(shape), simulators=STREAMS, stack=stack
@@ -126,9 +127,10 @@ def _frames(capacity: int) -> FrameReplay:
 
 
 def _bound(capacity: int) -> Call | None:
-    """Random cache lines, as many and from as large parts of memory as a search reads: one of the leaves' and
-    one of each level's above, but for the root, all of them known beforehand. A call reads them for
-    ``BOUND_LINES`` searches."""
+    """Read the random cache lines that ``BOUND_LINES`` searches read, at addresses that are known beforehand.
+
+    A search reads one line of the leaves and one of each level above, except for the root.
+    """
     kernels = native.kernels
     if kernels is None:
         return None
@@ -137,7 +139,7 @@ def _bound(capacity: int) -> Call | None:
     lines = -(-capacity // 16)
     while lines > 1:
         memory = np.zeros(lines * _LINE_BYTES + _LINE_BYTES, np.uint8)
-        memory += 1  # its own pages
+        memory += 1  # maps all its pages
         orders = [generator.integers(0, lines, BOUND_LINES) for _ in range(16)]
         reads.append((memory[-memory.ctypes.data % _LINE_BYTES :], orders))
         lines = -(-lines // 16)
@@ -170,9 +172,10 @@ def exactness(capacity: int, draws: int, seed: int = 0) -> float:
 
 
 def drift(capacity: int, updates: int) -> float:
-    """Total variation between what the tree would draw and the exact chances, after so many updates with
-    priorities that decay from 1 to 1e-4. What it would draw: the intervals of mass between its leaves, found
-    at as many points of equal distance as tell 1e-8."""
+    """Total variation distance between the tree's and the exact probabilities after ``updates`` updates.
+
+    The priorities decay from 1 to 1e-4.
+    """
     sampler = _full(capacity)
     tree: Any = sampler.tree
     generator = torch.Generator().manual_seed(0)
@@ -185,18 +188,20 @@ def drift(capacity: int, updates: int) -> float:
 
 
 def realised_distance(tree: Any) -> float:
-    """Half the sum of |realised chance - exact chance|; realised: the length of each leaf's interval of mass,
-    by bisection for its upper end with ``find`` itself."""
+    """Half the sum of |realised probability - exact probability| over the leaves.
+
+    The realised one is the length of a leaf's interval of mass; bisection with ``find`` gives its upper end.
+    """
     exact = tree.priorities.double()
     low, high = torch.zeros_like(exact), torch.full_like(exact, tree.total)
     which = torch.arange(tree.capacity)
-    below = math.nextafter(tree.total, 0.0)  # halves of what is left of the last leaf round up to the total
+    below = math.nextafter(tree.total, 0.0)  # the last leaf's midpoints round up to the total
     for _ in range(60):  # the least mass that finds a later leaf
         middle = ((low + high) / 2).clamp(max=below)
         beyond = torch.cat([tree.find(part) for part in torch.split(middle, 2**20)]) > which
         high, low = torch.where(beyond, middle, high), torch.where(beyond, low, middle)
-    chance = torch.diff(high, prepend=high.new_zeros(1)) / tree.total
-    return float(0.5 * (chance - exact / exact.sum()).abs().sum())
+    probability = torch.diff(high, prepend=high.new_zeros(1)) / tree.total
+    return float(0.5 * (probability - exact / exact.sum()).abs().sum())
 
 
 if __name__ == "__main__":

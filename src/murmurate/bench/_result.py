@@ -1,4 +1,4 @@
-"""What every result carries, how spreads are given, and how a result is shown."""
+"""What every result contains, how repeated measurements are summarised, and how a result is printed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.metadata
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -17,10 +17,13 @@ from murmurate.training.run_folder import hardware, versions
 
 Log = Callable[[str], None]
 _PACKAGES = ("numpy", "gymnasium", "ale-py", "stable-baselines3")
+_WIDTH = 120
+# raw data, or printed elsewhere: these keys are in the JSON but not in the table
+_NOT_IN_TABLE = frozenset({"windows", "limit_windows", "plan", "peers", "hardware", "versions"})
 
 
 def header(name: str, full: bool) -> dict[str, Any]:
-    """Date, command, hardware and versions: no figure is published without them."""
+    """Date, command, hardware and versions, which every published figure needs."""
     return {
         "bench": name,
         "full": full,
@@ -54,12 +57,22 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
+def spreads(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """``spread`` of each key over ``rows``."""
+    return {key: spread([row[key] for row in rows]) for key in rows[0]}
+
+
 def median(values: Sequence[float]) -> float:
     return float(statistics.median(values))
 
 
-def teller(quiet: bool) -> Log:
-    """Progress lines on standard error, with seconds since the start; or silence."""
+def ratios(values: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Quotients of what was measured in the same rounds: whatever slows down both of a pair cancels out."""
+    return [a / b for a, b in zip(values, others, strict=True)]
+
+
+def progress_log(quiet: bool) -> Log:
+    """Prints progress lines to standard error, with seconds since the start; nothing if ``quiet``."""
     start = time.monotonic()
 
     def log(line: str) -> None:
@@ -70,48 +83,43 @@ def teller(quiet: bool) -> Log:
 
 
 def show(result: dict[str, Any]) -> None:
-    """The figures of a result as a table; spreads as median and extremes, texts and peers as lines."""
+    """Print the figures as a table (spreads as median and extremes), and texts and peers as lines."""
     console = rich.console.Console()
-    # a cut name or number is of no use: rather let a narrow terminal wrap the line
+    # a narrow terminal wraps lines rather than truncating names and numbers
     console.width = max(console.width, _WIDTH)
     table = rich.table.Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("figure", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("least to greatest (windows)", no_wrap=True)
-    for name, value in rows({k: v for k, v in result.items() if k not in _MATERIAL}):
+    for name, value in _flatten({k: v for k, v in result.items() if k not in _NOT_IN_TABLE}):
         if isinstance(value, dict):
-            around = f"{number(value['least'])} to {number(value['greatest'])} ({value['repetitions']})"
-            table.add_row(name, number(value["median"]), around)
+            extremes = f"{format_number(value['least'])} to {format_number(value['greatest'])}"
+            table.add_row(name, format_number(value["median"]), f"{extremes} ({value['repetitions']})")
         elif isinstance(value, str):
             console.print(f"{name}: {value}", style="dim", highlight=False)
         else:
-            table.add_row(name, number(value), "")
+            table.add_row(name, format_number(value), "")
     console.print(table)
     for peer in result.get("peers", []):
         console.print(f"peer {peer['peer']}: {peer['status']}", highlight=False)
 
 
-_WIDTH = 120
-# in the JSON only: what the figures were made from, and what has lines of its own
-_MATERIAL = frozenset({"windows", "limit_windows", "plan", "peers", "hardware", "versions"})
-
-
-def rows(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted name, plain value or spread) for everything in a result, depth first."""
     if isinstance(value, dict) and "values" in value and "median" in value:
         yield name, value
     elif isinstance(value, dict):
         for key, inner in value.items():
-            yield from rows(inner, f"{name}.{key}" if name else key)
+            yield from _flatten(inner, f"{name}.{key}" if name else key)
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from rows(inner, f"{name}[{index}]")
+            yield from _flatten(inner, f"{name}[{index}]")
     else:
         yield name, value
 
 
-def number(value: Any) -> str:
-    """Four significant digits, with thousands set apart."""
+def format_number(value: Any) -> str:
+    """Four significant digits, with thousands separators."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
     if isinstance(value, int) or abs(value) >= 1000:

@@ -1,8 +1,4 @@
-"""Several processes that measure together: each is one member of a ``ProcessFabric``.
-
-What a member does is a function ``work(fabric, run_state, *arguments) -> plain values``; what all of them
-returned comes back by rank. Nobody outlives the call.
-"""
+"""Several processes that measure together, each of them one member of a ``ProcessFabric``."""
 
 from __future__ import annotations
 
@@ -12,8 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from murmurate.errors import RunFailed
+from murmurate.fabric.interface import Fabric
 from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.fabric.processes.spawn import FINISHED, Exit, Worker, WorkerProcesses, take_signals
 
@@ -23,23 +21,26 @@ Work = Callable[..., Any]
 
 
 def together(members: int, work: Work, *arguments: Any) -> list[Any]:
-    """``work`` in as many processes. Raises RunFailed with the first one's reason if one fails."""
-    until = time.monotonic() + _DEADLINE_SECONDS
+    """Call ``work(fabric, *arguments)`` in ``members`` processes; their results by rank.
+
+    No process outlives the call. Raises RunFailed with the reason of the first one that fails.
+    """
+    deadline = time.monotonic() + _DEADLINE_SECONDS
     results: dict[int, Any] = {}
     with WorkerProcesses(members) as workers:
         for rank in range(members):
             workers.start(rank, functools.partial(_member, work, arguments))
         while workers.alive:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 late = workers.alive[0].rank
                 raise RunFailed(f"member {late} of the bench did not answer within {_DEADLINE_SECONDS:g} s")
             for worker in workers.wait(1.0):
-                found = worker.exit
-                assert found is not None
-                if found.how != FINISHED:
-                    words = f"member {worker.rank} of the bench {found.how}: {found.trace or found.error}"
-                    raise RunFailed(words)
-                results[worker.rank] = found.result
+                ended = worker.exit
+                assert ended is not None
+                if ended.how != FINISHED:
+                    reason = ended.trace or ended.error
+                    raise RunFailed(f"member {worker.rank} of the bench {ended.how}: {reason}")
+                results[worker.rank] = ended.result
     return [results[rank] for rank in range(members)]
 
 
@@ -49,3 +50,13 @@ def _member(work: Work, arguments: tuple[Any, ...], worker: Worker) -> Exit:
     torch.set_flush_denormal(True)
     fabric = ProcessFabric(worker.memory_file, worker.run_state, worker.rank)
     return Exit(FINISHED, result=work(fabric, *arguments))
+
+
+def join_gloo(fabric: Fabric, store: str, members: int) -> None:
+    """Make the members a torch process group, too; ``store``: a file of their own."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=fabric.rank, world_size=members)
+
+
+def rmsprop(parameters: list[Any]) -> torch.optim.Optimizer:
+    """The optimizer of the A2C recipes."""
+    return torch.optim.RMSprop(parameters, lr=7e-4, alpha=0.99, eps=1e-5)

@@ -1,10 +1,9 @@
 """Stable-Baselines3 as a racer: ``python -m murmurate.bench._sb3 pong|cartpole|pong-dqn SIMULATORS FILE``.
 
-A2C, or DQN where the name says so: batches of 32, each transition drawn 8 times, as in our recipe.
-
-Its own defaults (5 steps, RMSprop at 7e-4), one torch thread, simulators in this process (which is
-faster for it than one process each). On Pong it gets the net that ours has, as a features extractor
-of its own (16 filters 8x8/4, 32 filters 4x4/2, 256 units) and the entropy bonus of 0.01.
+A2C has its own defaults (5 steps, RMSprop at 7e-4); DQN has batches of 32 and draws each transition 8 times,
+as our recipe does. One torch thread; all simulators in this process, which is faster for it than one process
+each. On Pong it has the same net as ours, as a features extractor (16 filters 8x8/4, 32 filters 4x4/2, 256
+units), and the entropy bonus of 0.01.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ def main(world: str, simulators: int, progress: Path) -> None:
     torch.set_num_threads(1)
     from stable_baselines3.common.callbacks import BaseCallback
 
-    class Progress(BaseCallback):
-        """Appends the steps so far, and ends the run when the bench has gone away."""
+    class ProgressFile(BaseCallback):
+        """Appends the number of steps so far, and ends the run when the benchmark has ended."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.bench, self.said = os.getppid(), time.monotonic()
+            self.bench, self.written_at = os.getppid(), time.monotonic()
             progress.parent.mkdir(parents=True, exist_ok=True)
             self.file = open(progress, "a", buffering=1)  # noqa: SIM115
 
         def _on_step(self) -> bool:
             now = time.monotonic()
-            if now - self.said > _LINE_SECONDS:
-                self.said = now
+            if now - self.written_at > _LINE_SECONDS:
+                self.written_at = now
                 self.file.write(json.dumps({"env_steps": self.num_timesteps}) + "\n")
             return os.getppid() == self.bench
 
-    learner(world, simulators).learn(1_000_000_000, callback=Progress())
+    learner(world, simulators).learn(1_000_000_000, callback=ProgressFile())
 
 
 def learner(world: str, simulators: int) -> Any:
@@ -80,7 +79,7 @@ def learner(world: str, simulators: int) -> Any:
 
 
 def extractor() -> type[nn.Module]:
-    """The Nature-2013 torso in the shape in which Stable-Baselines3 takes one."""
+    """The Nature-2013 torso as a features extractor of Stable-Baselines3."""
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
     class Nature2013(BaseFeaturesExtractor):

@@ -7,60 +7,55 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from murmurate.bench._peers import home
+from murmurate.bench import _peers
+from murmurate.bench._result import Log
 from murmurate.errors import RunFailed
 
-_WINDOWS = Path(__file__).with_name("_windows")
-
-
-def absent(name: str) -> str | None:
-    """Why a peer cannot be asked, None if it can."""
-    if _python(name).exists():
-        return None
-    how = f"benchmarks/peers/{name}/README.md says how, or set MURMURATE_PEERS"
-    return f"not installed: it needs its own virtual environment; {how}"
-
-
-def _python(name: str) -> Path:
-    return home() / name / ".venv" / "bin" / "python"
+_PROTOCOLS = Path(__file__).with_name("_windows")
 
 
 @dataclass
 class Server:
-    """A library, its version, and the process that answers for it."""
+    """A process that answers requests, and the version of the library behind it."""
 
     process: subprocess.Popen[str]
     version: str = ""
 
     @classmethod
     def own(cls, module: str) -> contextlib.AbstractContextManager[Server]:
-        """``module`` of ours, as we find it ourselves."""
+        """A module of this package."""
         return cls.run([sys.executable, "-m", module])
 
     @classmethod
     def peer(cls, name: str) -> contextlib.AbstractContextManager[Server]:
-        """``benchmarks/peers/<name>/run.py`` in its environment; of ours it sees the protocols alone."""
-        return cls.run([str(_python(name)), str(home() / name / "run.py")])
+        """``benchmarks/peers/<name>/run.py`` in its own environment, which finds only our protocols."""
+        return cls.run(_peers.command(name), module_path=str(_PROTOCOLS))
 
     @classmethod
     @contextlib.contextmanager
-    def run(cls, command: list[str]) -> Iterator[Server]:
-        """Any command that answers in that way, on the last core."""
+    def run(
+        cls, command: list[str], *, pinned: bool = True, module_path: str | None = None
+    ) -> Iterator[Server]:
+        """A command that first prints its version and then answers requests; killed at the end.
+
+        pinned: to the last core, because the first one serves most of the machine's interrupts.
+        """
+        path = os.environ.get("PYTHONPATH", "") if module_path is None else module_path
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _path(command[0])},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         )
-        # the last core: the first one serves most of the machine's interrupts
-        os.sched_setaffinity(process.pid, {max(os.sched_getaffinity(0))})
+        if pinned:
+            os.sched_setaffinity(process.pid, {max(os.sched_getaffinity(0))})
         server = cls(process)
         try:
             server.version = str(server._answer().get("version", ""))
@@ -69,25 +64,35 @@ class Server:
             process.kill()
             process.wait()
 
-    def say(self, request: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """The answer to ``request``. Raises RunFailed if the process ends instead."""
-        if self.process.stdin is None:
-            raise RuntimeError("pipes were asked for")
+        assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
-        """The next line that is an answer: a library may print what it likes between them."""
-        if self.process.stdout is None:
-            raise RuntimeError("pipes were asked for")
+        """The next line that is JSON: libraries print other lines, too."""
+        assert self.process.stdout is not None
         for line in self.process.stdout:
             with contextlib.suppress(ValueError):
                 answer: dict[str, Any] = json.loads(line)
                 return answer
-        raise RunFailed(f"{' '.join(self.process.args)} ended by itself. Run it by hand to see why.")  # type: ignore[arg-type]
+        command = " ".join(map(str, self.process.args))  # type: ignore[arg-type]
+        raise RunFailed(f"{command} ended unexpectedly. Run it by hand to see why.")
 
 
-def _path(python: str) -> str:
-    """Where modules are found: ours as it finds them itself, a peer only the protocols."""
-    return os.environ.get("PYTHONPATH", "") if python == sys.executable else str(_WINDOWS)
+def start_servers(
+    stack: contextlib.ExitStack, module: str, peers: Sequence[str], log: Log
+) -> tuple[dict[str, Server], list[dict[str, Any]]]:
+    """Our own server (``module``) and those of the installed peers, by name; and the result's ``peers``."""
+    servers = {"murmurate": stack.enter_context(Server.own(module))}
+    entries: list[dict[str, Any]] = []
+    for name in peers:
+        if reason := _peers.absent(name):
+            entries.append({"peer": name, "status": reason})
+            continue
+        log(f"starting {name}")
+        servers[name] = stack.enter_context(Server.peer(name))
+        entries.append({"peer": name, "status": "ran", "version": servers[name].version})
+    return servers, entries

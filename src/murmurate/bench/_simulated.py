@@ -1,4 +1,4 @@
-"""What the benches on simulated clusters share: a run in a folder of its own, and costs measured here."""
+"""Shared by the benchmarks on simulated clusters: small runs, and step and message costs measured here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,20 +24,15 @@ from murmurate.replica.vector import Replica
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
 from murmurate.sources.rollouts import RolloutSourceConfig
-from murmurate.strategies import strategies
 from murmurate.strategies.interface import Strategy
 from murmurate.training.members import build_learner, open_only_source
 from murmurate.training.run import Run
 
-_LEFT_OUT = 5
-
-
-def synchronous(name: str) -> bool:
-    return strategies()[name].synchronous
+_WARM_UP = 5
 
 
 def small(strategy: Strategy, replicas: int, **changes: Any) -> Run:
-    """CartPole with a net and rollouts as small as can be: what is asked is time, not return."""
+    """CartPole with the smallest net and rollouts, where only time is measured."""
     base = recipe("cartpole-gala")
     learner = dataclasses.replace(cast(A2C, base.learner), steps=1, hidden=8)
     return learning(strategy, replicas, learner=learner, **changes)
@@ -52,7 +47,7 @@ def learning(strategy: Strategy, replicas: int, **changes: Any) -> Run:
 
 
 def simulated(run: Run, cluster: Cluster) -> tuple[dict[str, Any], list[Record]]:
-    """``summary.json``, and the records without events. Raises RunFailed."""
+    """Simulate ``run``; its summary, and its records without events. Raises RunFailed."""
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
         where = Path(folder) / "run"
         summary = simulate(run, cluster, where, quiet=True).summary or {}
@@ -62,7 +57,7 @@ def simulated(run: Run, cluster: Cluster) -> tuple[dict[str, Any], list[Record]]
     return summary, [record for record in records if "kind" not in record]
 
 
-def curve(records: Sequence[Record]) -> list[tuple[float, float]]:
+def return_curve(records: Sequence[Record]) -> list[tuple[float, float]]:
     """(virtual second, mean training return) over a run."""
     return sorted(
         {r["time_seconds"]: r["return_mean"] for r in records if r["return_mean"] is not None}.items()
@@ -75,55 +70,57 @@ def updates_per_second(records: Sequence[Record], env_steps_an_update: int) -> f
     Not over the whole run: at its end some wait to no avail for those that have finished.
     """
     points = sorted({r["time_seconds"]: r["total_env_steps"] for r in records}.items())
-    whole = points[-1][1]
-    first = next(point for point in points if point[1] >= whole / 5)
-    last = next(point for point in points if point[1] >= 4 * whole / 5)
-    if last[0] <= first[0]:
-        raise RunFailed("the run is too short to tell a speed: give more steps")
-    return float((last[1] - first[1]) / (last[0] - first[0]) / env_steps_an_update)
+    total = points[-1][1]
+    start, steps_before = next(point for point in points if point[1] >= total / 5)
+    end, steps_after = next(point for point in points if point[1] >= 4 * total / 5)
+    if end <= start:
+        raise RunFailed("the run is too short to measure its speed: give more steps")
+    return float((steps_after - steps_before) / (end - start) / env_steps_an_update)
 
 
-def step_seconds(run: Run, updates: int) -> list[float]:
-    """What each of so many updates of one learner takes on one core of this machine: batch and gradient.
+def step_seconds(run: Run, updates: int, clock: Callable[[], float] = time.perf_counter) -> list[float]:
+    """Seconds of each of ``updates`` updates of one learner on one core, after a warm-up.
 
-    Acting, stepping the simulators, learning and the optimizer; no exchange. The first few are left out.
+    An update is the source's batch (acting and simulators, or choosing documents), the gradient and the
+    optimizer, without an exchange.
     """
     torch.set_num_threads(1)
-    agent = build_learner(run, 0, Replica)
-    source = open_only_source(run, agent)
+    torch.set_flush_denormal(True)  # as replicas do
+    learner = build_learner(run, 0, Replica)
+    source = open_only_source(run, learner)
     ends = []
     try:
-        for batch in itertools.islice(source, updates + _LEFT_OUT + 1):
-            agent.learn(batch)
-            ends.append(time.perf_counter())
+        for batch in itertools.islice(source, updates + _WARM_UP + 1):
+            learner.learn(batch)
+            ends.append(clock())
     finally:
         source.close()
-    return [after - before for before, after in itertools.pairwise(ends[_LEFT_OUT:])]
+    return [after - before for before, after in itertools.pairwise(ends[_WARM_UP:])]
 
 
 def parameters(run: Run) -> int:
-    """Length of the vector that this run's replicas exchange."""
+    """Length of the vectors that this run's replicas exchange."""
     return sum(len(replica) for replica in build_learner(run, 0, Replica).replicas.values())
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchange:
-    """What one message costs here: CPU seconds at each end, and wall seconds from end to end."""
+class MessageCost:
+    """CPU seconds at each end, and wall seconds from end to end."""
 
     handling_seconds: float
     message_seconds: float
 
 
-def exchange_cost(count: int, rounds: int) -> Exchange:
-    """A vector of ``count`` float32 there and back between two processes, by mail in shared memory."""
-    answers = _roles.together(2, _ping, count, rounds)
-    return Exchange(
+def message_cost(count: int, rounds: int) -> MessageCost:
+    """The cost of sending a vector of ``count`` float32 between two processes, by mail in shared memory."""
+    answers = _roles.together(2, _ping_pong, count, rounds)
+    return MessageCost(
         handling_seconds=statistics.median(cpu for cpu, _ in answers),
         message_seconds=statistics.median(wall for _, wall in answers),
     )
 
 
-def _ping(fabric: Fabric, count: int, rounds: int) -> tuple[float, float]:
+def _ping_pong(fabric: Fabric, count: int, rounds: int) -> tuple[float, float]:
     """(CPU, wall) seconds of one message at this end, medians over ``rounds``."""
     channel = fabric.channel("ping", torch.zeros(count))
     x, other = torch.randn(count, generator=torch.Generator().manual_seed(0)), 1 - fabric.rank
@@ -140,3 +137,11 @@ def _ping(fabric: Fabric, count: int, rounds: int) -> tuple[float, float]:
             cpu.append((time.process_time() - work) / 2)
             wall.append((time.perf_counter() - start) / 2)
     return statistics.median(cpu), statistics.median(wall)
+
+
+def scaled_network(network: str, size_ratio: float, handling_seconds: float) -> str:
+    """``network`` on which messages of ``size_ratio`` times the real size take as long as real ones."""
+    settings = dict(pair.split("=") for pair in network.split(","))
+    settings["bandwidth"] = str(float(settings["bandwidth"]) * size_ratio)
+    settings["handling"] = str(handling_seconds)
+    return ",".join(f"{name}={value}" for name, value in settings.items())

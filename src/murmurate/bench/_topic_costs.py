@@ -1,9 +1,8 @@
-"""What DPSVI costs on this machine: a mini-batch, a push and its answer at the master."""
+"""The costs of DPSVI on this machine: a mini-batch, and a push and its answer at the master."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import statistics
 import time
@@ -15,6 +14,7 @@ import torch
 
 from murmurate.bench import _roles
 from murmurate.bench._result import Log
+from murmurate.bench._simulated import step_seconds
 from murmurate.errors import RunFailed
 from murmurate.fabric.interface import Channel, Fabric, Message
 from murmurate.replica.vector import Replica
@@ -24,17 +24,16 @@ from murmurate.training.members import build_learner, open_only_source
 from murmurate.training.run import Run
 
 _DEADLINE_SECONDS = 60.0
-_LEFT_OUT = 5
 
 
 @dataclasses.dataclass(frozen=True)
-class Costs:
-    """Of one core of this machine.
+class DPSVICosts:
+    """Costs on one core of this machine.
 
-    step_seconds: CPU seconds of a mini-batch. step_spread: theirs, of the logarithm. svi_step_seconds: of a
-    mini-batch of SVI's, which is larger.
-    message_seconds, byte_seconds: the master's work for a message, and for each byte of it.
-    pushes: by local updates, what that was fitted to: bytes of a push and its answer, CPU seconds.
+    step_seconds: CPU seconds of a mini-batch. step_spread: standard deviation of their logarithm.
+    svi_step_seconds: of a mini-batch of SVI's, which is larger.
+    message_seconds, byte_seconds: the master's CPU seconds for a message, and for each byte of it.
+    pushes: by local updates, the measurements behind these: bytes of a push and its answer, CPU seconds.
     """
 
     step_seconds: float
@@ -45,38 +44,23 @@ class Costs:
     pushes: dict[str, dict[str, float]]
 
 
-def costs(serial: Run, svi: Run, pushing: dict[int, Run], updates: int, pushes: int, log: Log) -> Costs:
+def costs(serial: Run, svi: Run, pushing: dict[int, Run], updates: int, pushes: int, log: Log) -> DPSVICosts:
     """pushing: by local updates, runs of one worker and a master."""
     log("a mini-batch")
-    step = step_seconds(serial, updates)
-    low, middle, high = statistics.quantiles(step, n=4)
-    large = statistics.median(step_seconds(svi, max(updates // 8, 5)))
-    found = {}
+    low, middle, high = statistics.quantiles(step_seconds(serial, updates, time.process_time), n=4)
+    large = statistics.median(step_seconds(svi, max(updates // 8, 5), time.process_time))
+    measured = {}
     for local_updates, run in pushing.items():
         log(f"a push of {local_updates} mini-batches")
-        found[str(local_updates)] = push_cost(run, pushes)
-    each = [(one["bytes"], one["master_cpu_seconds"]) for one in found.values()]
-    message, byte = fitted(each)
-    return Costs(middle, math.log(high / low) / 1.349, large, message, byte, found)
-
-
-def step_seconds(run: Run, updates: int) -> list[float]:
-    """CPU seconds of each of so many updates of one learner: documents chosen, E-step, update."""
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)  # as roles do; without it mini-batches become longer as counts vanish
-    learner = build_learner(run, 0, Replica)
-    source = open_only_source(run, learner)
-    ends = []
-    for batch in itertools.islice(source, updates + _LEFT_OUT + 1):
-        learner.learn(batch)
-        ends.append(time.process_time())
-    return [after - before for before, after in itertools.pairwise(ends[_LEFT_OUT:])]
+        measured[str(local_updates)] = push_cost(run, pushes)
+    message, byte = fitted([(one["bytes"], one["master_cpu_seconds"]) for one in measured.values()])
+    return DPSVICosts(middle, math.log(high / low) / 1.349, large, message, byte, measured)
 
 
 def fitted(measured: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(seconds a message, seconds a byte) from (bytes, seconds) of pairs of messages: a push, its answer.
+    """(seconds a message, seconds a byte), neither negative, by least squares.
 
-    Least squares; neither is below 0.
+    measured: (bytes, seconds) of pairs of messages, a push and its answer.
     """
     size, seconds = np.array(measured, dtype=np.float64).T
     slope, start = (
@@ -91,8 +75,8 @@ def fitted(measured: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return float(start) / 2, float(slope)
 
 
-class _Patient:
-    """A channel that tells the CPU seconds it spent on waiting for mail that had not come yet."""
+class _WaitMeter:
+    """A channel that counts in ``waited`` the CPU seconds of polling for mail that had not arrived."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel, self.waited = channel, 0.0
@@ -104,15 +88,17 @@ class _Patient:
         end, start = time.monotonic() + deadline_seconds, time.process_time()
         while True:
             last = time.process_time()
-            letter = self._channel.receive(tag)
-            if letter is not None or time.monotonic() >= end:
+            message = self._channel.receive(tag)
+            if message is not None or time.monotonic() >= end:
                 self.waited += last - start
-                return letter
+                return message
 
 
 def push_cost(run: Run, pushes: int) -> dict[str, float]:
-    """Bytes of a push and its answer, and CPU seconds of the master: to take it, fold it, make and give the
-    answer, not to wait for it. Medians over ``pushes``, on two real processes that share memory."""
+    """Bytes of a push and its answer, and the master's CPU seconds for them without waiting.
+
+    Medians over ``pushes``, on two real processes that share memory.
+    """
     _, (sizes, seconds) = _roles.together(2, _exchange, run, pushes)
     return {"bytes": statistics.median(sizes), "master_cpu_seconds": statistics.median(seconds)}
 
@@ -120,30 +106,30 @@ def push_cost(run: Run, pushes: int) -> dict[str, float]:
 def _exchange(fabric: Fabric, run: Run, pushes: int) -> tuple[list[int], list[float]]:
     replicator = Replicator(run.strategy, fabric)
     learner = build_learner(run, fabric.rank, replicator.replicate)
-    (bond,) = replicator.bonds.values()
+    (bound,) = replicator.bound_replicas.values()
     if fabric.rank == 0:
         for batch in open_only_source(run, learner):
             learner.learn(batch)
-            if bond.last.round > pushes:
+            if bound.last.round > pushes:
                 return [], []
     sizes: list[int] = []
     seconds: list[float] = []
     end = time.monotonic() + _DEADLINE_SECONDS
     with torch.no_grad():
         while len(sizes) <= pushes:
-            before, work = bond.channel.traffic.bytes, time.process_time()
-            channel = _Patient(bond.channel)
-            if bond.strategy.serve(bond.replica, cast(Channel, channel)):
+            before, work = bound.channel.traffic.bytes, time.process_time()
+            channel = _WaitMeter(bound.channel)
+            if bound.strategy.serve(bound.replica, cast(Channel, channel)):
                 seconds.append(time.process_time() - work - channel.waited)
-                sizes.append(bond.channel.traffic.bytes - before)
+                sizes.append(bound.channel.traffic.bytes - before)
             elif time.monotonic() > end:
                 raise RunFailed(f"the worker did not push {pushes} times within {_DEADLINE_SECONDS:g} s")
     return sizes[1:], seconds[1:]
 
 
 def push_bytes(run: Run, local_updates: Sequence[int]) -> dict[str, Any]:
-    """What a worker pushes after so many mini-batches from where it begins, against the whole vector."""
-    found: dict[str, Any] = {}
+    """Bytes of a worker's first push after so many mini-batches, and of the whole vector."""
+    rows: dict[str, Any] = {}
     for B in local_updates:
         torch.set_num_threads(1)
         learner = build_learner(run, 0, Replica)
@@ -153,9 +139,9 @@ def push_bytes(run: Run, local_updates: Sequence[int]) -> dict[str, Any]:
         for _ in range(B):
             learner.learn(next(iter(source)))
         delta = node.take(0)
-        found[str(B)] = {
+        rows[str(B)] = {
             "rows": len(delta.row),
             "sparse_bytes": delta.pack().nbytes,
             "dense_bytes": replica.params.nbytes,
         }
-    return found
+    return rows

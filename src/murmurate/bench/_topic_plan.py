@@ -6,18 +6,19 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Plan:
-    """documents, vocabulary, topics, mean_length: of the generated corpus. kept: of them, to look at.
+class SpeedupPlan:
+    """documents, vocabulary, topics, mean_length: of the generated corpus. kept: of them, held out for
+    perplexity.
 
     workers: nW at p = 1 and each B of workers_local_updates (the paper has 1). threads: p at nW = 1, B = 15.
     both: p = nW at each B of local_updates. largest: nW, p at B = 15.
     workers_batch, batch: M under the paper's rule, of the first and of the others. rate: eta of ``average``.
-    target_documents: the target is the serial run's perplexity at its first look after so many.
-    look_factor: a run is looked at after so many times the documents of the last look. most: of a run.
-    sparse_*: documents, looks, local updates and rates of sparse against dense pushes.
-    widths: vocabularies (and mean lengths) of the bytes of a push.
+    target_documents: the target is the serial run's perplexity after so many documents.
+    look_factor: the perplexity is computed each time the documents have grown by this factor. most: of a run.
+    sparse_*: documents, evaluations, local updates and rates of sparse against dense pushes.
+    widths: vocabularies (and mean lengths) for the bytes of a push.
     real_documents, real_seeds: of runs on processes whose speed is measured; those whose perplexity is
-        looked at, each real_look documents, are half as long. real_target: as target_documents, of these.
+        computed, each real_look documents, are half as long. real_target: as target_documents, of these.
     """
 
     documents: int = 10_000
@@ -53,7 +54,7 @@ class Plan:
     where: str = "runs/topics-speedup"
 
 
-FULL = Plan(
+FULL_PLAN = SpeedupPlan(
     documents=20_000,
     vocabulary=10_000,
     topics=50,

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from murmurate.bench._kept import kept_run
+from murmurate.bench._cache import cached_run
 from murmurate.bench._result import Log, spread
-from murmurate.bench._topic_plan import Plan
-from murmurate.bench._topic_runs import Look, reached
+from murmurate.bench._topic_plan import SpeedupPlan
+from murmurate.bench._topic_runs import Evaluated, reached
 from murmurate.datasets.corpus_world import CorpusWorld
 from murmurate.errors import RunFailed
 from murmurate.record.runs import RecordedRun
@@ -24,20 +24,19 @@ _SHAPES: dict[str, tuple[int, int] | None] = {
 }
 
 
-def real(plan: Plan, world: CorpusWorld, log: Log) -> dict[str, Any]:
+def real(plan: SpeedupPlan, world: CorpusWorld, log: Log) -> dict[str, Any]:
     """One and two threads (B = 15), one and two workers (B = 15, M = nW) under ``average``, on this machine.
 
-    T is the documents that a run took to the target, over the documents a second of another in which nobody
-    looks at perplexity (of rank 0's own topics). Each seed has all shapes one after the other, and its own
-    target, ratios and times. The master is a process of its own, which on two cores two learners leave none
-    to.
+    T is the documents that a run took to the target, divided by the documents a second of another run in
+    which no perplexity is computed. Perplexity is that of rank 0's own topics. Each seed has its own target,
+    ratios and times. The master is a further process: on two cores it competes with two learners.
     """
     seeds = [_real_seed(plan, world, seed, log) for seed in range(plan.real_seeds)]
     return {"seeds": seeds} | spreads(seeds)
 
 
-def _real_seed(plan: Plan, world: CorpusWorld, seed: int, log: Log) -> dict[str, Any]:
-    found = {}
+def _real_seed(plan: SpeedupPlan, world: CorpusWorld, seed: int, log: Log) -> dict[str, Any]:
+    measured = {}
     for name, shape in _SHAPES.items():
         words: list[Any] = [
             *("--world.path", world.path, "--world.validation", plan.kept, "--world.test", 0),
@@ -53,30 +52,29 @@ def _real_seed(plan: Plan, world: CorpusWorld, seed: int, log: Log) -> dict[str,
             words += ["--strategy", "dpsgd", "--replicas", replicas]
             words += ["--strategy.threads", threads, "--strategy.local-updates", 15]
             words += ["--strategy.batch", workers, "--strategy.wait", "true"]
-        # rank 0 looks after so many updates of its own
+        # counted in rank 0's own updates
         every = max(1, plan.real_look // 64 // replicas)
-        looking = ["--agent.validate-every", every, "--env-steps", plan.real_documents // 2]
-        running = ["--agent.validate-every", 0, "--env-steps", plan.real_documents]
+        evaluating = ["--agent.validate-every", every, "--env-steps", plan.real_documents // 2]
+        only_running = ["--agent.validate-every", 0, "--env-steps", plan.real_documents]
         where = Path(plan.where)
-        looked = _run(name, [*words, *looking, "--record-every-seconds", 0.01], where, log)
-        ran = _run(name, [*words, *running, "--record-every-seconds", 0.05], where, log)
-        found[name] = {
-            "points": _points(looked),
-            "documents_per_second": _per_second(ran),
-        }
-    return {"seed": seed} | times(found, plan.real_target)
+        evaluated = _run(name, [*words, *evaluating, "--record-every-seconds", 0.01], where, log)
+        ran = _run(name, [*words, *only_running, "--record-every-seconds", 0.05], where, log)
+        measured[name] = {"points": _points(evaluated), "documents_per_second": _per_second(ran)}
+    return {"seed": seed} | times(measured, plan.real_target)
 
 
-def times(found: dict[str, Any], target_documents: int) -> dict[str, Any]:
-    """T to the perplexity that ``serial`` has after so many documents; documents a second, TSP and the
-    speed-up, which are over serial and over one node."""
-    target = next(x for documents, x in found["serial"]["points"] if documents >= target_documents)
+def times(measured: dict[str, Any], target_documents: int) -> dict[str, Any]:
+    """Seconds to the perplexity that ``serial`` has after ``target_documents``; speeds; TSP and the speed-up.
+
+    TSP is over serial, the speed-up over one node.
+    """
+    target = next(x for documents, x in measured["serial"]["points"] if documents >= target_documents)
     seconds = {}
-    for name, one in found.items():
-        seen = [Look(documents, documents / one["documents_per_second"], x) for documents, x in one["points"]]
-        at = reached(seen, target)
+    for name, one in measured.items():
+        curve = [Evaluated(n, n / one["documents_per_second"], x) for n, x in one["points"]]
+        at = reached(curve, target)
         seconds[name] = None if at is None else at.seconds
-    speed = {name: one["documents_per_second"] for name, one in found.items()}
+    speed = {name: one["documents_per_second"] for name, one in measured.items()}
 
     def over(first: str) -> dict[str, float | None]:
         alone = seconds[first]
@@ -97,25 +95,25 @@ def times(found: dict[str, Any], target_documents: int) -> dict[str, Any]:
 
 
 def spreads(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Over seeds; None for what no seed's run came to the target of."""
+    """Spreads over the seeds; None where no seed's run reached the target."""
 
-    def of(what: str, name: str) -> dict[str, Any] | None:
-        values = [one[what][name] for one in seeds if one[what][name] is not None]
+    def over_seeds(figure: str, name: str) -> dict[str, Any] | None:
+        values = [one[figure][name] for one in seeds if one[figure][name] is not None]
         return spread(values) if values else None
 
-    told = ("documents_per_second", "speed_over_one_node", "tsp_serial", "speedup")
-    return {what: {name: of(what, name) for name in seeds[0][what]} for what in told}
+    figures = ("documents_per_second", "speed_over_one_node", "tsp_serial", "speedup")
+    return {figure: {name: over_seeds(figure, name) for name in seeds[0][figure]} for figure in figures}
 
 
 def _run(shape: str, options: Sequence[Any], where: Path, log: Log) -> RecordedRun:
-    """A run of real processes below ``where``, once for the same options."""
+    """A run of real processes below ``where``, made once for the same options."""
     words = [str(word) for word in options]
     key = hashlib.sha256(json.dumps(words).encode()).hexdigest()[:12]
-    return kept_run(where / f"real-{shape.replace(' ', '-')}-{key}", "corpus-lda", words, log)
+    return cached_run(where / f"real-{shape.replace(' ', '-')}-{key}", "corpus-lda", words, log)
 
 
 def _points(run: RecordedRun) -> list[tuple[int, float]]:
-    """(documents of all replicas, perplexity) on the way."""
+    """(documents of all replicas, perplexity) during the run."""
     return [
         (int(record["total_env_steps"]), float(record["perplexity"]))
         for record in run.records
@@ -124,9 +122,9 @@ def _points(run: RecordedRun) -> list[tuple[int, float]]:
 
 
 def _per_second(run: RecordedRun) -> float:
-    """Documents of all replicas a second, from a tenth of them on: start-up is in no figure."""
-    seen = sorted({float(r["time_seconds"]): int(r["total_env_steps"]) for r in run.records}.items())
-    late = [one for one in seen if one[1] >= seen[-1][1] / 10]
+    """Documents of all replicas a second, without the first tenth and so without the start-up."""
+    points = sorted({float(r["time_seconds"]): int(r["total_env_steps"]) for r in run.records}.items())
+    late = [one for one in points if one[1] >= points[-1][1] / 10]
     if len(late) < 2 or late[-1][0] <= late[0][0]:
-        raise RunFailed("the run is too short to tell a speed: give more documents")
+        raise RunFailed("the run is too short to measure its speed: give more documents")
     return (late[-1][1] - late[0][1]) / (late[-1][0] - late[0][0])

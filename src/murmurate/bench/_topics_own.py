@@ -1,8 +1,9 @@
-"""Our side of ``bench topics``, in a process of its own as the peers are: see ``topics_windows``.
+"""Our answers to the requests of ``bench topics`` (the protocol is in ``topics_windows``), in its own
+process.
 
-What is run is what ``murmurate topics fit`` runs, learner, source and strategy; without a launcher, a
-recorder and checkpoints, as the peers are without them. Several replicas take turns on this one core, on a
-simulated fabric: those who wait cost nothing, and each is as far behind the others as its schedule says.
+Learner, source and strategy are those of ``murmurate topics fit``; like the peers, there is no launcher,
+recorder or checkpoint. Several replicas take turns on this one core, on a simulated fabric: waiting costs
+nothing, and the schedule decides how stale each replica is.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 
 import murmurate
 from murmurate import native
-from murmurate.bench._windows.topics_windows import Fit, Rows, Watch, serve
+from murmurate.bench._windows.topics_windows import DocumentRows, Fit, Snapshots, serve
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.interface import Subset
 from murmurate.fabric.simulated.fabric import SimulatedFabric
@@ -34,21 +35,24 @@ from murmurate.workloads.topics import Topics
 
 
 def run_for(options: dict[str, Any]) -> Run:
-    """The run of ``options``: fields of the model by their names, and ``strategy``, its fields, and
-    ``replicas``. What is None or not named is as the recipe has it."""
+    """The run of ``options``: the model's fields, ``strategy`` (its name and fields), ``replicas`` and
+    ``seed``.
+
+    Fields that are None or absent are the recipe's.
+    """
     run = recipe("corpus-lda")
     named = {field.name for field in dataclasses.fields(run.learner)} & set(options)
     fields = {name: options[name] for name in named if options[name] is not None}
     learner = dataclasses.replace(run.learner, **fields, validate_every=0)
-    how = options.get("strategy") or {"name": "solo"}
-    chosen = strategy(how["name"])(**{name: value for name, value in how.items() if name != "name"})
+    settings = dict(options.get("strategy") or {"name": "solo"})
+    chosen = strategy(settings.pop("name"))(**settings)
     run = dataclasses.replace(
         run, learner=learner, strategy=chosen, replicas=options.get("replicas", 1), seed=options["seed"]
     )
     return dataclasses.replace(run, strategy=run.learner.adapted(run.strategy))
 
 
-def prepare(rows: Rows, options: dict[str, Any]) -> Fit:
+def prepare(rows: DocumentRows, options: dict[str, Any]) -> Fit:
     run = run_for(options)
     corpus = Corpus(rows.starts, rows.words, rows.counts, None, rows.vocabulary_size)
     documents = Subset(corpus, np.arange(len(corpus)))
@@ -56,11 +60,9 @@ def prepare(rows: Rows, options: dict[str, Any]) -> Fit:
 
 
 def _learner(run: Run, documents: Subset[Corpus], replicate: Any) -> ConjugateLearner[Topics]:
-    if not isinstance(run.learner, TopicModel):
-        raise ValueError("corpus-lda has a topic model")
     words = documents.select(np.arange(0)).vocabulary_size
     spec = EnvSpec("corpus", (words,), torch.int32, 0, examples=len(documents))
-    return run.learner.build(Context(spec, replicate, run.seed, examples=documents))
+    return cast(TopicModel, run.learner).build(Context(spec, replicate, run.seed, examples=documents))
 
 
 def _source(run: Run, documents: Subset[Corpus], rank: int) -> ExampleSource:
@@ -69,33 +71,33 @@ def _source(run: Run, documents: Subset[Corpus], rank: int) -> ExampleSource:
 
 
 def _matrix(learner: ConjugateLearner[Topics]) -> np.ndarray:
-    matrix: np.ndarray = learner.found().matrix.numpy()
+    matrix: np.ndarray = learner.estimate().matrix.numpy()
     return matrix
 
 
-def _alone(run: Run, documents: Subset[Corpus], watch: Watch) -> None:
+def _alone(run: Run, documents: Subset[Corpus], snapshots: Snapshots) -> None:
     learner = _learner(run, documents, Replica)
     seen = 0
     for batch in _source(run, documents, 0):
         learner.learn(batch)
         seen += batch.env_steps
-        watch(seen, functools.partial(_matrix, learner))
+        snapshots(seen, functools.partial(_matrix, learner))
 
 
-def _together(run: Run, documents: Subset[Corpus], watch: Watch) -> None:
-    """Ends by the last mark's Enough, as all do. What is looked at is the centre's, or the first's."""
-    seen, shown = [0] * run.members, {}
+def _together(run: Run, documents: Subset[Corpus], snapshots: Snapshots) -> None:
+    """Snapshots are of the centre's topics, or of the first replica's; the last one raises ``Enough``."""
+    seen, learners = [0] * run.members, {}
 
-    def member(rank: int, door: Any) -> None:
-        replicator = Replicator(run.strategy, door)
+    def member(rank: int, fabric: Any) -> None:
+        replicator = Replicator(run.strategy, fabric)
         learner = _learner(run, documents, replicator.replicate)
-        shown[rank] = learner
+        learners[rank] = learner
         if rank == run.replicas:
             _serve(replicator)
         for batch in _source(run, documents, rank):
             learner.learn(batch)
             seen[rank] += batch.env_steps
-            watch(sum(seen), lambda: _matrix(shown[run.members - 1 if run.strategy.centre else 0]))
+            snapshots(sum(seen), lambda: _matrix(learners[run.members - 1 if run.strategy.centre else 0]))
 
     fabric = SimulatedFabric(run.members, seed=run.seed, keep_log=False)
     fabric.run([functools.partial(member, rank) for rank in range(run.members)])
@@ -104,8 +106,8 @@ def _together(run: Run, documents: Subset[Corpus], watch: Watch) -> None:
 def _serve(replicator: Replicator) -> None:
     while True:
         with torch.no_grad():
-            for bond in replicator.bonds.values():
-                bond.strategy.serve(bond.replica, bond.channel)
+            for bound in replicator.bound_replicas.values():
+                bound.strategy.serve(bound.replica, bound.channel)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Real runs under faults: replicas are killed and stopped while they learn, and the end is compared."""
+"""Real runs under faults: replicas are killed and stopped while they learn, and the results are compared."""
 
 from __future__ import annotations
 
@@ -23,28 +23,32 @@ from murmurate.agents.a2c import A2C
 from murmurate.bench._result import Log
 from murmurate.errors import RunFailed
 from murmurate.recipes import recipe
-from murmurate.record.reader import read_metrics
+from murmurate.record.reader import Record, read_metrics
 
 NAME = "chaos"
-SUMMARY = "eight replicas, one killed or stopped every 20 s, against the same run left in peace"
+SUMMARY = "eight replicas, one killed or stopped every 20 s, against the same run without faults"
 
 _OVERTIME_SECONDS = 180.0
 _POLL_SECONDS = 0.2
 _LEAVING_SECONDS = 20.0
 _RECIPE = "cartpole-gala"
-# whose centre takes a whole step for each replica's gradient
-_STEPS_FOR_EACH = ("parameter-server",)
+# their centre takes a whole step for each replica's gradient, so their learning rate is divided by the
+# replicas
+_STEP_PER_REPLICA = ("parameter-server",)
+_SUMMARY_FACTS = (
+    "exit", "env_steps", "updates", "eval_return_mean", "train_return_mean", "best_eval_return_mean",
+    "disagreement_final", "dead_replicas",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """A run of ``minutes`` with and one without faults, a strategy.
+class ChaosPlan:
+    """One run of ``minutes`` with and one without faults for each strategy.
 
-    Every ``every_seconds`` one replica, drawn with ``seed``, is sent SIGKILL or SIGSTOP in turn; after
-    ``stopped_seconds`` a SIGCONT follows the latter. (The processes fabric has no link to cut.)
+    Every ``every_seconds`` a replica, drawn with ``seed``, is sent SIGKILL or SIGSTOP in turn; after
+    ``stopped_seconds`` a SIGCONT follows the latter. (The processes fabric has no connection to break.)
 
-    The learning rate is the recipe's and does not fall, as nobody knows how many env steps the minutes are;
-    that of the parameter server is divided by its replicas.
+    The learning rate is constant, because the number of env steps in these minutes is not known.
     """
 
     minutes: float = 1.0
@@ -56,13 +60,16 @@ class Plan:
     strategies: tuple[str, ...] = ("gala", "dpsgd", "all-reduce", "parameter-server")
 
 
-def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
-    """Whether all ended by themselves, what they reached, how long nobody learned, what was left behind."""
-    plan = plan or (Plan(minutes=3.0) if full else Plan())
+QUICK, FULL = ChaosPlan(), ChaosPlan(minutes=3.0)
+
+
+def measure(plan: ChaosPlan, log: Log) -> dict[str, Any]:
+    """Each strategy's results with and without faults, and the processes and files that the runs left
+    behind."""
     rows: dict[str, Any] = {}
     for name in plan.strategies:
         with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
-            log(f"{name}, in peace")
+            log(f"{name}, without faults")
             peace = Trial(name, plan, Path(folder) / "peace").run(lambda trial: None)
             log(f"{name}, under faults")
             injector = Injector(plan)
@@ -74,16 +81,15 @@ def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
             "return_ratio": faults["eval_return_mean"] / max(peace["eval_return_mean"], 1e-9),
             "throughput_ratio": faults["env_steps"] / max(peace["env_steps"], 1),
         }
-        log(f"{name}: return {rows[name]['return_ratio']:.3f} of that in peace")
-    return {"fabric": "processes", "strategies": rows, "plan": dataclasses.asdict(plan)}
+        log(f"{name}: return {rows[name]['return_ratio']:.3f} of that without faults")
+    return {"fabric": "processes", "strategies": rows}
 
 
 class Trial:
-    """One ``murmurate train`` in a session of its own."""
+    """One ``murmurate train`` in a session of its own, with its own temporary folder."""
 
-    def __init__(self, strategy: str, plan: Plan, folder: Path) -> None:
+    def __init__(self, strategy: str, plan: ChaosPlan, folder: Path) -> None:
         self.plan, self.folder = plan, folder
-        self.replicas = plan.replicas
         self._temporary = folder.parent / f"{folder.name}-tmp"
         self._temporary.mkdir()
         options: dict[str, Any] = {
@@ -96,9 +102,9 @@ class Trial:
             "--restarts": 1000,
             "--out": folder,
         }
-        if strategy in _STEPS_FOR_EACH:
-            usual = cast(A2C, recipe(_RECIPE).learner).learning_rate
-            options["--agent.learning-rate"] = usual / plan.replicas
+        if strategy in _STEP_PER_REPLICA:
+            default = cast(A2C, recipe(_RECIPE).learner).learning_rate
+            options["--agent.learning-rate"] = default / plan.replicas
         words = [str(word) for pair in options.items() for word in pair]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "murmurate", "train", _RECIPE, *words],
@@ -110,17 +116,19 @@ class Trial:
         )
 
     def run(self, act: Callable[[Trial], None]) -> dict[str, Any]:
-        """To its end, with ``act`` called every now and then. Raises RunFailed if it does not end."""
+        """Wait for the end, calling ``act`` every now and then. Raises RunFailed if there is no end."""
         deadline = time.monotonic() + 60 * self.plan.minutes + _OVERTIME_SECONDS
         try:
             while self.process.poll() is None:
                 if time.monotonic() > deadline:
-                    raise RunFailed(f"{self.folder.name} hangs: it did not end {_OVERTIME_SECONDS:g} s late")
+                    raise RunFailed(
+                        f"{self.folder.name} did not end within {_OVERTIME_SECONDS:g} s of its end"
+                    )
                 act(self)
                 time.sleep(_POLL_SECONDS)
             return self._outcome()
         finally:
-            for process in self._members():
+            for process in self._session():
                 process.kill()
             self.process.wait()
 
@@ -134,61 +142,59 @@ class Trial:
         return {role["index"]: role["pid"] for role in roles if role["role"] == "replica"}
 
     def seconds(self) -> float:
-        """Of learning: since the first record of every replica."""
+        """Seconds since all replicas have written their first record."""
         first: dict[int, float] = {}
-        for record in self._records():
+        records = self._records()
+        for record in records:
             first.setdefault(record["replica"], record["time_seconds"])
-        if len(first) < self.replicas:
+        if len(first) < self.plan.replicas:
             return 0.0
-        return float(self._records()[-1]["time_seconds"] - max(first.values()))
+        return float(records[-1]["time_seconds"] - max(first.values()))
 
-    def _records(self) -> list[dict[str, Any]]:
+    def _records(self) -> list[Record]:
         path = self.folder / "metrics.jsonl"
         return [r for r in read_metrics(path) if "kind" not in r] if path.exists() else []
 
     def _outcome(self) -> dict[str, Any]:
         if self.process.returncode != 0:
-            said = self.process.stderr.read().decode()[-500:] if self.process.stderr else ""
-            raise RunFailed(f"{self.folder.name} ended with exit code {self.process.returncode}: {said}")
+            errors = self.process.stderr.read().decode()[-500:] if self.process.stderr else ""
+            raise RunFailed(f"{self.folder.name} ended with exit code {self.process.returncode}: {errors}")
         summary = json.loads((self.folder / "summary.json").read_text())
-        deadline = time.monotonic() + _LEAVING_SECONDS  # the fork server leaves after the launcher
-        while self._members() and time.monotonic() < deadline:
+        deadline = time.monotonic() + _LEAVING_SECONDS  # the fork server ends after the launcher
+        while self._session() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
-        told = [event["event"] for event in summary["events"]]
+        events = [event["event"] for event in summary["events"]]
         times = [record["time_seconds"] for record in self._records()]
-        kept = (
-            "exit", "env_steps", "updates", "eval_return_mean", "train_return_mean", "best_eval_return_mean",
-            "disagreement_final", "dead_replicas",
-        )  # fmt: skip
         return {
-            **{key: summary[key] for key in kept},
-            "events": {name: told.count(name) for name in sorted(set(told))},
+            **{key: summary[key] for key in _SUMMARY_FACTS},
+            "events": {name: events.count(name) for name in sorted(set(events))},
             "longest_time_without_a_record_seconds": max(
                 (after - before for before, after in itertools.pairwise(times)), default=0.0
             ),
-            "left_processes": len(self._members()),
+            "left_processes": len(self._session()),
             "left_files": len([path for path in self._temporary.rglob("*") if path.is_file()]),
         }
 
-    def _members(self) -> list[psutil.Process]:
-        found = []
+    def _session(self) -> list[psutil.Process]:
+        """The living processes of the run's session."""
+        living = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, ProcessLookupError):
                 alive = process.status() != psutil.STATUS_ZOMBIE
                 if alive and os.getsid(process.pid) == self.process.pid:
-                    found.append(process)
-        return found
+                    living.append(process)
+        return living
 
 
 class Injector:
-    """One fault after another, as the plan says; ``done`` tells them."""
+    """Sends the faults of the plan, and lists them in ``done``."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ChaosPlan) -> None:
         self.plan = plan
         self.done: list[dict[str, Any]] = []
-        self._draws = random.Random(plan.seed)
+        self._random = random.Random(plan.seed)
         self._next_at: float | None = None
-        self._to_wake: tuple[float, int] | None = None
+        self._to_continue: tuple[float, int] | None = None  # (time, pid) of the next SIGCONT
 
     def act(self, trial: Trial) -> None:
         now = time.monotonic()
@@ -196,19 +202,19 @@ class Injector:
             if trial.seconds() > 0:
                 self._next_at = now + self.plan.every_seconds
             return
-        if self._to_wake is not None and now >= self._to_wake[0]:
+        if self._to_continue is not None and now >= self._to_continue[0]:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._to_wake[1], signal.SIGCONT)
-            self._to_wake = None
+                os.kill(self._to_continue[1], signal.SIGCONT)
+            self._to_continue = None
         if now < self._next_at:
             return
         self._next_at += self.plan.every_seconds
-        rank, pid = self._draws.choice(sorted(trial.pids().items()))
+        rank, pid = self._random.choice(sorted(trial.pids().items()))
         number = (signal.SIGKILL, signal.SIGSTOP)[len(self.done) % 2]
         try:
             os.kill(pid, number)
         except ProcessLookupError:
-            return  # it was on its way back
+            return  # it has died and is being restarted
         if number is signal.SIGSTOP:
-            self._to_wake = now + self.plan.stopped_seconds, pid
+            self._to_continue = now + self.plan.stopped_seconds, pid
         self.done.append({"fault": number.name, "replica": rank})

@@ -1,4 +1,5 @@
-"""One fault every 29 seconds among 32 replicas, with costs measured here: how much work is still done."""
+"""Throughput under one fault every 29 seconds among 32 replicas, with step and message costs measured
+here."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 
 from murmurate.bench import _commands, _simulated
 from murmurate.bench._result import Log
+from murmurate.bench._simulated import MessageCost, scaled_network
 from murmurate.recipes import recipe
 from murmurate.simulation.cluster import Cluster
 from murmurate.strategies import strategies
@@ -17,11 +19,11 @@ SUMMARY = "throughput kept under one fault every 29 s, 32 replicas, simulated wi
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """A crash, a pause or a cut link every ``fault_seconds`` in the mean, for ``minutes`` virtual minutes.
+class SimulatedChaosPlan:
+    """A crash, a pause or a broken connection every ``fault_seconds`` on average, for virtual ``minutes``.
 
-    restart_seconds: until a crashed one is back. measured_updates: of a real learner, for what a step takes.
-    network: between hosts; what a message costs the core is measured.
+    restart_seconds: until a crashed replica is back. measured_updates: of a real learner, for the cost of a
+    step. network: between hosts; the CPU cost of a message is measured.
     """
 
     replicas: int = 32
@@ -36,46 +38,48 @@ class Plan:
     strategies: tuple[str, ...] = ("gala", "pull-gossip", "dpsgd", "all-reduce")
 
 
-def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
-    """``kept``: updates of all under faults, over those of the same run without.
+QUICK = SimulatedChaosPlan()
+FULL = SimulatedChaosPlan(minutes=15.0, strategies=tuple(sorted(set(strategies()) - {"solo"})))
 
-    A step takes what one of a real learner's did in the mean, of Pong where ale-py is installed; the
-    gradients are those of a small CartPole learner, whose messages are stretched to the real one's size.
-    The run without faults is a tenth as long: it is the same all the time.
+
+def measure(plan: SimulatedChaosPlan, log: Log) -> dict[str, Any]:
+    """``kept``: updates a second of all replicas under faults, over those of the same run without.
+
+    A step takes the mean time of a real learner's, on Pong where ale-py is installed. The gradients are those
+    of a small CartPole learner; its messages take as long as ones of the real learner's size. The run without
+    faults is a tenth as long, because its speed does not change.
     """
-    plan = plan or (
-        Plan(minutes=15.0, strategies=tuple(sorted(set(strategies()) - {"solo"}))) if full else Plan()
-    )
-    world = "pong" if _commands.missing("ale-py", "atari") is None else "cartpole"
+    world = _commands.installed_world()
     real = dataclasses.replace(recipe(f"{world}-gala"), replicas=1)
     log(f"a step of {real.recipe}")
     steps = _simulated.step_seconds(real, plan.measured_updates)
     count = _simulated.parameters(real)
     log(f"a message of {count} parameters")
-    cost = _simulated.exchange_cost(count, plan.exchange_rounds)
+    cost = _simulated.message_cost(count, plan.exchange_rounds)
     rows = {}
     for name in plan.strategies:
         log(name)
-        rows[name] = kept(name, steps, count, cost, plan)
+        rows[name] = throughput_kept(name, steps, count, cost, plan)
     return {
         "world": world,
         "step_seconds": statistics.median(steps),
         "handling_seconds": cost.handling_seconds,
         "message_seconds": cost.message_seconds,
         "strategies": rows,
-        "plan": dataclasses.asdict(plan),
     }
 
 
-def kept(name: str, steps: list[float], count: int, cost: _simulated.Exchange, plan: Plan) -> dict[str, Any]:
+def throughput_kept(
+    name: str, steps: list[float], count: int, cost: MessageCost, plan: SimulatedChaosPlan
+) -> dict[str, Any]:
     run = _simulated.small(strategies()[name](), plan.replicas, minutes=plan.minutes)
-    calm = Cluster(
+    without_faults = Cluster(
         compute=f"constant:{statistics.fmean(steps)}",
-        network=stretched(plan.network, _simulated.parameters(run) / count, cost.handling_seconds),
+        network=scaled_network(plan.network, _simulated.parameters(run) / count, cost.handling_seconds),
     )
-    each = 3 * plan.fault_seconds  # of three kinds
-    faulty = dataclasses.replace(
-        calm,
+    each = 3 * plan.fault_seconds  # there are three kinds
+    with_faults = dataclasses.replace(
+        without_faults,
         crash_every_seconds=each,
         restart_after_seconds=plan.restart_seconds,
         pause_every_seconds=each,
@@ -84,19 +88,14 @@ def kept(name: str, steps: list[float], count: int, cost: _simulated.Exchange, p
         cut_seconds=plan.cut_seconds,
     )
     shorter = dataclasses.replace(run, minutes=plan.minutes / 10)
-    (quiet, _), (stormy, _) = _simulated.simulated(shorter, calm), _simulated.simulated(run, faulty)
+    (normal, _), (faulty, _) = (
+        _simulated.simulated(shorter, without_faults),
+        _simulated.simulated(run, with_faults),
+    )
     return {
-        "kept": stormy["updates_per_virtual_second"] / quiet["updates_per_virtual_second"],
-        "faults": {k: n for k, n in stormy["faults"].items() if k in ("died", "paused", "cut", "joined")},
-        "share_waiting": stormy["share_waiting"],
-        "staleness_max": stormy["staleness_max"],
-        "disagreement_final": stormy["disagreement_final"],
+        "kept": faulty["updates_per_virtual_second"] / normal["updates_per_virtual_second"],
+        "faults": {k: n for k, n in faulty["faults"].items() if k in ("died", "paused", "cut", "joined")},
+        "share_waiting": faulty["share_waiting"],
+        "staleness_max": faulty["staleness_max"],
+        "disagreement_final": faulty["disagreement_final"],
     }
-
-
-def stretched(network: str, share: float, handling_seconds: float) -> str:
-    """``network`` on which messages of ``share`` of the real size take as long as real ones."""
-    words = dict(pair.split("=") for pair in network.split(","))
-    words["bandwidth"] = str(float(words["bandwidth"]) * share)
-    words["handling"] = str(handling_seconds)
-    return ",".join(f"{word}={value}" for word, value in words.items())

@@ -1,8 +1,4 @@
-"""One table: the same A2C under every strategy with 1 to 8 replicas; CartPole for return, Pong for speed.
-
-Every run keeps its folder, and one that has its ``summary.json`` is not run again: cut off, the same command
-goes on where it was.
-"""
+"""One table: the same A2C under every strategy with 1 to 8 replicas; CartPole for return, Pong for speed."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from murmurate.bench._kept import kept_run
+from murmurate.bench._cache import cached_run
 from murmurate.bench._result import Log, spread
 from murmurate.record import groups
 from murmurate.record.runs import RecordedRun
@@ -23,8 +19,8 @@ SUMMARY = "return, speed, waiting, staleness and bytes of every strategy; --full
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """What is run; where: the folder that keeps the runs. Solo is run with one replica alone."""
+class EveryStrategyPlan:
+    """where: the folder that keeps the runs; a finished one is not run again."""
 
     replicas: tuple[int, ...] = (2,)
     seeds: int = 1
@@ -33,24 +29,25 @@ class Plan:
     where: str = "runs/every-strategy"
 
 
-FULL = Plan(replicas=(1, 2, 4, 8), seeds=3, cartpole_env_steps=200_000, pong_seconds=30.0)
+QUICK = EveryStrategyPlan()
+FULL = EveryStrategyPlan(replicas=(1, 2, 4, 8), seeds=3, cartpole_env_steps=200_000, pong_seconds=30.0)
 
 
-def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
-    """For each strategy and number of replicas what ``rows`` holds; a spread is over the seeds.
+def measure(plan: EveryStrategyPlan, log: Log) -> dict[str, Any]:
+    """A row for each strategy and number of replicas; spreads are over the seeds.
 
     Replicas share this machine's cores: with more of them than cores the speed is that of the machine, and
     the waiting includes waiting for a core.
     """
-    plan = plan or (FULL if full else Plan())
     rows: list[dict[str, Any]] = []
     for name, replicas in pairs(plan):
         cartpole = [_cartpole(plan, name, replicas, seed, log) for seed in range(plan.seeds)]
         rows.append(_row(name, replicas, cartpole, _pong(plan, name, replicas, log)))
-    return {"rows": rows, "plan": dataclasses.asdict(plan)}
+    return {"rows": rows}
 
 
-def pairs(plan: Plan) -> Iterator[tuple[str, int]]:
+def pairs(plan: EveryStrategyPlan) -> Iterator[tuple[str, int]]:
+    """(strategy, replicas); solo has one replica only."""
     for name in strategies():
         yield from ((name, replicas) for replicas in plan.replicas if name != "solo" or replicas == 1)
 
@@ -80,14 +77,14 @@ def _row(name: str, replicas: int, cartpole: list[RecordedRun], pong: RecordedRu
     return row
 
 
-def _cartpole(plan: Plan, name: str, replicas: int, seed: int, log: Log) -> RecordedRun:
+def _cartpole(plan: EveryStrategyPlan, name: str, replicas: int, seed: int, log: Log) -> RecordedRun:
     steps = ("--env-steps", str(plan.cartpole_env_steps), "--seed", str(seed))
-    # the last figures alone count here
-    often = ("--checkpoint-every-env-steps", "1000000000", "--record-every-seconds", "0.5")
-    return _run(plan, "cartpole", name, replicas, seed, (*steps, *often), log)
+    # only the final figures are used
+    rarely = ("--checkpoint-every-env-steps", "1000000000", "--record-every-seconds", "0.5")
+    return _run(plan, "cartpole", name, replicas, seed, (*steps, *rarely), log)
 
 
-def _pong(plan: Plan, name: str, replicas: int, log: Log) -> RecordedRun | None:
+def _pong(plan: EveryStrategyPlan, name: str, replicas: int, log: Log) -> RecordedRun | None:
     if plan.pong_seconds <= 0:
         return None
     ends = ("--env-steps", "none", "--minutes", str(plan.pong_seconds / 60), "--eval-episodes", "1")
@@ -95,7 +92,14 @@ def _pong(plan: Plan, name: str, replicas: int, log: Log) -> RecordedRun | None:
 
 
 def _run(
-    plan: Plan, world: str, name: str, replicas: int, seed: int, options: tuple[str, ...], log: Log
+    plan: EveryStrategyPlan,
+    world: str,
+    name: str,
+    replicas: int,
+    seed: int,
+    options: tuple[str, ...],
+    log: Log,
 ) -> RecordedRun:
     folder = Path(plan.where) / f"{world}-{name}-{replicas}-{seed}"
-    return kept_run(folder, f"{world}-a2c", ("--strategy", name, "--replicas", str(replicas), *options), log)
+    words = ("--strategy", name, "--replicas", str(replicas), *options)
+    return cached_run(folder, f"{world}-a2c", words, log)

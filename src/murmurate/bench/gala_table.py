@@ -1,22 +1,21 @@
-"""Assran et al. 2019, Table 1: A2C and GALA-A2C on six Atari games, beside the paper's figures.
+"""Assran et al. 2019, Table 1: A2C and GALA-A2C on six Atari games, with the paper's figures.
 
-Weeks of this machine; cut off at any time, the same command goes on where it was (see ``_gala``).
+It takes weeks on two cores. Interrupted at any time, the same command continues (see ``_gala``).
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from murmurate.bench import _gala
-from murmurate.bench._gala import Facts, Job, Plan
+from murmurate.bench._gala import GalaPlan, Job, Summary
 from murmurate.bench._result import Log
 
 NAME = "gala-table"
 SUMMARY = "GALA's Table 1, A2C and GALA-A2C on six games, resumable; --full: 10 seeds to 40 million env steps"
 
-QUICK = Plan(
+QUICK = GalaPlan(
     games=("pong",),
     seeds=1,
     env_steps=(1_000, 2_000),
@@ -25,7 +24,7 @@ QUICK = Plan(
     eval_episodes=1,
     where="runs/gala-quick",
 )
-FULL = Plan()
+FULL = GalaPlan()
 
 SOURCE = (
     "the paper's: Assran et al., Gossip-based Actor-Learner Architectures, NeurIPS 2019, Table 1 "
@@ -48,77 +47,69 @@ PAPER: dict[tuple[str, int], tuple[tuple[float, float], ...]] = {
 }  # fmt: skip
 
 
-def measure(
-    full: bool,
-    log: Log,
-    plan: Plan | None = None,
-    *,
-    run: _gala.Runner = _gala.spawn,
-    per_second: Callable[[Job], float] = _gala.measured_speed,
-) -> dict[str, Any]:
-    """The rows of Table 1, and first the hours that they will take.
+_SCALED_DOWN = "a rehearsal with too few env steps to learn: not comparable with the paper's scores"
+
+
+def measure(plan: GalaPlan, log: Log) -> dict[str, Any]:
+    """The rows of Table 1; the hours that they will take are logged first.
 
     ``ours_mean`` and ``ours_stderr`` are over the evaluation games (up to 30 no-ops, argmax) of one final
-    policy: that of the seed whose last 100 training episodes returned most. The paper does not say by what
-    it selects; games that select must not also be the score. The final policy of several learners is the
-    mean of their parameters.
+    policy: that of the seed whose last 100 training episodes had the highest mean return. (The paper does not
+    name its criterion; games that select must not also be the score.) The final policy of several learners is
+    the mean of their parameters.
     """
-    plan = plan or (FULL if full else QUICK)
-    field = _gala.jobs(plan)
-    cost = _gala.expected(field, per_second, log)
-    facts = _gala.all_facts(field, run, log)
+    runs = _gala.jobs(plan)
+    cost = _gala.expected(runs, log)
+    summaries = {job: _gala.train(job, log) for job in runs}
     return {
         **({"scaled_down": _SCALED_DOWN} if plan.env_steps[-1] < FULL.env_steps[-1] else {}),
         "expected": cost,
         "paper_source": SOURCE,
-        "rows": rows(plan, facts),
-        "plan": dataclasses.asdict(plan),
+        "rows": rows(plan, summaries),
     }
 
 
-_SCALED_DOWN = "a rehearsal with too few env steps to learn: its scores say nothing of the paper's"
-
-
-def rows(plan: Plan, facts: Mapping[Job, Mapping[int, Facts]]) -> list[dict[str, Any]]:
-    found = []
+def rows(plan: GalaPlan, summaries: Mapping[Job, Mapping[int, Summary]]) -> list[dict[str, Any]]:
+    """One for each number of simulators, method, number of env steps and game."""
+    table = []
     for simulators in plan.simulators:
         for method in _gala.METHODS:
             for end in plan.env_steps:
                 for game in plan.games:
                     runs = [
-                        facts[job][end]
-                        for job in sorted(facts, key=lambda job: job.seed)
+                        summaries[job][end]
+                        for job in sorted(summaries, key=lambda job: job.seed)
                         if (job.game, job.method, job.simulators) == (game, method, simulators)
                     ]
                     setup = {"game": game, "method": method, "env_steps": end, "simulators": simulators}
-                    found.append({**setup, **ours(runs), **papers(method, end, game)})
-    return found
+                    table.append({**setup, **ours(runs), **papers(method, end, game)})
+    return table
 
 
-def ours(runs: Sequence[Facts]) -> dict[str, Any]:
-    """The score of the best of ``runs`` (one a seed), and what else there is to know of them."""
-    sane = [run for run in runs if not _gala.diverged(run)]
-    best = max(sane, key=_training_return, default=None)
+def ours(runs: Sequence[Summary]) -> dict[str, Any]:
+    """The score of the best of ``runs`` (one a seed), and figures of all of them."""
+    finite = [run for run in runs if not _gala.diverged(run)]
+    best = max(finite, key=_training_return, default=None)
     return {
         "ours_mean": None if best is None else best["eval_return_mean"],
         "ours_stderr": None if best is None else best["eval_return_stderr"],
         "ours_seed": None if best is None else best["seed"],
         "seeds": len(runs),
-        "diverged": len(runs) - len(sane),
-        "eval_return_by_seed": {str(run["seed"]): run["eval_return_mean"] for run in sane},
-        "train_return_by_seed": {str(run["seed"]): run["train_return_mean"] for run in sane},
+        "diverged": len(runs) - len(finite),
+        "eval_return_by_seed": {str(run["seed"]): run["eval_return_mean"] for run in finite},
+        "train_return_by_seed": {str(run["seed"]): run["train_return_mean"] for run in finite},
         "lost_replicas": sum(len(run["dead_replicas"]) for run in runs),
         "wall_hours": sum(run["wall_seconds"] for run in runs) / 3600,
     }
 
 
-def _training_return(run: Facts) -> float:
+def _training_return(run: Summary) -> float:
     value = run["train_return_mean"]  # None where no episode has ended
     return float("-inf") if value is None else float(value)
 
 
 def papers(method: str, env_steps: int, game: str) -> dict[str, Any]:
-    """What the paper prints for the nearest number of env steps; nulls for a game it has not."""
+    """The paper's figures for the nearest number of env steps; None for other games."""
     if game not in _gala.SIX_GAMES:
         return {"paper_mean": None, "paper_stderr": None, "paper_env_steps": None}
     steps = min((s for m, s in PAPER if m == method), key=lambda s: abs(s - env_steps))

@@ -9,7 +9,6 @@ from typing import Any, cast
 from murmurate.agents.a2c import A2C
 from murmurate.bench import _commands, _simulated
 from murmurate.bench._result import Log
-from murmurate.bench.chaos_simulated import stretched
 from murmurate.recipes import recipe
 from murmurate.simulation.bounds import total_bounds
 from murmurate.simulation.cluster import Cluster
@@ -23,10 +22,10 @@ SUMMARY = "data points a second and time to a reference score of HSA2C, DA3C and
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """The paper's nodes have 28 cores and unnamed links; ours have ``threads``, joined by ``network``.
+class HSA2CPlan:
+    """The paper's nodes have 28 cores and an unspecified network; ours have ``threads`` and ``network``.
 
-    steps: updates of each thread for a speed. learning_*: the same for times to a score; fewer nodes.
+    steps: updates of each thread for a speed. learning_*: nodes and updates for times to a score.
     """
 
     nodes: tuple[int, ...] = (1, 20, 30, 40, 60)
@@ -41,8 +40,8 @@ class Plan:
 
 
 @dataclasses.dataclass(frozen=True)
-class Costs:
-    """Measured: seconds of a thread's step, of the core a message; data points a step; parameters."""
+class ThreadCosts:
+    """Measured seconds of a thread's step and CPU seconds of a message; data points a step; parameters."""
 
     step_seconds: float
     handling_seconds: float
@@ -50,14 +49,16 @@ class Costs:
     parameters: int
 
 
-def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
+QUICK, FULL = HSA2CPlan(), HSA2CPlan(steps=100, learning_nodes=(8, 20), learning_steps=600)
+
+
+def measure(plan: HSA2CPlan, log: Log) -> dict[str, Any]:
     """A thread is a learner with one simulator; its step is measured on Pong, where ale-py is installed.
 
-    The gradients are a CartPole learner's, and so are the scores; its messages are stretched to the size of
-    the measured learner's. The master joins as many updates as there are nodes, as in the paper, and takes
-    their mean (rho = 1/M); nodes wait for its answer (Algorithm 9, line 33).
+    The gradients and the scores are a CartPole learner's; its messages take as long as ones of the measured
+    learner's size. The master joins as many updates as there are nodes, as in the paper, and takes their mean
+    (rho = 1/M); nodes wait for its answer (Algorithm 9, line 33).
     """
-    plan = plan or (Plan(steps=100, learning_nodes=(8, 20), learning_steps=600) if full else Plan())
     costs, world = _costs(plan, log)
     speed: dict[str, dict[str, float]] = {}
     for nodes in plan.nodes:
@@ -71,31 +72,30 @@ def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
         "data_points_per_second": speed,
         "time_to_reference": {f"{n}_nodes": times(n, costs, plan, log) for n in plan.learning_nodes},
         "equation_57": [bounded(n, costs, plan) for n in plan.nodes],
-        "plan": dataclasses.asdict(plan),
     }
 
 
-def _costs(plan: Plan, log: Log) -> tuple[Costs, str]:
-    world = "pong" if _commands.missing("ale-py", "atari") is None else "cartpole"
+def _costs(plan: HSA2CPlan, log: Log) -> tuple[ThreadCosts, str]:
+    world = _commands.installed_world()
     real = dataclasses.replace(recipe(f"{world}-gala"), replicas=1, source=RolloutSourceConfig(simulators=1))
     log(f"a step of {real.recipe} with one simulator")
     seconds = statistics.fmean(_simulated.step_seconds(real, plan.measured_updates))
     count = _simulated.parameters(real)
     log(f"a message of {count} parameters")
-    cost = _simulated.exchange_cost(count, plan.exchange_rounds)
-    return Costs(seconds, cost.handling_seconds, cast(A2C, real.learner).steps, count), world
+    cost = _simulated.message_cost(count, plan.exchange_rounds)
+    return ThreadCosts(seconds, cost.handling_seconds, cast(A2C, real.learner).steps, count), world
 
 
-def _schemes(nodes: int, plan: Plan) -> dict[str, tuple[Strategy, int]]:
+def _schemes(nodes: int, plan: HSA2CPlan) -> dict[str, tuple[Strategy, int]]:
     """Name -> (strategy, replicas). DA3C is DPSGD with p = B = 1, PA3C with one node (section 8.2)."""
     replicas = nodes * plan.threads
-    found: dict[str, tuple[Strategy, int]] = {
+    schemes: dict[str, tuple[Strategy, int]] = {
         f"hsa2c_B{B}": (hsa2c(plan.threads, B, nodes), replicas) for B in plan.local_updates
     }
-    found["da3c"] = hsa2c(1, 1, 1), replicas
+    schemes["da3c"] = hsa2c(1, 1, 1), replicas
     if nodes == 1:
-        found["pa3c"] = Hogwild(), replicas
-    return found
+        schemes["pa3c"] = Hogwild(), replicas
+    return schemes
 
 
 def hsa2c(threads: int, B: int, M: int) -> DPSGD:
@@ -109,19 +109,19 @@ def hsa2c(threads: int, B: int, M: int) -> DPSGD:
     )
 
 
-def _cluster(costs: Costs, plan: Plan, parameters: int) -> Cluster:
-    network = stretched(plan.network, parameters / costs.parameters, costs.handling_seconds)
+def _cluster(costs: ThreadCosts, plan: HSA2CPlan, parameters: int) -> Cluster:
+    network = _simulated.scaled_network(plan.network, parameters / costs.parameters, costs.handling_seconds)
     return Cluster(compute=f"constant:{costs.step_seconds}", network=network)
 
 
-def points_per_second(strategy: Strategy, replicas: int, costs: Costs, plan: Plan) -> float:
-    """Fig. 5: what all actors together see."""
+def points_per_second(strategy: Strategy, replicas: int, costs: ThreadCosts, plan: HSA2CPlan) -> float:
+    """Fig. 5: data points a second of all actors together."""
     run = _simulated.small(strategy, replicas, updates=plan.steps)
     _, records = _simulated.simulated(run, _cluster(costs, plan, _simulated.parameters(run)))
     return _simulated.updates_per_second(records, cast(A2C, run.learner).steps) * costs.points
 
 
-def times(nodes: int, costs: Costs, plan: Plan, log: Log) -> dict[str, Any]:
+def times(nodes: int, costs: ThreadCosts, plan: HSA2CPlan, log: Log) -> dict[str, Any]:
     """Fig. 6: virtual seconds to the highest training return that B = 1 reaches in its time."""
     minutes = plan.learning_steps * costs.step_seconds / 60
     curves = {}
@@ -129,7 +129,7 @@ def times(nodes: int, costs: Costs, plan: Plan, log: Log) -> dict[str, Any]:
         log(f"score of {name} on {nodes} node(s)")
         run = _simulated.learning(strategy, replicas, minutes=minutes)
         _, records = _simulated.simulated(run, _cluster(costs, plan, _simulated.parameters(run)))
-        curves[name] = _simulated.curve(records)
+        curves[name] = _simulated.return_curve(records)
     reference = max(mean for _, mean in curves["hsa2c_B1"])
     reached = {name: first_reaching(curve, reference) for name, curve in curves.items()}
     return {"reference_return": reference, "seconds_to_reference": reached}
@@ -140,9 +140,10 @@ def first_reaching(curve: list[tuple[float, float]], reference: float) -> float 
     return next((seconds for seconds, mean in curve if mean >= reference), None)
 
 
-def bounded(nodes: int, costs: Costs, plan: Plan) -> dict[str, Any]:
-    """The simulated time of T iterations beside eq. 57, with Tc from a single worker (p = B = 1, M = nw)."""
-    alone, together = (_iterations(n, costs, plan) for n in (1, nodes))
+def bounded(nodes: int, costs: ThreadCosts, plan: HSA2CPlan) -> dict[str, Any]:
+    """The simulated time of T iterations and the bounds of eq. 57, with Tc from a single worker (p = B = 1, M
+    = nw)."""
+    alone, together = (_iteration_seconds(n, costs, plan) for n in (1, nodes))
     T, Tu = plan.steps, costs.step_seconds
     Tc = alone / T - Tu
     least, most = total_bounds(T, Tc, nodes, nodes, T * nodes * Tu)
@@ -155,7 +156,7 @@ def bounded(nodes: int, costs: Costs, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _iterations(nodes: int, costs: Costs, plan: Plan) -> float:
+def _iteration_seconds(nodes: int, costs: ThreadCosts, plan: HSA2CPlan) -> float:
     run = _simulated.small(hsa2c(1, 1, nodes), nodes, updates=plan.steps)
     summary, _ = _simulated.simulated(run, _cluster(costs, plan, _simulated.parameters(run)))
     return float(summary["virtual_seconds"])

@@ -1,4 +1,4 @@
-"""A learner that is fed by four actors in processes of their own, beside one that feeds itself."""
+"""Replay that four actor processes fill through shared memory, against a learner that fills its own."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from typing import Any, Protocol
 import torch
 
 from murmurate.bench import _roles
-from murmurate.bench._result import Log, median, spread
+from murmurate.bench._result import Log, median, ratios, spreads
 from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.interface import Steps
 from murmurate.sources.replay_sampler import ReplaySampler
-from murmurate.sources.shared_ring import Backoff, Record, Ring, use_batch_scheduling
+from murmurate.sources.shared_ring import ActorRing, ActorStep, Backoff, use_batch_scheduling
 from murmurate.spec import Batch, EnvSpec
 
 NAME = "replay-shared"
 SUMMARY = (
-    "draws per CPU second of learners that four actors feed through shared memory, beside a single process"
+    "draws per CPU second of learners that four actors feed through shared memory, and of a single process"
 )
 
 _SPEC = EnvSpec("rows", (17,), torch.float32, actions=0, action_shape=(6,))
-_RECORDS = 64  # that are made beforehand and sent in turn, so that it is the replay that is measured
+_RECORDS = 64  # made beforehand and sent in turn, so that only the replay is measured
 
 
-class Feed(Protocol):
-    """Where a learner's records come from."""
+class RecordFeed(Protocol):
+    """The source of a learner's records."""
 
-    def next(self) -> tuple[int, Record]:
-        """With the number of its first simulator; valid until ``done``."""
+    def next(self) -> tuple[int, ActorStep]:
+        """(number of its first simulator, record); valid until ``done``."""
         ...
 
     def done(self) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """Learners draw batches of ``batch`` from ``capacity`` rows, ``samples_per_insert`` of each row; each of
-    ``actors`` plays ``simulators``."""
+class SharedReplayPlan:
+    """Learners draw batches of ``batch`` from ``capacity`` rows, each row ``samples_per_insert`` times; each
+    of the ``actors`` has ``simulators``."""
 
     seconds: float = 5.0
     repetitions: int = 3
@@ -54,13 +54,15 @@ class Plan:
     samples_per_insert: float = 8.0
 
 
-def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
-    """Each learner owns a bank and writes it alone; actors fill rings, and a full ring stops its actor.
+QUICK, FULL = SharedReplayPlan(), SharedReplayPlan(seconds=60.0, repetitions=1)
 
-    Beside them, processes that each feed themselves and share nothing: what busy neighbours cost by
-    themselves, through the caches and the memory that cores share.
+
+def measure(plan: SharedReplayPlan, log: Log) -> dict[str, Any]:
+    """Each learner alone writes its bank; actors fill rings, and a full ring stops its actor.
+
+    The cases "apart" are processes that each fill their own replay and share nothing: what they lose is due
+    to the caches and the memory bandwidth that cores share.
     """
-    plan = plan or (Plan(seconds=60.0, repetitions=1) if full else Plan())
     cases = {"alone": (1, 0)} | {f"{n} apart": (n, 0) for n in plan.learners if n > 1}
     cases |= {f"{n} learner{'s' * (n > 1)}": (n, plan.actors) for n in plan.learners}
     rows: dict[str, list[dict[str, float]]] = {case: [] for case in cases}
@@ -68,23 +70,20 @@ def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
         for case, (learners, actors) in cases.items():
             log(f"{case}, {number + 1} of {plan.repetitions}")
             answers = _roles.together(learners + actors, work, learners if actors else 0, plan)
-            rows[case].append(_sum_up(answers, learners))
+            rows[case].append(_totals(answers, learners))
     alone = [row["draws_per_cpu_second"] for row in rows["alone"]]
     return {
-        "cases": {
-            case: {key: spread([row[key] for row in of]) for key in of[0]} for case, of in rows.items()
-        },
+        "cases": {case: spreads(of) for case, of in rows.items()},
         "share_of_alone": {
-            case: median([row["draws_per_cpu_second"] / a for row, a in zip(of, alone, strict=True)])
+            case: median(ratios([row["draws_per_cpu_second"] for row in of], alone))
             for case, of in rows.items()
             if case != "alone"
         },
         "lost_records": sum(row["lost_records"] for of in rows.values() for row in of),
-        "plan": dataclasses.asdict(plan),
     }
 
 
-def _sum_up(answers: list[dict[str, float]], learners: int) -> dict[str, float]:
+def _totals(answers: list[dict[str, float]], learners: int) -> dict[str, float]:
     own = answers[:learners]
     put, taken = (sum(a[key] for a in answers) for key in ("put", "taken"))
     return {
@@ -95,12 +94,12 @@ def _sum_up(answers: list[dict[str, float]], learners: int) -> dict[str, float]:
     }
 
 
-def work(fabric: ProcessFabric, learners: int, plan: Plan) -> dict[str, float]:
-    """Learners are the first members; each actor feeds all of them in turn."""
+def work(fabric: ProcessFabric, learners: int, plan: SharedReplayPlan) -> dict[str, float]:
+    """What one member measures. Learners are the first members; each actor feeds all of them in turn."""
     if not learners:
-        return _learn(_Own(plan), plan)
+        return _learn(_OwnRecords(plan), plan)
     lanes = list(itertools.product(range(learners), range(plan.actors)))
-    rings = {lane: Ring(fabric.memory_file, _SPEC, plan.simulators) for lane in lanes}
+    rings = {lane: ActorRing(fabric.memory_file, _SPEC, plan.simulators) for lane in lanes}
     stop, ended = (
         fabric.memory_file.counters("stop", (learners,)),
         fabric.memory_file.counters("ended", (plan.actors,)),
@@ -111,21 +110,21 @@ def work(fabric: ProcessFabric, learners: int, plan: Plan) -> dict[str, float]:
         ended[actor] = 1
         return {"put": put, "taken": 0, "astray": 0}
     mine = [rings[fabric.rank, actor] for actor in range(plan.actors)]
-    feed = _Rings(mine, plan.simulators)
+    feed = _RingRecords(mine, plan.simulators)
     try:
-        found = _learn(feed, plan)
+        figures = _learn(feed, plan)
     finally:
         stop[fabric.rank] = 1
     over, pauses = False, Backoff()
-    while not over:  # the others' actors are ours, and put on
+    while not over:  # actors go on until all learners have stopped
         over = bool(ended.all())
         feed.drain()
         pauses.sleep()
-    return found | {"taken": feed.taken, "astray": feed.astray}
+    return figures | {"taken": feed.taken, "astray": feed.astray}
 
 
-def _records(plan: Plan) -> Iterator[Record]:
-    """Without end, each numbered one higher; no episode ever ends."""
+def _records(plan: SharedReplayPlan) -> Iterator[ActorStep]:
+    """An endless stream of numbered records of one episode."""
     generator = torch.Generator().manual_seed(0)
     no = torch.zeros(plan.simulators, dtype=torch.bool)
     steps = []
@@ -135,40 +134,40 @@ def _records(plan: Plan) -> Iterator[Record]:
         reward, taken, following = torch.randn(3, plan.simulators, generator=generator)
         steps.append(Steps(seen[0], action, reward, seen[1], no, no, taken, following))
     for number in itertools.count():
-        yield Record(steps[number % _RECORDS], [], number)
+        yield ActorStep(steps[number % _RECORDS], [], number)
 
 
-class _Own:
-    """Records made here."""
+class _OwnRecords:
+    """Records made by the learner itself."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SharedReplayPlan) -> None:
         self._records = _records(plan)
         self._lows = itertools.cycle(range(0, plan.actors * plan.simulators, plan.simulators))
 
-    def next(self) -> tuple[int, Record]:
+    def next(self) -> tuple[int, ActorStep]:
         return next(self._lows), next(self._records)
 
     def done(self) -> None:
         pass
 
 
-class _Rings:
-    """From the next ring in turn that has something. astray: records that were not the next of their ring."""
+class _RingRecords:
+    """Records from the rings in turn. astray: how many were out of order in their ring."""
 
-    def __init__(self, rings: list[Ring], simulators: int) -> None:
+    def __init__(self, rings: list[ActorRing], simulators: int) -> None:
         self._rings, self._simulators = rings, simulators
         self._turn = self._which = self.taken = self.astray = 0
         self._seen = [-1] * len(rings)
         self._pauses = Backoff()
 
-    def next(self) -> tuple[int, Record]:
+    def next(self) -> tuple[int, ActorStep]:
         while True:
             for _ in self._rings:
                 which = self._turn % len(self._rings)
                 self._turn += 1
                 if self._rings[which].waiting:
                     self._pauses.reset()
-                    return which * self._simulators, self._look(which)
+                    return which * self._simulators, self._oldest(which)
             self._pauses.sleep()
 
     def done(self) -> None:
@@ -177,10 +176,10 @@ class _Rings:
     def drain(self) -> None:
         for which, ring in enumerate(self._rings):
             while ring.waiting:
-                self._look(which)
+                self._oldest(which)
                 self.done()
 
-    def _look(self, which: int) -> Record:
+    def _oldest(self, which: int) -> ActorStep:
         record, self._which = self._rings[which].oldest(), which
         self.taken += 1
         self.astray += record.version != self._seen[which] + 1
@@ -188,8 +187,8 @@ class _Rings:
         return record
 
 
-def _act(rings: list[Ring], stop: Any, plan: Plan) -> int:
-    """Fill the rings, each with records numbered on its own; how many there were."""
+def _act(rings: list[ActorRing], stop: Any, plan: SharedReplayPlan) -> int:
+    """Fill the rings until all learners stop; the number of records put. Each ring numbers its own."""
     use_batch_scheduling()  # as actors of a run do
     records = [_records(plan) for _ in rings]
     put, pauses = 0, Backoff()
@@ -206,7 +205,7 @@ def _act(rings: list[Ring], stop: Any, plan: Plan) -> int:
     return put
 
 
-def _learn(feed: Feed, plan: Plan) -> dict[str, float]:
+def _learn(feed: RecordFeed, plan: SharedReplayPlan) -> dict[str, float]:
     config = ReplayConfig(
         capacity=plan.capacity, learning_starts=plan.filled, samples_per_insert=plan.samples_per_insert
     )

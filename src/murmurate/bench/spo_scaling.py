@@ -1,4 +1,5 @@
-"""SPO with 1, 2 and 4 learners: seconds an update, measured, beside what Zhang's model makes of its parts."""
+"""Seconds an update of SPO with 1, 2 and 4 learners, measured and predicted by Zhang's model from its
+parts."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -31,8 +32,8 @@ _CONFIG = ReplayConfig(capacity=2**17, learning_starts=0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """batch: B, of all learners. turns: updates that are timed, in blocks of the longest period."""
+class SPOScalingPlan:
+    """batch: B, of all learners together. turns: updates that are timed, in blocks of the longest period."""
 
     batch: int = 2048
     hidden: int = 256
@@ -41,11 +42,15 @@ class Plan:
     turns: int = 100
 
 
-def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
-    """Learners share this machine's cores, so the model's parts take as many times as long as there are
-    learners for each core; ``scaling_factor`` is over learners, ``scaling_factor_of_cores`` over the cores
-    that they have."""
-    plan = plan or (Plan(turns=400) if full else Plan())
+QUICK, FULL = SPOScalingPlan(), SPOScalingPlan(turns=400)
+
+
+def measure(plan: SPOScalingPlan, log: Log) -> dict[str, Any]:
+    """Measured and predicted seconds an update for each number of learners and period.
+
+    Learners share this machine's cores: the model's parts are multiplied by the learners per core.
+    ``scaling_factor`` is per learner, ``scaling_factor_of_cores`` per core that they have.
+    """
     cores = len(os.sched_getaffinity(0))
     alone: float | None = None
     rows: list[dict[str, Any]] = []
@@ -54,7 +59,7 @@ def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
         part = BatchCosts(**_roles.together(1, parts, size, plan)[0])
         log(f"{learners} learner(s), batches of {size}: parts {1e3 * part.total:.2f} ms")
         crowded = part.times(max(1.0, learners / cores))
-        average = _average(learners, plan)
+        average = _averaging_seconds(learners, plan)
         exchange = ExchangeCosts(average=average * max(1.0, learners / cores))
         for period in plan.periods:
             measured = max(_roles.together(learners, work, size, period, plan), key=statistics.median)
@@ -76,11 +81,11 @@ def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
                 }
             )
             log(f"{learners} x H={period}: {1e3 * seconds:.2f} ms, by the model {1e3 * predicted:.2f} ms")
-    return {"cores": cores, "rows": rows, "plan": dataclasses.asdict(plan)}
+    return {"cores": cores, "rows": rows}
 
 
-def parts(fabric: Fabric, size: int, plan: Plan) -> dict[str, float]:
-    """``BatchCosts`` of one learner alone, for batches of ``size``."""
+def parts(fabric: Fabric, size: int, plan: SPOScalingPlan) -> dict[str, float]:
+    """The fields of ``BatchCosts`` for one learner alone and batches of ``size``."""
     agent, replay = _learner(Replicator(LocalSGD(), fabric), size, plan)
     sample = replay.sample(size, 0.4)
     value = agent.net(sample.observation)
@@ -95,12 +100,12 @@ def parts(fabric: Fabric, size: int, plan: Plan) -> dict[str, float]:
         forward()
         agent.net(sample.observation).square().mean().backward(inputs=agent.replica.own_parameters())
 
-    once = _seconds(lambda: agent.net(sample.observation))
-    there = _seconds(forward)
+    one_pass = _seconds(lambda: agent.net(sample.observation))
+    forward_seconds = _seconds(forward)
     return {
         "sample": _seconds(lambda: replay.sample(size, 0.4)),
-        "forward": there,
-        "backward": max(0.0, _seconds(both) - there - once),
+        "forward": forward_seconds,
+        "backward": max(0.0, _seconds(both) - forward_seconds - one_pass),
         "update": _seconds(agent.replica.update),
         "priority": _seconds(lambda: replay.update(sample.keys, value.detach()[:, 0])),
     }
@@ -117,22 +122,20 @@ def _seconds(call: Callable[[], Any], turns: int = 60) -> float:
     return statistics.median(times)
 
 
-def _average(learners: int, plan: Plan) -> float:
-    """Of a mean of the parameters, when all are there."""
-    if learners == 1:
-        return 0.0
-    return float(max(_roles.together(learners, mean_seconds, plan)))
+def _averaging_seconds(learners: int, plan: SPOScalingPlan) -> float:
+    """Of one mean of the parameters over all learners."""
+    return float(max(_roles.together(learners, mean_seconds, plan))) if learners > 1 else 0.0
 
 
-def mean_seconds(fabric: Fabric, plan: Plan) -> float:
+def mean_seconds(fabric: Fabric, plan: SPOScalingPlan) -> float:
     agent, _ = _learner(Replicator(LocalSGD(), fabric), 32, plan)
     channel = fabric.channel("mean", agent.replica.params.detach())
     vector = agent.replica.params.detach().clone()
     return _seconds(lambda: channel.mean_(vector))
 
 
-def work(fabric: Fabric, size: int, period: int, plan: Plan) -> list[float]:
-    """One learner: seconds an update, in blocks of the longest period."""
+def work(fabric: Fabric, size: int, period: int, plan: SPOScalingPlan) -> list[float]:
+    """Seconds an update of one learner, in blocks of the longest period."""
     agent, replay = _learner(Replicator(LocalSGD(period=period), fabric), size, plan)
     block = max(plan.periods)
     times = []
@@ -148,12 +151,10 @@ def work(fabric: Fabric, size: int, period: int, plan: Plan) -> list[float]:
     return times
 
 
-def _learner(replicator: Replicator, size: int, plan: Plan) -> tuple[DQNAgent, RowReplay]:
+def _learner(replicator: Replicator, size: int, plan: SPOScalingPlan) -> tuple[DQNAgent, RowReplay]:
     config = DQN(batch=size, hidden=plan.hidden, selector="agreed", target_every=1_000)
     agent = config.build(Context(_SPEC, replicator.replicate, seed=0))
-    replay = open_replay(_CONFIG, _SPEC, simulators=1, steps=1, discount=0.99, seed=0)
-    if not isinstance(replay, RowReplay):
-        raise TypeError("vectors are kept as rows")
+    replay = cast(RowReplay, open_replay(_CONFIG, _SPEC, simulators=1, steps=1, discount=0.99, seed=0))
     count, generator = _CONFIG.capacity, torch.Generator().manual_seed(0)
     values = {
         "observation": torch.randn(count, 17, generator=generator),

@@ -1,4 +1,4 @@
-"""Four replicas of which one is slow: who waits for it, and who does not."""
+"""How long replicas wait in the fabric when one of four is slow, under each strategy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from murmurate.bench import _roles
-from murmurate.bench._result import Log, spread
+from murmurate.bench._result import Log, spreads
 from murmurate.fabric.interface import Fabric
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies import strategy
@@ -24,7 +24,7 @@ _SYNCHRONOUS = ("all-reduce", "local-sgd")
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class StragglerPlan:
     """``repetitions`` of ``seconds`` a strategy; the last replica sleeps ``sleeps`` of its own step times."""
 
     seconds: float = 4.0
@@ -36,26 +36,23 @@ class Plan:
     strategies: tuple[str, ...] = (*_ASYNCHRONOUS, *_SYNCHRONOUS)
 
 
-def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
+QUICK, FULL = StragglerPlan(), StragglerPlan(seconds=15.0, repetitions=3)
+
+
+def measure(plan: StragglerPlan, log: Log) -> dict[str, Any]:
     """Blocked is time inside the fabric's waits: a replica that merely gets no core is not blocked."""
-    plan = plan or (Plan(seconds=15.0, repetitions=3) if full else Plan())
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in plan.strategies}
     for number in range(plan.repetitions):
         for name in plan.strategies:
             log(f"{name}, {number + 1} of {plan.repetitions}")
             members = plan.replicas + strategy(name).centre
             rows[name].append(figures(_roles.together(members, work, name, plan), plan.replicas))
-    return {
-        "fabric": "processes",
-        "strategies": {
-            name: {key: spread([row[key] for row in of]) for key in of[0]} for name, of in rows.items()
-        },
-        "plan": dataclasses.asdict(plan),
-    }
+    return {"fabric": "processes", "strategies": {name: spreads(of) for name, of in rows.items()}}
 
 
 def figures(answers: list[dict[str, float]], replicas: int) -> dict[str, float]:
-    """Over the quick replicas: their share of blocked time; over all members: updates and CPU seconds."""
+    """The quick replicas' share of blocked time, and rates of updates; CPU seconds are those of all
+    members."""
     learners, quick = answers[:replicas], answers[: replicas - 1]
     return {
         "blocked_share": statistics.fmean(a["blocked_seconds"] / a["wall_seconds"] for a in quick),
@@ -66,46 +63,48 @@ def figures(answers: list[dict[str, float]], replicas: int) -> dict[str, float]:
     }
 
 
-def work(fabric: Fabric, name: str, plan: Plan) -> dict[str, float]:
-    """One member: least squares with a small net, timed; the last learner sleeps after each step."""
+def work(fabric: Fabric, name: str, plan: StragglerPlan) -> dict[str, float]:
+    """What one member measures: least squares with a small net; the last learner sleeps after each step."""
     generator = torch.Generator().manual_seed(fabric.rank)
     net = nn.Sequential(nn.Linear(plan.width, plan.width), nn.ReLU(), nn.Linear(plan.width, 1))
     replicator = Replicator(strategy(name)(), fabric)
     replica = replicator.replicate("model", net, lambda p: torch.optim.SGD(p, lr=1e-3))
     x = torch.randn(plan.batch, plan.width, generator=generator)
     y = x[:, :1].clone()
-    meeting = fabric.channel("meeting", torch.zeros(1, dtype=torch.float64))
-    step_seconds = max(float(t) for t in meeting.gather(torch.tensor([_alone(net, x, y)])).values())
-    bond = replicator.bonds["model"]
-    # members with common rounds end at the same one; the others when the time is up
+    channel = fabric.channel("step seconds", torch.zeros(1, dtype=torch.float64))
+    step_seconds = max(
+        float(t) for t in channel.gather(torch.tensor([_gradient_seconds(net, x, y)])).values()
+    )
+    bound = replicator.bound_replicas["model"]
+    # synchronous members all end at the same round, the others when the time is up
     rounds = max(20, int(plan.seconds / (step_seconds * (1 + plan.sleeps))))
-    synchronous, centre = bond.strategy.synchronous, fabric.rank >= plan.replicas
-    blocked, cpu, start = bond.channel.traffic.waiting_seconds, time.process_time(), time.monotonic()
+    synchronous, centre = bound.strategy.synchronous, fabric.rank >= plan.replicas
+    blocked, cpu, start = bound.channel.traffic.waiting_seconds, time.process_time(), time.monotonic()
     replica.grad.zero_()
     while replica.clock < rounds if synchronous else time.monotonic() - start < plan.seconds:
         if centre:
-            bond.strategy.serve(replica, bond.channel)
+            bound.strategy.serve(replica, bound.channel)
             continue
-        began, waited = time.monotonic(), bond.channel.traffic.waiting_seconds
+        began, waited = time.monotonic(), bound.channel.traffic.waiting_seconds
         replica.descend((net(x) - y).square().mean())
         if fabric.rank == plan.replicas - 1:
-            own = time.monotonic() - began - (bond.channel.traffic.waiting_seconds - waited)
+            own = time.monotonic() - began - (bound.channel.traffic.waiting_seconds - waited)
             time.sleep(plan.sleeps * own)
     result = {
-        "blocked_seconds": bond.channel.traffic.waiting_seconds - blocked,
+        "blocked_seconds": bound.channel.traffic.waiting_seconds - blocked,
         "wall_seconds": time.monotonic() - start,
         "cpu_seconds": time.process_time() - cpu,
         "updates": float(0 if centre else replica.clock),
     }
     deadline = time.monotonic() + plan.seconds
-    while centre and time.monotonic() < deadline:  # whoever still waits for an answer gets one
-        if not bond.strategy.serve(replica, bond.channel):
+    while centre and time.monotonic() < deadline:  # answer what was sent until now
+        if not bound.strategy.serve(replica, bound.channel):
             break
     return result
 
 
-def _alone(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
-    """Seconds of one gradient, the median of a few."""
+def _gradient_seconds(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
+    """The median of a few."""
     times = []
     for _ in range(15):
         start = time.monotonic()

@@ -1,4 +1,4 @@
-"""One replica four times as slow as the rest: what the others still get done, by strategy and number."""
+"""Throughput of the others when one replica is four times as slow, by strategy and number of replicas."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from murmurate.simulation.cluster import Cluster
 from murmurate.strategies import strategies
 
 NAME = "straggler-simulated"
-SUMMARY = "throughput of the others beside one straggler, simulated, up to 1000 replicas"
+SUMMARY = "throughput of the other replicas with one straggler, simulated, up to 1000 replicas"
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """Runs of ``steps`` step times of ``step_seconds``; for learning ``learning_steps``, fewer replicas."""
+class SimulatedStragglerPlan:
+    """``steps`` of ``step_seconds`` each for the throughput; for the learning ``learning_*``.
+
+    strategies: none named is all but solo.
+    """
 
     replicas: tuple[int, ...] = (4, 32, 128, 1000)
     steps: int = 16
@@ -28,33 +31,32 @@ class Plan:
     strategies: tuple[str, ...] = ()
 
 
-def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
-    """``others_kept``: updates a second of the others, over those of a learner that nobody holds up.
+QUICK, FULL = SimulatedStragglerPlan(), SimulatedStragglerPlan(steps=40, learning_steps=400)
+
+
+def measure(plan: SimulatedStragglerPlan, log: Log) -> dict[str, Any]:
+    """``others_kept``: updates a second of the others, over those of a learner that runs alone.
 
     Exchanges cost time too, so even without a straggler this is below 1.
     """
-    plan = plan or (Plan(steps=40, learning_steps=400) if full else Plan())
     names = [name for name in plan.strategies or sorted(strategies()) if name != "solo"]
     cluster = Cluster(compute=f"straggler:{plan.step_seconds},{plan.times}", network=plan.network)
     rows: dict[str, dict[str, Any]] = {}
     for name in names:
-        rows[name] = {"synchronous": _simulated.synchronous(name)}
+        rows[name] = {"synchronous": strategies()[name].synchronous}
         for replicas in plan.replicas:
             log(f"{name}, {replicas} replicas")
             rows[name][f"{replicas}_replicas"] = kept(name, replicas, cluster, plan)
         log(f"{name}, learning")
         rows[name]["learning"] = learned(name, cluster, plan)
-    free = [row for row in rows.values() if not row["synchronous"]]
-    bound = [row for row in rows.values() if row["synchronous"]]
     return {
-        "asynchronous_least_kept": _least(free, plan),
-        "synchronous_least_kept": _least(bound, plan),
+        "asynchronous_least_kept": _least_kept(rows, plan, synchronous=False),
+        "synchronous_least_kept": _least_kept(rows, plan, synchronous=True),
         "strategies": rows,
-        "plan": dataclasses.asdict(plan),
     }
 
 
-def kept(name: str, replicas: int, cluster: Cluster, plan: Plan) -> dict[str, float]:
+def kept(name: str, replicas: int, cluster: Cluster, plan: SimulatedStragglerPlan) -> dict[str, float]:
     seconds = plan.steps * plan.step_seconds
     run = _simulated.small(strategies()[name](), replicas, minutes=seconds / 60)
     summary, _ = _simulated.simulated(run, cluster)
@@ -67,8 +69,9 @@ def kept(name: str, replicas: int, cluster: Cluster, plan: Plan) -> dict[str, fl
     }
 
 
-def learned(name: str, cluster: Cluster, plan: Plan) -> dict[str, float | None]:
-    """CartPole after the same virtual time, where the asynchronous have made more updates, but staler."""
+def learned(name: str, cluster: Cluster, plan: SimulatedStragglerPlan) -> dict[str, float | None]:
+    """CartPole after the same virtual time, in which asynchronous strategies make more, but staler
+    updates."""
     seconds = plan.learning_steps * plan.step_seconds
     run = _simulated.learning(strategies()[name](), plan.learning_replicas, minutes=seconds / 60)
     summary, _ = _simulated.simulated(run, cluster)
@@ -76,5 +79,8 @@ def learned(name: str, cluster: Cluster, plan: Plan) -> dict[str, float | None]:
     return {fact: summary[fact] for fact in facts}
 
 
-def _least(rows: list[dict[str, Any]], plan: Plan) -> float | None:
-    return min((row[f"{n}_replicas"]["others_kept"] for row in rows for n in plan.replicas), default=None)
+def _least_kept(
+    rows: dict[str, dict[str, Any]], plan: SimulatedStragglerPlan, synchronous: bool
+) -> float | None:
+    chosen = [row for row in rows.values() if row["synchronous"] == synchronous]
+    return min((row[f"{n}_replicas"]["others_kept"] for row in chosen for n in plan.replicas), default=None)

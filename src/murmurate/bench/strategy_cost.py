@@ -1,4 +1,4 @@
-"""What one ``strategy.step`` costs over a plain ``replica.update()``, in copies of the vector."""
+"""Cost of one ``strategy.step`` over a plain ``replica.update()``, in copies of the vector."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch import nn
 
 from murmurate.bench import _commands, _roles
 from murmurate.bench._result import Log, median, spread
+from murmurate.bench._roles import rmsprop
 from murmurate.fabric.interface import Fabric
 from murmurate.replica.vector import Replica
 from murmurate.replicator.replicator import Replicator
@@ -26,10 +27,11 @@ SUMMARY = "cost of one strategy step over a plain update, in memory copies of a 
 
 PARAMETERS = 1_687_206  # the Nature-2015 net with Pong's 6 actions and a value
 _STRATEGIES = ("gala", "all-reduce", "local-sgd", "hogwild")
+_WARM_UP_TURNS = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class StrategyCostPlan:
     """``turns`` of (copy, update, step) a member; a run of ``waiting_cpu_seconds`` with 4 GALA learners."""
 
     turns: int = 150
@@ -38,9 +40,11 @@ class Plan:
     waiting_cpu_seconds: float = 30.0
 
 
-def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
-    """CPU time is what counts: a step that waits for others is asleep, and its wait is told apart."""
-    plan = plan or (Plan(turns=1000, waiting_cpu_seconds=90.0) if full else Plan())
+QUICK, FULL = StrategyCostPlan(), StrategyCostPlan(turns=1000, waiting_cpu_seconds=90.0)
+
+
+def measure(plan: StrategyCostPlan, log: Log) -> dict[str, Any]:
+    """Costs are CPU time: a step that waits for others sleeps, and the waiting is measured by itself."""
     rows: dict[str, Any] = {}
     for members in plan.members:
         for name in _STRATEGIES:
@@ -55,62 +59,57 @@ def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
         "gala_copies": max(gala),
         "strategies": rows,
         **waiting(plan.waiting_cpu_seconds),
-        "plan": dataclasses.asdict(plan),
     }
 
 
-class Vector(nn.Module):
-    """As many parameters as asked for, and nothing else."""
+class ParametersOnly(nn.Module):
+    """A module of ``count`` parameters."""
 
-    def __init__(self, parameters: int) -> None:
+    def __init__(self, count: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(parameters))
+        self.weight = nn.Parameter(torch.zeros(count))
 
 
 def work(fabric: Fabric, name: str, parameters: int, turns: int) -> dict[str, Any]:
-    """One member: the same update with and without the strategy, and a copy, in turn. Milliseconds of CPU.
+    """What one member measures: CPU milliseconds of the same update with and without the strategy, and of a
+    copy.
 
     Both replicas hold the same numbers and see the same gradient; they differ in their ``exchange``.
     """
-    plain = Replica("plain", Vector(parameters), _rmsprop)
-    with_strategy = Replicator(strategy(name)(), fabric).replicate("shared", Vector(parameters), _rmsprop)
+    plain = Replica("plain", ParametersOnly(parameters), rmsprop)
+    shared = Replicator(strategy(name)(), fabric).replicate("shared", ParametersOnly(parameters), rmsprop)
     generator = torch.Generator().manual_seed(fabric.rank)
     gradient = torch.randn(parameters, generator=generator) * 1e-3
-    plain.grad.copy_(gradient)
-    with_strategy.grad.copy_(gradient)
-    here, there = torch.rand(parameters, generator=generator), torch.empty(parameters)
-    acts: dict[str, Callable[[], Any]] = {
-        "copy": lambda: there.copy_(here),
+    source, target = torch.rand(parameters, generator=generator), torch.empty(parameters)
+    actions: dict[str, Callable[[], Any]] = {
+        "copy": lambda: target.copy_(source),
         "update": plain.update,
-        "step": lambda: with_strategy.exchange(with_strategy),
+        "step": lambda: shared.exchange(shared),
     }
     times: dict[str, list[float]] = defaultdict(list)
     heard: list[bool] = []
     with torch.no_grad():
-        for turn in range(turns + 10):
-            # all-reduce writes its mean here: without this the members' gradients would melt together
-            with_strategy.grad.copy_(gradient)
+        for turn in range(turns + _WARM_UP_TURNS):
+            # again in each turn, because all-reduce overwrites the gradient with the mean
+            shared.grad.copy_(gradient)
             plain.grad.copy_(gradient)
-            for act_name in acts if turn % 2 else reversed(acts):
+            for action in actions if turn % 2 else reversed(actions):
                 start = time.process_time()
-                out = acts[act_name]()
+                result = actions[action]()
                 spent = time.process_time() - start
-                if turn >= 10:
-                    times[act_name].append(spent * 1e3)
-                    if act_name == "step":
-                        heard.append(out.heard > 1)
+                if turn >= _WARM_UP_TURNS:
+                    times[action].append(spent * 1e3)
+                    if action == "step":
+                        heard.append(result.heard > 1)
     return {"times": dict(times), "heard": heard}
-
-
-def _rmsprop(parameters: list[Any]) -> torch.optim.Optimizer:
-    return torch.optim.RMSprop(parameters, lr=7e-4, alpha=0.99, eps=1e-5)
 
 
 def figures(answers: list[dict[str, Any]]) -> dict[str, Any]:
     """Over the members: medians of copy, update and step, and the step's excess in copies.
 
-    The excess is taken turn by turn, so that a slow moment of the machine enters both sides. Its mean over
-    all steps, and its median over those that heard somebody, are for strategies that exchange now and then.
+    The excess is taken turn by turn, so that a slow moment of the machine enters both sides. Strategies that
+    exchange only now and then also have its mean over all steps, and its median over the steps that heard a
+    peer.
     """
     excess = [[s - u for s, u in zip(a["times"]["step"], a["times"]["update"], strict=True)] for a in answers]
     heard = [
@@ -118,7 +117,7 @@ def figures(answers: list[dict[str, Any]]) -> dict[str, Any]:
         for of, answer in zip(excess, answers, strict=True)
     ]
     copy = [median(a["times"]["copy"]) for a in answers]
-    middle = {
+    medians = {
         f"{name}_milliseconds": median([t for a in answers for t in a["times"][name]])
         for name in ("copy", "update", "step")
     }
@@ -126,14 +125,14 @@ def figures(answers: list[dict[str, Any]]) -> dict[str, Any]:
         "copies": spread([median(e) / c for e, c in zip(excess, copy, strict=True)]),
         "copies_mean": spread([statistics.fmean(e) / c for e, c in zip(excess, copy, strict=True)]),
         "copies_when_heard": spread([median(e or [0.0]) / c for e, c in zip(heard, copy, strict=True)]),
-        **middle,
+        **medians,
         "share_of_steps_that_heard_others": statistics.fmean(h for a in answers for h in a["heard"]),
     }
 
 
 def waiting(cpu_seconds: float) -> dict[str, Any]:
     """Share of their time that 4 GALA learners wait, in a real run: Pong, or CartPole without ale-py."""
-    world = "pong" if _commands.missing("ale-py", "atari") is None else "cartpole"
+    world = _commands.installed_world()
     with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
         options = ("--replicas", "4", "--simulators", "4")
         racer = _commands.ours("waiting", f"{world}-gala", Path(folder), *options)

@@ -1,4 +1,4 @@
-"""Topic models beside gensim, scikit-learn and tomotopy on one core; the paper's step rule; a stream."""
+"""Topic models against gensim, scikit-learn and tomotopy on one core; the paper's step rule; a stream."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 
 from murmurate import native
 from murmurate.bench import topics_stream
-from murmurate.bench._result import Log, median, spread
-from murmurate.bench._server import Server, absent
+from murmurate.bench._result import Log, median, ratios, spread
+from murmurate.bench._server import Server, start_servers
 from murmurate.bench._windows.topics_windows import write
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.generated import generate, library_text
@@ -23,21 +23,21 @@ from murmurate.errors import RunFailed
 from murmurate.workloads.topics import Topics
 
 NAME = "topics"
-SUMMARY = "topic models beside gensim, scikit-learn and tomotopy: speed, quality, and the paper's step rule"
+SUMMARY = "topic models against gensim, scikit-learn and tomotopy: speed, quality, and the paper's step rule"
 
 PEERS = ("gensim", "scikit-learn", "tomotopy")
 _OURS = "murmurate"
 _TWENTY = " 20 iterations"
 ALPHA, PRIOR = 0.08, 0.05
-# what gensim, scikit-learn and we have in common (Hoffman et al. 2010: kappa, tau0)
+# settings that gensim, scikit-learn and we have in common (Hoffman et al. 2010: kappa, tau0)
 _COMMON = {"topics": 50, "alpha": ALPHA, "prior": PRIOR, "batch": 1024, "forgetting": 0.5, "delay": 1.0}
-_OWN = {"topics": 50, "alpha": ALPHA, "prior": PRIOR}  # all else as TopicModel has it
-SWEEPS = 30  # of tomotopy, which DPSVI is to be better than
+_OWN = {"topics": 50, "alpha": ALPHA, "prior": PRIOR}  # all else is TopicModel's default
+SWEEPS = 30  # of tomotopy's sampler, with which DPSVI is compared
 
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """A library with its options; ``passes`` through the corpus are its marks."""
+    """A library with its options; it is evaluated after each of ``passes`` through the corpus."""
 
     label: str
     library: str
@@ -46,12 +46,13 @@ class Contender:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """documents, vocabulary, mean_length: of the generated corpus, beside which as many as ``held_out`` are
-    judged by. real: whether the standard library's own text is another corpus. passes: of all but the
-    sampler. slow_passes: of those with more than 20 iterations a document. rounds: in each, everybody begins
-    anew with another seed. trap: documents of each step rule. stream: whether a corpus of NYTimes's size is
-    streamed.
+class TopicsPlan:
+    """documents, vocabulary, mean_length: of the generated corpus; ``held_out`` further documents evaluate
+    it.
+
+    real: whether the standard library's own text is a second corpus. passes: of all but the sampler.
+    slow_passes: of those with more than 20 iterations a document. rounds: repetitions, each with another
+    seed. trap: documents of each step rule. stream: a corpus of NYTimes's size that is streamed, too.
     """
 
     documents: int = 20_000
@@ -65,20 +66,21 @@ class Plan:
     rounds: int = 2
     trap: int = 32_000
     peers: tuple[str, ...] = PEERS
-    stream: topics_stream.Stream | None = None
+    stream: topics_stream.StreamPlan | None = None
 
 
-FULL = Plan(passes=5, slow_passes=5, sweeps=100, rounds=3, trap=200_000, stream=topics_stream.Stream())
+QUICK = TopicsPlan()
+FULL = TopicsPlan(passes=5, slow_passes=5, sweeps=100, rounds=3, trap=200_000, stream=topics_stream.FULL)
 
 
-def contenders(plan: Plan) -> list[Contender]:
-    """All of one corpus, ours first."""
+def contenders(plan: TopicsPlan) -> list[Contender]:
+    """All on one corpus, ours first."""
     marks, slow = ((0.25, 0.5, *range(1, n + 1)) for n in (plan.passes, plan.slow_passes))
     random = {**_COMMON, "init": "random"}
     nodes = {**NODES, "local_updates": 3}
     average = {"step_rule": "average", "rate": 0.15}
     dpsvi = {**_OWN, **average, "batch": 256, "replicas": 4, "strategy": nodes}
-    field = [
+    contenders = [
         Contender(f"{_OURS}{_TWENTY}", _OURS, {**random, "iterations": 20}, marks),
         Contender(f"{_OURS} 50 iterations", _OURS, {**random, "iterations": 50}, slow),
         Contender(f"{_OURS} 100 iterations", _OURS, {**random, "iterations": 100}, slow),
@@ -92,10 +94,10 @@ def contenders(plan: Plan) -> list[Contender]:
         ),
     ]
     for name in ("gensim", "scikit-learn"):
-        field.append(Contender(f"{name}{_TWENTY}", name, {**_COMMON, "iterations": 20}, marks))
-        field.append(Contender(name, name, {**_COMMON, "iterations": None}, slow))
-    field.append(Contender("tomotopy", "tomotopy", _OWN, tuple(range(10, plan.sweeps + 1, 10))))
-    return field
+        contenders.append(Contender(f"{name}{_TWENTY}", name, {**_COMMON, "iterations": 20}, marks))
+        contenders.append(Contender(name, name, {**_COMMON, "iterations": None}, slow))
+    contenders.append(Contender("tomotopy", "tomotopy", _OWN, tuple(range(10, plan.sweeps + 1, 10))))
+    return contenders
 
 
 # four nodes of one thread, as in the paper's Fig. 1 to 3 each on one core
@@ -103,9 +105,11 @@ NODES = {"name": "dpsgd", "threads": 1, "local_updates": 15, "batch": 4}
 _RULES, _STARTS = ("paper", "average", "robbins-monro"), ("random", "documents", "svi")
 
 
-def traps(plan: Plan) -> list[Contender]:
-    """Every step rule from every start under DPSVI; and one worker that pushes each step, p = B = M = 1,
-    which is what a speed-up by the paper's rule is over."""
+def step_rules(plan: TopicsPlan) -> list[Contender]:
+    """Every step rule from every start under DPSVI, and its baselines.
+
+    A speed-up by the paper's rule is over one worker that pushes each step, p = B = M = 1.
+    """
     marks = tuple(i / 8 * plan.trap / plan.documents for i in range(1, 9))
     every = [
         Contender(
@@ -126,7 +130,7 @@ def traps(plan: Plan) -> list[Contender]:
 
 
 class Point(NamedTuple):
-    """What a library came to after so many documents and CPU seconds."""
+    """A library's perplexity after so many documents and CPU seconds."""
 
     documents: int
     cpu_seconds: float
@@ -136,69 +140,54 @@ class Point(NamedTuple):
 Curves = dict[str, list[list[Point]]]  # label -> round -> points
 
 
-def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
-    """Curves of perplexity against CPU seconds, and what follows; see ``benchmarks/README.md``."""
-    plan = plan or (FULL if full else Plan())
+def measure(plan: TopicsPlan, log: Log) -> dict[str, Any]:
+    """Curves of perplexity against CPU seconds, and figures from them; see ``benchmarks/README.md``."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="topics-")))
-        field, peers = _started(plan, stack, log)
-        _warm_up(field, folder)
-        pairs = _corpora(plan)
-        found = {
-            name: _race(field, contenders(plan), pair, folder, plan.rounds, log)
-            for name, pair in pairs.items()
+        servers, peers = start_servers(stack, "murmurate.bench._topics_own", plan.peers, log)
+        _warm_up(servers, folder)
+        corpora = _corpora(plan)
+        curves = {
+            name: _race(servers, contenders(plan), pair, folder, plan.rounds, log)
+            for name, pair in corpora.items()
         }
-        trap = _race(field, traps(plan), pairs["generated"], folder, 1, log)
-    streamed = None if plan.stream is None else topics_stream.measure(True, log, plan.stream)
+        rules = _race(servers, step_rules(plan), corpora["generated"], folder, 1, log)
+    streamed = None if plan.stream is None else topics_stream.measure(plan.stream, log)
     return {
         "simd": native.simd,
-        **headline(found["generated"]),
-        "corpora": {name: [_entry(label, c) for label, c in of.items()] for name, of in found.items()},
-        "to_the_peers_perplexity": {name: to_the_peers(of) for name, of in found.items()},
-        "dpsvi_and_the_sampler": {name: beside_the_sampler(of, plan) for name, of in found.items()},
-        "step_rules": [_entry(label, curves) for label, curves in trap.items()],
-        "unigram_perplexity": {name: _unigram(*pair) for name, pair in pairs.items()},
+        **headline(curves["generated"]),
+        "corpora": {name: [_entry(label, c) for label, c in of.items()] for name, of in curves.items()},
+        "to_the_peers_perplexity": {name: to_the_peers(of) for name, of in curves.items()},
+        "dpsvi_and_the_sampler": {name: dpsvi_against_sampler(of, plan) for name, of in curves.items()},
+        "step_rules": [_entry(label, of) for label, of in rules.items()],
+        "unigram_perplexity": {name: _unigram(*pair) for name, pair in corpora.items()},
         "stream": streamed,
         "peers": peers,
-        "plan": dataclasses.asdict(plan),
     }
 
 
-def _generated(plan: Plan) -> tuple[Corpus, Corpus]:
-    """(to learn from, to be judged by)."""
+def generated(plan: TopicsPlan) -> tuple[Corpus, Corpus]:
+    """(training documents, held-out documents)."""
     every = plan.documents + plan.held_out
     corpus = generate(every, plan.vocabulary, mean_length=plan.mean_length, seed=0).corpus
     return corpus.select(range(plan.documents)), corpus.select(range(plan.documents, every))
 
 
-def _corpora(plan: Plan) -> dict[str, tuple[Corpus, Corpus]]:
-    pairs = {"generated": _generated(plan)}
+def _corpora(plan: TopicsPlan) -> dict[str, tuple[Corpus, Corpus]]:
+    pairs = {"generated": generated(plan)}
     if plan.real:
         corpus = library_text()
-        # left in this order: gensim and scikit-learn take documents as they come
+        # shuffled here, because gensim and scikit-learn take documents in the given order
         order = np.random.default_rng(0).permutation(len(corpus))
         few = len(corpus) // 20
         pairs["library"] = corpus.select(order[few:]), corpus.select(order[:few])
     return pairs
 
 
-def _started(plan: Plan, stack: contextlib.ExitStack, log: Log) -> tuple[dict[str, Server], list[Any]]:
-    field = {_OURS: stack.enter_context(Server.own("murmurate.bench._topics_own"))}
-    peers = []
-    for name in plan.peers:
-        if (why := absent(name)) is not None:
-            peers.append({"peer": name, "status": why})
-            continue
-        log(f"starting {name}")
-        field[name] = stack.enter_context(Server.peer(name))
-        peers.append({"peer": name, "status": "ran", "version": field[name].version})
-    return field, peers
-
-
-def _warm_up(field: dict[str, Server], folder: Path) -> None:
-    """What a library loads when it is first used is not part of a fit."""
+def _warm_up(servers: dict[str, Server], folder: Path) -> None:
+    """One small fit each, because libraries load some of their code at the first one."""
     few = generate(100, 200, 5, 20, seed=0).corpus
-    for name, server in field.items():
+    for name, server in servers.items():
         fit(server, few, Contender(name, name, {**_COMMON, "iterations": 5}, (5.0,)), 0, folder)
 
 
@@ -209,46 +198,46 @@ def fit(
     path = folder / "corpus.npz"
     write(path, corpus)
     marks = [max(1, round(p * len(corpus))) for p in contender.passes]
-    # a sampler's sweeps and a library's own passes: enough to come to the last mark
+    # passes of the library's own loop: enough to reach the last mark
     options = {**contender.options, "seed": seed, "passes": math.ceil(contender.passes[-1])}
     request = {"corpus": str(path), "options": options, "marks": marks, "out": str(folder / "topics")}
-    answer = server.say(request)
+    answer = server.ask(request)
     if "failed" in answer:
         raise RunFailed(f"{contender.label}: {answer['failed']}")
     return [(p["documents"], p["cpu_seconds"], np.load(p["topics"])) for p in answer["curve"]]
 
 
 def _race(
-    field: dict[str, Server],
-    every: list[Contender],
+    servers: dict[str, Server],
+    contenders: list[Contender],
     pair: tuple[Corpus, Corpus],
     folder: Path,
     rounds: int,
     log: Log,
 ) -> Curves:
-    """All in turn, round after round. What they found is judged in between, by the same code for all."""
+    """Fit all in turn, round after round; their topics are evaluated in between, by the same code for all."""
     train, test = pair
     curves: Curves = {}
     for seed in range(rounds):
-        for contender in every:
-            if contender.library not in field:
+        for contender in contenders:
+            if contender.library not in servers:
                 continue
-            fitted = fit(field[contender.library], train, contender, seed, folder)
+            fitted = fit(servers[contender.library], train, contender, seed, folder)
             points = [Point(n, cpu, perplexity(matrix, test)) for n, cpu, matrix in fitted]
             curves.setdefault(contender.label, []).append(points)
-            n, cpu, at_the_end = points[-1]
-            log(f"{contender.label}: {n / cpu:,.0f} documents a CPU second, perplexity {at_the_end:,.0f}")
+            rate, end = _rate(points), points[-1].perplexity
+            log(f"{contender.label}: {rate:,.0f} documents a CPU second, perplexity {end:,.0f}")
     return curves
 
 
 def perplexity(matrix: np.ndarray, test: Corpus) -> float:
-    """Of document completion, with everybody's alpha."""
+    """Perplexity of document completion, with the same alpha for all libraries."""
     topics = Topics(torch.from_numpy(matrix), torch.full((matrix.shape[1],), ALPHA))
     return topics.completion_perplexity(test)
 
 
 def _unigram(train: Corpus, test: Corpus) -> float:
-    """Of who counts words and knows no topics."""
+    """Perplexity of word frequencies, without topics."""
     counts = np.bincount(train.words, train.counts, minlength=train.vocabulary_size) + PRIOR
     return perplexity(counts.astype(np.float32)[:, None], test)
 
@@ -258,17 +247,17 @@ def _rate(points: list[Point]) -> float:
 
 
 def _entry(label: str, rounds: list[list[Point]]) -> dict[str, Any]:
-    """A contender's row: rate, end, and the median curve."""
+    """A contender's row: rate, final figures, and the median curve."""
     return {
         "label": label,
         "documents_per_second": spread([_rate(points) for points in rounds]),
         "perplexity": spread([points[-1].perplexity for points in rounds]),
         "cpu_seconds": spread([points[-1].cpu_seconds for points in rounds]),
-        "curve": [point._asdict() for point in middle(rounds)],
+        "curve": [point._asdict() for point in median_curve(rounds)],
     }
 
 
-def middle(rounds: list[list[Point]]) -> list[Point]:
+def median_curve(rounds: list[list[Point]]) -> list[Point]:
     """The median over rounds at each mark."""
     return [
         Point(at[0].documents, median([p.cpu_seconds for p in at]), median([p.perplexity for p in at]))
@@ -277,7 +266,7 @@ def middle(rounds: list[list[Point]]) -> list[Point]:
 
 
 def headline(curves: Curves) -> dict[str, Any]:
-    """The figures that the bars are about: the generated corpus, 20 iterations for all."""
+    """The main figures: the generated corpus, 20 iterations for all."""
     ours = curves[f"{_OURS}{_TWENTY}"]
     figures: dict[str, Any] = {
         "documents_per_second": median([_rate(points) for points in ours]),
@@ -288,47 +277,46 @@ def headline(curves: Curves) -> dict[str, Any]:
         theirs = curves.get(f"{name}{_TWENTY}")
         ratio, end = None, None
         if theirs is not None:
-            # round by round, so that what slows both of a pair cancels
-            ratio = median([_rate(a) / _rate(b) for a, b in zip(ours, theirs, strict=True)])
+            ratio = median(ratios([_rate(points) for points in ours], [_rate(points) for points in theirs]))
             end = median([points[-1].perplexity for points in theirs])
         figures[f"ratio_{key}"], figures[f"perplexity_{key}"] = ratio, end
     return figures
 
 
 def first_at(points: list[Point], most: float) -> Point | None:
-    """The first mark with a perplexity of at most that."""
+    """The first point with a perplexity of at most ``most``."""
     return next((point for point in points if point.perplexity <= most), None)
 
 
 def to_the_peers(curves: Curves) -> dict[str, Any]:
     """CPU seconds to the perplexity at which the best of gensim's and scikit-learn's four ends."""
     ends = {
-        label: middle(rounds)[-1].perplexity
+        label: median_curve(rounds)[-1].perplexity
         for label, rounds in curves.items()
         if label.startswith(("gensim", "scikit-learn"))
     }
     if not ends:
         return {}
     best = min(ends, key=lambda label: ends[label])
-    theirs = first_at(middle(curves[best]), ends[best])
+    theirs = first_at(median_curve(curves[best]), ends[best])
     row: dict[str, Any] = {"peer": best, "perplexity": ends[best]}
     row["cpu_seconds"] = None if theirs is None else theirs.cpu_seconds
     row["ours"] = {}
     for label, rounds in curves.items():
         if label.startswith(_OURS):
-            here = first_at(middle(rounds), ends[best])
+            here = first_at(median_curve(rounds), ends[best])
             ratio = None if here is None or theirs is None else theirs.cpu_seconds / here.cpu_seconds
             seconds = None if here is None else here.cpu_seconds
             row["ours"][label] = {"cpu_seconds": seconds, "times_faster": ratio}
     return row
 
 
-def beside_the_sampler(curves: Curves, plan: Plan) -> dict[str, Any]:
-    """Where DPSVI ends, and when it is as good as tomotopy after 30 sweeps."""
-    ours = middle(curves[f"{_OURS} dpsvi"])
+def dpsvi_against_sampler(curves: Curves, plan: TopicsPlan) -> dict[str, Any]:
+    """DPSVI's final figures, and when it reaches the perplexity of tomotopy after 30 sweeps."""
+    ours = median_curve(curves[f"{_OURS} dpsvi"])
     row: dict[str, Any] = {"perplexity": ours[-1].perplexity, "cpu_seconds": ours[-1].cpu_seconds}
     rounds = curves.get("tomotopy")
-    swept = None if rounds is None or plan.sweeps < SWEEPS else middle(rounds)[SWEEPS // 10 - 1]
+    swept = None if rounds is None or plan.sweeps < SWEEPS else median_curve(rounds)[SWEEPS // 10 - 1]
     if swept is not None:
         here = first_at(ours, swept.perplexity)
         row["sampler_perplexity"], row["sampler_cpu_seconds"] = swept.perplexity, swept.cpu_seconds

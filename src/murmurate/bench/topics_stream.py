@@ -1,4 +1,4 @@
-"""A corpus of NYTimes's size from a file to topics, by the command that a user gives."""
+"""A corpus of NYTimes's size from a file to topics, by the command that a user types."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _POLL_SECONDS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
-class Stream:
-    """Sizes: of the UCI repository's NYTimes. replicas: a process each, on one lambda."""
+class StreamPlan:
+    """Sizes of the UCI repository's NYTimes. replicas: processes that share one lambda."""
 
     documents: int = 300_000
     vocabulary: int = 102_660
@@ -36,10 +36,11 @@ class Stream:
     replicas: int = 2
 
 
-def measure(full: bool, log: Log, plan: Stream | None = None) -> dict[str, Any]:
-    """One pass of ``murmurate topics fit`` under Hogwild: seconds, perplexity, peaks of memory. The same with
-    ``full``."""
-    plan = plan or Stream()
+QUICK = FULL = StreamPlan()
+
+
+def measure(plan: StreamPlan, log: Log) -> dict[str, Any]:
+    """One pass of ``murmurate topics fit`` under Hogwild: seconds, perplexity, peaks of memory."""
     with tempfile.TemporaryDirectory(prefix="topics-stream-") as folder:
         corpus = Path(folder, "docword.generated.txt")
         entries = _write(plan, corpus, log)
@@ -49,7 +50,7 @@ def measure(full: bool, log: Log, plan: Stream | None = None) -> dict[str, Any]:
         command = [sys.executable, "-m", "murmurate", "topics", "fit", str(corpus), "--out", str(run)]
         command += ["--topics", str(plan.topics), "--replicas", str(plan.replicas), "--passes", "1"]
         began = time.monotonic()
-        peaks = _watched(command, Path(folder, "said"))
+        peaks = _memory_peaks(command, Path(folder, "output"))
         wall = time.monotonic() - began
         summary = json.loads((run / "summary.json").read_text())
     return {
@@ -61,22 +62,21 @@ def measure(full: bool, log: Log, plan: Stream | None = None) -> dict[str, Any]:
         "perplexity": summary["perplexity"],
         "peak_resident_bytes": {name: peaks[name] for name in sorted(peaks)},
         "peak_resident_bytes_most": max(peaks.values()),
-        "plan": dataclasses.asdict(plan),
     }
 
 
-def _write(plan: Stream, path: Path, log: Log) -> int:
-    """Entries of the corpus, which is not kept in memory."""
+def _write(plan: StreamPlan, path: Path, log: Log) -> int:
+    """Write a generated corpus to ``path``; its number of entries."""
     log(f"drawing {plan.documents:,} documents")
     corpus = generate(plan.documents, plan.vocabulary, plan.topics, plan.mean_length, seed=0).corpus
     write(corpus, path, "uci")
     return len(corpus.words)
 
 
-def _watched(command: list[str], said: Path) -> dict[str, int]:
-    """Peak resident bytes of each process of the command's tree; files that are mapped count too."""
+def _memory_peaks(command: list[str], output: Path) -> dict[str, int]:
+    """Run a command; peak resident bytes of each process of its tree, mapped files included."""
     peaks: dict[str, int] = {}
-    with open(said, "wb") as file:
+    with open(output, "wb") as file:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -95,7 +95,7 @@ def _watched(command: list[str], said: Path) -> dict[str, int]:
         process.kill()
         process.wait()
     if process.returncode:
-        raise RunFailed(f"{' '.join(command)} failed: {said.read_text(errors='replace')[-600:]}")
+        raise RunFailed(f"{' '.join(command)} failed: {output.read_text(errors='replace')[-600:]}")
     return peaks
 
 
@@ -107,7 +107,7 @@ def _tree(pid: int) -> list[int]:
 
 
 def _peak(pid: int) -> int | None:
-    """The kernel's own high-water mark, so that nothing is missed between two looks."""
+    """The kernel's own high-water mark, so that no peak between two polls is missed."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Do the agents that learn from a replay learn CartPole? And what does it cost to draw batches ahead?"""
+"""Return that agents with a replay reach on CartPole, and with batches drawn ahead (the relaxed loop)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from murmurate.bench._kept import kept_run
+from murmurate.bench._cache import cached_run
 from murmurate.bench._result import Log, spread
 from murmurate.record.runs import RecordedRun
 
@@ -18,10 +18,10 @@ _GOAL = 475.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """recipes: with how many seeds each. depths: D of the relaxed loop (0 is the first recipe's own).
+class ValueLearningPlan:
+    """recipes: name and number of seeds. depths: D of the relaxed loop (0 is the recipe's own).
 
-    where: the folder that keeps the runs.
+    where: the folder that keeps the runs; a finished one is not run again.
     """
 
     recipes: tuple[tuple[str, int], ...] = (("dqn", 1), ("apex-dqn", 1), ("spo-dqn", 1), ("fqi", 1))
@@ -30,16 +30,17 @@ class Plan:
     where: str = "runs/value-learning"
 
 
-FULL = Plan((("dqn", 5), ("apex-dqn", 3), ("spo-dqn", 3), ("fqi", 3)), (0, 1, 10, 50, 200), 5)
+QUICK = ValueLearningPlan()
+FULL = ValueLearningPlan(
+    (("dqn", 5), ("apex-dqn", 3), ("spo-dqn", 3), ("fqi", 3)), (0, 1, 10, 50, 200), depth_seeds=5
+)
 
 
-def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
+def measure(plan: ValueLearningPlan, log: Log) -> dict[str, Any]:
     """Mean return of 10 evaluation games of each run's last parameters, and updates per second, over seeds.
 
-    A run takes the recipe's env steps and is not stopped before. Runs are kept, so the bench goes on where it
-    was cut off.
+    A run takes all of the recipe's env steps.
     """
-    plan = plan or (FULL if full else Plan())
     by_recipe = {
         name: [_run(plan, name, seed, (), log) for seed in range(seeds)] for name, seeds in plan.recipes
     }
@@ -55,20 +56,18 @@ def measure(full: bool, log: Log, plan: Plan | None = None) -> dict[str, Any]:
         "recipes": {f"cartpole-{name}": _figures(runs) for name, runs in by_recipe.items()},
         "all_reached": all(_reached(runs) == len(runs) for runs in by_recipe.values()),
         "relaxed_loop": {f"D={depth}": _figures(runs) for depth, runs in by_depth.items()},
-        "plan": dataclasses.asdict(plan),
     }
 
 
-def _run(plan: Plan, name: str, seed: int, options: tuple[str, ...], log: Log) -> RecordedRun:
+def _run(plan: ValueLearningPlan, name: str, seed: int, options: tuple[str, ...], log: Log) -> RecordedRun:
     words = [name, *(word.removeprefix("--replay.") for word in options), f"seed-{seed}"]
     folder = Path(plan.where) / "-".join(words)
-    return kept_run(folder, f"cartpole-{name}", ("--seed", str(seed), *options), log)
+    return cached_run(folder, f"cartpole-{name}", ("--seed", str(seed), *options), log)
 
 
 def _figures(runs: list[RecordedRun]) -> dict[str, Any]:
     return {
-        "eval_return_mean": spread([run.fact("eval_return_mean") for run in runs]),
-        "env_steps": spread([run.fact("env_steps") for run in runs]),
+        **{fact: spread([run.fact(fact) for run in runs]) for fact in ("eval_return_mean", "env_steps")},
         "updates_per_second": spread([run.fact("updates") / run.fact("wall_seconds") for run in runs]),
         "wall_seconds": spread([run.fact("wall_seconds") for run in runs]),
         "reached": _reached(runs),

@@ -1,4 +1,4 @@
-"""What this machine offers a run, and what to do about what it does not."""
+"""Checks of this machine: cores, memory, devices and optional packages, with advice for what is missing."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _OK, _NOTE, _BAD = "ok", "note", "bad"
 
 def findings() -> dict[str, Any]:
     """``{"checks": [{"name", "status", "found", "advice"}], "ok": bool, "hardware", "versions"}``."""
-    looks: list[Callable[[], dict[str, str]]] = [
+    functions: list[Callable[[], dict[str, str]]] = [
         _cores, _threads, _memory, _shared_memory, _open_files, _gpu, _bfloat16, _kernels, _torso, _roms,
         _mujoco, _video,
     ]  # fmt: skip
-    checks = [look() for look in looks]
+    checks = [check() for check in functions]
     return {
         "checks": checks,
         "ok": all(check["status"] != _BAD for check in checks),
@@ -37,12 +37,12 @@ def findings() -> dict[str, Any]:
     }
 
 
-def show(found: dict[str, Any]) -> None:
+def show(report: dict[str, Any]) -> None:
     style = {_OK: "green", _NOTE: "yellow", _BAD: "red"}
     table = rich.table.Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", "what", "found", "what to do"):
+    for column in ("", "check", "result", "advice"):
         table.add_column(column)
-    for check in found["checks"]:
+    for check in report["checks"]:
         mark = f"[{style[check['status']]}]{check['status']}[/]"
         table.add_row(mark, check["name"], check["found"], check["advice"])
     rich.console.Console().print(table)
@@ -55,7 +55,7 @@ def _check(name: str, status: str, found: str, advice: str = "") -> dict[str, st
 def _cores() -> dict[str, str]:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count() or 1
     if usable == 1:
-        return _check("cores", _NOTE, "1", "replicas share it: more than one gains variety, not speed")
+        return _check("cores", _NOTE, "1", "replicas share it: more than one is not faster")
     return _check("cores", _OK, str(usable), f"up to {usable} replicas run side by side")
 
 
@@ -80,7 +80,7 @@ def _shared_memory() -> dict[str, str]:
         memory_file.close()
     except (OSError, Refusal) as error:
         return _check("shared memory", _BAD, str(error), "use --launcher inline")
-    size = "not there"
+    size = "none"
     if os.path.isdir("/dev/shm"):
         size = f"{psutil.disk_usage('/dev/shm').total / 2**20:.0f} MiB"
     return _check(
@@ -98,7 +98,7 @@ def _open_files() -> dict[str, str]:
 def _gpu() -> dict[str, str]:
     if not torch.cuda.is_available():
         return _check(
-            "GPU", _NOTE, "none that torch sees", "nothing needs one; with one: --placement.devices cuda:0"
+            "GPU", _NOTE, "none that torch sees", "none is needed; to use one: --placement.devices cuda:0"
         )
     names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
     return _check("GPU", _OK, names, "--placement.devices cuda:0 puts all learners on it")
@@ -117,7 +117,7 @@ def _kernels() -> dict[str, str]:
         "compiled kernels",
         _NOTE,
         native.simd,
-        "all works, replay slower; where there is a C++ compiler: pip install --force-reinstall --no-deps",
+        "replay is slower; with a C++ compiler they can be built: pip install --force-reinstall --no-deps",
     )
 
 

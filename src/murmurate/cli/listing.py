@@ -1,4 +1,4 @@
-"""What there is: recipes, worlds, strategies, agents, fabrics, launchers; for people and for machines."""
+"""``murmurate list``: recipes, worlds, strategies, agents, fabrics, launchers, as text or JSON."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _COLUMNS = 100
 
 
 def listing(what: str) -> list[dict[str, Any]]:
-    """Rows with at least ``name``. Raises Refusal for anything but the lists below."""
+    """The rows of a list, each with at least ``name``. Raises Refusal for an unknown list."""
     if what not in _LISTS:
         raise unknown("list", what, _LISTS)
     return _LISTS[what]()
 
 
 def show(what: str, rows: list[dict[str, Any]]) -> None:
-    """Print the rows as a table, or many bare names in columns."""
+    """Print the rows as a table, or names alone in columns."""
     console = rich.console.Console()
     if what == "recipes":
         print("Recipes are <world>-<algorithm>, for example cartpole-a2c. Algorithms:")
@@ -57,7 +57,7 @@ def show(what: str, rows: list[dict[str, Any]]) -> None:
 
 
 def _block(row: dict[str, Any]) -> str:
-    """One strategy: its name and step, and below them a line for each thing it declares."""
+    """One strategy: its name and step, and below them a line for each of its properties."""
     rounds = "synchronous" if row["synchronous"] else "asynchronous"
     entries = {
         "": row["step"],
@@ -75,7 +75,7 @@ def _block(row: dict[str, Any]) -> str:
         for key, value in entries.items()
         if value
     ]
-    # the step stands beside the name
+    # the step is on the line of the name
     return f"{row['name']:<24}{lines[0].strip()}\n" + "\n".join(lines[1:]) + "\n"
 
 
@@ -127,10 +127,10 @@ def _launchers() -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "summary": _first_line(type(found)),
-            "offers": sorted(offer.value for offer in found.offers),
+            "summary": _first_line(type(engine)),
+            "offers": sorted(offer.value for offer in engine.offers),
         }
-        for name, found in launchers().items()
+        for name, engine in launchers().items()
     ]
 
 

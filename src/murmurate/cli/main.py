@@ -1,4 +1,4 @@
-"""The command line: verbs and their exit codes; the work is done elsewhere."""
+"""The command line: its verbs, their options and exit codes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one sentence, as everything else here does."""
+    """Reports errors as a Refusal in one sentence."""
 
     def error(self, message: str) -> NoReturn:
         raise Refusal(f"{message}. See: {self.prog} --help")
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _sentence(message: Warning | str, category: type[Warning], *_: object) -> str:
-    """A warning in the format of this command line's messages, without its line of code."""
+    """Formats a warning like this command line's messages, without the line of code."""
     return f"murmurate: warning: {message}\n"
 
 
@@ -69,11 +69,11 @@ def _verb_first(arguments: Sequence[str]) -> list[str]:
     verb, *rest = arguments or ["--help"]
     if verb not in ("train", "resume", "simulate"):
         return [verb, *rest]
-    place = 0
-    while place < len(rest) and rest[place].startswith("-"):
-        lone = "=" in rest[place] or rest[place] in ("-h", "--help")
-        place += 1 if lone else 2
-    return [verb, *rest[place : place + 1], *rest[:place], *rest[place + 1 :]]
+    index = 0
+    while index < len(rest) and rest[index].startswith("-"):
+        without_value = "=" in rest[index] or rest[index] in ("-h", "--help")
+        index += 1 if without_value else 2
+    return [verb, *rest[index : index + 1], *rest[:index], *rest[index + 1 :]]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -102,7 +102,9 @@ def _parser() -> argparse.ArgumentParser:
     simulate.add_argument("-h", "--help", action="store_true", dest="fields_help")
     simulate.set_defaults(act=_simulate)
     resume = verbs.add_parser(
-        "resume", help="go on from a run folder; --env-steps and the like move its end", allow_abbrev=False
+        "resume",
+        help="continue a run from its folder; --env-steps and the like change its end",
+        allow_abbrev=False,
     )
     resume.add_argument("folder", type=Path)
     resume.set_defaults(act=_resume)
@@ -114,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--seed", type=int, default=None)
     evaluate.add_argument("--json", action="store_true")
     evaluate.set_defaults(act=_eval)
-    report = verbs.add_parser("report", help="write report.html for one run, or several laid over")
+    report = verbs.add_parser("report", help="write report.html for one run, or a comparison of several")
     report.add_argument("folders", type=Path, nargs="+")
     report.add_argument(
         "--out",
@@ -123,11 +125,13 @@ def _parser() -> argparse.ArgumentParser:
         help="default: report.html in the run's folder; of several, comparison.html here",
     )
     report.set_defaults(act=_report)
-    listing = verbs.add_parser("list", help="what there is")
+    listing = verbs.add_parser(
+        "list", help="list recipes, worlds, strategies, agents, fabrics, launchers or benches"
+    )
     listing.add_argument("what", nargs="?", default="recipes")
     listing.add_argument("--json", action="store_true")
     listing.set_defaults(act=_list)
-    bench = verbs.add_parser("bench", help="race against peers and physical limits")
+    bench = verbs.add_parser("bench", help="benchmark against other libraries and physical limits")
     bench.add_argument("name")
     bench.add_argument("--json", action="store_true")
     bench.add_argument("--full", action="store_true", help="longer and with all peers")
@@ -136,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         "topics", help="topic models: fit, show, transform, evaluate", allow_abbrev=False
     )
     add_verbs(topics.add_subparsers(dest="inner", required=True, metavar="VERB"), report_end)
-    doctor = verbs.add_parser("doctor", help="what this machine offers, and what to do about it")
+    doctor = verbs.add_parser("doctor", help="check this machine, with advice for what is missing")
     doctor.add_argument("--json", action="store_true")
     doctor.set_defaults(act=_doctor)
     return parser
@@ -165,7 +169,7 @@ def _train(options: argparse.Namespace, rest: list[str]) -> int:
     verb = f"murmurate train {options.recipe}"
     if options.fields_help:
         print(f"usage: {verb} [--strategy S] [--out DIR] [--FIELD VALUE ...]\n")
-        print("Fields (with what they are now):\n" + show(run))
+        print("Fields (with their current values):\n" + show(run))
         return 0
     base, run = run, change(run, rest, verb)
     from murmurate.launch import launcher
@@ -195,13 +199,13 @@ def _simulate(options: argparse.Namespace, rest: list[str]) -> int:
     verb = f"murmurate simulate {options.recipe}"
     if options.fields_help:
         print(f"usage: {verb} [--strategy S] [--out DIR] [--json] [--FIELD VALUE ...]\n")
-        print("The cluster (with what it is now):\n" + show(cluster))
+        print("The cluster (with its current values):\n" + show(cluster))
         print("\nThe run:\n" + show(run))
         return 0
     of_cluster, of_run = divide(rest, cluster, run, verb)
     cluster = change(cluster, of_cluster, verb)
-    ended = any(word.partition("=")[0] in ("--updates", "--minutes") for word in of_run)
-    if ended:  # an explicit end replaces the recipe's, which a thousand replicas would reach at once
+    has_end = any(word.partition("=")[0] in ("--updates", "--minutes") for word in of_run)
+    if has_end:  # an explicit end replaces the recipe's, which a thousand replicas would reach at once
         run = dataclasses.replace(run, env_steps=None)
     run = change(run, of_run, verb)
     folder = options.out or _new_folder(f"{run.recipe}-simulated")
@@ -244,7 +248,7 @@ def _launched_here(folder: Path) -> bool:
 def report_end(finish: Any, folder: Path) -> int:
     """Print how a run ended; returns the exit code."""
     summary = finish.summary
-    if summary is None:  # another rank has reported it
+    if summary is None:  # another rank reports it
         return int(finish.code)
     if summary["exit"].startswith("failed"):
         print(f"murmurate: {summary['exit']}", file=sys.stderr)
@@ -253,8 +257,8 @@ def report_end(finish: Any, folder: Path) -> int:
         print(f"{summary['env_steps']:,} {unit} in {seconds:.0f} s. {finish.sentence}")
     if len(summary["dead_replicas"]) < summary["replicas"]:
         for rank in summary["dead_replicas"]:
-            print(f"replica {rank} died on the way; the others went on")
-    print(f"All of it is in {folder} — next: murmurate {finish.run.evaluation.further} {folder}")
+            print(f"replica {rank} died during the run; the others continued")
+    print(f"The run is in {folder} — next: murmurate {finish.run.evaluation.next_command} {folder}")
     return int(finish.code)
 
 
@@ -312,10 +316,10 @@ def _bench(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.bench import bench
 
     def end(*_: object) -> None:
-        """Racers are processes of their own, and one that is just being started is not known yet."""
-        for racer in psutil.Process().children(recursive=True):
+        """Kills all processes of the benchmark, including those that are just being started."""
+        for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                racer.kill()
+                child.kill()
         sys.exit(128 + signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, end)
@@ -327,11 +331,11 @@ def _bench(options: argparse.Namespace, rest: list[str]) -> int:
 def _doctor(options: argparse.Namespace, rest: list[str]) -> int:
     from murmurate.cli.doctor import findings, show
 
-    found = findings()
+    report = findings()
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(report))
     else:
-        show(found)
+        show(report)
     return 0
 
 

@@ -1,6 +1,6 @@
 """The fields of a Run as options: ``--replicas 4``, ``--agent.learning-rate 1e-3``, ``--strategy.period 8``.
 
-Found from the dataclasses themselves, so a new field of an agent, world or strategy is an option at once.
+They are read from the dataclasses, so each new field of an agent, world or strategy is an option.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """One field: its option without the dashes, its path in the config, its type and current value."""
+    """A field as an option. name: without dashes. path: of the field in the config. about: its
+    documentation."""
 
     name: str
     path: tuple[str, ...]
@@ -30,14 +31,16 @@ class Option:
     value: Any
     about: str
 
-    def words(self) -> str:
-        """The type, for people."""
-        return _words(self.kind)
+    def type_name(self) -> str:
+        return _type_name(self.kind)
 
 
 def options(value: Any, path: tuple[str, ...] = (), prefix: str = "") -> Iterator[Option]:
-    """Every field of ``value``, those of nested dataclasses with dots (but for ``flat`` ones, see ``Run``);
-    private ones are left out."""
+    """Every field of ``value``, with dots for those of nested dataclasses (except ``flat`` ones, see
+    ``Run``).
+
+    Fields that are part of the recipe's name are omitted.
+    """
     kinds = typing.get_type_hints(type(value))
     docs = _field_docs(type(value))
     for field in dataclasses.fields(value):
@@ -51,7 +54,7 @@ def options(value: Any, path: tuple[str, ...] = (), prefix: str = "") -> Iterato
         if dataclasses.is_dataclass(inner):
             yield from options(inner, here, prefix if field.metadata.get("flat") else f"{name}.")
         elif any(dataclasses.is_dataclass(kind) for kind in typing.get_args(kinds[field.name])):
-            continue  # an optional part that is None in this run
+            continue  # an optional part that this run does not have
         else:
             yield Option(name.replace("_", "-"), here, kinds[field.name], inner, docs.get(field.name, ""))
 
@@ -59,15 +62,15 @@ def options(value: Any, path: tuple[str, ...] = (), prefix: str = "") -> Iterato
 def change(value: Any, arguments: Sequence[str], verb: str) -> Any:
     """``value`` with the fields named by ``arguments`` replaced.
 
-    ``--name word``, ``--name=word``; several words for a tuple; a bare ``--name`` is true. Raises Refusal
-    for an unknown field (with the nearest name), and for a word that is not of the field's type.
+    Forms: ``--name word``, ``--name=word``, several words for a tuple, ``--name`` alone for true. Raises
+    Refusal for an unknown field (with the nearest name), and for a word that is not of the field's type.
     """
     known = {option.name: option for option in options(value)}
     left = list(arguments)
     while left:
         word = left.pop(0)
         if not word.startswith("--"):
-            raise Refusal(f"'{word}' belongs to no option. Options are --name value; see: {verb} --help")
+            raise Refusal(f"'{word}' belongs to no option. Options are --name value. See: {verb} --help")
         name, joined, first = word[2:].replace("_", "-").partition("=")
         if joined:
             _, _, first = word.partition("=")
@@ -86,13 +89,13 @@ def change(value: Any, arguments: Sequence[str], verb: str) -> Any:
 
 
 def divide(arguments: Sequence[str], value: Any, other: Any, verb: str) -> tuple[list[str], list[str]]:
-    """``arguments`` that are options of ``value``'s fields, with their words; and those of ``other``'s.
+    """``arguments`` split into the options of ``value``'s fields and those of ``other``'s.
 
     Raises Refusal for a field that neither has, with the nearest name of both.
     """
     names = {option.name: option for option in options(value)}
     others = {option.name: option for option in options(other)}
-    mine: list[str] = []
+    of_value: list[str] = []
     rest: list[str] = []
     into = rest
     for word in arguments:
@@ -100,15 +103,15 @@ def divide(arguments: Sequence[str], value: Any, other: Any, verb: str) -> tuple
             name = word[2:].partition("=")[0].replace("_", "-")
             if name not in names and name not in others:
                 raise _unknown_field(name, names | others, verb)
-            into = mine if name in names else rest
+            into = of_value if name in names else rest
         into.append(word)
-    return mine, rest
+    return of_value, rest
 
 
 def show(value: Any) -> str:
     """One line for each option: name, type, documentation and current value."""
     rows = [
-        (f"--{o.name} {o.words()}", f"{o.about}{' ' * bool(o.about)}({_plain(o.value)})")
+        (f"--{o.name} {o.type_name()}", f"{o.about}{' ' * bool(o.about)}({_plain(o.value)})")
         for o in options(value)
     ]
     width = max(len(left) for left, _ in rows)
@@ -117,7 +120,7 @@ def show(value: Any) -> str:
 
 def _unknown_field(name: str, known: dict[str, Option], verb: str) -> Refusal:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    # a field given without its group: --learning-rate
+    # a field without its group: --learning-rate
     inside = [option for option in known if option.rpartition(".")[2] == name]
     hint = f" Did you mean --{(inside or near)[0]}?" if inside or near else ""
     return Refusal(f"There is no field called '{name}'.{hint} See: {verb} --help")
@@ -128,7 +131,7 @@ def _read(option: Option, words: list[str]) -> Any:
         return True
     if not words:
         raise Refusal(
-            f"--{option.name} needs a value ({option.words()}), as in --{option.name} {_example(option)}."
+            f"--{option.name} needs a value ({option.type_name()}), as in --{option.name} {_example(option)}."
         )
     if typing.get_origin(option.kind) is tuple:
         kind = typing.get_args(option.kind)[0]
@@ -141,7 +144,9 @@ def _convert(option: Option, kind: Any, word: str) -> Any:
         return _value(kind, word)
     except ValueError:
         usage = f"--{option.name} {_example(option)}"
-        raise Refusal(f"--{option.name} takes {option.words()}, not '{word}'; for example {usage}.") from None
+        raise Refusal(
+            f"--{option.name} takes {option.type_name()}, not '{word}'; for example {usage}."
+        ) from None
 
 
 def _value(kind: Any, word: str) -> Any:
@@ -175,21 +180,21 @@ def truth(word: str) -> bool:
     return word.lower() in _TRUE
 
 
-def _words(kind: Any) -> str:
+def _type_name(kind: Any) -> str:
     origin, inside = typing.get_origin(kind), typing.get_args(kind)
     if origin in (Union, types.UnionType):
-        return " or ".join("none" if k is type(None) else _words(k) for k in inside)
+        return " or ".join("none" if k is type(None) else _type_name(k) for k in inside)
     if origin is Literal:
         return "|".join(map(str, inside))
     if origin is tuple:
-        return f"{_words(inside[0])},..."
+        return f"{_type_name(inside[0])},..."
     return {int: "integer", float: "number", str: "name", bool: "true|false"}.get(kind, str(kind))
 
 
 def _example(option: Option) -> str:
     if option.value is not None:
         return _plain(option.value)
-    return "100000" if "integer" in option.words() else "10"
+    return "100000" if "integer" in option.type_name() else "10"
 
 
 def _plain(value: Any) -> str:
@@ -203,8 +208,7 @@ def _put(value: Any, path: tuple[str, ...], new: Any) -> Any:
 
 
 def _field_docs(kind: type) -> dict[str, str]:
-    """The documentation of each field, from the docstring: the sentences after ``name:`` up to the next
-    field."""
+    """The documentation of each field: the docstring's sentences after ``name:`` up to the next field."""
     names = "|".join(re.escape(field.name) for field in dataclasses.fields(kind))
     pieces = re.split(rf"(?:^|(?<=[.:] ))({names}): ", " ".join((kind.__doc__ or "").split()))
     return dict(zip(pieces[1::2], map(str.strip, pieces[2::2]), strict=True)) if names else {}

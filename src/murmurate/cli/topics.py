@@ -77,7 +77,7 @@ def fit(run: Run, folder: Path, passes: float | None = 5.0) -> Finish:
 
 
 def fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, Path] | None:
-    """``topics fit``: how it ended and where; None if only its fields were asked for."""
+    """``topics fit``: how the run ended, and its folder; None for ``--help``."""
     run = recipe("corpus-lda")
     if options.strategy is not None and options.strategy != run.strategy.name:
         run = dataclasses.replace(run, strategy=strategy(options.strategy)())
@@ -85,14 +85,14 @@ def fit_command(options: argparse.Namespace, rest: list[str]) -> tuple[Finish, P
     if options.fields_help:
         print(f"usage: {verb} CORPUS [--passes N] [--strategy S] [--out DIR] [--FIELD VALUE ...]\n")
         print("Shorter names: " + ", ".join(f"--{short}" for short in _SHORT) + "\n")
-        print("Fields (with what they are now):\n" + show(run))
+        print("Fields (with their current values):\n" + show(run))
         return None
     if options.corpus is None:
         raise Refusal(f"Say which corpus, as in: {verb} docword.nytimes.txt.gz --topics 50")
-    ended = any(word.partition("=")[0] in ("--env-steps", "--updates", "--minutes") for word in rest)
-    passes = options.passes if options.passes is not None or ended else 5.0
+    has_end = any(word.partition("=")[0] in ("--env-steps", "--updates", "--minutes") for word in rest)
+    passes = options.passes if options.passes is not None or has_end else 5.0
     world = CorpusWorld(path=str(options.corpus))
-    run = dataclasses.replace(run, world=world, env_steps=None if ended else run.env_steps)
+    run = dataclasses.replace(run, world=world, env_steps=None if has_end else run.env_steps)
     run = change(run, _long(rest), verb)
     folder = options.out or Path("runs") / f"topics-{time.strftime('%Y%m%d-%H%M%S')}"
     finish = fit(run, folder, passes)
@@ -109,8 +109,8 @@ def _long(words: Sequence[str]) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """A run's topics, the prior they were found with, and its corpus: where it is, and what it was then."""
+class FittedTopics:
+    """A run's topics and prior, its corpus, and the corpus's fingerprint at the time of the run."""
 
     topics: Topics
     prior: float
@@ -134,24 +134,24 @@ class Found:
         return self.world.divided()
 
 
-def load(folder: Path) -> Found:
+def load(folder: Path) -> FittedTopics:
     """The topics of a run folder's newest checkpoint. Raises Refusal if there are none."""
     run = stored(folder)
     learner = load_agent(run, checkpoint.newest(folder / "checkpoints"))
     fingerprint = read_fingerprint(folder)
-    topics = learner.found() if fingerprint is not None else None
+    topics = learner.estimate() if fingerprint is not None else None
     if fingerprint is None or not isinstance(topics, Topics):
-        raise Refusal(f"{run.recipe} is no topic model: topics are found by murmurate topics fit.")
-    return Found(topics, learner.model.prior, cast(CorpusWorld, run.world), folder, fingerprint)
+        raise Refusal(f"{run.recipe} is no topic model; fit one with: murmurate topics fit")
+    return FittedTopics(topics, learner.model.prior, cast(CorpusWorld, run.world), folder, fingerprint)
 
 
-def _named(fitted: Found) -> Any:
-    """Word by number; the number itself where the corpus has no vocabulary."""
+def _named(fitted: FittedTopics) -> Any:
+    """A function from word ids to words, or to the id itself where the corpus has no vocabulary."""
     return str if fitted.vocabulary is None else fitted.vocabulary.__getitem__
 
 
-def _coherence(fitted: Found) -> list[float | None]:
-    """[K]; None, with a warning, where the corpus is not there any more."""
+def _coherence(fitted: FittedTopics) -> list[float | None]:
+    """[K]; with a warning None where the corpus is missing."""
     try:
         train_, _, _ = fitted.divided()
     except Refusal as refusal:
@@ -203,9 +203,7 @@ def _print_diversity(topics: Topics) -> None:
     diversity = topics.diversity()
     print(f"diversity {diversity:.2f}: the share of different words among the likeliest of the topics")
     if topics.count > 1 and diversity < _SIMILAR:
-        print(
-            "The topics are much alike. More steps part them (--passes, a smaller --batch), or ask for fewer."
-        )
+        print("The topics are similar. Use more steps (--passes, a smaller --batch) or fewer topics.")
 
 
 @contextlib.contextmanager
@@ -222,7 +220,7 @@ def _plain(coherence: float | None) -> str:
 
 
 def _page(path: str, rows: list[dict[str, Any]]) -> str:
-    """A page of bars: each topic's weight, and the shares of its words."""
+    """An HTML page with bars for each topic's weight and the shares of its words."""
     blocks = []
     most = max(row["weight"] for row in rows)
     for row in rows:
@@ -257,38 +255,41 @@ i { display: inline-block; height: .7em; background: #9cc3e4; margin-right: .5em
 """
 
 
-_READ_BY = ("kind", "skip_bad", "one_based", "transpose", "vocabulary", "vocabulary_size", "cache")
+_READING_OPTIONS = ("kind", "skip_bad", "one_based", "transpose", "vocabulary", "vocabulary_size", "cache")
 
 
-def _other(fitted: Found, options: argparse.Namespace) -> tuple[Corpus | RemappedCorpus, Skipped]:
-    """Another corpus in the run's vocabulary, and what of its source was skipped. Unknown words are left out.
-    Raises Refusal where the words of the corpus cannot be identified."""
-    mine, path = fitted, os.path.abspath(options.corpus)
+def _other(fitted: FittedTopics, options: argparse.Namespace) -> tuple[Corpus | RemappedCorpus, Skipped]:
+    """The corpus of the options in the run's vocabulary, without unknown words; and what of it was skipped.
+
+    Raises Refusal where the words of the corpus cannot be identified.
+    """
+    path = os.path.abspath(options.corpus)
     world = fitted.world if path == fitted.world.path else CorpusWorld(path=path)
-    changes = {name: value for name in _READ_BY if (value := getattr(options, name)) is not None}
+    changes = {name: value for name in _READING_OPTIONS if (value := getattr(options, name)) is not None}
     world = dataclasses.replace(world, **changes)
     instead: dict[str, Any] = {"kind": world.kind or detect_kind(Path(path))}
     if instead["kind"] == "text":
-        if mine.vocabulary is None:
+        if fitted.vocabulary is None:
             raise Refusal(
-                f"{path} is text, and the run was fitted without names of its {mine.vocabulary_size:,} "
+                f"{path} is text, and the run was fitted without names of its {fitted.vocabulary_size:,} "
                 "words, so words cannot be matched. Fit anew with --vocabulary, or give a corpus of ids."
             )
         if options.vocabulary is None:
-            instead["vocabulary"] = mine.vocabulary
+            instead["vocabulary"] = fitted.vocabulary
     elif instead["kind"] in ("lda-c", "svmlight") and not (
         world.vocabulary_size or world.vocabulary or vocabulary_beside(Path(path)).exists()
     ):
-        instead["vocabulary_size"] = mine.vocabulary_size
+        instead["vocabulary_size"] = fitted.vocabulary_size
     other, skipped = world.read_as(**instead)
-    if other.vocabulary is None or mine.vocabulary is None or other.vocabulary == mine.vocabulary:
-        if other.vocabulary_size != mine.vocabulary_size:
+    if other.vocabulary is None or fitted.vocabulary is None or other.vocabulary == fitted.vocabulary:
+        if other.vocabulary_size != fitted.vocabulary_size:
             raise Refusal(
-                f"{path} is over {other.vocabulary_size:,} words, the topics over {mine.vocabulary_size:,}. "
+                f"{path} is over {other.vocabulary_size:,} words, the topics over "
+                f"{fitted.vocabulary_size:,}. "
                 "Give a corpus with the same vocabulary, or one that names its words."
             )
         return other, skipped
-    return other.with_vocabulary(mine.vocabulary), skipped
+    return other.with_vocabulary(fitted.vocabulary), skipped
 
 
 def transform_command(options: argparse.Namespace, rest: list[str]) -> int:
@@ -327,7 +328,7 @@ def evaluate_command(options: argparse.Namespace, rest: list[str]) -> int:
         _, _, test = fitted.divided()
         documents: Corpus | RemappedCorpus = test.select(range(len(test)))
         if not len(documents):
-            raise Refusal("the run kept no test documents back. Name a corpus to evaluate on.")
+            raise Refusal("The run has no test documents. Name a corpus to evaluate on.")
     else:
         documents, skipped = _other(fitted, options)
     result = perplexities(fitted.topics, fitted.prior, documents, options.seed)

@@ -13,9 +13,9 @@ from murmurate.fabric.processes.fork_server import begin_fork_server
 
 
 def add_verbs(verbs: Any, report_end: Callable[[Any, Path], int]) -> None:
-    """Add them below ``topics``. report_end: prints how a run ended, and returns the exit code."""
+    """Add the parsers of ``topics``. report_end: prints how a run ended, and returns the exit code."""
 
-    def fit_(options: argparse.Namespace, rest: list[str]) -> int:
+    def act(options: argparse.Namespace, rest: list[str]) -> int:
         if not options.fields_help:
             begin_fork_server(rest)
         from murmurate.cli.topics import fit_command
@@ -29,39 +29,39 @@ def add_verbs(verbs: Any, report_end: Callable[[Any, Path], int]) -> None:
     fit.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")
     fit.add_argument("--out", type=Path, help="run folder (default: runs/topics-<time>)")
     fit.add_argument("-h", "--help", action="store_true", dest="fields_help")
-    fit.set_defaults(act=fit_)
-    words = verbs.add_parser("show", help="top words of each topic, as a table and as a page")
-    words.add_argument("folder", type=Path)
-    words.add_argument("--words", type=int, default=10)
-    words.add_argument(
+    fit.set_defaults(act=act)
+    show = verbs.add_parser("show", help="top words of each topic, as a table and as a page")
+    show.add_argument("folder", type=Path)
+    show.add_argument("--words", type=int, default=10)
+    show.add_argument(
         "--out", type=Path, default=None, help="the page (default: topics.html in the run folder)"
     )
-    words.add_argument("--json", action="store_true")
-    words.set_defaults(act=_later("show_command"))
-    weigh = verbs.add_parser("transform", help="the topics of documents, as .npz or .parquet")
-    weigh.add_argument("folder", type=Path)
-    weigh.add_argument("corpus", type=Path)
-    weigh.add_argument("--out", type=Path, required=True)
-    _reads(weigh)
-    weigh.set_defaults(act=_later("transform_command"))
-    judge = verbs.add_parser("evaluate", help="perplexity of the test documents, or of other ones")
-    judge.add_argument("folder", type=Path)
-    judge.add_argument("corpus", type=Path, nargs="?")
-    _reads(judge)
-    judge.add_argument("--seed", type=int, default=0, help="of the words held out")
-    judge.add_argument("--json", action="store_true")
-    judge.set_defaults(act=_later("evaluate_command"))
+    show.add_argument("--json", action="store_true")
+    show.set_defaults(act=_later("show_command"))
+    transform = verbs.add_parser("transform", help="the topics of documents, as .npz or .parquet")
+    transform.add_argument("folder", type=Path)
+    transform.add_argument("corpus", type=Path)
+    transform.add_argument("--out", type=Path, required=True)
+    _add_reading_options(transform)
+    transform.set_defaults(act=_later("transform_command"))
+    evaluate = verbs.add_parser("evaluate", help="perplexity of the test documents, or of other ones")
+    evaluate.add_argument("folder", type=Path)
+    evaluate.add_argument("corpus", type=Path, nargs="?")
+    _add_reading_options(evaluate)
+    evaluate.add_argument("--seed", type=int, default=0, help="of the words held out")
+    evaluate.add_argument("--json", action="store_true")
+    evaluate.set_defaults(act=_later("evaluate_command"))
 
 
-def _reads(verb: argparse.ArgumentParser) -> None:
+def _add_reading_options(verb: argparse.ArgumentParser) -> None:
     """Options for reading the corpus; without them the run's own corpus is read as in training."""
     verb.add_argument("--kind", help="of file: docs/corpora.md has them (default: detected)")
     verb.add_argument("--skip-bad", action="store_true", default=None, help="leave out damaged lines")
     verb.add_argument("--one-based", type=_truth, metavar="true|false", help="whether word ids begin at 1")
     verb.add_argument("--transpose", action="store_true", default=None, help="it is [words, documents]")
-    verb.add_argument("--vocabulary", help="a file with a word a line (default: the one beside it)")
+    verb.add_argument("--vocabulary", help="a file with a word a line (default: the one in its folder)")
     verb.add_argument("--vocabulary-size", type=int, metavar="V", help="where the format does not say")
-    verb.add_argument("--cache", help="folder for the converted corpus (default: beside it)")
+    verb.add_argument("--cache", help="folder for the converted corpus (default: its folder)")
 
 
 def _truth(word: str) -> bool:

@@ -1,9 +1,10 @@
-"""Evaluation by whole games on unseen seeds, and one game as a film."""
+"""Evaluation by whole games on seeds not used in training, and videos of games."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,13 +16,13 @@ from torch import Tensor
 from murmurate.agents.interface import Agent, Policy
 from murmurate.errors import Refusal
 from murmurate.evaluation.interface import EvalContext, Evaluation
-from murmurate.spec import Episode, derive_generator, derive_seed
+from murmurate.spec import Episode, TimeStep, derive_generator, derive_seed
 from murmurate.worlds.interface import Picture, Simulators, SimulatorWorld
 
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Unclipped returns and lengths (env steps) of whole games, by game."""
+    """Unclipped returns and lengths (in env steps) of whole games, one of each for every game."""
 
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
@@ -41,7 +42,7 @@ class EvalResult:
 class Games(Evaluation):
     """Whole games with the consensus parameters of the last checkpoint, and of the best one.
 
-    eval_episodes: games played by the final (and the best) parameters.
+    eval_episodes: number of games with the final, and with the best parameters.
     """
 
     eval_episodes: int = 10
@@ -51,14 +52,13 @@ class Games(Evaluation):
             raise Refusal(f"eval_episodes is {self.eval_episodes}; it must be at least 1.")
 
     def evaluate(self, learner: Agent, context: EvalContext) -> dict[str, Any]:
-        """eval_return_mean, eval_return_stderr (None for one game), episodes, returns; and where there
-        is a best checkpoint, best_eval_return_mean, of the better of the two."""
+        """eval_return_mean, eval_return_stderr (None for one game), episodes, returns, and
+        best_eval_return_mean: of the final or the best checkpoint, whichever is higher."""
         count = self.eval_episodes if context.count is None else context.count
         if count < 1:
             raise Refusal(f"episodes is {count}; play at least one. Use --episodes 10.")
         world = cast(SimulatorWorld, context.world)
         result = evaluate(world, learner, count, context.seed)
-        best = context.best()
         figures = {
             "eval_return_mean": result.mean,
             "eval_return_stderr": None if len(result.returns) == 1 else result.stderr,
@@ -66,10 +66,9 @@ class Games(Evaluation):
             "returns": list(result.returns),
             "best_eval_return_mean": result.mean,
         }
-        if best is not None:
-            figures["best_eval_return_mean"] = max(
-                result.mean, evaluate(world, best, count, context.seed).mean
-            )
+        if (best := context.best()) is not None:
+            best_result = evaluate(world, best, count, context.seed)
+            figures["best_eval_return_mean"] = max(result.mean, best_result.mean)
         return figures
 
     def sentence(self, figures: Mapping[str, Any]) -> str:
@@ -79,14 +78,14 @@ class Games(Evaluation):
         spread = "" if error is None else f" ± {error:.2f} (standard error)"
         return f"Evaluation over {figures['episodes']} games: {figures['eval_return_mean']:.2f}{spread}"
 
-    def film(self, learner: Agent, context: EvalContext) -> npt.NDArray[np.uint8]:
+    def video(self, learner: Agent, context: EvalContext) -> npt.NDArray[np.uint8]:
         frames, _ = record_game(cast(SimulatorWorld, context.world), learner, context.seed)
         return frames
 
 
 @dataclass
 class _Game:
-    """One game in play."""
+    """A game in progress."""
 
     number: int
     simulator: Simulators
@@ -94,121 +93,93 @@ class _Game:
     memory: Tensor | None  # [1, M]
     first: bool = True
 
+    def step(self, action: Tensor) -> TimeStep:
+        """Take the action [1] or [1, D]."""
+        self.simulator.send(action)
+        step = self.simulator.receive()
+        self.observation, self.first = step.observation, False
+        return step
+
 
 def evaluate(
-    world: SimulatorWorld,
-    policy: Policy,
-    episodes: int,
-    seed: int,
-    simulators: int = 16,
-    *,
-    device: torch.device | str = "cpu",
-    threads: int = 1,
+    world: SimulatorWorld, policy: Policy, episodes: int, seed: int, simulators: int = 16
 ) -> EvalResult:
     """Play ``episodes`` whole games greedily (Assran et al. 2019, section 4: 10 games, up to 30 no-ops).
 
-    Game i is seeded from (seed, i) and always counted, however long: up to ``simulators`` games are in
-    play at once, but taking the first to finish would favour short ones. ``threads`` games step at the
-    same time. Rewards are unclipped and lives do not end games (``training=False``).
+    Game i is seeded from (seed, i) and always counts, however long it is: up to ``simulators`` games are
+    played at once, but counting the first that end would favour short ones. Rewards are unclipped, and the
+    loss of a life does not end a game (``training=False``).
 
     Raises ``ValueError`` for fewer than one game or simulator.
     """
-    if min(episodes, simulators, threads) < 1:
+    if min(episodes, simulators) < 1:
         raise ValueError(
-            f"evaluation needs at least one game, simulator and thread, got {episodes}, {simulators} "
-            f"and {threads}"
+            f"evaluation needs at least one game and one simulator, got {episodes} and {simulators}"
         )
-    generator = derive_generator(seed, "evaluation", device=device)
-    played: list[Episode | None] = [None] * episodes
-    waiting = iter(range(episodes))
+    generator = derive_generator(seed, "evaluation")
+    ended: dict[int, Episode] = {}
+    numbers = iter(range(episodes))
     games: list[_Game] = []
     try:
-        while True:
-            games += _begin(world, policy, seed, waiting, simulators - len(games))
-            if not games:
-                break
-            action = _act(policy, games, generator, torch.device(device))
-            for low in range(0, len(games), threads):
-                _step(games[low : low + threads], action[low : low + threads], played)
-            games = [game for game in games if played[game.number] is None]
+        while len(ended) < episodes:
+            for number in itertools.islice(numbers, simulators - len(games)):
+                games.append(_begin(world, policy, seed, number))
+            for game, action in zip(games, torch.split(_act(policy, games, generator), 1), strict=True):
+                if episode := game.step(action).episodes:
+                    ended[game.number] = episode[0]
+                    game.simulator.close()
+            games = [game for game in games if game.number not in ended]
     finally:
         for game in games:
             game.simulator.close()
-    whole = [episode for episode in played if episode is not None]
+    whole = [ended[number] for number in range(episodes)]
     return EvalResult(tuple(e.episode_return for e in whole), tuple(e.length for e in whole))
 
 
 def record_game(
-    world: SimulatorWorld,
-    policy: Policy,
-    seed: int,
-    max_steps: int = 4_500,
-    *,
-    device: torch.device | str = "cpu",
+    world: SimulatorWorld, policy: Policy, seed: int, max_steps: int = 4_500
 ) -> tuple[npt.NDArray[np.uint8], float]:
-    """Film one greedy game: (frames [n, H, W, 3] uint8, one per env step; return so far).
+    """The frames of a greedy game, [n, H, W, 3] uint8, one for each env step, and its return.
 
-    It is game 0 of ``evaluate`` with this seed. Stops at its end, or after ``max_steps``: the frames are
-    held in memory, 0.1 MB each for Atari. Raises ``MissingExtra`` where drawing needs a
-    package that is not installed, ``ValueError`` for ``max_steps`` < 1.
+    It is game 0 of ``evaluate`` with this seed, up to its end or ``max_steps``: the frames are held in
+    memory, 0.1 MB each for Atari. Raises ``MissingExtra`` where drawing needs a package that is not
+    installed, ``ValueError`` for ``max_steps`` < 1.
     """
     if max_steps < 1:
-        raise ValueError(f"a film needs at least one step, got {max_steps}")
-    generator = derive_generator(seed, "evaluation", device=device)
-    simulator = world.open(1, training=False, picture=True)
+        raise ValueError(f"a video needs at least one step, got {max_steps}")
+    generator = derive_generator(seed, "evaluation")
+    game = _begin(world, policy, seed, 0, picture=True)
     frames: list[Picture] = []
     total = 0.0
     try:
-        start = simulator.reset(derive_seed(seed, "evaluation"))
-        game = _Game(0, simulator, start.observation, policy.initial_memory(1))
         for _ in range(max_steps):
-            frames.append(simulator.picture())
-            simulator.send(_act(policy, [game], generator, torch.device(device)))
-            step = simulator.receive()
+            frames.append(game.simulator.picture())
+            step = game.step(_act(policy, [game], generator))
             total += float(step.reward)
             if step.episodes:
                 break
-            game.observation, game.first = step.observation, False
     finally:
-        simulator.close()
+        game.simulator.close()
     return np.stack(frames), total
 
 
-def _begin(
-    world: SimulatorWorld, policy: Policy, seed: int, waiting: Iterator[int], free: int
-) -> list[_Game]:
-    """Begin the next ``free`` games, or as many as are left."""
-    games = []
-    for _, number in zip(range(free), waiting, strict=False):
-        simulator = world.open(1, training=False, first=number)
-        observation = simulator.reset(derive_seed(seed, "evaluation")).observation
-        games.append(_Game(number, simulator, observation, policy.initial_memory(1)))
-    return games
+def _begin(world: SimulatorWorld, policy: Policy, seed: int, number: int, picture: bool = False) -> _Game:
+    simulator = world.open(1, training=False, first=number, picture=picture)
+    observation = simulator.reset(derive_seed(seed, "evaluation")).observation
+    return _Game(number, simulator, observation, policy.initial_memory(1))
 
 
-def _act(policy: Policy, games: list[_Game], generator: torch.Generator, device: torch.device) -> Tensor:
-    """Greedy actions [n] or [n, D], on the host; updates every game's memory."""
+@torch.no_grad()
+def _act(policy: Policy, games: list[_Game], generator: torch.Generator) -> Tensor:
+    """Greedy actions [n] or [n, D]; updates every game's memory."""
     memories = [game.memory for game in games if game.memory is not None]
-    with torch.no_grad():
-        chosen = policy.act(
-            torch.cat([game.observation for game in games]).to(device),
-            torch.cat(memories) if memories else None,
-            torch.tensor([game.first for game in games], device=device),
-            generator,
-            greedy=True,
-        )
+    chosen = policy.act(
+        torch.cat([game.observation for game in games]),
+        torch.cat(memories) if memories else None,
+        torch.tensor([game.first for game in games]),
+        generator,
+        greedy=True,
+    )
     for i, game in enumerate(games):
         game.memory = None if chosen.memory is None else chosen.memory[i : i + 1]
-    return chosen.action.cpu()
-
-
-def _step(games: list[_Game], action: Tensor, played: list[Episode | None]) -> None:
-    """Step these games at the same time; note the games that ended, and close theirs."""
-    for i, game in enumerate(games):
-        game.simulator.send(action[i : i + 1])
-    for game in games:
-        step = game.simulator.receive()
-        game.observation, game.first = step.observation, False
-        if step.episodes:
-            played[game.number] = step.episodes[0]
-            game.simulator.close()
+    return chosen.action

@@ -19,14 +19,14 @@ _COHERENCE_DOCUMENTS = 20_000
 
 @dataclass(frozen=True)
 class HeldOutDocuments(Evaluation):
-    """Perplexities of the test documents, and how coherent and different the topics are (docs/metrics.md)."""
+    """Perplexities of the test documents, and coherence and diversity of the topics (docs/metrics.md)."""
 
-    further: ClassVar[str] = "topics show"
+    next_command: ClassVar[str] = "topics show"
     curves: ClassVar[tuple[Curve, ...]] = (
         Curve(
             "perplexity",
             "Perplexity",
-            "perplexity of documents kept back",
+            "perplexity of held-out documents",
             "By document completion; lower is better.",
             lower_is_better=True,
         ),
@@ -34,10 +34,10 @@ class HeldOutDocuments(Evaluation):
 
     def evaluate(self, learner: ConjugateLearner[Topics], context: EvalContext) -> dict[str, Any]:
         train, _, test = cast(DataSet, context.world).divided()
-        topics, prior = learner.found(), cast(LatentTopics, learner.model).prior
-        some = train.select(range(min(len(train), _COHERENCE_DOCUMENTS)))
+        topics, prior = learner.estimate(), cast(LatentTopics, learner.model).prior
+        sample = train.select(range(min(len(train), _COHERENCE_DOCUMENTS)))
         return perplexities(topics, prior, test.select(range(len(test)))) | {
-            "coherence": float(topics.coherence(some).mean()),
+            "coherence": float(topics.coherence(sample).mean()),
             "diversity": topics.diversity(),
         }
 
@@ -55,14 +55,14 @@ class HeldOutRows(Evaluation):
         Curve(
             "log_likelihood",
             "Log-likelihood",
-            "log-likelihood of rows kept back (nats)",
+            "log-likelihood of held-out rows (nats)",
             "Higher is better.",
             digits=3,
         ),
     )
 
     def evaluate(self, learner: ConjugateLearner[Mixture], context: EvalContext) -> dict[str, Any]:
-        mixture, (_, _, test) = learner.found(), cast(DataSet, context.world).divided()
+        mixture, (_, _, test) = learner.estimate(), cast(DataSet, context.world).divided()
         figures: dict[str, Any] = {
             "test_rows": len(test),
             "log_likelihood": None,
@@ -85,11 +85,11 @@ class HeldOutRows(Evaluation):
 def perplexities(
     topics: Topics, prior: float, documents: Corpus | RemappedCorpus, seed: int = 0
 ) -> dict[str, Any]:
-    """Perplexities of ``documents``, each by its name; None where there are fewer than two words."""
-    nothing = {"test_documents": len(documents), "perplexity": None, "perplexity_bound": None}
+    """Perplexities of ``documents`` by name; None if they have fewer than two words."""
+    figures = {"test_documents": len(documents), "perplexity": None, "perplexity_bound": None}
     if documents.tokens < 2:
-        return nothing
-    return nothing | {
+        return figures
+    return figures | {
         "perplexity": topics.completion_perplexity(documents, seed=seed),
         "perplexity_bound": topics.bound_perplexity(documents),
         "perplexity_bound_full": topics.full_bound_perplexity(documents, prior=prior),

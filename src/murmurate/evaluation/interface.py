@@ -31,7 +31,7 @@ class EvalContext:
 class Curve:
     """A metric recorded in training, and how the report draws it and the console prints it.
 
-    label: of its axis. text: a sentence below the title. digits: after the point, on the console.
+    label: of the axis. text: a sentence below the title. digits: decimal places on the console.
     """
 
     metric: str
@@ -45,28 +45,27 @@ class Curve:
 class Evaluation(Protocol):
     """A frozen dataclass, part of a Run; its fields are options of the run, without a prefix.
 
-    further: the command that shows more, which is printed at the end of a run with its folder.
+    next_command: the command that shows more, which the end of a run suggests, with its folder.
     curves: what the report draws of the run's progress, in place of the returns of episodes.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
-    further: ClassVar[str] = "report"
+    next_command: ClassVar[str] = "report"
     curves: ClassVar[tuple[Curve, ...]] = ()
 
     def check(self) -> None:
-        """Raise Refusal for values that make no sense."""
+        """Raise Refusal for values out of range."""
         return None
 
     def evaluate(self, learner: Any, context: EvalContext) -> dict[str, Any]:
-        """Figures by name, as plain values: they go into ``summary.json`` and are what ``murmurate eval
-        --json`` prints."""
+        """Figures by name, as plain values, for ``summary.json`` and ``murmurate eval --json``."""
         ...
 
     def sentence(self, figures: Mapping[str, Any]) -> str:
-        """The figures for the console; empty if they are not there."""
+        """The figures as a sentence for the console; empty if they are missing."""
         ...
 
-    def film(self, learner: Any, context: EvalContext) -> Any:
+    def video(self, learner: Any, context: EvalContext) -> Any:
         """Frames [n, H, W, 3] uint8 of one greedy episode; None where the world cannot be drawn."""
         return None
 

@@ -1,4 +1,4 @@
-"""Fabrics: what members exchange vectors through. Each package, or file, holds one."""
+"""Fabrics, through which members exchange vectors. Each package, or file, holds one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import ModuleType
 
 
 def fabrics() -> dict[str, ModuleType]:
-    """By name: the modules that can start members on a fabric of theirs (``run_members``)."""
+    """By name: the modules whose ``run_members`` starts members on their fabric."""
     found = {}
     for entry in pkgutil.iter_modules(__path__):
         name = f"{__name__}.{entry.name}"

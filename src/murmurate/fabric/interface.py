@@ -1,8 +1,8 @@
-"""What strategies may ask of a fabric: four small protocols, two kinds of message.
+"""The interface between strategies and fabrics: four small protocols, two kinds of message.
 
-*State* (a register) is newest-wins and never blocks; a *delta* (mail) is delivered once each. Every
-wait has a deadline, and every deadline an outcome that the caller names. A dead peer means "stale",
-never "hang".
+*State* (a register) is newest-wins and never blocks; each *delta* (mail) is delivered once. Every wait has a
+deadline, and every deadline an outcome that the caller chooses. With a dead peer, values become stale, and no
+call hangs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 class Capability(enum.Enum):
-    """What a strategy may need, and a fabric may offer."""
+    """A protocol that a strategy needs, or a fabric offers."""
 
     COLLECTIVE = "collective"
     MAIL = "mail"
@@ -28,8 +28,8 @@ class Capability(enum.Enum):
 
 @dataclass
 class Traffic:
-    """What went through a channel at this member: bytes copied in and out, seconds spent waiting, and
-    messages of or to a incarnation that is over, which were not taken."""
+    """Counts of one channel at this member: bytes copied in and out, seconds spent waiting, and messages that
+    were refused because the incarnation of one end was over."""
 
     bytes: int = 0
     waiting_seconds: float = 0.0
@@ -37,7 +37,7 @@ class Traffic:
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """Count the time that is spent within as waiting."""
+        """Count the time spent within as waiting."""
         start = time.monotonic()
         try:
             yield
@@ -46,11 +46,10 @@ class Traffic:
 
 
 class Message(NamedTuple):
-    """One delta as it arrived.
+    """A delta that arrived.
 
-    sender: its rank. x: [N], or as many as were sent; the receiver's to keep. note: a number that travels
-    with it: the version that a delta was made from, a push-sum weight, a round. Whole numbers up to 2**53
-    arrive exactly.
+    sender: its rank. x: [N], or fewer if fewer were sent; the receiver may keep it. note: a number sent with
+    it: the version that a delta was made from, a push-sum weight, a round. Integers up to 2**53 are exact.
     """
 
     sender: int
@@ -59,7 +58,7 @@ class Message(NamedTuple):
 
 
 class FabricError(RuntimeError):
-    """Something between replicas went wrong; the message names the culprit and the remedy."""
+    """Communication between members failed; the message names the member and the remedy."""
 
 
 def ranks_within(rank: int, parts: int) -> range:
@@ -72,14 +71,14 @@ def ranks_within(rank: int, parts: int) -> range:
 
 
 def ranks_across(rank: int, parts: int, size: int) -> range:
-    """The ranks that hold the same part as ``rank`` does, in each of the size / parts replicas."""
+    """The ranks of the same part as ``rank``'s, in each of the size / parts replicas."""
     return range(rank % parts, size, parts)
 
 
 def checked_group(members: Sequence[int] | None, rank: int, size: int) -> tuple[int, ...]:
-    """The ranks of a fabric of ``size`` that share a channel of ``rank``; None stands for all.
+    """The ranks that share a channel of ``rank``, in a fabric of ``size``; None stands for all.
 
-    Raises ValueError for ranks that there are not, that are not ascending, or without ``rank``.
+    Raises ValueError for ranks that do not exist, are not ascending, or do not include ``rank``.
     """
     group = tuple(range(size)) if members is None else tuple(members)
     if list(group) != sorted(set(group)) or not set(group) <= set(range(size)):
@@ -90,23 +89,23 @@ def checked_group(members: Sequence[int] | None, rank: int, size: int) -> tuple[
 
 
 def checked_rank(rank: int, size: int) -> int:
-    """Raises ValueError for a rank that no member of a channel of ``size`` has."""
+    """``rank`` itself; raises ValueError if it is not a rank among ``size``."""
     if not 0 <= rank < size:
         raise ValueError(f"There is no rank {rank} among {size}: use 0..{size - 1}.")
     return rank
 
 
 def check_shape(channel: str, shape: Sequence[int], x: Tensor) -> None:
-    """Raises ValueError for a vector that a channel for ``shape`` does not carry."""
+    """Raises ValueError for a vector of another shape than the channel's."""
     if x.shape != tuple(shape):
         raise ValueError(
-            f"Channel '{channel}' is for {list(shape)}, this is {list(x.shape)}. Make a channel of its own "
+            f"Channel '{channel}' is for {list(shape)}, this is {list(x.shape)}. Make another channel "
             "for it: fabric.channel(name, like); a script's mean and gather take any shape."
         )
 
 
 class Members(Protocol):
-    """Who takes part: rank, size at the start, and who is alive now."""
+    """The members: own rank, number at the start, and which are alive now."""
 
     @property
     def rank(self) -> int: ...
@@ -119,13 +118,13 @@ class Members(Protocol):
 
 @runtime_checkable
 class Collective(Protocol):
-    """Matched calls by all living members. A member that dies is left out and the rest re-weighted."""
+    """Matched calls by all living members. A dead member is left out, and means are over the rest."""
 
     def mean_(self, x: Tensor) -> int:
-        """Replace ``x`` [N] by its mean over the living; return how many took part.
+        """Replace ``x`` [N] by its mean over the living members; return how many took part.
 
-        Bitwise the same on every member, and the identity with one. Raises ``FabricError`` naming
-        the silent members when a living one does not come before the deadline.
+        The same bits on every member, and the identity with one. Raises ``FabricError`` naming the silent
+        members when a living one does not take part before the deadline.
         """
         ...
 
@@ -148,8 +147,8 @@ class Mail(Protocol):
         """Queue a copy of ``x`` [n], n <= N; False if the queue stayed full up to the deadline or ``to`` is
         dead.
 
-        A shorter message arrives as it is: it is not compressed, as nobody knows what its numbers are.
-        Without a deadline the fabric's own holds; 0 never waits.
+        A message of fewer than N numbers is never compressed. Without a deadline the fabric's own applies; 0
+        never waits.
         """
         ...
 
@@ -164,10 +163,10 @@ class Mail(Protocol):
 
 @runtime_checkable
 class Register(Protocol):
-    """State: one slot a publisher, newest wins, nobody ever waits, nobody ever sees a torn vector."""
+    """State: one slot for each publisher; the newest version wins, no call blocks, no vector is torn."""
 
     def publish(self, x: Tensor) -> int:
-        """Make a copy of ``x`` [N] what peers see from now on; return its version (from 1 up)."""
+        """Show peers a copy of ``x`` [N] from now on; return its version (from 1 up)."""
         ...
 
     def version(self, peer: int) -> int:
@@ -175,38 +174,38 @@ class Register(Protocol):
         ...
 
     def peek(self, peer: int) -> tuple[Tensor, int]:
-        """(newest vector of ``peer``, its version), a whole one, without copying.
+        """(newest vector of ``peer``, its version), without a copy.
 
-        The tensor is read-only by contract and stays unchanged until this member's next ``peek`` of
-        the same peer. Raises ``FabricError`` if the peer has published nothing yet.
+        The tensor must not be written to, and stays unchanged until this member's next ``peek`` of the same
+        peer. Raises ``FabricError`` if the peer has published nothing yet.
         """
         ...
 
     def wait_newer(self, peers: Sequence[int], seen: Sequence[int], deadline_seconds: float) -> bool:
-        """Wait until every living one of ``peers`` has a version above ``seen``; False at the deadline."""
+        """Wait until all living ``peers`` have versions above those ``seen``; False at the deadline."""
         ...
 
 
 @runtime_checkable
 class SharedMemory(Protocol):
-    """One host: memory that all members see at once, without any locking."""
+    """Memory that all members, on one host, read and write without locks."""
 
     def shared(self, key: str, like: Tensor) -> Tensor:
         """A tensor shaped like ``like`` that all members share.
 
-        It starts with the lowest living rank's ``like``; that member must not be the last to call.
+        It starts with the values of the lowest living rank's ``like``; that member must not call last.
         """
         ...
 
 
 class Channel(Members, Collective, Mail, Register, SharedMemory, Protocol):
-    """One channel of a fabric: what one replica's strategy talks through.
+    """One channel of a fabric, through which the strategies of one replicated vector communicate.
 
-    All ranks that go in or out of a channel are positions among its members, from 0 to ``size - 1``: of the
-    channel of a group as of one of everybody. So a strategy need not know which of the two it has.
+    All ranks in a channel's interface are positions among its members, from 0 to ``size - 1``, whether these
+    are all members of the fabric or a group: a strategy need not know.
 
-    ``capabilities`` says which of the four protocols really work here; the verbs of the others raise
-    ``FabricError``. The start of a run compares it with ``Strategy.needs``, so a strategy never has to.
+    ``capabilities``: which of the four protocols work here; the methods of the others raise ``FabricError``.
+    The start of a run compares them with ``Strategy.needs``, so a strategy never has to.
     """
 
     @property
@@ -214,30 +213,25 @@ class Channel(Members, Collective, Mail, Register, SharedMemory, Protocol):
     @property
     def traffic(self) -> Traffic: ...
     def has_lost(self, rank: int) -> bool:
-        """Whether there is no hope of ``rank``: dead, or out of reach for longer than any deadline.
+        """Whether ``rank`` is dead, or out of reach for longer than any deadline.
 
-        A member behind a cut link is not among the living, but what was sent to it will still arrive.
+        A member whose connection is cut is not in ``living``, but messages sent to it will still arrive.
         """
         ...
 
 
-class Fabric(Protocol):
-    """What one member sees of a fabric; makes one channel per replicated vector."""
+class Fabric(Members, Protocol):
+    """One member's view of a fabric; makes one channel for each replicated vector."""
 
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    def living(self) -> Sequence[int]: ...
     @property
     def capabilities(self) -> frozenset[Capability]: ...
     def channel(self, name: str, like: Tensor, members: Sequence[int] | None = None) -> Channel:
         """A channel for vectors shaped like ``like`` [N], among all members or a group of them.
 
-        members: the group's ranks in this fabric, ascending; None for everybody. Only they make the channel,
-            whenever they like; its ``rank`` and ``size`` are the position in the group and how many these
-            are. Channels of different groups may bear one name.
-        All members make the channels of everybody in one order.
-        Raises ValueError for a group that the caller is not in, or of ranks that there are not.
+        members: the group's ranks in this fabric, ascending; None for all. Only they make the channel, at any
+            time; its ``rank`` and ``size`` are the position in the group and the size of the group. Channels
+            of different groups may have the same name.
+        All members make the channels of the whole fabric in the same order.
+        Raises ValueError for a group without the caller, or with ranks that do not exist.
         """
         ...

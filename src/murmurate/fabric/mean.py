@@ -1,4 +1,4 @@
-"""The mean that does not depend on who computes it."""
+"""A mean with the same bits whichever member computes it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from torch import Tensor
 
 
-def ordered_mean(given: Mapping[int, Tensor]) -> Tensor:
-    """The mean of equally shaped vectors; summed by ascending rank, so whoever asks gets the same bits."""
-    first, *rest = (given[rank] for rank in sorted(given))
+def ordered_mean(vectors: Mapping[int, Tensor]) -> Tensor:
+    """The mean of equally shaped vectors by rank, summed in the order of ranks."""
+    first, *rest = (vectors[rank] for rank in sorted(vectors))
     total = first.clone()
     for x in rest:
         total += x.to(total.device)
-    return total.div_(len(given)) if rest else total
+    return total.div_(len(vectors)) if rest else total

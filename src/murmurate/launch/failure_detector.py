@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from murmurate.fabric.processes.run_state import HandOver
+from murmurate.fabric.processes.run_state import TransferRequest
 from murmurate.fabric.processes.spawn import WorkerProcess, WorkerProcesses
 from murmurate.training.coordinator import Coordinator
 
@@ -65,7 +65,7 @@ class FailureDetector:
         self._polled_at = clock()
         self._restarts: Counter[int] = Counter()
         self._rejoins: Counter[int] = Counter()
-        self._request: HandOver | None = None
+        self._request: TransferRequest | None = None
         self._deaths = 0
         self._deaths_when_asked = 0
 
@@ -189,9 +189,9 @@ class FailureDetector:
     def _request_transfer(self, joiner: int, donor: int) -> None:
         self.coordinator.is_admitting = True
         self._deaths_when_asked = self._deaths
-        self._request = self.run_state.ask_hand_over(joiner, donor)
+        self._request = self.run_state.request_transfer(joiner, donor)
 
-    def _follow(self, request: HandOver) -> None:
+    def _follow(self, request: TransferRequest) -> None:
         if self.run_state.has_entered(request.joiner):
             self.coordinator.joined(request.joiner, request.donor)
             self._forget()
@@ -199,7 +199,7 @@ class FailureDetector:
         joiner = self.workers.by_rank[request.joiner]
         if self._heartbeats[request.joiner].silent and not joiner.killed_because:
             joiner.kill("retried")  # while it is joining, no checkpoint is made
-        if self.run_state.has_given(request.donor, request.number):
+        if self.run_state.has_transferred(request.donor, request.number):
             return
         if self.run.strategy.synchronous:
             # the others may have admitted the joiner already and wait for it, while it waits for a dead donor

@@ -1,7 +1,7 @@
-"""Shared memory for processes without a common parent: one of them creates it, and offers it to the others.
+"""Shared memory for processes without a common parent: one creates it, and offers it to the others.
 
-The memory file has no name; processes of the same host open it through the owner's ``/proc`` entry and check
-a mark in it. So ranks share memory exactly where they can, whatever the names of hosts and containers.
+The memory file has no path; processes of the same host open it through the owner's ``/proc`` entry and check
+a mark in it. So ranks share memory wherever that works, whatever the names of hosts and containers.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from murmurate.fabric.processes.shared_memory import SharedMemoryFile
-
-_MEMORY = "/memfd:murmurate (deleted)"
+from murmurate.fabric.processes.shared_memory import MEMORY_NAME, SharedMemoryFile, open_memory
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Offer:
-    """Where a file of shared memory can be opened, and the mark in it; ``descriptor`` is -1 if it cannot."""
+    """Where a shared-memory file can be opened, and the mark in it; ``descriptor`` is -1 if it cannot."""
 
     host: str
     pid: int
@@ -64,16 +62,20 @@ def lend(memory_file: SharedMemoryFile) -> Offer:
     """Offer ``memory_file``, of which no region was taken yet, to the other processes of this host."""
     mark = secrets.randbits(62) + 1
     memory_file.counters("mark", (1,))[0] = mark
-    lent = _is_memory(os.getpid(), memory_file.descriptor)
-    return Offer(this_host(), os.getpid(), memory_file.descriptor if lent else -1, mark)
+    try:
+        os.close(open_memory(os.getpid(), memory_file.descriptor, MEMORY_NAME))
+        descriptor = memory_file.descriptor
+    except OSError:  # no memfd, or no /proc
+        descriptor = -1
+    return Offer(this_host(), os.getpid(), descriptor, mark)
 
 
 def borrow(offer: Offer) -> SharedMemoryFile | None:
     """The shared memory of ``offer``, its mark taken; None if this process cannot have it."""
-    if offer.host != this_host() or not _is_memory(offer.pid, offer.descriptor):
+    if offer.host != this_host():
         return None
     try:
-        descriptor = os.open(f"/proc/{offer.pid}/fd/{offer.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        descriptor = open_memory(offer.pid, offer.descriptor, MEMORY_NAME)
     except OSError:
         return None
     memory_file = SharedMemoryFile(descriptor)
@@ -81,11 +83,3 @@ def borrow(offer: Offer) -> SharedMemoryFile | None:
         memory_file.close()
         return None
     return memory_file
-
-
-def _is_memory(pid: int, descriptor: int) -> bool:
-    """Checked before it is opened: a descriptor of that number may be anything, a terminal for example."""
-    try:
-        return os.readlink(f"/proc/{pid}/fd/{descriptor}") == _MEMORY
-    except OSError:
-        return False

@@ -72,40 +72,25 @@ def _watch(workers: WorkerProcesses, coordinator: Coordinator, detector: Failure
         coordinator.poll()
         detector.poll()
         if ending.is_overdue():
-            _kill_late(workers.alive, coordinator)
-
-
-def _kill_late(late: list[WorkerProcess], coordinator: Coordinator) -> None:
-    """Those that do not stop hold up what the others have to save; after them, those that do not save.
-
-    Raises RunFailed if no replica has stopped: which one holds up the others cannot be seen from here.
-    """
-    run_state = coordinator.run_state
-    unfinished = [worker for worker in late if not run_state.has_finished(worker.rank)]
-    if not any(run_state.has_finished(rank) for rank in range(run_state.size)):
-        raise RunFailed(shutdown.none_stopped())
-    # the centre ends after the replicas, as it waits for all that are not known to be dead
-    replicas = [worker for worker in unfinished if worker.rank < coordinator.run.replicas]
-    for worker in replicas or unfinished or late:
-        shutdown.report_killed(coordinator, worker.rank)
-        worker.kill()
+            for rank in shutdown.members_to_kill(coordinator, [worker.rank for worker in workers.alive]):
+                workers.by_rank[rank].kill()
 
 
 def _take_end(worker: WorkerProcess, coordinator: Coordinator, detector: FailureDetector) -> None:
-    found, rank = worker.exit, worker.rank
-    if found is None or found.how == FINISHED:
+    end, rank = worker.exit, worker.rank
+    if end is None or end.how == FINISHED:
         return
     joining = worker.joins and not coordinator.run_state.has_entered(rank)
-    if found.how == REFUSED and not joining:
-        raise Refusal(found.error)
-    if found.how in (DIED, LATE) or joining:  # a joiner that fails does not end the others
-        over = found.how == LATE or worker.killed_because == OVER
+    if end.how == REFUSED and not joining:
+        raise Refusal(end.error)
+    if end.how in (DIED, LATE) or joining:  # a joiner that fails does not end the others
+        over = end.how == LATE or worker.killed_because == OVER
         if not (over and joining) or coordinator.run_state.is_alive(rank):
-            error = "" if found.how in (DIED, LATE) else found.error
-            coordinator.died(rank, found.error or "too late to join", error)
+            error = "" if end.how in (DIED, LATE) else end.error
+            coordinator.died(rank, end.error or "too late to join", error)
         detector.died(worker)
         return
-    raise coordinator.failed(rank, found.error)
+    raise coordinator.failed(rank, end.error)
 
 
 def _finish(coordinator: Coordinator) -> None:

@@ -1,4 +1,4 @@
-"""What the fork server imports for all roles. What cannot be imported the launcher refuses, in a sentence."""
+"""Imported by the fork server for all workers. An import that fails here is reported by the launcher."""
 
 import contextlib
 import importlib

@@ -213,11 +213,12 @@ class RayJob:
             if not self.coordinator.is_due:
                 self._poll_replacements()
             if ending.is_overdue():
-                self._kill_late()
+                for rank in shutdown.members_to_kill(self.coordinator, sorted(self.awaited.values())):
+                    self.ray.kill(self.actors[rank])
 
     def _take_end(self, rank: int, end: Any) -> None:
         try:
-            found = self.ray.get(end)
+            result = self.ray.get(end)
         except self.ray.exceptions.RayActorError as error:
             del self.actors[rank], self.workers[rank]
             self.coordinator.died(rank, first_line(error))
@@ -225,10 +226,10 @@ class RayJob:
             return
         except self.ray.exceptions.RayError as error:
             raise self.coordinator.failed(rank, first_line(error)) from error
-        if found.how == REFUSED:
-            raise Refusal(found.error)
-        if found.how != FINISHED:
-            raise self.coordinator.failed(rank, found.error)
+        if result.how == REFUSED:
+            raise Refusal(result.error)
+        if result.how != FINISHED:
+            raise self.coordinator.failed(rank, result.error)
 
     def _replace(self, rank: int) -> None:
         """Request another actor from Ray, but not for a centre, whose state no peer has."""
@@ -256,18 +257,6 @@ class RayJob:
         except self.ray.exceptions.RayError:
             return False
         return True
-
-    def _kill_late(self) -> None:
-        """As the local launcher does: those that hold up the others first, then those that do not save."""
-        late = sorted(self.awaited.values())
-        run_state = self.coordinator.run_state
-        if not any(run_state.has_finished(rank) for rank in range(run_state.size)):
-            raise RunFailed(shutdown.none_stopped())
-        unfinished = [rank for rank in late if not run_state.has_finished(rank)]
-        # the centre ends after the replicas, as it waits for all that are not known to be dead
-        for rank in [rank for rank in unfinished if rank < self.run.replicas] or unfinished or late:
-            shutdown.report_killed(self.coordinator, rank)
-            self.ray.kill(self.actors[rank])
 
     # -- actors
 

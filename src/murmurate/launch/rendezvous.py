@@ -82,19 +82,6 @@ class RankInfo:
     shares: bool
 
 
-@dataclass(frozen=True)
-class Announcement:
-    """The leader's announcement to the others, with the nonces that they registered with, by rank."""
-
-    nonces: dict[str, str]
-    spec: JobSpec
-
-    @classmethod
-    def loads(cls, text: bytes) -> Announcement:
-        plain = json.loads(text)
-        return cls(plain["nonces"], JobSpec.restored(plain["spec"]))
-
-
 class Rendezvous:
     """This process among the ranks of its group."""
 
@@ -153,8 +140,9 @@ class Rendezvous:
         return self.offer.descriptor >= 0 and all(o.shares for o in self.others.values())
 
     def announce(self, spec: JobSpec) -> None:
+        # each rank recognizes by its nonce that the job is for its present start
         nonces = {str(rank): other.nonce for rank, other in self.others.items()}
-        announcement = dataclasses.asdict(Announcement(nonces, spec))
+        announcement = {"nonces": nonces, "spec": dataclasses.asdict(spec)}
         self.store.set("announcement", json.dumps(announcement, default=str))  # a path as its name
 
     def dismiss(self, code: int, deadline_seconds: float = 5.0) -> None:
@@ -184,9 +172,9 @@ class Rendezvous:
                     self.epoch = current
                     self._register(nonce)
                 if self.store.check(["announcement"]):
-                    announced = Announcement.loads(self.store.get("announcement"))
-                    if announced.nonces.get(str(self.environment.rank)) == nonce:
-                        return announced.spec
+                    announced = json.loads(self.store.get("announcement"))
+                    if announced["nonces"].get(str(self.environment.rank)) == nonce:
+                        return JobSpec.restored(announced["spec"])
                 if self.store.check(["refused"]):
                     raise Refusal("rank 0 refused to start; see its output")
             if time.monotonic() > until:

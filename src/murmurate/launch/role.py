@@ -24,7 +24,7 @@ from murmurate.fabric.processes.spawn import (
     Exit,
     Worker,
     describe,
-    leave,
+    exit_now,
     take_signals,
 )
 from murmurate.replica.clipping import NotFinite
@@ -117,7 +117,7 @@ def leave_unless_stopping(run_state: RunState) -> None:
 
     def decide() -> None:
         if not run_state.stop_requested:
-            leave(128 + signal.SIGTERM)
+            exit_now(128 + signal.SIGTERM)
 
     timer = threading.Timer(_STOP_SECONDS, decide)
     timer.daemon = True

@@ -1,4 +1,4 @@
-"""Start a script of one's own as several replicas: ``murmurate.run(main, replicas=4, strategy="gala")``."""
+"""Run a user's own script as several replicas: ``murmurate.run(main, replicas=4, strategy="gala")``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import IO, Any, Literal
 
 import torch
 
-# the first optimizer of a process imports this, for 1.6 s: here the fork server does, once for all members
+# imported by a process's first optimizer, in 1.6 s: here the fork server imports it once for all members
 import torch._dynamo
 
 from murmurate.errors import Refusal, RunFailed
@@ -44,11 +44,11 @@ from murmurate.strategies.interface import Strategy
 
 Main = Callable[[OwnLoop], Any]
 _PRELOADED = ("murmurate.launch.script",)
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class ScriptSettings:
     """The settings of ``murmurate.run`` that all members share."""
 
     main: Main
@@ -67,7 +67,7 @@ class Plan:
         return self.replicas + self.strategy.centre
 
     def run_member(self, fabric: Fabric) -> Any:
-        """What the member behind ``fabric`` does; None for a centre."""
+        """Run ``main`` as the member behind ``fabric``; None for a centre."""
         loop = OwnLoop(
             self.strategy,
             fabric,
@@ -96,24 +96,23 @@ def run(
     threads: int = 1,
     deadline_seconds: float = 60.0,
 ) -> list[Any]:
-    """Run ``main(replicator)`` once a replica, and return what each returned, by rank.
+    """Run ``main(replicator)`` as each replica, and return their results, by rank.
 
-    Call it under ``if __name__ == "__main__":``, for each process imports the script again.
+    Call it under ``if __name__ == "__main__":``, as each process imports the script again.
 
     Args:
-        main: takes an ``OwnLoop``; stands at module level (a process of its own imports it by name).
-        strategy: a name, or a strategy with hyper-parameters of one's own. One with a centre gets one more
-            member.
+        main: takes an ``OwnLoop``; a function at module level, as other processes import it by name.
+        strategy: a name, or a strategy with other hyper-parameters. One with a centre gets one more member.
         launcher: "local" gives each member a process on this host; "inline" a thread of this one, one running
             at a time in an order drawn from ``seed``: repeatable, and breakpoints work.
         workers, collectives: see ``OwnLoop``.
         devices: of each replica, cycled over the replicas; a sequence of them for a model-parallel one.
-        output: "main" keeps what the first replica prints, and errors; "all" marks lines by their rank.
-        threads: torch's, in each process.
+        output: "main" prints the first replica's output, and errors; "all" that of all, marked by rank.
+        threads: of torch in each process.
         deadline_seconds: how long a collective waits for a silent member.
 
-    A member that raises ends them all: RunFailed carries its traceback, Refusal its words. A process that is
-    killed is ``Died`` in the result, and the others go on as their strategy says; RunFailed if all are.
+    A member that raises ends them all: RunFailed carries its traceback, Refusal its message. A process that
+    is killed is ``Died`` in the result, and the others go on as their strategy does; RunFailed if all are.
     """
     kind = strategy_by_name(strategy)() if isinstance(strategy, str) else strategy
     own = tuple((d,) if isinstance(d, str) else tuple(d) for d in devices)
@@ -121,107 +120,105 @@ def run(
     if collectives:
         check_common_rounds(kind, "collectives")
     if replicas < 1:
-        raise Refusal(f"{replicas} replicas are none: use at least 1")
+        raise Refusal(f"replicas is {replicas}: use at least 1")
     kind.check(replicas)
-    plan = Plan(
+    settings = ScriptSettings(
         main, kind, replicas, seed, workers, own, collectives, output, threads, deadline_seconds
     )  # fmt: skip
     if launcher == "inline":
-        return _inline(plan)
+        return _inline(settings)
     if launcher == "local":
-        return _local(plan)
+        return _local(settings)
     raise Refusal(f"there is no launcher '{launcher}' for scripts: use local or inline")
 
 
-def _inline(plan: Plan) -> list[Any]:
-    fabric = SimulatedFabric(plan.members, plan.seed, keep_log=False, contexts="threads")
+def _inline(settings: ScriptSettings) -> list[Any]:
+    fabric = SimulatedFabric(settings.members, settings.seed, keep_log=False, coroutines="threads")
 
     def run_member(fabric: Fabric) -> Any:
         try:
-            return plan.run_member(fabric)
+            return settings.run_member(fabric)
         except Refusal:
             raise
         except Exception as error:
             raise RunFailed(_failure(fabric.rank, Exit.failed(error))) from error
 
-    return fabric.run([run_member] * plan.members)[: plan.replicas]
+    return fabric.run([run_member] * settings.members)[: settings.replicas]
 
 
 # -- processes ----------------------------------------------------------------------------------------
 
 
-def _local(plan: Plan) -> list[Any]:
+def _local(settings: ScriptSettings) -> list[Any]:
     if getattr(multiprocessing.process.current_process(), "_inheriting", False):
         raise Refusal(
             "each process imports the script, and this one started replicas while it was imported. Put "
             "murmurate.run(...) under: if __name__ == '__main__':"
         )
     try:
-        pickle.dumps(plan)
+        pickle.dumps(settings)
     except Exception as error:
         raise Refusal(
             f"the script's main cannot be sent to a process ({error}). Let it be a function at module level, "
             "or use launcher='inline'."
         ) from error
     sys.stdout.flush()
-    with WorkerProcesses(plan.members, _PRELOADED) as workers:
-        for rank in range(plan.members):
-            workers.start(rank, functools.partial(_live, plan))
-        return _collect(plan, workers)
+    with WorkerProcesses(settings.members, _PRELOADED) as workers:
+        for rank in range(settings.members):
+            workers.start(rank, functools.partial(_run_worker, settings))
+        return _collect(settings, workers)
 
 
-def _collect(plan: Plan, workers: WorkerProcesses) -> list[Any]:
-    """Take results in as they come; the first worker that failed ends the rest, one that is killed is left
-    out. Once one has finished, a worker that is stopped and does not go on is killed; so is a centre that
-    outlives all replicas."""
+def _collect(settings: ScriptSettings, workers: WorkerProcesses) -> list[Any]:
+    """Collect results as they arrive; the first worker that fails ends the rest, one that is killed is left
+    out. Once one has finished, a worker that stays stopped is killed; so is a centre that outlives all
+    replicas."""
     results: dict[int, Any] = {}
-    idle: Counter[int] = Counter()  # looks in a row at which a worker was of no use
+    idle: Counter[int] = Counter()  # polls in a row at which a worker was idle
     while workers.alive:
-        ended = workers.wait(_LOOK_SECONDS)
+        ended = workers.wait(_POLL_SECONDS)
         for worker in workers.alive if results and not ended else ():
-            alone = worker.rank >= plan.replicas and len(workers.alive) == 1
+            alone = worker.rank >= settings.replicas and len(workers.alive) == 1
             idle[worker.rank] = idle[worker.rank] + 1 if alone or worker.is_stopped else 0
-            if idle[worker.rank] * _LOOK_SECONDS > plan.deadline_seconds:
+            if idle[worker.rank] * _POLL_SECONDS > settings.deadline_seconds:
                 worker.kill()
         for worker in ended:
             results[worker.rank] = _result(worker)
-            if isinstance(results[worker.rank], Died) or plan.strategy.common_rounds:
+            if isinstance(results[worker.rank], Died) or settings.strategy.common_rounds:
                 workers.run_state.mark_dead(worker.rank)  # the others go on without it
-    replicas = [results[rank] for rank in range(plan.replicas)]
+    replicas = [results[rank] for rank in range(settings.replicas)]
     if all(isinstance(r, Died) for r in replicas):
         codes = ", ".join(str(r.exit_code) for r in replicas)
-        raise RunFailed(
-            f"all replicas ended without a result (exit codes {codes}); see what they printed above"
-        )
+        raise RunFailed(f"all replicas ended without a result (exit codes {codes}); see their output above")
     return replicas
 
 
 def _result(worker: WorkerProcess) -> Any:
-    """What an ended worker returned. Raises Refusal and RunFailed."""
-    rank, found = worker.rank, worker.exit
-    assert found is not None
-    if found.how == REFUSED:
-        raise Refusal(found.error)
-    if found.how == FAILED:
-        raise RunFailed(_failure(rank, found))
-    if found.how == DIED:
-        print(f"murmurate: replica {rank} died ({found.error})", file=sys.stderr, flush=True)
+    """The result of an ended worker. Raises Refusal and RunFailed."""
+    rank, end = worker.rank, worker.exit
+    assert end is not None
+    if end.how == REFUSED:
+        raise Refusal(end.error)
+    if end.how == FAILED:
+        raise RunFailed(_failure(rank, end))
+    if end.how == DIED:
+        print(f"murmurate: replica {rank} died ({end.error})", file=sys.stderr, flush=True)
         return Died(rank, worker.process.exitcode)
-    return found.result
+    return end.result
 
 
-def _failure(rank: int, found: Exit) -> str:
-    return f"replica {rank} failed: {found.error}" + f"\n\n{found.trace}" * bool(found.trace)
+def _failure(rank: int, end: Exit) -> str:
+    return f"replica {rank} failed: {end.error}" + f"\n\n{end.trace}" * bool(end.trace)
 
 
-def _live(plan: Plan, worker: Worker) -> Exit:
-    """What a worker does for a script."""
+def _run_worker(settings: ScriptSettings, worker: Worker) -> Exit:
+    """The work of a worker process of a script."""
     take_signals()
-    torch.set_num_threads(plan.threads)
-    fabric = ProcessFabric(worker.memory_file, worker.run_state, worker.rank, plan.deadline_seconds)
+    torch.set_num_threads(settings.threads)
+    fabric = ProcessFabric(worker.memory_file, worker.run_state, worker.rank, settings.deadline_seconds)
     try:
-        with contextlib.redirect_stdout(_stdout(plan.output, worker.rank)):
-            result = plan.run_member(fabric)
+        with contextlib.redirect_stdout(_stdout(settings.output, worker.rank)):
+            result = settings.run_member(fabric)
     except Refusal as refusal:
         return Exit(REFUSED, str(refusal))
     worker.run_state.finished(worker.rank)
@@ -229,14 +226,14 @@ def _live(plan: Plan, worker: Worker) -> Exit:
 
 
 def _stdout(output: str, rank: int) -> IO[str] | io.TextIOBase:
-    """Where this member's prints go: nowhere, as they are, or marked by its rank."""
+    """The stream for this member's output: none, stdout, or stdout with lines marked by rank."""
     if output == "main":
         return sys.stdout if rank == 0 else open(os.devnull, "w")
     return _Marked(f"[{rank}] ")
 
 
 class _Marked(io.TextIOBase):
-    """Writes whole lines to stdout, each begun by ``mark``, so that those of several processes do not mix."""
+    """Writes whole lines to stdout, each after ``mark``, so that those of several processes do not mix."""
 
     def __init__(self, mark: str) -> None:
         self._mark, self._begun, self._out = mark, "", sys.stdout

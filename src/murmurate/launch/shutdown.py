@@ -7,8 +7,9 @@ all living replicas have finished, or those that have not send no heartbeat.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from murmurate.errors import RunFailed
 from murmurate.launch.failure_detector import CAP_SECONDS
 from murmurate.training.coordinator import Coordinator
 
@@ -17,16 +18,25 @@ ALL_DIED = "all replicas died; the last checkpoint is kept. See logs/ in the run
 _ASLEEP_SECONDS = 1.0
 
 
-def none_stopped() -> str:
-    return (
-        f"no replica stopped within {STOP_DEADLINE_SECONDS:g} s, and all were killed. "
-        "The last checkpoint is kept. See logs/ in the run folder."
-    )
+def members_to_kill(coordinator: Coordinator, late: Sequence[int]) -> Sequence[int]:
+    """Of the ``late`` members, those that delay what the others have to save; after them, those that do not
+    save. Each is recorded as an event.
 
-
-def report_killed(coordinator: Coordinator, rank: int) -> None:
-    words = f"{coordinator.name(rank)} did not stop within {STOP_DEADLINE_SECONDS:g} s and is killed"
-    coordinator.event("killed", words, member=rank)
+    Raises RunFailed if no replica has stopped: it is unknown then which one delays the others.
+    """
+    run_state = coordinator.run_state
+    if not any(run_state.has_finished(rank) for rank in range(run_state.size)):
+        raise RunFailed(
+            f"no replica stopped within {STOP_DEADLINE_SECONDS:g} s, and all were killed. "
+            "The last checkpoint is kept. See logs/ in the run folder."
+        )
+    unfinished = [rank for rank in late if not run_state.has_finished(rank)]
+    # the centre ends after the replicas, as it waits for all that are not known to be dead
+    chosen = [rank for rank in unfinished if rank < coordinator.run.replicas] or unfinished or late
+    for rank in chosen:
+        message = f"{coordinator.name(rank)} did not stop within {STOP_DEADLINE_SECONDS:g} s and is killed"
+        coordinator.event("killed", message, member=rank)
+    return chosen
 
 
 class Shutdown:

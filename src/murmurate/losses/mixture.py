@@ -1,12 +1,12 @@
 """Bayesian Gaussian mixtures: posteriors from natural parameters, and expected sufficient statistics.
 
-Bishop 2006, section 10.2; Mohamad et al., equations 38 to 47. The weights have a Dirichlet prior, each
-component's mean and precision a Normal-Wishart (full) or, for each dimension, a Normal-Gamma, which is a
-Normal-Wishart of one dimension (diagonal). Sufficient statistics of an example of a component are 1, x and
-x x'. The first is that of the weights, of the mean's precision beta and of the degrees of freedom nu alike,
-so a table has it once: a row is [count, sum of x, sum of x x'], W = 1 + D + P numbers with P = D (D + 1) / 2
-(the lower triangle) or D. Values of x are less the prior's mean. All is float64, for a scatter is a small
-difference of large numbers.
+Bishop 2006, section 10.2; Mohamad et al., equations 38 to 47. The weights have a Dirichlet prior. Each
+component's mean and precision have a Normal-Wishart prior (full covariance), or a Normal-Gamma prior for each
+dimension, which is a Normal-Wishart of one dimension (diagonal covariance). The sufficient statistics of an
+example x are 1, x and x x'. The first serves the weights, the mean's precision beta and the degrees of
+freedom nu alike. So a row of the table of statistics is [count, sum of x, sum of x x'], W = 1 + D + P numbers
+with P = D (D + 1) / 2 (the lower triangle) or D. The prior's mean is subtracted from x beforehand. All is
+float64, because a scatter matrix is a small difference of large numbers.
 """
 
 from __future__ import annotations
@@ -40,8 +40,11 @@ class Prior(NamedTuple):
 
 
 class Posterior(NamedTuple):
-    """alpha, beta, nu: [K]. mean: m [K, D]. scatter: W^-1 [K, D, D], or [K, D]; root: its Cholesky factor, or
-    its square root."""
+    """The variational posterior of K components (Bishop, equations 10.57 and 10.59).
+
+    alpha, beta, nu: [K]. mean: m [K, D]. scatter: W^-1 [K, D, D], or [K, D]. root: the Cholesky factor of
+    scatter, or its square root.
+    """
 
     alpha: Tensor
     beta: Tensor
@@ -52,14 +55,14 @@ class Posterior(NamedTuple):
 
 
 def width_of(dimensions: int, full: bool) -> int:
-    """W."""
+    """W, the numbers in a row of the table of statistics."""
     return 1 + dimensions + (dimensions * (dimensions + 1) // 2 if full else dimensions)
 
 
 def posterior(table: Tensor, prior: Prior) -> Posterior:
-    """Bishop, equations 10.58 and 10.60 to 10.63.
+    """The posterior given the expected sufficient statistics (Bishop, equations 10.58 and 10.60 to 10.63).
 
-    A reader may see a partial update of a table that others write to. Negative eigenvalues that the
+    While other replicas write to a shared table, it may be read half updated; negative eigenvalues that the
     scatter then has are set to 0.
 
     Args:
@@ -75,29 +78,25 @@ def posterior(table: Tensor, prior: Prior) -> Posterior:
     count = table[:, 0].clamp(min=0.0)
     beta = prior.precision + count
     mean = table[:, 1 : 1 + d] / beta[:, None]
-    square = _unpacked(table[:, 1 + d :], d) if prior.full else table[:, 1 + d :]
-    own = (
-        square - beta.view(-1, 1, 1) * mean[:, :, None] * mean[:, None]
-        if prior.full
-        else (square - beta[:, None] * mean.square())
-    )
-    scatter, root = _rooted(prior.scatter, own) if prior.full else _rooted_diagonal(prior.scatter, own)
+    square = _symmetric(table[:, 1 + d :], d) if prior.full else table[:, 1 + d :]
+    if prior.full:
+        spread = square - beta.view(-1, 1, 1) * mean[:, :, None] * mean[:, None]
+        scatter, root = _scatter_and_root(prior.scatter, spread)
+    else:
+        spread = square - beta[:, None] * mean.square()
+        scatter = prior.scatter + spread.clamp(min=0.0)
+        root = scatter.sqrt()
     return Posterior(prior.concentration + count, beta, prior.freedom + count, mean, scatter, root)
 
 
-def _rooted(least: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    scatter = least + own
+def _scatter_and_root(prior_scatter: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+    scatter = prior_scatter + spread
     root, failed = torch.linalg.cholesky_ex(scatter)
     if bool(failed.any()):
-        values, vectors = torch.linalg.eigh(own)
-        scatter = least + (vectors * values.clamp(min=0.0)[:, None]) @ vectors.mT
+        values, vectors = torch.linalg.eigh(spread)
+        scatter = prior_scatter + (vectors * values.clamp(min=0.0)[:, None]) @ vectors.mT
         root = torch.linalg.cholesky(scatter)
     return scatter, root
-
-
-def _rooted_diagonal(least: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    scatter = least + own.clamp(min=0.0)
-    return scatter, scatter.sqrt()
 
 
 def log_joint(x: Tensor, q: Posterior) -> Tensor:
@@ -122,21 +121,22 @@ def expected_log_precision(q: Posterior) -> Tensor:
 
 
 def distances(x: Tensor, q: Posterior) -> Tensor:
-    """[G, K] (x - m)' W (x - m)."""
-    away = x[None] - q.mean[:, None]  # [K, G, D]
+    """[G, K] squared Mahalanobis distances (x - m)' W (x - m)."""
+    difference = x[None] - q.mean[:, None]  # [K, G, D]
     if q.root.dim() == 3:
-        scaled: Tensor = torch.linalg.solve_triangular(q.root, away.mT, upper=False)
+        scaled: Tensor = torch.linalg.solve_triangular(q.root, difference.mT, upper=False)
         return scaled.square().sum(1).T
-    return (away / q.root[:, None]).square().sum(2).T
+    return (difference / q.root[:, None]).square().sum(2).T
 
 
 def statistics(x: Tensor, share: Tensor, full: bool) -> Tensor:
-    """[K, W] sum over examples of E[t] (equation 46), with ``share`` [G, K] the expected z of each."""
-    sums = share.T @ x
-    if not full:
-        return torch.cat([share.sum(0)[:, None], sums, share.T @ x.square()], 1)
-    low = torch.tril_indices(x.shape[1], x.shape[1])
-    return torch.cat([share.sum(0)[:, None], sums, share.T @ (x[:, low[0]] * x[:, low[1]])], 1)
+    """[K, W] sum over examples of E[t] (equation 46), given the responsibilities ``share`` [G, K]."""
+    if full:
+        row, column = torch.tril_indices(x.shape[1], x.shape[1])
+        products = x[:, row] * x[:, column]
+    else:
+        products = x.square()
+    return torch.cat([share.sum(0)[:, None], share.T @ x, share.T @ products], 1)
 
 
 def divergence(q: Posterior, prior: Prior) -> Tensor:
@@ -147,12 +147,12 @@ def divergence(q: Posterior, prior: Prior) -> Tensor:
     d, k = _dimensions(q), len(q.alpha)
     alpha_0, beta_0, nu_0 = prior.concentration, prior.precision, prior.freedom
     total = q.alpha.sum()
-    given = math.lgamma(k * alpha_0) - k * math.lgamma(alpha_0)
+    prior_normaliser = math.lgamma(k * alpha_0) - k * math.lgamma(alpha_0)
     log_weight = torch.digamma(q.alpha) - torch.digamma(total)
-    weights = torch.lgamma(total) - torch.lgamma(q.alpha).sum() - given
+    weights = torch.lgamma(total) - torch.lgamma(q.alpha).sum() - prior_normaliser
     weights = weights + ((q.alpha - alpha_0) * log_weight).sum()
-    moved = q.nu * distances(torch.zeros_like(q.mean[:1]), q)[0]  # the prior's mean is 0
-    means = 0.5 * (d * (beta_0 / q.beta - 1 + torch.log(q.beta / beta_0)) + beta_0 * moved)
+    shift = q.nu * distances(torch.zeros_like(q.mean[:1]), q)[0]  # from the prior's mean, which is 0
+    means = 0.5 * (d * (beta_0 / q.beta - 1 + torch.log(q.beta / beta_0)) + beta_0 * shift)
     ratio = _log_determinant(q) - _log_determinant_of(prior)
     nu_prior = torch.full_like(q.nu, nu_0)
     precisions = (
@@ -172,18 +172,17 @@ def log_predictive(x: Tensor, q: Posterior) -> Tensor:
     log_weight = torch.log(q.alpha / q.alpha.sum())
     if q.root.dim() == 3:
         freedom = q.nu + 1 - d
-        each = (
+        log_density = (
             torch.lgamma((freedom + d) / 2) - torch.lgamma(freedom / 2)
             + 0.5 * (d * torch.log(shrunk) - _log_determinant(q) - d * _LOG_PI)
             - 0.5 * (freedom + d) * torch.log1p(shrunk * distances(x, q))
         )  # fmt: skip
-        return torch.logsumexp(log_weight + each, 1)
-    apart = (x[:, None] - q.mean).square() / q.scatter  # [G, K, D]
-    one = (torch.lgamma((q.nu + 1) / 2) - torch.lgamma(q.nu / 2) + 0.5 * (torch.log(shrunk) - _LOG_PI))[
-        :, None
-    ] - 0.5 * torch.log(q.scatter)
-    each = (one - 0.5 * (q.nu[:, None] + 1) * torch.log1p(shrunk[:, None] * apart)).sum(2)
-    return torch.logsumexp(log_weight + each, 1)
+        return torch.logsumexp(log_weight + log_density, 1)
+    distance = (x[:, None] - q.mean).square() / q.scatter  # [G, K, D]
+    normaliser = torch.lgamma((q.nu + 1) / 2) - torch.lgamma(q.nu / 2) + 0.5 * (torch.log(shrunk) - _LOG_PI)
+    log_peak = normaliser[:, None] - 0.5 * torch.log(q.scatter)
+    log_density = log_peak - 0.5 * (q.nu[:, None] + 1) * torch.log1p(shrunk[:, None] * distance)
+    return torch.logsumexp(log_weight + log_density.sum(2), 1)
 
 
 # -- Wishart distributions: of D dimensions, or D of one dimension each --------------------------------------
@@ -195,8 +194,8 @@ def _dimensions(q: Posterior) -> int:
 
 def _halves(nu: Tensor, d: int, q: Posterior) -> Tensor:
     """[K, D] the arguments of a multivariate gamma function, or of D univariate ones."""
-    down = torch.arange(d, dtype=nu.dtype) if q.root.dim() == 3 else torch.zeros(d, dtype=nu.dtype)
-    return 0.5 * (nu[:, None] - down)
+    less = torch.arange(d, dtype=nu.dtype) if q.root.dim() == 3 else torch.zeros(d, dtype=nu.dtype)
+    return 0.5 * (nu[:, None] - less)
 
 
 def _digammas(nu: Tensor, d: int, q: Posterior) -> Tensor:
@@ -226,10 +225,10 @@ def _trace(q: Posterior, prior: Prior) -> Tensor:
     return (inverse * prior.scatter).sum((1, 2))
 
 
-def _unpacked(low: Tensor, d: int) -> Tensor:
-    """[K, D, D] of lower triangles [K, P]."""
+def _symmetric(triangles: Tensor, d: int) -> Tensor:
+    """[K, D, D] symmetric matrices from their lower triangles [K, P]."""
     row, column = torch.tril_indices(d, d)
-    whole = low.new_zeros(len(low), d, d)
-    whole[:, row, column] = low
-    whole[:, column, row] = low
-    return whole
+    matrices = triangles.new_zeros(len(triangles), d, d)
+    matrices[:, row, column] = triangles
+    matrices[:, column, row] = triangles
+    return matrices

@@ -1,7 +1,7 @@
 """Policy gradients, and the log-probabilities and entropies of the two usual action distributions.
 
-Logits may be ``-inf`` for actions that must not be taken: they get probability 0, contribute nothing
-to the entropy and get no gradient.
+Logits may be ``-inf`` for forbidden actions: these have probability 0, contribute nothing to the entropy and
+get no gradient.
 """
 
 from __future__ import annotations
@@ -37,55 +37,28 @@ def policy_gradient(log_prob_t: Tensor, advantage_t: Tensor) -> Tensor:
     return -(log_prob_t * advantage_t.detach()).mean()
 
 
-def categorical_log_prob(logits: Tensor, action: Tensor) -> Tensor:
-    """log pi(a) of a categorical distribution.
-
-    Args:
-        logits: unnormalised log-probabilities [..., A].
-        action: the actions taken [...], int64.
-
-    Returns:
-        [...].
-
-    Raises:
-        ValueError: if the shapes do not match.
-    """
-    _check_categorical(logits, action)
-    return logits.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
-
-
-def entropy(logits: Tensor) -> Tensor:
-    """``H = -sum_a pi(a) log pi(a)`` of a categorical distribution, in nats.
-
-    Args:
-        logits: unnormalised log-probabilities [..., A].
-
-    Returns:
-        [...], between 0 and log A.
-    """
-    return _entropy(logits.log_softmax(-1))
-
-
 def categorical_log_prob_and_entropy(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """``(categorical_log_prob, entropy)`` from one normalisation, as a learner needs both.
+    """``log pi(a)`` and ``H = -sum_a pi(a) log pi(a)`` of a categorical distribution, from one normalisation.
 
     Args:
         logits: unnormalised log-probabilities [..., A].
         action: the actions taken [...], int64.
 
     Returns:
-        log pi(a) [...] and H [...] in nats.
+        log pi(a) [...] and H [...] in nats, between 0 and log A.
 
     Raises:
         ValueError: if the shapes do not match.
     """
-    _check_categorical(logits, action)
+    check_shape(logits.shape[:-1], "logits without its last dimension", action=action)
     log_pi = logits.log_softmax(-1)
-    return log_pi.gather(-1, action.unsqueeze(-1)).squeeze(-1), _entropy(log_pi)
+    # The clamp makes 0 * -inf the 0 that its limit is, in the value and in the gradient.
+    finite = log_pi.clamp(min=torch.finfo(log_pi.dtype).min)
+    return log_pi.gather(-1, action.unsqueeze(-1)).squeeze(-1), -(log_pi.exp() * finite).sum(-1)
 
 
 def gaussian_log_prob(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
-    """log-density of a diagonal Gaussian: the sum over D of independent normal log-densities.
+    """Log-density of a diagonal Gaussian: the sum over D of independent normal log-densities.
 
     Args:
         mean: mu [..., D].
@@ -119,16 +92,6 @@ def gaussian_entropy(mean: Tensor, log_std: Tensor) -> Tensor:
     """
     _check_gaussian(mean, log_std)
     return (log_std + (0.5 + _HALF_LOG_2PI)).sum(-1).expand(mean.shape[:-1])
-
-
-def _entropy(log_pi: Tensor) -> Tensor:
-    # The clamp makes 0 * -inf the 0 that its limit is, in the value and in the gradient.
-    finite = log_pi.clamp(min=torch.finfo(log_pi.dtype).min)
-    return -(log_pi.exp() * finite).sum(-1)
-
-
-def _check_categorical(logits: Tensor, action: Tensor) -> None:
-    check_shape(logits.shape[:-1], "logits without its last dimension", action=action)
 
 
 def _check_gaussian(mean: Tensor, log_std: Tensor) -> None:

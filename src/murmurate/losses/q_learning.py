@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from murmurate.losses.checks import check_rank, check_shape
 
 
 class QStep(NamedTuple):
-    """loss: scalar. error: [B], see ``td_error``. gradient: [B, A], of the loss with respect to Q(s, .)."""
+    """loss: scalar, differentiable in Q(s, .) alone. error: [B], see ``td_error``; a constant."""
 
     loss: Tensor
     error: Tensor
-    gradient: Tensor
 
 
 def q_step(
@@ -29,11 +29,11 @@ def q_step(
     q_t: Tensor,
     q_t_selector: Tensor | None = None,
 ) -> QStep:
-    """``q_loss`` of ``td_error`` against ``q_target``, and its gradient, all without a graph.
+    """``q_loss`` of ``td_error`` against ``q_target``.
 
-    The arguments are those of these three functions, which check the shapes. On a CPU the gradient is
-    computed in closed form, -w min(max(error, -1), 1) / B at the action and 0 elsewhere: on so few numbers
-    autograd would cost more than the arithmetic.
+    The arguments are those of these three functions, which check the shapes. On a CPU loss and gradient,
+    -w min(max(error, -1), 1) / B at the action and 0 elsewhere, are computed in closed form by numpy: for so
+    few numbers the overhead of torch's operations exceeds the arithmetic.
     """
     table = q_tm1.shape
     row = table[:1]
@@ -47,38 +47,45 @@ def q_step(
         and (q_t_selector is None or (q_t_selector.shape == table and q_t_selector.dtype == q_tm1.dtype))
     )
     if q_tm1.is_cpu and fits:
-        return _closed_form(q_tm1, a_tm1, r_t, discount_t, weight, q_t, q_t_selector)
-    with torch.enable_grad():
-        leaf = q_tm1.detach().requires_grad_()
-        error = td_error(leaf, a_tm1, q_target(r_t, discount_t, q_t, q_t_selector))
-        loss = q_loss(error, weight)
-        (gradient,) = torch.autograd.grad(loss, [leaf])
-    return QStep(loss.detach(), error.detach(), gradient)
+        selector = q_t if q_t_selector is None else q_t_selector
+        return QStep(*_ClosedForm.apply(q_tm1, a_tm1, r_t, discount_t, weight, q_t, selector))  # type: ignore[no-untyped-call]
+    error = td_error(q_tm1, a_tm1, q_target(r_t, discount_t, q_t, q_t_selector))
+    return QStep(q_loss(error, weight), error.detach())
 
 
-def _closed_form(
-    q_tm1: Tensor,
-    a_tm1: Tensor,
-    r_t: Tensor,
-    discount_t: Tensor,
-    weight: Tensor,
-    q_t: Tensor,
-    q_t_selector: Tensor | None,
-) -> QStep:
-    rows, taken = np.arange(len(q_tm1)), a_tm1.numpy()
-    if taken.min() < 0:
-        raise IndexError(f"there is no action {taken.min()}: they are numbered from 0")
-    following = q_t.detach().numpy()
-    best = (following if q_t_selector is None else q_t_selector.detach().numpy()).argmax(1)
-    target = r_t.detach().numpy() + discount_t.detach().numpy() * following[rows, best]
-    now = q_tm1.detach().numpy()
-    error = target - now[rows, taken]
-    slope = np.minimum(np.maximum(error, np.float32(-1)), np.float32(1))
-    scaled = weight.detach().numpy() * (slope / np.float32(len(rows)))
-    gradient = np.zeros_like(now)
-    gradient[rows, taken] = -scaled
-    loss = scaled @ (error - np.float32(0.5) * slope)
-    return QStep(torch.from_numpy(np.asarray(loss)), torch.from_numpy(error), torch.from_numpy(gradient))
+class _ClosedForm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_tm1: Tensor,
+        a_tm1: Tensor,
+        r_t: Tensor,
+        discount_t: Tensor,
+        weight: Tensor,
+        q_t: Tensor,
+        q_t_selector: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        rows, taken = np.arange(len(q_tm1)), a_tm1.numpy()
+        if taken.min() < 0:
+            raise IndexError(f"there is no action {taken.min()}: they are numbered from 0")
+        best = q_t_selector.detach().numpy().argmax(1)
+        target = r_t.detach().numpy() + discount_t.detach().numpy() * q_t.detach().numpy()[rows, best]
+        now = q_tm1.detach().numpy()
+        error = target - now[rows, taken]
+        slope = np.minimum(np.maximum(error, np.float32(-1)), np.float32(1))
+        scaled = weight.detach().numpy() * (slope / np.float32(len(rows)))
+        gradient = np.zeros_like(now)
+        gradient[rows, taken] = -scaled
+        loss = scaled @ (error - np.float32(0.5) * slope)
+        ctx.gradient = torch.from_numpy(gradient)
+        found = torch.from_numpy(np.asarray(loss)), torch.from_numpy(error)
+        ctx.mark_non_differentiable(found[1])
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.gradient * slope, None, None, None, None, None, None
 
 
 def q_target(r_t: Tensor, discount_t: Tensor, q_t: Tensor, q_t_selector: Tensor | None = None) -> Tensor:

@@ -1,7 +1,7 @@
 """Latent Dirichlet allocation: expected topics, and the variational E-step over documents.
 
 Hoffman et al. 2013, section 3.2; Mohamad et al., equations 44 to 52. A matrix of topics is word-major, [V,
-W]: one row for each word, in which the first K numbers are used and the others 0; W is K rounded up to
+W]: one row for each word, of which the first K numbers are used and the others are 0; W is K rounded up to
 a multiple of 16, so that a row is whole cache lines. The compiled kernels are used where the extension was
 built; the equivalent torch code also runs on a GPU.
 """
@@ -22,32 +22,32 @@ LANES = 16
 
 
 def width_for(topics: int) -> int:
-    """W: numbers in a row for K topics."""
+    """W, the numbers in a row for K topics."""
     return -(-topics // LANES) * LANES
 
 
 @dataclass(frozen=True)
 class Documents:
-    """A mini-batch of G documents as rows of a compact matrix of topics.
+    """A mini-batch of G documents, whose words are indices of rows of a matrix of topics.
 
-    starts: [G + 1] int64. Document g has the words ``starts[g]:starts[g + 1]``.
-    word: [N] int32, rows of that matrix. times: [N] float32, the count of each word.
+    starts: [G + 1] int64. Document g has the entries ``starts[g]:starts[g + 1]`` of the other two.
+    word: [N] int32, rows of the matrix. counts: [N] float32, how often each word occurs in its document.
     """
 
     starts: Tensor
     word: Tensor
-    times: Tensor
+    counts: Tensor
 
     def __len__(self) -> int:
         return self.starts.numel() - 1
 
 
 def check_starts(documents: Documents) -> None:
-    """Raise ValueError unless documents follow one another from the first word to the last."""
+    """Raise ValueError unless ``starts`` divides all words among the documents."""
     starts = documents.starts
-    rises = len(starts) and not bool((starts.diff() < 0).any())
-    if not rises or int(starts[0]) != 0 or int(starts[-1]) != len(documents.word):
-        raise ValueError("starts rise from 0 to the number of words")
+    increasing = len(starts) and not bool((starts.diff() < 0).any())
+    if not increasing or int(starts[0]) != 0 or int(starts[-1]) != len(documents.word):
+        raise ValueError("starts must increase from 0 to the number of words")
 
 
 def expected_topics(
@@ -55,19 +55,19 @@ def expected_topics(
 ) -> Tensor:
     """exp(E[log beta]) of some words, up to a factor for each word, where lambda is ``prior + scale * x``.
 
-    Source: Hoffman et al. 2013, figure 6: exp(psi(lambda_kv) - psi(sum_v lambda_kv)). No phi depends on the
-    factor, and without one a word at a prior of 0.01 would have exp(-100) in all topics: in float32 none.
-    Compiled: ratios to the greatest of a row are within 4e-6 of those of the float32 lambda, relative, down
-    to exp(-10), and 3e-5 to exp(-80), however small lambda is; from exp(-87) they are 0.
+    Source: Hoffman et al. 2013, figure 6: exp(psi(lambda_kv) - psi(sum_v lambda_kv)). phi does not depend on
+    the factor; without it a word at a prior of 0.01 would have exp(-100) in all topics, 0 in float32.
+    The compiled kernel's ratios to the greatest number of a row have a relative error of at most 4e-6 down to
+    exp(-10), and of 3e-5 down to exp(-80), however small lambda is; from exp(-87) they are 0.
 
     Args:
-        x: [V, W] float32, from 0 up; 0 from K on.
+        x: [V, W] float32, not negative; 0 from column K on.
         row: [R] int64, words.
-        total: [W] float64, the sum over all words of lambda.
+        total: [W] float64, the sum of lambda over all words.
         topics: K.
 
     Returns:
-        [R, W]; the greatest of a row is 1/2 or more; 0 from K on.
+        [R, W]; the greatest number of a row is 1/2 or more; 0 from column K on.
 
     Raises:
         ValueError: on a wrong rank, shape or dtype, or a word outside x.
@@ -79,13 +79,13 @@ def expected_topics(
     if len(row) and not 0 <= int(row.min()) <= int(row.max()) < len(x):
         raise ValueError(f"there is no word {int(row.max())}: x has {len(x)}")
     prior = max(prior, _TINY)
-    given = torch.digamma(total[:topics])
-    if kernels is None or not _plain(x, rows=True):
+    log_total = torch.digamma(total[:topics])
+    if kernels is None or not _plain(x):
         beta = torch.zeros(len(row), x.shape[1], device=x.device)
-        beta[:, :topics] = _relative(torch.digamma(prior + scale * x[row, :topics].double()) - given)
+        beta[:, :topics] = _relative(torch.digamma(prior + scale * x[row, :topics].double()) - log_total)
         return beta
     factor = torch.zeros(x.shape[1])
-    factor[:topics] = torch.exp((given.max() - given).clamp(max=_MOST))
+    factor[:topics] = torch.exp((log_total.max() - log_total).clamp(max=_MOST))
     row = row.contiguous()
     beta = torch.empty(len(row), x.shape[1])
     kernels.expected_topics(
@@ -95,9 +95,12 @@ def expected_topics(
     return beta
 
 
-class Folded(NamedTuple):
-    """gamma: [G, W], the documents' topics. statistics: [R, W], expected counts of words in topics.
-    iterations: total over all documents."""
+class FoldedIn(NamedTuple):
+    """The result of the E-step.
+
+    gamma: [G, W], parameters of the Dirichlet over each document's topics. statistics: [R, W], expected
+    counts of words in topics. iterations: total over all documents.
+    """
 
     gamma: Tensor
     statistics: Tensor
@@ -113,60 +116,61 @@ def fold_in(
     iterations: int = 20,
     tolerance: float = 1e-3,
     gamma: Tensor | None = None,
-) -> Folded:
+) -> FoldedIn:
     """The documents' variational parameters at their fixed point, given the topics (the E-step).
 
     Source: Hoffman et al. 2013, figure 6: phi_gwk proportional to exp(psi(gamma_gk)) beta_wk, and gamma_gk =
-    alpha_k + sum_w n_gw phi_gwk; Mohamad et al., equation 44. A document is done when its gammas move by less
-    than ``tolerance`` on average. Statistics are sum_g n_gw phi_gwk, equation 52 without its factor n / G.
+    alpha_k + sum_w n_gw phi_gwk; Mohamad et al., equation 44. A document has converged when its gammas change
+    by less than ``tolerance`` on average. Statistics are sum_g n_gw phi_gwk, equation 52 without its factor
+    n / G.
 
     Args:
-        beta: exp(E[log beta]) [R, W] of the batch's words, up to a factor for each word; 0 from K on. A
-            word is ignored if, with its factor, it is below 1e-30 in all topics of a document
+        beta: exp(E[log beta]) [R, W] of the batch's words, up to a factor for each word; 0 from column K on.
+            A word is ignored if, with its factor, it is below 1e-30 in all topics of a document
             (``expected_topics`` chooses a suitable factor).
         alpha: [W] float32; ignored from K on.
         topics: K.
-        iterations: at most, for each document.
+        iterations: maximum for each document.
         gamma: [G, W] initial values; None: 1.
 
     Raises:
         ValueError: on a wrong rank, shape or dtype, or a word without a row.
     """
     check_rank(2, beta=beta)
-    check_rank(1, alpha=alpha, starts=documents.starts, word=documents.word, times=documents.times)
+    check_rank(1, alpha=alpha, starts=documents.starts, word=documents.word, counts=documents.counts)
     check_shape(beta[0].shape if len(beta) else alpha.shape, "a row of beta", alpha=alpha)
-    check_shape(documents.word.shape, "word", times=documents.times)
+    check_shape(documents.word.shape, "word", counts=documents.counts)
     check_starts(documents)
     check_kind(torch.int32, word=documents.word)
-    check_kind(torch.float32, times=documents.times)
+    check_kind(torch.float32, counts=documents.counts)
     if gamma is not None:
         check_shape(torch.Size((len(documents), len(alpha))), "documents and topics", gamma=gamma)
     if len(documents.word) and not 0 <= int(documents.word.min()) <= int(documents.word.max()) < len(beta):
         raise ValueError(f"a word has no row: beta has {len(beta)}")
-    start = gamma
-    gamma = torch.ones(len(documents), len(alpha), device=beta.device) if start is None else start.clone()
+    gamma = torch.ones(len(documents), len(alpha), device=beta.device) if gamma is None else gamma.clone()
     statistics = torch.zeros_like(beta)
     if not len(documents.word):
-        return Folded(alpha.expand_as(gamma).clone(), statistics, 0)
-    if kernels is None or not _plain(beta, rows=True):
+        return FoldedIn(alpha.expand_as(gamma).clone(), statistics, 0)
+    if kernels is None or not _plain(beta):
         return _fold_in(documents, beta, alpha, topics, iterations, tolerance, gamma)
-    parts = documents.starts, documents.word, documents.times
-    starts, word, times = (part.contiguous() for part in parts)
+    starts, word, counts = (
+        part.contiguous() for part in (documents.starts, documents.word, documents.counts)
+    )
     gamma = gamma.float().contiguous()
     padded = alpha.float().clone()
     padded[topics:] = gamma[:, topics:] = _TINY
-    done = kernels.fold_in(
-        starts.data_ptr(), word.data_ptr(), times.data_ptr(), len(documents), beta.data_ptr(), beta.shape[1],
+    iterations = kernels.fold_in(
+        starts.data_ptr(), word.data_ptr(), counts.data_ptr(), len(documents), beta.data_ptr(), beta.shape[1],
         topics, padded.data_ptr(), iterations, tolerance, gamma.data_ptr(), statistics.data_ptr(),
     )  # fmt: skip
     gamma[starts[1:] == starts[:-1]] = alpha
-    return Folded(gamma, statistics, done)
+    return FoldedIn(gamma, statistics, iterations)
 
 
 _PIECE = 1 << 14
 _TINY = torch.finfo(torch.float32).tiny
 _LEAST = 1e-30  # as in the compiled kernel: avoids a division by 0 for a word that no topic has
-_MOST = 30.0  # of a logarithm: the total of a topic without words may be near 0
+_MOST = 30.0  # limit of a logarithm, since the total of a topic without words may be near 0
 
 
 def _fold_in(
@@ -177,14 +181,13 @@ def _fold_in(
     iterations: int,
     tolerance: float,
     gamma: Tensor,
-) -> Folded:
-    """The same in torch: all documents at once; converged documents do not change any more."""
-    starts, word, times = documents.starts, documents.word, documents.times
+) -> FoldedIn:
+    """``fold_in`` in torch: all documents at once; converged documents do not change any more."""
+    starts, columns = documents.starts, documents.word.long()
     shape = len(documents), len(beta)
-    columns = word.long()
-    counts = starts.diff()
-    busy = counts > 0
-    done = 0
+    lengths = starts.diff()
+    active = lengths > 0
+    total_iterations = 0
 
     def weights() -> Tensor:
         theta = torch.zeros_like(gamma)
@@ -192,39 +195,38 @@ def _fold_in(
         return theta
 
     def ratios(theta: Tensor) -> Tensor:
-        return times / (_dots(starts, columns, theta, beta, shape) + _LEAST)
+        return documents.counts / (_dots(starts, columns, theta, beta, shape) + _LEAST)
 
     for _ in range(iterations):
-        if not bool(busy.any()):
+        if not bool(active.any()):
             break
         theta = weights()
-        pull = _csr(starts, columns, ratios(theta), shape) @ beta
-        fresh = alpha + theta * pull
-        moved = (fresh - gamma)[:, :topics].abs().sum(1)
-        done += int(busy.sum())
-        gamma = torch.where(busy[:, None], fresh, gamma)
-        busy = busy & (moved >= tolerance * topics)
+        new_gamma = alpha + theta * (_csr(starts, columns, ratios(theta), shape) @ beta)
+        change = (new_gamma - gamma)[:, :topics].abs().sum(1)
+        total_iterations += int(active.sum())
+        gamma = torch.where(active[:, None], new_gamma, gamma)
+        active = active & (change >= tolerance * topics)
     theta = weights()
-    places = torch.stack(
-        [columns, torch.repeat_interleave(torch.arange(shape[0], device=beta.device), counts)]
+    document = torch.repeat_interleave(torch.arange(shape[0], device=beta.device), lengths)
+    shares = torch.sparse_coo_tensor(
+        torch.stack([columns, document]), ratios(theta), shape[::-1], check_invariants=False
     )
-    shares = torch.sparse_coo_tensor(places, ratios(theta), shape[::-1], check_invariants=False)
     statistics = beta * torch.sparse.mm(shares, theta)
-    gamma[starts[1:] == starts[:-1]] = alpha
-    return Folded(gamma, statistics, done)
+    gamma[lengths == 0] = alpha
+    return FoldedIn(gamma, statistics, total_iterations)
 
 
 def _relative(log: Tensor) -> Tensor:
-    """exp(log) over the greatest of each row, float32."""
+    """exp(log) divided by the greatest of each row, float32."""
     return torch.exp(log - log.amax(1, keepdim=True)).float()
 
 
 def _dots(starts: Tensor, columns: Tensor, theta: Tensor, beta: Tensor, shape: tuple[int, int]) -> Tensor:
-    """[N]: theta of the document times beta of the word."""
+    """[N]: for each entry the inner product of its document's theta and its word's beta."""
     zeros = _csr(starts, columns, torch.zeros(len(columns), device=beta.device), shape)
     try:
-        found: Tensor = torch.sparse.sampled_addmm(zeros, theta, beta.t(), beta=0.0).values()
-        return found
+        products: Tensor = torch.sparse.sampled_addmm(zeros, theta, beta.t(), beta=0.0).values()
+        return products
     except RuntimeError:  # a torch without MKL
         document = torch.repeat_interleave(torch.arange(shape[0], device=beta.device), starts.diff())
         return torch.cat([(theta[document[k]] * beta[columns[k]]).sum(1) for k in pieces(len(columns))])
@@ -241,10 +243,10 @@ def pieces(count: int) -> list[slice]:
     return [slice(start, start + _PIECE) for start in range(0, count, _PIECE)]
 
 
-def _plain(x: Tensor, rows: bool = False) -> bool:
-    """Whether the compiled kernels accept it; ``rows``: also contiguous, in multiples of ``LANES``."""
-    fits = not rows or (x.is_contiguous() and x.shape[1] % LANES == 0)
-    return x.device.type == "cpu" and x.dtype == torch.float32 and fits
+def _plain(x: Tensor) -> bool:
+    """Whether the compiled kernels accept ``x``."""
+    rows = x.is_contiguous() and x.shape[1] % LANES == 0
+    return x.device.type == "cpu" and x.dtype == torch.float32 and rows
 
 
 def document_bound(
@@ -255,7 +257,7 @@ def document_bound(
     Source: Hoffman et al. 2010, equation 3 with phi from equation 5: sum_w n_w log sum_k exp(E[log theta_k] +
     E[log beta_kw]) + E[log p(theta | alpha) - log q(theta | gamma)].
 
-    Args: as for ``fold_in``, but log_beta: E[log beta] [R, K] float64, without the factors.
+    The arguments are those of ``fold_in``, but log_beta: E[log beta] [R, K] float64, without the factors.
     """
     g, a = gamma[:, :topics].double(), alpha[:topics].double()
     log_theta = torch.digamma(g) - torch.digamma(g.sum(1, keepdim=True))
@@ -263,7 +265,7 @@ def document_bound(
     likely = torch.zeros(len(documents), dtype=torch.float64, device=g.device)
     for k in pieces(len(document)):
         log = torch.logsumexp(log_theta[document[k]] + log_beta[documents.word[k].long()], 1)
-        likely.index_add_(0, document[k], documents.times[k].double() * log)
+        likely.index_add_(0, document[k], documents.counts[k].double() * log)
     prior = torch.lgamma(a.sum()) - torch.lgamma(a).sum() + ((a - 1) * log_theta).sum(1)
     own = torch.lgamma(g.sum(1)) - torch.lgamma(g).sum(1) + ((g - 1) * log_theta).sum(1)
     return likely + prior - own

@@ -1,4 +1,4 @@
-"""Losses of a value function against fixed targets. Agents apply the coefficient."""
+"""The loss of a value function against fixed targets."""
 
 from __future__ import annotations
 
@@ -27,27 +27,3 @@ def value_loss(v_t: Tensor, target_t: Tensor) -> Tensor:
     check_rank(2, v_t=v_t)
     check_shape(v_t.shape, "v_t", target_t=target_t)
     return F.mse_loss(v_t, target_t.detach())
-
-
-def huber_value_loss(v_t: Tensor, target_t: Tensor, *, delta: float = 1.0) -> Tensor:
-    """Mean of ``e^2 / 2`` where ``|e| <= delta`` and ``delta * (|e| - delta / 2)`` beyond, ``e = V_t - G_t``.
-
-    Source: Huber 1964; at delta = 1 its gradient is the clipped error of Mnih et al. 2015.
-    Differs from ``value_loss``: half the squared error near 0, as Huber has it.
-
-    Args:
-        v_t: V_t [T, B].
-        target_t: G_t [T, B]; a constant here, no gradient flows into it.
-        delta: where the loss becomes linear, in units of value; above 0.
-
-    Returns:
-        A scalar.
-
-    Raises:
-        ValueError: on a wrong rank or shape, or ``delta <= 0``.
-    """
-    check_rank(2, v_t=v_t)
-    check_shape(v_t.shape, "v_t", target_t=target_t)
-    if delta <= 0:
-        raise ValueError(f"delta must be above 0, but it is {delta}")
-    return F.huber_loss(v_t, target_t.detach(), delta=delta)

@@ -78,22 +78,6 @@ def torso_backward(
     parameters: tuple[int, ...],
     gradients: tuple[int, ...],
     first: int,
-    wide: bool,
-    /,
-) -> None: ...
-def torso_head(
-    torso: Any, batch: int, features: int, outputs: int, weight: int, bias: int, out: int, /
-) -> None: ...
-def torso_head_backward(
-    torso: Any,
-    batch: int,
-    features: int,
-    outputs: int,
-    weight: int,
-    gradient: int,
-    ahead: int,
-    of_weight: int,
-    of_bias: int,
     /,
 ) -> None: ...
 def total(tree: Any, /) -> float: ...

@@ -337,8 +337,6 @@ PyMethodDef methods[] = {
     {"torso_inner", FAST(inner_size), nullptr},
     {"torso_forward", FAST(forward_torso), nullptr},
     {"torso_backward", FAST(backward_torso), nullptr},
-    {"torso_head", FAST(head_of_torso), nullptr},
-    {"torso_head_backward", FAST(head_backward_of_torso), nullptr},
     {"torso_kernels", torso_names, METH_NOARGS, nullptr},
     {"total", total, METH_O, nullptr},         {"minimum", minimum, METH_O, nullptr},
     {"leaves", leaves, METH_O, nullptr},       {"simd", simd, METH_NOARGS, nullptr},

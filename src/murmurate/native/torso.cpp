@@ -179,48 +179,10 @@ bool forward(const Torso& t, int64_t batch, const Brain* laid, const Brain* cons
   return true;
 }
 
-void head(const Torso& t, int64_t batch, const Brain* features, int64_t outputs, const float* weight, const float* bias,
-          float* out) {
-  const int64_t width = t.features;
-  for (int64_t i = 0; i < batch; ++i, features += width)
-    for (int64_t a = 0; a < outputs; ++a) {
-      __m512 sum = _mm512_setzero_ps();
-      for (int64_t k = 0; k < width; k += kRows)
-        sum = _mm512_fmadd_ps(widened(load16(features + k)), _mm512_loadu_ps(weight + a * width + k), sum);
-      *out++ = _mm512_reduce_add_ps(sum) + bias[a];
-    }
-}
-
-void head_backward(const Torso& t, int64_t batch, const Brain* features, int64_t outputs, const float* weight,
-                   const float* gradient, Brain* ahead, float* of_weight, float* of_bias) {
-  const int64_t width = t.features;
-  for (int64_t a = 0; a < outputs; ++a) {
-    of_bias[a] = 0.0f;
-    for (int64_t i = 0; i < batch; ++i) of_bias[a] += gradient[i * outputs + a];
-  }
-  for (int64_t k = 0; k < width; k += kRows) {
-    for (int64_t a = 0; a < outputs; ++a) {
-      __m512 sum = _mm512_setzero_ps();
-      for (int64_t i = 0; i < batch; ++i) {
-        const __m512 slope = _mm512_set1_ps(gradient[i * outputs + a]);
-        sum = _mm512_fmadd_ps(widened(load16(features + i * width + k)), slope, sum);
-      }
-      _mm512_storeu_ps(of_weight + a * width + k, sum);
-    }
-    for (int64_t i = 0; i < batch; ++i) {
-      __m512 sum = _mm512_setzero_ps();
-      for (int64_t a = 0; a < outputs; ++a)
-        sum = _mm512_fmadd_ps(_mm512_loadu_ps(weight + a * width + k), _mm512_set1_ps(gradient[i * outputs + a]), sum);
-      store16(ahead + i * width + k, rounded(sum));
-    }
-  }
-}
-
 }  // namespace
 
 char* MURMURATE_TILES::room_of(int64_t bytes) { return room.of(bytes); }
 
-const TorsoKernels MURMURATE_TORSO = {MURMURATE_NAME, fits,     inner_numbers, forward, MURMURATE_TILES::backward,
-                                      head,           head_backward};
+const TorsoKernels MURMURATE_TORSO = {MURMURATE_NAME, fits,     inner_numbers, forward, MURMURATE_TILES::backward};
 
 }  // namespace murmurate

@@ -28,7 +28,7 @@ struct Torso {
   int64_t features;  // of the fully connected layer
 };
 
-// gradients are of each of the parameters, given that of the features, as float32 if they are `wide`; layers before
+// gradients are of each of the parameters, given that of the features; layers before
 // `first` are left out, and the addresses of theirs not looked at. Both passes return false if there is no memory.
 struct TorsoKernels {
   const char* name;
@@ -41,14 +41,7 @@ struct TorsoKernels {
   bool (*forward)(const Torso&, int64_t batch, const Brain* laid, const Brain* const* parameters, Brain* inner,
                   Brain* features);
   bool (*backward)(const Torso&, int64_t batch, const Brain* laid, const Brain* inner, const Brain* features,
-                   const Brain* gradient, const Brain* const* parameters, void* const* gradients, int64_t first,
-                   bool wide);
-  // A linear layer in float32 on the features: out [batch, outputs]; weight [outputs, features].
-  void (*head)(const Torso&, int64_t batch, const Brain* features, int64_t outputs, const float* weight,
-               const float* bias, float* out);
-  // gradient: of out. Gives that of the features, of weight and of bias.
-  void (*head_backward)(const Torso&, int64_t batch, const Brain* features, int64_t outputs, const float* weight,
-                        const float* gradient, Brain* ahead, float* of_weight, float* of_bias);
+                   const Brain* gradient, const Brain* const* parameters, Brain* const* gradients, int64_t first);
 };
 
 extern const TorsoKernels kTorsoAmx;         // matrix registers

@@ -62,39 +62,9 @@ Backward share_backward(const Torso& t, int64_t batch, Shares& shares) {
   return b;
 }
 
-// Where a parameter's gradient goes: as bfloat16, or as it was summed.
-struct Gradient {
-  void* base;
-  bool wide;
-  float* wide_at(int64_t i) const { return static_cast<float*>(base) + i; }
-  Brain* at(int64_t i) const { return static_cast<Brain*>(base) + i; }
-  void put(int64_t i, __m512 x) const {
-    if (wide)
-      _mm512_storeu_ps(wide_at(i), x);
-    else
-      store16(at(i), rounded(x));
-  }
-  void put(int64_t i, __m512 x, __m512 behind) const {
-    if (wide) {
-      _mm512_storeu_ps(wide_at(i), x);
-      _mm512_storeu_ps(wide_at(i + kRows), behind);
-    } else {
-      _mm512_storeu_si512(at(i), rounded(x, behind));
-    }
-  }
-  // places[n] <- number n
-  void scatter(int64_t i, const int32_t* places, __m512 x) const {
-    const __m512i where = _mm512_loadu_si512(places);
-    if (wide) return _mm512_i32scatter_ps(wide_at(i), where, x, sizeof(float));
-    alignas(32) Brain some[kRows];
-    store16(some, rounded(x));
-    for (int64_t n = 0; n < kRows; ++n) at(i)[places[n]] = some[n];
-  }
-};
-
-// [count], a multiple of 16
-void put_all(const float* from, int64_t count, const Gradient& to) {
-  for (int64_t i = 0; i < count; i += kRows) to.put(i, _mm512_loadu_ps(from + i));
+// [count], a multiple of 16, rounded.
+void put_all(const float* from, int64_t count, Brain* to) {
+  for (int64_t i = 0; i < count; i += kRows) store16(to + i, rounded(_mm512_loadu_ps(from + i)));
 }
 
 void clear(void* at, int64_t bytes) { std::memset(at, 0, static_cast<std::size_t>(bytes)); }
@@ -103,7 +73,7 @@ void add_to(float* at, __m512 x) { _mm512_storeu_ps(at, _mm512_add_ps(_mm512_loa
 
 // What passes a ReLU, in both layouts, and the gradient of the bias.
 void enter(const Torso& t, int64_t batch, const Brain* features, const Brain* gradient, const Backward& b,
-           const Gradient& bias) {
+           Brain* bias) {
   const int64_t samples = up(batch, kDeep);
   for (int64_t k = 0; k < t.features; k += kRows) {
     __m512 sum = _mm512_setzero_ps();
@@ -113,14 +83,14 @@ void enter(const Torso& t, int64_t batch, const Brain* features, const Brain* gr
       store16(b.ahead + at, passed);
       sum = _mm512_add_ps(sum, widened(passed));
     }
-    bias.put(k, sum);
+    store16(bias + k, rounded(sum));
   }
   clear(b.ahead + batch * t.features, (samples - batch) * t.features * static_cast<int64_t>(sizeof(Brain)));
   turn(b.ahead, samples, t.features, b.ahead_turned, samples);
 }
 
 // The fully connected layer's weights: features x samples times samples x inputs.
-void connected_weight(const Torso& t, int64_t batch, const Brain* x, const Backward& b, const Gradient& gradient) {
+void connected_weight(const Torso& t, int64_t batch, const Brain* x, const Backward& b, Brain* gradient) {
   alignas(64) float sums[4 * kSums];
   const int64_t deep = flat(t), samples = up(batch, kDeep), steps = samples / kDeep;
   const Inner inner = {samples, b.steps, steps, 2 * kTile};
@@ -134,7 +104,8 @@ void connected_weight(const Torso& t, int64_t batch, const Brain* x, const Backw
         products_2x2(inner, left, left + kRows * samples, right, right + kTile, sums, sums + 2 * kSums);
         for (int64_t i = 0; i < 2 * kRows; ++i) {
           const float* row = sums + i / kRows * 2 * kSums + i % kRows * kRows;
-          gradient.put((m + i) * deep + k + column, _mm512_load_ps(row), _mm512_load_ps(row + kSums));
+          const __m512i pair = rounded(_mm512_load_ps(row), _mm512_load_ps(row + kSums));
+          _mm512_storeu_si512(gradient + (m + i) * deep + k + column, pair);
         }
       }
   }
@@ -175,7 +146,7 @@ void connected_input(const Torso& t, int64_t batch, const Brain* x, const Brain*
 
 // Filters of layer i: for each block of a filter, filters x places times places x numbers of a block.
 void filters(const Torso& t, int64_t i, int64_t batch, const Brain* x, const Backward& b,
-             const Gradient& gradient) {
+             Brain* gradient) {
   const Layer& l = t.layer[i];
   const int64_t total = batch * grid(l), stride = apart(l, batch), tiles = across(l), count = combinations(l);
   const int64_t bands = l.filters / kRows;
@@ -213,7 +184,10 @@ void filters(const Torso& t, int64_t i, int64_t batch, const Brain* x, const Bac
       for (int64_t row = 0; row < kRows; ++row) {
         const float* at = b.sums + (k * tiles + c / kRows) * kSums + row * kRows;
         const int32_t* order = b.order + k / bands * l.channels + c;
-        gradient.scatter((k % bands * kRows + row) * deep, order, _mm512_mul_ps(_mm512_loadu_ps(at), scale));
+        alignas(32) Brain some[kRows];
+        store16(some, rounded(_mm512_mul_ps(_mm512_loadu_ps(at), scale)));
+        Brain* to = gradient + (k % bands * kRows + row) * deep;
+        for (int64_t n = 0; n < kRows; ++n) to[order[n]] = some[n];
       }
 }
 
@@ -269,7 +243,7 @@ void inputs(const Torso& t, int64_t i, int64_t batch, const Brain* x, const Brai
 
 bool MURMURATE_TILES::backward(const Torso& t, int64_t batch, const Brain* laid, const Brain* inner,
                                const Brain* features, const Brain* gradient, const Brain* const* parameters,
-                               void* const* to, int64_t first, bool wide) {
+                               Brain* const* to, int64_t first) {
   Shares measured = {nullptr, 0};
   share_backward(t, batch, measured);
   Shares shares = {MURMURATE_TILES::room_of(measured.used), 0};
@@ -283,15 +257,15 @@ bool MURMURATE_TILES::backward(const Torso& t, int64_t batch, const Brain* laid,
     clear(b.grid[i], (front(l) + behind(l, batch)) * l.filters * static_cast<int64_t>(sizeof(Brain)));
   }
   const Tiles tiles;
-  enter(t, batch, features, gradient, b, Gradient{to[2 * t.layers + 1], wide});
+  enter(t, batch, features, gradient, b, to[2 * t.layers + 1]);
   settle();
-  connected_weight(t, batch, x[t.layers], b, Gradient{to[2 * t.layers], wide});
+  connected_weight(t, batch, x[t.layers], b, to[2 * t.layers]);
   if (first == t.layers) return true;
   clear(b.bias, last(t).filters * static_cast<int64_t>(sizeof(float)));
   connected_input(t, batch, x[t.layers], parameters[2 * t.layers], b);
   for (int64_t i = t.layers - 1; i >= first; --i) {
-    put_all(b.bias, t.layer[i].filters, {to[2 * i + 1], wide});
-    filters(t, i, batch, x[i], b, {to[2 * i], wide});
+    put_all(b.bias, t.layer[i].filters, to[2 * i + 1]);
+    filters(t, i, batch, x[i], b, to[2 * i]);
     if (i == first) break;
     clear(b.bias, t.layer[i - 1].filters * static_cast<int64_t>(sizeof(float)));
     inputs(t, i, batch, x[i], parameters[2 * i], b);

@@ -159,60 +159,26 @@ PyObject* forward_torso(PyObject*, PyObject* const* args, Py_ssize_t n) {
   Py_RETURN_NONE;
 }
 
-// torso_backward(torso, batch, laid, inner, features, gradient, parameters, gradients, first, wide): see torso.hpp
+// torso_backward(torso, batch, laid, inner, features, gradient, parameters, gradients, first): see torso.hpp
 PyObject* backward_torso(PyObject*, PyObject* const* args, Py_ssize_t n) {
-  if (!expect(n, 10)) return nullptr;
+  if (!expect(n, 9)) return nullptr;
   const Made* made = torso_of(args[0]);
   if (!made) return nullptr;
   const int64_t batch = PyLong_AsLongLong(args[1]);
   const Brain *laid = at<Brain>(args[2]), *inner = at<Brain>(args[3]), *features = at<Brain>(args[4]);
   const Brain* gradient = at<Brain>(args[5]);
   const Brain* parameters[2 * Torso::kMost + 2];
-  void* gradients[2 * Torso::kMost + 2];
+  Brain* gradients[2 * Torso::kMost + 2];
   if (!addresses(args[6], 2 * made->torso.layers + 2, parameters)) return nullptr;
   if (!addresses(args[7], 2 * made->torso.layers + 2, gradients)) return nullptr;
   const int64_t first = PyLong_AsLongLong(args[8]);
-  const bool wide = PyObject_IsTrue(args[9]) > 0;
   if (PyErr_Occurred()) return nullptr;
   bool done;
   Py_BEGIN_ALLOW_THREADS
   done = made->kernels->backward(made->torso, batch, laid, inner, features, gradient, parameters, gradients,
-                                 first, wide);
+                                 first);
   Py_END_ALLOW_THREADS
   if (!done) return PyErr_NoMemory();
-  Py_RETURN_NONE;
-}
-
-// torso_head(torso, batch, features, outputs, weight, bias, out): see torso.hpp
-PyObject* head_of_torso(PyObject*, PyObject* const* args, Py_ssize_t n) {
-  if (!expect(n, 7)) return nullptr;
-  const Made* made = torso_of(args[0]);
-  if (!made) return nullptr;
-  const int64_t batch = PyLong_AsLongLong(args[1]), outputs = PyLong_AsLongLong(args[3]);
-  const Brain* features = at<Brain>(args[2]);
-  const float *weight = at<float>(args[4]), *bias = at<float>(args[5]);
-  float* out = at<float>(args[6]);
-  if (PyErr_Occurred()) return nullptr;
-  Py_BEGIN_ALLOW_THREADS
-  made->kernels->head(made->torso, batch, features, outputs, weight, bias, out);
-  Py_END_ALLOW_THREADS
-  Py_RETURN_NONE;
-}
-
-// torso_head_backward(torso, batch, features, outputs, weight, gradient, ahead, of_weight, of_bias): see torso.hpp
-PyObject* head_backward_of_torso(PyObject*, PyObject* const* args, Py_ssize_t n) {
-  if (!expect(n, 9)) return nullptr;
-  const Made* made = torso_of(args[0]);
-  if (!made) return nullptr;
-  const int64_t batch = PyLong_AsLongLong(args[1]), outputs = PyLong_AsLongLong(args[3]);
-  const Brain* features = at<Brain>(args[2]);
-  Brain* ahead = at<Brain>(args[6]);
-  const float *weight = at<float>(args[4]), *gradient = at<float>(args[5]);
-  float *of_weight = at<float>(args[7]), *of_bias = at<float>(args[8]);
-  if (PyErr_Occurred()) return nullptr;
-  Py_BEGIN_ALLOW_THREADS
-  made->kernels->head_backward(made->torso, batch, features, outputs, weight, gradient, ahead, of_weight, of_bias);
-  Py_END_ALLOW_THREADS
   Py_RETURN_NONE;
 }
 

@@ -11,7 +11,7 @@ namespace MURMURATE_TILES {
 char* room_of(int64_t bytes);
 
 bool backward(const Torso&, int64_t batch, const Brain* laid, const Brain* inner, const Brain* features,
-              const Brain* gradient, const Brain* const* parameters, void* const* gradients, int64_t first, bool wide);
+              const Brain* gradient, const Brain* const* parameters, Brain* const* gradients, int64_t first);
 
 }  // namespace MURMURATE_TILES
 

@@ -16,7 +16,6 @@ from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 from murmurate import native
-from murmurate.replica import gradients
 
 _BITS = {torch.bfloat16: 16, torch.float32: 32}
 _PLAIN = (Tensor, nn.Parameter)
@@ -62,12 +61,9 @@ def computes(dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16 and bool(_which()) and not _watched()
 
 
-def run(
-    layers: tuple[Layer, ...], laid: Tensor, parameters: Sequence[Tensor], head: Sequence[Tensor] = ()
-) -> Tensor | None:
+def run(layers: tuple[Layer, ...], laid: Tensor, parameters: Sequence[Tensor]) -> Tensor | None:
     """Frames in blocks [B, C, height, width], numbers from 0 to 255, to features [B, width]; None where the
     kernels cannot. ``parameters``: weight and bias of each convolution and of the fully connected layer.
-    head: of ``linear_of``; then what it makes of the features.
     Frames get no gradient; a second derivative is refused."""
     kernels = _which()
     if not kernels or _watched() or not _serves(laid, parameters):
@@ -76,13 +72,10 @@ def run(
     torso = _torso(kernels[0], layers, features_wide)
     if torso is None or tuple([p.shape for p in parameters]) != _shapes(layers, features_wide):
         return None
-    if head and head[0].shape[1] != features_wide:
-        return None
-    if torch.is_grad_enabled() and any(p.requires_grad for p in (*parameters, *head)):
-        found: Tensor = _Passes.apply(torso, laid, len(head), *parameters, *head)  # type: ignore[no-untyped-call]
-        return found
-    features = _forward(torso, laid, parameters)[1]
-    return _headed(torso, features, head) if head else features
+    if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
+        features: Tensor = _Passes.apply(torso, laid, *parameters)  # type: ignore[no-untyped-call]
+        return features
+    return _forward(torso, laid, parameters)[1]
 
 
 def is_plain(module: nn.Module | None, kind: type[nn.Module]) -> bool:
@@ -93,19 +86,6 @@ def is_plain(module: nn.Module | None, kind: type[nn.Module]) -> bool:
         and not (module._forward_hooks or module._forward_pre_hooks)
         and not (module._backward_hooks or module._backward_pre_hooks)
     )
-
-
-def linear_of(head: nn.Module, features: int) -> tuple[Tensor, Tensor] | None:
-    """Weight and bias of a plain linear layer in float32 on so many features, for ``run``."""
-    if not is_plain(head, nn.Linear):
-        return None
-    weight, bias = head._parameters.get("weight"), head._parameters.get("bias")
-    if weight is None or bias is None or weight.shape[1] != features or bias.shape != weight.shape[:1]:
-        return None
-    for x in (weight, bias):
-        if x.dtype != torch.float32 or not _lies_here(x) or not x.is_contiguous():
-            return None
-    return weight, bias
 
 
 def _which() -> list[str]:
@@ -182,26 +162,13 @@ def _forward(torso: Any, laid: Tensor, parameters: Sequence[Tensor]) -> tuple[Te
     return inner, features
 
 
-def _headed(torso: Any, features: Tensor, head: Sequence[Tensor]) -> Tensor:
-    """[B, outputs] of the linear layer."""
-    kernels = native.kernels
-    assert kernels is not None
-    weight, bias = head
-    batch, outputs = len(features), len(bias)
-    out = weight.new_empty((batch, outputs))
-    places = weight.data_ptr(), bias.data_ptr(), out.data_ptr()
-    kernels.torso_head(torso, batch, features.data_ptr(), outputs, *places)
-    return out
-
-
 class _Passes(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, torso: Any, laid: Tensor, headed: int, *parameters: Tensor) -> Tensor:
-        body, head = (parameters[:-2], parameters[-2:]) if headed else (parameters, ())
-        inner, features = _forward(torso, laid, body)
-        ctx.torso, ctx.headed = torso, headed
+    def forward(ctx: Any, torso: Any, laid: Tensor, *parameters: Tensor) -> Tensor:
+        inner, features = _forward(torso, laid, parameters)
+        ctx.torso = torso
         ctx.save_for_backward(laid, inner, features, *parameters)
-        return _headed(torso, features, head) if headed else features
+        return features
 
     @staticmethod
     @once_differentiable
@@ -213,38 +180,21 @@ class _Passes(torch.autograd.Function):
                 "the compiled torso takes gradients of one output at a time (is_grads_batched, vmap): set "
                 "MURMURATE_NATIVE=off for many"
             )
-        laid, inner, features, *own = ctx.saved_tensors
-        laid, inner, features = _lies(laid), _lies(inner), _lies(features)
-        count = len(own) - ctx.headed
-        parameters = [*map(_lies, own[:count]), *(_lies(p, torch.float32) for p in own[count:])]
-        wanted = ctx.needs_input_grad[3:]
+        laid, inner, features, *parameters = map(_lies, ctx.saved_tensors)
+        wanted = ctx.needs_input_grad[2:]
         # layers before it are frozen
-        first = next((i for i, asked in enumerate(wanted[:count]) if asked), count) // 2
-        places = gradients.claim(own) if all(wanted) else None
-        # each lies as its parameter does
-        found = [torch.empty_like(p) for p in parameters] if places is None else places
+        first = next(i for i, asked in enumerate(wanted) if asked) // 2
+        found = [torch.empty_like(p) for p in parameters]  # each lies as its parameter does
         gradient = gradient.contiguous()  # held: the kernels read it by its address
-        batch = len(laid)
-        if ctx.headed:
-            ahead = torch.empty_like(features)
-            outputs, weight = len(parameters[-1]), parameters[-2]
-            into = ahead.data_ptr(), found[-2].data_ptr(), found[-1].data_ptr()
-            given = weight.data_ptr(), gradient.data_ptr()
-            kernels.torso_head_backward(ctx.torso, batch, features.data_ptr(), outputs, *given, *into)
-            gradient = ahead
-        if 2 * first < count:
-            kernels.torso_backward(
-                ctx.torso,
-                batch,
-                laid.data_ptr(),
-                inner.data_ptr(),
-                features.data_ptr(),
-                gradient.data_ptr(),
-                tuple([p.data_ptr() for p in parameters[:count]]),
-                tuple([g.data_ptr() for g in found[:count]]),
-                first,
-                places is not None,
-            )
-        if places is not None:
-            return (None,) * (3 + len(parameters))
-        return None, None, None, *(g if asked else None for g, asked in zip(found, wanted, strict=True))
+        kernels.torso_backward(
+            ctx.torso,
+            len(laid),
+            laid.data_ptr(),
+            inner.data_ptr(),
+            features.data_ptr(),
+            gradient.data_ptr(),
+            tuple([p.data_ptr() for p in parameters]),
+            tuple([g.data_ptr() for g in found]),
+            first,
+        )
+        return None, None, *(g if asked else None for g, asked in zip(found, wanted, strict=True))

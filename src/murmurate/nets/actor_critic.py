@@ -1,4 +1,4 @@
-"""A policy and a value function over one torso, and the net for a given world."""
+"""Actor-critic nets: a policy and a value function over a torso."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from murmurate.nets.initialize import orthogonal_
 from murmurate.nets.recurrent import LSTMCore
-from murmurate.nets.torso import AUTO, build_torso, drawn_from
+from murmurate.nets.torso import AUTO, build_torso, seeded_by
 from murmurate.spec import EnvSpec
 
 
@@ -32,20 +32,20 @@ class GaussianHead(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """Torso, perhaps a recurrent core, a policy head and a value head.
+    """A torso, optionally a recurrent core, a policy head and a value head.
 
-    What the heads give is float32. Features are cast to each part's dtype, so a torso in bfloat16 may
-    carry heads in float32.
+    The heads' results are converted to float32. Features are cast to each head's dtype, so a bfloat16 torso
+    can have float32 heads.
 
     Args:
         torso: observations [B, ...] to features [B, F].
         core: an ``LSTMCore`` between torso and heads, or None.
         policy_head: features to the policy's parameters [..., A].
         value_head: features to [..., 1].
-        value_torso: a torso of the value function's own, or None where it shares ``torso``.
+        value_torso: a separate torso of the value function; None: it shares ``torso``.
 
     Raises:
-        ValueError: for a core together with a value torso: the core would serve only one of them.
+        ValueError: for a core together with a value torso, because the core would serve only one torso.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ActorCritic(nn.Module):
     ) -> None:
         super().__init__()
         if core is not None and value_torso is not None:
-            raise ValueError("a recurrent net shares its torso: leave out value_torso, or the core")
+            raise ValueError("a recurrent net has one torso: leave out value_torso, or the core")
         self.torso = torso
         self.core = core
         self.policy_head = policy_head
@@ -67,11 +67,11 @@ class ActorCritic(nn.Module):
         self.memory_size = 0 if core is None else core.memory_size
 
     def initial_memory(self, batch: int) -> Tensor | None:
-        """Zeros [batch, M], or None where there is no recurrent core."""
+        """Zeros [batch, M]; None without a recurrent core."""
         return None if self.core is None else self.core.initial_memory(batch)
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """One look without memory.
+        """One step of a net that is not recurrent.
 
         Args:
             observation: [B, ...].
@@ -89,11 +89,11 @@ class ActorCritic(nn.Module):
     def unroll(
         self, observation: Tensor, memory: Tensor | None, first: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """A rollout at once, forgetting where an episode begins. One step is a rollout with T = 1.
+        """All steps of a rollout. The memory is reset where an episode begins.
 
         Args:
             observation: [T, B, ...].
-            memory: before step 0 [B, M]; None where there is no recurrent core.
+            memory: before step 0 [B, M]; None without a recurrent core.
             first: bool [T, B]: observation t begins an episode.
 
         Returns:
@@ -113,7 +113,7 @@ class ActorCritic(nn.Module):
         if self.core is not None:
             if memory is None:
                 raise ValueError(
-                    "this net is recurrent: give unroll a memory; initial_memory makes the first"
+                    "this net is recurrent: give unroll a memory, at first that of initial_memory"
                 )
             features, memory = self.core(features.view(steps, batch, -1), memory, first)
             features = features.flatten(0, 1)
@@ -137,12 +137,12 @@ def actor_critic(
 ) -> ActorCritic:
     """The net for a world, orthogonally initialised: gain sqrt(2) in the torso, 0.01 and 1 in the heads.
 
-    A torso that is not ``shared``, as an MLP, is there twice, for policy and value, unless a recurrent core
-    joins them.
+    Without a recurrent core, policy and value have separate torsos if the torso is not ``shared`` (as an
+    MLP).
 
     Args:
         spec: the world.
-        generator: all weights are drawn from it; the global one is not touched.
+        generator: of all weights; the global generator does not change.
         torso: its name (``nets/torso.py``); "auto" is nature2013 for images and mlp for vectors.
         hidden: widths of the MLP's layers (tanh).
         recurrent: width of an LSTM between torso and heads (orthogonal, gain 1); 0 for none.
@@ -150,7 +150,7 @@ def actor_critic(
     Raises:
         ValueError: for an unknown torso, or one that cannot read the world's observations.
     """
-    with drawn_from(generator):
+    with seeded_by(generator):
         net = _build(spec, torso, hidden, recurrent)
     for trunk in (net.torso, net.value_torso):
         if trunk is not None:

@@ -4,13 +4,13 @@ Milliseconds of one thread on an AVX-512 and AMX core, Nature-2013, forward alon
 forward with backward for one of 80 (least of 150 interleaved runs, on a busy machine):
 
                                          float32        bfloat16
-    row by row (``channels_last=False``) 1.68   23.8    1.39   11.6
+    contiguous (``channels_last=False``) 1.68   23.8    1.39   11.6
     channels last                        2.00   16.6    1.09    9.4
     channels last, in blocks             2.09   14.9    1.07    7.2
     the same, compiled (as here)         1.81   13.2    0.39    3.8
 
-``_Blocks`` says why blocks, and ``native/torso.hpp`` how the last row computes: frames are laid in blocks by
-a kernel anywhere, and in bfloat16 all layers are one where there is AMX or AVX512_BF16.
+``_Blocks`` explains the blocks, and ``native/torso.hpp`` the compiled version: a kernel rearranges frames
+into blocks, and in bfloat16 one kernel computes all layers on processors with AMX or AVX512_BF16.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _USUAL = ((0, 0), (1, 1), 1)  # padding, dilation, groups
 
 
 class Convolution(NamedTuple):
-    """One layer: ``channels`` filters of ``kernel`` x ``kernel``, ``stride`` apart, no padding."""
+    """One layer: ``channels`` filters of ``kernel`` x ``kernel`` pixels with this stride, without padding."""
 
     channels: int
     kernel: int
@@ -44,16 +44,16 @@ NATURE_2015 = (Convolution(32, 8, 4), Convolution(64, 4, 2), Convolution(64, 3, 
 class ConvTorso(nn.Module):
     """Convolutions and one fully connected layer, each with a ReLU.
 
-    Frames come as they are stored, uint8; the division by 255 is folded into the first layer's
-    weights, which is the same map and spares a pass over the frames. The last feature map is
-    flattened in the order (row, column, channel), which is how it lies in memory.
+    Frames are uint8; the division by 255 is folded into the first layer's weights, which gives the same
+    function without a pass over the frames. The last feature map is flattened in the order (row, column,
+    channel), which is its order in memory.
 
     Args:
         shape: (C, H, W) of an observation.
         layers: the convolutions.
         width: of the fully connected layer.
-        channels_last: keep weights and activations in ``torch.channels_last`` (faster on a CPU and
-            on tensor cores; the same function to rounding).
+        channels_last: use ``torch.channels_last`` for weights and activations (faster on a CPU and
+            on tensor cores; the same function up to rounding).
 
     Raises:
         ValueError: if the frames are smaller than the filters.
@@ -87,9 +87,9 @@ class ConvTorso(nn.Module):
         self.linear = nn.Linear(channels * height * wide, width)
         self.layers_in_blocks = None if self.blocks is None else _in_blocks(shape, layers)
 
-    def lay(self, observation: Tensor) -> Tensor:
-        """uint8 [B, C, H, W] as the first layer reads it, if that takes work that several nets of this shape
-        can share; ``forward`` takes either.
+    def preprocess(self, observation: Tensor) -> Tensor:
+        """uint8 [B, C, H, W] rearranged for the first layer, once for several nets of this shape; ``forward``
+        accepts both.
 
         Raises:
             ValueError: on another shape or dtype.
@@ -110,7 +110,7 @@ class ConvTorso(nn.Module):
             )
 
     def forward(self, observation: Tensor) -> Tensor:
-        """uint8 [B, C, H, W], or what ``lay`` makes of it, to features [B, width] of the parameters' dtype.
+        """uint8 [B, C, H, W], also after ``preprocess``, to features [B, width] of the parameters' dtype.
 
         Raises:
             ValueError: on another shape or dtype.
@@ -119,27 +119,14 @@ class ConvTorso(nn.Module):
         computed = None if parameters is None else self._compiled(observation, parameters)
         return self._plainly(observation) if computed is None else computed
 
-    def headed(self, observation: Tensor, head: nn.Module) -> Tensor | None:
-        """What a plain linear layer in float32 makes of the features, computed with them; None where it is
-        another, or this torso has no kernels here or somebody listens to it. Raises as ``forward``."""
-        linear = _conv_kernels.linear_of(head, self.out_features)
-        if linear is None or not _conv_kernels.is_plain(self, ConvTorso):
-            return None
-        parameters = self._plain_parameters()
-        if parameters is None:  # before frames are laid: whoever asks us again would lay them once more
-            return None
-        return self._compiled(self._as_read(observation), parameters, linear)
-
     def _as_read(self, observation: Tensor) -> Tensor:
         """As the first layer reads it: laid, if it is not yet."""
         laid = self.blocks is not None and observation.shape[1:] == self.blocks.shape
-        return observation if laid else self.lay(observation)
+        return observation if laid else self.preprocess(observation)
 
-    def _compiled(
-        self, laid: Tensor, parameters: list[Tensor], linear: tuple[Tensor, ...] = ()
-    ) -> Tensor | None:
+    def _compiled(self, laid: Tensor, parameters: list[Tensor]) -> Tensor | None:
         blocks = self.layers_in_blocks
-        return None if blocks is None else _conv_kernels.run(blocks, laid, parameters, linear)
+        return None if blocks is None else _conv_kernels.run(blocks, laid, parameters)
 
     def _plain_parameters(self) -> list[Tensor] | None:
         """Weight and bias of each layer for the kernels; None where these cannot, and if somebody has put
@@ -198,13 +185,13 @@ def _in_blocks(shape: Sequence[int], layers: Sequence[Convolution]) -> tuple[_co
 
 
 class _Blocks(nn.Module):
-    """Folds frames into blocks of 4 x 4 pixels, so that a filter with stride 4 gets stride 1.
+    """Rearranges frames into blocks of 4 x 4 pixels, so that a filter with stride 4 gets stride 1.
 
     A convolution with kernel 4k and stride 4 over C channels is the convolution with kernel k and
-    stride 1 over the 16 C channels of blocks, with the weights in another order. Three things get
-    faster: four pixels of a row lie side by side in either layout, so the frames are re-laid as 32-bit words
-    and not byte by byte; only the re-laid bytes are widened; and a convolution over 64 channels uses the
-    vector and matrix units that one over 4 channels leaves idle.
+    stride 1 over the 16 C channels of blocks, with the weights in another order. This is faster: four pixels
+    of a row are adjacent in both layouts, so frames are rearranged as 32-bit words and not byte by byte; only
+    the rearranged bytes are converted to floating point; and a convolution over 64 channels uses the vector
+    and matrix units better than one over 4.
     """
 
     word: Tensor
@@ -214,8 +201,8 @@ class _Blocks(nn.Module):
         c, h, w = shape
         self.rows, self.columns, self.kernel = h // 4, w // 4, layer.kernel // 4
         self.shape = torch.Size((16 * c, self.rows, self.columns))
-        # Words are [C, row of blocks, row in block, column of blocks] and wanted as
-        # [row of blocks, column of blocks, C, row in block].
+        # from [C, row of blocks, row in block, column of blocks]
+        # to [row of blocks, column of blocks, C, row in block]
         word = torch.arange(c * h * w // 4).view(c, self.rows, 4, self.columns)
         self.register_buffer("word", word.permute(1, 3, 0, 2).reshape(1, -1), persistent=False)
 

@@ -1,4 +1,4 @@
-"""Orthogonal initialisation from a generator that the caller owns."""
+"""Orthogonal initialisation with a given generator."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from torch import Tensor, nn
 def orthogonal_(module: nn.Module, gain: float, generator: torch.Generator) -> None:
     """Make every weight below ``module`` orthogonal times ``gain``, and every bias 0.
 
-    A weight is read as the matrix [outputs, everything else]; an LSTM's as one matrix for each of its
-    four gates. Drawn in float32 on the generator's device, so that neither the parameters' dtype nor
-    their device or memory format changes a draw. Parameters of other kinds of module are left alone.
+    A weight is taken as the matrix [outputs, everything else], that of an LSTM as one matrix for each of its
+    four gates. Matrices are drawn in float32 on the generator's device, so that draws depend neither on the
+    parameters' dtype nor on their device or memory format. Other kinds of module do not change.
     Source: Saxe et al. 2014.
 
     Raises:
         ValueError: if there is nothing to initialise below ``module``.
     """
-    found = False
+    any_found = False
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Conv2d):
-            found = True
+            any_found = True
             _orthogonal_rows_(part.weight, gain, generator)
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
         elif isinstance(part, nn.LSTMCell):
-            found = True
+            any_found = True
             for weight in (part.weight_ih, part.weight_hh):
                 for gate in weight.detach().chunk(4):
                     _orthogonal_rows_(gate, gain, generator)
             nn.init.zeros_(part.bias_ih)
             nn.init.zeros_(part.bias_hh)
-    if not found:
+    if not any_found:
         raise ValueError(f"{type(module).__name__} holds no Linear, Conv2d or LSTMCell to initialise")
 
 

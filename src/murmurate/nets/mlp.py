@@ -14,11 +14,11 @@ from murmurate.spec import EnvSpec
 
 
 class MLP(nn.Module):
-    """Linear layers, each followed by ``activation``: features for heads to read.
+    """Linear layers, each followed by ``activation``.
 
     Args:
         sizes: widths from the input to the output, at least two.
-        activation: applied after every layer, the last one included.
+        activation: applied after every layer, including the last.
 
     Raises:
         ValueError: if there are fewer than two sizes, or one is below 1.
@@ -39,8 +39,8 @@ class MLP(nn.Module):
         x = observation.flatten(1)
         if x.shape[1] != self.in_features:
             raise ValueError(
-                f"an observation must have {self.in_features} numbers, but the batch is "
-                f"shaped {list(observation.shape)}"
+                f"an observation must have {self.in_features} numbers, but the batch has "
+                f"shape {list(observation.shape)}"
             )
         x = x.to(cast(Tensor, self.layers[0].weight).dtype)
         for layer in self.layers:

@@ -1,4 +1,4 @@
-"""Action values over a torso, in one stream or two."""
+"""Nets for action values, with one stream or two."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from murmurate.nets.conv import ConvTorso
 from murmurate.nets.initialize import orthogonal_
-from murmurate.nets.torso import AUTO, build_torso, drawn_from
+from murmurate.nets.torso import AUTO, build_torso, seeded_by
 from murmurate.spec import EnvSpec
 
 
@@ -30,21 +30,18 @@ class DuelingHead(nn.Module):
 
 
 class QNetwork(nn.Module):
-    """Torso and head. What the head gives is float32; features are cast to its dtype."""
+    """A torso and a head. Features are cast to the head's dtype, and its result to float32."""
 
     def __init__(self, torso: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.torso, self.head = torso, head
 
-    def lay(self, observation: Tensor) -> Tensor:
-        """[B, ...] as nets of this kind read it, so that several can share the work."""
-        return self.torso.lay(observation) if isinstance(self.torso, ConvTorso) else observation
+    def preprocess(self, observation: Tensor) -> Tensor:
+        """Observations [B, ...] preprocessed for nets of this kind, so that several can share the work."""
+        return self.torso.preprocess(observation) if isinstance(self.torso, ConvTorso) else observation
 
     def forward(self, observation: Tensor) -> Tensor:
         """[B, ...], or what ``lay`` makes of it, to Q(s, .) [B, A]."""
-        together = self.torso.headed(observation, self.head) if isinstance(self.torso, ConvTorso) else None
-        if together is not None:
-            return together
         features = self.torso(observation)
         values: Tensor = self.head(features.to(next(self.head.parameters()).dtype))
         return values.float()
@@ -61,20 +58,20 @@ def q_network(
     """The net for a world, orthogonally initialised: gain sqrt(2) in the torso, 1 in the head.
 
     Args:
-        spec: the world; its actions are discrete.
-        generator: all weights are drawn from it; the global one is not touched.
+        spec: of the world, whose actions are discrete.
+        generator: of all weights; the global generator does not change.
         torso: its name (``nets/torso.py``); "auto" is nature2013 for images and mlp for vectors.
         hidden: widths of the MLP's layers.
-        dueling: two streams, of the state's value and the actions' advantages.
+        dueling: separate streams for the state's value and the actions' advantages.
 
     Raises:
-        ValueError: for vectors of actions, an unknown torso, or one that cannot read what is observed.
+        ValueError: for actions that are vectors, an unknown torso, or one that cannot read the observations.
     """
     if not spec.actions:
         raise ValueError(
-            f"the actions of {spec.name} are vectors, and Q-learning chooses among a few: use a2c"
+            f"the actions of {spec.name} are vectors, and Q-learning needs discrete ones: use a2c"
         )
-    with drawn_from(generator):
+    with seeded_by(generator):
         trunk = build_torso(spec, torso, hidden)
         features: int = trunk.out_features  # type: ignore[assignment]
         head = DuelingHead(features, spec.actions) if dueling else nn.Linear(features, spec.actions)

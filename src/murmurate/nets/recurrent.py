@@ -1,4 +1,4 @@
-"""A recurrent core between torso and heads, whose state is one tensor and resets inside a rollout."""
+"""A recurrent core between torso and heads."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 class LSTMCore(nn.Module):
     """One LSTM layer. Its memory [B, 2 H] is the hidden and the cell state side by side.
 
-    Memory is handed out in float32 whatever the parameters are, so that buffers have one dtype.
-    Parameters are in cuDNN's order (input weights, hidden weights, input bias, hidden bias) and
-    are never moved by a ``flatten_parameters``, so they may be views into a flat vector.
-    Source: Hochreiter and Schmidhuber 1997 with the forget gate of Gers et al. 2000, as torch has it.
+    Memory is always returned in float32, so that buffers have one dtype. Parameters are in cuDNN's order
+    (input weights, hidden weights, input bias, hidden bias) and never moved by ``flatten_parameters``, so
+    they may be views into a flat vector. Source: Hochreiter and Schmidhuber 1997 with the forget gate of Gers
+    et al. 2000, as torch has it.
     """
 
     def __init__(self, in_features: int, width: int) -> None:
@@ -26,12 +26,12 @@ class LSTMCore(nn.Module):
         return torch.zeros(batch, self.memory_size, device=self.cell.weight_hh.device)
 
     def forward(self, x: Tensor, memory: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        """Run over time, forgetting where an episode begins.
+        """Run over time; the memory is reset where an episode begins.
 
         Args:
             x: features [T, B, I].
             memory: before step 0 [B, 2 H].
-            first: bool [T, B]; True forgets the memory before step t is taken.
+            first: bool [T, B]; True resets the memory before step t.
 
         Returns:
             Features [T, B, H] of the parameters' dtype and the memory after step T [B, 2 H], float32.
@@ -47,7 +47,7 @@ class LSTMCore(nn.Module):
         dtype = self.cell.weight_hh.dtype
         h, c = memory.to(dtype).chunk(2, dim=-1)
         outputs = []
-        for x_t, forget in zip(x.to(dtype), first.unsqueeze(-1), strict=True):
-            h, c = self.cell(x_t, (h.masked_fill(forget, 0.0), c.masked_fill(forget, 0.0)))
+        for x_t, reset in zip(x.to(dtype), first.unsqueeze(-1), strict=True):
+            h, c = self.cell(x_t, (h.masked_fill(reset, 0.0), c.masked_fill(reset, 0.0)))
             outputs.append(h)
         return torch.stack(outputs), torch.cat([h, c], dim=-1).float()

@@ -1,4 +1,4 @@
-"""Target networks: copies of a net that follow it slowly, so that what is learnt towards stands still."""
+"""Target networks: copies of a net that follow it slowly, for stationary targets."""
 
 from __future__ import annotations
 
@@ -10,35 +10,34 @@ from torch import Tensor, nn
 
 
 class TargetNetwork:
-    """A copy of ``net`` that moves towards it after every so many own updates.
+    """A copy of ``net`` that moves towards it every few own updates.
 
-    Under strategies with common rounds it moves only where a round ends, when all replicas have the same
+    Under strategies with common rounds it moves only at the end of a round, when all replicas have the same
     parameters: ``every`` is then F x H for F rounds of H updates, and all replicas have the same target (the
-    objective must stand still within a round; Zhang, section 5.2). Elsewhere it moves after ``every`` own
-    updates.
+    objective must be constant within a round; Zhang, section 5.2).
 
-    every: own updates between two moves; 0 leaves it to ``move``.
-    polyak: share of the way that a move goes: 1 is a copy (Mnih et al. 2015), 0.005 a moving average
-        (Lillicrap et al. 2016).
+    every: own updates between two moves; 0: only when ``move`` is called.
+    polyak: 1 copies the net (Mnih et al. 2015), less moves this share of the way, such as 0.005 for a moving
+        average (Lillicrap et al. 2016).
 
-    Raises ``ValueError`` for values that make no sense.
+    Raises ``ValueError`` for values out of range.
     """
 
     def __init__(self, net: nn.Module, *, every: int = 1, polyak: float = 1.0) -> None:
         if every < 0:
-            raise ValueError(f"target_every is {every}; it counts updates, or is 0")
+            raise ValueError(f"target_every is {every}; it must be at least 0")
         if not 0 < polyak <= 1:
-            raise ValueError(f"polyak is {polyak}; a share of the way lies above 0 and is at most 1")
+            raise ValueError(f"polyak is {polyak}; it must be above 0 and at most 1")
         self.source, self.every, self.polyak = net, every, polyak
         self.net = copy.deepcopy(net).requires_grad_(False)
-        self.since = 0  # own updates since it moved
+        self.since = 0  # own updates since the last move
 
     def __call__(self, observation: Tensor) -> Tensor:
         values: Tensor = self.net(observation)
         return values
 
-    def follow(self, staleness: int, common_rounds: bool) -> bool:
-        """Count an own update, and move if it is time to; returns whether it moved.
+    def after_update(self, staleness: int, common_rounds: bool) -> bool:
+        """Count an own update, and move if one is due; returns whether it moved.
 
         staleness: of the update's ``Exchange``; 0 ends a round. common_rounds: the replica's.
         """
@@ -53,7 +52,7 @@ class TargetNetwork:
 
     @torch.no_grad()
     def move(self) -> None:
-        """Go ``polyak`` of the way to the net, whatever the count is. Buffers are copied."""
+        """Move towards the net now. Buffers are copied."""
         for own, new in zip(self.net.parameters(), self.source.parameters(), strict=True):
             if self.polyak == 1:
                 own.copy_(new)

@@ -1,18 +1,19 @@
-"""The part of a net that reads observations, found by name.
+"""Torsos by name: the parts of nets that read observations.
 
 A module of this folder, or one that joins it by an entry point of the group ``murmurate.nets``, offers torsos
-as functions by name; a file of your own is named ``path/to/file.py:function`` and needs no entry point::
+as functions by name. A function in a file of your own is named ``path/to/file.py:function`` and needs no
+entry point::
 
     def wide(spec: EnvSpec, hidden: Sequence[int]) -> nn.Module: ...
 
     TORSOS = {"wide": wide}
 
-``hidden`` are the widths that the agent's field of that name gives. The module takes observations
-[B, *spec.observation_shape] of the world's dtype, casts them to that of its own parameters (which is bfloat16
-under ``precision``), and gives features [B, ``out_features``]. Its linear layers and 2-D convolutions get
-orthogonal weights afterwards, and other parameters keep what they were made with. An attribute
-``shared = False`` has an actor-critic make one torso for the policy and another for the values. A torso that
-cannot read these observations raises ``ValueError``.
+``hidden`` are the widths from the agent's field of that name. The module takes observations
+[B, *spec.observation_shape] of the world's dtype, casts them to the dtype of its own parameters (bfloat16
+under ``precision``), and returns features [B, ``out_features``]. Its linear layers and 2-D convolutions are
+initialised orthogonally afterwards; other parameters keep their values. With the attribute ``shared = False``
+an actor-critic has one torso for the policy and another for the values. A torso that cannot read these
+observations raises ``ValueError``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -34,22 +34,22 @@ from murmurate.spec import EnvSpec
 
 Torso = Callable[[EnvSpec, Sequence[int]], nn.Module]
 AUTO = "auto"
-_SMALLEST_SIDE = 20  # pixels, of an image that nature2013 can read
+_SMALLEST_SIDE = 20  # pixels of an image that nature2013 can read
 
 
 def torsos() -> dict[str, Torso]:
-    """All that have a name."""
-    found: dict[str, Torso] = {}
+    """All torsos by name, without those in files."""
+    by_name: dict[str, Torso] = {}
     for module in plugins.modules("murmurate.nets"):
-        found.update(getattr(module, "TORSOS", {}))
-    return found
+        by_name.update(getattr(module, "TORSOS", {}))
+    return by_name
 
 
 def checked_torso(name: str) -> str:
-    """``name``; that of a file with its absolute path, so that a run goes on from other folders too.
+    """``name``, with an absolute path for a file, so that a run can be resumed from other folders.
 
     Raises:
-        ValueError: for a name of no torso.
+        ValueError: for an unknown name.
     """
     file, _, function = name.rpartition(":")
     if file.endswith(".py"):
@@ -78,16 +78,16 @@ def build_torso(spec: EnvSpec, name: str, hidden: Sequence[int]) -> nn.Module:
     if name == AUTO:
         name = usual_torso(spec)
     known = torsos()
-    made = (known[name] if name in known else _in_file(name))(spec, hidden)
-    if not isinstance(getattr(made, "out_features", None), int):
-        raise ValueError(f"the torso {name} does not say how many features it gives: set its out_features")
-    return made
+    torso = (known[name] if name in known else _in_file(name))(spec, hidden)
+    if not isinstance(getattr(torso, "out_features", None), int):
+        raise ValueError(f"the torso {name} has no number of features: set its out_features")
+    return torso
 
 
 @contextmanager
-def drawn_from(generator: torch.Generator) -> Iterator[None]:
-    """Layers draw from the global generator when they are made. In here what they draw follows from the seed
-    of ``generator``, which is not advanced; afterwards the global one is where it was."""
+def seeded_by(generator: torch.Generator) -> Iterator[None]:
+    """Within this context the global generator, from which layers draw initial weights, has the seed of
+    ``generator``, which is not advanced; afterwards the global one has its former state."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(generator.initial_seed())
         yield
@@ -97,11 +97,10 @@ def _in_file(name: str) -> Torso:
     file, _, function = name.rpartition(":")
     spec = importlib.util.spec_from_file_location(f"murmurate_torso_{Path(file).stem}", file)
     if spec is None or spec.loader is None or not Path(file).is_file():
-        raise ValueError(f"there is no file {file} with a torso in it: say --agent.torso FILE.py:FUNCTION")
+        raise ValueError(f"there is no file {file} with a torso: use --agent.torso FILE.py:FUNCTION")
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
     spec.loader.exec_module(module)
-    found: Any = getattr(module, function, None)
-    if not callable(found):
+    torso: Torso | None = getattr(module, function, None)
+    if not callable(torso):
         raise ValueError(f"there is no function '{function}' in {file}")
-    torso: Torso = found
     return torso

@@ -1,8 +1,8 @@
 """Recipes: functions that return a full Run. The only place where an agent meets a strategy.
 
-Each file has an ``ALGORITHM`` and a ``recipe(world_name) -> Run``, and ``WORLDS`` if it is not for all of
-them; together they are the recipes ``<world>-<algorithm>`` (either may have hyphens of its own). Nothing else
-has to know of a new file.
+Each file has an ``ALGORITHM`` and a ``recipe(world_name) -> Run``, and ``WORLDS`` if it is not for all
+worlds; these are the recipes ``<world>-<algorithm>`` (both parts may contain hyphens). A new file needs no
+registration.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ def _modules() -> tuple[ModuleType, ...]:
 
 
 def algorithms() -> dict[str, Callable[[str], Run]]:
-    """Recipe functions by algorithm, found by listing this folder."""
+    """Recipe functions by algorithm."""
     return {module.ALGORITHM: module.recipe for module in _modules()}
 
 
 def summaries() -> dict[str, str]:
     """A line about each algorithm, from its module's docstring, and its worlds where it is not for all."""
-    found = {}
+    lines = {}
     for module in _modules():
         line = (module.__doc__ or "").strip().splitlines()[0].partition(": ")[2].rstrip(".")
-        only = f" (world: {', '.join(module.WORLDS)})" if hasattr(module, "WORLDS") else ""
-        found[module.ALGORITHM] = line + only
-    return dict(sorted(found.items()))
+        worlds = f" (world: {', '.join(module.WORLDS)})" if hasattr(module, "WORLDS") else ""
+        lines[module.ALGORITHM] = line + worlds
+    return dict(sorted(lines.items()))
 
 
 def recipe(name: str) -> Run:
@@ -47,15 +47,15 @@ def recipe(name: str) -> Run:
 
 
 def stored(folder: Path) -> Run:
-    """The Run of a run folder. Raises Refusal if there is none, or its recipe is not known here."""
+    """The Run of a run folder. Raises Refusal if there is none, or its recipe is unknown."""
     return read_run(folder, recipe)
 
 
 def pairs() -> dict[str, tuple[str, str]]:
-    """(world, algorithm) of every recipe of a world that has a name, by the recipe's, sorted."""
+    """(world, algorithm) of every recipe for a named world, by the recipe's name, sorted."""
     worlds = world_names()
-    found = [(world, m.ALGORITHM) for m in _modules() for world in getattr(m, "WORLDS", worlds)]
-    return dict(sorted((f"{world}-{algorithm}", (world, algorithm)) for world, algorithm in found))
+    combinations = [(world, m.ALGORITHM) for m in _modules() for world in getattr(m, "WORLDS", worlds)]
+    return dict(sorted((f"{world}-{algorithm}", (world, algorithm)) for world, algorithm in combinations))
 
 
 def recipe_names() -> list[str]:
@@ -63,6 +63,6 @@ def recipe_names() -> list[str]:
 
 
 def _module_of(name: str) -> ModuleType | None:
-    """The one with the longest algorithm that ``name`` ends with: apex-dqn before dqn."""
-    fit = [module for module in _modules() if name.endswith(f"-{module.ALGORITHM}")]
-    return max(fit, key=lambda module: len(module.ALGORITHM), default=None)
+    """The module with the longest algorithm that ``name`` ends with: apex-dqn before dqn."""
+    matching = [module for module in _modules() if name.endswith(f"-{module.ALGORITHM}")]
+    return max(matching, key=lambda module: len(module.ALGORITHM), default=None)

@@ -1,4 +1,4 @@
-"""``<world>-a2c``: advantage actor-critic; with several replicas they mean their gradients."""
+"""``<world>-a2c``: advantage actor-critic; several replicas average their gradients."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from murmurate.worlds.registry import world
 ALGORITHM = "a2c"
 
 
-def a2c(name: str) -> Run:
+def recipe(name: str) -> Run:
     """One learner with 16 simulators; ``--replicas N`` adds learners that all-reduce."""
     return Run(recipe=f"{name}-{ALGORITHM}", strategy=AllReduce(), **settings(name))
 
 
 def settings(name: str) -> dict[str, Any]:
-    """What suits a world, whatever the strategy."""
-    where = world(name)
-    if where.images:
+    """The fields of the Run that depend on the world, and not on the strategy."""
+    chosen = world(name)
+    if chosen.images:
         return {
-            "world": where,
+            "world": chosen,
             "learner": A2C(precision="auto"),
             "source": RolloutSourceConfig(),
             "evaluation": Games(),
             "env_steps": 10_000_000,
         }
-    if where.name == "cartpole":
-        # A critic that has learned leaves gradients near zero; with the usual epsilon of 1e-5 RMSprop scales
-        # them up to full steps, and the first failure after such a calm up to ten: the policy is gone.
+    if chosen.name == "cartpole":
+        # A good critic leaves gradients near zero. With the usual epsilon of 1e-5 RMSprop scales them up to
+        # full steps, and the first failure after such a phase up to ten steps, which destroys the policy.
         agent = A2C(
             learning_rate=4e-3,
             learning_rate_end=0.0,
@@ -42,20 +42,17 @@ def settings(name: str) -> dict[str, Any]:
             entropy_coefficient=0.0,
         )
         return {
-            "world": where,
+            "world": chosen,
             "learner": agent,
             "source": RolloutSourceConfig(simulators=8),
             "evaluation": Games(),
             "env_steps": 500_000,
-            "checkpoint_every_env_steps": 20_000,  # the best is kept from among these
+            "checkpoint_every_env_steps": 20_000,  # the best is chosen from these
         }
     return {
-        "world": where,
+        "world": chosen,
         "learner": A2C(steps=8, gae_lambda=0.95, entropy_coefficient=0.0),
         "source": RolloutSourceConfig(),
         "evaluation": Games(),
         "env_steps": 1_000_000,
     }
-
-
-recipe = a2c

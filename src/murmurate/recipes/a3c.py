@@ -12,9 +12,6 @@ from murmurate.training.run import Run
 ALGORITHM = "a3c"
 
 
-def a3c(name: str) -> Run:
-    """Four A2C learners that all write into the same parameters and RMSprop statistics."""
+def recipe(name: str) -> Run:
+    """Four A2C learners that share parameters and RMSprop statistics."""
     return Run(recipe=f"{name}-{ALGORITHM}", strategy=Hogwild(), replicas=4, **settings(name))
-
-
-recipe = a3c

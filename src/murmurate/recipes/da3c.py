@@ -12,10 +12,7 @@ from murmurate.training.run import Run
 ALGORITHM = "da3c"
 
 
-def da3c(name: str) -> Run:
-    """Four A2C learners; the master clips, schedules and runs RMSprop on each gradient as it comes."""
-    strategy = ParameterServer(local_steps=False)  # a step that the next pull overwrites at once is wasted
+def recipe(name: str) -> Run:
+    """Four A2C learners; the master applies clipping, schedule and RMSprop to each gradient on arrival."""
+    strategy = ParameterServer(local_steps=False)  # the next pull would overwrite a local step at once
     return Run(recipe=f"{name}-{ALGORITHM}", strategy=strategy, replicas=4, **settings(name))
-
-
-recipe = da3c

@@ -15,24 +15,24 @@ from murmurate.worlds.registry import world
 ALGORITHM = "dqn"
 
 
-def dqn(name: str) -> Run:
-    """One learner that plays and learns in turn; ``--replicas N`` adds learners that all-reduce."""
+def recipe(name: str) -> Run:
+    """One learner that acts and learns in turn; ``--replicas N`` adds learners that all-reduce."""
     return Run(recipe=f"{name}-{ALGORITHM}", strategy=AllReduce(), **settings(name))
 
 
 def settings(name: str) -> dict[str, Any]:
-    """What suits a world, whatever the strategy."""
-    where = world(name)
-    if where.images:
+    """The fields of the Run that depend on the world, and not on the strategy."""
+    chosen = world(name)
+    if chosen.images:
         return {
-            "world": where,
+            "world": chosen,
             "learner": DQN(n_step=3, precision="auto"),
             "source": ReplaySourceConfig(simulators=8),
             "evaluation": Games(),
             "env_steps": 10_000_000,
         }
     return {
-        "world": where,
+        "world": chosen,
         "learner": DQN(
             batch=64,
             n_step=10,
@@ -50,6 +50,3 @@ def settings(name: str) -> dict[str, Any]:
         "env_steps": 100_000,
         "checkpoint_every_env_steps": 10_000,
     }
-
-
-recipe = dqn

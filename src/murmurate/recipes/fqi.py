@@ -1,7 +1,7 @@
 """``<world>-fqi``: double deep fitted Q-iteration, the batch counterpart of double DQN (Jin, section 2.7).
 
-The policy is fixed while a batch of env steps is made; then the net is fitted with as many updates as DQN
-would have made meanwhile, against a target net that is fixed during the fit.
+The policy is fixed during a batch of env steps; then the net is fitted with as many updates as DQN would have
+made for these steps, against a target net that is fixed during the fit.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from murmurate.training.run import Run
 ALGORITHM = "fqi"
 
 
-def fqi(name: str) -> Run:
-    """Uniform draws; of single steps of worlds with images (Ours, where the thesis is silent: the last five
-    batches of these are kept, and 50,000 steps elsewhere)."""
+def recipe(name: str) -> Run:
+    """Uniform draws; for images, single steps. The replay keeps the last five batches of images, elsewhere
+    50,000 steps (our choice; the thesis does not say)."""
     fields = settings(name)
     learner, source = fields.pop("learner"), fields.pop("source")
     # Jin, Table 2.1: batches of 12,500 steps and some 3,000 updates of 32, one for every 4 steps
@@ -29,6 +29,3 @@ def fqi(name: str) -> Run:
     source = dataclasses.replace(source, replay=replay)
     learner = dataclasses.replace(learner, n_step=1 if images else learner.n_step, target_every=0)
     return Run(recipe=f"{name}-{ALGORITHM}", learner=learner, source=source, strategy=AllReduce(), **fields)
-
-
-recipe = fqi

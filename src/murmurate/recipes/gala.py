@@ -9,9 +9,6 @@ from murmurate.training.run import Run
 ALGORITHM = "gala"
 
 
-def gala(name: str) -> Run:
-    """Four A2C learners; each averages with the one before it in the ring, without waiting."""
+def recipe(name: str) -> Run:
+    """Four A2C learners; each averages with its predecessor in the ring, without waiting."""
     return Run(recipe=f"{name}-{ALGORITHM}", strategy=GALA(), replicas=4, **settings(name))
-
-
-recipe = gala

@@ -14,8 +14,8 @@ ALGORITHM = "gmm"
 WORLDS = ("table",)
 
 
-def gmm(name: str) -> Run:
-    """One replica; ``--replicas N`` adds others on one lambda. The user names the table."""
+def recipe(name: str) -> Run:
+    """One replica; ``--replicas N`` adds replicas that share lambda. ``--world.path`` names the table."""
     if name not in WORLDS:
         raise unknown("world", name, WORLDS)
     return Run(
@@ -28,6 +28,3 @@ def gmm(name: str) -> Run:
         env_steps=1_000_000,
         checkpoint_every_env_steps=1_000_000,
     )
-
-
-recipe = gmm

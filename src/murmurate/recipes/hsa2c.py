@@ -1,6 +1,6 @@
 """``<world>-hsa2c``: A2C under DPSGD (Mohamad et al., Algorithms 8 and 9).
 
-k-step returns are ``agent.steps``, the local mini-batch m is ``simulators``, p is ``strategy.threads``, B
+The paper's k is ``agent.steps``, its local mini-batch m ``simulators``, p ``strategy.threads``, B
 ``strategy.local_updates`` and M ``strategy.batch``.
 """
 
@@ -13,9 +13,6 @@ from murmurate.training.run import Run
 ALGORITHM = "hsa2c"
 
 
-def hsa2c(name: str) -> Run:
-    """Two nodes of two learners each, lock-free inside a node; a master adds up what the nodes moved."""
+def recipe(name: str) -> Run:
+    """Two nodes of two learners each, lock-free inside a node; a master adds up the nodes' changes."""
     return Run(recipe=f"{name}-{ALGORITHM}", strategy=DPSGD(), replicas=4, **settings(name))
-
-
-recipe = hsa2c

@@ -14,8 +14,8 @@ ALGORITHM = "lda"
 WORLDS = ("corpus",)
 
 
-def lda(name: str) -> Run:
-    """One replica; ``--replicas N`` adds others on one lambda. The user names the corpus."""
+def recipe(name: str) -> Run:
+    """One replica; ``--replicas N`` adds replicas that share lambda. ``--world.path`` names the corpus."""
     if name not in WORLDS:
         raise unknown("world", name, WORLDS)
     return Run(
@@ -27,8 +27,5 @@ def lda(name: str) -> Run:
         evaluation=HeldOutDocuments(),
         env_steps=1_000_000,
         checkpoint_every_env_steps=1_000_000,
-        record_every_seconds=0.2,  # small corpora are through in seconds
+        record_every_seconds=0.2,  # small corpora take seconds
     )
-
-
-recipe = lda

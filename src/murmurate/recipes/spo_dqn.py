@@ -1,7 +1,7 @@
-"""``<world>-spo-dqn``: learners with a replay each take the mean of their parameters every H updates.
+"""``<world>-spo-dqn``: learners, each with a replay, average their parameters every H updates.
 
-SPO (Zhang, Algorithm 5, and section 5.2 for Q-learning): the net of the last mean chooses the action that the
-target net values, and the target net moves every F rounds.
+SPO (Zhang, Algorithm 5, and section 5.2 for Q-learning): the net of the last average chooses the action that
+the target net evaluates, and the target net moves every F rounds.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _PERIOD = 10  # H
 _LEARNERS = 2
 
 
-def spo_dqn(name: str) -> Run:
-    """Two learners that share the simulators of one (Differs: each fills its own bank, where Zhang's actors
-    fill them all in turn; one stream, where Zhang's net has two).
+def recipe(name: str) -> Run:
+    """Two learners with half of the simulators each (Differs: each fills its own bank, where Zhang's actors
+    fill all banks in turn; the net has one stream, where Zhang's has two).
 
-    On Atari each draws half a batch. Adam's step is then along a gradient sqrt(2) times as noisy, and so as
-    many times shorter in its direction, which the mean over learners does not undo: the learning rate does,
-    by the square root rule (Malladi et al. 2022).
+    On Atari each draws half a batch. The gradient is then sqrt(2) times as noisy, so Adam's steps in its
+    direction are shorter by that factor, which averaging over learners does not undo. The learning rate makes
+    up for it, by the square root rule (Malladi et al. 2022).
     """
     fields = settings(name)
     learner = dataclasses.replace(fields.pop("learner"), selector="agreed")
     simulators = fields["source"].simulators // _LEARNERS
     fields["source"] = dataclasses.replace(fields["source"], simulators=simulators)
-    # each learner sees its share of the steps, and needs as many updates as one alone
+    # each learner gets its share of the env steps, and needs as many updates as a single one
     if fields["world"].name == "cartpole":
         fields["env_steps"] *= _LEARNERS
     else:
@@ -43,6 +43,3 @@ def spo_dqn(name: str) -> Run:
         replicas=_LEARNERS,
         **fields,
     )
-
-
-recipe = spo_dqn

@@ -1,4 +1,4 @@
-"""The live display of a run in a terminal; plain lines every ten seconds where there is none."""
+"""The live display of a run in a terminal; without a terminal, plain lines every ten seconds."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _BLOCKS, _ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 
 
 class Console:
-    """Shows the records it is fed: a row a replica, a total with ETA, the mean return's curve, events.
+    """Shows a run's records: a row for each replica, a total with ETA, the mean return's curve, events.
 
-    Use it as a context manager; call ``feed`` with what a ``Tail`` polled, and ``refresh`` now and
-    then (it also lets time pass on screen, and prints the plain lines). ``elapsed`` returns the
-    seconds since the run began (default: since this object was made); it must count as
-    ``time_seconds`` of the records does. ``curves``: metrics to print (see ``evaluation.interface.Curve``).
+    Use it as a context manager; call ``feed`` with the records that a ``Tail`` polled, and ``refresh``
+    regularly (it updates the time on screen and prints the plain lines). ``elapsed`` returns the seconds
+    since the run began (default: since this object was made), on the clock of the records' ``time_seconds``.
+    ``unit``: of env steps. ``curves``: metrics to print (see ``evaluation.interface.Curve``).
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Console:
         self.progress = Progress(replicas)
         self.target_env_steps = target_env_steps
         self.target_seconds = target_seconds
-        self._unit = unit  # of env steps
+        self._unit = unit
         self._curves = curves
         self._elapsed = elapsed or (lambda: time.monotonic() - started)
         self._console = console or rich.console.Console()
@@ -93,7 +93,8 @@ class Console:
                 self._print(f"[{clock(event['time_seconds'])}] {event.get('message', event.get('event'))}")
 
     def _checkpoint_is_due(self, event: Mapping[str, Any]) -> bool:
-        """A fast run saves several times a second: report it no more often than the plain lines."""
+        """Whether to print a checkpoint: a fast run saves several times a second, so not more often than
+        lines."""
         if event["time_seconds"] < self._next_checkpoint:
             return False
         self._next_checkpoint = event["time_seconds"] + self._interval
@@ -107,7 +108,7 @@ class Console:
             self._print(self.line())
 
     def line(self) -> str:
-        """Where the run stands, in one line of ASCII."""
+        """The run's progress in one line of ASCII."""
         at = self.progress
         parts = [f"[{clock(self._seconds())}] {at.env_steps:,} {self._unit}{self._percent()}"]
         if (rate := at.env_steps_per_second) is not None:
@@ -117,10 +118,10 @@ class Console:
         for curve in self._curves:
             if (value := at.best(curve.metric, curve.lower_is_better)) is not None:
                 parts.append(f"{curve.title.lower()} {value:,.{curve.digits}f}")
-        if at.staleness is not None:
-            parts.append(f"staleness {at.staleness:.0f}")
-        if at.disagreement is not None:
-            parts.append(f"disagreement {_small(at.disagreement)}")
+        if (staleness := at.number("staleness")) is not None:
+            parts.append(f"staleness {staleness:.0f}")
+        if (disagreement := at.number("disagreement")) is not None:
+            parts.append(f"disagreement {_small(disagreement)}")
         if (dead := [r.replica for r in at.replicas if r.dead]) != []:
             parts.append(f"dead {dead}")
         if (eta := self._eta()) is not None:
@@ -150,10 +151,11 @@ class Console:
         table = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1), header_style="dim", pad_edge=False)
         table.add_column("replica" if wide else "#", justify="right", no_wrap=True)
         table.add_column("state", no_wrap=True, min_width=8)
-        for name in self._columns(wide):
-            table.add_column(name, justify="right", no_wrap=True)
+        for _, wide_name, narrow_name, _ in _COLUMNS:
+            if name := wide_name if wide else narrow_name:
+                table.add_column(name, justify="right", no_wrap=True)
         replicas = self.progress.replicas
-        # The dead come first where not all fit: they are what a person must not miss.
+        # where not all fit, the dead are always shown
         shown = sorted(sorted(replicas, key=lambda r: not r.dead)[:SHOWN_REPLICAS], key=lambda r: r.replica)
         for replica in shown:
             state = replica.state(self._seconds(), SILENT_AFTER_SECONDS)
@@ -165,42 +167,18 @@ class Console:
             table.add_row("", Text(f"and {len(replicas) - len(shown)} more", style="dim"))
         table.add_section()
         table.add_row(
-            "all", Text(f"{len(self.progress.living)} alive"), *self._total_cells(wide), style="bold"
+            "all", Text(f"{len(self.progress.living)} alive"), *self._cells(self.progress, wide), style="bold"
         )
         return table
 
-    @staticmethod
-    def _columns(wide: bool) -> Sequence[str]:
-        if wide:
-            return (
-                "env steps",
-                "updates",
-                "steps/s",
-                "return (100)",
-                "staleness",
-                "disagreement",
-                "loss",
-                "entropy",
-            )
-        return ("steps", "steps/s", "return", "stale", "disagr.", "loss")
-
-    def _cells(self, replica: ReplicaProgress, wide: bool) -> list[str]:
-        number = replica.number
-        steps, rate = number("env_steps"), None if replica.dead else number("env_steps_per_second")
-        shown = [_count(steps, wide), _count(rate, True)]
-        if wide:
-            shown.insert(1, _count(number("updates"), True))
-        shown += [_number(number("return_mean")), _count(number("staleness"), True)]
-        shown += [_small(number("disagreement")), _value(replica, "loss")]
-        return [*shown, _value(replica, "entropy")] if wide else shown
-
-    def _total_cells(self, wide: bool) -> list[str]:
-        at = self.progress
-        shown = [_count(at.env_steps, wide), _count(at.env_steps_per_second, True)]
-        if wide:
-            shown.insert(1, _count(at.updates, True))
-        shown += [_number(at.return_mean), _count(at.staleness, True), _small(at.disagreement)]
-        return [*shown, _number(at.loss)]
+    def _cells(self, source: Progress | ReplicaProgress, wide: bool) -> list[str]:
+        """The numbers of a replica's row, or of the total."""
+        cells = []
+        for key, _, narrow_name, text in _COLUMNS:
+            if wide or narrow_name:
+                value, shown = source.number(key), _short if text is _whole and not wide else text
+                cells.append("-" if value is None else shown(value))
+        return cells
 
     def _bar(self) -> Text:
         at = self.progress
@@ -266,27 +244,34 @@ def sparkline(values: Sequence[float], width: int, blocks: str = _BLOCKS) -> str
     return "".join(blocks[round((c - low) / (high - low) * top) if high > low else 0] for c in columns)
 
 
-def _count(value: float | None, whole: bool) -> str:
-    if value is None:
-        return "-"
-    if whole or value < 10_000:
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _short(value: float) -> str:
+    if value < 10_000:
         return f"{value:,.0f}"
     return f"{value / 1e6:.2f}M" if value >= 1e6 else f"{value / 1e3:.1f}k"
 
 
-def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.2f}" if abs(value) < 100 else f"{value:.1f}"
 
 
-def _small(value: float | None) -> str:
-    if value is None:
-        return "-"
+def _small(value: float) -> str:
     return "0" if value == 0 else f"{value:.1e}"
 
 
-def _value(replica: ReplicaProgress, key: str) -> str:
-    """As ``_number``, but says NaN where the newest value was not finite."""
-    latest = replica.latest.get(key)
-    return "NaN" if isinstance(latest, float) and math.isnan(latest) else _number(replica.number(key))
+# metric, heading of a wide and of a narrow table (none: not shown), format
+_COLUMNS: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
+    ("env_steps", "env steps", "steps", _whole),
+    ("updates", "updates", "", _whole),
+    ("env_steps_per_second", "steps/s", "steps/s", _whole),
+    ("return_mean", "return (100)", "return", _number),
+    ("staleness", "staleness", "stale", _whole),
+    ("disagreement", "disagreement", "disagr.", _small),
+    ("loss", "loss", "loss", _number),
+    ("entropy", "entropy", "", _number),
+)

@@ -1,4 +1,4 @@
-"""The figures of a comparison, the histogram of staleness and the strips of a timeline."""
+"""The report's figures: functions that draw one axes each."""
 
 from __future__ import annotations
 
@@ -9,52 +9,74 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib import ticker
 from matplotlib.axes import Axes
-from matplotlib.patches import PathPatch
+from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path
+from numpy.typing import NDArray
 
+from murmurate.record.epsilon_ball import Ball
 from murmurate.record.figures import (
+    COLOURS,
     DASHES,
     RUN_COLOURS,
     Draw,
-    Palette,
     axis_label,
+    byte_size,
+    percent_axis,
+    run_colour,
     short,
     thin,
     tidy,
     time_unit,
 )
-from murmurate.record.groups import Curve, Group
-from murmurate.record.runs import Axis
+from murmurate.record.groups import RunGroup, only_run
+from murmurate.record.runs import Axis, RecordedRun
 from murmurate.record.step_timer import KINDS
-from murmurate.record.strips import Span, Window
+from murmurate.record.timelines import Timeline, TimelineSpan
 
+MOST_LINES = 32
 EXACT_BARS = 48
+_INTEGERS = frozenset({"staleness", "heard"})
 _ROW = 0.78
 _LABEL = 36  # characters that leave room for the bars
-# Waiting is a thin line, so that not only its colour distinguishes it from work.
+# waiting is a thin line, so that more than its colour distinguishes it from work
 _HEIGHTS = {"collect": _ROW, "learn": _ROW, "exchange": _ROW, "wait": 0.22}
 
 
-def lines(groups: Sequence[Group], key: str, axis: Axis, label: str, *, log_y: bool = False) -> Draw:
-    """``key`` along ``axis``: each group's mean over its runs, and a band from their lowest to their highest.
+def curves(
+    groups: Sequence[RunGroup],
+    key: str,
+    axis: Axis,
+    label: str,
+    *,
+    from_zero: bool = False,
+    log_y: bool = False,
+) -> Draw:
+    """The metric ``key`` along ``axis``.
 
-    Bytes are drawn on a logarithmic axis: strategies differ in them by orders of magnitude.
+    Of a single run each replica is a thin line, their mean a bold one, and a death a cross. Of several runs
+    there is a line for each group's mean over its runs, and a band from its lowest to its highest run. Bytes
+    have a logarithmic axis: strategies differ in them by orders of magnitude.
     """
 
-    def draw(axes: Axes, palette: Palette) -> None:
-        curves = {g.index: c for g in groups if (c := g.curve(key, axis)) is not None}
-        divisor, unit = 1.0, ""
-        if axis == "time_seconds":
-            divisor, unit = time_unit(max(float(c.x[-1]) for c in curves.values()))
-        for group in groups:
-            if group.index in curves:
-                _line(axes, palette, group, curves[group.index], divisor)
-        virtual = all(run.virtual for group in groups for run in group.runs)
-        counted = groups[0].runs[0].unit
-        tidy(axes, palette, label, axis_label(axis, unit, virtual=virtual, counted=counted))
+    def draw(axes: Axes) -> None:
+        runs = [run for group in groups for run in group.runs]
+        series = [series for run in runs for series in run.series(key).values()]
+        longest = max(float(one.time_seconds[-1]) for one in series)
+        divisor, unit = time_unit(longest) if axis == "time_seconds" else (1.0, "")
+        if (run := only_run(groups)) is not None:
+            _replica_lines(axes, run, key, axis, COLOURS["accent"], divisor)
+        else:
+            for group in groups:
+                _group_line(axes, group, key, axis, divisor)
+        virtual = all(run.virtual for run in runs)
+        tidy(axes, label, axis_label(axis, unit, virtual=virtual, counted=runs[0].unit))
+        if key in _INTEGERS:
+            axes.yaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
+        if from_zero:
+            axes.set_ylim(bottom=0, top=None if max(one.value.max() for one in series) > 0 else 1.0)
         if axis == "total_bytes":
             axes.set_xscale("log")
-            axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: size(value)))
+            axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: byte_size(value)))
             axes.xaxis.set_minor_formatter(ticker.NullFormatter())
         if log_y:
             axes.set_yscale("log")
@@ -64,44 +86,103 @@ def lines(groups: Sequence[Group], key: str, axis: Axis, label: str, *, log_y: b
     return draw
 
 
-def _line(axes: Axes, palette: Palette, group: Group, curve: Curve, divisor: float) -> None:
-    colour = palette.runs[group.index % RUN_COLOURS]
-    dashes = DASHES[group.index // RUN_COLOURS % len(DASHES)]
+def _replica_lines(axes: Axes, run: RecordedRun, key: str, axis: Axis, colour: str, divisor: float) -> None:
+    series = run.series(key)
+    chosen = np.linspace(0, len(series) - 1, min(len(series), MOST_LINES)).round().astype(int)
+    for replica, one in [list(series.items())[i] for i in chosen]:
+        x, y = thin(one.x(axis) / divisor, one.value)
+        width, alpha = (0.8, 0.35) if len(series) > 1 else (1.6, 1.0)
+        axes.plot(x, y, color=colour, linewidth=width, alpha=alpha, solid_capstyle="round")
+        if replica in run.deaths:
+            axes.plot(x[-1], y[-1], "x", color=colour, markersize=5, markeredgewidth=1.4)
+    mean = run.mean(key, axis)
+    if len(series) > 1 and mean is not None:
+        axes.plot(mean[0] / divisor, mean[1], color=colour, linewidth=1.9, solid_capstyle="round")
+
+
+def _group_line(axes: Axes, group: RunGroup, key: str, axis: Axis, divisor: float) -> None:
+    curve = group.curve(key, axis)
+    if curve is None:
+        return
+    colour = run_colour(group.index)
     if len(group.runs) > 1:
-        low, high = thin(curve.x / divisor, curve.low), thin(curve.x / divisor, curve.high)
-        axes.fill_between(low[0], low[1], high[1], color=colour, alpha=0.13, linewidth=0)
+        (x, low), (_, high) = thin(curve.x / divisor, curve.low), thin(curve.x / divisor, curve.high)
+        axes.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
+    dashes = DASHES[group.index // RUN_COLOURS % len(DASHES)]
     x, y = thin(curve.x / divisor, curve.mean)
     axes.plot(x, y, color=colour, linewidth=1.7, linestyle=dashes, solid_capstyle="round")
 
 
-def size(value: float) -> str:
-    """A tick's number of bytes: 512 B, 20 kB, 3 MB."""
-    for unit, suffix in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if abs(value) >= unit:
-            return f"{value / unit:.3g} {suffix}"
-    return f"{value:.3g} B"
+def ball(indicator: Ball) -> Draw:
+    """Recorded distance from consensus, and the indicator's band from just after to just before a mixing."""
+
+    def draw(axes: Axes) -> None:
+        x = indicator.total_env_steps
+        axes.fill_between(
+            x, indicator.after, indicator.before, color=COLOURS["warm"], alpha=0.18, linewidth=0
+        )
+        axes.plot(x, indicator.before, color=COLOURS["warm"], linewidth=1.0, linestyle=(0, (4, 2)))
+        axes.plot(x, indicator.recorded, color=COLOURS["accent"], linewidth=1.7)
+        label = "distance from consensus ‖X − mean‖ (Frobenius)"
+        tidy(axes, label, axis_label("total_env_steps", ""))
+        axes.set_ylim(bottom=0)
+
+    return draw
+
+
+def heat_map(matrix: NDArray[np.float64], peers: NDArray[np.bool_] | None) -> Draw:
+    """Cosines [n, n] (nan: unknown), larger ones in a deeper colour.
+
+    The scale ends at the largest cosine of two replicas, but not below 0.1, so that mere noise stays pale.
+    """
+
+    def draw(axes: Axes) -> None:
+        size = len(matrix)
+        top = max(float(np.nanmax(np.abs(matrix[~np.eye(size, dtype=bool)]))), 0.1)
+        for (i, j), value in np.ndenumerate(matrix):
+            face, alpha = (
+                COLOURS["accent"] if value >= 0 else COLOURS["warm"],
+                0.06 + 0.54 * min(1, abs(value) / top),
+            )
+            if i == j or np.isnan(value):
+                face, alpha = COLOURS["rule"], 0.6 if i == j else 0.15
+            corner = (j - 0.48, i - 0.48)
+            axes.add_patch(Rectangle(corner, 0.96, 0.96, facecolor=face, alpha=alpha, linewidth=0))
+            if size <= 10:
+                text = "?" if np.isnan(value) else f"{round(value, 2) + 0.0:.2f}"
+                axes.text(j, i - 0.04, text, ha="center", va="center", color=COLOURS["ink"], fontsize=10)
+                if peers is not None and peers[i, j]:
+                    axes.text(j, i + 0.28, "peer", ha="center", va="center", fontsize=8, color=COLOURS["ink"])
+        axes.set(xlim=(-0.5, size - 0.5), ylim=(size - 0.5, -0.5), aspect="equal")
+        axes.set_xticks(range(size))
+        axes.set_yticks(range(size))
+        axes.set_xlabel("gradient of replica", color=COLOURS["muted"])
+        axes.set_ylabel("gradient of replica", color=COLOURS["muted"])
+        axes.tick_params(length=0, colors=COLOURS["muted"])
+        axes.spines[:].set_visible(False)
+
+    return draw
 
 
 def histogram(counts: Counter[int], largest: int, colour: int | None, title: str) -> Draw:
-    """Share of updates by staleness, up to ``largest``: exact, or in classes that double every other time."""
+    """Share of updates by staleness, up to ``largest``: each value, or classes that become wider.
 
-    def draw(axes: Axes, palette: Palette) -> None:
+    colour: a group's index; None for a single run.
+    """
+
+    def draw(axes: Axes) -> None:
         edges = classes(largest)
-        total = counts.total()
         share = [
-            sum(count for value, count in counts.items() if low <= value < high) / total
+            sum(count for value, count in counts.items() if low <= value < high) / counts.total()
             for low, high in itertools.pairwise(edges)
         ]
-        face = palette.accent if colour is None else palette.runs[colour % RUN_COLOURS]
+        face = COLOURS["accent"] if colour is None else run_colour(colour)
         axes.bar(range(len(share)), share, width=0.8, color=face, linewidth=0)
-        tidy(axes, palette, title, "staleness (own updates)")
-        axes.set_xlim(-0.7, max(len(share), 4) - 0.3)
-        axes.set_ylim(0, 1.0)
+        tidy(axes, title, "staleness (own updates)")
+        axes.set(xlim=(-0.7, max(len(share), 4) - 0.3), ylim=(0, 1.0))
         shown = range(0, len(share), 1 + len(share) // 9)
-        axes.xaxis.set_major_locator(ticker.FixedLocator(list(shown)))
-        axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda at, _: _class(edges, round(at))))
-        axes.yaxis.set_major_locator(ticker.FixedLocator([0, 0.25, 0.5, 0.75, 1.0]))
-        axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))
+        axes.set_xticks(shown, [_class_label(edges[i], edges[i + 1] - 1) for i in shown])
+        percent_axis(axes.yaxis)
 
     return draw
 
@@ -116,75 +197,66 @@ def classes(largest: int) -> list[int]:
     return edges
 
 
-def _class(edges: Sequence[int], index: int) -> str:
-    if not 0 <= index < len(edges) - 1:
-        return ""
-    low, high = edges[index], edges[index + 1] - 1
+def _class_label(low: int, high: int) -> str:
     return short(low) if low == high else f"{short(low)}\N{EN DASH}{short(high)}"
 
 
 def stacked(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Draw:
-    """A bar a row: the shares of the kinds of time, one after another; what lacks to 100% is other things."""
+    """A bar a row with the shares of the kinds of time, in sequence; the rest to 100% is other work."""
 
-    def draw(axes: Axes, palette: Palette) -> None:
+    def draw(axes: Axes) -> None:
         for row, (_, shares) in enumerate(rows):
             left = 0.0
             for kind in KINDS:
-                width = shares[kind]
-                axes.barh(row, width, left=left, height=0.66, color=getattr(palette, kind), linewidth=0)
-                left += width
+                axes.barh(row, shares[kind], left=left, height=0.66, color=COLOURS[kind], linewidth=0)
+                left += shares[kind]
             text = f"{shares['wait']:.1%} waiting, {shares['exchange']:.1%} exchanging"
-            axes.text(1.02, row, text, va="center", color=palette.ink, fontsize="small", clip_on=False)
-        tidy(axes, palette, "", "share of the replicas' time, sampled in bursts")
-        axes.set(xlim=(0, 1.36), ylim=(len(rows) - 0.45, -0.55))
-        axes.grid(visible=False)
+            axes.text(1.02, row, text, va="center", color=COLOURS["ink"], fontsize="small", clip_on=False)
+        tidy(axes, "", "share of the replicas' time, sampled in bursts")
+        axes.set(xlim=(0, 1.36))
         names = [
             name if len(name) <= _LABEL else f"{name[: _LABEL - 1]}\N{HORIZONTAL ELLIPSIS}"
             for name, _ in rows
         ]
-        axes.set_yticks(range(len(rows)), names)
-        axes.yaxis.set_major_formatter(ticker.FixedFormatter(names))
-        axes.tick_params(axis="y", labelcolor=palette.ink)
-        axes.xaxis.set_major_locator(ticker.FixedLocator([0, 0.25, 0.5, 0.75, 1.0]))
-        axes.xaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))
+        _member_rows(axes, names)
+        percent_axis(axes.xaxis)
         axes.spines["bottom"].set_bounds(0, 1)
 
     return draw
 
 
-def strips(found: Window, title: str, *, virtual: bool = False) -> Draw:
-    """A strip a member: what it did from the beginning of the window to its end."""
+def _member_rows(axes: Axes, names: Sequence[str]) -> None:
+    """One row a name, from top to bottom."""
+    axes.grid(visible=False)
+    axes.set_ylim(len(names) - 0.45, -0.55)
+    axes.set_yticks(range(len(names)), names)
+    axes.tick_params(axis="y", labelcolor=COLOURS["ink"])
 
-    def draw(axes: Axes, palette: Palette) -> None:
-        unit, name = (
-            (1e-3, "milliseconds") if found.end_seconds - found.start_seconds < 2 else (1.0, "seconds")
-        )
-        if found.end_seconds - found.start_seconds < 2e-3:
+
+def timeline(shown: Timeline, title: str, *, virtual: bool = False) -> Draw:
+    """A row a member: the kinds of its spans from the beginning of the window to its end."""
+
+    def draw(axes: Axes) -> None:
+        length = shown.end_seconds - shown.start_seconds
+        unit, name = (1e-3, "milliseconds") if length < 2 else (1.0, "seconds")
+        if length < 2e-3:
             unit, name = 1e-6, "microseconds"
-        for row, spans in enumerate(found.members.values()):
+        for row, spans in enumerate(shown.members.values()):
             for kind in KINDS:
-                boxes = [_box(span, found.start_seconds, unit, row) for span in spans if span.kind == kind]
+                boxes = [_box(span, shown.start_seconds, unit, row) for span in spans if span.kind == kind]
                 if boxes:
                     shape = Path.make_compound_path(*boxes)
-                    axes.add_patch(PathPatch(shape, facecolor=getattr(palette, kind), linewidth=0))
+                    axes.add_patch(PathPatch(shape, facecolor=COLOURS[kind], linewidth=0))
         clock = "virtual" if virtual else "wall"
-        after = f"{name} after {found.start_seconds:.3f} s of {clock} time"
-        tidy(axes, palette, title, after)
-        axes.grid(visible=False)
-        axes.set_xlim(0, (found.end_seconds - found.start_seconds) / unit)
-        axes.set_ylim(len(found.members) - 0.45, -0.55)
-        axes.yaxis.set_major_locator(ticker.FixedLocator(list(range(len(found.members)))))
-        axes.yaxis.set_major_formatter(ticker.FixedFormatter(list(found.members)))
-        axes.tick_params(axis="y", labelcolor=palette.ink)
+        tidy(axes, title, f"{name} after {shown.start_seconds:.3f} s of {clock} time")
+        axes.set_xlim(0, length / unit)
+        _member_rows(axes, list(shown.members))
         axes.xaxis.set_major_locator(ticker.MaxNLocator(10, steps=[1, 2, 5, 10]))
 
     return draw
 
 
-def _box(span: Span, origin: float, unit: float, row: int) -> Path:
+def _box(span: TimelineSpan, origin: float, unit: float, row: int) -> Path:
     left, right = (span.start - origin) / unit, (span.end - origin) / unit
-    half = _HEIGHTS[span.kind] / 2
-    corners = np.array(
-        [(left, row - half), (right, row - half), (right, row + half), (left, row + half), (left, row - half)]
-    )
-    return Path(corners, closed=True)
+    low, high = row - _HEIGHTS[span.kind] / 2, row + _HEIGHTS[span.kind] / 2
+    return Path([(left, low), (right, low), (right, high), (left, high), (left, low)], closed=True)

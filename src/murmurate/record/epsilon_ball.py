@@ -1,13 +1,13 @@
-"""How far apart replicas may drift: the closed form of GALA's Proposition 1, as an indicator.
+"""An indicator of the replicas' distance from consensus: the closed form of GALA's Proposition 1.
 
 Proposition 1 (Assran et al. 2019, section 3) in recursive form, with equal starts b_0 = 0:
 
     b_{k+1} = beta (b_k + ||alpha G_k||_F)
 
 Differs: beta is here the second singular value of the topology's mixing matrix, which bounds one step
-only if all replicas mix at once and the matrix is doubly stochastic. Replicas that mix on their own
-and hear older vectors can leave the ball (one such event on a ring of four stretches by 1.077), so
-this is an *indicator*, not a bound. The bound from recorded event matrices is a law in the tests.
+only if all replicas mix at once and the matrix is doubly stochastic. Replicas that mix independently and
+with older vectors can leave the ball (one such event on a ring of four stretches by 1.077), so this is an
+*indicator*, not a bound. The bound from recorded event matrices is a law in the tests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EXACT = 1e-12
 
 @dataclass(frozen=True)
 class Ball:
-    """Over time points [G]: the indicator just after and just before a mixing, and what was recorded.
+    """Over time points [G]: the indicator just after and just before a mixing, and the recorded distance.
 
     All radii are ||X - mean||_F over the replicas' parameter vectors. ``beta`` is that of all replicas;
     after a death the factor of the smaller graph is used.
@@ -57,16 +57,14 @@ def advance(radius: float, beta: float, rounds: float, push: float) -> float:
 
 
 def epsilon_ball(run: RecordedRun) -> Ball | str:
-    """The indicator along a run, or a sentence why there is none."""
+    """The indicator along a run, or a sentence that says why there is none."""
     name = run.strategy.get("topology")
     if run.replicas < 2:
-        return "There is one replica, so there is nobody to disagree with."
+        return "There is one replica, so there are no peers to disagree with."
     if not isinstance(name, str):
-        return (
-            f"The strategy {run.strategy_name} mixes over no peer graph, so Proposition 1 says nothing of it."
-        )
+        return f"The strategy {run.strategy_name} has no topology, so Proposition 1 does not apply."
     if not run.has("update_norm") or not run.has("distance_to_mean"):
-        return "The run recorded no update_norm or no distance_to_mean, which the indicator is made of."
+        return "The run recorded no update_norm or no distance_to_mean, from which the indicator is computed."
     silent = sorted(
         set(run.histories) - (set(run.series("update_norm")) & set(run.series("distance_to_mean")))
     )
@@ -75,7 +73,7 @@ def epsilon_ball(run: RecordedRun) -> Ball | str:
     try:
         topology(name)
     except (Refusal, ValueError):
-        return f"The topology '{name}' is not one that this version can draw again."
+        return f"This version knows no topology '{name}'."
     start = max(s.time_seconds[0] for s in run.series("distance_to_mean").values())
     end = max(s.time_seconds[-1] for s in run.series("distance_to_mean").values())
     edges = np.linspace(0.0, end, INTERVALS + 1)
@@ -106,7 +104,7 @@ def factor(name: str, size: int) -> float:
     if all(np.array_equal(matrices[0], matrix) for matrix in matrices):
         return second_singular_value(matrices[0])
     joint = joint_contraction(matrices)
-    # Exact averaging comes out as rounding noise, whose root would look like a real factor.
+    # exact averaging leaves rounding noise, whose root would look like a real factor
     return float(joint ** (1.0 / WINDOW_ROUNDS)) if joint > _EXACT else 0.0
 
 
@@ -124,7 +122,7 @@ def _indicator(run: RecordedRun, name: str, edges: Array) -> tuple[Array, Array]
         alive = np.array([edges[k - 1] < death for death in deaths])
         made = (updates[:, k] - updates[:, k - 1]) * norms[:, k]
         moved = float(np.linalg.norm(made[alive]))
-        # The median, because one that died within the interval stopped counting its rounds.
+        # the median, because one that died within the interval stopped counting its rounds
         mixed = float(np.median(rounds[alive, k] - rounds[alive, k - 1])) if alive.any() else 0.0
         if mixed > 0.0:
             push = moved / mixed

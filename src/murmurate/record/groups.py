@@ -1,4 +1,4 @@
-"""Runs of a comparison, put together by how they agree: several seeds of one set-up are one group."""
+"""Groups of runs that differ only in their seed, and figures of single runs for comparing them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from murmurate.record.runs import Axis, RecordedRun
 
 Array = NDArray[np.float64]
 POINTS = 300
-# What may differ between runs of one group: which random numbers, where, and what was asked to be kept.
+# what may differ between runs of one group
 _FREE = frozenset(
     {"seed", "command", "versions", "hardware", "eval_episodes", "checkpoint_every_env_steps", "agent.name"}
 )
 
 
 @dataclass(frozen=True)
-class Curve:
-    """Over [G] points of an axis: the mean of a group's runs, and its lowest and highest run."""
+class GroupCurve:
+    """At [G] points of an axis: the mean of a group's runs, and its lowest and highest run."""
 
     x: Array
     mean: Array
@@ -35,39 +35,43 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Runs that differ in nothing but their seed. ``index`` chooses colour and dashes, alike in all plots."""
+class RunGroup:
+    """Runs that differ only in their seed.
+
+    index: selects colour and dashes, the same in all figures. alone: this is the only run of its page.
+    """
 
     label: str
     index: int
     runs: tuple[RecordedRun, ...]
+    alone: bool = False
 
-    def curve(self, key: str, axis: Axis) -> Curve | None:
+    def curve(self, key: str, axis: Axis) -> GroupCurve | None:
         """``key`` along ``axis`` where all runs have it (the runs' means over replicas); None if none has."""
-        found = [one for run in self.runs if (one := run.mean(key, axis)) is not None]
-        if not found:
+        means = [mean for run in self.runs if (mean := run.mean(key, axis)) is not None]
+        if not means:
             return None
-        # from where every replica has a value: one that comes in later would make the mean jump
+        # from where every replica has a value: a later first value would make the mean jump
         start = max(s.x(axis)[0] for run in self.runs for s in run.series(key).values())
-        end = min(x[-1] for x, _ in found)
+        end = min(x[-1] for x, _ in means)
         if end <= start:
-            (x, y), *_ = found
-            return Curve(x, y, y, y)
+            (x, y), *_ = means
+            return GroupCurve(x, y, y, y)
         first = max(start, end / 1e4)
         grid = np.geomspace(first, end, POINTS) if axis == "total_bytes" else np.linspace(start, end, POINTS)
-        rows = np.stack([np.interp(grid, x, y) for x, y in found])
-        return Curve(grid, rows.mean(0), rows.min(0), rows.max(0))
+        rows = np.stack([np.interp(grid, x, y) for x, y in means])
+        return GroupCurve(grid, rows.mean(0), rows.min(0), rows.max(0))
 
     @cached_property
     def staleness_counts(self) -> Counter[int]:
-        """How many updates were how stale, over all runs and replicas."""
+        """Number of updates by staleness, over all runs and replicas."""
         counts: Counter[int] = Counter()
         for run in self.runs:
             counts += staleness_counts(run)
         return counts
 
     def each(self, of: Callable[[RecordedRun], float | None]) -> list[float]:
-        """``of`` each run, without those where it is not known."""
+        """``of(run)`` of each run, without those that are None or not finite."""
         return [value for run in self.runs if (value := of(run)) is not None and math.isfinite(value)]
 
     def mean(self, of: Callable[[RecordedRun], float | None]) -> float | None:
@@ -75,27 +79,32 @@ class Group:
         return statistics.fmean(known) if known else None
 
 
-def grouped(runs: Sequence[RecordedRun]) -> list[Group]:
+def only_run(groups: Sequence[RunGroup]) -> RecordedRun | None:
+    """The run of a page about a single one, else None."""
+    return groups[0].runs[0] if groups and groups[0].alone else None
+
+
+def grouped(runs: Sequence[RecordedRun]) -> list[RunGroup]:
     """The groups, in the order of their first runs.
 
-    A label is the strategy's name, and of what else differs between the groups just that.
+    A label is the strategy's name and those settings that differ between the groups.
     """
-    found: dict[str, list[RecordedRun]] = {}
+    by_settings: dict[str, list[RecordedRun]] = {}
     for run in runs:
-        found.setdefault(json.dumps(_settings(run), sort_keys=True), []).append(run)
-    settings = [json.loads(key) for key in found]
+        by_settings.setdefault(json.dumps(_settings(run), sort_keys=True), []).append(run)
+    settings = [json.loads(key) for key in by_settings]
     labels = [_label(mine, settings) for mine in settings]
-    for number, members in enumerate(found.values()):
-        if labels.count(labels[number]) > 1:  # one of them was written without what the others have
+    for number, members in enumerate(by_settings.values()):
+        if labels.count(labels[number]) > 1:  # one of them lacks a setting that the others have
             labels[number] += f" ({members[0].folder.name})"
     return [
-        Group(label, index, tuple(members))
-        for index, (label, members) in enumerate(zip(labels, found.values(), strict=True))
+        RunGroup(label, index, tuple(members))
+        for index, (label, members) in enumerate(zip(labels, by_settings.values(), strict=True))
     ]
 
 
 def _settings(run: RecordedRun) -> dict[str, Any]:
-    """All that is fixed in a group, flat: "recipe", "replicas", "strategy.name", "strategy.period", ..."""
+    """What all runs of a group have in common, flat: "recipe", "strategy.name", "strategy.period", ..."""
     flat: dict[str, Any] = {"recipe": run.recipe, "replicas": run.replicas}
     for key, value in {**run.run, "strategy": run.strategy}.items():
         parts = value.items() if isinstance(value, dict) else [("", value)]
@@ -108,7 +117,7 @@ def _label(mine: dict[str, Any], all_settings: Sequence[dict[str, Any]]) -> str:
     name = str(mine.get("strategy.name", "unknown strategy"))
     words = [name]
     for key, value in sorted(mine.items(), key=lambda item: (item[0] != "recipe", item[0] != "replicas")):
-        # two strategies differ in their settings, and two recipes in theirs: their names say so
+        # settings are compared within a strategy or recipe: different ones have different settings anyway
         same = "strategy.name" if key.startswith("strategy.") else "recipe"
         rivals = [o for o in all_settings if key == "recipe" or o.get(same) == mine.get(same)]
         if key == "strategy.name" or all(other.get(key, value) == value for other in rivals):
@@ -135,7 +144,7 @@ def staleness_counts(run: RecordedRun) -> Counter[int]:
 
 
 def median(counts: Counter[int]) -> float | None:
-    """The (lower) median of what was counted."""
+    """The (lower) median of the counted values."""
     half, so_far = counts.total() / 2, 0
     for value, count in sorted(counts.items()):
         so_far += count
@@ -145,7 +154,7 @@ def median(counts: Counter[int]) -> float | None:
 
 
 def waiting_share(run: RecordedRun) -> float | None:
-    """Share of the replicas' time, between their first and last lines, that they waited for others."""
+    """Share of the replicas' time, between their first and last records, spent waiting for others."""
     waited = passed = 0.0
     for series in run.series("waiting_seconds").values():
         waited += float(series.value[-1] - series.value[0])
@@ -175,9 +184,9 @@ def bytes_exchanged(run: RecordedRun) -> float | None:
 
 
 def exchanges(run: RecordedRun) -> bool:
-    """Whether any bytes went between members after their first lines (before, all agree on the start)."""
-    paths = run.series("bytes_exchanged").values()
-    return any(bool(series.value[-1] > series.value[0]) for series in paths)
+    """Whether members exchanged bytes after their first records (before, all agree on the start)."""
+    counts = run.series("bytes_exchanged").values()
+    return any(bool(series.value[-1] > series.value[0]) for series in counts)
 
 
 def bytes_per_update(run: RecordedRun) -> float | None:
@@ -190,14 +199,14 @@ def bytes_per_update(run: RecordedRun) -> float | None:
 # -- the reference return ------------------------------------------------------------------------------
 
 
-def reference_return(groups: Sequence[Group]) -> tuple[float, str] | None:
-    """A return to be reached, and where it is from; None if no episode has ended.
+def reference_return(groups: Sequence[RunGroup]) -> tuple[float, str] | None:
+    """The return to which times are compared, and where it is from; None if no episode has ended.
 
-    The runs' own ``stop_at_return``, if they name one; else what half of the strategies reached, rounded
+    It is the runs' own ``stop_at_return``, if there is one; else what half of the strategies reached, rounded
     down to two digits.
     """
-    asked = [run.run.get("stop_at_return") for group in groups for run in group.runs]
-    known = [float(value) for value in asked if value is not None]
+    ends = [run.run.get("stop_at_return") for group in groups for run in group.runs]
+    known = [float(value) for value in ends if value is not None]
     if known:
         return max(known), "the return at which the runs were to stop"
     tops = [float(curve.mean.max()) for g in groups if (curve := g.curve("return_mean", "total_env_steps"))]
@@ -210,13 +219,13 @@ def reference_return(groups: Sequence[Group]) -> tuple[float, str] | None:
 
 def reaches(run: RecordedRun, value: float, axis: Axis) -> float | None:
     """Where on ``axis`` the run's mean return is first at least ``value``; None if it never is."""
-    found = run.mean("return_mean", axis)
-    if found is None:
+    mean = run.mean("return_mean", axis)
+    if mean is None:
         return None
-    x, y = found
+    x, y = mean
     at = np.flatnonzero(y >= value)
     if not len(at):
         return None
     after = int(at[0])
-    before = max(after - 1, 0)  # y rises from below the value to it, so it may be read the other way round
+    before = max(after - 1, 0)  # y rises between these two, so x can be interpolated over y
     return float(np.interp(value, y[[before, after]], x[[before, after]]))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# The rate behind an ETA is taken over this many of the last seconds: short enough to notice a death,
-# long enough not to flicker.
+# over which the rate of an ETA is taken: short enough to notice a death, long enough not to flicker
 RATE_WINDOW_SECONDS = 60.0
 HISTORY_POINTS = 4096
 
@@ -22,13 +22,15 @@ class ReplicaProgress:
     latest: dict[str, Any] = field(default_factory=dict)
     dead: bool = False
     finished: bool = False
-    silent: bool = False  # the launcher gets no heartbeat
-    death: str = ""  # the newest message of its death, since it was last started
+    silent: bool = False  # the launcher receives no heartbeat
+    death: str = ""  # the newest message about its death, since it was last started
 
     def number(self, key: str) -> float | None:
-        """The newest value of ``key``, or None if there is none or it was not finite."""
+        """The newest value of ``key``; NaN if it was not finite, None if there is none."""
         value = self.latest.get(key)
-        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+        if self.dead and key == "env_steps_per_second":
+            return None
+        return float(value) if isinstance(value, (int, float)) else None
 
     def state(self, now_seconds: float, silent_after_seconds: float) -> str:
         """One of starting, running, silent, finished, dead."""
@@ -43,7 +45,7 @@ class ReplicaProgress:
 
 
 class Progress:
-    """Aggregates records, in any order of replicas, into totals."""
+    """Totals over the records of all replicas."""
 
     def __init__(self, replicas: int) -> None:
         self.replicas = [ReplicaProgress(index) for index in range(replicas)]
@@ -55,8 +57,7 @@ class Progress:
         self._totals: deque[tuple[float, int]] = deque([(0.0, 0)])
 
     def feed(self, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Take records; return the new events among them (a death reported by several members counts
-        once)."""
+        """Add records; return the new events among them. A death reported by several members counts once."""
         fresh: list[dict[str, Any]] = []
         for record in records:
             self.seconds = max(self.seconds, float(record["time_seconds"]))
@@ -103,14 +104,14 @@ class Progress:
             self._returns_seen += 1
             if self._returns_seen % self._returns_stride == 0:
                 self.returns.append(self.return_mean)
-            # Thinning the old and skipping among the new keep the points evenly spaced.
+            # thinning old points and skipping new ones keeps them evenly spaced
             if len(self.returns) > HISTORY_POINTS:
                 self.returns = self.returns[1::2]
                 self._returns_stride *= 2
 
     @property
     def env_steps(self) -> int:
-        """Total over replicas, the dead ones' steps included."""
+        """Total over replicas, dead ones included."""
         return sum(int(replica.latest.get("env_steps", 0)) for replica in self.replicas)
 
     @property
@@ -132,30 +133,27 @@ class Progress:
 
     @property
     def return_mean(self) -> float | None:
-        """Mean of the last 100 episodes of all replicas together, as ``stop_at_return`` takes it; before
-        any is known, the mean over the living of each one's mean."""
+        """Mean of the last 100 episodes of all replicas together, as for ``stop_at_return``.
+
+        While no episode is known, the mean over the living replicas of each one's mean.
+        """
         if self._episodes:
-            return sum(self._episodes) / len(self._episodes)
-        return self._over_living("return_mean", lambda known: sum(known) / len(known))
+            return statistics.fmean(self._episodes)
+        return self._over_living("return_mean", statistics.fmean)
 
-    @property
-    def disagreement(self) -> float | None:
-        return self._over_living("disagreement", max)
-
-    @property
-    def staleness(self) -> float | None:
-        return self._over_living("staleness", max)
-
-    @property
-    def loss(self) -> float | None:
-        return self._over_living("loss", lambda known: sum(known) / len(known))
+    def number(self, key: str) -> float | None:
+        """A total: of the properties above, else the greatest or the mean over the living replicas."""
+        if key in ("env_steps", "updates", "env_steps_per_second", "return_mean"):
+            total: float | None = getattr(self, key)
+            return total
+        return self._over_living(key, max if key in ("staleness", "disagreement") else statistics.fmean)
 
     def best(self, metric: str, lower_is_better: bool) -> float | None:
-        """The best over the living of what they last recorded under that name."""
+        """The best of the living replicas' newest values of ``metric``."""
         return self._over_living(metric, min if lower_is_better else max)
 
     def eta_seconds(self, target_env_steps: int | None, target_seconds: float | None = None) -> float | None:
-        """Seconds to the nearer of the given ends at the rate of the last minute; None if unknown."""
+        """Seconds to the nearer of the two ends, at the rate of the last minute; None if unknown."""
         ends: list[float] = []
         rate = self.env_steps_per_second
         if target_env_steps is not None and rate:
@@ -165,7 +163,7 @@ class Progress:
         return min(ends, default=None)
 
     def fraction(self, target_env_steps: int | None, target_seconds: float | None = None) -> float | None:
-        """How much of the run is done, in [0, 1], by the end that is nearer; None if there is no end."""
+        """Share of the run that is done, by the nearer end; None if there is no end."""
         parts: list[float] = []
         if target_env_steps:
             parts.append(self.env_steps / target_env_steps)
@@ -174,5 +172,6 @@ class Progress:
         return min(1.0, max(parts)) if parts else None
 
     def _over_living(self, key: str, merge: Any) -> float | None:
-        known = [value for r in self.living if (value := r.number(key)) is not None]
+        values = (r.number(key) for r in self.living)
+        known = [value for value in values if value is not None and math.isfinite(value)]
         return float(merge(known)) if known else None

@@ -1,4 +1,4 @@
-"""Reading ``metrics.jsonl``: whole, bit by bit while it grows, and cutting off a lost future."""
+"""Reading ``metrics.jsonl``, following it while it grows, and removing the records after a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Record = dict[str, Any]
 def parse_line(line: bytes) -> Record | None:
     """The record in one line, or None if the line is damaged.
 
-    If a killed process left half a line and another process's line was appended to it, the whole one
-    at the end is returned.
+    If another process's line was appended to the incomplete line of a killed process, the complete one is
+    returned.
     """
     start = line.rfind(LINE_START)
     if start < 0:
@@ -31,11 +31,11 @@ def parse_line(line: bytes) -> Record | None:
 
 
 def read_metrics(path: Path | str) -> list[Record]:
-    """All records of the file in the order written; a torn last line is left out.
+    """All records of the file in the order written, without an incomplete last line.
 
-    Damaged lines before the last are left out too, with a warning. Raises FileNotFoundError.
+    Damaged lines are left out with a warning. Raises FileNotFoundError.
     """
-    *lines, _torn = Path(path).read_bytes().split(b"\n")
+    *lines, _incomplete = Path(path).read_bytes().split(b"\n")
     records = [parse_line(line) for line in lines]
     damaged = records.count(None)
     if damaged:
@@ -53,9 +53,9 @@ class Tail:
         self._part = b""
 
     def poll(self) -> list[Record]:
-        """The records completed since the last call (at first: all of them).
+        """The records completed since the last call (at the first call all of them).
 
-        Starts over when the file was replaced by another or became shorter.
+        Starts again from the beginning when the file was replaced or became shorter.
         """
         try:
             with self.path.open("rb") as file:
@@ -63,11 +63,11 @@ class Tail:
                 if status.st_ino != self._inode or status.st_size < self._offset:
                     self._inode, self._offset, self._part = status.st_ino, 0, b""
                 file.seek(self._offset)
-                fresh = file.read()
+                data = file.read()
         except FileNotFoundError:
             return []
-        self._offset += len(fresh)
-        *lines, self._part = (self._part + fresh).split(b"\n")
+        self._offset += len(data)
+        *lines, self._part = (self._part + data).split(b"\n")
         return [record for line in lines if (record := parse_line(line)) is not None]
 
 
@@ -78,21 +78,19 @@ def truncate_after(
     updates: Mapping[int, int] | None = None,
     time_seconds: float | None = None,
 ) -> int:
-    """Drop the records later than a checkpoint (the lost future); return how many were dropped.
+    """Remove the records later than a checkpoint; return how many.
 
-    ``env_steps`` is each replica's own count in the checkpoint (one number, or by replica), ``updates`` the
-    same by replica, and tells apart those that cost no env steps; ``time_seconds`` is the checkpoint's. A
-    record stays if it is later than none of them; a replica that ``env_steps`` does not name, and the
-    launcher's events, are judged by time alone. Damaged lines, the torn last one too, go as well, uncounted.
-    The file is replaced in one rename, so a crash leaves the old or the new one. A missing file counts as
-    empty. Raises ValueError if neither limit is given.
+    ``env_steps`` (one number, or by replica), ``updates`` (by replica) and ``time_seconds`` are those of the
+    checkpoint. A record is kept if it is later than none of them; for a replica without an entry, and for the
+    launcher's events, time alone decides. Damaged lines are removed, too, uncounted. The file is replaced
+    atomically. A missing file counts as empty. Raises ValueError if there is no limit.
     """
     if env_steps is None and time_seconds is None:
         raise ValueError("truncate_after needs env_steps, time_seconds or both")
     path = Path(path)
     if not path.exists():
         return 0
-    *lines, torn = path.read_bytes().split(b"\n")
+    *lines, incomplete = path.read_bytes().split(b"\n")
     kept: list[bytes] = []
     dropped = 0
     for line in lines:
@@ -103,7 +101,7 @@ def truncate_after(
             dropped += 1
         else:
             kept.append(line[line.rfind(LINE_START) :] + b"\n")
-    if dropped or torn or len(kept) < len(lines):
+    if dropped or incomplete or len(kept) < len(lines):
         _replace(path, b"".join(kept))
     return dropped
 
@@ -126,12 +124,12 @@ def _later(
 
 
 def _replace(path: Path, content: bytes) -> None:
-    fresh = path.with_name(path.name + ".new")
-    with fresh.open("wb") as file:
+    temporary = path.with_name(path.name + ".new")
+    with temporary.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(fresh, path)
+    os.replace(temporary, path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

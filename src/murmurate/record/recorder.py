@@ -1,8 +1,7 @@
-"""The canonical record of a run: one JSON object a line, written by many processes into one file.
+"""The canonical record of a run: one JSON object a line, written by several processes to one file.
 
-Every line is a single ``write`` on a descriptor opened for appending, so that lines of different
-processes never mix. All else (console, TensorBoard, report) is made from these lines and can be made
-again. ``docs/metrics.md`` documents each field.
+Every line is a single ``write`` on a descriptor opened for appending, so that lines of different processes do
+not mix. Console, TensorBoard and report are made from these lines. ``docs/metrics.md`` documents each field.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from torch import Tensor
 
 from murmurate.errors import RunFailed
 
-# Every line starts with this. A process killed inside a write leaves half a line, to which the next
-# writer's line is glued; the reader finds that second line by its start (inside a JSON string the
-# quotes would be escaped, so it cannot be mistaken).
+# Every line starts with this. A process killed during a write leaves an incomplete line, and the next
+# writer's line follows it directly; the reader finds that line by its start, which no JSON string can
+# contain.
 LINE_START = b'{"time_seconds":'
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -32,10 +31,9 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 class Recorder:
     """Appends the records of one process to a run's ``metrics.jsonl``.
 
-    ``started_at`` is ``time.monotonic()`` in the launcher when the run began (the clock is
-    one for all processes of a host); ``offset_seconds`` is the ``time_seconds`` of the checkpoint that
-    a resumed run continues from. ``base`` is copied into every line. ``replica`` is None for the
-    launcher, which writes only events.
+    ``started_at`` is ``time.monotonic()`` in the launcher when the run began (all processes of a host share
+    that clock); ``offset_seconds`` is the ``time_seconds`` of the checkpoint from which a run is resumed.
+    ``base`` is copied into every line. ``replica`` is None for the launcher, which writes only events.
 
     Raises ``RunFailed`` when the file cannot be opened, or later be written to.
     """
@@ -65,22 +63,36 @@ class Recorder:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the run began, those before a resume included."""
+        """Seconds since the run began, including those before a resume."""
         return self._clock() - self._started_at
 
     def record(self, metrics: Mapping[str, Any]) -> None:
         """Append one record.
 
-        Values are numbers, strings, None, tensors or arrays of any shape, or lists and dicts of these.
-        What is not finite is written as null and its key listed under ``not_finite``. ``env_steps``
-        and ``updates`` default to those of the record before. Raises ``RunFailed`` when the disk does
-        not take the line.
+        Values are numbers, strings, None, tensors or arrays of any shape, or lists and dicts of these. A
+        value that is not finite is written as null, with its key under ``not_finite``. ``env_steps`` and
+        ``updates`` default to those of the previous record. Raises ``RunFailed`` when the line cannot be
+        written.
         """
-        self._append(metrics)
+        if self._descriptor < 0:
+            raise ValueError(f"the recorder of {self.path} is closed")
+        for key in ("env_steps", "updates"):
+            if metrics.get(key) is not None:
+                self._latest[key] = int(metrics[key])
+        line = encode_line(
+            {"time_seconds": round(self.seconds, 6)},
+            {**self._base, **metrics, **self._latest, "replica": self.replica},
+        )
+        try:
+            written = os.write(self._descriptor, line)
+        except OSError as error:
+            raise _failure(self.path, error) from error
+        if written != len(line):
+            raise _failure(self.path, OSError(errno.ENOSPC, "a record was written only in part"))
 
     def event(self, event: str, message: str, **fields: Any) -> None:
-        """Append an event line: a short name (``docs/metrics.md`` lists them) and a sentence for people."""
-        self._append({"kind": "event", "event": event, "message": message, **fields})
+        """Append an event: a short name (``docs/metrics.md`` lists them) and a sentence for the user."""
+        self.record({"kind": "event", "event": event, "message": message, **fields})
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -95,26 +107,9 @@ class Recorder:
     ) -> None:
         self.close()
 
-    def _append(self, fields: Mapping[str, Any]) -> None:
-        if self._descriptor < 0:
-            raise ValueError(f"the recorder of {self.path} is closed")
-        for key in ("env_steps", "updates"):
-            if fields.get(key) is not None:
-                self._latest[key] = int(fields[key])
-        line = encode_line(
-            {"time_seconds": round(self.seconds, 6)},
-            {**self._base, **fields, **self._latest, "replica": self.replica},
-        )
-        try:
-            written = os.write(self._descriptor, line)
-        except OSError as error:
-            raise _failure(self.path, error) from error
-        if written != len(line):
-            raise _failure(self.path, OSError(errno.ENOSPC, "only a part of a record fitted"))
-
 
 def encode_line(first: Mapping[str, Any], rest: Mapping[str, Any]) -> bytes:
-    """One record as a line of JSON, ``first`` before ``rest``; raises TypeError for what JSON lacks."""
+    """One record as a line of JSON, ``first`` before ``rest``. Raises TypeError for other types."""
     not_finite: list[str] = []
     line: dict[str, Any] = dict(first)
     for key, value in rest.items():
@@ -130,7 +125,7 @@ def encode_line(first: Mapping[str, Any], rest: Mapping[str, Any]) -> bytes:
 
 
 def _plain(value: Any) -> tuple[Any, bool]:
-    """``value`` as plain JSON, and whether all of it was finite."""
+    """``value`` as JSON types, and whether all of it was finite."""
     if isinstance(value, Tensor):
         value = value.detach().cpu().tolist()
     elif isinstance(value, (np.ndarray, np.generic)):

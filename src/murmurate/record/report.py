@@ -1,7 +1,7 @@
-"""One self-contained HTML page about a run, or about several laid over one another.
+"""One self-contained HTML page about a run, or about several in comparison.
 
-Nothing on the page is fetched: figures are inline SVG, pictures are base64, and the numbers shown are
-also there as JSON in ``<script id="data">``, for programs.
+Nothing on the page is fetched: figures are inline SVG, pictures are base64, and the numbers shown are also
+there as JSON in ``<script id="data">``, for programs.
 """
 
 from __future__ import annotations
@@ -17,29 +17,17 @@ import jinja2
 
 import murmurate
 from murmurate.errors import Refusal
-from murmurate.record import comparison, sections
+from murmurate.record import comparison, run_sections, sections
 from murmurate.record.console import clock
-from murmurate.record.figures import number
-from murmurate.record.groups import env_steps_per_second, grouped, seconds
+from murmurate.record.figures import COLOURS, number
+from murmurate.record.groups import RunGroup, env_steps_per_second, grouped, seconds
 from murmurate.record.runs import RecordedRun, open_run
 
 _FACTS = (
-    "env_steps",
-    "frames",
-    "updates",
-    "wall_seconds",
-    "env_steps_per_second",
-    "train_return_mean",
-    "eval_return_mean",
-    "eval_return_stderr",
-    "best_eval_return_mean",
-    "episodes",
-    "staleness_max",
-    "disagreement_final",
-    "bytes_exchanged",
-    "dead_replicas",
-    "exit",
-)
+    "env_steps", "frames", "updates", "wall_seconds", "env_steps_per_second", "train_return_mean",
+    "eval_return_mean", "eval_return_stderr", "best_eval_return_mean", "episodes", "staleness_max",
+    "disagreement_final", "bytes_exchanged", "dead_replicas", "exit",
+)  # fmt: skip
 
 
 def report(directories: Sequence[Path | str], out: Path | str) -> Path:
@@ -55,12 +43,12 @@ def report(directories: Sequence[Path | str], out: Path | str) -> Path:
     out = Path(out)
     if out.is_dir():
         out = out / "report.html"
-    fresh = out.with_name(out.name + ".new")
+    temporary = out.with_name(out.name + ".new")
     try:
-        fresh.write_text(page, encoding="utf-8")
-        os.replace(fresh, out)
+        temporary.write_text(page, encoding="utf-8")
+        os.replace(temporary, out)
     except OSError as error:
-        fresh.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise Refusal(
             f"Cannot write {out}: {error.strerror}; give another file with --out, or make room."
         ) from error
@@ -78,9 +66,10 @@ def _render(runs: Sequence[RecordedRun]) -> str:
     shown = _one(runs[0]) if len(runs) == 1 else _several(runs)
     data = json.dumps({"runs": [_data(run) for run in runs]}, allow_nan=False)
     return environment.get_template("report_template.html.j2").render(
-        # Inside a script element "</script" or "<!--" would be markup even within a JSON string.
+        # inside a script element "</script" or "<!--" would be markup even within a JSON string
         data=data.replace("<", "\\u003c"),
         version=murmurate.__version__,
+        colours=COLOURS,
         sources=", ".join(str(run.folder) for run in runs),
         **shown,
     )
@@ -88,26 +77,27 @@ def _render(runs: Sequence[RecordedRun]) -> str:
 
 def _one(run: RecordedRun) -> dict[str, Any]:
     state, bad = _state(run)
+    group = RunGroup(run.label, 0, (run,), alone=True)
     parts = [
-        sections.returns([run]) if run.plays else None,
-        *sections.curves([run]),
-        sections.speed([run]),
-        sections.staleness([run]),
-        sections.timelines([("", run)]),
-        sections.disagreement(run),
-        sections.gradients(run),
-        sections.learning(run) if run.plays else None,
+        sections.returns([group]) if run.plays else None,
+        *sections.evaluation_curves([group]),
+        sections.speed([group]),
+        sections.staleness([group]),
+        sections.timelines([group]),
+        run_sections.disagreement(group),
+        run_sections.gradients(run),
+        run_sections.learning(group) if run.plays else None,
         sections.events([run]),
-        sections.episode(run) if run.plays else None,
-        sections.repeat([run]),
+        run_sections.episode(run) if run.plays else None,
+        sections.commands([run]),
         sections.Section("The run", details=_details(run)),
     ]
     fields = {k: v for k, v in run.strategy.items() if k != "name"}
-    how = run.strategy_name + (f" ({_fields(fields)})" if fields else "")
+    strategy = run.strategy_name + (f" ({_fields(fields)})" if fields else "")
     many = "1 replica" if run.replicas == 1 else f"{run.replicas} replicas"
     return {
         "title": run.recipe,
-        "subtitle": f"{many}, {how}{_machine(run)}",
+        "subtitle": f"{many}, {strategy}{_machine(run)}",
         "state": state,
         "state_bad": bad,
         "facts": _headline(run),
@@ -119,8 +109,8 @@ def _one(run: RecordedRun) -> dict[str, Any]:
 def _machine(run: RecordedRun) -> str:
     hardware = run.run.get("hardware")
     if isinstance(hardware, dict):
-        named = [hardware.get(key) for key in ("cpu", "processor", "gpu")]
-        hardware = ", ".join(name for name in named if isinstance(name, str) and name)
+        names = [hardware.get(key) for key in ("cpu", "processor", "gpu")]
+        hardware = ", ".join(name for name in names if isinstance(name, str) and name)
     return f" · {hardware}" if hardware else ""
 
 
@@ -136,59 +126,54 @@ def _several(runs: Sequence[RecordedRun]) -> dict[str, Any]:
         "facts": [],
         "comparison": comparison.table(shown),
         "sections": [
-            *([comparison.returns(shown)] if runs[0].plays else []),
-            *sections.curves(runs),
-            comparison.times(shown),
-            comparison.staleness(shown),
-            comparison.disagreement(shown),
-            comparison.timeline(shown),
+            *([sections.returns(shown)] if runs[0].plays else []),
+            *sections.evaluation_curves(shown),
+            sections.speed(shown),
+            sections.staleness(shown),
+            sections.disagreement(shown),
+            sections.timelines(shown),
             sections.events(runs),
-            sections.repeat(runs),
+            sections.commands(runs),
         ],
     }
 
 
 def _headline(run: RecordedRun) -> list[dict[str, str]]:
-    def fact(name: str, value: str, small: str = "") -> dict[str, str]:
-        return {"name": name, "value": value, "small": small}
+    facts: list[dict[str, str]] = []
 
-    frames, wall = run.fact("frames"), run.fact("wall_seconds")
-    if run.plays:
-        first = [fact("training return", number(run.fact("train_return_mean")), "last 100 episodes")]
-    else:
-        shown = [curve for curve in run.curves if run.fact(curve["metric"]) is not None]
-        first = [
-            fact(c["title"].lower(), number(run.fact(c["metric"])), "of what was kept back") for c in shown
-        ]
-        frames = None
-    facts = [
-        *first,
-        fact(run.unit, number(run.fact("env_steps")), f"{number(frames)} frames" if frames else ""),
-        *([fact("virtual time", number(seconds(run)), "seconds")] if run.virtual else []),
-        *([fact("wall time", clock(wall), "h:mm:ss")] if wall is not None else []),
-        fact("speed", number(env_steps_per_second(run)), f"{run.unit}/{'virtual ' if run.virtual else ''}s"),
-        fact("replicas", str(run.replicas), f"dead: {_dead(run)}" if run.deaths else ""),
-    ]
-    evaluated = run.fact("eval_return_mean")
+    def fact(name: str, value: str, small: str = "") -> None:
+        facts.append({"name": name, "value": value, "small": small})
+
+    frames, wall, evaluated = (run.fact(key) for key in ("frames", "wall_seconds", "eval_return_mean"))
     if evaluated is not None:
         error = run.fact("eval_return_stderr")
-        small = "" if error is None else f"± {number(error)} standard error"
-        facts.insert(0, fact("evaluation return", number(evaluated), small))
+        fact(
+            "evaluation return",
+            number(evaluated),
+            "" if error is None else f"± {number(error)} standard error",
+        )
+    if run.plays:
+        fact("training return", number(run.fact("train_return_mean")), "last 100 episodes")
+    for curve in [] if run.plays else run.curves:
+        if run.fact(curve["metric"]) is not None:
+            fact(curve["title"].lower(), number(run.fact(curve["metric"])), "of held-out data")
+    fact(
+        run.unit,
+        number(run.fact("env_steps")),
+        f"{number(frames)} frames" if frames and run.plays else "",
+    )
+    if run.virtual:
+        fact("virtual time", number(seconds(run)), "seconds")
+    if wall is not None:
+        fact("wall time", clock(wall), "h:mm:ss")
+    fact("speed", number(env_steps_per_second(run)), f"{run.unit}/{'virtual ' if run.virtual else ''}s")
+    dead = ", ".join(map(str, run.fact("dead_replicas") or ())) or "none"
+    fact("replicas", str(run.replicas), f"dead: {dead}" if run.deaths else "")
     return facts
 
 
-def _details(run: RecordedRun) -> list[tuple[str, str]]:
-    """What is left of run.json and summary.json, flat, as they name it."""
-    rows = [("folder", str(run.folder))]
-    for key, value in {**run.run, **run.summary}.items():
-        if key in ("command", "events") or value is None:
-            continue
-        rows.append((key.replace("_", " "), _fields(value) if isinstance(value, dict) else _plain(value)))
-    return rows
-
-
 def _data(run: RecordedRun) -> dict[str, Any]:
-    cosines = sections.mean_cosines(run)
+    cosines = run_sections.mean_cosines(run)
     facts = {key: run.fact(key) for key in _FACTS}
     return {
         "folder": str(run.folder),
@@ -197,33 +182,40 @@ def _data(run: RecordedRun) -> dict[str, Any]:
         "replicas": run.replicas,
         **{key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in facts.items()},
         "gradient_cosine": None
-        if cosines is None or run.replicas > sections.DRAWN_COSINES
+        if cosines is None or run.replicas > run_sections.DRAWN_COSINES
         else [[None if math.isnan(v) else v for v in row] for row in cosines.tolist()],
         "command": run.command[0],
     }
 
 
 def _state(run: RecordedRun) -> tuple[str, bool]:
-    """How the run ended, and whether that is bad news."""
+    """How the run ended, and whether that is a failure."""
     ended = run.fact("exit")
     if ended is None:
         return "still running, or killed: there is no summary.json yet", True
     return str(ended), str(ended).startswith("failed")
 
 
-def _dead(run: RecordedRun) -> str:
-    return ", ".join(map(str, run.fact("dead_replicas") or ())) or "none"
+def _details(run: RecordedRun) -> list[tuple[str, str]]:
+    """run.json and summary.json as names and texts."""
+    rows = [("folder", str(run.folder))]
+    for key, value in {**run.run, **run.summary}.items():
+        if key not in ("command", "events") and value is not None:
+            text = _fields(value) if isinstance(value, dict) else _text(value)
+            rows.append((key.replace("_", " "), text))
+    return rows
 
 
 def _fields(fields: dict[str, Any]) -> str:
-    return ", ".join(f"{key.replace('_', ' ')} {_plain(value)}" for key, value in fields.items())
+    return ", ".join(f"{key.replace('_', ' ')} {_text(value)}" for key, value in fields.items())
 
 
-def _plain(value: Any) -> str:
+def _text(value: Any) -> str:
+    """A JSON value in words."""
     if isinstance(value, dict):
         return f"({_fields(value)})"
     if isinstance(value, (list, tuple)):
-        return ", ".join(_plain(part) for part in value) or "none"
+        return ", ".join(_text(part) for part in value) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return number(value) if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""A run folder read back: what the run was, how it ended, and its curves."""
+"""A run folder read from disk: the run's settings, summary, events and metrics over time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GRID_POINTS = 400
 
 @dataclass(frozen=True)
 class Series:
-    """One field of one replica, a point a record: [K] arrays, ascending in time."""
+    """One metric of one replica, a point for each record: [K] arrays, ascending in time."""
 
     time_seconds: Array
     total_env_steps: Array
@@ -31,17 +31,16 @@ class Series:
     value: Array
 
     def x(self, axis: Axis) -> Array:
-        if axis == "time_seconds":
-            return self.time_seconds
-        return self.total_env_steps if axis == "total_env_steps" else self.total_bytes
+        values: Array = getattr(self, axis)
+        return values
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """``run`` is run.json, ``summary`` is summary.json (empty while the run goes on or was killed).
+    """``run`` is run.json, ``summary`` is summary.json (empty while the run goes on or if it was killed).
 
-    ``centre`` are the centre's own lines, where the strategy has one; ``members`` those of single replicas
-    where a record joins many.
+    centre: the centre's own records, where the strategy has one. members: those of single replicas, where a
+    record of ``records`` stands for many.
     """
 
     folder: Path
@@ -54,7 +53,7 @@ class RecordedRun:
 
     @property
     def virtual(self) -> bool:
-        """Whether all times are seconds of a simulated cluster, not of the machine that simulated it."""
+        """Whether times are seconds of a simulated cluster."""
         return "simulated" in self.run
 
     @property
@@ -77,17 +76,17 @@ class RecordedRun:
 
     @property
     def unit(self) -> str:
-        """What ``env_steps`` counts."""
+        """The unit of ``env_steps``: "env steps", "documents", ..."""
         return str(self.run.get("unit", "env steps"))
 
     @property
     def plays(self) -> bool:
-        """Whether the run is in simulators, and has returns."""
+        """Whether the run learns in simulators and has returns."""
         return self.unit == "env steps"
 
     @property
     def curves(self) -> list[dict[str, str]]:
-        """The curves of its evaluation: metric, title, label and text of each."""
+        """The curves of its evaluation: "metric", "title", "label" and "text" of each."""
         return list(self.run.get("curves") or ())
 
     @property
@@ -97,7 +96,7 @@ class RecordedRun:
 
     @property
     def command(self) -> tuple[str, bool]:
-        """The command that repeats the run, and whether it was recorded (else: put together here)."""
+        """The command that repeats the run, and whether it was recorded (else it is put together here)."""
         stored = self.run.get("command")
         if stored:
             return (stored if isinstance(stored, str) else shlex.join(map(str, stored))), True
@@ -111,32 +110,32 @@ class RecordedRun:
     @cached_property
     def histories(self) -> dict[int, list[Record]]:
         """Each replica's records in order of time."""
-        found: dict[int, list[Record]] = {}
+        histories: dict[int, list[Record]] = {}
         for record in sorted(self.records, key=lambda r: r["time_seconds"]):
-            found.setdefault(int(record["replica"]), []).append(record)
-        return dict(sorted(found.items()))
+            histories.setdefault(int(record["replica"]), []).append(record)
+        return dict(sorted(histories.items()))
 
     @cached_property
     def deaths(self) -> dict[int, float]:
-        """``time_seconds`` of each dead replica's first report of its death.
+        """``time_seconds`` of the first report of each dead replica's death.
 
-        A resume brings all back. One that the summary calls dead without any such event died after its
-        last record.
+        A resume restarts all. A replica that is dead by the summary without such an event died after its last
+        record.
         """
-        found: dict[int, float] = {}
+        deaths: dict[int, float] = {}
         for event in self.events:
             if event.get("event") == "resumed":
-                found.clear()
+                deaths.clear()
             member = event.get("member", event.get("replica"))
             if member is None:
                 continue
             if event.get("event") == "died":
-                found.setdefault(int(member), float(event["time_seconds"]))
+                deaths.setdefault(int(member), float(event["time_seconds"]))
             elif event.get("event") == "joined":
-                found.pop(int(member), None)
+                deaths.pop(int(member), None)
         for member in self.summary.get("dead_replicas") or ():
-            found.setdefault(int(member), self.last_heard(int(member)))
-        return found
+            deaths.setdefault(int(member), self.last_heard(int(member)))
+        return deaths
 
     def last_heard(self, replica: int) -> float:
         history = self.histories.get(replica)
@@ -146,15 +145,15 @@ class RecordedRun:
         return any(isinstance(record.get(key), (int, float)) for record in self.records)
 
     def series(self, key: str) -> dict[int, Series]:
-        """``key`` over the run by replica; replicas that never recorded it as a number are left out."""
-        found: dict[int, Series] = {}
+        """``key`` over the run by replica, without replicas that never recorded it as a number."""
+        series: dict[int, Series] = {}
         for replica, history in self.histories.items():
             known = [r for r in history if isinstance(r.get(key), (int, float))]
             if known:
                 times = np.array([float(r["time_seconds"]) for r in known])
                 value = np.array([float(r[key]) for r in known])
-                found[replica] = Series(times, self.total_env_steps(times), self.total_bytes(times), value)
-        return found
+                series[replica] = Series(times, self.total_env_steps(times), self.total_bytes(times), value)
+        return series
 
     def total_env_steps(self, times: Array) -> Array:
         """Env steps of all replicas together at each of ``times`` [K], linear between records."""
@@ -200,7 +199,7 @@ class RecordedRun:
         return np.interp(grid, x, series.value, left=np.nan, right=np.nan if dead else None)
 
     def fact(self, key: str) -> Any:
-        """A summary value; while there is no summary, what the records say of it; None if unknown."""
+        """A value of the summary, or while there is none, computed from the records; None if unknown."""
         if self.summary.get(key) is not None:
             return self.summary[key]
         last = max(self.last_heard(replica) for replica in self.histories)
@@ -239,22 +238,22 @@ def path(history: Sequence[Record], key: str) -> tuple[Array, Array]:
 
 
 def summed(paths: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
-    """The sum of piecewise linear ``paths``, each level after its last point, as one of that kind.
+    """The sum of piecewise linear ``paths``, each constant after its last point, as (times, values).
 
-    Once over all corners, instead of an interpolation for each pair of members.
+    Faster than interpolating each path at all times.
     """
     corners = np.concatenate([times for times, _ in paths])
-    turns, jumps = [], []
+    bends, jumps = [], []
     for times, values in paths:
         passed, gained = np.diff(times), np.diff(values)
         slopes = np.divide(gained, passed, out=np.zeros_like(gained), where=passed > 0)
-        turns.append(np.diff(slopes, prepend=0.0, append=0.0))
+        bends.append(np.diff(slopes, prepend=0.0, append=0.0))
         jumps.append(np.concatenate([[0.0], np.where(passed > 0, 0.0, gained)]))
     order = np.argsort(corners, kind="stable")
     corners = corners[order]
-    slope = np.cumsum(np.concatenate(turns)[order])
-    climbed = np.concatenate([[0.0], np.cumsum(slope[:-1] * np.diff(corners))])
-    return corners, climbed + np.cumsum(np.concatenate(jumps)[order])
+    slope = np.cumsum(np.concatenate(bends)[order])
+    risen = np.concatenate([[0.0], np.cumsum(slope[:-1] * np.diff(corners))])
+    return corners, risen + np.cumsum(np.concatenate(jumps)[order])
 
 
 def open_run(folder: Path | str) -> RecordedRun:
@@ -264,9 +263,9 @@ def open_run(folder: Path | str) -> RecordedRun:
         raise Refusal(f"There is no folder {folder}; give the folder that murmurate train wrote (its --out).")
     run_file, metrics_file = folder / "run.json", folder / "metrics.jsonl"
     if not run_file.is_file() or not metrics_file.is_file():
-        lacking = run_file.name if not run_file.is_file() else metrics_file.name
+        missing = run_file.name if not run_file.is_file() else metrics_file.name
         raise Refusal(
-            f"{folder} is not a run folder: it has no {lacking}; give a folder that murmurate train wrote."
+            f"{folder} is not a run folder: it has no {missing}; give a folder that murmurate train wrote."
         )
     run = _object(run_file)
     if "recipe" not in run:
@@ -290,11 +289,11 @@ def open_run(folder: Path | str) -> RecordedRun:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (ValueError, OSError) as error:
         raise Refusal(
             f"{path} cannot be read ({error}); restore it from a backup or leave this run out."
         ) from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise Refusal(f"{path} holds no JSON object; restore it from a backup or leave this run out.")
-    return found
+    return content

@@ -1,8 +1,7 @@
 """Timing of a member's loop: the staleness of its steps and, in short bursts, spans of computing and waiting.
 
-Bursts begin at the same times of the run's clock in every member, so that a page can lay their spans
-beside one another (who waited for whom). Outside of a burst a turn of the loop costs a reading of the
-clock and a count.
+Bursts begin at the same times of the run's clock in every member, so that the report can show which member
+waited for which. Outside a burst an iteration of the loop costs one clock reading and one count.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ _SHORTEST_SECONDS = 1e-6
 
 @dataclass(frozen=True)
 class Bursts:
-    """When spans are recorded: around the run's seconds ``first``, ``first * growth``, ... and, once these
-    lie ``longest_pause_seconds`` apart, that often.
+    """When spans are recorded: from the run's seconds ``first``, ``first * growth``, ..., and once these are
+    ``longest_pause_seconds`` apart at that interval.
 
-    A burst lasts ``seconds``, but at least ``least_turns`` of the loop and never more than ``most_spans``.
+    A burst lasts ``seconds``, at least ``least_turns`` iterations of the loop and at most ``most_spans``.
     """
 
     first_seconds: float = 1.0
@@ -38,7 +37,7 @@ class Bursts:
     most_spans: int = 400
 
     def after(self, seconds: float) -> float:
-        """The first beginning of a burst later than ``seconds``."""
+        """The start of the first burst after ``seconds``."""
         due = self.first_seconds
         while due <= seconds:
             due += min(due * (self.growth - 1), self.longest_pause_seconds)
@@ -49,28 +48,27 @@ NEVER = Bursts(first_seconds=math.inf)
 
 
 class StepTimer:
-    """Counts the staleness of every step of ``bonds``, and in bursts records the spans of one member's loop.
+    """Counts the staleness of every step, and in bursts records the spans of one member's loop.
 
-    ``seconds`` is the run's clock, the one of ``time_seconds``. ``others`` are further channels on which
-    this member may wait. The loop calls ``lap(kind)`` at the end of each activity and ``turn()`` at the end
-    of each iteration; ``fields()`` are for the next record.
+    ``seconds`` is the run's clock, as in ``time_seconds``. ``others`` are further channels on which this
+    member may wait. The loop calls ``lap(kind)`` at the end of each activity and ``turn()`` at the end of
+    each iteration; ``fields()`` are for the next record.
 
-    Spans cover a burst without gaps, except for activities without a kind (recording, saving). The time
-    waited
-    within a span is known, but not when: it is drawn first, as in a collective.
+    Spans cover a burst without gaps, except for activities without a kind (recording, saving). The duration
+    of the waiting within a span is known, but not its start: it is placed first, as in a collective.
     """
 
     def __init__(
         self,
         seconds: Callable[[], float],
-        bonds: Sequence[BoundReplica],
+        bound_replicas: Sequence[BoundReplica],
         others: Sequence[Channel] = (),
         bursts: Bursts | None = None,
     ) -> None:
         self._seconds = seconds
         self._bursts = bursts or Bursts()
-        self._replicas = [bond.replica for bond in bonds]
-        self._channels = [*(bond.channel for bond in bonds), *others]
+        self._replicas = [bound.replica for bound in bound_replicas]
+        self._channels = [*(bound.channel for bound in bound_replicas), *others]
         self._due = self._bursts.after(seconds())
         self._recording = False
         self._began = self._last = self._waited = 0.0
@@ -81,7 +79,7 @@ class StepTimer:
             replica.exchange = self._around(replica.exchange)
 
     def lap(self, kind: Kind | None) -> None:
-        """The time since the last lap was spent on ``kind``; None: it is not drawn."""
+        """Assign the time since the last lap to ``kind``; None: to no span."""
         if not self._recording:
             return
         now = self._seconds()
@@ -95,7 +93,7 @@ class StepTimer:
         self._last, self._waited = now, waited
 
     def turn(self) -> None:
-        """One iteration of the loop has ended: a burst may begin or end."""
+        """End one iteration of the loop; a burst may begin or end here."""
         if self._recording:
             self.lap(None)
             self._turns += 1
@@ -108,19 +106,19 @@ class StepTimer:
             self._begin(now)
 
     def fields(self, *, last: bool = False) -> dict[str, Any]:
-        """``staleness_counts``, and ``spans`` if a burst has ended (or the run, with ``last``)."""
+        """``staleness_counts``, and ``spans`` if a burst has ended (or, with ``last``, the run)."""
         counts: dict[int, int] = {}
         for value, count in sorted(self._counts.items()):
             counts[rounded(value)] = counts.get(rounded(value), 0) + count
         self._counts.clear()
-        found: dict[str, Any] = {"staleness_counts": counts} if counts else {}
+        fields: dict[str, Any] = {"staleness_counts": counts} if counts else {}
         if last and self._recording:
             self._end()
         if self._spans and not self._recording:
             spans = [[kind, round(start, 6), round(length, 6)] for kind, start, length in self._spans]
-            found["spans"] = spans
+            fields["spans"] = spans
             self._spans.clear()
-        return found
+        return fields
 
     def _around(self, step: Callable[[Replica], Exchange]) -> Callable[[Replica], Exchange]:
         counts = self._counts
@@ -142,7 +140,7 @@ class StepTimer:
         self._began = self._last = now
         self._waited = self._waiting()
         for replica in self._replicas:
-            # an update inside the strategy's step counts as learning, not as exchange
+            # updates inside the strategy's step count as learning, not as exchange
             vars(replica)["update"] = self._as_learning(replica.update)
             vars(replica)["step_plainly"] = self._as_learning(replica.step_plainly)
 
@@ -173,8 +171,10 @@ class StepTimer:
 
 
 def rounded(staleness: int) -> int:
-    """Exact below 64; above, all but the four leading binary digits are dropped (at most 12.5% less), so
-    that a record stays short while a replica hears of no peer for long."""
+    """Exact below 64; above, only the four leading binary digits are kept (at most 12.5% less).
+
+    So a record stays short even if a replica hears from no peer for a long time.
+    """
     if staleness < EXACT_STALENESS:
         return staleness
     return staleness - staleness % (1 << (staleness.bit_length() - 4))

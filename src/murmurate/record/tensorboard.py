@@ -1,4 +1,4 @@
-"""TensorBoard events made from a run's records: one writer a replica, own env steps as the step."""
+"""TensorBoard events from a run's records: a writer for each replica, with its own env steps as the step."""
 
 from __future__ import annotations
 
@@ -38,12 +38,11 @@ class TensorBoard:
     """Writes ``<folder>/replica-<i>/events.out.tfevents.*`` and ``<folder>/launcher/...`` for its events.
 
     Event files of an earlier start of the same run are removed: ``metrics.jsonl`` is canonical and its
-    ``Tail`` begins with the whole history, so that no point of a lost future survives a resume.
+    ``Tail`` begins with the whole history, so no point after the checkpoint survives a resume.
     ``started_at_unix`` is the wall time of ``time_seconds`` 0, in seconds since 1970.
 
-    tensorboardX's ``SummaryWriter`` is not used: it hands every number through a queue to a thread, and
-    when the disk is full the thread dies and the next number waits for it for ever. ``feed`` and ``close``
-    raise OSError then.
+    tensorboardX's ``SummaryWriter`` is not used, because it hangs when the disk is full: its writing thread
+    dies and the queue blocks. Here ``feed`` and ``close`` raise OSError.
     """
 
     def __init__(self, folder: Path | str, started_at_unix: float) -> None:
@@ -92,28 +91,28 @@ class TensorBoard:
 
 
 def scalars(record: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """(tag, value) of all in one record that can be drawn.
+    """(tag, value) of all numbers of one record.
 
-    Tags are ``<group>/<field>``; an entry of a list becomes ``<group>/<field>/<index>``, and the
-    finished episodes the means of their returns and lengths. A value that was not finite is drawn as
-    NaN, which TensorBoard marks; null entries of a list are unknown and left out.
+    Tags are ``<group>/<field>``, for an entry of a list ``<group>/<field>/<index>``; finished episodes become
+    the means of their returns and lengths. A value that was not finite is NaN, which TensorBoard marks; null
+    entries of a list are unknown and left out.
     """
-    found: list[tuple[str, float]] = []
+    values: list[tuple[str, float]] = []
     for key, value in record.items():
         if key in _NOT_SCALARS:
             continue
         if key == "episode_returns":
             episodes = list(value or ())
             if episodes:
-                found.append((_tag("episode_return"), sum(e[0] for e in episodes) / len(episodes)))
-                found.append((_tag("episode_length"), sum(e[1] for e in episodes) / len(episodes)))
+                values.append((_tag("episode_return"), sum(e[0] for e in episodes) / len(episodes)))
+                values.append((_tag("episode_length"), sum(e[1] for e in episodes) / len(episodes)))
         elif isinstance(value, (int, float)):
-            found.append((_tag(key), float(value)))
+            values.append((_tag(key), float(value)))
         elif isinstance(value, list):
             entries = enumerate(value)
-            found += [(f"{_tag(key)}/{i}", float(v)) for i, v in entries if isinstance(v, (int, float))]
-    found += [(_tag(k), math.nan) for k in record.get("not_finite", ()) if record.get(k) is None]
-    return found
+            values += [(f"{_tag(key)}/{i}", float(v)) for i, v in entries if isinstance(v, (int, float))]
+    values += [(_tag(k), math.nan) for k in record.get("not_finite", ()) if record.get(k) is None]
+    return values
 
 
 def _tag(key: str) -> str:

@@ -1,7 +1,7 @@
 """Copies out of a store: in the calling thread, or in a native thread that never takes the GIL.
 
-A Python thread would take it: its calls and the learner's then wait for each other, which cost more time than
-the copies took.
+A Python thread would take it: its calls and the learner's would then wait for each other, which costs more
+time than the copies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SMALL_BYTES = 32 << 10  # a smaller copy takes no longer than waking a thread, 
 
 
 class AsyncCopy:
-    """Copies in the order of the calls. ``number``: of the latest copy given to the thread, for ``wait``."""
+    """Copies in the order of the calls. ``number`` is that of the latest copy, for ``wait``."""
 
     def __init__(self) -> None:
         if native.kernels is None:
@@ -30,11 +30,11 @@ class AsyncCopy:
 
     def gather(self, source: Tensor, stride: int, bytes: int, index: Tensor, out: Tensor) -> None:
         """out[i] <- ``bytes`` from ``source``'s memory, from index[i] * stride on."""
-        what = (source.data_ptr(), stride, bytes, index.data_ptr(), index.shape[0], out.data_ptr())
+        arguments = (source.data_ptr(), stride, bytes, index.data_ptr(), index.shape[0], out.data_ptr())
         if bytes * index.shape[0] < _SMALL_BYTES:
-            self._kernels.gather(*what)
+            self._kernels.gather(*arguments)
         else:
-            self._keep(self._kernels.gather_later(self._thread, *what), source, index, out)
+            self._keep(self._kernels.gather_later(self._thread, *arguments), source, index, out)
 
     def split(
         self, source: Tensor, stride: int, index: Tensor, places: Tensor, out: tuple[Tensor, ...]
@@ -42,11 +42,18 @@ class AsyncCopy:
         """out[k][i] <- the bytes of field k of the row at index[i] * stride of ``source``'s memory. places:
         [K, 2] int64, offset and bytes of each field."""
         addresses = tuple([x.data_ptr() for x in out])
-        what = (source.data_ptr(), stride, index.data_ptr(), index.shape[0], places.data_ptr(), addresses)
+        arguments = (
+            source.data_ptr(),
+            stride,
+            index.data_ptr(),
+            index.shape[0],
+            places.data_ptr(),
+            addresses,
+        )
         if stride * index.shape[0] < _SMALL_BYTES:
-            self._kernels.split(*what)
+            self._kernels.split(*arguments)
         else:
-            self._keep(self._kernels.split_later(self._thread, *what), source, index, places, *out)
+            self._keep(self._kernels.split_later(self._thread, *arguments), source, index, places, *out)
 
     def _keep(self, number: int, *tensors: Tensor) -> None:
         self.number = number

@@ -15,12 +15,12 @@ def check_steps(
     steps: Steps, low: int, simulators: int, observation: Column, action: Column, behaviour: Shapes
 ) -> None:
     """Raise ValueError, naming the field, if a shape or dtype differs from the declared column, a simulator
-    does not exist, a reward is not finite, or a value is infinite. A value of nan is an unknown one."""
-    count = steps.reward.shape[0]  # len asks whether torch is tracing
+    does not exist, a reward is not finite, or a value is infinite. A value of nan means unknown."""
+    count = steps.reward.shape[0]  # cheaper than len, which checks whether torch is tracing
     if not (low >= 0 and low + count <= simulators):
         raise ValueError(
             f"a step of simulators {low} to {low + count - 1}, but this replay was opened for {simulators}: "
-            "open it with the number of simulators of the world"
+            "open it with the number of simulators that it serves"
         )
     flags = Column((), torch.bool)
     for name, value, column in (
@@ -38,7 +38,11 @@ def check_steps(
                 f"'{name}' is {value.dtype} {list(value.shape)}, but this replay stores {column.dtype} "
                 f"{[count, *column.shape]}"
             )
-    for name, numbers in (("reward", steps.reward), ("taken", steps.taken), ("following", steps.following)):
+    for name, numbers in (
+        ("reward", steps.reward),
+        ("action_value", steps.action_value),
+        ("next_value", steps.next_value),
+    ):
         if numbers is None:
             continue
         if numbers.shape != (count,) or not numbers.is_floating_point():

@@ -71,8 +71,8 @@ class FrameReplay:
         self._heads = np.zeros(simulators, np.int64)  # frames so far
         self._first = np.ones(simulators, np.bool_)
         # of the last n steps of each simulator, newest first: the number of its newest frame, and the action
-        self._seen = np.zeros((steps, simulators), np.int64)
-        self._done = np.zeros((steps, simulators), np.int64)
+        self._frame_numbers = np.zeros((steps, simulators), np.int64)
+        self._actions = np.zeros((steps, simulators), np.int64)
         self._recorded = {
             RECORDED + name: np.zeros((steps, simulators, *shape), np.float32)
             for name, shape in self._behaviour.items()
@@ -96,12 +96,12 @@ class FrameReplay:
         if begins.any():
             for image in steps.observation[torch.from_numpy(begins)].unbind(1):
                 self._append(streams[begins], image)
-        push(self._seen[:, here], self._heads[here] - 1)
-        push(self._done[:, here], steps.action.numpy())
-        for name, kept in self._recorded.items():
-            push(kept[:, here], steps.behaviour[name.removeprefix(RECORDED)].detach().numpy())
-        self._errors.step(low, count, steps.taken)
-        closed = self._returns.step(low, steps.reward.numpy(), terminated, truncated)
+        push(self._frame_numbers[:, here], self._heads[here] - 1)
+        push(self._actions[:, here], steps.action.numpy())
+        for name, history in self._recorded.items():
+            push(history[:, here], steps.behaviour[name.removeprefix(RECORDED)].detach().numpy())
+        self._errors.step(low, count, steps.action_value)
+        completed = self._returns.step(low, steps.reward.numpy(), terminated, truncated)
         image = steps.next_observation[:, -1]
         self._append(streams, image)
         # windows always span n further frames; after a termination these are never used (discount 0)
@@ -110,21 +110,21 @@ class FrameReplay:
             for _ in range(self.steps - 1):
                 self._append(streams[terminated], image[ended])
         self._first[here] = terminated | truncated
-        if not len(closed):
+        if not len(completed):
             return 0
-        of = (closed.age - 1, closed.simulator)
-        slots = closed.simulator * length + self._seen[of] % length
+        first_step = (completed.age - 1, completed.simulator)
+        slots = completed.simulator * length + self._frame_numbers[first_step] % length
         values = {
-            "action": numbers_as_bytes(self._done[of]),
-            "reward": numbers_as_bytes(closed.reward),
-            "discount": numbers_as_bytes(closed.discount),
+            "action": numbers_as_bytes(self._actions[first_step]),
+            "reward": numbers_as_bytes(completed.reward),
+            "discount": numbers_as_bytes(completed.discount),
         }
-        for name, kept in self._recorded.items():
-            values[name] = self.rows.as_bytes(name, torch.from_numpy(kept[of]))
+        for name, history in self._recorded.items():
+            values[name] = self.rows.as_bytes(name, torch.from_numpy(history[first_step]))
         self.rows.put(slots, values)
         # after a termination s' does not matter: the length is n, as of most transitions
-        self._lengths[slots] = np.where(terminated[closed.simulator - low], self.steps, closed.age)
-        self.sampler.put(torch.from_numpy(slots), self._errors.of(closed, low, steps.following))
+        self._lengths[slots] = np.where(terminated[completed.simulator - low], self.steps, completed.age)
+        self.sampler.put(torch.from_numpy(slots), self._errors.errors(completed, low, steps.next_value))
         self.inserted += len(slots)
         return len(slots)
 
@@ -190,7 +190,7 @@ class FrameReplay:
         self.sampler.update(slots, error)
 
     def state(self) -> dict[str, Any]:
-        recorded = {name: torch.from_numpy(kept) for name, kept in self._recorded.items()}
+        recorded = {name: torch.from_numpy(history) for name, history in self._recorded.items()}
         return {
             **({"recorded": recorded} if recorded else {}),
             "heads": torch.from_numpy(self._heads),
@@ -201,13 +201,8 @@ class FrameReplay:
             "chances": self.sampler.state(),
             "returns": self._returns.state(),
             "first": torch.from_numpy(self._first),
-            "seen": torch.from_numpy(self._seen),
-            "done": torch.from_numpy(self._done),
-            **(
-                {"recorded": {n: torch.from_numpy(x) for n, x in self._recorded.items()}}
-                if self._recorded
-                else {}
-            ),
+            "seen": torch.from_numpy(self._frame_numbers),
+            "done": torch.from_numpy(self._actions),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -222,7 +217,7 @@ class FrameReplay:
         self.sampler.load(state["chances"])
         self._returns.load(state["returns"])
         self._first[:] = state["first"].numpy()
-        self._seen[:] = state["seen"].numpy()
-        self._done[:] = state["done"].numpy()
-        for name, kept in self._recorded.items():
-            kept[:] = state["recorded"][name].numpy()
+        self._frame_numbers[:] = state["seen"].numpy()
+        self._actions[:] = state["done"].numpy()
+        for name, history in self._recorded.items():
+            history[:] = state["recorded"][name].numpy()

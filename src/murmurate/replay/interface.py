@@ -16,12 +16,13 @@ from murmurate.replay.sum_tree import Draw
 
 @dataclass
 class Sample:
-    """A batch of B transitions. keys: [B] int64, to be passed to ``update`` with the errors. weights: [B]
-    float32 importance weights, divided by the greatest possible one of the replay (sources divide them again,
-    by the greatest of the batch).
+    """A batch of B transitions.
 
+    keys: [B] int64, to be passed to ``update`` with the errors. weights: [B] float32 importance weights,
+    relative to the greatest possible one of the replay (sources then divide them by the greatest of the
+    batch).
     reward: [B], n-step returns. discount: [B], of the value of next_observation; 0 after a termination.
-    behaviour: [B, ...] by name, stored with the actions (see ``Requirement.behaviour``).
+    behaviour: [B, ...] by name, stored with the actions (see ``Rollouts.behaviour``).
     """
 
     keys: Tensor
@@ -36,15 +37,15 @@ class Sample:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a large array that changes little between two checkpoints: chunks of one ``name`` have the
-    same ``values``, so each is saved once."""
+    """A part of a large array of which little changes between two checkpoints. Chunks of one ``name`` have
+    the same ``values``, so each is saved only once."""
 
     name: str
     values: Tensor
 
 
 class Selection(NamedTuple):
-    """The transitions of a batch. keys: [B] int64, unique over the replay's life. draw: their slots, valid
+    """The transitions of a batch. keys: [B] int64, never used for other transitions. draw: their slots, valid
     until the next ``observe``, and weights."""
 
     keys: Tensor
@@ -56,8 +57,8 @@ class Steps(NamedTuple):
 
     next_observation: [b, ...]; of a truncated episode its final observation, not the first of the next
     episode. Ignored where an episode terminated.
-    taken, following: [b], the actor's estimates of Q(s, a) and of max_a Q(s', a). They give the initial
-    priorities (Horgan et al. 2018, section 3). None: the initial priority is the highest so far.
+    action_value, next_value: [b], the actor's estimates of Q(s, a) and of max_a Q(s', a). They give the
+    initial priorities (Horgan et al. 2018, section 3). None: the initial priority is the highest so far.
     behaviour: [b, ...] float32 by name, stored with the actions.
     """
 
@@ -67,8 +68,8 @@ class Steps(NamedTuple):
     next_observation: Tensor
     terminated: Tensor
     truncated: Tensor
-    taken: Tensor | None = None
-    following: Tensor | None = None
+    action_value: Tensor | None = None
+    next_value: Tensor | None = None
     behaviour: Mapping[str, Tensor] = MappingProxyType({})
 
 

@@ -1,4 +1,4 @@
-"""Memory of a replay: private to this process, or in mapped files, which may be larger than memory."""
+"""Memory of a replay: private to this process, or in mapped files, which may exceed the host's memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PAGE = mmap.PAGESIZE
 
 
 def private(label: str, size_bytes: int) -> memoryview:
-    """Zeroed memory of this process; a page takes memory only once it is written.
+    """Zeroed memory of this process; pages are allocated when they are first written.
 
     Raises Refusal if not enough memory is free.
     """
@@ -29,8 +29,6 @@ def private(label: str, size_bytes: int) -> memoryview:
             f"the replay's {label} need {size_bytes / 2**30:.1f} GiB but {free / 2**30:.1f} GiB are free. "
             "Use a smaller --replay.capacity, or files: --replay.folder, for a folder on a disk."
         )
-    if not hasattr(mmap, "MAP_PRIVATE"):
-        return memoryview(mmap.mmap(-1, max(size_bytes, 1)))
     buffer = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them
@@ -71,8 +69,8 @@ def in_folder(folder: Path) -> Allocate:
 
 def refuse_full_disk(folder: Path, size_bytes: int) -> None:
     """Raise Refusal if the disk of ``folder`` (which may not exist yet) has less than ``size_bytes`` free."""
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    free = psutil.disk_usage(str(there)).free
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free = psutil.disk_usage(str(existing)).free
     if size_bytes > free:
         raise Refusal(
             f"the replays need {size_bytes / 2**30:.1f} GiB and {folder} has {free / 2**30:.1f} GiB left. "

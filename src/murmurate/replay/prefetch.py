@@ -32,9 +32,11 @@ class _Buffers:
 
 @dataclass
 class _Fetched:
+    """A batch that was drawn; ``buffers`` is None if it was loaded from a checkpoint."""
+
     sample: Sample
     buffers: _Buffers | None
-    number: int = 0  # of its last copy, for ``AsyncCopy.wait``
+    number: int = 0  # of its last copy (``AsyncCopy.wait``)
 
 
 class Prefetcher:
@@ -59,17 +61,17 @@ class Prefetcher:
         self._copier = AsyncCopy() if depth and native.kernels is not None else None
         self._coming: deque[_Fetched] = deque()
         self._free: list[_Buffers] = []
-        self._lent: _Buffers | None = None
+        self._in_use: _Buffers | None = None
 
     def next(self, beta: float) -> Sample:
-        if self._lent is not None:
-            self._free.append(self._lent)
-            self._lent = None  # freed only once, even if the draw below raises
+        if self._in_use is not None:
+            self._free.append(self._in_use)
+            self._in_use = None  # freed only once, even if the draw below raises
         while len(self._coming) <= self.depth:
             self._coming.append(self._fetch(beta))
         fetched = self._coming.popleft()
         self._wait(fetched.number)
-        self._lent = fetched.buffers
+        self._in_use = fetched.buffers
         return fetched.sample
 
     def drain(self) -> None:

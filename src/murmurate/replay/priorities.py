@@ -29,7 +29,7 @@ class SlotSampler(Protocol):
 
     def put(self, slots: Tensor, error: Tensor | None = None) -> None:
         """``slots`` [B] can be drawn from now on. error: [B], for their priorities; None: the highest
-        priority so far, so that each is soon drawn at least once."""
+        priority so far, so that each is likely to be drawn soon."""
         ...
 
     def remove(self, slots: Tensor) -> None: ...
@@ -73,9 +73,9 @@ class Prioritized:
         threads: int = 1,
     ) -> None:
         if not 0 <= alpha <= 1:
-            raise ValueError(f"alpha lies between 0 and 1, not at {alpha}")
+            raise ValueError(f"alpha must lie between 0 and 1, but it is {alpha}")
         if not epsilon >= 0:
-            raise ValueError(f"epsilon is not negative, not {epsilon}")
+            raise ValueError(f"epsilon must not be negative, but it is {epsilon}")
         self.capacity, self.alpha, self.epsilon, self.stratified = capacity, alpha, epsilon, stratified
         self.tree = sum_tree(capacity, seed=seed, backend=backend, memory=memory, threads=threads)
         self.highest = 1.0  # of all priorities so far
@@ -92,17 +92,17 @@ class Prioritized:
         else:
             self.update(slots, error)
         if self._filled < self.capacity:
-            here = slots.numpy()
-            fresh = here[~self._present[here]]
-            self._filled += len(set(fresh.tolist()))
-            self._present[fresh] = True
+            numbers = slots.numpy()
+            new = numbers[~self._present[numbers]]
+            self._filled += len(set(new.tolist()))
+            self._present[new] = True
 
     def remove(self, slots: Tensor) -> None:
         self.tree.set(slots, torch.zeros(len(slots)))
-        here = slots.numpy()
-        gone = here[self._present[here]]
-        self._filled -= len(set(gone.tolist()))
-        self._present[gone] = False
+        numbers = slots.numpy()
+        removed = numbers[self._present[numbers]]
+        self._filled -= len(set(removed.tolist()))
+        self._present[removed] = False
 
     def update(self, slots: Tensor, error: Tensor) -> None:
         greatest = self.tree.update(slots, error, self.alpha, self.epsilon)
@@ -122,7 +122,7 @@ class Prioritized:
         self.alpha = alpha
 
     def draw_any(self, count: int, beta: float, out: Draw | None = None) -> Draw:
-        """``draw``, also of more than there are."""
+        """``draw`` with repetition, so also of more than there are."""
         return self.tree.sample(count, beta, self.stratified, out)
 
     def state(self) -> dict[str, Any]:
@@ -155,23 +155,23 @@ class Uniform:
         return self._filled
 
     def put(self, slots: Tensor, error: Tensor | None = None) -> None:
-        here = slots.numpy()
-        fresh = np.unique(here[self._places[here] < 0])
-        end = self._filled + len(fresh)
-        self._slots[self._filled : end] = fresh
-        self._places[fresh] = np.arange(self._filled, end)
+        numbers = slots.numpy()
+        new = np.unique(numbers[self._places[numbers] < 0])
+        end = self._filled + len(new)
+        self._slots[self._filled : end] = new
+        self._places[new] = np.arange(self._filled, end)
         self._filled = end
 
     def remove(self, slots: Tensor) -> None:
-        here = slots.numpy()
-        for slot in np.unique(here[self._places[here] >= 0]).tolist():
+        numbers = slots.numpy()
+        for slot in np.unique(numbers[self._places[numbers] >= 0]).tolist():
             self._filled -= 1
             place, last = self._places[slot], self._slots[self._filled]
             self._slots[place], self._places[last] = last, place
             self._places[slot] = -1
 
     def update(self, slots: Tensor, error: Tensor) -> None:
-        """Nothing: all slots are equally likely."""
+        """Ignored: all slots are equally likely."""
 
     @property
     def mass(self) -> tuple[float, float]:
@@ -182,15 +182,15 @@ class Uniform:
         return self.draw_any(count, beta, out)
 
     def draw_any(self, count: int, beta: float, out: Draw | None = None) -> Draw:
-        """``draw``, also of more than there are."""
+        """``draw`` with repetition, so also of more than there are."""
         if out is not None:
             check_out(out.indices, torch.int64, count)
             check_out(out.weights, torch.float32, count)
         places = torch.randint(self._filled, (count,), generator=self._generator)
-        found = torch.from_numpy(self._slots[places.numpy()])
+        drawn = torch.from_numpy(self._slots[places.numpy()])
         if out is None:
-            return Draw(found, torch.ones(count))
-        out.indices.copy_(found)
+            return Draw(drawn, torch.ones(count))
+        out.indices.copy_(drawn)
         out.weights.fill_(1.0)
         return out
 
@@ -204,10 +204,10 @@ class Uniform:
     def load(self, state: dict[str, Any]) -> None:
         self._places.fill(-1)
         self._filled = 0
-        kept = state["slots"].numpy()
-        self._slots[: len(kept)] = kept
-        self._places[kept] = np.arange(len(kept))
-        self._filled = len(kept)
+        slots = state["slots"].numpy()
+        self._slots[: len(slots)] = slots
+        self._places[slots] = np.arange(len(slots))
+        self._filled = len(slots)
         self._generator.set_state(state["generator"])
 
 

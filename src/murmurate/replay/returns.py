@@ -40,9 +40,9 @@ class NStepReturns:
 
     def __init__(self, simulators: int, steps: int, discount: float) -> None:
         if steps < 1:
-            raise ValueError(f"a return is over at least one step, not {steps}")
+            raise ValueError(f"a return needs at least one step, not {steps}")
         if not 0 <= discount <= 1:
-            raise ValueError(f"a discount lies between 0 and 1, not at {discount}")
+            raise ValueError(f"the discount must lie between 0 and 1, but it is {discount}")
         self.steps, self.discount = steps, discount
         self._reward: Floats = np.zeros((steps, simulators))  # newest first
         self._open: Integers = np.zeros(simulators, np.int64)
@@ -51,31 +51,31 @@ class NStepReturns:
         """Add one step of b simulators from number ``low`` on; rewards are [b]."""
         new = np.asarray(reward, np.float64)
         here = slice(low, low + len(new))
-        if self.steps == 1:  # nothing is ever open
+        if self.steps == 1:  # every return is complete at once
             self._reward[0, here] = new
-            every, age = np.arange(low, low + len(new)), np.ones(len(new), np.int64)
-            after = np.where(terminated, np.float32(0.0), np.float32(self.discount))
-            return CompletedReturns(every, age, new.astype(np.float32), after)
+            simulator, age = np.arange(low, low + len(new)), np.ones(len(new), np.int64)
+            discount = np.where(terminated, np.float32(0.0), np.float32(self.discount))
+            return CompletedReturns(simulator, age, new.astype(np.float32), discount)
         rewards = self._reward[:, here]
         push(rewards, new)
         ages = self._open[here] + 1
         ended = terminated | truncated
         parts = []
-        so_far = np.zeros(len(new))
+        total = np.zeros(len(new))
         for k in range(1, self.steps + 1):
-            so_far = rewards[k - 1] + self.discount * so_far
-            closes = ages >= k if k == self.steps else ended & (ages >= k)
-            (which,) = np.nonzero(closes)
+            total = rewards[k - 1] + self.discount * total
+            complete = ages >= k if k == self.steps else ended & (ages >= k)
+            (which,) = np.nonzero(complete)
             if len(which):
-                after = np.where(terminated[which], 0.0, self.discount**k)
-                parts.append((which + low, np.full(len(which), k), so_far[which], after))
+                discount = np.where(terminated[which], 0.0, self.discount**k)
+                parts.append((which + low, np.full(len(which), k), total[which], discount))
         self._open[here] = np.where(ended, 0, np.minimum(ages, self.steps - 1))
         if not parts:
-            nothing = np.zeros(0, np.int64)
-            return CompletedReturns(nothing, nothing, nothing.astype(np.float32), nothing.astype(np.float32))
+            none = np.zeros(0, np.int64)
+            return CompletedReturns(none, none, none.astype(np.float32), none.astype(np.float32))
         columns = parts[0] if len(parts) == 1 else [np.concatenate(c) for c in zip(*parts, strict=True)]
-        simulator, age, total, after = columns
-        return CompletedReturns(simulator, age, total.astype(np.float32), after.astype(np.float32))
+        simulator, age, reward_sum, discount = columns
+        return CompletedReturns(simulator, age, reward_sum.astype(np.float32), discount.astype(np.float32))
 
     def forget(self, low: int, count: int) -> None:
         """Discard the incomplete returns of ``count`` simulators from ``low`` on."""
@@ -93,28 +93,23 @@ class InitialErrors:
     """Errors of new transitions from the actor's own values: R + d max_a Q(s', a) - Q(s, a)."""
 
     def __init__(self, simulators: int, steps: int) -> None:
-        self._taken = np.full((steps, simulators), np.nan, np.float32)  # newest first
+        self._action_value = np.full((steps, simulators), np.nan, np.float32)  # newest first
 
-    def step(self, low: int, count: int, taken: Tensor | None) -> None:
-        push(
-            self._taken[:, low : low + count],
-            np.float32(np.nan) if taken is None else taken.detach().float().numpy(),
-        )
+    def step(self, low: int, count: int, action_value: Tensor | None) -> None:
+        new = np.float32(np.nan) if action_value is None else action_value.detach().float().numpy()
+        push(self._action_value[:, low : low + count], new)
 
-    def of(self, closed: CompletedReturns, low: int, following: Tensor | None) -> Tensor | None:
+    def errors(self, completed: CompletedReturns, low: int, next_value: Tensor | None) -> Tensor | None:
         """[M]; None if one of the values is unknown."""
-        if following is None:
+        if next_value is None:
             return None
-        taken = self._taken[closed.age - 1, closed.simulator]
-        error = (
-            closed.reward
-            + closed.discount * following.detach().float().numpy()[closed.simulator - low]
-            - taken
-        )
+        action_value = self._action_value[completed.age - 1, completed.simulator]
+        bootstrap = next_value.detach().float().numpy()[completed.simulator - low]
+        error = completed.reward + completed.discount * bootstrap - action_value
         return None if np.count_nonzero(np.isnan(error)) else torch.from_numpy(error)
 
 
-def push(kept: npt.NDArray[Any], new: npt.NDArray[Any] | np.float32) -> None:
-    """Put ``new`` [...] before the others of ``kept`` [n, ...], newest first, and drop the oldest."""
-    kept[1:] = kept[:-1]
-    kept[0] = new
+def push(history: npt.NDArray[Any], new: npt.NDArray[Any] | np.float32) -> None:
+    """Insert ``new`` [...] at the front of ``history`` [n, ...] (newest first), and drop the oldest."""
+    history[1:] = history[:-1]
+    history[0] = new

@@ -64,16 +64,20 @@ class RowReplay:
         self.rows = RowStore(sampler.capacity, columns, allocate)
         self._returns = NStepReturns(simulators, steps, discount)
         self._errors = InitialErrors(simulators, steps)
-        # the last n steps of each simulator, newest first; below the same memory as bytes of store rows
-        self._seen = torch.zeros(steps, simulators, *observation.shape, dtype=observation.dtype)
-        self._done = torch.zeros(steps, simulators, *action.shape, dtype=action.dtype)
+        # the last n steps of each simulator, newest first; ``_last`` is the same memory as bytes of the store
+        self._observations = torch.zeros(steps, simulators, *observation.shape, dtype=observation.dtype)
+        self._actions = torch.zeros(steps, simulators, *action.shape, dtype=action.dtype)
         self._recorded = {
             name: torch.zeros(steps, simulators, *column.shape)
             for name, column in recorded_columns(self._behaviour).items()
         }
         self._last = {
-            name: self.rows.as_bytes(name, kept.flatten(0, 1)).reshape(steps, simulators, -1)
-            for name, kept in (("observation", self._seen), ("action", self._done), *self._recorded.items())
+            name: self.rows.as_bytes(name, history.flatten(0, 1)).reshape(steps, simulators, -1)
+            for name, history in (
+                ("observation", self._observations),
+                ("action", self._actions),
+                *self._recorded.items(),
+            )
         }
 
     def __len__(self) -> int:
@@ -91,23 +95,23 @@ class RowReplay:
     def observe(self, low: int, steps: Steps) -> int:
         check_steps(steps, low, self.simulators, self._observation, self._action, self._behaviour)
         count = steps.reward.shape[0]
-        self._errors.step(low, count, steps.taken)
+        self._errors.step(low, count, steps.action_value)
         new = {"observation": steps.observation, "action": steps.action}
         new |= {RECORDED + name: steps.behaviour[name] for name in self._behaviour}
-        for name, kept in self._last.items():
-            push(kept[:, low : low + count], self.rows.as_bytes(name, new[name]))
-        closed = self._returns.step(
+        for name, history in self._last.items():
+            push(history[:, low : low + count], self.rows.as_bytes(name, new[name]))
+        completed = self._returns.step(
             low, steps.reward.numpy(), steps.terminated.numpy(), steps.truncated.numpy()
         )
-        if not len(closed):
+        if not len(completed):
             return 0
-        of = (closed.age - 1, closed.simulator)
-        values = {name: kept[of] for name, kept in self._last.items()}
-        following = self.rows.as_bytes("next_observation", steps.next_observation)
-        values["next_observation"] = following[closed.simulator - low]
-        values["reward"] = numbers_as_bytes(closed.reward)
-        values["discount"] = numbers_as_bytes(closed.discount)
-        return self._insert(values, len(closed), self._errors.of(closed, low, steps.following))
+        first_step = (completed.age - 1, completed.simulator)
+        values = {name: history[first_step] for name, history in self._last.items()}
+        next_observation = self.rows.as_bytes("next_observation", steps.next_observation)
+        values["next_observation"] = next_observation[completed.simulator - low]
+        values["reward"] = numbers_as_bytes(completed.reward)
+        values["discount"] = numbers_as_bytes(completed.discount)
+        return self._insert(values, len(completed), self._errors.errors(completed, low, steps.next_value))
 
     def insert(self, values: Mapping[str, Tensor], count: int, error: Tensor | None = None) -> int:
         """Insert ``count`` transitions at once: [count, ...] of each column. error: [count], for their
@@ -187,8 +191,8 @@ class RowReplay:
             "rows": self.rows.save(min(self.head, self.sampler.capacity)),
             "chances": self.sampler.state(),
             "returns": self._returns.state(),
-            "seen": self._seen,
-            "done": self._done,
+            "seen": self._observations,
+            "done": self._actions,
             **({"recorded": self._recorded} if self._recorded else {}),
         }
 
@@ -197,7 +201,7 @@ class RowReplay:
         self.rows.load(state["rows"])
         self.sampler.load(state["chances"])
         self._returns.load(state["returns"])
-        self._seen.copy_(state["seen"])
-        self._done.copy_(state["done"])
-        for name, kept in self._recorded.items():
-            kept.copy_(state["recorded"][name])
+        self._observations.copy_(state["seen"])
+        self._actions.copy_(state["done"])
+        for name, history in self._recorded.items():
+            history.copy_(state["recorded"][name])

@@ -22,7 +22,7 @@ _LINE_BYTES = 64
 
 
 class Column(NamedTuple):
-    """shape: of one transition's value. dtype: of its numbers."""
+    """A field of a transition: its shape and dtype."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -36,12 +36,12 @@ class _Place(NamedTuple):
 class RowStore:
     """[capacity] rows of named columns, in whatever memory ``allocate`` gives.
 
-    RowStore are padded to whole cache lines, or to a half or a quarter of one where that is enough.
+    Rows are padded to whole cache lines, or to a half or a quarter of one where that is enough.
     """
 
     def __init__(self, capacity: int, columns: Mapping[str, Column], allocate: Allocate = private) -> None:
         if capacity < 1:
-            raise ValueError(f"the capacity of a store is at least one transition, not {capacity}")
+            raise ValueError(f"a store holds at least one transition, not {capacity}")
         self.capacity, self.columns = capacity, dict(columns)
         self._places: dict[str, _Place] = {}
         end = 0
@@ -71,8 +71,8 @@ class RowStore:
         return {name: self.as_bytes(name, self._checked(name, values, count)) for name in self.columns}
 
     def as_bytes(self, name: str, values: Tensor) -> Bytes:
-        """[B, bytes] of a column's [B, ...]: the same memory if it is contiguous; any dtype, including those
-        that numpy lacks."""
+        """[B, bytes] of a column's values [B, ...], in the same memory if they are contiguous. Works for
+        dtypes that numpy lacks."""
         flat = values.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
         return flat.reshape(values.shape[0], self._places[name].bytes)
 

@@ -1,4 +1,4 @@
-"""Slots in segments: a batch draws a share from each segment, or is drawn whole from one of them.
+"""Slots in segments: a batch has a share of draws from each segment, or comes from a single one.
 
 Zhang, section 3.2.3 and Algorithm 2 (MEMR): each M rollouts of a model start at states drawn with other
 priorities, so each M form a segment, and a batch is drawn from one segment that is chosen first. A ring fills
@@ -112,27 +112,27 @@ class Segmented:
         probabilities = self._segment_probabilities()
         drawn = float(torch.rand((), dtype=torch.float64, generator=self._generator))
         if self.whole:
-            upto = torch.tensor(list(probabilities.values()), dtype=torch.float64).cumsum(0)
-            place = min(int((upto <= drawn).sum()), len(probabilities) - 1)
-            return {list(probabilities)[place]: count}
+            bounds = torch.tensor(list(probabilities.values()), dtype=torch.float64).cumsum(0)
+            position = min(int((bounds <= drawn).sum()), len(probabilities) - 1)
+            return {list(probabilities)[position]: count}
         # systematic sampling, at the points drawn, drawn + 1, .. along the cumulated shares: the number of
         # draws from each is its share on average, and differs from it by less than one
-        found, upto_now, before = {}, 0.0, 0
+        counts, cumulated, before = {}, 0.0, 0
         for k, probability in probabilities.items():
-            upto_now += probability
-            after = count if k == max(probabilities) else min(count, math.floor(upto_now * count + drawn))
+            cumulated += probability
+            after = count if k == max(probabilities) else min(count, math.floor(cumulated * count + drawn))
             if after > before:
-                found[k] = after - before
+                counts[k] = after - before
             before = max(before, after)
-        return found
+        return counts
 
     def _least_probabilities(self) -> dict[int, float]:
         """For each segment, the least probability of a slot in it."""
-        found = {}
+        least_of = {}
         for k, probability in self._segment_probabilities().items():
             total, least = self.segments[k].mass
-            found[k] = probability * least / total
-        return found
+            least_of[k] = probability * least / total
+        return least_of
 
     def _divided(self, slots: Tensor) -> Iterator[tuple[Prioritized | Uniform, Tensor, Tensor]]:
         """(segment, which of ``slots`` are in it, their places in it) for each that has any."""

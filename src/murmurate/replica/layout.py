@@ -1,4 +1,4 @@
-"""Where each parameter lies in the flat vector, and with which strides."""
+"""The positions and strides of parameters in the flat vector."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class ParameterSlice(NamedTuple):
-    """One parameter's place in the vector: ``vector[start:stop]`` read with ``shape`` and ``stride``."""
+    """A parameter's position in the vector: ``vector[start:stop]``, with ``shape`` and ``stride``."""
 
     name: str
     owner: nn.Module
@@ -23,6 +23,7 @@ class ParameterSlice(NamedTuple):
 
 
 def view(vector: Tensor, part: ParameterSlice, origin: int = 0) -> Tensor:
+    """The view of a parameter into ``vector``, which holds the flat vector from position ``origin`` on."""
     offset = vector.storage_offset() + part.start - origin
     return vector.as_strided(part.shape, part.stride, offset)
 
@@ -30,6 +31,8 @@ def view(vector: Tensor, part: ParameterSlice, origin: int = 0) -> Tensor:
 def grouping(
     module: nn.Module, groups: Callable[[nn.Module], Sequence[dict[str, Any]]] | None
 ) -> list[dict[str, Any]]:
+    """The parameter groups of the optimizer, with trainable parameters only. Raises ValueError if a parameter
+    is not in exactly one group, or they differ in dtype or device."""
     trainable = [p for p in module.parameters() if p.requires_grad]
     if not trainable:
         raise ValueError(f"{type(module).__name__} has no parameter that requires a gradient")
@@ -38,11 +41,11 @@ def grouping(
         group["params"] = [p for p in group["params"] if p.requires_grad]
     listed = [id(p) for group in made for p in group["params"]]
     if len(set(listed)) != len(listed) or set(listed) != {id(p) for p in trainable}:
-        raise ValueError("each trainable parameter must stand in exactly one parameter group")
+        raise ValueError("each trainable parameter must be in exactly one parameter group")
     kinds = {(p.dtype, p.device) for p in trainable}
     if len(kinds) > 1:
         raise ValueError(
-            f"one vector has one dtype and one device, these parameters have {sorted(map(str, kinds))}. "
+            f"one vector has one dtype and one device, but these parameters have {sorted(map(str, kinds))}. "
             "Make one replica per device, and keep one dtype."
         )
     return made
@@ -51,25 +54,22 @@ def grouping(
 def lay_out(
     module: nn.Module, grouping: list[dict[str, Any]]
 ) -> tuple[list[ParameterSlice], list[tuple[int, int]]]:
-    """Places in the vector, group after group, each parameter with its own dense strides."""
+    """Slices of the vector for each parameter (with its own strides, if dense) and for each group."""
     names: dict[int, tuple[str, nn.Module, str]] = {}
     for prefix, owner in module.named_modules():
         for attribute, parameter in owner.named_parameters(recurse=False):
             names.setdefault(id(parameter), (f"{prefix}.{attribute}".lstrip("."), owner, attribute))
     parts: list[ParameterSlice] = []
     bounds: list[tuple[int, int]] = []
-    place = 0
+    stop = 0
     for group in grouping:
-        begin = place
+        group_start = stop
         for parameter in group["params"]:
             name, owner, attribute = names[id(parameter)]
-            count = parameter.numel()
+            start, stop = stop, stop + parameter.numel()
             stride = parameter.stride() if _dense(parameter) else _contiguous_stride(parameter.shape)
-            parts.append(
-                ParameterSlice(name, owner, attribute, place, place + count, parameter.shape, stride)
-            )
-            place += count
-        bounds.append((begin, place))
+            parts.append(ParameterSlice(name, owner, attribute, start, stop, parameter.shape, stride))
+        bounds.append((group_start, stop))
     return parts, bounds
 
 
@@ -88,7 +88,7 @@ def _contiguous_stride(shape: torch.Size) -> tuple[int, ...]:
 
 
 def merge(parts: Sequence[ParameterSlice]) -> list[tuple[int, int]]:
-    """Neighbouring places joined into as few slices as possible."""
+    """Adjacent slices merged: (start, stop) of each."""
     runs: list[tuple[int, int]] = []
     for part in sorted(parts, key=lambda p: p.start):
         if runs and runs[-1][1] == part.start:
@@ -103,8 +103,8 @@ def refuse_late_hooks(parts: Sequence[ParameterSlice]) -> None:
     for part in parts:
         if getattr(getattr(part.owner, part.attribute), "_post_accumulate_grad_hooks", None):
             raise RuntimeError(
-                f"parameter '{part.name}' has a hook that waits for its gradient to be accumulated, and "
-                "descend never does that. Use register_hook, which is called with the gradient."
+                f"parameter '{part.name}' has a hook for the time after its gradient is accumulated, which "
+                "descend does not do. Use register_hook, which is called with the gradient."
             )
 
 
@@ -115,19 +115,19 @@ def check_views(
     gradient: Tensor,
     low: Mapping[str, Tensor | None],
 ) -> None:
-    """Raise RuntimeError, naming the parameter, if one is no view into replica ``name``'s vectors any more.
+    """Raise RuntimeError, naming the parameter, if one is no longer a view into replica ``name``'s vectors.
 
-    low: by parameter, the low-precision copy that it is a view of instead, and then has no gradient.
+    low: by parameter, the low-precision copy of which it is a view instead (and then it has no gradient).
     """
     for part in parts:
         parameter = getattr(part.owner, part.attribute)
-        places = [("values", parameter, storage), ("gradient", parameter.grad, gradient)]
+        expected = [("values", parameter, storage), ("gradient", parameter.grad, gradient)]
         if (copy := low.get(part.name)) is not None:
-            places = [("values", parameter, copy)]
-        for what, tensor, base in places:
+            expected = [("values", parameter, copy)]
+        for what, tensor, base in expected:
             if tensor is None or tensor.data_ptr() != base[part.start :].data_ptr():
                 raise RuntimeError(
-                    f"the {what} of parameter '{part.name}' came loose from replica '{name}'. "
+                    f"the {what} of parameter '{part.name}' came loose from the vector of replica '{name}'. "
                     "Call .to() and .half() before replicate, never call zero_grad, and end each "
                     "loss with replica.descend(loss)."
                 )

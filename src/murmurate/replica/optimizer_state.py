@@ -1,4 +1,4 @@
-"""The state of a ``torch.optim`` optimizer: in a fixed order, and as it is before the first step."""
+"""The state of a ``torch.optim`` optimizer: in a fixed order, and with its values before the first step."""
 
 from __future__ import annotations
 
@@ -10,54 +10,54 @@ from torch import nn
 
 MakeOptimizer = Callable[[list[Any]], torch.optim.Optimizer]
 
-# Initial values that are neither zero nor set by the optimizer's constructor.
-_AT_FIRST = {"mu_product": 1.0}
+# initial values that are neither zero nor set by the optimizer's constructor
+_INITIAL = {"mu_product": 1.0}
 
 
 def entries(optimizer: torch.optim.Optimizer) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
-    """Each parameter with its (live) state, group after group."""
+    """Each parameter with its state (not a copy), group after group."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             yield parameter, optimizer.state[parameter]
 
 
 def materialise(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer) -> None:
-    """Create lazily made state, with its values before the first step.
+    """Create the state that the optimizer would create at its first step, with its values before that step.
 
     A copy of the optimizer steps once on zeros, which leaves moments zero, and counters are reset.
-    Existing state is kept.
+    Existing state does not change.
     """
     if all(state for _, state in entries(optimizer)):
         return
-    twin = _twin(optimizer, make_optimizer)
-    _step_along(twin, 0.0)
-    for (_, mine), (_, theirs) in zip(entries(optimizer), entries(twin), strict=True):
-        for key, value in theirs.items():
-            if key == "step" or key in _AT_FIRST:
-                start = _AT_FIRST.get(key, 0.0)
+    copy = _copy(optimizer, make_optimizer)
+    _step_along(copy, 0.0)
+    for (_, own), (_, copied) in zip(entries(optimizer), entries(copy), strict=True):
+        for key, value in copied.items():
+            if key == "step" or key in _INITIAL:
+                start = _INITIAL.get(key, 0.0)
                 value = torch.full_like(value, start) if torch.is_tensor(value) else type(value)(start)
-            mine.setdefault(key, value)
+            own.setdefault(key, value)
 
 
 def check_start(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer) -> None:
-    """Raise ValueError if a materialised first step is not the optimizer's own first step.
+    """Raise ValueError if the first step after ``materialise`` differs from that without it.
 
     Dampened momentum is such a case: its first step uses the whole gradient, later ones a part.
     """
-    plain, primed = _twin(optimizer, make_optimizer), _twin(optimizer, make_optimizer)
-    materialise(primed, make_optimizer)
-    _step_along(plain, 1.0)
-    _step_along(primed, 1.0)
-    for (one, _), (other, _) in zip(entries(plain), entries(primed), strict=True):
+    lazy, materialised = _copy(optimizer, make_optimizer), _copy(optimizer, make_optimizer)
+    materialise(materialised, make_optimizer)
+    _step_along(lazy, 1.0)
+    _step_along(materialised, 1.0)
+    for (one, _), (other, _) in zip(entries(lazy), entries(materialised), strict=True):
         if not torch.equal(one, other):
             raise ValueError(
-                f"the first step of {type(optimizer).__name__} with these settings differs from the rest in "
-                "a way that shared moments cannot start from. Use another optimizer, or keep the moments "
-                "apart (hogwild: shared_moments=False)."
+                f"the first step of {type(optimizer).__name__} with these settings differs from the others "
+                "in a way that shared moments cannot reproduce. Use another optimizer, or separate moments "
+                "(hogwild: shared_moments=False)."
             )
 
 
-def _twin(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer) -> torch.optim.Optimizer:
+def _copy(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer) -> torch.optim.Optimizer:
     groups = [
         {
             **{k: v for k, v in group.items() if k != "params"},
@@ -68,7 +68,7 @@ def _twin(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer) -> to
     return make_optimizer(groups)
 
 
-def _step_along(optimizer: torch.optim.Optimizer, slope: float) -> None:
+def _step_along(optimizer: torch.optim.Optimizer, gradient: float) -> None:
     for parameter, _ in entries(optimizer):
-        parameter.grad = torch.full_like(parameter, slope)
+        parameter.grad = torch.full_like(parameter, gradient)
     optimizer.step()

@@ -1,7 +1,7 @@
 """Locks in shared memory that survive the death of their holder: POSIX robust mutexes.
 
 When a thread or process dies while it holds one, the kernel gives the lock to the next that acquires it
-(``pthread_mutexattr_setrobust(3)``). That one must repair whatever was left half done.
+(``pthread_mutexattr_setrobust(3)``), which must repair what the dead one left incomplete.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 import torch
 from torch import Tensor
 
-_WORDS = 8  # int64 of one lock: more than a pthread_mutex_t on any platform, and a line of the cache
+_WORDS = 8  # int64 of one lock: more than a pthread_mutex_t on any platform, and one cache line
 _SHARED = _ROBUST = 1  # PTHREAD_PROCESS_SHARED, PTHREAD_MUTEX_ROBUST
 _PAUSE_SECONDS = 50e-6
 
@@ -28,8 +28,8 @@ def open_locks(count: int) -> Tensor:
     """
     if not hasattr(_libc, "pthread_mutexattr_setrobust"):
         raise OSError(
-            "a model of rows cannot share its vector on this system, whose C library has no robust mutexes. "
-            "Use a strategy without shared memory: --strategy gala."
+            "a model with row gradients cannot share its vector on this system, whose C library has no "
+            "robust mutexes. Use a strategy without shared memory: --strategy gala."
         )
     attributes, mutex = ctypes.create_string_buffer(64), ctypes.create_string_buffer(8 * _WORDS)
     _check(_libc.pthread_mutexattr_init(attributes))
@@ -40,14 +40,14 @@ def open_locks(count: int) -> Tensor:
 
 
 class RobustLock:
-    """One of ``open_locks``, at its final address in shared memory. memory: [8] int64."""
+    """One lock of ``open_locks``, at its final address in shared memory. memory: [8] int64."""
 
     def __init__(self, memory: Tensor) -> None:
         self._memory = memory  # keeps it mapped
         self._mutex = ctypes.c_void_p(memory.data_ptr())
 
     def acquire(self, deadline_seconds: float) -> bool:
-        """Whether this thread holds it now; False at the deadline. The previous holder may have died."""
+        """Wait for the lock; False if the deadline passed. The previous holder may have died."""
         end = time.monotonic() + deadline_seconds
         while (code := _libc.pthread_mutex_trylock(self._mutex)) == errno.EBUSY:
             if time.monotonic() > end:
@@ -59,7 +59,7 @@ class RobustLock:
         return True
 
     def release(self) -> None:
-        """By the thread that holds it."""
+        """Release the lock, which this thread must hold."""
         _check(_libc.pthread_mutex_unlock(self._mutex))
 
 

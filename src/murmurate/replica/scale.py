@@ -1,4 +1,4 @@
-"""The scale that makes a step along a few rows cheap (``sparse``): the parameters are ``scale * vector``.
+"""A scale that makes steps along a few rows cheap (see ``sparse``): the parameters are ``scale * vector``.
 
 Replicas that share a vector shrink it and write to it without excluding each other. Only multiplying the
 scale into it (a fold) needs exclusive access. So each member has its own lock, which it holds while it
@@ -31,12 +31,12 @@ _FACTOR, _COPIED, _DONE = range(3)  # of a fold in progress: its factor or 0; ch
 
 
 class Scale:
-    """By how much a vector [N] has shrunk: the exponential of a sum of logarithms, one for each member.
+    """The scale of a vector [N]: the exponential of a sum of logarithms, one for each member.
 
-    A member writes its own logarithm alone, so nothing is lost where several shrink one vector.
+    A member writes only its own logarithm, so no change is lost if several members shrink a shared vector.
 
     Attributes:
-        kept: whether gradients of rows change the scale and those rows alone; else they are made dense.
+        kept: whether gradients of rows change only the scale and those rows; else they are made dense.
         touched: [V] uint8, or None; entries of changed rows are set to 1.
     """
 
@@ -50,9 +50,8 @@ class Scale:
         self._logs = torch.zeros(1, dtype=torch.float64)
         self._locks: list[RobustLock] = []
         self._turn = torch.zeros(1, dtype=torch.int64)  # odd during exclusive access
-        self._closing = torch.zeros(
-            1, dtype=torch.float64
-        )  # writers wait until this time for a member that asks for exclusive access
+        # writers wait until this time for a member that asks for exclusive access
+        self._closing = torch.zeros(1, dtype=torch.float64)
         self._fold = torch.zeros(3, dtype=torch.float64)
         self._copy = torch.empty(0)
 
@@ -77,10 +76,9 @@ class Scale:
         touched: Tensor | None = None,
         fold_if_small: Callable[[], None] | None = None,
     ) -> None:
-        """Whether a strategy reads and writes ``scale * vector``; else gradients of rows are made dense.
+        """Set ``kept`` and ``touched``, for a strategy that can exchange ``scale * vector``.
 
-        touched: see above. fold_if_small: what to call instead of ``fold_if_small`` once the scale is
-        almost 0.
+        fold_if_small: called in place of the method of that name when the scale is almost 0.
         """
         self.kept, self.touched = kept, touched
         self._fold_if_small = fold_if_small or self.fold_if_small
@@ -94,7 +92,7 @@ class Scale:
         return float(self._logs.sum())
 
     def restore(self, logarithm: float) -> None:
-        """Set it to what ``logarithm`` was; all members do so before any of them shrinks it."""
+        """Restore a former value; all members must do so before any of them shrinks the vector."""
         self._logs.zero_()
         self._logs[0] = logarithm
 
@@ -104,7 +102,7 @@ class Scale:
         Raises StepTooLarge for a step beyond 0, or, of a vector that others write to, to 0.
         """
         if not (by < 1 or (by == 1 and not self.shared)):
-            raise StepTooLarge(f"a step of {by:g} times the vector leaves nothing of it: make the rate less")
+            raise StepTooLarge(f"a step of {by:g} times the vector leaves nothing of it: use a smaller rate")
         self._logs[self._own] += math.log1p(-by) if by < 1 else -float(self._logs[0])
         return by == 1
 
@@ -122,8 +120,7 @@ class Scale:
         self.fold_when_small()
 
     def fold_when_small(self) -> None:
-        """Multiply the scale in where it has become small. Raises RuntimeError if that fails for
-        too long."""
+        """Fold the scale if it has become small. Raises RuntimeError if that fails for too long."""
         if self.value >= LEAST_SCALE:
             return
         self._fold_if_small()
@@ -131,24 +128,24 @@ class Scale:
         while self.value < _NO_SMALLER:
             if time.monotonic() > end:
                 raise RuntimeError(
-                    "the scale of a shared vector cannot be multiplied in: a replica was stopped while it "
-                    "wrote. Let such a one go on (kill -CONT) or end it (kill -KILL); go on from the last "
+                    "the scale of a shared vector cannot be folded, because a replica was stopped while it "
+                    "wrote. Continue it (kill -CONT) or end it (kill -KILL), and go on from the last "
                     "checkpoint: murmurate resume."
                 )
             time.sleep(_PAUSE_SECONDS)
             self._fold_if_small()
 
     def fold_if_small(self) -> None:
-        """Multiply the scale in, unless another member has done so, or one writes for too long."""
+        """Fold the scale, unless another member has done so, or one has been writing for too long."""
         with self.exclusive() as alone:
             if alone and self.value < LEAST_SCALE:
                 self.fold()
 
     def fold(self) -> None:
-        """Multiply the scale into the vector; nobody else may be reading or writing it.
+        """Multiply the vector by the scale, which becomes 1. Requires exclusive access.
 
-        On a shared vector, the next member finishes an interrupted fold: each chunk is multiplied from a
-        copy, so that it can be repeated.
+        On a shared vector the next member finishes an interrupted fold: each chunk is multiplied from a
+        copy, so that this can be repeated.
         """
         if not self.shared:
             self.vector.mul_(self.value)
@@ -172,16 +169,16 @@ class Scale:
 
     # -- reading, writing, exclusive access ----------------------------------------------------------
 
-    def read_consistently(self, look: Callable[[float], T]) -> T:
-        """``look(scale)``, repeated if another member had exclusive access to the vector meanwhile."""
+    def read_consistently(self, read: Callable[[float], T]) -> T:
+        """``read(scale)``, repeated if another member had exclusive access to the vector meanwhile."""
         while True:
             turn = int(self._turn[0])
             if turn % 2:
                 with self.writing():  # waits for the end of the exclusive access, or repairs after a death
                     continue
-            found = look(self.value)
+            result = read(self.value)
             if int(self._turn[0]) == turn:
-                return found
+                return result
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -195,13 +192,13 @@ class Scale:
                 time.sleep(_PAUSE_SECONDS)
             if time.monotonic() > end or not own.acquire(10 * _PATIENCE_SECONDS):
                 raise RuntimeError(
-                    "a replica has held exclusive access to the shared vector for too long: it was stopped. "
-                    "Let such a one go on (kill -CONT) or end it (kill -KILL); go on from the last "
-                    "checkpoint: murmurate resume."
+                    "a replica has had exclusive access to the shared vector for too long: it was stopped. "
+                    "Continue it (kill -CONT) or end it (kill -KILL), and go on from the last checkpoint: "
+                    "murmurate resume."
                 )
             if int(self._turn[0]) % 2 == 0:
                 break
-            own.release()  # as we hold it, the member with exclusive access is dead: repair what it left
+            own.release()  # exclusive access needs this lock too: its holder is dead, so repair
             with self.exclusive():
                 pass
         try:
@@ -241,14 +238,13 @@ class Scale:
                 lock.release()
 
     def _begin(self) -> None:
-        """Make the counter odd; if it is odd already, repair what a member left that died in here."""
+        """Make the counter odd; if it is odd already, finish the fold of a member that died meanwhile."""
         if int(self._turn[0]) % 2 == 0:
             self._turn[0] += bool(self._locks)
         elif self._fold[_FACTOR]:
             self.fold()
 
     def _end(self) -> None:
-        """Make the counter even, unless an exception ended a fold halfway: then the next member finishes
-        it."""
+        """Make the counter even, unless an exception interrupted a fold, which the next member finishes."""
         if not self._fold[_FACTOR]:
             self._turn[0] += bool(self._locks)

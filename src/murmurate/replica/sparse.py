@@ -42,12 +42,12 @@ def check_rows(rows: Rows, x: Tensor) -> None:
     shaped = row.dim() == 1 and values.dim() == 2 and len(row) == len(values) and values.shape[1] > 0
     if not shaped or x.numel() % values.shape[1]:
         raise ValueError(
-            "rows are row [R] and values [R, W] of a vector of so many whole rows; these are "
-            f"{list(row.shape)} and {list(values.shape)} for {x.numel()} numbers"
+            "row must be [R] and values [R, W], for a vector of rows of W numbers; they are "
+            f"{list(row.shape)} and {list(values.shape)} for a vector of {x.numel()}"
         )
     if row.dtype != torch.int64 or values.dtype != x.dtype or {row.device, values.device} != {x.device}:
         raise ValueError(
-            f"rows are int64 and their values {x.dtype}, both on {x.device}; these are {row.dtype} on "
+            f"row must be int64 and values {x.dtype}, both on {x.device}; they are {row.dtype} on "
             f"{row.device} and {values.dtype} on {values.device}"
         )
     if len(row) and not 0 <= int(row.min()) <= int(row.max()) < x.numel() // values.shape[1]:
@@ -60,8 +60,8 @@ def check_plain(optimizer: torch.optim.Optimizer, clip: float | None, name: str)
     plain = type(optimizer) is torch.optim.SGD and len(optimizer.param_groups) == 1 and clip is None
     if not plain or group["momentum"] or group["weight_decay"] or group["maximize"]:
         raise ValueError(
-            f"replica '{name}' follows gradients of a few rows, which plain SGD alone does without touching "
-            "the others: use torch.optim.SGD without momentum, weight decay and clipping, or dense gradients."
+            f"replica '{name}' follows gradients of a few rows, and only plain SGD leaves the other rows "
+            "unchanged: use torch.optim.SGD without momentum, weight decay and clipping, or dense gradients."
         )
 
 

@@ -47,10 +47,10 @@ def load_into(replica: Replica, state: dict[str, Any]) -> None:
     for name, values in () if params is None else replica.named_views():
         stored = params.get(name)
         if stored is None or stored.shape != values.shape:
-            found = "nothing" if stored is None else f"shape {tuple(stored.shape)}"
+            present = "nothing" if stored is None else f"shape {tuple(stored.shape)}"
             raise ValueError(
-                f"the checkpoint has {found} for parameter '{name}' of shape {tuple(values.shape)}; "
-                "it belongs to another network. Resume with the network it was made with."
+                f"the checkpoint has {present} for parameter '{name}' of shape {tuple(values.shape)}; "
+                "it belongs to another network. Resume with the network of the checkpoint."
             )
     if state["optimizer"]:
         materialise(replica.optimizer, replica.make_optimizer)
@@ -62,8 +62,8 @@ def load_into(replica: Replica, state: dict[str, Any]) -> None:
         for index, (_, memory) in enumerate(entries(replica.optimizer)):
             for key in list(memory):
                 if f"{index}.{key}" in state["optimizer"]:
-                    _take(replica, memory, key, state["optimizer"][f"{index}.{key}"], index)
-                else:  # saved before the first step made it
+                    _restore(replica, memory, key, state["optimizer"][f"{index}.{key}"], index)
+                else:  # saved before the first step created it
                     del memory[key]
         for name, buffer in replica.module.named_buffers():
             buffer.copy_(state["buffers"][name])
@@ -73,7 +73,8 @@ def load_into(replica: Replica, state: dict[str, Any]) -> None:
     replica.reload()
 
 
-def _take(replica: Replica, memory: dict[str, Any], key: str, stored: Any, index: int) -> None:
+def _restore(replica: Replica, memory: dict[str, Any], key: str, stored: Any, index: int) -> None:
+    """Write an entry of the saved optimizer state into that of group ``index``."""
     if not torch.is_tensor(memory[key]):
         memory[key] = stored
         return

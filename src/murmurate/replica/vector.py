@@ -1,7 +1,7 @@
-"""One flat vector per optimizer (design, section 1).
+"""One flat vector for each optimizer.
 
-The module's parameters are views into the vector; the vector is what an unmodified ``torch.optim``
-optimizer steps. So an exchange is one tensor, sharing is one buffer, optimizer state is flat.
+The module's parameters are views into the vector, which is the single parameter of an unmodified
+``torch.optim`` optimizer. So an exchange is one tensor, sharing is one buffer, and optimizer state is flat.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.replica.clipping import NotFinite, check_loss, clip_
-from murmurate.replica.gradients import GradientTargets
 from murmurate.replica.layout import (
     check_views,
     disable_flatten,
@@ -34,8 +33,8 @@ __all__ = ["Exchange", "MakeOptimizer", "NotFinite", "Replica", "Rows"]
 class Exchange(NamedTuple):
     """The result of one ``strategy.step``.
 
-    round: exchanges of this replica with others so far (counted also where it is alone).
-    heard: members whose parameters or gradients entered this step, including its own.
+    round: exchanges of this replica so far (also counted without other replicas).
+    heard: number of members whose parameters or gradients entered this step, including its own.
     staleness: own updates since the last agreement; on one shared vector, updates that others made
         to it since this replica read the parameters of its gradient.
     """
@@ -57,23 +56,23 @@ class Replica:
             Each becomes a contiguous slice with its own optimizer group.
         clip: largest global gradient norm, applied inside ``update``, so after any averaging.
         schedule: factor on every group's initial learning rate as a function of ``steps_taken()``.
-        compute_dtype: if given (``torch.bfloat16``), parameters named by ``in_compute`` are views of
-            a copy in that dtype, refreshed after every step, and have no ``grad`` of their own; the
+        compute_dtype: if given (``torch.bfloat16``), parameters whose names ``in_compute`` accepts are views
+            of a copy in that dtype, refreshed after every step, and have no ``grad`` of their own; the
             vector stays float32.
-        shape_aware: hand the optimizer the parameters themselves instead of the vector (LAMB, Muon,
-            Adafactor); what is exchanged is still the one vector.
+        shape_aware: give the optimizer the parameters themselves instead of the vector (LAMB, Muon,
+            Adafactor); replicas still exchange the vector.
 
     Attributes:
         params: [N] the vector, an ``nn.Parameter``.
-        grad: [N] its gradient, never None; parameters a loss does not touch have gradient zero
+        grad: [N] its gradient, never None; parameters that a loss does not touch have gradient zero
             (Differs: torch leaves None, which skips weight decay and momentum for them).
-        scale: the parameters are ``scale * params`` once ``follow`` has been given ``Rows``, under a strategy
-            that keeps scales; else it is 1. ``values`` multiplies it out.
+        scale: the parameters are ``scale * params`` after ``follow`` with ``Rows``, under a strategy that
+            keeps scales; else it is 1. ``values`` multiplies it out.
         clock: own updates so far.
 
-    Buffers (batch-norm statistics) are not part of the vector. They stay local during training;
-    what is evaluated or exported carries the mean of the living replicas' floating-point buffers and
-    the lowest living replica's integer ones.
+    Buffers (batch-norm statistics) are not part of the vector. They stay local during training. For
+    evaluation and export, floating-point buffers are the mean of the living replicas', and integer ones
+    those of the lowest living replica.
     """
 
     def __init__(
@@ -101,11 +100,10 @@ class Replica:
         self.exchange: Callable[[Replica], Exchange] = _update_alone
         self._count: Callable[[], int] = lambda: self.clock
         self._pending: Rows | None = None  # the gradient, where it is of rows
-        # whether all replicas pass the same rounds; alone, each update is one
-        self.common_rounds = True
-        self.measure = False  # whether the next step records the two that follow
+        self.common_rounds = True  # whether all replicas make the same rounds; alone, each update is one
+        self.measure = False  # whether the next step sets the two attributes below
         self.update_norm: Tensor | None = None
-        self.own_gradient: Tensor | None = None  # [N] before anything was averaged into it
+        self.own_gradient: Tensor | None = None  # [N] before averaging
         self.make_optimizer = make_optimizer
         self._grouping = grouping(module, groups)
         self.parts, self.group_bounds = lay_out(module, self._grouping)
@@ -122,8 +120,6 @@ class Replica:
         if self._compute_parts:
             self._low = torch.empty_like(self._storage, dtype=compute_dtype)
         self._runs = merge(self._compute_parts)
-        # only then direct targets gain precision (see gradients)
-        self._gradients_fit = self._low is not None and first.is_cpu and first.dtype == torch.float32
         self.shape_aware = shape_aware
         self.params = nn.Parameter(self._storage)
         self.params.grad = self._storage_grad
@@ -150,7 +146,7 @@ class Replica:
         return [getattr(part.owner, part.attribute) for part in self.parts]
 
     def named_views(self, vector: Tensor | None = None) -> Iterator[tuple[str, Tensor]]:
-        """(parameter name, its values in logical order and shape) for ``vector`` [N] or the own one."""
+        """(name, values in logical order and shape) of each parameter in ``vector`` [N] (default: own)."""
         for part in self.parts:
             yield part.name, view(self._storage if vector is None else vector, part)
 
@@ -175,7 +171,7 @@ class Replica:
         low = {part.name for part in self._compute_parts}
         for part in self.parts:
             parameter: nn.Parameter = getattr(part.owner, part.attribute)
-            parameter.grad = None  # a gradient of the old dtype would forbid the new data
+            parameter.grad = None  # torch refuses data of another dtype than the gradient's
             if part.name in low and self._low is not None:
                 parameter.data = view(self._low, part)
             else:
@@ -190,11 +186,10 @@ class Replica:
                 self._low[start:stop].copy_(self._storage[start:stop])
 
     def rebind(self, storage: Tensor, optimizer_state: Callable[[str, Tensor], Tensor] | None = None) -> None:
-        """Use ``storage`` [N] from now on (shared memory, say), with its contents.
+        """Use ``storage`` [N], for example in shared memory, with its contents from now on.
 
-        ``optimizer_state(key, tensor)`` may supply shared storage for each tensor of the optimizer's
-        state, which is created first; its contents are used.
-        Raises ValueError for another size, dtype or device.
+        optimizer_state: (key, tensor) -> storage, for each tensor of the optimizer's state, which is created
+        first; the storage's contents are used. Raises ValueError for another size, dtype or device.
         """
         old = self._storage
         if optimizer_state is not None:
@@ -202,7 +197,7 @@ class Replica:
         if (storage.numel(), storage.dtype, storage.device) != (old.numel(), old.dtype, old.device):
             raise ValueError(
                 f"replica '{self.name}' has {old.numel()} parameters of {old.dtype} on {old.device}; "
-                f"it cannot live on {storage.numel()} of {storage.dtype} on {storage.device}"
+                f"it cannot use {storage.numel()} of {storage.dtype} on {storage.device}"
             )
         self._storage = self.scale.vector = storage
         self.params.data = storage
@@ -218,67 +213,52 @@ class Replica:
                         memory[key] = optimizer_state(f"{index}.{key}", value)
 
     def check(self) -> None:
-        """Raise RuntimeError, naming the parameter, if a view has come loose from the vector.
+        """Raise RuntimeError, naming the parameter, if one is no longer a view into the vector.
 
-        Causes seen in practice: ``zero_grad(set_to_none=True)``, ``module.to(dtype)``, and re-assigning
-        a parameter. Remedy: replicate after such calls, and end losses with ``descend``.
+        Usual causes are ``zero_grad(set_to_none=True)``, ``module.to(dtype)``, and re-assigning a parameter.
         """
         if self.params.data_ptr() != self._storage.data_ptr():
             raise RuntimeError(
-                f"replica '{self.name}' has two vectors: params was given other memory. Write into it "
-                "in place (params.copy_, params.lerp_), or move all of it with rebind."
+                f"replica '{self.name}' has two vectors, because params was given other memory. Write to it "
+                "in place (params.copy_, params.lerp_), or replace all of it with rebind."
             )
         owned = [] if self.shape_aware else [parameter for parameter, _ in entries(self.optimizer)]
         for piece, (start, stop) in zip(owned, self.group_bounds, strict=not self.shape_aware):
             grad = self._storage_grad[start:stop].data_ptr()
             if piece.grad is None or piece.grad.data_ptr() != grad:
                 raise RuntimeError(
-                    f"the optimizer of replica '{self.name}' lost its gradient and would step on nothing. "
-                    "Never call its zero_grad: descend clears the gradient."
+                    f"the optimizer of replica '{self.name}' lost its gradient, so its step would do "
+                    "nothing. Never call its zero_grad: descend clears the gradient."
                 )
         low = {part.name: self._low for part in self._compute_parts}
         check_views(self.name, self.parts, self._storage, self._storage_grad, low)
 
     # -- learning -----------------------------------------------------------------------------------
 
-    def descend(self, loss: Tensor, through: tuple[Tensor, Tensor] | None = None) -> Exchange:
+    def descend(self, loss: Tensor) -> Exchange:
         """Gradient of ``loss`` (a scalar) for the own parameters only, then one strategy step.
 
-        through: an output of the module, and the gradient of the loss by it, of the same shape; where it
-        is known in closed form. The loss is then only checked.
         Raises NotFinite if the loss is NaN or infinite, before anything was changed.
         """
         check_loss(loss, self.name, self.clock)
         if self.scale.logarithm:
             raise ValueError(
-                f"replica '{self.name}' has followed gradients of rows, so its module shows a scaled vector: "
-                "call replica.scale.fold() before a loss is computed."
+                f"replica '{self.name}' has followed gradients of rows, so its module has scaled parameters: "
+                "call replica.scale.fold() before computing a loss."
             )
         # autograd.grad, because backward accumulates: clear, add and copy are three passes instead of one
-        output, slope = (loss, None) if through is None else through
-        own = self.own_parameters()
-        with GradientTargets(output, self._gradient_targets(own)) as targets:
-            gradients = torch.autograd.grad(targets.root, own, slope, allow_unused=True)
+        gradients = torch.autograd.grad(loss, self.own_parameters(), allow_unused=True)
         if not self._checked:
             self.check()
             refuse_late_hooks(self.parts)
             self._checked = True
         with torch.no_grad():
-            for place, parameter, gradient in zip(self._places, own, gradients, strict=True):
-                if id(parameter) in targets.written:
-                    if gradient is not None:  # of another use of the same parameter
-                        place.add_(gradient)
-                elif gradient is None:
+            for place, gradient in zip(self._places, gradients, strict=True):
+                if gradient is None:
                     place.zero_()
                 else:
                     place.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
         return self._agree()
-
-    def _gradient_targets(self, own: list[nn.Parameter]) -> dict[int, Tensor]:
-        """By the id of a parameter, where to write its gradient (see ``gradients``)."""
-        if not self._gradients_fit:
-            return {}
-        return {id(parameter): place for parameter, place in zip(own, self._places, strict=True)}
 
     def follow(self, gradient: Tensor | Rows) -> Exchange:
         """One strategy step along a closed-form ``gradient``: [N], or a few rows of it.
@@ -295,7 +275,7 @@ class Replica:
             return self._agree()
         self._leave_scale()
         if gradient.shape != self._storage_grad.shape:
-            raise ValueError(f"gradient has shape {tuple(gradient.shape)}, the vector ({len(self)},)")
+            raise ValueError(f"the gradient has shape {tuple(gradient.shape)}, the vector ({len(self)},)")
         self._storage_grad.copy_(gradient)
         return self._agree()
 
@@ -306,25 +286,25 @@ class Replica:
         return shapes[0][1] if len(shapes) == 1 and len(shapes[0]) == 2 else None
 
     def values(self) -> Tensor:
-        """[N] the parameters with their scale multiplied out: the vector itself where that is 1."""
+        """[N] the parameters with their scale multiplied out; the vector itself if the scale is 1."""
         return self.scale.read_consistently(
             lambda scale: self._storage if scale == 1.0 else self._storage * scale
         )
 
     def _leave_scale(self) -> None:
-        """Fold the scale before a dense gradient. Raises ValueError where others follow rows."""
+        """Fold the scale before a dense gradient. Raises ValueError if the vector is shared."""
         if self.scale.logarithm == 0.0:
             return
         if self.scale.shared:
             raise ValueError(
-                f"replica '{self.name}' follows gradients of rows on a vector that it shares: let all of its "
-                "gradients be rows, or all be dense."
+                f"replica '{self.name}' follows gradients of rows on a shared vector: use either gradients "
+                "of rows or dense ones for all of its steps."
             )
         self.scale.fold()
         self.reload()
 
     def update(self) -> None:
-        """Clip, schedule, one optimizer step on the gradient as it stands. Called by strategies."""
+        """Clip the present gradient, apply the schedule, and make one optimizer step. For strategies."""
         before = self.values().clone() if self.measure else None
         if self._pending is not None:
             rows, self._pending = self._pending, None
@@ -342,7 +322,7 @@ class Replica:
         self.clock += 1
 
     def step_plainly(self) -> None:
-        """One step of plain SGD at the present learning rates, unclipped; the optimizer's state is unchanged.
+        """One step of plain SGD at the present learning rates, without clipping and the optimizer's state.
 
         For clients of a parameter server between two pulls. Counts as an update.
         """
@@ -352,7 +332,7 @@ class Replica:
         self.tick()
 
     def tick(self) -> None:
-        """Count an update that was made elsewhere."""
+        """Count an update that was made without ``update``."""
         self.clock += 1
 
     def steps_taken(self) -> int:
@@ -360,11 +340,11 @@ class Replica:
         return self._count()
 
     def count_steps_by(self, count: Callable[[], int]) -> None:
-        """Schedules follow ``count()`` from now on: the updates of all replicas, say."""
+        """Make schedules follow ``count()``, for example the updates of all replicas."""
         self._count = count
 
     def scale_rates(self, factor: float) -> None:
-        """Multiply all learning rates, the schedule's start included."""
+        """Multiply all learning rates, including the initial ones of the schedule."""
         self._initial_lr = [rate * factor for rate in self._initial_lr]
         for group in self.optimizer.param_groups:
             group["lr"] *= factor

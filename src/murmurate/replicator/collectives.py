@@ -1,9 +1,9 @@
 """Collectives inside a step: on any nested structure of tensors, differentiable where that is defined.
 
 TF-Replicator, section 3.3: all_reduce, all_sum, all_gather, broadcast, map_reduce, map_gather. Each is a
-linear map on what all members hand in, and its backward pass is the adjoint map, itself a collective: so
+linear map of all members' inputs, and its backward pass is the adjoint map, which is also a collective. So
 the gradient is that of the sum of all members' losses with respect to each one's own input. A strategy that
-takes the mean of gradients then has the gradient of the mean loss.
+averages gradients then has the gradient of the mean loss.
 """
 
 from __future__ import annotations
@@ -18,34 +18,39 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from murmurate.fabric.interface import FabricError
-from murmurate.replicator.gather import TensorExchange
+from murmurate.replicator.gather import NoExchange, TensorExchange
 
 Reduction = str | Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Members of a step that reduce and gather among themselves, over channels of their own.
+    """Members that reduce and gather among themselves, over their own channels.
 
-    Calls are matched within the group: its members make the same ones in the same order, in backward passes
-    too. Ranks are positions in the group. Dead members are left out, and a mean is over the living.
-    Structures are dictionaries, lists, tuples and named tuples of tensors and numbers, and alike on all
-    members. Results are on the device of what was handed in, and the same bits on all members of a group.
+    All members must make the same calls in the same order, also in backward passes. Ranks are positions in
+    the group. Dead members are left out; a mean is over the living. Inputs are dictionaries, lists, tuples
+    and named tuples of tensors and numbers, with the same structure on all members. Results are on the
+    input's device, and the same bit for bit on all members.
 
-    All raise FabricError when members make different calls, or one does not call before the deadline. A
+    All methods raise FabricError if members make different calls, or one makes none before the deadline. A
     result requires a gradient if any member's input does; then all must run that backward pass.
     """
 
-    wire: TensorExchange
+    exchange: TensorExchange | NoExchange
+
+    @classmethod
+    def of_one(cls) -> Group:
+        """A group with one member."""
+        return cls(NoExchange())
 
     @property
     def size(self) -> int:
-        return self.wire.size
+        return self.exchange.size
 
     @property
     def rank(self) -> int:
-        """The own place in the group, from 0 up."""
-        return self.wire.rank
+        """This member's position in the group, from 0."""
+        return self.exchange.rank
 
     def mean(self, x: Any) -> Any:
         """The mean over the group of every tensor in ``x``; backward: the mean of the gradients."""
@@ -74,90 +79,89 @@ class Group:
     def reduce(self, x: Any, operation: Reduction) -> Any:
         """``operation`` over the group: mean, sum, min, max, product, or any function of [k, ...] tensors.
 
-        The gradient of min and max goes to the owner of the extreme, the lowest rank of several; that of a
-        function, through the function. Raises ValueError for an unknown name.
+        The gradient of min and max goes to the owner of the extreme value, the lowest rank if there are
+        several. Raises ValueError for an unknown name.
         """
         if operation in ("mean", "sum"):
             return self._map(str(operation), x)
-        act = _reduction(operation)
-        return pytree.tree_map(act, self.gather(x))
+        return pytree.tree_map(_reduction(operation), self.gather(x))
 
     def map_gather(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Any:
-        """``function`` of every item, the work shared among the group: [len(items), ...] in their order.
+        """``function`` of every item, [len(items), ...] in their order, with the work shared among the group.
 
-        ``items`` are the same on all members. The items of a member that dies are redone by the others.
+        ``items`` must be the same on all members. The others redo the items of a member that dies.
         """
         if not items:
             raise ValueError("map_gather and map_reduce need at least one item")
         parts, order = [], torch.empty(0, dtype=torch.int64)
         missing, workers = list(range(len(items))), list(range(self.size))
         while missing:
-            mine = missing[workers.index(self.rank) :: len(workers)]
+            own = missing[workers.index(self.rank) :: len(workers)]
             # a member without items still computes one, to know the structure of results
-            done = [function(items[i]) for i in mine or missing[:1]]
-            stacked = pytree.tree_map(lambda *rows: torch.stack([_tensor(r) for r in rows]), *done)
-            found = pytree.tree_map(functools.partial(_first, len(mine)), stacked)
-            own = torch.tensor(mine, dtype=torch.int64)
-            part, came, present = self.gather((found, own, torch.tensor([self.rank])), join=True)
+            computed = [function(items[i]) for i in own or missing[:1]]
+            stacked = pytree.tree_map(lambda *rows: torch.stack([_tensor(r) for r in rows]), *computed)
+            results = pytree.tree_map(functools.partial(_first, len(own)), stacked)
+            numbers = torch.tensor(own, dtype=torch.int64)
+            part, received, living = self.gather((results, numbers, torch.tensor([self.rank])), join=True)
             parts.append(part)
-            order = torch.cat([order, came])
-            missing, workers = sorted(set(missing) - set(came.tolist())), present.tolist()
+            order = torch.cat([order, received])
+            missing, workers = sorted(set(missing) - set(received.tolist())), living.tolist()
         back = order.argsort()
         return pytree.tree_map(lambda *leaves: torch.cat(leaves)[back.to(leaves[0].device)], *parts)
 
     def map_reduce(self, function: Callable[[Any], Any], items: Sequence[Any], operation: Reduction) -> Any:
         """``operation`` (see ``reduce``) over ``function`` of every item, the work shared in the group."""
-        act = _reduction(operation)
-        return pytree.tree_map(act, self.map_gather(function, items))
+        return pytree.tree_map(_reduction(operation), self.map_gather(function, items))
 
     def _map(self, kind: str, x: Any, root: int = -1) -> Any:
         leaves, structure = pytree.tree_flatten(x)
         tensors = [_tensor(leaf) for leaf in leaves]
         if kind == "mean" and any(not (t.is_floating_point() or t.is_complex()) for t in tensors):
-            raise TypeError("a mean is of floating-point tensors: convert whole numbers and booleans first")
+            raise TypeError("a mean needs floating-point tensors: convert integers and booleans first")
         return pytree.tree_unflatten(_apply(_Map(self, kind, root), tensors), structure)
 
 
 @dataclass
 class _Map:
-    """A linear map on the tensors of all members of a group, and what its adjoint has to know."""
+    """A linear map of the tensors of all members of a group, with the data that its adjoint needs."""
 
     group: Group
     kind: str
     root: int = -1
-    rows: dict[int, list[int]] = field(default_factory=dict)  # of each member and tensor, for "deal"
+    rows: dict[int, list[int]] = field(default_factory=dict)  # number for each member and tensor, for "deal"
 
     def run(self, tensors: Sequence[Tensor], wants_gradient: bool) -> tuple[list[Tensor], bool]:
-        """This member's results, and whether some member wants a gradient."""
+        """This member's results, and whether any member wants a gradient."""
         call = self.kind if self.root < 0 else f"{self.kind} {self.root}"
-        everybody = self.group.wire.gather(call, tensors, wants_gradient)
-        given = {rank: message.tensors for rank, message in sorted(everybody.items())}
-        if self.kind == "broadcast" and self.root not in given:
-            raise FabricError(f"rank {self.root} died before it could broadcast: let a living one")
+        contributions = self.group.exchange.gather(call, tensors, wants_gradient)
+        inputs = {rank: message.tensors for rank, message in sorted(contributions.items())}
+        if self.kind == "broadcast" and self.root not in inputs:
+            raise FabricError(f"rank {self.root} died before it could broadcast: choose a living root")
         results = [
-            self._one(index, {rank: found[index] for rank, found in given.items()}).to(x.device)
+            self._result(index, {rank: own[index] for rank, own in inputs.items()}).to(x.device)
             for index, x in enumerate(tensors)
         ]
         if self.kind == "gather":
-            self.rows = {rank: [len(x) for x in found] for rank, found in given.items()}
-        return results, any(m.wants_gradient for m in everybody.values())
+            self.rows = {rank: [len(x) for x in own] for rank, own in inputs.items()}
+        return results, any(m.wants_gradient for m in contributions.values())
 
-    def _one(self, index: int, given: dict[int, Tensor]) -> Tensor:
+    def _result(self, index: int, inputs: dict[int, Tensor]) -> Tensor:
+        """Of tensor number ``index``, from that of each rank."""
         if self.kind == "broadcast":
-            return given[self.root]
+            return inputs[self.root]
         if self.kind == "gather":
-            return torch.cat(list(given.values()))
+            return torch.cat(list(inputs.values()))
         if self.kind == "deal":
-            return torch.stack([self._own_rows(index, x) for x in given.values()]).sum(0)
-        if self.kind == "collect" and self.group.wire.rank != self.root:
-            return torch.zeros_like(given[self.group.wire.rank])
-        stacked = torch.stack(list(given.values()))
+            return torch.stack([self._own_rows(index, x) for x in inputs.values()]).sum(0)
+        if self.kind == "collect" and self.group.rank != self.root:
+            return torch.zeros_like(inputs[self.group.rank])
+        stacked = torch.stack(list(inputs.values()))
         return stacked.mean(0) if self.kind == "mean" else stacked.sum(0)
 
     def _own_rows(self, index: int, x: Tensor) -> Tensor:
-        me = self.group.wire.rank
-        start = sum(counts[index] for rank, counts in self.rows.items() if rank < me)
-        return x[start : start + self.rows[me][index]]
+        own = self.group.rank
+        start = sum(counts[index] for rank, counts in self.rows.items() if rank < own)
+        return x[start : start + self.rows[own][index]]
 
     def adjoint(self) -> _Map:
         return _Map(self.group, _ADJOINT[self.kind], self.root, self.rows)
@@ -176,7 +180,8 @@ _ADJOINT = {
 
 
 class _Linear(torch.autograd.Function):
-    """Attaches the adjoint to results that are already computed; differentiable any number of times."""
+    """Gives results that are already computed the adjoint as backward pass; differentiable any number of
+    times."""
 
     @staticmethod
     def forward(ctx: Any, act: _Map, results: list[Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -189,20 +194,21 @@ class _Linear(torch.autograd.Function):
 
 
 def _apply(act: _Map, tensors: Sequence[Tensor]) -> list[Tensor]:
-    smooth = [x.is_floating_point() or x.is_complex() for x in tensors]
+    differentiable = [x.is_floating_point() or x.is_complex() for x in tensors]
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     with torch.no_grad():
-        results, anybody = act.run([x.detach() for x in tensors], wanted)
-    if not (anybody and torch.is_grad_enabled()):
+        results, wanted_by_any = act.run([x.detach() for x in tensors], wanted)
+    if not (wanted_by_any and torch.is_grad_enabled()):
         return results
-    through = [i for i, right in enumerate(smooth) if right]
+    chosen = [i for i, smooth in enumerate(differentiable) if smooth]
     # members with constant inputs also take part in the collective of the backward pass
     inputs = [
-        tensors[i] if tensors[i].requires_grad else tensors[i].detach().requires_grad_() for i in through
+        tensors[i] if tensors[i].requires_grad else tensors[i].detach().requires_grad_() for i in chosen
     ]
-    rows = {rank: [counts[i] for i in through] for rank, counts in act.rows.items()}
-    hung = _Linear.apply(_Map(act.group, act.kind, act.root, rows), [results[i] for i in through], *inputs)  # type: ignore[no-untyped-call]
-    for i, result in zip(through, hung, strict=True):
+    rows = {rank: [counts[i] for i in chosen] for rank, counts in act.rows.items()}
+    linear = _Map(act.group, act.kind, act.root, rows)
+    attached = _Linear.apply(linear, [results[i] for i in chosen], *inputs)  # type: ignore[no-untyped-call]
+    for i, result in zip(chosen, attached, strict=True):
         results[i] = result
     return results
 
@@ -219,9 +225,7 @@ def _reduction(operation: Reduction) -> Callable[[Tensor], Tensor]:
     if callable(operation):
         return operation
     if operation not in _REDUCTIONS:
-        raise ValueError(
-            f"'{operation}' is no reduction: use {', '.join(_REDUCTIONS)} or a function of [k, ...] tensors"
-        )
+        raise ValueError(f"there is no reduction '{operation}': use {', '.join(_REDUCTIONS)} or a function")
     return _REDUCTIONS[operation]
 
 
@@ -230,7 +234,7 @@ def _first(count: int, rows: Tensor) -> Tensor:
 
 
 def _extreme(which: Callable[..., Tensor], stacked: Tensor) -> Tensor:
-    # torch finds no place in booleans; the first place of several is the lowest rank's
+    # argmin and argmax do not support booleans; of several places they return the first, of the lowest rank
     ordered = stacked.to(torch.uint8) if stacked.dtype == torch.bool else stacked
     return torch.take_along_dim(stacked, which(ordered, 0, keepdim=True), 0).squeeze(0)
 

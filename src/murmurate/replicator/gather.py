@@ -1,4 +1,4 @@
-"""Gathers arbitrary tensors of all members of a step: the basis of the collectives."""
+"""Gathers arbitrary tensors of all members, as the basis of the collectives."""
 
 from __future__ import annotations
 
@@ -16,18 +16,30 @@ _LENGTHS_BYTES = 16  # of the header and of the tensors, int64 each
 
 
 class Contribution(NamedTuple):
-    """One member's tensors (on the CPU), and whether they require a gradient."""
+    """One member's tensors (on the CPU), and whether any of them requires a gradient."""
 
     tensors: list[Tensor]
     wants_gradient: bool
 
 
+class NoExchange:
+    """Stands for a ``TensorExchange`` in a group of one."""
+
+    rank, size = 0, 1
+    bytes, waiting_seconds = 0, 0.0
+
+    def gather(
+        self, call: str, tensors: Sequence[Tensor], wants_gradient: bool = False
+    ) -> dict[int, Contribution]:
+        return {0: Contribution([x.detach().to("cpu", copy=True) for x in tensors], wants_gradient)}
+
+
 class TensorExchange:
     """Gathers tensors of any number, shape and dtype over two channels of fixed length.
 
-    The first holds most batch statistics; the second carries the rest of longer messages, piece by piece.
-    members: the group's ranks in the fabric; None for all. All members open it at the same point.
-    Every ``gather`` is a matched call of the group, and ranks are positions in it.
+    The first is long enough for most batch statistics; the second carries the rest of longer messages in
+    pieces. members: the group's ranks in the fabric; None: all. All members must open it at the same point,
+    and call ``gather`` alike. Ranks are positions in the group.
     """
 
     def __init__(self, fabric: Fabric, members: Sequence[int] | None = None) -> None:
@@ -48,10 +60,10 @@ class TensorExchange:
     def gather(
         self, call: str, tensors: Sequence[Tensor], wants_gradient: bool = False
     ) -> dict[int, Contribution]:
-        """The contribution of each living member, by rank; ``call`` names the collective.
+        """The contribution of each living member, by rank. call: the name of the collective.
 
-        Raises FabricError, on all members alike, if their calls differ; and, at the fabric's
-        deadline, if a living member does not call.
+        Raises FabricError on all members if their calls differ, and at the fabric's deadline if a living
+        member does not call.
         """
         self._calls += 1
         header = {
@@ -62,27 +74,25 @@ class TensorExchange:
         }
         arrived = self._exchange(_pack(header, tensors))
         messages = {rank: _unpack(message) for rank, message in arrived.items()}
-        mine = messages[self.rank][0]
+        own = messages[self.rank][0]
         for rank, (theirs, _) in messages.items():
-            if _matched(theirs) != _matched(mine):
+            if _must_match(theirs) != _must_match(own):
                 raise FabricError(
-                    f"rank {rank} calls {_call(theirs)} where rank {self.rank} calls {_call(mine)}. "
+                    f"rank {rank} calls {_call(theirs)} where rank {self.rank} calls {_call(own)}. "
                     "Make the same collective calls on all replicas, in one order, also in backward passes."
                 )
-        return {
-            rank: Contribution(found, bool(header["gradient"])) for rank, (header, found) in messages.items()
-        }
+        return {rank: Contribution(own, bool(header["gradient"])) for rank, (header, own) in messages.items()}
 
     def _exchange(self, message: Tensor) -> dict[int, Tensor]:
         pieces = {
             rank: [piece] for rank, piece in self._small.gather(_padded(message, 0, _SMALL_BYTES)).items()
         }
-        lengths = {rank: int(found[0][:8].view(torch.int64)) for rank, found in pieces.items()}
+        lengths = {rank: int(piece[0][:8].view(torch.int64)) for rank, piece in pieces.items()}
         for start in range(_SMALL_BYTES, max(lengths.values()), _LARGE_BYTES):
             more = self._large.gather(_padded(message, start, _LARGE_BYTES))
-            # a member that died in between is left out of the whole call, on all members alike
-            pieces = {rank: [*found, more[rank]] for rank, found in pieces.items() if rank in more}
-        return {rank: torch.cat(found)[: lengths[rank]] for rank, found in pieces.items()}
+            # a member that died in between is left out of the whole call, on all members
+            pieces = {rank: [*before, more[rank]] for rank, before in pieces.items() if rank in more}
+        return {rank: torch.cat(whole)[: lengths[rank]] for rank, whole in pieces.items()}
 
 
 def _padded(message: Tensor, start: int, length: int) -> Tensor:
@@ -93,29 +103,29 @@ def _padded(message: Tensor, start: int, length: int) -> Tensor:
 
 
 def _pack(header: dict[str, Any], tensors: Sequence[Tensor]) -> Tensor:
-    """[bytes] uint8: length of all, length of the header, header, tensors as they lie in memory."""
-    words = torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)
+    """[bytes] uint8: length of the message, length of the header, header, contents of the tensors."""
+    encoded = torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)
     data = [x.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for x in tensors]
-    total = _LENGTHS_BYTES + words.numel() + sum(d.numel() for d in data)
-    lengths = torch.tensor([total, words.numel()]).view(torch.uint8)
-    return torch.cat([lengths, words, *data])
+    total = _LENGTHS_BYTES + encoded.numel() + sum(d.numel() for d in data)
+    lengths = torch.tensor([total, encoded.numel()]).view(torch.uint8)
+    return torch.cat([lengths, encoded, *data])
 
 
 def _unpack(message: Tensor) -> tuple[dict[str, Any], list[Tensor]]:
-    place = _LENGTHS_BYTES + int(message[8:16].clone().view(torch.int64))
-    header: dict[str, Any] = json.loads(bytes(message[_LENGTHS_BYTES:place].tolist()))
+    offset = _LENGTHS_BYTES + int(message[8:16].clone().view(torch.int64))
+    header: dict[str, Any] = json.loads(bytes(message[_LENGTHS_BYTES:offset].tolist()))
     tensors = []
     for name, shape in header["tensors"]:
         dtype: torch.dtype = getattr(torch, name)
         length = torch.Size(shape).numel() * dtype.itemsize
-        # cloned for the alignment of its dtype
-        tensors.append(message[place : place + length].clone().view(dtype).view(shape))
-        place += length
+        # cloned, so that it is aligned for its dtype
+        tensors.append(message[offset : offset + length].clone().view(dtype).view(shape))
+        offset += length
     return header, tensors
 
 
-def _matched(header: dict[str, Any]) -> tuple[Any, ...]:
-    """What must be the same everywhere: all but the first dimension of what is joined."""
+def _must_match(header: dict[str, Any]) -> tuple[Any, ...]:
+    """The part of a header that must be the same on all members: all but the first dimension of a gather."""
     joined = header["call"].startswith("gather")
     return (
         header["call"],
@@ -125,6 +135,7 @@ def _matched(header: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _call(header: dict[str, Any]) -> str:
+    """A call in words, for an error message."""
     tensors = ", ".join(f"{dtype}{shape}" for dtype, shape in header["tensors"][:4])
     more = len(header["tensors"]) - 4
     return (

@@ -1,4 +1,4 @@
-"""The input of each replica: its share of every batch of its worker, or whole batches.
+"""The input of each replica: a share of every batch of its worker, or whole batches.
 
 TF-Replicator, section 3.2: input pipelines PER_WORKER, split by an ``input_split_fn``, and PER_REPLICA.
 """
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch.utils import _pytree as pytree
 
 InputSource = Iterable[Any] | Callable[[int], Iterable[Any]]
@@ -24,10 +23,10 @@ class CannotSplit(ValueError):
 
 
 def split_along(dimension: int) -> Split:
-    """Shares along one dimension of every tensor or array in a batch; 1 is for time-major sequences.
+    """Split every tensor or array of a batch along one dimension; 1 is for time-major sequences.
 
-    Numbers, and tensors without that dimension, go to all replicas. Shares are equal: the last rows that
-    do not divide evenly are left out, so that the mean over replicas is the mean over rows.
+    Numbers, and tensors without that dimension, go to all replicas. Shares are equal: remaining rows are
+    dropped, so that the mean over replicas is the mean over rows.
     """
 
     def split(batch: Any, shares: int, index: int) -> Any:
@@ -45,12 +44,6 @@ def split_along(dimension: int) -> Split:
 
 
 split_leading = split_along(0)
-
-
-def left_out(batch: Any, shares: int, dimension: int = 0) -> int:
-    """Rows of ``batch`` that equal shares leave out."""
-    rows = [x.shape[dimension] for x in pytree.tree_leaves(batch) if len(getattr(x, "shape", ())) > dimension]
-    return rows[0] % shares if rows else 0
 
 
 @dataclass(frozen=True)
@@ -81,8 +74,8 @@ def inputs(
 ) -> Iterator[Any]:
     """The batches of one replica (see ``OwnLoop.inputs``).
 
-    all_have: whether all replicas have a next batch, given whether this one has. In common rounds it is a
-    collective, and all end together; otherwise each ends independently.
+    all_have: whether all replicas have a next batch, given whether this one has. Under strategies with common
+    rounds it is a collective, and all replicas end together; otherwise each ends independently.
     """
     if per not in ("worker", "replica"):
         raise ValueError(f"inputs are split per 'worker' or per 'replica', not per '{per}'")
@@ -96,16 +89,16 @@ def inputs(
     if not callable(source):
         yield from own  # all replicas read the same source, and end at its last whole round
         return
-    nothing = object()
+    end = object()
     while True:
-        batch = next(own, nothing)
-        if not all_have(batch is not nothing):
+        batch = next(own, end)
+        if not all_have(batch is not end):
             return
         yield batch
 
 
 def _in_turn(source: Iterator[Any], turns: int, mine: int) -> Iterator[Any]:
-    """Every ``turns``-th batch, from ``mine``; an incomplete last round is left out for everybody."""
+    """Every ``turns``-th batch, from number ``mine``; an incomplete last round is dropped for all."""
     while len(batches := list(itertools.islice(source, turns))) == turns:
         yield batches[mine]
 
@@ -115,9 +108,4 @@ def _shares(source: Iterator[Any], split: Split, shares: int, index: int) -> Ite
         try:
             yield split(batch, shares, index)
         except CannotSplit:
-            continue  # a last batch of a few rows
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """Every tensor of ``batch`` on ``device``."""
-    return pytree.tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, batch)
+            continue  # a last batch with fewer rows than shares

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from murmurate.errors import Refusal
 from murmurate.replica.vector import Replica
 from murmurate.replicator.collectives import Group
 from murmurate.spec import Batch, EnvSpec, Outcome, Requirement
@@ -21,10 +20,9 @@ class Context:
     """The arguments for building a learner.
 
     spec: of its world. replicate: makes its replicas (``Replica`` itself, where nothing is exchanged).
-    seed: of the run; all replicas of a run start equal, from it. updates: planned own updates over the whole
-    run, for schedules; None where only time ends it. examples, validation: training and held-out
-    examples, where the world is a data set.
-    open_group: see ``group``.
+    seed: of the run, the same for all replicas. updates: planned own updates over the whole run, for
+    schedules; None if only time ends it. examples, validation: training and held-out examples, where the
+    world is a data set. open_group: see ``group``.
     """
 
     spec: EnvSpec
@@ -37,17 +35,13 @@ class Context:
     open_group: Callable[[], Group] | None = None
 
     def group(self) -> Group:
-        """Collectives among the replicas, for statistics, advantages or gradients of more than the loss. All
-        replicas must call it in ``build``; it can be used from the first batch on.
+        """Collectives among the replicas, for example for statistics or advantages. All replicas must call it
+        in ``build``; it can be used from the first batch on. A learner that runs alone, in an evaluation for
+        example, is a group of one.
 
         Raises Refusal under a strategy whose replicas do not wait for one another.
         """
-        if self.open_group is None:
-            raise Refusal(
-                "this learner needs collectives among its replicas, and they do not wait for one another "
-                "under this strategy. Use --strategy all-reduce or local-sgd."
-            )
-        return self.open_group()
+        return Group.of_one() if self.open_group is None else self.open_group()
 
 
 class Learner(Protocol):
@@ -55,7 +49,7 @@ class Learner(Protocol):
 
     @property
     def replicas(self) -> dict[str, Replica]:
-        """One per optimizer, by name; the names are keys of checkpoints."""
+        """One for each optimizer, by name; the names are keys of checkpoints."""
         ...
 
     def learn(self, batch: Batch) -> Outcome:
@@ -100,5 +94,5 @@ class LearnerConfig(Protocol):
 
 
 def updates_of(learner: Learner) -> int:
-    """Own updates so far: of the replica that has made most, where there are several."""
+    """Own updates so far; if there are several replicas, the maximum."""
     return max(replica.clock for replica in learner.replicas.values())

@@ -1,10 +1,9 @@
-"""A replica over several devices: one flat vector each, stepped together (TF-Replicator, 3.2)."""
+"""A replica over several devices, with one flat vector on each (TF-Replicator, section 3.2)."""
 
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,13 +12,11 @@ from torch import Tensor
 from murmurate.replica.clipping import check_loss, check_norm, factor
 from murmurate.replica.vector import Exchange, Replica
 
-_PATIENCE_SECONDS = 3600.0  # far above any fabric's own deadline, whose error names the member
-
 
 class ModelParallelReplica:
-    """The shards of one model-parallel replica: one backward pass, one step of the strategy each.
+    """The shards of a model-parallel replica: one backward pass for all, one step of the strategy for each.
 
-    ``clip`` bounds the norm of the whole gradient: after any averaging, over all shards together.
+    clip: largest norm of the whole gradient, over all shards together and after any averaging.
     """
 
     def __init__(self, name: str, shards: Sequence[Replica], clip: float | None) -> None:
@@ -45,7 +42,7 @@ class ModelParallelReplica:
         return self._step([shard.grad for shard in self.shards])
 
     def follow(self, gradients: Sequence[Tensor]) -> Exchange:
-        """One step along closed-form gradients, one [N_k] a shard."""
+        """One step along closed-form gradients, one [N_k] for each shard."""
         return self._step(gradients)
 
     def _step(self, gradients: Sequence[Tensor]) -> Exchange:
@@ -60,35 +57,55 @@ class ModelParallelReplica:
         )
 
     def _step_clipped(self, gradients: Sequence[Tensor]) -> list[Exchange]:
-        """Every shard's step up to its update; then the norm over all; then the rest of each.
+        """Every shard's step, with all gradients clipped by their common norm before the first update.
 
-        The norm is that of the averaged gradients of all shards, but a strategy is one function that
-        averages and
-        updates: so each shard has a thread, and one of them runs at a time, in order.
+        A strategy is one function that averages and then updates, and the norm is that of the averaged
+        gradients of all shards. So each shard's update first runs the steps of the shards after it: the last
+        of them clips all gradients, and then the updates follow, from the last shard to the first.
         """
-        turns = [_PausedStep(shard, gradient) for shard, gradient in zip(self.shards, gradients, strict=True)]
-        try:
-            while any(not turn.ended for turn in turns):
-                for turn in turns:
-                    turn.go_on()
-                waiting = [turn.shard for turn in turns if not turn.ended]
+        exchanges: dict[int, Exchange] = {}
+        waiting: list[Replica] = []
+
+        def step_from(k: int) -> None:
+            if k == len(self.shards):
                 if waiting:
                     self._clip(waiting)
-        finally:
-            for turn in turns:
-                turn.leave()
-        return [turn.result() for turn in turns]
+                return
+            shard = self.shards[k]
+            update, replaced = shard.update, shard.__dict__.get("update")
+            updated = False
+
+            def update_after_the_others() -> None:
+                nonlocal updated
+                if not updated:
+                    updated = True
+                    waiting.append(shard)
+                    step_from(k + 1)
+                update()
+
+            shard.update = update_after_the_others  # type: ignore[method-assign]
+            try:
+                exchanges[k] = shard.follow(gradients[k])
+            finally:
+                del shard.__dict__["update"]
+                if replaced is not None:
+                    shard.__dict__["update"] = replaced
+            if not updated:  # a strategy may skip the local update
+                step_from(k + 1)
+
+        step_from(0)
+        return [exchanges[k] for k in range(len(self.shards))]
 
     def _clip(self, shards: Sequence[Replica]) -> None:
-        home = shards[0].device
-        norms = torch.stack([torch.linalg.vector_norm(s.grad).to(home) for s in shards])
+        first = shards[0].device
+        norms = torch.stack([torch.linalg.vector_norm(s.grad).to(first) for s in shards])
         norm = torch.linalg.vector_norm(norms)
         check_norm(norm.item(), self.name, self.clock)
         self.gradient_norm = norm
-        shorter = factor(norm, math.inf if self.clip is None else self.clip)
+        scale = factor(norm, math.inf if self.clip is None else self.clip)
         for shard in shards:
             shard.gradient_norm = norm.to(shard.device)
-            shard.grad.mul_(shorter.to(shard.device))
+            shard.grad.mul_(scale.to(shard.device))
 
     def state(self) -> dict[str, Any]:
         return {shard.name: shard.state() for shard in self.shards}
@@ -96,67 +113,3 @@ class ModelParallelReplica:
     def load(self, state: dict[str, Any]) -> None:
         for shard in self.shards:
             shard.load(state[shard.name])
-
-
-class _PausedStep:
-    """One shard's step in a thread that pauses before each update until ``go_on``."""
-
-    def __init__(self, shard: Replica, gradient: Tensor) -> None:
-        self.shard, self.ended = shard, False
-        self._gradient = gradient
-        self._update: Callable[[], None] = shard.update
-        self._replaced = shard.__dict__.get("update")
-        self._mine, self._ours = threading.Semaphore(0), threading.Semaphore(0)
-        self._exchange: Exchange | None = None
-        self._error: BaseException | None = None
-        self._left = False
-        self._thread = threading.Thread(target=self._live, daemon=True, name=f"{shard.name}-step")
-        self._thread.start()
-
-    def go_on(self) -> None:
-        """Let it run to its next update, or to its end. Raises what its step raised."""
-        if self.ended:
-            return
-        self._mine.release()
-        self._ours.acquire()
-        if self._error is not None:
-            raise self._error
-
-    def leave(self) -> None:
-        """Let a thread that still waits end without its update."""
-        self._left = True
-        if not self.ended:
-            self._mine.release()
-        self._thread.join(_PATIENCE_SECONDS)
-        self.shard.__dict__.pop("update", None)
-        if self._replaced is not None:
-            self.shard.__dict__["update"] = self._replaced
-
-    def result(self) -> Exchange:
-        if self._exchange is None:
-            raise RuntimeError(f"the step of '{self.shard.name}' did not end")
-        return self._exchange
-
-    def _live(self) -> None:
-        self._mine.acquire()
-        try:
-            if not self._left:
-                self.shard.update = self._pause_then_update  # type: ignore[method-assign]
-                self._exchange = self.shard.follow(self._gradient)
-        except _Abandoned:
-            pass
-        except BaseException as error:
-            self._error = error
-        self.ended = True
-        self._ours.release()
-
-    def _pause_then_update(self) -> None:
-        self._ours.release()
-        self._mine.acquire()
-        if self._left:
-            raise _Abandoned
-        self._update()
-
-
-class _Abandoned(BaseException):
-    """Ends a shard's thread because another shard failed."""

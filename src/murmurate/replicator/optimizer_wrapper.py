@@ -1,4 +1,4 @@
-"""An optimizer of a plain script, stepped by a strategy: TF-Replicator's ``wrap_optimizer``."""
+"""Wraps the optimizer of a script, so that its step is a strategy's (TF-Replicator's ``wrap_optimizer``)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.errors import Refusal
+from murmurate.replica.layout import disable_flatten
 from murmurate.replica.vector import Exchange, Replica
 
 
 class ParameterModule(nn.Module):
-    """A module of given parameters and buffers, under their names in the script."""
+    """A module with given parameters and buffers, by name."""
 
     @classmethod
     def of(
@@ -40,36 +41,34 @@ class ParameterModule(nn.Module):
 
 
 def parameter_module(optimizer: torch.optim.Optimizer, module: nn.Module | None) -> ParameterModule:
-    """A module of the parameters of ``optimizer``, by their names in ``module``, and of the module's
-    buffers."""
+    """A module with the optimizer's parameters, by their names in ``module``, and the module's buffers."""
     names = {} if module is None else {id(p): name for name, p in module.named_parameters()}
     owned = [p for group in optimizer.param_groups for p in group["params"]]
-    for inner in () if module is None else module.modules():
-        if isinstance(inner, nn.RNNBase):
-            # cuDNN's weight flattening would move recurrent weights out of the vector
-            inner.flatten_parameters = lambda: None  # type: ignore[method-assign]
+    if module is not None:
+        disable_flatten(module)
     return ParameterModule.of(
         {names.get(id(p), str(number)): p for number, p in enumerate(owned)},
         {} if module is None else dict(module.named_buffers()),
     )
 
 
-def maker(optimizer: torch.optim.Optimizer) -> Callable[[list[Any]], torch.optim.Optimizer]:
-    """A ``make_optimizer`` that gives the script's own optimizer the vector, and later makes copies of it.
+def optimizer_factory(optimizer: torch.optim.Optimizer) -> Callable[[list[Any]], torch.optim.Optimizer]:
+    """A ``make_optimizer`` that first returns the script's optimizer with new parameters, and then copies of
+    it.
 
-    The object stays the same, so that learning-rate schedulers made before or after go on working.
+    It returns the script's object, so that learning-rate schedulers of it keep working.
     """
-    given = False
+    called = False
 
     def make(parameters: list[Any]) -> torch.optim.Optimizer:
-        nonlocal given
-        if given:
-            return _twin(optimizer, parameters)
-        given = True
+        nonlocal called
+        if called:
+            return _copy(optimizer, parameters)
+        called = True
         for group, new in zip(optimizer.param_groups, parameters, strict=True):
             group["params"] = new["params"]
-        # some (Adagrad) have state from the start: make it anew for the slices of the vector
-        fresh = _twin(optimizer, [dict(group) for group in optimizer.param_groups])
+        # some optimizers (Adagrad) create state in the constructor: create it for the slices of the vector
+        fresh = _copy(optimizer, [dict(group) for group in optimizer.param_groups])
         optimizer.state.clear()
         optimizer.state.update(fresh.state)
         return optimizer
@@ -77,19 +76,19 @@ def maker(optimizer: torch.optim.Optimizer) -> Callable[[list[Any]], torch.optim
     return make
 
 
-def _twin(optimizer: torch.optim.Optimizer, groups: list[Any]) -> torch.optim.Optimizer:
-    """Another optimizer of the same kind; its settings come with ``groups`` and its defaults."""
+def _copy(optimizer: torch.optim.Optimizer, groups: list[Any]) -> torch.optim.Optimizer:
+    """A new optimizer of the same class, with the same defaults, for other groups."""
     kind = type(optimizer)
     known = inspect.signature(kind.__init__).parameters
     return kind(groups, **{k: v for k, v in optimizer.defaults.items() if k in known})
 
 
-def refuse_what_cannot_be_flat(optimizer: torch.optim.Optimizer) -> None:
-    """Raise Refusal for optimizers that cannot step a flat vector, before any change."""
+def check_steps_flat_vector(optimizer: torch.optim.Optimizer) -> None:
+    """Raise Refusal if the optimizer cannot step a flat vector, before any change."""
     name = type(optimizer).__name__
     owned = [p for group in optimizer.param_groups for p in group["params"]]
-    memories = [m for p in owned if (m := optimizer.state.get(p))]
-    if any(float(m.get("step", 1)) > 0 for m in memories):
+    states = [state for p in owned if (state := optimizer.state.get(p))]
+    if any(float(state.get("step", 1)) > 0 for state in states):
         raise Refusal(f"{name} has stepped already. Wrap it first, then load its state with load_state_dict.")
     if name in ("LBFGS", "SparseAdam", "Muon", "Adafactor"):
         raise Refusal(
@@ -107,27 +106,27 @@ def refuse_what_cannot_be_flat(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def watch_rates(replica: Replica, optimizer: torch.optim.Optimizer, strategy: str) -> None:
-    """Raise Refusal at a step once a scheduler has changed the client's rates, which the centre does not
-    use."""
-    agree, at_first = replica.exchange, [float(g["lr"]) for g in optimizer.param_groups]
+def refuse_schedulers(replica: Replica, optimizer: torch.optim.Optimizer, strategy: str) -> None:
+    """Make the replica's steps raise Refusal once a scheduler has changed its learning rates, because the
+    centre, which steps, does not use these."""
+    exchange, initial = replica.exchange, [float(g["lr"]) for g in optimizer.param_groups]
 
     def step(stepping: Replica) -> Exchange:
-        if [float(g["lr"]) for g in optimizer.param_groups] != at_first:
+        if [float(g["lr"]) for g in optimizer.param_groups] != initial:
             raise Refusal(
                 f"under {strategy} the centre steps, and a replica's learning-rate scheduler does not reach "
                 "it. Give wrap_optimizer a schedule: a factor as a function of the updates."
             )
-        return agree(stepping)
+        return exchange(stepping)
 
     replica.exchange = step
 
 
 class WrappedOptimizer(torch.optim.Optimizer):
-    """Looks like the optimizer it wraps; ``step`` is the strategy's.
+    """Behaves like the optimizer that it wraps, but ``step`` is the strategy's.
 
-    ``param_groups``, ``state`` and ``defaults`` are the wrapped one's. Its parameters are now slices of the
-    flat vector of ``replica``. ``last`` is the latest Exchange.
+    ``param_groups``, ``state`` and ``defaults`` are the wrapped optimizer's, whose parameters are now slices
+    of the flat vector of ``replica``. ``last`` is the latest Exchange.
 
     Differs: a parameter that the loss does not touch has gradient zero instead of None (see ``Replica``).
     """
@@ -137,10 +136,10 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self.optimizer = optimizer
         self.replica = replica
         self.last: Exchange | None = None
-        # the addresses of the vector and its gradient do not change
-        self._places = [
-            (parameter, values.data_ptr(), place)
-            for parameter, (_, values), (_, place) in zip(
+        # (parameter, address of its values, view of its gradient), which do not change
+        self._views = [
+            (parameter, values.data_ptr(), gradient)
+            for parameter, (_, values), (_, gradient) in zip(
                 replica.own_parameters(),
                 replica.named_views(),
                 replica.named_views(replica.grad),
@@ -157,12 +156,12 @@ class WrappedOptimizer(torch.optim.Optimizer):
         return f"WrappedOptimizer({self.optimizer!r})"
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradient. It stays where it is, whatever ``set_to_none`` is."""
+        """Clear the gradient in place, whatever ``set_to_none`` is."""
         self._attach_gradients()
         self.replica.grad.zero_()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of the strategy on the gradient as it stands; returns the closure's loss, if any."""
+        """One step of the strategy on the present gradient; returns the closure's loss, if any."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -172,27 +171,27 @@ class WrappedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _attach_gradients(self) -> None:
-        """Bring gradients that came loose back to the vector: ``module.zero_grad()`` drops them."""
+        """Make all gradients views of the vector's again, as ``module.zero_grad()`` replaces them by None."""
         with torch.no_grad():
-            for parameter, values_at, place in self._places:
-                if parameter.data_ptr() != values_at:
+            for parameter, address, view in self._views:
+                if parameter.data_ptr() != address:
                     self.replica.check()
-                found = parameter.grad
-                if found is not None and found.data_ptr() == place.data_ptr():
+                gradient = parameter.grad
+                if gradient is not None and gradient.data_ptr() == view.data_ptr():
                     continue
-                if found is None:
-                    place.zero_()
+                if gradient is None:
+                    view.zero_()
                 else:
-                    place.copy_(found)
-                parameter.grad = place
+                    view.copy_(gradient)
+                parameter.grad = view
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         raise Refusal("a wrapped optimizer takes no further parameters: add the group before wrapping")
 
     def state_dict(self) -> dict[str, Any]:
-        """In torch's form: an optimizer that is not wrapped can load it."""
+        """In the format of the plain optimizer, which can load it."""
         replica = self.replica
-        kept = replica.state()["optimizer"]
+        saved = replica.state()["optimizer"]
         counts = [sum(start <= p.start < stop for p in replica.parts) for start, stop in replica.group_bounds]
         groups, state, first = [], {}, 0
         for number, (group, count) in enumerate(zip(self.optimizer.param_groups, counts, strict=True)):
@@ -202,7 +201,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
             for index in indices:
                 own = {
                     key.split(".", 1)[1]: _of_one(value, replica.parts[index].name)
-                    for key, value in kept.items()
+                    for key, value in saved.items()
                     if key.startswith(f"{number}.")
                 }
                 if own:
@@ -216,27 +215,26 @@ class WrappedOptimizer(torch.optim.Optimizer):
         Raises ValueError if the groups hold other numbers of parameters.
         """
         replica, stored = self.replica, state_dict["state"]
-        kept: dict[str, Any] = {}
+        loaded: dict[str, Any] = {}
         groups = state_dict["param_groups"]
         counts = [sum(start <= p.start < stop for p in replica.parts) for start, stop in replica.group_bounds]
         if [len(g["params"]) for g in groups] != counts:
             raise ValueError(f"the state has groups of other sizes than {counts}: it is of another model")
-        for number, (group, mine) in enumerate(zip(groups, self.optimizer.param_groups, strict=True)):
-            mine.update({k: v for k, v in group.items() if k != "params"})
+        for number, (group, own) in enumerate(zip(groups, self.optimizer.param_groups, strict=True)):
+            own.update({k: v for k, v in group.items() if k != "params"})
             for index in group["params"]:
                 for key, value in stored.get(index, {}).items():
                     part = replica.parts[index]
                     if torch.is_tensor(value) and value.shape == part.shape and key != "step":
-                        kept.setdefault(f"{number}.{key}", {})[part.name] = value
+                        loaded.setdefault(f"{number}.{key}", {})[part.name] = value
                     else:
-                        kept[f"{number}.{key}"] = value
-        whole = replica.state() | {"optimizer": kept}
-        whole["learning_rates"] = [g["lr"] for g in self.optimizer.param_groups]
-        replica.load(whole)
+                        loaded[f"{number}.{key}"] = value
+        rates = [g["lr"] for g in self.optimizer.param_groups]
+        replica.load(replica.state() | {"optimizer": loaded, "learning_rates": rates})
 
 
 def _of_one(value: Any, name: str) -> Any:
-    """One parameter's own part of a group's memory: a slice of a moment, a copy of a counter."""
+    """One parameter's part of a group's state: its tensor of a moment, or a copy of a counter."""
     if isinstance(value, dict):
         return value[name]
     return value.clone() if torch.is_tensor(value) else value

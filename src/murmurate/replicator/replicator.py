@@ -1,4 +1,4 @@
-"""Joins a strategy and a fabric: makes replicas whose step is the strategy's."""
+"""Makes replicas whose step is a strategy's, over the channels of a fabric."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BoundReplica:
         return self.last
 
     def joined(self, rank: int) -> None:
-        """``rank`` was started again; if its death was not noticed, notify the strategy of both."""
+        """``rank`` was restarted; if its death was not noticed, notify the strategy of both."""
         if rank in self._living:
             self.strategy.on_member(MemberEvent("died", rank))
         self.strategy.on_member(MemberEvent("joined", rank))
@@ -54,185 +54,187 @@ class BoundReplica:
 class Replicator:
     """Makes a learner's replicas, for any strategy and fabric.
 
-    The fabric has what the strategy needs (``check_capabilities``, at the start of a run).
+    The fabric must have the capabilities that the strategy needs (see ``check_capabilities``).
     """
 
     def __init__(self, strategy: Strategy, fabric: Fabric) -> None:
         self.strategy = strategy
         self.fabric = fabric
-        self.bonds: dict[str, BoundReplica] = {}
+        self.bound_replicas: dict[str, BoundReplica] = {}
 
     def replicate(
         self, name: str, module: nn.Module, make_optimizer: MakeOptimizer, **options: Any
     ) -> Replica:
-        """A Replica (which see for ``options``) that starts from the lowest living rank's parameters.
+        """A ``Replica`` (with its ``options``) that starts from the lowest living rank's parameters.
 
-        All members call this for the same modules in the same order.
+        All members must call this for the same modules in the same order.
         """
-        if name in self.bonds:
-            raise ValueError(f"there is a replica called '{name}' already; names are checkpoint keys")
+        if name in self.bound_replicas:
+            raise ValueError(f"there is already a replica called '{name}'; names are keys of checkpoints")
         replica = Replica(name, module, make_optimizer, **options)
         channel = self.fabric.channel(name, replica.params.detach())
         strategy = copy.deepcopy(self.strategy)
         if Capability.COLLECTIVE in channel.capabilities and channel.size > 1:
             with torch.no_grad():
-                # gathered: all members agree on the contributors, but not always on who is alive
-                answers = channel.gather(replica.params.detach())
-                replica.params.copy_(answers[min(answers)])
-        replica.scale.keep(False)  # unless the strategy says otherwise
+                # a gather, because members agree on its contributors, but may not agree on which are alive
+                gathered = channel.gather(replica.params.detach())
+                replica.params.copy_(gathered[min(gathered)])
+        replica.scale.keep(False)  # a strategy may enable it in ``attach``
         strategy.attach(replica, channel)
         replica.reload()
-        bond = BoundReplica(replica, strategy, channel)
-        replica.exchange = bond.step
+        bound = BoundReplica(replica, strategy, channel)
+        replica.exchange = bound.step
         replica.common_rounds = strategy.common_rounds or channel.size == 1
-        self.bonds[name] = bond
+        self.bound_replicas[name] = bound
         return replica
 
     @property
     def folds(self) -> int:
         """At a centre: updates made from members' messages."""
-        return sum(bond.replica.clock for bond in self.bonds.values())
+        return sum(bound.replica.clock for bound in self.bound_replicas.values())
 
     def serve_until(self, over: Callable[[], bool], turn: Callable[[], None] = lambda: None) -> None:
-        """At a centre: answer members' messages until ``over()``; ``turn()`` is called between two
-        messages."""
+        """At a centre: answer members' messages until ``over()``; ``turn()`` is called between messages."""
         self.publish()
-        shown = self.folds
+        published = self.folds
         while not over():
             with torch.no_grad():
-                # a list, so that every replica is served
-                served = [bond.strategy.serve(bond.replica, bond.channel) for bond in self.bonds.values()]
-            if not any(served) and self.folds != shown:
-                self.publish()  # no message is waiting: publish the new parameters
-                shown = self.folds
+                # a list, so that all replicas are served
+                served = [
+                    bound.strategy.serve(bound.replica, bound.channel)
+                    for bound in self.bound_replicas.values()
+                ]
+            if not any(served) and self.folds != published:  # no message is waiting
+                self.publish()
+                published = self.folds
             turn()
 
     def consensus(self) -> dict[str, Tensor]:
-        """For each replica the vector [N] that stands for all members."""
-        return {name: b.strategy.consensus(b.replica, b.channel) for name, b in self.bonds.items()}
+        """The consensus vector [N] of each replica, by name."""
+        return {name: b.strategy.consensus(b.replica, b.channel) for name, b in self.bound_replicas.items()}
 
     def state(self) -> dict[str, Any]:
         return {
             name: {"replica": b.replica.state(), "strategy": b.strategy.state()}
-            for name, b in self.bonds.items()
+            for name, b in self.bound_replicas.items()
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        for name, bond in self.bonds.items():
-            bond.replica.load(state[name]["replica"])
-            bond.strategy.load(state[name]["strategy"])
+        for name, bound in self.bound_replicas.items():
+            bound.replica.load(state[name]["replica"])
+            bound.strategy.load(state[name]["strategy"])
 
     def drain(self, number: int, deadline_seconds: float) -> bool:
         """See ``Strategy.drain``; False if one of the strategies missed the deadline."""
         with torch.no_grad():
             drained = [
-                b.strategy.drain(b.replica, b.channel, number, deadline_seconds) for b in self.bonds.values()
+                b.strategy.drain(b.replica, b.channel, number, deadline_seconds)
+                for b in self.bound_replicas.values()
             ]
         return all(drained)
 
     def resumed(self) -> None:
-        """All members have loaded, and none has stepped yet."""
+        """To be called when all members have loaded a checkpoint and none has stepped yet."""
         with torch.no_grad():
-            for bond in self.bonds.values():
-                bond.strategy.resumed(bond.replica, bond.channel)
-                bond.replica.reload()
+            for bound in self.bound_replicas.values():
+                bound.strategy.resumed(bound.replica, bound.channel)
+                bound.replica.reload()
 
     def joined(self, rank: int) -> None:
-        """``rank`` was started again, and joins with a living peer's state."""
-        for bond in self.bonds.values():
-            bond.joined(rank)
+        """To be called when ``rank`` was restarted, and joins with a living peer's state."""
+        for bound in self.bound_replicas.values():
+            bound.joined(rank)
 
-    def entered(self) -> None:
-        """This member was started again, and has loaded a living peer's state."""
+    def rejoined(self) -> None:
+        """To be called when this member was restarted, and has loaded a living peer's state."""
         with torch.no_grad():
-            for bond in self.bonds.values():
-                bond.strategy.refused = 0  # the count in the loaded state is the peer's
-                bond.strategy.joined(bond.replica, bond.channel)
-                bond.replica.reload()
+            for bound in self.bound_replicas.values():
+                bound.strategy.refused = 0  # the count in the loaded state is the peer's
+                bound.strategy.joined(bound.replica, bound.channel)
+                bound.replica.reload()
 
     def publish(self) -> None:
-        """Show peers the parameters as they are now (at the end of a run, or after a restart)."""
-        for bond in self.bonds.values():
-            if Capability.REGISTER in bond.channel.capabilities:
-                bond.channel.publish(bond.replica.values().detach())
+        """Publish the present parameters to peers (at the end of a run, or after a restart)."""
+        for bound in self.bound_replicas.values():
+            if Capability.REGISTER in bound.channel.capabilities:
+                bound.channel.publish(bound.replica.values().detach())
 
     @property
     def bytes_exchanged(self) -> int:
-        return sum(b.channel.traffic.bytes for b in self.bonds.values())
+        return sum(b.channel.traffic.bytes for b in self.bound_replicas.values())
 
     @property
     def refused(self) -> int:
-        """Deltas dropped as too old or for lack of space (see the strategies), and messages of or to earlier
-        incarnations."""
-        return sum(b.strategy.refused + b.channel.traffic.refused for b in self.bonds.values())
+        """Number of deltas dropped as too old or for lack of space (see the strategies), and of messages from
+        or to earlier incarnations."""
+        return sum(b.strategy.refused + b.channel.traffic.refused for b in self.bound_replicas.values())
 
     @property
-    def refused_all(self) -> str:
-        """At a centre that has folded nothing yet of what came: a warning for the user. Else empty."""
-        names = self._never_moved(refused=True)
+    def all_refused_warning(self) -> str:
+        """At a centre that has refused all messages so far, a warning for the user; else empty."""
+        names = self._unchanged(refused=True)
         if not names:
             return ""
         return (
-            f"the centre has refused all that was sent to it for {names}, as not finite or not "
-            "readable: the model is what it was at the start. Stop the run; look for data that is not finite."
+            f"the centre has refused all messages for {names}, as not finite or not readable: the model "
+            "has not changed. Stop the run, and look for data that is not finite."
         )
 
     @property
-    def untouched(self) -> str:
-        """At a centre at the end of a run in which updates were made: a warning for the user if it has
-        folded nothing and refused nothing. Else empty."""
-        names = self._never_moved(refused=False)
+    def no_update_warning(self) -> str:
+        """A warning for the user if this centre received no update in the whole run; else empty."""
+        names = self._unchanged(refused=False)
         if not names:
             return ""
         return (
-            f"no update of {names} has reached the centre: the model is what it was at the "
-            f"start. Make the run longer (--updates), or {self.strategy.behaviour.pushes_after} smaller."
+            f"no update of {names} has reached the centre: the model has not changed. "
+            f"Make the run longer (--updates), or {self.strategy.behaviour.pushes_after} smaller."
         )
 
-    def _never_moved(self, *, refused: bool) -> str:
-        """The replicas that no update has moved, because all were refused or because none came."""
-        bonds = self.bonds.items()
+    def _unchanged(self, *, refused: bool) -> str:
+        """Names of replicas without an update, because all were refused, or because none arrived."""
         return " and ".join(
-            f"'{name}'" for name, b in bonds if bool(b.strategy.refused) is refused and not b.replica.clock
+            f"'{name}'"
+            for name, bound in self.bound_replicas.items()
+            if bool(bound.strategy.refused) is refused and not bound.replica.clock
         )
 
     @property
     def between_rounds(self) -> bool:
-        """Whether no replica has learned since its last exchange: synchronous ones are all the same then."""
-        return all(bond.last.staleness == 0 for bond in self.bonds.values())
+        """Whether no replica has updated since its last exchange; synchronous replicas are then equal."""
+        return all(bound.last.staleness == 0 for bound in self.bound_replicas.values())
 
     @property
     def waiting_seconds(self) -> float:
-        return sum(b.channel.traffic.waiting_seconds for b in self.bonds.values())
+        return sum(b.channel.traffic.waiting_seconds for b in self.bound_replicas.values())
 
 
 def check_capabilities(
     strategy: Strategy, offered: frozenset[Capability], where: str, devices: Iterable[str] = ()
 ) -> None:
-    """Raise Refusal, naming a strategy that would work, if something the strategy needs is missing.
+    """Raise Refusal, naming a strategy that would work, if a capability that the strategy needs is missing.
 
-    devices: of the replicas; those that are not on a CPU share no memory.
+    devices: of the replicas; memory is shared only on the CPU.
     """
     if any(torch.device(device).type != "cpu" for device in devices):
         offered, where = offered - {Capability.SHARED_MEMORY}, f"{where} on a GPU"
     missing = sorted(c.value for c in strategy.needs - offered)
     if missing:
         remedy = next((name for need, name in _REMEDIES if need in offered), "solo --replicas 1")
-        apart = Capability.SHARED_MEMORY not in offered
-        less = strategy.behaviour.needs_less
-        own = f" {less}." if apart and less else ""
+        hint = strategy.behaviour.needs_less if Capability.SHARED_MEMORY not in offered else ""
+        hint = f" {hint}." if hint else ""
         raise Refusal(
-            f"{strategy.name} needs {' and '.join(missing)}, which {where} does not offer.{own} "
+            f"{strategy.name} needs {' and '.join(missing)}, which {where} does not offer.{hint} "
             f"Use --strategy {remedy}, or --launcher local on one host."
         )
 
 
 def check_common_rounds(strategy: Strategy, what: str) -> None:
-    """Raise Refusal if the strategy's replicas go each at its own pace: a collective would never complete."""
+    """Raise Refusal if the strategy has no common rounds: a collective would never complete."""
     if not strategy.common_rounds:
         raise Refusal(
-            f"{strategy.name} cannot give {what}: its replicas do not wait for one another, so no step has "
-            "all of them in it. Use all-reduce or local-sgd, or leave it out (take each replica's own, say)."
+            f"{strategy.name} cannot give {what}, because its replicas do not wait for one another. Use "
+            "all-reduce or local-sgd, or leave it out and use each replica's own values."
         )
 
 

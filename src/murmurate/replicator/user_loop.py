@@ -1,4 +1,4 @@
-"""The replicator of a script with a loop of its own (TF-Replicator's ``Replicator``, section 3)."""
+"""The replicator for a script's own training loop (TF-Replicator's ``Replicator``, section 3)."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from murmurate.replicator.model_parallel import ModelParallelReplica
 from murmurate.replicator.optimizer_wrapper import (
     ParameterModule,
     WrappedOptimizer,
-    maker,
+    check_steps_flat_vector,
+    optimizer_factory,
     parameter_module,
-    refuse_what_cannot_be_flat,
-    watch_rates,
+    refuse_schedulers,
 )
 from murmurate.replicator.replicator import Replicator, check_capabilities, check_common_rounds
 from murmurate.spec import derive_generator, derive_seed
 from murmurate.strategies.interface import FINAL_DRAIN, Strategy
 
 _DRAIN_SECONDS = 10.0
-_LOOK_SECONDS = 0.1
 
 
 class CentreEnded(BaseException):
@@ -39,17 +38,17 @@ class CentreEnded(BaseException):
 
 
 class OwnLoop(Replicator):
-    """Everything a script needs in order to be one of several replicas.
+    """Makes a script one of several replicas.
 
     All members run the same script and make the same replicas and optimizers, in the same order, before
     their first step. Under a strategy with a centre the last member runs the script up to its first step or
     first input, serves there until the others have ended, and leaves.
 
     Args:
-        seed: of this run; ``seed_for`` and ``generator`` derive from it.
-        workers: the replicas are dealt to so many workers (hosts, say) in blocks of equal size.
+        seed: of this run, for ``seed_for`` and ``generator``.
+        workers: number of workers (hosts, for example) to which the replicas belong, in blocks of equal size.
         devices: of one replica; ``device(k)`` is the k-th, and ``device()`` the first.
-        collectives: whether the script uses them; checked at once.
+        collectives: whether the script uses collectives; if so, the strategy is checked at once.
 
     Raises Refusal if the fabric lacks what the strategy needs, for workers that do not divide the replicas,
     and for ``collectives`` under a strategy without common rounds.
@@ -78,14 +77,15 @@ class OwnLoop(Replicator):
         self.rank = fabric.rank
         self.is_centre = strategy.centre and fabric.rank == self.size
         if workers < 1 or self.size % workers:
-            raise Refusal(f"{self.size} replicas cannot be dealt evenly to {workers} workers")
-        self._index = ReplicaIndex(self.rank, self.size, self.rank // (self.size // workers), workers)
+            raise Refusal(f"{self.size} replicas cannot be divided evenly among {workers} workers")
+        self.worker, self.workers = self.rank // (self.size // workers), workers
+        self._index = ReplicaIndex(self.rank, self.size, self.worker, workers)
         self._devices = tuple(torch.device(d) for d in devices)
         self._modules: dict[str, nn.Module] = {}
         self._begun = self._finished = False
-        # opened on all members at the same point, before any collective
-        self._wire = TensorExchange(fabric) if strategy.common_rounds else None
-        self._wires: dict[tuple[int, ...], TensorExchange] = {}  # of groups of replicas
+        self._exchanges: dict[tuple[int, ...], TensorExchange] = {}  # by the ranks of a group
+        if strategy.common_rounds:  # opened on all members at the same point, before any collective
+            self._exchanges[tuple(range(self.size))] = TensorExchange(fabric)
         self._ends = (
             fabric.channel("ends", torch.zeros(1)) if Capability.REGISTER in fabric.capabilities else None
         )
@@ -95,23 +95,15 @@ class OwnLoop(Replicator):
     @property
     def is_main(self) -> bool:
         """Whether this is the lowest replica that did not die, which prints and saves."""
-        here = set(self.fabric.living())
-        if self._ends is not None:  # members that ended may count as dead, and were still the lowest
-            here |= {r for r in range(self.rank) if self._ends.version(r) > 0}
-        return self.rank == min(here)
-
-    @property
-    def worker(self) -> int:
-        return self._index.worker
-
-    @property
-    def workers(self) -> int:
-        return self._index.workers
+        members = set(self.fabric.living())
+        if self._ends is not None:  # members that have ended may count as dead
+            members |= {r for r in range(self.rank) if self._ends.version(r) > 0}
+        return self.rank == min(members)
 
     def device(self, k: int = 0) -> torch.device:
-        """The k-th device of this replica; ``with replicator.device(1):`` makes tensors there.
+        """The k-th device of this replica; ``with replicator.device(1):`` creates tensors on it.
 
-        TF-Replicator's ``logical_device``. Raises IndexError naming how many there are.
+        TF-Replicator's ``logical_device``. Raises IndexError with the number of devices.
         """
         if not 0 <= k < len(self._devices):
             raise IndexError(
@@ -120,7 +112,7 @@ class OwnLoop(Replicator):
         return self._devices[k]
 
     def seed_for(self, purpose: str) -> int:
-        """A seed from (run seed, purpose, rank): other noise on every replica."""
+        """A seed from (run seed, purpose, rank), which differs between replicas."""
         return derive_seed(self.seed, purpose, self.rank)
 
     def generator(self, purpose: str) -> torch.Generator:
@@ -128,7 +120,7 @@ class OwnLoop(Replicator):
         return derive_generator(self.seed, purpose, self.rank, self.device())
 
     def print(self, *values: Any, **options: Any) -> None:
-        """Print once, not once a replica."""
+        """Print on one replica only."""
         if self.is_main:
             builtins.print(*values, **options)
 
@@ -142,11 +134,11 @@ class OwnLoop(Replicator):
             raise Refusal(f"'{name}' comes after the first step: make all replicas and optimizers before it")
         replica = super().replicate(name, module, make_optimizer, **options)
         self._modules.setdefault(name, module)
-        agree = replica.exchange
+        exchange = replica.exchange
 
         def step(stepping: Replica) -> Exchange:
             self._begin()
-            return agree(stepping)
+            return exchange(stepping)
 
         replica.exchange = step
         return replica
@@ -160,21 +152,21 @@ class OwnLoop(Replicator):
         clip: float | None = None,
         schedule: Callable[[int], float] | None = None,
     ) -> WrappedOptimizer:
-        """``optimizer`` of a plain script, its ``step`` now the strategy's.
+        """Wrap a script's optimizer, so that its ``step`` is the strategy's.
 
-        module: whose parameters it steps; saved and exported tensors then bear its names.
-        clip, schedule: as of ``Replica``: after averaging. A learning-rate scheduler of torch works too, but
-            where the centre steps, under a parameter server: there it must be ``schedule``.
+        module: whose parameters it steps; its names are used for saved and exported tensors.
+        clip, schedule: see ``Replica``; applied after averaging. A learning-rate scheduler of torch works
+            too, except under a parameter server, whose centre steps: there ``schedule`` is required.
 
         Raises Refusal for optimizers that cannot step one flat vector.
         """
-        refuse_what_cannot_be_flat(optimizer)
-        label = name or f"optimizer {sum(1 for n in self.bonds if n.startswith('optimizer '))}"
+        check_steps_flat_vector(optimizer)
+        label = name or f"optimizer {sum(1 for n in self.bound_replicas if n.startswith('optimizer '))}"
         groups = [dict(g) for g in optimizer.param_groups]
         replica = self.replicate(
             label,
             parameter_module(optimizer, module),
-            maker(optimizer),
+            optimizer_factory(optimizer),
             groups=lambda _: groups,
             clip=clip,
             schedule=schedule,
@@ -183,7 +175,7 @@ class OwnLoop(Replicator):
             self._modules[label] = module
         wrapped = WrappedOptimizer(optimizer, replica)
         if self.strategy.centre and self.strategy.counts_all and schedule is None:
-            watch_rates(replica, optimizer, self.strategy.name)
+            refuse_schedulers(replica, optimizer, self.strategy.name)
         return wrapped
 
     def replicate_over_devices(
@@ -198,10 +190,10 @@ class OwnLoop(Replicator):
     ) -> ModelParallelReplica:
         """A model-parallel replica: one flat vector for each device that ``module`` has parameters on.
 
-        placed: parameter name -> which of the devices; None goes by where the parameters are.
+        placed: parameter name -> number of the device; None: that of the parameter's device.
         clip: largest norm of the gradient over all devices.
 
-        Raises Refusal for ``clip`` where the centre steps: there each device's gradient arrives alone.
+        Raises Refusal for ``clip`` where the centre steps, as it receives each device's gradient separately.
         """
         if clip is not None and self.strategy.centre and self.strategy.counts_all:
             raise Refusal(
@@ -215,9 +207,11 @@ class OwnLoop(Replicator):
                 shares.setdefault(k, []).append((label, parameter))
         shards = []
         for k, own in sorted(shares.items()):
-            wrong = [label for label, p in own if p.device != self.device(k)]
-            if wrong:
-                raise Refusal(f"'{wrong[0]}' is not on device {k} ({self.device(k)}): move it before")
+            elsewhere = [label for label, p in own if p.device != self.device(k)]
+            if elsewhere:
+                raise Refusal(
+                    f"'{elsewhere[0]}' is not on device {k} ({self.device(k)}): move it there first"
+                )
             parameters = ParameterModule.of(dict(own))
             shards.append(self.replicate(f"{name}.{k}", parameters, make_optimizer, schedule=schedule))
             self._modules[f"{name}.{k}"] = module
@@ -234,23 +228,23 @@ class OwnLoop(Replicator):
     ) -> Iterator[Any]:
         """The batches of this replica.
 
-        source: batches, the same on all members; or a function of the worker's (or replica's) number that
-            gives them. Of the former, workers (or replicas) take whole batches in turn, and an
-            incomplete last round is left out. Of the latter each has its own; replicas in common rounds end
-            together, when the first has no more, and others each on its own.
-        per: "worker" splits each batch among the replicas of a worker, so that all together see what the
-            plain script sees; "replica" gives each whole batches of its own.
+        source: batches, the same on all members, or a function from the worker's (or replica's) number to its
+            own batches. In the first case workers (or replicas) take whole batches in turn, and an incomplete
+            last round is dropped. In the second, under strategies with common rounds all replicas end when
+            the first has no more; otherwise each ends independently.
+        per: "worker" splits each batch among the replicas of a worker, so that together they see the same
+            batches as the plain script; "replica" gives each replica whole batches.
         split: (batch, shares, index) -> share; ``split_along(1)`` is for time-major sequences. A batch
-            with fewer rows than shares is left out.
+            with fewer rows than shares is dropped.
         """
         self._begin()
         yield from inputs(source, self._index, per=per, split=split, all_have=self._all_have)
 
     def run(self, step: Callable[[Any], Any], batches: InputSource, **how: Any) -> Iterator[Any]:
-        """``step(batch)`` for each of the ``inputs``: what it gives, merged over replicas.
+        """The results of ``step(batch)`` for each of the ``inputs``, merged over replicas.
 
-        Every tensor of ``step``'s nested result gets a first dimension: [k, ...], by rank; without common
-        rounds there is only the own one, k = 1. Raises FabricError if steps give different structures.
+        Every tensor of ``step``'s nested result gets a first dimension, [k, ...], by rank; without common
+        rounds it has only the own result, k = 1. Raises FabricError if results differ in structure.
         """
         for batch in self.inputs(batches, **how):
             result = step(batch)
@@ -261,7 +255,7 @@ class OwnLoop(Replicator):
                     yield pytree.tree_map(lambda leaf: _detached(leaf).unsqueeze(0), result)
 
     def _all_have(self, here: bool) -> bool:
-        if self._wire is None:
+        if not self.strategy.common_rounds:
             return here
         return bool(self.everyone.reduce(torch.tensor(here, dtype=torch.uint8), "min"))
 
@@ -280,23 +274,19 @@ class OwnLoop(Replicator):
 
     @property
     def across(self) -> Group:
-        """The replicas with the own place in every worker."""
+        """The replicas with the same position in their workers as this one."""
         ranks = ranks_across(self.rank, self._index.per_worker, self.size)
         return self._group(ranks, "a collective across workers")
 
     def _group(self, ranks: Sequence[int], what: str) -> Group:
         check_common_rounds(self.strategy, what)
-        if self._wire is None:
-            raise RuntimeError("the wire is made with the replicator")
         group = tuple(ranks)
-        if len(group) == self._wire.size:
-            return Group(self._wire)
-        if group not in self._wires:
-            self._wires[group] = TensorExchange(self.fabric, group)
-        return Group(self._wires[group])
+        if group not in self._exchanges:
+            self._exchanges[group] = TensorExchange(self.fabric, group)
+        return Group(self._exchanges[group])
 
     def mean(self, x: Any) -> Any:
-        """See ``Group.mean``; over all replicas, as the six that follow."""
+        """See ``Group.mean``; this method and the six below are those of ``everyone``."""
         return self.everyone.mean(x)
 
     def sum(self, x: Any) -> Any:
@@ -320,30 +310,30 @@ class OwnLoop(Replicator):
     # -- the end ------------------------------------------------------------------------------------
 
     def agreed(self, name: str | None = None) -> dict[str, Tensor]:
-        """Named tensors that stand for all replicas, for ``load_state_dict`` or to be saved.
+        """The consensus of all replicas as named tensors, for ``load_state_dict`` or to be saved.
 
-        The consensus of the strategy as of now; of floating-point buffers (batch statistics) the mean under
-        common rounds, in which all call this together, and the own ones elsewhere. ``name``: of one replica,
-        or None for all that were made. Raises KeyError for an unknown name.
+        Floating-point buffers (batch statistics) are averaged under strategies with common rounds, where all
+        members must call this; otherwise they are the own ones. name: of one replica; None: of all. Raises
+        KeyError for an unknown name.
         """
-        found: dict[str, Tensor] = {}
-        for label in self.bonds if name is None else [name]:
-            bond = self.bonds[label]
+        agreed: dict[str, Tensor] = {}
+        for label in self.bound_replicas if name is None else [name]:
+            bound = self.bound_replicas[label]
             with torch.no_grad():
-                vector = bond.strategy.consensus(bond.replica, bond.channel)
-                found |= {k: v.clone() for k, v in bond.replica.named_views(vector)}
+                vector = bound.strategy.consensus(bound.replica, bound.channel)
+                agreed |= {k: v.clone() for k, v in bound.replica.named_views(vector)}
                 buffers = {k: b.detach().clone() for k, b in self._modules[label].named_buffers()}
                 smooth = {k: b for k, b in buffers.items() if b.is_floating_point()}
                 if self.strategy.common_rounds and smooth:
                     smooth = self.everyone.mean(smooth)
-                found |= buffers | smooth
-        return found
+                agreed |= buffers | smooth
+        return agreed
 
     def finish(self, deadline_seconds: float = 0.0) -> bool:
-        """No more steps: show the others what this replica ended with; ``run`` does it after the script.
+        """End this replica's training, and publish its final parameters; ``run`` does it after the script.
 
-        With a deadline, wait for the others to end too, so that ``agreed`` is of what all ended with. False
-        if not all living ones did in time.
+        With a deadline, wait for the others to end too, so that ``agreed`` includes their last updates.
+        Returns False if a living one did not end in time.
         """
         if not self._finished and not self.is_centre:
             self._finished = True
@@ -363,15 +353,14 @@ class OwnLoop(Replicator):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if kind is None and self.is_centre:
-            self._serve()  # its script never stepped; others may
+            self._serve()  # this script made no step, but others may
         elif kind is None:
             self.finish()
         return kind is CentreEnded
 
     @property
     def bytes_exchanged(self) -> int:
-        wires = [wire for wire in (self._wire, *self._wires.values()) if wire is not None]
-        return super().bytes_exchanged + sum(wire.bytes for wire in wires)
+        return super().bytes_exchanged + sum(exchange.bytes for exchange in self._exchanges.values())
 
     # -- the centre ---------------------------------------------------------------------------------
 
@@ -382,9 +371,9 @@ class OwnLoop(Replicator):
             raise CentreEnded
 
     def _serve(self) -> None:
-        """Until every living replica has ended; then take in what they sent last, and publish that."""
+        """Serve until every living replica has ended; process the last messages, and publish the result."""
         if self._ends is None:
-            raise FabricError("a centre needs a register, to see that the others have ended")
+            raise FabricError("a centre needs a register, to learn that the others have ended")
         self.serve_until(self._all_ended)
         self.drain(FINAL_DRAIN, _DRAIN_SECONDS)
         self.publish()

@@ -1,4 +1,4 @@
-"""``Cluster``: the simulated machine: step times, network, and faults."""
+"""``Cluster``: the simulated cluster's step times, network and faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from murmurate.errors import Refusal
 from murmurate.fabric.simulated.latency import Compute, Network, compute_model
 from murmurate.record.reader import read_metrics
 
-# words of --network, and the field of Network that each sets
+# keys of --network, and the field of Network that each sets
 _NETWORK = {
     "latency": "latency_seconds",
     "bandwidth": "bandwidth",
@@ -63,7 +63,7 @@ class Cluster:
     lines: int = 100
 
     def validate(self) -> None:
-        """Raise Refusal for values that make no sense."""
+        """Raise Refusal for invalid values."""
         self.compute_model()
         self.network_model()
         for name in (
@@ -98,14 +98,14 @@ class Cluster:
             ) from error
 
     def network_model(self) -> Network:
-        """Raises Refusal for an unknown word, and for a value that makes no sense."""
+        """Raises Refusal for an unknown key, and for an invalid value."""
         fields: dict[str, Any] = {"loss": self.loss}
         try:
             for pair in filter(None, self.network.split(",")):
-                word, _, value = pair.partition("=")
-                if word not in _NETWORK:
-                    raise ValueError(f"there is no '{word}': use {', '.join(_NETWORK)}")
-                fields[_NETWORK[word]] = _network_value(word, value)
+                key, _, value = pair.partition("=")
+                if key not in _NETWORK:
+                    raise ValueError(f"there is no '{key}': use {', '.join(_NETWORK)}")
+                fields[_NETWORK[key]] = _network_value(key, value)
             return Network(**fields)
         except ValueError as error:
             raise Refusal(
@@ -113,19 +113,18 @@ class Cluster:
             ) from error
 
     def late(self, replicas: int) -> list[int]:
-        """The ranks that come late: the last ones, never all."""
+        """The ranks that join late: the last ones, never all."""
         share = self.late_join[0] if self.late_join else 0.0
-        return (
-            list(range(replicas - min(math.ceil(share * replicas), replicas - 1), replicas)) if share else []
-        )
+        count = min(math.ceil(share * replicas), replicas - 1)
+        return list(range(replicas - count, replicas))
 
 
-def _network_value(word: str, value: str) -> object:
-    if word == "collective":
+def _network_value(key: str, value: str) -> object:
+    if key == "collective":
         return value
-    if word == "trace":
+    if key == "trace":
         return _trace(Path(value))
-    if word == "ports":
+    if key == "ports":
         if value not in ("yes", "no"):
             raise ValueError(f"ports is yes or no, not '{value}'")
         return value == "yes"
@@ -133,7 +132,7 @@ def _network_value(word: str, value: str) -> object:
 
 
 def _trace(path: Path) -> tuple[float, ...]:
-    """Seconds from a file of numbers (JSON list, or apart by spaces), or each step's of a run folder.
+    """Seconds from a file of numbers (a JSON list, or separated by spaces), or of each step of a run folder.
 
     Of a run folder: between two records of a replica, the time not spent waiting over the updates made.
     Raises ValueError.
@@ -158,7 +157,7 @@ def _steps_of(folder: Path) -> tuple[float, ...]:
         if rank in before and updates > before[rank][1]:
             seconds[rank].append((busy - before[rank][0]) / (updates - before[rank][1]))
         before[rank] = busy, updates
-    found = tuple(s for _, of in sorted(seconds.items()) for s in of if s > 0)
-    if not found:
+    steps = tuple(s for _, of in sorted(seconds.items()) for s in of if s > 0)
+    if not steps:
         raise ValueError(f"{folder} has too few records to derive the time of a step")
-    return found
+    return steps

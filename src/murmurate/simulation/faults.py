@@ -1,4 +1,4 @@
-"""Injected faults of a simulated cluster: crashes, pauses, partitions and late joins, all from one seed."""
+"""Fault injection on a simulated cluster: crashes, pauses, partitions and late joins, all from one seed."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from murmurate.fabric.simulated.fabric import Partition, SimulatedFabric
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.monitor import Monitor
 
-_PATIENCE_SECONDS = 0.1
+_RETRY_SECONDS = 0.1
 
 
-class Faults:
-    """Schedules the faults. ``come``: starts a rank (again), as soon as the strategy allows it."""
+class FaultInjector:
+    """Schedules all faults of a run. start_rank: starts a rank (again) once the strategy allows it."""
 
     def __init__(
         self,
         cluster: Cluster,
         fabric: SimulatedFabric,
         monitor: Monitor,
-        come: Callable[[int], None],
+        start_rank: Callable[[int], None],
         generator: np.random.Generator,
     ) -> None:
-        self._cluster, self._fabric, self._monitor, self._come = cluster, fabric, monitor, come
-        self._generator = generator
+        self._cluster, self._fabric, self._monitor = cluster, fabric, monitor
+        self._start_rank, self._generator = start_rank, generator
         kinds: tuple[tuple[float | None, Callable[[int], None]], ...] = (
             (cluster.crash_every_seconds, self._crash),
             (cluster.pause_every_seconds, self._pause),
@@ -34,27 +34,27 @@ class Faults:
         )
         for mean_seconds, inject in kinds:
             if mean_seconds is not None:
-                self._again(mean_seconds, inject)
+                self._schedule(mean_seconds, inject)
         replicas = monitor.run.replicas
         if cluster.partition:
             start, end, share = cluster.partition
             island = frozenset(range(max(1, round(share * replicas))))
             fabric.cut(Partition(start_seconds=start, end_seconds=end, island=island))
-            words = f"{len(island)} replicas hear nothing of the rest until {end:g} s"
-            fabric.at(start, lambda: monitor.event("partition", words) if monitor.running else None)
+            message = f"{len(island)} replicas are cut off from the rest until {end:g} s"
+            fabric.at(start, lambda: monitor.event("partition", message) if monitor.running else None)
         for rank in cluster.late(replicas):
             fabric.at(cluster.late_join[1], functools.partial(self._enter, rank))
 
-    def _again(self, mean_seconds: float, inject: Callable[[int], None]) -> None:
+    def _schedule(self, mean_seconds: float, inject: Callable[[int], None]) -> None:
         """Schedule the next event of a Poisson process."""
         seconds = self._fabric.virtual_seconds + float(self._generator.exponential(mean_seconds))
 
         def act() -> None:
             running = self._monitor.running
-            if len(running) > 1:  # the last one is spared: without it there is no run
+            if len(running) > 1:  # the last one is spared, or the run would end
                 inject(int(running[self._generator.integers(len(running))]))
-            if not self._monitor.all_left():
-                self._again(mean_seconds, inject)
+            if not self._monitor.all_drained():
+                self._schedule(mean_seconds, inject)
 
         self._fabric.at(seconds, act)
 
@@ -69,17 +69,17 @@ class Faults:
 
     def _enter(self, rank: int) -> None:
         if self._monitor.running:
-            self._come(rank)
+            self._start_rank(rank)
         elif not self._monitor.finished:  # no donor has started yet
-            later = self._fabric.virtual_seconds + _PATIENCE_SECONDS
+            later = self._fabric.virtual_seconds + _RETRY_SECONDS
             self._fabric.at(later, functools.partial(self._enter, rank))
 
     def _pause(self, rank: int) -> None:
         seconds = self._cluster.pause_seconds
         self._fabric.pause(rank, seconds)
-        self._monitor.event("paused", f"replica {rank} does nothing for {seconds:g} s", member=rank)
+        self._monitor.event("paused", f"replica {rank} is stopped for {seconds:g} s", member=rank)
 
     def _cut(self, rank: int) -> None:
         now, seconds = self._fabric.virtual_seconds, self._cluster.cut_seconds
         self._fabric.cut(Partition(start_seconds=now, end_seconds=now + seconds, island=frozenset({rank})))
-        self._monitor.event("cut", f"the links of replica {rank} are cut for {seconds:g} s", member=rank)
+        self._monitor.event("cut", f"replica {rank} is cut off from the rest for {seconds:g} s", member=rank)

@@ -1,4 +1,4 @@
-"""The loops of a simulated run's members, learners and centre, on virtual time."""
+"""The members of a simulated run, learners and centre, on virtual time."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from murmurate.training.worker_context import DRAIN_SECONDS, FINAL_REQUEST
 
 
 class RunObserver(Protocol):
-    """What a learner reports to the run's ``Monitor``, and asks it. Takes no virtual time."""
+    """The run's ``Monitor``, as its learners use it. Its methods take no virtual time."""
 
-    def stepped(self, learner: Learner, batch: Batch) -> None: ...
-    def over(self, learner: Learner) -> bool: ...
-    def admission_due(self, learner: Learner) -> bool: ...
-    def admit(self, learner: Learner) -> None: ...
-    def finish(self, learner: Learner) -> None: ...
-    def left(self, learner: Learner) -> None: ...
-    def all_left(self) -> bool: ...
+    def stepped(self, learner: SimulatedLearner, batch: Batch) -> None: ...
+    def is_over(self, learner: SimulatedLearner) -> bool: ...
+    def admission_due(self, learner: SimulatedLearner) -> bool: ...
+    def admit(self, learner: SimulatedLearner) -> None: ...
+    def finish(self, learner: SimulatedLearner) -> None: ...
+    def drained(self, learner: SimulatedLearner) -> None: ...
+    def all_drained(self) -> bool: ...
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Costs of one incarnation so far, in virtual seconds and bytes."""
+    """The costs of one incarnation so far, in virtual seconds and bytes."""
 
     lived_seconds: float
     computing_seconds: float
@@ -46,11 +46,11 @@ class Spent:
     bytes: int
 
 
-class Learner:
-    """One replica: the training loop, with the virtual seconds that each step takes.
+class SimulatedLearner:
+    """The training loop of one replica, whose steps take virtual seconds.
 
-    ``incarnation`` counts this rank's starts from 0; each has its own random seeds. ``steps`` yields
-    (seconds busy, seconds asleep afterwards). ``bursts``: when spans are recorded.
+    incarnation: counts this rank's starts from 0; each has its own random seeds. steps: yields (seconds busy,
+    seconds asleep afterwards). bursts: when spans are recorded.
     """
 
     def __init__(
@@ -70,33 +70,34 @@ class Learner:
         self._steps = steps
         self.replicator = Replicator(run.strategy, member)
         self.agent: Agent = learner_of(run, self.rank, self.replicator)
-        games = (
-            dataclasses.replace(run, seed=derive_seed(run.seed, "life", incarnation)) if incarnation else run
-        )
-        self.source = open_source(games, self.rank, self.agent, member)
+        if incarnation:
+            run = dataclasses.replace(run, seed=derive_seed(run.seed, "life", incarnation))
+        self.source = open_source(run, self.rank, self.agent, member)
         self.synchronous = run.strategy.synchronous and member.size > 1
         self._barrier: Channel | None = None
         if self.synchronous:
             self._barrier = member.channel("barrier", torch.zeros(1))
         barriers = [] if self._barrier is None else [self._barrier]
-        self.timer = StepTimer(lambda: member.now, list(self.replicator.bonds.values()), barriers, bursts)
+        self.timer = StepTimer(
+            lambda: member.now, list(self.replicator.bound_replicas.values()), barriers, bursts
+        )
 
     @property
     def clock(self) -> int:
         return updates_of(self.agent)
 
-    def adopt(self, donor: Learner) -> None:
-        """Take over a living peer's state, as in ``murmurate.training.rejoin``, and join."""
+    def adopt(self, donor: SimulatedLearner) -> None:
+        """Join with a living peer's state, as in ``murmurate.training.rejoin``."""
         self.replicator.load(adopted(self.replicator, donor.replicator.state()))
         self.agent.load(donor.agent.state())
         self.member.join()
-        self.replicator.entered()
+        self.replicator.rejoined()
         if Capability.SHARED_MEMORY not in self.run.strategy.needs:
-            for bond in self.replicator.bonds.values():
-                bond.channel.traffic.bytes += bond.replica.params.nbytes
+            for bound in self.replicator.bound_replicas.values():
+                bound.channel.traffic.bytes += bound.replica.params.nbytes
 
-    def go(self, observer: RunObserver) -> None:
-        """Learn until the observer says that it is over."""
+    def run_to_end(self, observer: RunObserver) -> None:
+        """Learn until the observer ends the run."""
         self.replicator.publish()
         for batch in self.source:
             busy, asleep = next(self._steps)
@@ -112,16 +113,16 @@ class Learner:
                 self.timer.lap(None)
             if self._round_ended():
                 if self._barrier is not None and observer.admission_due(self):
-                    self._barrier.mean_(torch.zeros(1))  # all are between the same two rounds now
+                    self._barrier.mean_(torch.zeros(1))  # now all are between the same two rounds
                     observer.admit(self)
-                if observer.over(self):
+                if observer.is_over(self):
                     break
             self.timer.turn()
         observer.finish(self)
         self.replicator.drain(FINAL_REQUEST, DRAIN_SECONDS)
         self.replicator.publish()
         self.source.close()
-        observer.left(self)
+        observer.drained(self)
 
     def spent(self) -> Spent:
         """The costs until it finished or died, else until now."""
@@ -134,7 +135,7 @@ class Learner:
         )
 
     def end(self) -> None:
-        """It has died, or finished learning: later costs are not counted."""
+        """Count no further costs: it has died, or finished learning."""
         self._ended = self.spent()
 
     def _round_ended(self) -> bool:
@@ -150,8 +151,8 @@ class Centre:
         self.replicator = Replicator(run.strategy, member)
         self.agent: Agent = learner_of(run, member.rank, self.replicator)
 
-    def go(self, observer: RunObserver) -> None:
+    def run_to_end(self, observer: RunObserver) -> None:
         """Serve until every learner has finished."""
-        self.replicator.serve_until(observer.all_left)
+        self.replicator.serve_until(observer.all_drained)
         self.replicator.drain(FINAL_REQUEST, DRAIN_SECONDS)
         self.replicator.publish()

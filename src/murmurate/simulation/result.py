@@ -25,10 +25,10 @@ def summarize(
     wall_seconds: float,
     reason: str,
 ) -> dict[str, Any]:
-    """Evaluate, then write and return ``summary.json``. Fields: ``docs/metrics.md``, docs/simulate.md."""
+    """Evaluate, then write and return ``summary.json``. Fields: ``docs/metrics.md``, ``docs/simulate.md``."""
     learners = [*monitor.former, *monitor.learners.values()]
     spent = [learner.spent() for learner in learners]
-    bonds = [bond for one in learners for bond in one.replicator.bonds.values()]
+    bound_replicas = [bound for one in learners for bound in one.replicator.bound_replicas.values()]
     centres = [centre.replicator.bytes_exchanged] if centre is not None else []
     last = [monitor.learners[rank] for rank in sorted(monitor.finished)]
     virtual = max(monitor.finished.values(), default=monitor.fabric.virtual_seconds)
@@ -53,7 +53,7 @@ def summarize(
         "total_updates": monitor.updates,
         **shares(spent),
         "bytes_exchanged": sum(one.bytes for one in spent) + sum(centres),
-        "staleness_max": max((bond.staleness_max for bond in bonds), default=0),
+        "staleness_max": max((bound.staleness_max for bound in bound_replicas), default=0),
         "disagreement_final": disagreement(last) if len(last) > 1 else None,
         "train_return_mean": statistics.fmean(monitor.returns) if monitor.returns else None,
         "dead_replicas": sorted(monitor.died),
@@ -71,19 +71,19 @@ def summarize(
         facts["skipped"] = skipped[1]
     where = folder / "checkpoints" / "last"
     if reason == "finished" and checkpoint.damage(where) is None:
-        found = figures(run, where)
-        found.pop("returns", None)
-        facts |= found
+        values = figures(run, where)
+        values.pop("returns", None)
+        facts |= values
     write_json(folder / "summary.json", facts)
     return facts
 
 
 def shares(spent: Sequence[Spent]) -> dict[str, float]:
-    """Of the virtual time that learners lived: computing, waiting, exchanging, the rest (asleep, paused)."""
+    """Shares of the learners' virtual time: computing, waiting, exchanging, the rest (asleep, paused)."""
     lived = max(sum(one.lived_seconds for one in spent), 1e-12)
-    found = {
+    values = {
         "share_computing": sum(one.computing_seconds for one in spent) / lived,
         "share_waiting": sum(one.waiting_seconds for one in spent) / lived,
         "share_exchanging": sum(one.exchanging_seconds for one in spent) / lived,
     }
-    return found | {"share_idle": max(0.0, 1.0 - sum(found.values()))}
+    return values | {"share_idle": max(0.0, 1.0 - sum(values.values()))}

@@ -6,32 +6,30 @@ import contextlib
 import dataclasses
 import functools
 import math
-import signal
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 import torch
 
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.simulated.fabric import Faults as MailFaults
-from murmurate.fabric.simulated.fabric import Member, SimulatedFabric
+from murmurate.fabric.simulated.fabric import MailFaults, Member, SimulatedFabric
 from murmurate.launch.inline import Inline
 from murmurate.record.step_timer import NEVER, Bursts
-from murmurate.record.strips import shown_of
+from murmurate.record.timelines import shown_members
 from murmurate.replica.clipping import NotFinite
 from murmurate.simulation.cluster import Cluster
-from murmurate.simulation.faults import Faults
-from murmurate.simulation.member import Centre, Learner
+from murmurate.simulation.faults import FaultInjector
+from murmurate.simulation.member import Centre, SimulatedLearner
 from murmurate.simulation.monitor import Monitor
 from murmurate.simulation.result import summarize
 from murmurate.spec import derive_seed
 from murmurate.training import checkpoint
+from murmurate.training.coordinator import SecondInterrupt, signals, signals_restored
 from murmurate.training.data_record import record_data
 from murmurate.training.run import Run
 from murmurate.training.run_folder import claim, held, plain, unclaim, write_roles, write_run
@@ -40,11 +38,12 @@ from murmurate.training.worker_context import member_state, staging
 
 LAUNCHER = "simulated"
 _DEADLINE_SECONDS = 600.0  # virtual: for collectives
-_LATEST_SECONDS = 60.0  # virtual: for the last vectors to arrive before the mean of them is taken
+_LATEST_SECONDS = 60.0  # virtual: for the last vectors to arrive before their mean is taken
 _END = "simulated"
-_TURNS_OF_A_BURST = 20
+_STEPS_OF_A_BURST = 20
 
 
+@signals_restored()
 def simulate(run: Run, cluster: Cluster, folder: Path, quiet: bool = False) -> Finish:
     """Check everything that can be checked, then run. Raises Refusal with nothing changed."""
     cluster.validate()
@@ -71,12 +70,12 @@ class Simulation:
 
     def __init__(self, run: Run, cluster: Cluster, folder: Path, quiet: bool) -> None:
         self.run, self.cluster, self.folder = run, cluster, folder
-        self._say: Callable[[str], None] = (
+        self._print_line: Callable[[str], None] = (
             (lambda line: None) if quiet else functools.partial(print, file=sys.stderr, flush=True)
         )
         self._times = cluster.compute_model()
         self._incarnations = [0] * run.replicas
-        self._noted = frozenset(shown_of(run.replicas))
+        self._with_spans = frozenset(shown_members(run.replicas))
         self._bursts = self._early_bursts()
         late, network = cluster.late(run.replicas), cluster.network_model()
         self.fabric = SimulatedFabric(
@@ -91,67 +90,68 @@ class Simulation:
             absent=late,
             own_clocks=True,
         )
-        self.monitor = Monitor(run, cluster, folder, self.fabric, self._say)
+        self.monitor = Monitor(run, cluster, folder, self.fabric, self._print_line)
         self.centre: Centre | None = None
         self.failure = ""
         generator = np.random.default_rng(derive_seed(run.seed, "faults"))
-        Faults(cluster, self.fabric, self.monitor, self._start_rank, generator)
+        FaultInjector(cluster, self.fabric, self.monitor, self._start_rank, generator)
 
     def carry_out(self) -> Finish:
         run, monitor, folder = self.run, self.monitor, self.folder
         started = time.monotonic()
         write_roles(folder, dict.fromkeys(range(run.members)), run.replicas)
-        with _one_thread(), _interrupts(monitor) as signals:
+        with _one_thread(), signals(monitor):
             try:
                 self.fabric.run([self._learn] * run.replicas + [self._serve] * run.strategy.centre)
                 if not monitor.finished:
                     raise RunFailed("all replicas died")
                 if self.centre is not None and monitor.updates:
                     centre = self.centre.replicator
-                    if words := centre.refused_all or centre.untouched:
-                        monitor.event("warning", words)
-                        self._say(f"warning: {words}")
+                    if warning := centre.all_refused_warning or centre.no_update_warning:
+                        monitor.event("warning", warning)
+                        self._print_line(f"warning: {warning}")
                 monitor.record(last=True)
                 self._save()
             except (NotFinite, FabricError, RunFailed) as failure:
                 self.failure = f"failed: {failure}"
+            except SecondInterrupt:
+                pass  # nothing is saved
             finally:
                 monitor.close()
-            reason = self.failure or ("interrupted" if signals else "finished")
+            reason = self.failure or ("interrupted" if monitor.interrupted else "finished")
             wall = time.monotonic() - started
             summary = summarize(run, self.cluster, folder, monitor, self.centre, wall, reason)
-        code = FAILED if self.failure else 128 + signals[0] if signals else FINISHED
-        return Finish(code, summary, run=run)
+        code = 128 + monitor.signal if monitor.interrupted else FINISHED
+        return Finish(FAILED if self.failure else code, summary, run=run)
 
-    # -- roles --------------------------------------------------------------------------------------
+    # -- members ------------------------------------------------------------------------------------
 
     def _learn(self, member: Member) -> None:
         learner = self._learner(member)
         self.monitor.begin(learner)
-        learner.go(self.monitor)
+        learner.run_to_end(self.monitor)
 
-    def _learner(self, member: Member) -> Learner:
+    def _learner(self, member: Member) -> SimulatedLearner:
         incarnation = self._incarnations[member.rank]
         seed = derive_seed(self.run.seed, f"compute, life {incarnation}", member.rank)
         steps = self._times.steps(member.rank, np.random.default_rng(seed))
-        return Learner(
-            self.run, member, steps, incarnation, self._bursts if member.rank in self._noted else NEVER
-        )
+        bursts = self._bursts if member.rank in self._with_spans else NEVER
+        return SimulatedLearner(self.run, member, steps, incarnation, bursts)
 
     def _early_bursts(self) -> Bursts:
-        """The first after five typical steps, then each half as late again; of a few turns, however long."""
+        """When spans are recorded: after five typical steps, then at growing intervals, for few steps."""
         rank = self.run.replicas - 1  # not the straggler
         steps = self._times.steps(rank, np.random.default_rng(0))
         typical_seconds = statistics.median(sum(next(steps)) for _ in range(100))
         return Bursts(
-            5 * typical_seconds, longest_pause_seconds=math.inf, seconds=0.0, least_turns=_TURNS_OF_A_BURST
+            5 * typical_seconds, longest_pause_seconds=math.inf, seconds=0.0, least_turns=_STEPS_OF_A_BURST
         )
 
     def _serve(self, member: Member) -> None:
         self.centre = Centre(self.run, member)
-        self.centre.go(self.monitor)
+        self.centre.run_to_end(self.monitor)
 
-    # -- coming late, coming back -------------------------------------------------------------------
+    # -- late and restarted replicas ----------------------------------------------------------------
 
     def _start_rank(self, rank: int) -> None:
         """At once under an asynchronous strategy; else when all members are between two rounds."""
@@ -160,14 +160,14 @@ class Simulation:
         else:
             self._enter(rank, self.monitor.learners[self.monitor.running[0]])
 
-    def _enter(self, rank: int, donor: Learner) -> None:
+    def _enter(self, rank: int, donor: SimulatedLearner) -> None:
         self._incarnations[rank] += rank in self.monitor.learners
 
         def role(member: Member) -> None:
             learner = self._learner(member)
             learner.adopt(donor)
             self.monitor.begin(learner)
-            learner.go(self.monitor)
+            learner.run_to_end(self.monitor)
 
         self.fabric.revive(rank, role, like=donor.rank)
         for other in self.monitor.running:
@@ -216,7 +216,7 @@ class Simulation:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Thousands of small models one after the other: more threads would only slow them down."""
+    """One torch thread: the models are small and run one after another."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
@@ -224,25 +224,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def _interrupts(monitor: Monitor) -> Iterator[list[int]]:
-    """Ctrl-C or SIGTERM once: every replica ends its step. Twice: KeyboardInterrupt."""
-    numbers: list[int] = []
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if numbers:
-            raise KeyboardInterrupt
-        numbers.append(number)
-        monitor.stop(signal.Signals(number).name)
-
-    try:
-        before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread, which handles the signals
-        before = {}
-    try:
-        yield numbers
-    finally:
-        for number, former in before.items():
-            signal.signal(number, former)

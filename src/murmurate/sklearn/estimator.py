@@ -32,7 +32,7 @@ __all__ = ["LatentDirichletAllocation"]
 
 T = TypeVar("T")
 
-_KINDS = [np.float64, np.float32, np.int64, np.int32]  # of counts that are taken as they are
+_DTYPES = [np.float64, np.float32, np.int64, np.int32]  # of counts that need no conversion
 _LIMITS: dict[str, tuple[Any, float, float]] = {
     "n_components": (numbers.Integral, 1, np.inf),
     "doc_topic_prior": (numbers.Real, 0, np.inf),
@@ -54,36 +54,36 @@ _MAY_BE_NONE = ("doc_topic_prior", "topic_word_prior")
 class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Latent Dirichlet allocation by stochastic variational inference, on one replica or several.
 
-    Stands in for ``sklearn.decomposition.LatentDirichletAllocation(learning_method="online")``: what has a
-    name there means here what it means there.
+    A replacement for ``sklearn.decomposition.LatentDirichletAllocation(learning_method="online")``, whose
+    parameters, attributes and methods have the same meaning here.
 
     Args:
         n_components: topics, K.
         doc_topic_prior, topic_word_prior: of a document's topics and a topic's words; none is 1 / K.
-        learning_method: "online", or "batch": one step to lambda-hat of all documents a pass.
-        learning_decay, learning_offset: the step of update t is (learning_offset + t) ** -learning_decay,
-            t = 1 being the first.
+        learning_method: "online", or "batch": one step to lambda-hat of all documents in each pass.
+        learning_decay, learning_offset: the step size of update t, from 1, is (learning_offset + t) **
+            -learning_decay.
         max_iter: passes of ``fit``. batch_size: documents of an update, at most.
-        evaluate_every: passes between looks at the perplexity of what ``fit`` was given, which ends once it
-            moves by less than ``perp_tol``; 0 or less never looks.
-        total_samples: documents that those of ``partial_fit`` stand for.
+        evaluate_every: passes between evaluations of the perplexity of the training documents; ``fit`` ends
+            once it changes by less than ``perp_tol``; 0 or less: never.
+        total_samples: size of the corpus from which the documents of ``partial_fit`` are samples.
         mean_change_tol, max_doc_update_iter: when a document's E-step ends.
-        n_jobs: threads of ``transform``, ``score`` and ``perplexity``; who learns in parallel are replicas.
+        n_jobs: threads of ``transform``, ``score`` and ``perplexity``; training is parallel over replicas.
         verbose: 1 prints passes.
-        random_state: from which one replica always learns the same.
-        strategy: how replicas agree; its name, or one with hyper-parameters of one's own.
-        replicas: processes that learn.
+        random_state: makes the result of a single replica reproducible.
+        strategy: how replicas agree: its name, or a strategy with other hyper-parameters.
+        replicas: number of processes that train.
         init: "documents", "random" or "svi" (see ``TopicModel``).
-        step_rule: "robbins-monro" as above; "average" and "paper" take ``learning_rate`` instead.
+        step_rule: "robbins-monro" as above; "average" and "paper" use ``learning_rate`` instead.
 
     Attributes:
         components_: lambda, [K, V]. exp_dirichlet_component_: exp(E[log beta]), [K, V].
-        n_batch_iter_: updates, and 1. n_iter_: passes of ``fit``.
-        bound_: perplexity of what ``fit`` was given.
+        n_batch_iter_: updates, plus 1. n_iter_: passes of ``fit``.
+        bound_: perplexity of the training documents.
         doc_topic_prior_, topic_word_prior_, random_state_, n_features_in_, feature_names_in_.
 
-    Differs: documents are shuffled for each pass of ``fit``; mini-batches of a pass are about as large as one
-    another; numbers are float32 while it learns, whatever ``components_`` is.
+    Differs: documents are shuffled for each pass of ``fit``; mini-batches of a pass are about equally large;
+    numbers are float32 during training, whatever the dtype of ``components_``.
     """
 
     def __init__(
@@ -144,43 +144,44 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     # -- learning -----------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any = None) -> LatentDirichletAllocation:
-        """Find the topics of the documents X [D, V], counts of words; what was found before is forgotten."""
+        """Learn topics from the documents X [D, V], counts of words; previous results are discarded."""
         self._check_parameters()
         corpus, kind = self._counts(X, reset=True)
         self._begin()
         every = self.evaluate_every if self.evaluate_every > 0 else self.max_iter
         if self.verbose:
             every = 1
-        last: float | None = None
+        previous: float | None = None
         matrix: torch.Tensor | None = None
         while matrix is None or self.n_iter_ < self.max_iter:
             number = min(every, self.max_iter - self.n_iter_)
             matrix = self._learn(corpus, len(corpus), matrix, self.n_iter_, number)
             self.n_iter_ += number
-            now = None
+            perplexity = None
             if self.evaluate_every > 0 and self.n_iter_ % self.evaluate_every == 0:
-                now = self._topics(matrix).full_bound_perplexity(corpus, prior=self.topic_word_prior_)
+                topics = self._topics(matrix)
+                perplexity = topics.full_bound_perplexity(corpus, prior=self.topic_word_prior_)
             if self.verbose:
-                said = "" if now is None else f", perplexity: {now:.4f}"
-                print(f"iteration: {self.n_iter_} of max_iter: {self.max_iter}{said}")
-            if now is not None:
-                if last is not None and abs(last - now) < self.perp_tol:
+                evaluated = "" if perplexity is None else f", perplexity: {perplexity:.4f}"
+                print(f"iteration: {self.n_iter_} of max_iter: {self.max_iter}{evaluated}")
+            if perplexity is not None:
+                if previous is not None and abs(previous - perplexity) < self.perp_tol:
                     break
-                last = now
+                previous = perplexity
         self.components_ = matrix.T.numpy().astype(kind)
         self.bound_ = self._perplexity(corpus)
         return self
 
     def partial_fit(self, X: Any, y: Any = None) -> LatentDirichletAllocation:
-        """Go on learning, from some of ``total_samples`` documents, once and in their order."""
+        """Train on one more pass through X, a sample of ``total_samples`` documents, in their order."""
         self._check_parameters()
         first = not hasattr(self, "components_")
         corpus, kind = self._counts(X, reset=first)
         if first:
             self._begin()
         start = None if first else self._matrix()
-        found = self._learn(corpus, round(self.total_samples), start, self.n_iter_, 1, shuffled=False)
-        self.components_ = found.T.numpy().astype(kind if first else self.components_.dtype)
+        matrix = self._learn(corpus, round(self.total_samples), start, self.n_iter_, 1, shuffled=False)
+        self.components_ = matrix.T.numpy().astype(kind if first else self.components_.dtype)
         return self
 
     def _begin(self) -> None:
@@ -200,13 +201,13 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         number: int,
         shuffled: bool = True,
     ) -> torch.Tensor:
-        """lambda [V, K] after so many passes."""
+        """lambda [V, K] after ``number`` passes from ``start``; ``first`` numbers the first pass."""
         model = self._model(len(corpus))
         passes = Passes(model, documents, self._seed, first, number, shuffled)
         with _as_value_errors():
-            found = passes.run(corpus, self._strategy(), self.replicas, start)
-        self.n_batch_iter_ += found.updates
-        return found.matrix
+            learned = passes.run(corpus, self._strategy(), self.replicas, start)
+        self.n_batch_iter_ += learned.updates
+        return learned.matrix
 
     def _model(self, documents: int) -> TopicModel:
         batch = self.learning_method == "batch"
@@ -219,7 +220,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             tolerance=self.mean_change_tol,
             step_rule=self.step_rule,
             rate=self.learning_rate,
-            delay=self.learning_offset + self.n_batch_iter_,  # so that it goes on where it was
+            delay=self.learning_offset + self.n_batch_iter_,  # continues the schedule of step sizes
             forgetting=0.0 if batch else self.learning_decay,
             init=self.init,
             validate_every=0,
@@ -229,7 +230,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         given = self.strategy
         return strategy_by_name(given)() if isinstance(given, str) else given
 
-    # -- what was found -----------------------------------------------------------------------------
+    # -- results ------------------------------------------------------------------------------------
 
     @property
     def exp_dirichlet_component_(self) -> Any:
@@ -242,7 +243,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         return len(self.components_)
 
     def transform(self, X: Any, *, normalize: bool = True) -> Any:
-        """[D, K] topics of the documents X [D, V]; rows sum to 1 if they are to."""
+        """[D, K] topics of the documents X [D, V]; if normalized, rows sum to 1."""
         check_is_fitted(self)
         corpus, _ = self._counts(X, reset=False)
         gamma = np.concatenate(self._each(corpus, self._topics(self._matrix()).gammas))
@@ -255,13 +256,13 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         return self.fit(X, y).transform(X, normalize=normalize)
 
     def score(self, X: Any, y: Any = None) -> float:
-        """The evidence lower bound of the documents X [D, V], as if they were all."""
+        """The evidence lower bound of the documents X [D, V], taken as the whole corpus."""
         check_is_fitted(self)
         return self._bound(self._counts(X, reset=False)[0])
 
     def perplexity(self, X: Any, sub_sampling: bool = False) -> float:
-        """exp(-bound / tokens) of the documents X [D, V]; with ``sub_sampling`` they stand for
-        ``total_samples``. Raises ValueError for documents without a word."""
+        """exp(-bound / tokens) of the documents X [D, V]; with ``sub_sampling``, as a sample of
+        ``total_samples`` documents. Raises ValueError for documents without a word."""
         check_is_fitted(self)
         return self._perplexity(self._counts(X, reset=False)[0], sub_sampling)
 
@@ -276,13 +277,14 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         documents = sum(self._each(corpus, topics.document_bound))
         return scale * documents + topics.topic_bound(self.topic_word_prior_)
 
-    def _each(self, corpus: Corpus, ask: Callable[[Corpus], T]) -> list[T]:
-        """What ``ask`` says of each thread's share of the documents."""
+    def _each(self, corpus: Corpus, function: Callable[[Corpus], T]) -> list[T]:
+        """``function`` of each thread's share of the documents."""
         jobs = min(effective_n_jobs(self.n_jobs), max(len(corpus), 1))
         if jobs == 1:
-            return [ask(corpus)]
+            return [function(corpus)]
         with ThreadPoolExecutor(jobs) as pool:
-            return list(pool.map(ask, map(corpus.select, np.array_split(np.arange(len(corpus)), jobs))))
+            shares = map(corpus.select, np.array_split(np.arange(len(corpus)), jobs))
+            return list(pool.map(function, shares))
 
     def _topics(self, matrix: torch.Tensor) -> Topics:
         alpha = torch.full((matrix.shape[1],), self.doc_topic_prior_)
@@ -292,22 +294,22 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         """lambda [V, K] float32."""
         return torch.from_numpy(np.ascontiguousarray(self.components_.T, dtype=np.float32))
 
-    # -- what comes in ------------------------------------------------------------------------------
+    # -- arguments ----------------------------------------------------------------------------------
 
     def _counts(self, X: Any, *, reset: bool) -> tuple[Corpus, Any]:
-        """X as a corpus, and what kind of numbers results are to have."""
-        X = validate_data(self, X, reset=reset, accept_sparse="csr", dtype=_KINDS)
+        """X as a corpus, and the dtype of results."""
+        X = validate_data(self, X, reset=reset, accept_sparse="csr", dtype=_DTYPES)
         check_non_negative(X, type(self).__name__)
         rows = X if issparse(X) else csr_matrix(X)
         if rows.data.dtype.kind == "f" and (rows.data != np.floor(rows.data)).any():
-            worst = rows.data[rows.data != np.floor(rows.data)][0]
-            raise ValueError(f"X has a count of {worst:g}. {FRACTIONS}")
+            fraction = rows.data[rows.data != np.floor(rows.data)][0]
+            raise ValueError(f"X has a count of {fraction:g}. {FRACTIONS}")
         with _as_value_errors():
             corpus = Corpus.from_scipy(rows)
         return corpus, np.float32 if X.dtype == np.float32 else np.float64
 
     def _check_parameters(self) -> None:
-        """Raise ValueError or TypeError that names the parameter."""
+        """Raise ValueError or TypeError, naming the parameter, for invalid values."""
         for name, (kind, least, most) in _LIMITS.items():
             value = getattr(self, name)
             if value is None and name in _MAY_BE_NONE:
@@ -316,7 +318,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
                 whole = "a whole number" if kind is numbers.Integral else "a number"
                 raise TypeError(f"{name} is {value!r}; give {whole}")
             if not least <= value <= most or (name in _MAY_BE_NONE and value == 0):
-                raise ValueError(f"{name} is {value}; it lies between {least} and {most}")
+                raise ValueError(f"{name} is {value}; it must lie between {least} and {most}")
         choices = {
             "learning_method": ("online", "batch"),
             "init": ("documents", "random", "svi"),
@@ -324,10 +326,10 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         }
         for name, known in choices.items():
             if getattr(self, name) not in known:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(known)}")
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(known)}")
         if self.learning_method == "batch" and self.replicas > 1:
             raise ValueError(
-                "batch learning has one replica, which sees all documents. Use learning_method='online'."
+                "batch learning needs all documents in one replica. Use learning_method='online'."
             )
         with _as_value_errors():
             self._strategy()
@@ -335,7 +337,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
 @contextlib.contextmanager
 def _as_value_errors() -> Iterator[None]:
-    """What the package refuses, as scikit-learn's users expect it."""
+    """Turn a Refusal into a ValueError, which scikit-learn's users expect."""
     try:
         yield
     except Refusal as refusal:

@@ -1,4 +1,4 @@
-"""Topics from passes through a corpus in memory: no run folder, no checkpoints, under any strategy."""
+"""Training on a corpus in memory, under any strategy, without run folder and checkpoints."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from murmurate.workloads.conjugate import ConjugateLearner
 from murmurate.workloads.topic_model import TopicModel
 from murmurate.workloads.topics import Topics
 
-_ENDING_SECONDS = 60.0  # that replicas wait for one another at the end, so that all that was learned counts
+_ENDING_SECONDS = 60.0  # replicas wait so long for one another's last updates
 _ARRAYS = ("starts", "words", "counts")
 
 
 class Learned(NamedTuple):
-    """lambda: [V, K] float32. updates: as schedules count them."""
+    """The result of training. matrix: lambda [V, K] float32. updates: as schedules count them."""
 
     matrix: Tensor
     updates: int
@@ -39,10 +39,10 @@ class Learned(NamedTuple):
 
 @dataclass(frozen=True)
 class Passes:
-    """What is learned from a corpus, whichever process does it.
+    """Passes through a corpus, on one or several replicas.
 
-    documents: n, that the corpus stands for. first, number: of passes, which an order is derived from.
-    shuffled: whether each pass has an order of its own, or that of the corpus.
+    documents: n, the size of the corpus of which the given one may be a sample. first, number: of passes; the
+    order of a pass is derived from its number. shuffled: whether passes have a random order, or the corpus's.
     """
 
     model: TopicModel
@@ -53,10 +53,10 @@ class Passes:
     shuffled: bool = True
 
     def parts(self, total: int, rank: int, replicas: int) -> Iterator[NDArray[np.int64]]:
-        """Numbers of the documents of each of a replica's mini-batches.
+        """Indices of the documents of each of a replica's mini-batches.
 
-        All replicas have as many, of ``model.batch`` documents at most and about as many in each: one
-        document that stands for a whole corpus would undo what was learned.
+        All replicas have equally many mini-batches, of at most ``model.batch`` documents and about equal
+        size: a very small one would represent the whole corpus badly.
         """
         updates = -(-total // (self.model.batch * replicas))
         for number in range(self.first, self.first + self.number):
@@ -73,50 +73,52 @@ class Passes:
         return self.model.build(Context(spec, replicate, self.seed, examples=corpus), start)
 
     def run(self, corpus: Corpus, strategy: Strategy, replicas: int, start: Tensor | None = None) -> Learned:
-        """Learn: in this process where one replica is all there is, else in one process for each.
+        """Train: a single replica in this process, several in processes of their own.
 
-        Those import the script that calls this again, which therefore has its work under ``if __name__ ==
-        "__main__"``. Raises Refusal for a strategy that cannot have so many replicas, or that could leave
-        nothing of lambda, and RunFailed if all of them died.
+        These import the calling script again, so it must have its work under ``if __name__ == "__main__"``.
+        Raises Refusal for a strategy that does not allow so many replicas, or whose steps could reduce lambda
+        to 0, and RunFailed if all replicas died.
         """
         strategy = self.model.adapted(strategy)
         strategy.check(replicas, shrinks=self.model.eta(0))
         if replicas > 1 or strategy.centre:
-            return self._together(corpus, strategy, replicas, start)
-        it = self.learner(Replica, corpus, start)
+            return self._run_processes(corpus, strategy, replicas, start)
+        learner = self.learner(Replica, corpus, start)
         for part in self.parts(len(corpus), 0, 1):
-            it.learn(Batch(corpus.select(part)))
-        return Learned(it.found().matrix, it.replica.steps_taken())
+            learner.learn(Batch(corpus.select(part)))
+        return Learned(learner.estimate().matrix, learner.replica.steps_taken())
 
-    def _together(self, corpus: Corpus, strategy: Strategy, replicas: int, start: Tensor | None) -> Learned:
-        from murmurate.launch.script import (
-            run,  # takes a second to import, and one replica needs nothing of it
-        )
+    def _run_processes(
+        self, corpus: Corpus, strategy: Strategy, replicas: int, start: Tensor | None
+    ) -> Learned:
+        from murmurate.launch.script import run  # slow to import, and a single replica does not need it
 
-        with tempfile.TemporaryDirectory() as folder:  # mapped by all: a pickled corpus would be copied
+        with (
+            tempfile.TemporaryDirectory() as folder
+        ):  # mapped by all replicas: pickling would copy the corpus
             for name in _ARRAYS:
                 np.save(Path(folder) / f"{name}.npy", getattr(corpus, name))
             if start is not None:
                 np.save(Path(folder) / "start.npy", start.numpy())
-            part = functools.partial(_part, self, folder, corpus.vocabulary_size, start is not None)
-            found = run(part, replicas=replicas, strategy=strategy, seed=self.seed)
-        for one in found:
-            if one is not None and not isinstance(one, Died):
-                return Learned(torch.from_numpy(one[0]), one[1])
-        raise RunFailed("no replica was left to say what was learned")
+            part = functools.partial(_replica, self, folder, corpus.vocabulary_size, start is not None)
+            results = run(part, replicas=replicas, strategy=strategy, seed=self.seed)
+        for result in results:
+            if result is not None and not isinstance(result, Died):
+                return Learned(torch.from_numpy(result[0]), result[1])
+        raise RunFailed("all replicas died before the end of training")
 
 
-def _part(
-    passes: Passes, folder: str, words: int, begun: bool, loop: OwnLoop
+def _replica(
+    passes: Passes, folder: str, words: int, has_start: bool, loop: OwnLoop
 ) -> tuple[NDArray[np.float32], int] | None:
-    """One replica's; lambda [V, K] and the updates that were made from the first of them."""
+    """The part of one replica. The main one returns lambda [V, K] and the number of updates."""
     starts, word, counts = (np.load(Path(folder) / f"{name}.npy", mmap_mode="r") for name in _ARRAYS)
     corpus = Corpus(starts, word, counts, None, words)
-    start = torch.from_numpy(np.load(Path(folder) / "start.npy")) if begun else None
-    it = passes.learner(loop.replicate, corpus, start)
+    start = torch.from_numpy(np.load(Path(folder) / "start.npy")) if has_start else None
+    learner = passes.learner(loop.replicate, corpus, start)
     for part in passes.parts(len(corpus), loop.rank, loop.size):
-        it.learn(Batch(corpus.select(part)))
-    updates = it.replica.steps_taken()
+        learner.learn(Batch(corpus.select(part)))
+    updates = learner.replica.steps_taken()
     loop.finish(_ENDING_SECONDS)
-    matrix = it.model.found(loop.agreed(it.replica.name)["topics"]).matrix
+    matrix = learner.model.estimate(loop.agreed(learner.replica.name)["topics"]).matrix
     return (matrix.numpy(), updates) if loop.is_main else None

@@ -17,13 +17,19 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from murmurate.agents.interface import Action, Agent
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, LearnerConfig
-from murmurate.sources.shared_ring import Backoff, Record, Ring, Weights, use_batch_scheduling
+from murmurate.sources.shared_ring import (
+    ActorRing,
+    ActorStep,
+    Backoff,
+    SharedParameters,
+    use_batch_scheduling,
+)
 from murmurate.sources.steps import random_actions, steps_of
 from murmurate.spec import derive_generator, derive_seed, native_bfloat16
 from murmurate.worlds.interface import Simulators, SimulatorWorld
@@ -35,7 +41,7 @@ class ActorSettings:
 
     low: the index of its first simulator among its learner's. first: the same among the ``total`` simulators
     of all replicas. incarnation: identifies this start of the process; each one has its own random seeds.
-    weights: file descriptor and number of parameters. ring: file descriptor.
+    parameters: file descriptor and number of the shared parameters. ring: file descriptor.
     """
 
     world: SimulatorWorld
@@ -47,7 +53,7 @@ class ActorSettings:
     seed: int
     incarnation: str
     random_env_steps: int
-    weights: tuple[int, int]
+    parameters: tuple[int, int]
     ring: int
 
 
@@ -56,83 +62,97 @@ class ActorLoop:
 
     def __init__(self, settings: ActorSettings) -> None:
         self.settings = settings
-        self._groups: Simulators = settings.world.open(settings.simulators, training=True, first=settings.low)
-        spec = self._groups.spec
+        self._simulators: Simulators = settings.world.open(
+            settings.simulators, training=True, first=settings.low
+        )
+        spec = self._simulators.spec
         config: Any = settings.agent
         if getattr(config, "precision", None) == "bfloat16" and not native_bfloat16(torch.device("cpu")):
-            # the learner's device has bfloat16, this processor does not
+            # unlike the learner's device, this processor has no native bfloat16
             config = dataclasses.replace(config, precision="float32")
-        self._spec, self._agent = spec, cast(Agent, config.build(Context(spec, Replica, settings.seed)))
+        context = Context(spec, _acting_replica, settings.seed)
+        self._spec, self._agent = spec, cast(Agent, config.build(context))
         self._agent.assign_simulators(settings.first, settings.total)
-        descriptor, count = settings.weights
-        self._weights = Weights(SharedMemoryFile(descriptor), count)
+        descriptor, count = settings.parameters
+        self._parameters = SharedParameters(SharedMemoryFile(descriptor), count)
         behaviour = config.requires.behaviour
-        self._ring = Ring(SharedMemoryFile(settings.ring), spec, settings.simulators, behaviour)
+        self._ring = ActorRing(SharedMemoryFile(settings.ring), spec, settings.simulators, behaviour)
         self._generator = derive_generator(settings.seed, f"actions {settings.incarnation}", settings.first)
         self._version = 0
         self._backoff = Backoff()
 
     def run(self) -> None:
         settings = self.settings
-        step = self._groups.reset(derive_seed(settings.seed, f"games {settings.incarnation}"))
+        step = self._simulators.reset(derive_seed(settings.seed, f"games {settings.incarnation}"))
         memory = self._agent.initial_memory(settings.simulators)
         first = torch.ones(settings.simulators, dtype=torch.bool)
-        pending: Record | None = None
+        pending: ActorStep | None = None
         played = 0
         while True:
             self._refresh()
-            seen = step.observation
-            action = self._agent.act(seen, memory, first, self._generator)
+            observation = step.observation
+            action = self._agent.act(observation, memory, first, self._generator)
             if played < settings.random_env_steps:
                 action = self._with_random_actions(action)
             played += settings.simulators
             memory, version = action.memory, self._version
-            if pending is not None:  # the value of its next observation is known only now
-                self._send(pending, action.best)
-            self._groups.send(action.action)
-            step = self._groups.receive()
+            if pending is not None:  # the value of its next observation is only known now
+                self._send(pending, action.greedy_value)
+            self._simulators.send(action.action)
+            step = self._simulators.receive()
             first = step.terminated | step.truncated
-            taken = steps_of(seen, action, step)._replace(taken=action.taken)
-            pending = Record(taken, list(step.episodes), version)
+            steps = steps_of(observation, action, step)._replace(action_value=action.action_value)
+            pending = ActorStep(steps, list(step.episodes), version)
 
     def _with_random_actions(self, action: Action) -> Action:
         random = random_actions(self._spec, self.settings.simulators, self._generator)
-        return action._replace(action=random, taken=None)
+        return action._replace(action=random, action_value=None)
 
-    def _send(self, record: Record, best: Tensor | None) -> None:
+    def _send(self, record: ActorStep, next_value: Tensor | None) -> None:
         steps = record.steps
-        if steps.taken is None or best is None:
-            steps = steps._replace(taken=None, following=None)
+        if steps.action_value is None or next_value is None:
+            steps = steps._replace(action_value=None, next_value=None)
         else:
-            if steps.truncated.any():  # ``best`` is then of the next episode's first observation
-                best = best.clone()
-                best[steps.truncated] = self._value(steps.next_observation[steps.truncated])
-            steps = steps._replace(following=best)
+            if steps.truncated.any():  # ``next_value`` is then of the next episode's first observation
+                next_value = next_value.clone()
+                next_value[steps.truncated] = self._value(steps.next_observation[steps.truncated])
+            steps = steps._replace(next_value=next_value)
         while not self._ring.has_room:
             self._backoff.sleep()
         self._backoff.reset()
-        self._ring.put(Record(steps, record.episodes, record.version))
+        self._ring.put(ActorStep(steps, record.episodes, record.version))
 
     def _value(self, observation: Tensor) -> Tensor:
         none = torch.zeros(len(observation), dtype=torch.bool)
-        best = self._agent.act(observation, None, none, self._generator, greedy=True).best
-        return torch.zeros(len(observation)) if best is None else best
+        value = self._agent.act(observation, None, none, self._generator, greedy=True).greedy_value
+        return torch.zeros(len(observation)) if value is None else value
 
     def _refresh(self) -> None:
         """Load the newest parameters if the version has changed; wait for the first version."""
         backoff = Backoff()
-        while self._weights.version == 0:
+        while self._parameters.version == 0:
             backoff.sleep()
-        if self._weights.version == self._version:
+        if self._parameters.version == self._version:
             return
         replicas = [self._agent.replicas[name] for name in self._agent.acting]
         vector = torch.empty(sum(len(replica) for replica in replicas))
-        self._version = self._weights.read(vector)
+        self._version = self._parameters.read(vector)
         with torch.no_grad():
             for replica, part in zip(replicas, torch.split(vector, [len(r) for r in replicas]), strict=True):
                 replica.params.copy_(part)
                 replica.reload()
                 replica.clock = self._version - 1  # versions begin at 1, updates at 0
+
+
+def _acting_replica(name: str, module: nn.Module, make_optimizer: Any, **options: Any) -> Replica:
+    """A replica that is never updated. Creating an optimizer would make torch import its compiler, which
+    takes as long as importing torch."""
+    return Replica(name, module, lambda groups: cast(Any, _NoOptimizer(groups)), **options)
+
+
+class _NoOptimizer:
+    def __init__(self, groups: list[Any]) -> None:
+        self.param_groups: list[dict[str, Any]] = [{"lr": 0.0} for _ in groups]
 
 
 def _exit_with_learner(pipe: BinaryIO) -> None:

@@ -20,17 +20,18 @@ from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.replicator.learner import updates_of
 from murmurate.sources.actor import ActorSettings
 from murmurate.sources.replay_sampler import ReplaySampler
-from murmurate.sources.shared_ring import Backoff, Record, Ring, Weights
+from murmurate.sources.shared_ring import ActorRing, ActorStep, Backoff, SharedParameters
 from murmurate.spec import Batch, EnvSpec, Episode
 from murmurate.worlds.interface import SimulatorWorld
 
-_POLLS = 50  # of the rings, before ``alive`` is called
+_POLLS = 50  # polls of the rings between two calls of ``alive``
 _CHECK_SECONDS = 0.5  # between two checks of the actor processes
-# an actor hangs if it has sent no step for so long, or for ``_SLOWEST_FACTOR`` times its longest wait so far
+# an actor counts as hung after the longer of this time without a step, and ``_SLOWEST_FACTOR`` times its
+# longest time between two steps so far
 _SILENCE_SECONDS = 60.0
 _SLOWEST_FACTOR = 20
 _STARTUP_SECONDS = 300.0  # before its first step
-_DEATHS = 5  # of one actor in a row without a step: then the run fails
+_DEATHS = 5  # the run fails after so many deaths of one actor in a row, each without a step
 
 
 @dataclass
@@ -38,14 +39,14 @@ class _Actor:
     """One actor process.
 
     low: the index of its first simulator among the learner's. silent_seconds: since its last step.
-    longest_seconds: the longest time between two of its steps. silent_deaths: in a row without a step.
+    longest_seconds: the longest time between two of its steps. silent_deaths: in a row, each without a step.
     """
 
     index: int
     low: int
     simulators: int
     memory_file: SharedMemoryFile
-    ring: Ring
+    ring: ActorRing
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
     silent_deaths: int = 0
@@ -85,11 +86,11 @@ class ActorPlan:
 class ActorSource:
     """Yields ``Batch(data=Sample)`` without end (a ``Source``). Steps are inserted until
     ``samples_per_insert`` allows another batch; then they wait in the rings. So the faster of learner and
-    actors is held back.
+    actors waits for the other.
 
-    Parameters are published every ``replay.publish_every`` updates; an actor acts with the newest, and its
-    ring holds a few records, which bounds how old the parameters of a step are.
-    An actor that dies is started again, with new random seeds, and reported by ``events``.
+    Parameters are published every ``replay.publish_every`` updates. An actor acts with the newest, and its
+    ring holds a few steps, which bounds the age of the parameters behind a step. An actor that dies is
+    started again, with new random seeds, and reported by ``events``.
     """
 
     exact = False  # the state of actors is not saved
@@ -109,12 +110,12 @@ class ActorSource:
         self._acting = [learner.replicas[name] for name in learner.acting]
         count = sum(len(replica) for replica in self._acting)
         self._memory_file = SharedMemoryFile.create()
-        self._weights = Weights(self._memory_file, count)
+        self._parameters = SharedParameters(self._memory_file, count)
         bounds = [plan.simulators * k // plan.actors for k in range(plan.actors + 1)]
         self._actors = []
         for index, (low, high) in enumerate(itertools.pairwise(bounds)):
             memory_file = SharedMemoryFile.create()
-            ring = Ring(memory_file, spec, high - low, plan.agent.requires.behaviour)
+            ring = ActorRing(memory_file, spec, high - low, plan.agent.requires.behaviour)
             self._actors.append(_Actor(index, low, high - low, memory_file, ring))
         self._backoff = Backoff()
         self._next_actor = self._lag = self._lag_max = 0
@@ -149,10 +150,10 @@ class ActorSource:
                 continue
             record, actor = received
             played += actor.simulators
-            episodes += self._take_in(record, actor)
+            episodes += self._insert(record, actor)
         return self._sampler.next(played, episodes)
 
-    def _next_record(self) -> tuple[Record, _Actor] | None:
+    def _next_record(self) -> tuple[ActorStep, _Actor] | None:
         """From the next actor, in round-robin order, that has one; None if none came within a short wait."""
         for _ in range(_POLLS):
             self._check_actors()
@@ -166,7 +167,7 @@ class ActorSource:
             self._backoff.sleep()
         return None
 
-    def _take_in(self, record: Record, actor: _Actor) -> list[Episode]:
+    def _insert(self, record: ActorStep, actor: _Actor) -> list[Episode]:
         self._sampler.before_steps()
         self._sampler.insert(actor.low, record.steps)
         actor.ring.drop()
@@ -176,9 +177,9 @@ class ActorSource:
 
     def _publish(self, always: bool = False) -> None:
         version = updates_of(self.learner) + 1
-        if always or version >= self._weights.version + self._sampler.config.publish_every:
+        if always or version >= self._parameters.version + self._sampler.config.publish_every:
             vectors = [replica.params.detach().float().cpu() for replica in self._acting]
-            self._weights.publish(vectors[0] if len(vectors) == 1 else torch.cat(vectors), version)
+            self._parameters.publish(vectors[0] if len(vectors) == 1 else torch.cat(vectors), version)
 
     # -- processes ------------------------------------------------------------------------------------
 
@@ -202,7 +203,7 @@ class ActorSource:
             seed=self._seed,
             incarnation=f"{self._sampler.batches} {actor.starts}",
             random_env_steps=plan.random_env_steps * actor.simulators // plan.simulators,
-            weights=(self._memory_file.descriptor, len(self._weights)),
+            parameters=(self._memory_file.descriptor, len(self._parameters)),
             ring=actor.memory_file.descriptor,
         )
         actor.process = subprocess.Popen(
@@ -217,14 +218,14 @@ class ActorSource:
             raise RuntimeError("the actor process has no stdin")
         try:
             actor.process.stdin.write(pickle.dumps(settings))
-            actor.process.stdin.flush()  # and stays open: the actor exits when it is closed
+            actor.process.stdin.flush()  # it stays open: the actor exits when it is closed
         except BrokenPipeError:
             pass  # the next check finds it dead
-        words = f"actor {actor.index} of replica {plan.rank} began, process {actor.process.pid}"
-        self._events.append(("actor began", words))
+        message = f"actor {actor.index} of replica {plan.rank} began, process {actor.process.pid}"
+        self._events.append(("actor began", message))
 
     def _check_actors(self) -> None:
-        """Start again each actor that has died or hangs; the records that it sent remain in its ring."""
+        """Restart each actor that has died or hangs; the steps that it sent remain in its ring."""
         elapsed = time.monotonic() - self._checked_at
         if elapsed < _CHECK_SECONDS:
             return
@@ -234,9 +235,8 @@ class ActorSource:
                 continue
             if actor.ring.waiting:  # these are inserted before it is started again
                 continue
-            actor.silent_seconds += min(
-                elapsed, 2 * _CHECK_SECONDS
-            )  # in a longer time this process did not poll
+            # if more time has passed, this process did not poll
+            actor.silent_seconds += min(elapsed, 2 * _CHECK_SECONDS)
             name, code = f"actor {actor.index} of replica {self.plan.rank}", actor.process.poll()
             if code is not None:
                 how = f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,9 +1,9 @@
 """Importance weights across learners that each draw from a replay (a "bank") of their own.
 
-Zhang, eq. 5.4: item i of bank j is drawn with chance p_i / (L P_j), and from one replay it would be with
-p_i / P, so its weight is (L P_j / P) (N p_i / P) ** -beta, which is proportional to
-P_j p_i ** -beta. It is divided by the greatest weight in the last batches of all banks. Dividing by the
-greatest weight of any stored item would let one item with an error near 0 shrink the steps of all learners.
+Zhang, eq. 5.4: item i of bank j is drawn with probability p_i / (L P_j), and from a single replay with
+probability p_i / P. So its weight is (L P_j / P) (N p_i / P) ** -beta, which is proportional to P_j p_i **
+-beta. It is divided by the greatest weight in the last batches of all banks. Dividing by the greatest weight
+of any stored item would let one item with an error near 0 shrink the steps of all learners.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from murmurate.fabric.interface import Channel
 
 _EVERY = 10  # draws between two exchanges: the greatest weight changes slowly
-# what the channel carries: a whole number, as channels of floating-point numbers may be compressed
+# shape and dtype of the channel: an integer, because channels of floating-point numbers may be compressed
 LIKE = torch.zeros(1, dtype=torch.int64)
 
 
@@ -30,8 +30,8 @@ class BankWeights:
         self._others_greatest: list[float] = []
 
     def weigh(self, weights: Tensor, total: float, least: float, beta: float) -> None:
-        """A batch's weights [B], (p / least p) ** -beta of this bank, become those that one replay would
-        give, in place; 1 at most. total, least: of the priorities in this bank."""
+        """Turn a batch's weights [B] in this bank, (p / least p) ** -beta, in place into those that a single
+        replay would give; 1 at most. total, least: of the priorities in this bank."""
         own = math.log(total) - beta * math.log(least)
         greatest = own + math.log(float(weights.max()))
         if self._draws % _EVERY == 0:

@@ -1,4 +1,4 @@
-"""Draws batches from a replay at a fixed ratio to the inserted steps; used by every source with a replay."""
+"""Draws batches from a replay at a fixed ratio to the inserted steps, for every source with a replay."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class ReplayBatch(Batch):
 
 
 class ReplaySampler:
-    """Steps in, batches out, each transition drawn ``samples_per_insert`` times on average.
+    """Inserts steps and draws batches, so that each transition is drawn ``samples_per_insert`` times on
+    average.
 
     progress: completed share of the run, for beta. banks: scales importance weights as if all learners drew
     from one replay. name: of the replay, in checkpoints.
@@ -65,7 +66,7 @@ class ReplaySampler:
         return self._played
 
     def before_steps(self) -> None:
-        """Wait for copies of what the next steps may overwrite."""
+        """Wait for copies out of slots that the next steps may overwrite."""
         if self.replay.full:
             self._ahead.drain()
 
@@ -86,8 +87,8 @@ class ReplaySampler:
 
     def _weigh(self, weights: Tensor, beta: float) -> None:
         if self.banks is None:
-            # divided by the batch's greatest, not the replay's: there one transition with an error near 0
-            # would shrink the steps of all others
+            # divided by the greatest weight of the batch: that of the replay may belong to a transition with
+            # an error near 0, which would shrink all steps
             weights.div_(weights.max())
         else:
             self.banks.weigh(weights, *self.replay.sampler.mass, beta)

@@ -1,5 +1,4 @@
-"""Batches from a replay that fills while they are drawn: one process alternates between acting and
-learning."""
+"""Batches from a replay, which the learner itself or its actors fill."""
 
 from __future__ import annotations
 
@@ -19,9 +18,14 @@ from murmurate.sources.actor_source import ActorPlan, ActorSource
 from murmurate.sources.bank_weights import LIKE, BankWeights
 from murmurate.sources.interface import RunView, Source, SourceConfig, SourceContext
 from murmurate.sources.replay_sampler import ReplaySampler
-from murmurate.sources.rollouts import check_saved_simulators, check_simulators, open_groups
+from murmurate.sources.simulator_groups import (
+    SimulatorGroups,
+    check_saved_simulators,
+    check_simulators,
+    open_groups,
+)
 from murmurate.sources.steps import random_actions, steps_of
-from murmurate.spec import Batch, EnvSpec, Episode, derive_generator, derive_seed
+from murmurate.spec import Batch, Episode, derive_seed
 from murmurate.worlds.interface import Simulators, SimulatorWorld
 
 _ACTOR_BYTES = 150 * 2**20
@@ -31,8 +35,8 @@ _ACTOR_BYTES = 150 * 2**20
 class ReplaySourceConfig(SourceConfig):
     """Batches of transitions from a replay, which the learner or its actor processes fill.
 
-    simulators: per learner. double_buffer: act for one half of the simulators while the other half steps in
-        native threads.
+    simulators: of each learner. double_buffer: act for one half of the simulators while the other half steps
+        in native threads.
     replay: size, sampling and storage of each learner's replay.
     actors: actor processes of each learner; they share its simulators and act while it learns (Ape-X). With 0
         the learner acts itself.
@@ -153,9 +157,8 @@ class ReplaySource:
     """Yields ``Batch(data=Sample)`` without end (a ``Source``): all simulators take a step whenever the
     learner has drawn each transition ``samples_per_insert`` times on average.
 
-    ``groups`` are opened simulators (see ``open_groups``), closed by ``close``; while one group steps in
-    native threads the agent acts for another. A batch is valid until the next one is asked for.
-
+    groups: opened simulators (see ``open_groups``), closed by ``close``. A batch is valid until the next one
+        is requested.
     sampler: closed by ``close``. assign: called before each ``act`` with the number of the first simulator
         that it acts for. random_env_steps: see ``ReplaySourceConfig``.
     """
@@ -172,26 +175,17 @@ class ReplaySource:
     ) -> None:
         self.policy, self.replay = policy, sampler.replay
         self.alive: Callable[[int], bool] = lambda played: False
-        self._groups = list(groups)
-        self._spec: EnvSpec = groups[0].spec
-        self._seed, self._assign = seed, assign
-        self._random = random_env_steps
+        self._groups = SimulatorGroups(groups, policy, seed, sampler.device, self.replay.restart)
+        self._assign, self._random_env_steps = assign, random_env_steps
         self._sampler, self._device = sampler, sampler.device
-        ends = torch.tensor([group.size for group in groups]).cumsum(0).tolist()
-        self._slices = [slice(end - group.size, end) for end, group in zip(ends, groups, strict=True)]
-        self._size = int(ends[-1])
-        self._generator = derive_generator(seed, "actions", device=self._device)
-        self._started = False
-        self._now: list[Tensor] = []  # the present observations of each group
-        self._first = torch.ones(self._size, dtype=torch.bool)
-        self._memory: list[Tensor | None] = [None] * len(self._groups)
+        self._observations: list[Tensor] = []  # the present ones of each group; empty before the start
 
     @property
     def exact(self) -> bool:
         self._start()
         if self._sampler.banks is not None:  # weights depend on when the other banks were read
             return False
-        return self._sampler.exact and all(group.state() is not None for group in self._groups)
+        return self._sampler.exact and self._groups.exact
 
     def fields(self) -> dict[str, Any]:
         return self._sampler.fields()
@@ -209,100 +203,60 @@ class ReplaySource:
             if self.alive(played):
                 return Batch(None, played, episodes)
             episodes += self._step_all()
-            played += self._size
+            played += self._groups.size
         return self._sampler.next(played, episodes)
 
     def _step_all(self) -> list[Episode]:
         """One step of all simulators."""
-        chosen = []
-        for g, group in enumerate(self._groups):
+        groups, chosen = self._groups, []
+        for g, group in enumerate(groups.groups):
             action = self._act(g)
-            self._memory[g] = action.memory
+            groups.memory[g] = action.memory
             chosen.append(action._replace(action=action.action.cpu()))
             group.send(chosen[g].action)
         self._sampler.before_steps()
         episodes = []
-        for g, group in enumerate(self._groups):
-            part, step = self._slices[g], group.receive()
-            self._sampler.insert(part.start, steps_of(self._now[g], chosen[g], step))
-            self._now[g] = step.observation
-            torch.logical_or(step.terminated, step.truncated, out=self._first[part])
+        for g, (group, part) in enumerate(zip(groups.groups, groups.parts, strict=True)):
+            step = group.receive()
+            self._sampler.insert(part.start, steps_of(self._observations[g], chosen[g], step))
+            self._observations[g] = step.observation
+            torch.logical_or(step.terminated, step.truncated, out=groups.first[part])
             episodes += [Episode(part.start + e.simulator, e.episode_return, e.length) for e in step.episodes]
         return episodes
 
     def _act(self, g: int) -> Action:
-        first = self._first[self._slices[g]].to(self._device)
-        seen = self._now[g].to(self._device, non_blocking=True)
-        self._assign(self._slices[g].start)
+        groups, part = self._groups, self._groups.parts[g]
+        first = groups.first[part].to(self._device)
+        observation = self._observations[g].to(self._device, non_blocking=True)
+        self._assign(part.start)
         with torch.no_grad():
-            action = self.policy.act(seen, self._memory[g], first, self._generator)
-            if self._sampler.played < self._random:
-                random = random_actions(self._spec, len(seen), self._generator)
-                action = action._replace(action=random, taken=None, best=None)
+            action = self.policy.act(observation, groups.memory[g], first, groups.generator)
+            if self._sampler.played < self._random_env_steps:
+                random = random_actions(groups.spec, len(observation), groups.generator)
+                action = action._replace(action=random, action_value=None, greedy_value=None)
         return action
 
     def _start(self) -> None:
-        if not self._started:
-            self._now = [self._begun(g) for g in range(len(self._groups))]
-            self._started = True
-
-    def _begun(self, g: int) -> Tensor:
-        """New episodes for a group; after a resume not those that it began with."""
-        group, part = self._groups[g], self._slices[g]
-        step = group.reset(derive_seed(self._seed, "games", self._sampler.batches))
-        self._first[part] = True
-        self._memory[g] = self.policy.initial_memory(group.size)
-        self.replay.restart(part.start, group.size)
-        return step.observation
+        if not self._observations:
+            self._observations = self._groups.start(self._sampler.batches)
 
     def state(self) -> dict[str, Any]:
-        """Between two batches only. Groups that cannot be saved are None in it."""
+        """Between two batches only."""
         self._start()
-        memory = [part for part in self._memory if part is not None]
-        return {
-            **self._sampler.state(),
-            "groups": [group.state() for group in self._groups],
-            "generator": self._generator.get_state(),
-            "observation": torch.cat(self._now),
-            "first": self._first.clone(),
-            "memory": torch.cat(memory) if memory else None,
-        }
+        return {**self._sampler.state(), **self._groups.state(torch.cat(self._observations))}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``; groups that could not be saved begin new episodes, unlike any before. Where
-        the replay is not in it, the learner goes on as soon as a batch can be drawn.
-
-        Raises ``ValueError`` for a state of other groups.
-        """
-        if len(state["groups"]) != len(self._groups) or len(state["first"]) != self._size:
-            raise ValueError(
-                f"the state is of {len(state['first'])} simulators in {len(state['groups'])} groups, "
-                f"these are {self._size} in {len(self._groups)}"
-            )
-        self._generator.set_state(state["generator"])
+        """Continue from ``state``. If the replay was not saved, it is empty, and the learner continues as
+        soon as a batch can be drawn."""
+        self._groups.check_state(state)
         self._sampler.load(state)
-        self._now = []
-        for g, (group, saved) in enumerate(zip(self._groups, state["groups"], strict=True)):
-            part = self._slices[g]
-            if saved is None:
-                self._now.append(self._begun(g))
-                continue
-            group.load(saved)
-            self._now.append(state["observation"][part].clone())
-            self._first[part] = state["first"][part]
-            memory = state["memory"]
-            self._memory[g] = None if memory is None else memory[part].to(self._device, copy=True)
-        self._started = True
+        self._observations = self._groups.load(state, self._sampler.batches)
 
     def fresh_start(self, batches: int) -> None:
-        """New episodes, actions from a generator of its own, and an empty replay."""
+        """Begin in the middle of a run with an empty replay."""
         self._sampler.fresh_start(batches)
-        purpose = f"actions after batch {batches}"
-        self._generator = derive_generator(self._seed, purpose, device=self._device)
-        self._started = False
-        self._start()
+        self._observations = self._groups.fresh_start(batches)
 
     def close(self) -> None:
         self._sampler.close()
-        for group in self._groups:
-            group.close()
+        self._groups.close()

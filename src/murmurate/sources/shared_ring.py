@@ -1,4 +1,4 @@
-"""What a learner and its actors share: parameters one way, steps the other, in anonymous memory.
+"""Shared memory between a learner and its actors: parameters in one direction, steps in the other.
 
 The learner's parameters are a register: an actor reads the newest complete version without waiting. Each
 actor has a ring of steps with a single producer and a single consumer; an actor waits while its ring is full.
@@ -20,19 +20,19 @@ from murmurate.fabric.processes.shared_memory import SharedMemoryFile, fence
 from murmurate.replay.interface import Steps
 from murmurate.spec import EnvSpec, Episode, Shapes
 
-SLOTS = 4  # records an actor may be ahead of its learner
+SLOTS = 4  # steps by which an actor may be ahead of its learner
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 1e-4, 2e-3
 _LINE = 8  # int64 in a cache line
 _KINDS = (torch.uint8, torch.int64, torch.float32, torch.float64, torch.bool)
 _NUMPY = {kind: torch.empty(0, dtype=kind).numpy().dtype for kind in _KINDS}
 
 
-class Weights:
-    """[N] float32 parameters with a version. One writes, any number read."""
+class SharedParameters:
+    """[N] float32 parameters with a version, for one writer and any number of readers."""
 
     def __init__(self, memory_file: SharedMemoryFile, count: int) -> None:
-        # a seqlock: the writer raises the first number, writes, then raises the second; the third is the
-        # version
+        # a sequence lock: the writer raises the first number, writes, then raises the second; the third is
+        # the version
         self._marks = memory_file.counters("marks", (3, _LINE))[:, 0]
         self._values = memory_file.tensors("parameters", (count,), torch.float32)
         self._lock = threading.Lock()
@@ -66,7 +66,7 @@ class Weights:
 
 
 @dataclass
-class Record:
+class ActorStep:
     """One step of an actor's simulators, the episodes that ended with it, and the version of the parameters
     it used."""
 
@@ -75,15 +75,15 @@ class Record:
     version: int
 
 
-class Ring:
-    """``SLOTS`` records of ``size`` simulators of a world; one process puts, another takes."""
+class ActorRing:
+    """``SLOTS`` steps of ``size`` simulators of a world, from one process to another."""
 
     def __init__(
         self, memory_file: SharedMemoryFile, spec: EnvSpec, size: int, behaviour: Shapes | None = None
     ) -> None:
         self._marks = memory_file.counters("marks", (2, _LINE))[:, 0]  # put, taken
         recorded = {f"behaviour.{name}": shape for name, shape in (behaviour or {}).items()}
-        # one region, as each takes a descriptor
+        # a single region, because each takes a file descriptor
         fields = [
             (name, _NUMPY[kind], shape) for name, (shape, kind) in _shapes(spec, size, recorded).items()
         ]
@@ -98,19 +98,19 @@ class Ring:
 
     @property
     def waiting(self) -> int:
-        """Number of records that were put and not yet dropped."""
+        """Number of steps that were put and not yet dropped."""
         return int(self._marks[0] - self._marks[1])
 
     @property
     def has_room(self) -> bool:
-        """Whether a record may be put. Once full, only when half of it is free again: the producer then runs
-        in longer stretches, with fewer wake-ups."""
+        """Whether a step may be put. A full ring has room once half of it is free again, so that the producer
+        wakes up less often."""
         waiting = self.waiting
         self._is_draining = waiting >= SLOTS or (self._is_draining and waiting > SLOTS // 2)
         return not self._is_draining
 
-    def put(self, record: Record) -> None:
-        """Requires ``has_room``."""
+    def put(self, record: ActorStep) -> None:
+        """Append a step. Requires ``has_room``."""
         slot = self._slots[int(self._marks[0]) % SLOTS]
         behaviour = record.steps.behaviour
         for name, value in record.steps._replace(behaviour={})._asdict().items():
@@ -118,7 +118,7 @@ class Ring:
                 slot[name].copy_(value)
         for name, value in behaviour.items():
             slot[f"behaviour.{name}"].copy_(value)
-        has_values = record.steps.taken is not None
+        has_values = record.steps.action_value is not None
         slot["about"].copy_(torch.tensor([record.version, len(record.episodes), has_values]))
         for k, episode in enumerate(record.episodes):
             slot["episodes"][k] = torch.tensor(
@@ -127,26 +127,26 @@ class Ring:
         fence(self._lock)
         self._marks[0] += 1
 
-    def oldest(self) -> Record:
-        """The oldest record, as views that are valid until ``drop``. Requires ``waiting`` > 0."""
+    def oldest(self) -> ActorStep:
+        """The oldest step, as views that are valid until ``drop``. Requires ``waiting`` > 0."""
         fence(self._lock)
         number = int(self._marks[1]) % SLOTS
         slot, steps = self._slots[number], self._steps[number]
         version, ended, has_values = slot["about"].tolist()
         if not has_values:
-            steps = steps._replace(taken=None, following=None)
+            steps = steps._replace(action_value=None, next_value=None)
         episodes = [Episode(int(s), r, int(n)) for s, r, n in slot["episodes"][:ended].tolist()]
-        return Record(steps, episodes, version)
+        return ActorStep(steps, episodes, version)
 
     def drop(self) -> None:
-        """Free the oldest record's slot."""
+        """Free the oldest step's slot."""
         fence(self._lock)
         self._marks[1] += 1
 
 
 class Backoff:
-    """Exponential backoff for polling: sleeps double, from half of the total of the last wait. Sleeping
-    leaves the core and its caches to the process that is waited for."""
+    """Exponential backoff for polling: each sleep is twice as long as the one before; the first is half as
+    long as the last wait. Sleeping leaves the core and its caches to the process that is waited for."""
 
     def __init__(self) -> None:
         self._seconds, self._slept = _SHORTEST_SECONDS, 0.0
@@ -163,7 +163,7 @@ class Backoff:
 
 
 def use_batch_scheduling() -> None:
-    """Schedule this process as SCHED_BATCH (Linux): it no longer preempts a running process when it wakes up.
+    """Schedule this process as SCHED_BATCH (Linux): it does not preempt a running process when it wakes up.
     Two learners that share two cores with four actors then draw a third more batches."""
     if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:  # the user chose no other
         with contextlib.suppress(OSError):  # where that is forbidden
@@ -171,25 +171,25 @@ def use_batch_scheduling() -> None:
 
 
 def _steps_in(slot: dict[str, Tensor]) -> Steps:
-    """The tensors of a slot as a step."""
+    """A slot's tensors as ``Steps``."""
     behaviour = {n.partition(".")[2]: x for n, x in slot.items() if n.startswith("behaviour.")}
     fields = {name: slot[name] for name in Steps._fields if name != "behaviour"}
     return Steps(**fields, behaviour=behaviour)
 
 
 def _shapes(spec: EnvSpec, size: int, recorded: Shapes) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    seen = ((size, *spec.observation_shape), spec.observation_dtype)
+    observation = ((size, *spec.observation_shape), spec.observation_dtype)
     action = ((size,), torch.int64) if spec.actions else ((size, *spec.action_shape), torch.float32)
     number, flag = ((size,), torch.float32), ((size,), torch.bool)
     return {
-        "observation": seen,
+        "observation": observation,
         "action": action,
         "reward": number,
-        "next_observation": seen,
+        "next_observation": observation,
         "terminated": flag,
         "truncated": flag,
-        "taken": number,
-        "following": number,
+        "action_value": number,
+        "next_value": number,
         **{name: ((size, *shape), torch.float32) for name, shape in recorded.items()},
         "about": ((3,), torch.int64),
         "episodes": ((size, 3), torch.float64),

@@ -1,4 +1,4 @@
-"""A time step of simulators in the form that a replay stores, and random actions."""
+"""Converts time steps of simulators to those of a replay; draws random actions."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from murmurate.spec import EnvSpec, TimeStep
 
 
 def steps_of(observation: Tensor, action: Action, step: TimeStep) -> Steps:
-    """The transition from ``observation`` by ``action``; where an episode was truncated, to its final
+    """The transitions from ``observation`` by ``action``; where an episode was truncated, to its final
     observation."""
-    following = step.observation
+    next_observation = step.observation
     if step.final_observation is not None:
-        following = following.clone()
-        following[step.truncated] = step.final_observation[step.truncated]
+        next_observation = next_observation.clone()
+        next_observation[step.truncated] = step.final_observation[step.truncated]
     return Steps(
         observation,
         action.action,
         step.reward,
-        following,
+        next_observation,
         step.terminated,
         step.truncated,
         behaviour=action.behaviour,

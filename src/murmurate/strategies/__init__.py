@@ -1,4 +1,4 @@
-"""Ways of agreeing. Each file, or package, holds one; nothing else has to know of it."""
+"""Strategies, by which replicas agree. Each file, or package, holds one, found by listing this folder."""
 
 from __future__ import annotations
 

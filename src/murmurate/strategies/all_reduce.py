@@ -1,4 +1,4 @@
-"""All-reduce: every replica steps on the mean of all gradients, so all stay the same.
+"""All-reduce: every replica steps with the mean of all gradients, so all stay equal.
 
 TF-Replicator's synchronous replicator; A2C (Dhariwal et al.); Jin, Algorithm 2.
 """
@@ -25,7 +25,7 @@ class AllReduce(Strategy):
     behaviour: ClassVar[Behaviour] = Behaviour(
         carries="deltas",
         bounded_by="the round: 0",
-        on_death="the mean is taken over the living, from the very round on",
+        on_death="from that round on the mean is over the living",
         on_slow="waited for up to a deadline; then it is replaced (launcher local) or the run stops",
         on_join="takes part from the next common round on, with a living peer's state",
     )

@@ -1,8 +1,8 @@
-"""A barrier through a strategy's mail, so that a checkpoint holds each delta exactly once.
+"""A barrier in a strategy's mail, so that a checkpoint contains each delta exactly once.
 
-Chandy and Lamport's markers (1985): before a member saves checkpoint k it sends a marker k to everybody it
-sends deltas to, and takes in what its senders sent before theirs. What they send after it is held back until
-the own state is saved. Then nothing is in flight across the checkpoint.
+Chandy and Lamport's markers (1985): before a member saves checkpoint k it sends a marker k to all members
+that it sends deltas to, and applies the deltas that its senders sent before their markers. Deltas that arrive
+after a marker are held back until the state is saved. Then no delta is in flight across the checkpoint.
 """
 
 from __future__ import annotations
@@ -14,47 +14,47 @@ from torch import Tensor
 from murmurate.fabric.interface import Channel, Message
 from murmurate.strategies.interface import FINAL_DRAIN, MemberEvent
 
-IDLE_SECONDS = 0.002  # that a centre waits for the next message
-_PATIENCE_SECONDS = 0.02
-# what taking in a message counts as, so that even an endless stream of them reaches the deadline
+IDLE_SECONDS = 0.002  # how long a centre waits for the next message
+_POLL_SECONDS = 0.02
+# counted for each message, so that even an endless stream of them reaches the deadline
 _HANDLING_SECONDS = 1e-4
 
 
 class CheckpointBarrier:
-    """All mail under ``tag`` is received here.
+    """Receives all mail under ``tag``.
 
-    A delta's note is 0 or more; that of marker k is -k, k >= 1. Deltas that come after a marker are kept
-    until ``drain``, so a sender bounds how many it has without an answer.
+    A delta's note is 0 or more; that of marker k is -k, k >= 1. Deltas that arrive after a marker are held
+    back until ``drain``, so a sender must limit how many it has without a reply.
     """
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
-        self._held: list[tuple[int, Message]] = []  # each with the number of the marker it came after
-        self._markers: dict[int, int] = {}  # the last one of each sender
-        self._next_number = 1  # of the first checkpoint that is not behind us
+        self._held: list[tuple[int, Message]] = []  # each with the number of the last marker before it
+        self._markers: dict[int, int] = {}  # by sender: the number of its last one
+        self._next_number = 1  # of the next checkpoint
 
     def receive(self, channel: Channel, wait_seconds: float = 0.0) -> Message | None:
-        """The next delta of before the next checkpoint, or None."""
-        delta, came = self._next(channel, wait_seconds)
-        while delta is None and came:
-            delta, came = self._next(channel, 0.0)
+        """The next delta that belongs before the next checkpoint, or None."""
+        delta, arrived = self._next(channel, wait_seconds)
+        while delta is None and arrived:
+            delta, arrived = self._next(channel, 0.0)
         return delta
 
     def has_ended(self, rank: int) -> bool:
-        """It has sent its last marker: it takes in what was sent before it got ours, and no more."""
+        """Whether it has sent its last marker: it receives what was sent before ours, and no more."""
         return self._markers.get(rank, 0) >= FINAL_DRAIN
 
     def on_member(self, event: MemberEvent) -> None:
-        """One that has joined in the place of another has sent no marker yet."""
+        """A member that replaces another has sent no marker yet."""
         if event.kind == "joined":
             self._markers.pop(event.rank, None)
 
     def send_markers(self, channel: Channel, number: int, to: Iterable[int], like: Tensor) -> bool:
-        """What is sent to them from now on belongs after checkpoint ``number``. like: of the deltas' dtype.
+        """Mark that later messages to them belong after checkpoint ``number``. like: of the deltas' dtype.
 
-        False if a marker did not reach its receiver: then the checkpoint cannot be whole.
+        False if a marker could not be sent: then the checkpoint cannot be complete.
         """
-        # a short message is not compressed: what rounding kept back of the deltas stays for the next one
+        # a short message is not compressed, so the rounding errors of deltas stay for the next delta
         marker = like.new_zeros(1)
         awaiting = [peer for peer in to if not self.has_ended(peer) or number >= FINAL_DRAIN]
         reached = [channel.send(peer, self.tag, marker, note=-float(number)) for peer in awaiting]
@@ -68,48 +68,48 @@ class CheckpointBarrier:
         absorb: Callable[[Message], None],
         deadline_seconds: float,
     ) -> bool:
-        """Absorb all that the living among ``senders`` sent before their marker; False at the deadline.
+        """Absorb all deltas that living ``senders`` sent before their marker; False at the deadline.
 
-        Either way the checkpoint is behind us afterwards, and what was held back is delivered.
+        Afterwards, either way, deltas that were held back are delivered.
         """
-        # of checkpoints that were skipped nothing is held back
+        # nothing is held back any more because of skipped checkpoints
         self._next_number = max(self._next_number, number)
         while (delta := self._due()) is not None:
             absorb(delta)
         spent, awaited = 0.0, set(senders)
         while spent <= deadline_seconds and self._silent(channel, awaited, number):
             before = channel.traffic.waiting_seconds
-            delta, came = self._next(channel, _PATIENCE_SECONDS)
+            delta, arrived = self._next(channel, _POLL_SECONDS)
             if delta is not None:
                 absorb(delta)
             waited = channel.traffic.waiting_seconds - before + _HANDLING_SECONDS
-            spent += waited if came else _PATIENCE_SECONDS
-        whole = not self._silent(channel, awaited, number)
+            spent += waited if arrived else _POLL_SECONDS
+        complete = not self._silent(channel, awaited, number)
         self._next_number = max(self._next_number, number + 1)
-        return whole
+        return complete
 
     def _silent(self, channel: Channel, awaited: set[int], number: int) -> bool:
         return any(self._markers.get(j, 0) < number for j in awaited & set(channel.living()))
 
     def _next(self, channel: Channel, wait_seconds: float) -> tuple[Message | None, bool]:
-        """(a delta of before the next checkpoint if that is what is next, whether anything came)."""
+        """(the next message if it is a delta before the next checkpoint, whether any message arrived)."""
         delta = self._due()
         if delta is not None:
             return delta, True
-        found = channel.wait(self.tag, wait_seconds) if wait_seconds else channel.receive(self.tag)
-        if found is None:
+        message = channel.wait(self.tag, wait_seconds) if wait_seconds else channel.receive(self.tag)
+        if message is None:
             return None, False
-        marker = self._markers.get(found.sender, 0)
-        if found.note < 0:
-            self._markers[found.sender] = max(marker, int(-found.note))
+        marker = self._markers.get(message.sender, 0)
+        if message.note < 0:
+            self._markers[message.sender] = max(marker, int(-message.note))
         elif marker < self._next_number:
-            return found, True
+            return message, True
         else:
-            self._held.append((marker, found))
+            self._held.append((marker, message))
         return None, True
 
     def _due(self) -> Message | None:
-        """The first that was held back and no longer has to be."""
+        """The first delta that need not be held back any longer."""
         for index, (marker, delta) in enumerate(self._held):
             if marker < self._next_number:
                 del self._held[index]

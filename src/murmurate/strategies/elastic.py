@@ -1,4 +1,4 @@
-"""Elastic averaging: replicas and a centre pull at each other (Zhang et al. 2015; Jin, Algorithm 4)."""
+"""Elastic averaging: replicas and a centre attract each other (Zhang et al. 2015; Jin, Algorithm 4)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from murmurate.strategies.interface import (
     replicas_of,
     require,
 )
-from murmurate.strategies.reply import answer, clear, demand_centre
+from murmurate.strategies.reply import discard_replies, require_centre, wait_for_reply
 
 _PUSH, _REPLY = "theta", "centre"
-_LOST = "what all had in common"
+_LOST = "the centre's parameters"
 
 
 def moving_rate(given: float | None, replicas: int) -> float:
@@ -33,16 +33,16 @@ def moving_rate(given: float | None, replicas: int) -> float:
 
 @dataclass
 class Elastic(Strategy):
-    """Every ``period`` (tau) move towards the centre and the centre towards us, by the same; update.
+    """Every ``period`` (tau) the replica and the centre move towards each other by the same amount; update.
 
-    The client sends theta_i; the centre answers with theta~ as it was and moves by
-    beta (theta_i - theta~); the client moves back by the same, so what one gains the other loses. (Differs:
-    Algorithm 4 takes two messages, between which the centre may move.) The gradient of the update that
-    follows is of theta_i before the move, as in Zhang's Algorithm 1. (Differs: Jin's takes it after.)
+    The client sends theta_i; the centre replies with theta~ as it was and moves by beta (theta_i - theta~);
+    the client moves back by the same amount, so their sum stays. (Differs: Algorithm 4 takes two messages,
+    between which the centre may move.) The gradient of the update that follows is of theta_i before the move,
+    as in Zhang's Algorithm 1. (Differs: Jin's takes it after.)
 
     moving_rate: beta; None is 0.8 / p with p replicas.
-    wait: for the answer, as printed; False goes on, and moves when it is there.
-    deadline_seconds: how long sending and waiting may take; the outcome is to go on, and to move later.
+    wait: for the reply, as in the paper; False goes on, and moves when the reply arrives.
+    deadline_seconds: of sending and waiting; afterwards the replica goes on, and moves later.
     """
 
     moving_rate: float | None = None
@@ -51,15 +51,15 @@ class Elastic(Strategy):
     deadline_seconds: float = 10.0
 
     name: ClassVar[str] = "elastic"
-    summary: ClassVar[str] = "every tau pull towards the centre and the centre towards us; update"
+    summary: ClassVar[str] = "every tau replica and centre move towards each other; update"
     paper: ClassVar[str] = "Zhang et al. 2015 (EASGD); Jin, Algorithm 4"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.MAIL, Capability.REGISTER})
     centre: ClassVar[bool] = True
     behaviour: ClassVar[Behaviour] = Behaviour(
         carries="deltas",
-        bounded_by="period, plus the answer's delay",
+        bounded_by="period, plus the delay of the reply",
         on_death="the others go on; without its centre the run stops and can be resumed",
-        on_slow="nobody waits for it",
+        on_slow="no replica waits for it",
         on_join="takes a living peer's parameters; its next move is towards the centre",
     )
 
@@ -72,8 +72,8 @@ class Elastic(Strategy):
 
     def __post_init__(self) -> None:
         require(self.period >= 1, f"period counts updates between moves and is at least 1, not {self.period}")
-        right = self.moving_rate is None or 0 <= self.moving_rate <= 1
-        require(right, f"moving_rate is a weight from 0 to 1, not {self.moving_rate}")
+        valid = self.moving_rate is None or 0 <= self.moving_rate <= 1
+        require(valid, f"moving_rate is a weight from 0 to 1, not {self.moving_rate}")
 
     def attach(self, replica: Replica, channel: Channel) -> None:
         self._pushes = CheckpointBarrier(_PUSH)
@@ -81,27 +81,27 @@ class Elastic(Strategy):
         self._sent = replica.params.detach().clone()
 
     def step(self, replica: Replica, channel: Channel) -> Exchange:
-        demand_centre(channel, _LOST)
+        require_centre(channel, _LOST)
         due = replica.clock > 0 and replica.clock % self.period == 0
         if due and not self._awaited:
             self._push(replica, channel)
-        patience = self.deadline_seconds if due and self.wait else 0.0
-        moved = self._awaited and self._move(replica, channel, patience)
+        deadline = self.deadline_seconds if due and self.wait else 0.0
+        moved = self._awaited and self._move(replica, channel, deadline)
         replica.update()
         # the update that follows a move belongs to it
         return Exchange(self._rounds, 1 + moved, replica.clock - 1 - self._moved_at)
 
     def _push(self, replica: Replica, channel: Channel) -> None:
         self._sent.copy_(replica.params.detach())
-        clear(channel, _REPLY)
-        centre, patience = centre_of(channel), self.deadline_seconds
-        self._awaited = channel.send(centre, _PUSH, self._sent, deadline_seconds=patience)
+        discard_replies(channel, _REPLY)
+        centre, deadline = centre_of(channel), self.deadline_seconds
+        self._awaited = channel.send(centre, _PUSH, self._sent, deadline_seconds=deadline)
         if not self._awaited:
-            demand_centre(channel, _LOST)
+            require_centre(channel, _LOST)
 
     def _move(self, replica: Replica, channel: Channel, deadline_seconds: float) -> bool:
-        """theta_i <- theta_i - beta (theta_i - theta~), if the answer is there."""
-        message = answer(channel, _REPLY, deadline_seconds, _LOST)
+        """theta_i <- theta_i - beta (theta_i - theta~), if the reply has arrived."""
+        message = wait_for_reply(channel, _REPLY, deadline_seconds, _LOST)
         if message is None:
             return False
         self._awaited = False
@@ -121,7 +121,9 @@ class Elastic(Strategy):
 
     def _pull(self, message: Message, replica: Replica, channel: Channel) -> None:
         centre = replica.params.detach()
-        if channel.send(message.sender, _REPLY, centre):  # towards the dead nobody moves
+        if channel.send(
+            message.sender, _REPLY, centre
+        ):  # a dead client will not move, so neither does the centre
             centre.add_(message.x.sub_(centre), alpha=self._beta)
             replica.tick()
 
@@ -131,9 +133,9 @@ class Elastic(Strategy):
     # -- state --------------------------------------------------------------------------------------
 
     def drain(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
-        """No move is half made at the checkpoint: a client takes its answer first."""
+        """No move is incomplete at the checkpoint: a client receives its reply first."""
         if channel.rank != centre_of(channel):
-            whole = not self._awaited or self._answered(replica, channel, deadline_seconds)
+            whole = not self._awaited or self._finish_move(replica, channel, deadline_seconds)
             marked = self._pushes.send_markers(channel, number, [centre_of(channel)], self._sent)
             return whole and marked
         return self._pushes.drain(
@@ -144,11 +146,11 @@ class Elastic(Strategy):
             deadline_seconds,
         )
 
-    def _answered(self, replica: Replica, channel: Channel, deadline_seconds: float) -> bool:
+    def _finish_move(self, replica: Replica, channel: Channel, deadline_seconds: float) -> bool:
         try:
             return self._move(replica, channel, deadline_seconds)
         except FabricError:
-            return False  # the next step says so
+            return False  # the next step raises it
 
     def state(self) -> dict[str, Any]:
         return {"rounds": self._rounds, "moved_at": self._moved_at}
@@ -160,10 +162,10 @@ class Elastic(Strategy):
 
 @dataclass
 class SynchronousElastic(Strategy):
-    """Elastic averaging in common rounds: every member keeps its own copy of the centre.
+    """Elastic averaging in common rounds: every member keeps a copy of the centre.
 
     theta~ <- theta~ + beta sum_i (theta_i - theta~);
-    theta_i <- theta_i - beta (theta_i - theta~) - eta grad f_i(theta_i), with theta of before on the right.
+    theta_i <- theta_i - beta (theta_i - theta~) - eta grad f_i(theta_i), with the former theta on the right.
 
     moving_rate: beta; None is 0.8 / p with p replicas. Refused above 1 / p, where the centre would overshoot.
     """
@@ -172,14 +174,14 @@ class SynchronousElastic(Strategy):
     period: int = 10
 
     name: ClassVar[str] = "synchronous-elastic"
-    summary: ClassVar[str] = "every tau all pull towards the centre and it towards all; update"
+    summary: ClassVar[str] = "every tau all replicas and the centre move towards each other; update"
     paper: ClassVar[str] = "Zhang et al. 2015, eq. 2.3 (EASGD)"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.COLLECTIVE})
     synchronous: ClassVar[bool] = True
     behaviour: ClassVar[Behaviour] = Behaviour(
         carries="state",
         bounded_by="period",
-        on_death="the centre is pulled by the living, from the very round on",
+        on_death="from that round on the centre is pulled by the living",
         on_slow="waited for up to a deadline; then it is replaced (launcher local) or the run stops",
         on_join="takes part from the next common round on, with a living peer's state",
     )
@@ -189,8 +191,8 @@ class SynchronousElastic(Strategy):
 
     def __post_init__(self) -> None:
         require(self.period >= 1, f"period counts updates between moves and is at least 1, not {self.period}")
-        right = self.moving_rate is None or 0 <= self.moving_rate <= 1
-        require(right, f"moving_rate is a weight from 0 to 1, not {self.moving_rate}")
+        valid = self.moving_rate is None or 0 <= self.moving_rate <= 1
+        require(valid, f"moving_rate is a weight from 0 to 1, not {self.moving_rate}")
 
     def attach(self, replica: Replica, channel: Channel) -> None:
         self._beta = moving_rate(self.moving_rate, channel.size)

@@ -16,14 +16,13 @@ from murmurate.topology import Topology, topology
 
 @dataclass
 class GALA(Strategy):
-    """Update; publish to the out-peers; average once every in-peer has spoken.
+    """Update; publish to the out-peers; average once every in-peer has published.
 
-    topology: who hears whom, over the living: ``ring`` (directed, the paper's), ``exponential``, ...
-    staleness_bound: tau of section 3: with more own updates than this since the last averaging, wait.
-        0 never waits, and then Proposition 2 has no finite tau.
-    deadline_seconds: how long such a wait may take. Its outcome is to go on with what is here and to
-        wait again only after another ``staleness_bound`` updates. (Differs: the paper blocks, on a dead
-        peer for ever.)
+    topology: of the living members: ``ring`` (directed, the paper's), ``exponential``, ...
+    staleness_bound: tau of section 3: after more own updates than this since the last averaging, wait. 0
+        never waits, and then Proposition 2 has no finite tau.
+    deadline_seconds: of such a wait. Afterwards the replica goes on without averaging, and waits again only
+        after another ``staleness_bound`` updates. (Differs: the paper blocks, on a dead peer forever.)
     """
 
     topology: str = "ring"
@@ -31,52 +30,52 @@ class GALA(Strategy):
     deadline_seconds: float = 0.5
 
     name: ClassVar[str] = "gala"
-    summary: ClassVar[str] = "update; publish without waiting; average once every in-peer has spoken"
+    summary: ClassVar[str] = "update; publish without waiting; average once every in-peer has published"
     paper: ClassVar[str] = "Assran et al. 2019, Algorithm 1"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.REGISTER})
     behaviour: ClassVar[Behaviour] = Behaviour(
         carries="state",
         bounded_by="staleness_bound, and a wait that ends after deadline_seconds",
-        on_death="nobody waits; the graph is drawn anew over the living",
-        on_slow="not averaged with until it speaks; waited for only beyond staleness_bound",
-        on_join="begins with a living peer's state; the graph is drawn anew with it",
+        on_death="no replica waits; the graph is computed anew over the living",
+        on_slow="not averaged with until it publishes; waited for only beyond staleness_bound",
+        on_join="begins with a living peer's state; the graph is computed anew with it",
     )
 
     _seen: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     _round: int = field(default=0, init=False, repr=False, compare=False)
     _agreed_at: int = field(default=0, init=False, repr=False, compare=False)
-    _patient_until: int = field(default=0, init=False, repr=False, compare=False)
+    _wait_after: int = field(default=0, init=False, repr=False, compare=False)
     _graph: Topology | None = field(default=None, init=False, repr=False, compare=False)
 
     def attach(self, replica: Replica, channel: Channel) -> None:
         self._graph = topology(self.topology)
-        self._patient_until = self.staleness_bound
+        self._wait_after = self.staleness_bound
 
     def step(self, replica: Replica, channel: Channel) -> Exchange:
         replica.update()  # line 4
         channel.publish(replica.params)  # line 5
         peers = self._in_peers(channel)
-        if self.staleness_bound and replica.clock > self._patient_until:
+        if self.staleness_bound and replica.clock > self._wait_after:
             channel.wait_newer(peers, [self._seen.get(j, 0) for j in peers], self.deadline_seconds)
-            self._patient_until = replica.clock + self.staleness_bound
+            self._wait_after = replica.clock + self.staleness_bound
         heard = 1
-        # who has no in-peers, alone or resting in a matching, agrees with itself: its round must go on
+        # a member without in-peers, alone or idle in a matching, also completes the round
         if all(channel.version(j) > self._seen.get(j, 0) for j in peers):  # line 6
             heard += self._average(replica.params, peers, channel)  # line 7
             self._agreed_at = replica.clock
-            self._patient_until = replica.clock + self.staleness_bound
+            self._wait_after = replica.clock + self.staleness_bound
         return Exchange(round=self._round, heard=heard, staleness=replica.clock - self._agreed_at)
 
     def _average(self, x: Tensor, peers: Sequence[int], channel: Channel) -> int:
-        """x <- (x + sum_j m_j) / (1 + |N_in|), straight from the slots; returns |N_in|."""
+        """x <- (x + sum_j m_j) / (1 + |N_in|), read in place; returns |N_in|."""
         for number, j in enumerate(peers, start=1):
             message, self._seen[j] = channel.peek(j)
-            x.lerp_(message, 1 / (1 + number))  # a running mean: one pass over x for each message
+            x.lerp_(message, 1 / (1 + number))  # a running mean, with one pass over x for each message
         self._round += 1
         return len(peers)
 
     def _in_peers(self, channel: Channel) -> list[int]:
-        """N_in over the living; a time-varying graph turns with the own rounds."""
+        """N_in among the living; a time-varying graph follows this member's own rounds."""
         living = channel.living()
         if self._graph is None:
             raise RuntimeError("attach comes before step")
@@ -84,17 +83,17 @@ class GALA(Strategy):
         return [living[k] for k in self._graph.in_peers(position, len(living), self._round)]
 
     def consensus(self, replica: Replica, channel: Channel) -> Tensor:
-        """The mean of what the living last published, the own parameters included."""
+        """The mean of the vectors that the living last published, with this member's parameters."""
         return mean_of_published(replica, channel)
 
     def on_member(self, event: MemberEvent) -> None:
         self._seen.pop(event.rank, None)
 
     def state(self) -> dict[str, Any]:
-        # versions start anew with the channel: messages in flight are state, and are dropped
-        return {"round": self._round, "agreed_at": self._agreed_at, "patient_until": self._patient_until}
+        # versions start again with a new channel: vectors in flight are state, and are dropped
+        return {"round": self._round, "agreed_at": self._agreed_at, "patient_until": self._wait_after}
 
     def load(self, state: dict[str, Any]) -> None:
         self._round = int(state["round"])
         self._agreed_at = int(state["agreed_at"])
-        self._patient_until = int(state["patient_until"])
+        self._wait_after = int(state["patient_until"])

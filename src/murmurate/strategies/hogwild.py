@@ -1,4 +1,4 @@
-"""Hogwild: all replicas live on one vector in shared memory and update it without a lock.
+"""Hogwild: all replicas share one vector in memory and update it without a lock.
 
 A3C (Mnih et al. 2016); PA3C (Mohamad et al., Algorithm 5). Differs: optimizer moments are shared, as
 A3C's "shared RMSProp", and schedules follow the number of updates all replicas have made.
@@ -19,7 +19,7 @@ from murmurate.strategies.interface import Behaviour, Strategy
 
 @dataclass
 class Hogwild(Strategy):
-    """Live on shared memory; update without a lock. Gradients stay private.
+    """Update the vector in shared memory without a lock. Gradients stay private.
 
     shared_moments: one set of optimizer moments and step counters for all (A3C's default), or one each.
     """
@@ -27,16 +27,16 @@ class Hogwild(Strategy):
     shared_moments: bool = True
 
     name: ClassVar[str] = "hogwild"
-    summary: ClassVar[str] = "live on shared memory; update without a lock"
+    summary: ClassVar[str] = "update one vector in shared memory, without a lock"
     paper: ClassVar[str] = "A3C; Mohamad et al., Algorithm 5 (PA3C)"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.SHARED_MEMORY})
     counts_all: ClassVar[bool] = True
     behaviour: ClassVar[Behaviour] = Behaviour(
         carries="nothing",
-        bounded_by="nothing: what peers write during one's own update",
-        on_death="the others go on; a half-written update is noise like any other",
-        on_slow="nobody waits for it",
-        on_join="lives on the shared vector at once",
+        bounded_by="nothing: the writes of peers during a replica's own update",
+        on_death="the others go on; a half-written update is noise",
+        on_slow="no replica waits for it",
+        on_join="uses the shared vector at once",
     )
 
     _clocks: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
@@ -45,16 +45,16 @@ class Hogwild(Strategy):
     def attach(self, replica: Replica, channel: Channel) -> None:
         share = channel.shared if self.shared_moments else None
         replica.rebind(channel.shared("params", replica.params.detach()), share)
-        # one cell a replica, so that no count is lost to a race
+        # one cell for each replica, so that no count is lost to a race
         self._clocks = channel.shared("clocks", torch.zeros(channel.size, dtype=torch.int64))
         replica.count_steps_by(lambda: int(self._clocks.sum()))
-        if replica.row_width is not None:  # its gradients may be a few rows
+        if replica.row_width is not None:  # its gradients may be a few rows only
             replica.scale.share(channel.shared, channel.size, channel.rank)
             replica.scale.keep()
 
     def step(self, replica: Replica, channel: Channel) -> Exchange:
         heard = len(channel.living())
-        # what others did to the vector since this gradient's parameters were read
+        # the updates of others since this gradient's parameters were read
         staleness = int(self._clocks.sum()) - self._last_seen
         replica.update()
         self._clocks[channel.rank] = replica.clock
@@ -65,6 +65,6 @@ class Hogwild(Strategy):
         return {"clocks": self._clocks.clone()}
 
     def load(self, state: dict[str, Any]) -> None:
-        # clocks only grow, and a peer that was restored sooner may have gone on already
+        # clocks only grow, and a peer that was restored earlier may have made updates already
         torch.maximum(self._clocks, state["clocks"], out=self._clocks)
         self._last_seen = int(self._clocks.sum())

@@ -1,7 +1,7 @@
-"""Local SGD: step alone, and every H updates take the mean of the parameters.
+"""Local SGD: local updates; every H of them the mean of the parameters.
 
-SPO (Zhang, Algorithm 5). With an outer optimizer the mean's movement since the last round is treated
-as a gradient (Reddi et al. 2021, FedOpt; DiLoCo): rate 1 without momentum is the plain mean.
+SPO (Zhang, Algorithm 5). With an outer optimizer the change of the mean since the last round is used as a
+gradient (Reddi et al. 2021, FedOpt; DiLoCo): rate 1 without momentum is the plain mean.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from murmurate.strategies.interface import Behaviour, Strategy
 class LocalSGD(Strategy):
     """Update; every ``period`` (H) updates mean the parameters.
 
-    outer_learning_rate: None takes the mean itself; a number makes
+    outer_learning_rate: None takes the mean itself; with a number,
         ``torch.optim.SGD(lr=outer_learning_rate, momentum=outer_momentum, nesterov=outer_nesterov)``
-        step from the last agreed vector v along v - mean.
+        steps from the last agreed vector v with the gradient v - mean.
 
     Optimizer moments stay local.
     """
@@ -41,7 +41,7 @@ class LocalSGD(Strategy):
     behaviour: ClassVar[Behaviour] = Behaviour(
         carries="state",
         bounded_by="period",
-        on_death="the mean is taken over the living, from the very round on",
+        on_death="from that round on the mean is over the living",
         on_slow="waited for up to a deadline; then it is replaced (launcher local) or the run stops",
         on_join="takes part from the next common round on, with a living peer's state",
     )

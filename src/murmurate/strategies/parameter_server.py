@@ -23,7 +23,7 @@ from murmurate.strategies.interface import (
     replicas_of,
     require,
 )
-from murmurate.strategies.reply import answer, clear, demand_centre
+from murmurate.strategies.reply import discard_replies, require_centre, wait_for_reply
 
 _PUSH, _REPLY = "gradient", "parameters"
 _LOST = "the optimizer"
@@ -31,18 +31,18 @@ _LOST = "the optimizer"
 
 @dataclass
 class ParameterServer(Strategy):
-    """Every ``period`` (tau) push the accumulated gradient, then pull the parameters of the centre.
+    """Every ``period`` (tau) updates push the accumulated gradient, then pull the centre's parameters.
 
-    The centre updates with the user's optimizer; clipping and schedules act there, on what was pushed.
+    The centre updates with the user's optimizer; clipping and schedules act there, on the pushed gradient.
     In between a client takes plain SGD steps at the optimizer's learning rate, which the pull overwrites.
-    A client has one push under way at most: while its answer is out, gradients gather for the next.
+    A client has at most one push without a reply; meanwhile gradients accumulate for the next.
 
-    local_steps: False leaves the parameters alone between pulls.
-    wait: pull right after the push, as printed; False goes on learning until the answer is there.
-    delay_bound: D; the centre refuses a gradient of parameters more than D folds old, and counts it in
-        ``refused``; the client goes on from the fresh parameters. 0: none is refused.
-    deadline_seconds: how long a push or a pull may take. Its outcome is to go on with the own parameters;
-        the answer is taken when it comes.
+    local_steps: False does not change the parameters between pulls.
+    wait: pull right after the push, as in the paper; False goes on learning until the reply arrives.
+    delay_bound: D; the centre refuses a gradient of parameters more than D of its updates old, and counts it
+        in ``refused``; the client goes on from the new parameters. 0: none is refused.
+    deadline_seconds: of a push or a pull. Afterwards the client goes on with its own parameters, and takes
+        the reply when it arrives.
     """
 
     period: int = 1
@@ -61,16 +61,18 @@ class ParameterServer(Strategy):
         carries="deltas",
         bounded_by="delay_bound: older gradients are refused",
         on_death="the others go on; without its centre the run stops and can be resumed",
-        on_slow="nobody waits for it; its gradient is old, and refused beyond delay_bound",
+        on_slow="no replica waits for it; its gradient is old, and refused beyond delay_bound",
         on_join="takes a living peer's parameters; its first pull brings the centre's",
     )
 
     _rank: int = field(default=0, init=False, repr=False, compare=False)
     _gradient: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
-    _summed: int = field(default=0, init=False, repr=False, compare=False)  # gradients in it
-    _oldest: int = field(default=0, init=False, repr=False, compare=False)  # version of its first one
+    _summed: int = field(default=0, init=False, repr=False, compare=False)  # number of gradients in it
+    _oldest: int = field(default=0, init=False, repr=False, compare=False)  # the version of the first one
     _pushes: CheckpointBarrier = field(init=False, repr=False, compare=False)
-    _version: int = field(default=0, init=False, repr=False, compare=False)  # folds in what was pulled last
+    _version: int = field(
+        default=0, init=False, repr=False, compare=False
+    )  # updates in the parameters pulled last
     _awaited: bool = field(default=False, init=False, repr=False, compare=False)
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
     _pulled_at: int = field(default=0, init=False, repr=False, compare=False)
@@ -79,19 +81,21 @@ class ParameterServer(Strategy):
         require(
             self.period >= 1, f"period counts updates between pushes and is at least 1, not {self.period}"
         )
-        require(self.delay_bound >= 0, f"delay_bound counts folds and is at least 0, not {self.delay_bound}")
+        require(
+            self.delay_bound >= 0, f"delay_bound counts updates and is at least 0, not {self.delay_bound}"
+        )
 
     def attach(self, replica: Replica, channel: Channel) -> None:
         self._rank, self._pushes = channel.rank, CheckpointBarrier(_PUSH)
         self._gradient = torch.zeros_like(replica.grad)
-        # all updates so far: a fold stands for as many as gradients were summed in it
+        # all updates so far: an update of the centre counts as many as gradients were summed in it
         if channel.rank == centre_of(channel):
             replica.count_steps_by(lambda: replica.clock * self.period)
         else:
             replica.count_steps_by(lambda: self._version * self.period + replica.clock - self._pulled_at)
 
     def step(self, replica: Replica, channel: Channel) -> Exchange:
-        demand_centre(channel, _LOST)
+        require_centre(channel, _LOST)
         if self._summed == 0:
             self._oldest = self._version
         self._gradient.add_(replica.grad)
@@ -104,18 +108,18 @@ class ParameterServer(Strategy):
         if replica.clock % self.period == 0 and self._summed and not self._awaited:
             self._push(channel)
             if self._awaited and self.wait:
-                pulled |= self._pull(answer(channel, _REPLY, self.deadline_seconds, _LOST), replica)
+                pulled |= self._pull(wait_for_reply(channel, _REPLY, self.deadline_seconds, _LOST), replica)
         self._rounds += pulled
         return Exchange(self._rounds, 1 + pulled, replica.clock - self._pulled_at)
 
     def _push(self, channel: Channel) -> None:
-        clear(channel, _REPLY)
-        centre, patience = centre_of(channel), self.deadline_seconds
-        self._awaited = channel.send(centre, _PUSH, self._gradient, self._oldest, deadline_seconds=patience)
+        discard_replies(channel, _REPLY)
+        centre, deadline = centre_of(channel), self.deadline_seconds
+        self._awaited = channel.send(centre, _PUSH, self._gradient, self._oldest, deadline_seconds=deadline)
         if self._awaited:
             self._empty()
         else:
-            demand_centre(channel, _LOST)
+            require_centre(channel, _LOST)
 
     def _pull(self, message: Message | None, replica: Replica) -> bool:
         if message is None:
@@ -125,7 +129,7 @@ class ParameterServer(Strategy):
         self._version, self._pulled_at = abs(int(message.note)), replica.clock
         if message.note < 0:
             self.refused += 1
-            self._empty()  # what was gathered meanwhile is of the same old parameters
+            self._empty()  # gradients since then are of the same old parameters
         return True
 
     def _empty(self) -> None:
@@ -135,14 +139,14 @@ class ParameterServer(Strategy):
     # -- the centre ---------------------------------------------------------------------------------
 
     def serve(self, replica: Replica, channel: Channel) -> bool:
-        """Fold one gradient into the centre's parameters, and answer with them."""
+        """Apply one gradient to the centre's parameters, and reply with them."""
         message = self._pushes.receive(channel, IDLE_SECONDS)
         if message is not None:
-            self._fold(message, replica, channel)
+            self._apply(message, replica, channel)
         return message is not None
 
-    def _fold(self, message: Message, replica: Replica, channel: Channel) -> None:
-        """The version answered is the number of folds; a minus says that this one was refused."""
+    def _apply(self, message: Message, replica: Replica, channel: Channel) -> None:
+        """The reply's version is the centre's number of updates; negative if this gradient was refused."""
         refused = 0 < self.delay_bound < replica.clock - message.note
         if refused:
             self.refused += 1
@@ -158,14 +162,14 @@ class ParameterServer(Strategy):
     # -- state --------------------------------------------------------------------------------------
 
     def drain(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
-        """Gradients pushed before are folded; an answer in flight is replaced by the next."""
+        """Gradients pushed before are applied; a reply in flight is replaced by the next."""
         if channel.rank != centre_of(channel):
             return self._pushes.send_markers(channel, number, [centre_of(channel)], replica.params.detach())
         return self._pushes.drain(
             channel,
             number,
             replicas_of(channel),
-            lambda one: self._fold(one, replica, channel),
+            lambda one: self._apply(one, replica, channel),
             deadline_seconds,
         )
 
@@ -186,6 +190,6 @@ class ParameterServer(Strategy):
         self._pulled_at, self.refused = int(state["pulled_at"]), int(state["refused"])
         self._awaited = False
         self._empty()
-        if int(state["rank"]) == self._rank:  # a peer pushes its gradient itself
+        if int(state["rank"]) == self._rank:  # else the peer pushes its gradient itself
             self._gradient.copy_(state["gradient"])
             self._summed, self._oldest = int(state["summed"]), int(state["oldest"])

@@ -1,4 +1,4 @@
-"""Pull gossip: take the parameters of one random peer and mix (Jin, chapter 3, Algorithm 5)."""
+"""Pull gossip: mix with the parameters of one random peer (Jin, chapter 3, Algorithm 5)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from murmurate.topology import Topology, topology
 
 @dataclass
 class PullGossip(Strategy):
-    """Update; every ``period`` (tau) updates mix with what one random peer last published.
+    """Update; every ``period`` (tau) updates mix with the vector that one random peer last published.
 
     mixing: beta of eq. 3.5: theta_i <- (1 - beta) theta_i + beta theta_j.
     stale: mix with the vectors from before the update (eq. 3.61) instead of after it (eq. 3.66).
-    topology: among whose vectors a member draws: ``complete`` is all, as in the paper; or its in-peers in
-        ``ring``, ``exponential``, ... over the living, of a time-varying graph those of its own round.
-    with_self: oneself may be drawn too (a draw of oneself mixes nothing), as the analysis has it.
-    seed: of the draws; each member has a stream of its own.
+    topology: the peers that may be drawn: ``complete`` is all, as in the paper; or the in-peers in ``ring``,
+        ``exponential``, ... over the living, of a time-varying graph those of this member's own round.
+    with_self: a member may draw itself too, and then mixes nothing, as in the analysis.
+    seed: of the draws; each member has its own stream.
 
-    Nobody waits: a peer that has published nothing yet is not mixed with.
+    No replica waits: a peer that has published nothing yet is not mixed with.
     """
 
     mixing: float = 0.5
@@ -43,10 +43,10 @@ class PullGossip(Strategy):
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.REGISTER})
     behaviour: ClassVar[Behaviour] = Behaviour(
         carries="state",
-        bounded_by="nothing: the age of what a peer last published",
+        bounded_by="nothing: the age of the vector that a peer last published",
         on_death="draws are from the living",
         on_slow="its last vector is mixed again",
-        on_join="it is drawn from then on",
+        on_join="it may be drawn from then on",
     )
 
     _draws: torch.Generator = field(default_factory=torch.Generator, init=False, repr=False, compare=False)
@@ -74,7 +74,7 @@ class PullGossip(Strategy):
         return Exchange(self._rounds, heard, replica.clock - self._agreed_at)
 
     def draw(self, rank: int, living: Sequence[int], turn: int = 0) -> int:
-        """j of eq. 3.5, uniform over those that may be drawn; ``rank`` itself where there is nobody else."""
+        """j of eq. 3.5, uniform over the peers that may be drawn; ``rank`` itself where there are none."""
         if self._graph is None:
             raise RuntimeError("attach comes before step")
         peers = self._graph.in_peers(living.index(rank), len(living), turn)
@@ -89,7 +89,7 @@ class PullGossip(Strategy):
         heard = peer != channel.rank and channel.version(peer) > 0
         if heard:
             replica.params.detach().lerp_(channel.peek(peer)[0], self.mixing)
-        if heard or peer == channel.rank:  # who drew itself agrees with itself
+        if heard or peer == channel.rank:  # a draw of itself also counts as a round
             self._rounds += 1
             self._agreed_at = replica.clock + self.stale
         return int(heard)
@@ -98,11 +98,11 @@ class PullGossip(Strategy):
         return mean_of_published(replica, channel)
 
     def resumed(self, replica: Replica, channel: Channel) -> None:
-        """Nothing was in flight: the register starts anew, and whoever steps first should find us there."""
+        """Publish again, as the register is new, for the member that steps first."""
         channel.publish(replica.params)
 
     def joined(self, replica: Replica, channel: Channel) -> None:
-        """Draws of one's own, and not the peer's once more."""
+        """Use new draws instead of repeating the donor's."""
         self._draws = derive_generator(self.seed, f"gossip from update {replica.clock}", channel.rank)
 
     def state(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Push gossip: send the parameters to one random peer, who averages what it gets (Jin, Algorithm 6)."""
+"""Push gossip: send the parameters to one random peer, which averages all it received (Jin, Algorithm 6)."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from murmurate.strategies.interface import Behaviour, Strategy, mean_of_publishe
 from murmurate.topology import Topology, topology
 
 _TAG = "theta"
-_READ_OF_EACH = 64  # messages of one peer in one reading: so a fast peer cannot hold us here
+_MOST_MESSAGES = 64  # of each peer in one step, so that a fast peer cannot delay the step forever
 
 
 @dataclass
 class PushGossip(Strategy):
-    """Update; every ``period`` (tau) updates send to one random peer, and average what came.
+    """Update; every ``period`` (tau) updates send to one random peer, and average the vectors received.
 
     mixing: None averages the own vector and the k received ones, 1/(1 + k) each, as Algorithm 6 does; a
         number beta mixes them in one after another by ascending rank,
         theta_i <- (1 - beta) theta_i + beta theta_j.
     stale: send and average before the update instead of after it (section 3.6).
-    topology: among whom a member draws its target: ``complete`` is all, as in the paper; or its out-peers in
-        ``ring``, ``exponential``, ... over the living, of a time-varying graph those of its own round.
-    with_self: oneself may be drawn too; a draw of oneself sends nothing.
+    topology: the peers that may be drawn: ``complete`` is all, as in the paper; or the out-peers in ``ring``,
+        ``exponential``, ... over the living, of a time-varying graph those of this member's own round.
+    with_self: a member may draw itself too, and then sends nothing.
 
-    Each peer counts once a reading (section 3.3), with its newest message: what a slow member finds in its
-    queue is not mixed in once more for every step that it missed. Nobody waits: what does not fit into a
-    peer's queue is not sent, and counted in ``refused``.
+    Each peer counts once in a step (section 3.3), with its newest message: a slow member does not mix one
+    peer's queued vectors one after another. No replica waits: a vector that finds a peer's queue full is not
+    sent, and counted in ``refused``.
     """
 
     mixing: float | None = None
@@ -44,15 +44,15 @@ class PushGossip(Strategy):
     seed: int = 0
 
     name: ClassVar[str] = "push-gossip"
-    summary: ClassVar[str] = "update; every tau updates send to one random peer; average what came"
+    summary: ClassVar[str] = "update; every tau updates send to one random peer; average the vectors received"
     paper: ClassVar[str] = "Jin, Algorithm 6 and section 3.6"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.MAIL, Capability.REGISTER})
     behaviour: ClassVar[Behaviour] = Behaviour(
         carries="state",
-        bounded_by="the reader's own steps: older messages of a peer give way to its newest",
+        bounded_by="the reader's own steps: of a peer's messages only the newest counts",
         on_death="targets are drawn from the living",
-        on_slow="its queue fills, and is then passed over",
-        on_join="it is drawn from then on",
+        on_slow="its queue fills, and it is then skipped",
+        on_join="it may be drawn from then on",
     )
 
     _draws: torch.Generator = field(default_factory=torch.Generator, init=False, repr=False, compare=False)
@@ -61,8 +61,8 @@ class PushGossip(Strategy):
     _agreed_at: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        right = self.mixing is None or 0 <= self.mixing <= 1
-        require(right, f"mixing is a weight from 0 to 1, not {self.mixing}")
+        valid = self.mixing is None or 0 <= self.mixing <= 1
+        require(valid, f"mixing is a weight from 0 to 1, not {self.mixing}")
         require(self.period >= 1, f"period counts updates between sends and is at least 1, not {self.period}")
 
     def attach(self, replica: Replica, channel: Channel) -> None:
@@ -81,7 +81,7 @@ class PushGossip(Strategy):
         return Exchange(self._rounds, heard, replica.clock - self._agreed_at)
 
     def draw(self, rank: int, living: Sequence[int], turn: int = 0) -> int:
-        """Whom to send to, uniform over those that may be drawn; ``rank`` itself where there is nobody."""
+        """The target, uniform over the peers that may be drawn; ``rank`` itself where there are none."""
         if self._graph is None:
             raise RuntimeError("attach comes before step")
         peers = self._graph.out_peers(living.index(rank), len(living), turn)
@@ -91,20 +91,20 @@ class PushGossip(Strategy):
         return candidates[int(torch.randint(len(candidates), (), generator=self._draws))]
 
     def _gossip(self, replica: Replica, channel: Channel) -> int:
-        """Send to one, average with what came; returns from how many."""
+        """Send to one peer and average the vectors received; returns how many."""
         target = self.draw(channel.rank, channel.living(), replica.clock // self.period)
         x = replica.params.detach()
         if target != channel.rank:
             self.refused += not channel.send(target, _TAG, x, deadline_seconds=0.0)
         newest: dict[int, Tensor] = {}
-        for _ in range(_READ_OF_EACH * channel.size):
+        for _ in range(_MOST_MESSAGES * channel.size):
             message = channel.receive(_TAG)
             if message is None:
                 break
             newest[message.sender] = message.x
         for count, sender in enumerate(sorted(newest), start=1):
             x.lerp_(newest[sender], 1 / (1 + count) if self.mixing is None else self.mixing)
-        if newest or target == channel.rank:  # who drew itself agrees with itself
+        if newest or target == channel.rank:  # a draw of itself also counts as a round
             self._rounds += 1
             self._agreed_at = replica.clock + self.stale
         return len(newest)
@@ -113,7 +113,7 @@ class PushGossip(Strategy):
         return mean_of_published(replica, channel)
 
     def joined(self, replica: Replica, channel: Channel) -> None:
-        """Draws of one's own, and not the peer's once more."""
+        """Use new draws instead of repeating the donor's."""
         self._draws = derive_generator(self.seed, f"gossip from update {replica.clock}", channel.rank)
 
     def state(self) -> dict[str, Any]:

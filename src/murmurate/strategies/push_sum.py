@@ -15,24 +15,23 @@ from murmurate.strategies.interface import Behaviour, MemberEvent, Strategy, mea
 from murmurate.topology import Topology, topology
 
 _TAG = "mass"
-_WORTH_SENDING = 0.1  # of an equal share: a message costs the same whatever weight it carries
+_LEAST_SHARE = 0.1  # of an equal share: a smaller one is not worth a message
 
 
 @dataclass
 class PushSum(Strategy):
-    """Keep a sum x and a weight w; every update send shares of both to the out-peers; live on z = x / w.
+    """Keep a sum x and a weight w; after every update send shares of both to the out-peers; train z = x / w.
 
-    Whatever the graph and the delays, the sums of x and of w over replicas and messages in flight stay
-    what they are, so no replica counts for more than another: what unweighted gossip gets wrong. An update
-    moves x by the optimizer's whole step, as in stochastic gradient push. Differs: SGP averages in rounds,
-    here nobody waits, so three things keep weights away from 0, where a step of the optimizer, which
-    moves z by 1 / w of itself, would be a leap. A peer that has published nothing since our last share gets
-    none: a member that stands still does not drain the others. A share leaves no less than
-    ``least_weight`` here. And what a peer's queue does not take stays here, as does what is for one that has
-    ended.
+    Whatever the graph and the delays, the totals of x and of w over replicas and messages in flight stay
+    constant, so no replica counts more than another: unweighted gossip does not guarantee that. An update
+    adds the optimizer's whole step to x, as in stochastic gradient push. Differs: SGP averages in rounds;
+    here no replica waits, so three rules keep weights away from 0, where an optimizer's step, which changes z
+    by 1 / w of itself, would be huge. A peer that has published nothing since its last share gets none, so a
+    stopped member does not drain the others. A share leaves at least ``least_weight`` here. And a share that
+    finds a peer's queue full, or a peer that has ended, stays here.
 
-    topology: whom to send to, over the living; time-varying graphs turn with the own sends.
-    least_weight: an equal share for each out-peer and one for us, but never less than this for us.
+    topology: the out-peers, among the living; time-varying graphs follow this member's own sends.
+    least_weight: shares are equal, with one for this member, but leave it no less than this.
     """
 
     topology: str = "exponential"
@@ -40,13 +39,13 @@ class PushSum(Strategy):
     least_weight: float = 0.5
 
     name: ClassVar[str] = "push-sum"
-    summary: ClassVar[str] = "update; send shares of sum and weight; live on their quotient"
+    summary: ClassVar[str] = "update; send shares of sum and weight; train their quotient"
     paper: ClassVar[str] = "Kempe et al. 2003; Assran et al. 2019 (SGP)"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.MAIL, Capability.REGISTER})
     behaviour: ClassVar[Behaviour] = Behaviour(
         carries="deltas",
         bounded_by="the receiver's own steps: one share of each sender in each",
-        on_death="its sum and weight are gone, and nothing else",
+        on_death="its sum and weight are lost, and nothing else",
         on_slow="it gets no second share before it has taken a step",
         on_join="begins with a living peer's vector and weight 1",
     )
@@ -56,13 +55,13 @@ class PushSum(Strategy):
     _weight: float = field(default=1.0, init=False, repr=False, compare=False)
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
     _agreed_at: int = field(default=0, init=False, repr=False, compare=False)
-    _shown: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _sent_version: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     _graph: Topology | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         require(self.period >= 1, f"period counts updates between sends and is at least 1, not {self.period}")
-        right = 0 < self.least_weight < 1
-        require(right, f"least_weight lies between 0 and 1, not at {self.least_weight}")
+        valid = 0 < self.least_weight < 1
+        require(valid, f"least_weight lies between 0 and 1, not at {self.least_weight}")
 
     def attach(self, replica: Replica, channel: Channel) -> None:
         self._graph, self._mail = topology(self.topology), CheckpointBarrier(_TAG)
@@ -91,21 +90,21 @@ class PushSum(Strategy):
         return Exchange(self._rounds, 1 + len(heard), replica.clock - self._agreed_at)
 
     def _send(self, turn: int, channel: Channel) -> None:
-        """A share of (x, w) for each out-peer that has stepped since the last one."""
-        shown = {peer: channel.version(peer) for peer in self._out_peers(turn, channel)}
-        peers = [peer for peer, version in shown.items() if version > self._shown.get(peer, -1)]
+        """Send a share of (x, w) to each out-peer that has published since its last one."""
+        published = {peer: channel.version(peer) for peer in self._out_peers(turn, channel)}
+        peers = [peer for peer, version in published.items() if version > self._sent_version.get(peer, -1)]
         if not peers:
             return
         equal = 1 / (1 + len(peers))
         share = min(equal, (1 - self.least_weight / self._weight) / len(peers))
-        if share < _WORTH_SENDING * equal:
+        if share < _LEAST_SHARE * equal:
             return
         part, weight = self._sum * share, self._weight * share
         for peer in peers:
             if channel.send(peer, _TAG, part, note=weight, deadline_seconds=0.0):
                 self._sum.sub_(part)
                 self._weight -= weight
-                self._shown[peer] = shown[peer]
+                self._sent_version[peer] = published[peer]
 
     def _out_peers(self, turn: int, channel: Channel) -> list[int]:
         if self._graph is None:
@@ -115,7 +114,7 @@ class PushSum(Strategy):
         return [partners[k] for k in self._graph.out_peers(position, len(partners), turn)]
 
     def _partners(self, channel: Channel) -> list[int]:
-        """The living but those who take no further part: what is sent to them nobody would take."""
+        """The living, without those that take no further part and would receive no share."""
         return [rank for rank in channel.living() if rank == channel.rank or not self._mail.has_ended(rank)]
 
     def _take(self, message: Message) -> None:
@@ -123,11 +122,11 @@ class PushSum(Strategy):
         self._weight += message.note
 
     def consensus(self, replica: Replica, channel: Channel) -> Tensor:
-        """The mean of what the living last published, each de-biased."""
+        """The mean of the de-biased vectors that the living last published."""
         return mean_of_published(replica, channel)
 
     def drain(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
-        """Nothing is in flight: the sums over what the replicas save are the sums over all there is."""
+        """Afterwards no share is in flight: the totals over what the replicas save are the whole totals."""
         peers = [j for j in channel.living() if j != channel.rank]
         marked = self._mail.send_markers(channel, number, peers, self._sum)
         drained = self._mail.drain(channel, number, peers, self._take, deadline_seconds)
@@ -136,12 +135,12 @@ class PushSum(Strategy):
         return marked and drained
 
     def joined(self, replica: Replica, channel: Channel) -> None:
-        """A part of the sum anew: the peer goes on with its own."""
+        """Start with weight 1: the donor keeps its own sum and weight."""
         self._sum.copy_(replica.params.detach())
         self._weight = 1.0
 
     def on_member(self, event: MemberEvent) -> None:
-        self._shown.pop(event.rank, None)  # who joins in its place publishes from version 1 again
+        self._sent_version.pop(event.rank, None)  # its replacement publishes from version 1 again
         self._mail.on_member(event)
 
     def state(self) -> dict[str, Any]:

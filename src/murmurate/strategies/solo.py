@@ -1,4 +1,4 @@
-"""No agreement: one replica, one optimizer. The baseline that every law compares with."""
+"""Solo: one replica, one optimizer, no exchange. The baseline of every law."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class Solo(Strategy):
     """Update."""
 
     name: ClassVar[str] = "solo"
-    summary: ClassVar[str] = "update; talk to nobody"
+    summary: ClassVar[str] = "update; no exchange"
     behaviour: ClassVar[Behaviour] = Behaviour(
         carries="nothing",
-        bounded_by="having no peer: 0",
+        bounded_by="no peers: 0",
         on_death="the run ends",
-        on_slow="there is nobody to wait for",
-        on_join="refused: one replica trains",
+        on_slow="there is no peer to wait for",
+        on_join="refused: only one replica trains",
     )
 
     def check(self, replicas: int, *, shrinks: float = 0.0) -> None:
         if replicas > 1:
             raise Refusal(
-                f"solo trains one replica and {replicas} were asked for. "
+                f"solo trains one replica, and the run has {replicas}. "
                 "Use --replicas 1, or let them agree: --strategy all-reduce."
             )
 

@@ -1,4 +1,4 @@
-"""Gossip in common rounds: everybody draws from one table, so everybody knows who sends to whom.
+"""Gossip in common rounds: all members draw the same table, so each knows which peers send to which.
 
 Jin, Algorithms 5 and 6 with synchronous rounds (Theorem 2).
 """
@@ -23,18 +23,18 @@ _TAG = "theta"
 
 @dataclass
 class SynchronousGossip(Strategy):
-    """Update; every ``period`` (tau) updates each draws one member and both ways the round is waited for.
+    """Update; every ``period`` (tau) updates each draws a peer, and waits for the round's messages.
 
-    direction: ``pull``: i mixes in the vector of the j it drew (eq. 3.10); ``push``: i sends its own to j,
-        which averages all it was sent (Algorithm 6).
-    mixing: beta; None is 0.5 for pull, while push then averages the own vector and the k received ones,
-        1/(1 + k) each, as Algorithm 6 does. A number for push mixes them in one after another by ascending
-        rank, theta_i <- (1 - beta) theta_i + beta theta_j.
+    direction: ``pull``: i mixes in the vector of the j that it drew (eq. 3.10); ``push``: i sends its vector
+        to j, which averages all that it received (Algorithm 6).
+    mixing: beta; None is 0.5 for pull; for push it averages the own vector and the k received ones, 1/(1 + k)
+        each, as Algorithm 6 does. A number for push mixes them in one after another by ascending rank,
+        theta_i <- (1 - beta) theta_i + beta theta_j.
     stale: exchange the vectors from before the update (section 3.6).
-    with_self: oneself may be drawn too, from all p members as in Theorem 2; a draw of oneself mixes nothing.
-    topology: among whom a member draws: ``complete`` is all, as in the paper; or, to pull, its in-peers and,
-        to push, its out-peers in ``ring``, ``exponential``, ..., of a time-varying graph those of the round.
-        Over all members, the dead too, as all must agree on the table.
+    with_self: a member may draw itself too, from all p members as in Theorem 2; then it mixes nothing.
+    topology: the peers that may be drawn: ``complete`` is all, as in the paper; or, to pull, the in-peers
+        and, to push, the out-peers in ``ring``, ``exponential``, ..., of a time-varying graph those of the
+        round. The graph contains dead members too, as all members must draw the same table.
     """
 
     direction: Literal["pull", "push"] = "pull"
@@ -54,7 +54,7 @@ class SynchronousGossip(Strategy):
     behaviour: ClassVar[Behaviour] = Behaviour(
         carries="state",
         bounded_by="the round: 0",
-        on_death="who drew it mixes nothing in that round",
+        on_death="members that drew it mix nothing in that round",
         on_slow="waited for up to a deadline; then it is replaced (launcher local) or the run stops",
         on_join="takes part from the next common round on, with a living peer's state",
     )
@@ -65,14 +65,14 @@ class SynchronousGossip(Strategy):
 
     def __post_init__(self) -> None:
         require(self.direction in ("pull", "push"), f"direction is pull or push, not {self.direction}")
-        right = self.mixing is None or 0 <= self.mixing <= 1
-        require(right, f"mixing is a weight from 0 to 1, not {self.mixing}")
+        valid = self.mixing is None or 0 <= self.mixing <= 1
+        require(valid, f"mixing is a weight from 0 to 1, not {self.mixing}")
         require(
             self.period >= 1, f"period counts updates between rounds and is at least 1, not {self.period}"
         )
 
     def attach(self, replica: Replica, channel: Channel) -> None:
-        topology(self.topology)  # a wrong name is refused here, and not in the first round
+        topology(self.topology)  # refuses an unknown name here, before the first round
 
     def step(self, replica: Replica, channel: Channel) -> Exchange:
         due = (replica.clock + 1) % self.period == 0
@@ -85,7 +85,7 @@ class SynchronousGossip(Strategy):
         return Exchange(self._rounds, heard, replica.clock % self.period)
 
     def drawn(self, size: int, number: int) -> list[int]:
-        """Whom each of ``size`` members drew in round ``number``; the same for everybody who asks."""
+        """The peers that each of ``size`` members drew in round ``number``; the same on all members."""
         draws = derive_generator(self.seed, f"gossip round {number}")
         if self.topology != "complete":
             graph = topology(self.topology)
@@ -103,12 +103,12 @@ class SynchronousGossip(Strategy):
     def _round(self, replica: Replica, channel: Channel) -> int:
         self._rounds += 1
         pairs = [(i, j) for i, j in enumerate(self.drawn(channel.size, self._rounds)) if i != j]
-        arrows = pairs if self.direction == "push" else [(j, i) for i, j in pairs]
+        transfers = pairs if self.direction == "push" else [(j, i) for i, j in pairs]
         x = replica.params.detach()
-        for sender, to in arrows:
+        for sender, to in transfers:
             if sender == channel.rank:
                 self._send(to, x, channel)
-        senders = sorted(sender for sender, to in arrows if to == channel.rank)
+        senders = sorted(sender for sender, to in transfers if to == channel.rank)
         messages = self._await(senders, channel)
         weight = 0.5 if self.mixing is None and self.direction == "pull" else self.mixing
         for count, message in enumerate(messages, start=1):
@@ -120,33 +120,33 @@ class SynchronousGossip(Strategy):
         if not sent and to in channel.living():
             raise FabricError(
                 f"rank {channel.rank} could not send to rank {to} in gossip round {self._rounds}: its queue "
-                f"stayed full for {self.deadline_seconds:g} s. It lives but does not read: look at its log."
+                f"stayed full for {self.deadline_seconds:g} s. It is alive but not reading: look at its log."
             )
 
     def _await(self, senders: Sequence[int], channel: Channel) -> list[Message]:
-        """This round's messages in the order of their senders; the dead are not waited for."""
-        found = {x.sender: x for x in self._early if x.note == self._rounds}
+        """This round's messages in the order of their senders; dead ones are not waited for."""
+        received = {x.sender: x for x in self._early if x.note == self._rounds}
         self._early = [x for x in self._early if x.note > self._rounds]
-        silent = 0.0
-        while missing := [j for j in senders if j not in found]:
+        waited_seconds = 0.0
+        while missing := [j for j in senders if j not in received]:
             message = channel.wait(_TAG, 0.05)
             if message is None:
-                # looked at in this order: what the dead still sent has arrived by then
+                # deaths first: then all that the dead have sent has arrived
                 dead = [j for j in missing if j not in channel.living()]
                 message = channel.receive(_TAG)
                 if message is None:
                     senders = [j for j in senders if j not in dead]
-                    silent += 0.05
+                    waited_seconds += 0.05
             if message is not None and message.note == self._rounds:
-                found[message.sender] = message
+                received[message.sender] = message
             elif message is not None and message.note > self._rounds:
                 self._early.append(message)
-            if silent > self.deadline_seconds:
+            if waited_seconds > self.deadline_seconds:
                 raise FabricError(
                     f"rank {channel.rank} waited {self.deadline_seconds:g} s for rank(s) {missing} in round "
-                    f"{self._rounds} of gossip. They live but do not answer: look at their logs."
+                    f"{self._rounds} of gossip. They are alive but silent: look at their logs."
                 )
-        return [found[j] for j in senders if j in found]
+        return [received[j] for j in senders if j in received]
 
     def consensus(self, replica: Replica, channel: Channel) -> Tensor:
         mean = replica.params.detach().clone()

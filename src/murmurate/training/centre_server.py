@@ -41,7 +41,7 @@ class CentreServer:
         self.recorder = Recorder(
             context.folder / "metrics.jsonl", None, context.started_at, offset_seconds=context.offset_seconds
         )
-        self.timer = StepTimer(lambda: self.recorder.seconds, list(self.replicator.bonds.values()))
+        self.timer = StepTimer(lambda: self.recorder.seconds, list(self.replicator.bound_replicas.values()))
         self._last_record = time.monotonic()
         self._warned = False
         self.saved_request = 0
@@ -67,8 +67,8 @@ class CentreServer:
         self.replicator.drain(FINAL_REQUEST, DRAIN_SECONDS)
         self.replicator.publish()
         learned = any(run_state.clock(rank) for rank in range(self.run.replicas))
-        if learned and (words := self.replicator.untouched):
-            self.recorder.event("warning", words, member=self.context.rank)
+        if learned and (message := self.replicator.no_update_warning):
+            self.recorder.event("warning", message, member=self.context.rank)
         run_state.finished(self.context.rank)
         write_part(staging(self.context.folder, FINAL), self.context.rank, self._state())
         run_state.saved(self.context.rank, FINAL_REQUEST)
@@ -94,9 +94,9 @@ class CentreServer:
         if now - self._last_record < self.run.record_every_seconds and not last:
             return
         self._last_record = now
-        if not self._warned and (words := self.replicator.refused_all):
+        if not self._warned and (message := self.replicator.all_refused_warning):
             self._warned = True
-            self.recorder.event("warning", words, member=self.context.rank)
+            self.recorder.event("warning", message, member=self.context.rank)
         self.recorder.record(
             {
                 "kind": "centre",

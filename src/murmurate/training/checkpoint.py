@@ -45,8 +45,8 @@ def write_part(
     """
     try:
         staging.mkdir(parents=True, exist_ok=True)
-        for name, held in (replays or {}).items():
-            _write(staging, _replay_stem(name, rank), held)
+        for name, replay in (replays or {}).items():
+            _write(staging, _replay_stem(name, rank), replay)
         _write(staging, f"replica-{rank}", state)
     except (OSError, SafetensorError) as error:
         raise disk_failure(staging, error) from error
@@ -141,9 +141,9 @@ def _same_file(one: Path, other: Path) -> bool:
 
 
 def keep_as_best(folder: Path) -> None:
-    """Copy ``last`` to ``best``; a crash leaves the old one or the new one (see ``mend``)."""
+    """Copy ``last`` to ``best``; a crash leaves the old one or the new one (see ``restore_best``)."""
     fresh, best, old = folder / ".best", folder / "best", folder / ".old-best"
-    mend(folder)
+    restore_best(folder)
     try:
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.copytree(folder / "last", fresh, ignore=shutil.ignore_patterns("replay*"))
@@ -161,7 +161,7 @@ def keep_as_best(folder: Path) -> None:
         raise disk_failure(folder, error) from error
 
 
-def mend(folder: Path) -> None:
+def restore_best(folder: Path) -> None:
     """Restore the best checkpoint if a crash interrupted its replacement."""
     best, old = folder / "best", folder / ".old-best"
     if best.exists():
@@ -181,18 +181,19 @@ def newest(folder: Path) -> Path:
         candidate = folder / name
         problem = damage(candidate)
         if problem is None:
-            for found in problems:
-                warnings.warn(f"{found} Going on from {candidate} instead.", stacklevel=2)
+            for former in problems:
+                warnings.warn(f"{former} Going on from {candidate} instead.", stacklevel=2)
             return candidate
         problems.append(problem)
     for name in ("last", "previous"):
         candidate = folder / name
         if damage(candidate, replays=False) is None:
             _set_replays_aside(candidate)
-            words = (
-                f"{problems[0]} Going on from {candidate} with empty replays; what is left of them lies in"
+            warnings.warn(
+                f"{problems[0]} Going on from {candidate} with empty replays; the rest of them is kept there "
+                "in damaged-*.safetensors.",
+                stacklevel=2,
             )
-            warnings.warn(f"{words} damaged-*.safetensors there.", stacklevel=2)
             return candidate
     raise Refusal(f"{problems[0]} There is no other to fall back to: start again with murmurate train.")
 
@@ -205,7 +206,7 @@ def _set_replays_aside(checkpoint: Path) -> None:
         path.rename(path.with_name(f"damaged-{path.name}"))
 
 
-def reject(checkpoint: Path) -> None:
+def set_aside(checkpoint: Path) -> None:
     """Rename a damaged checkpoint's ``state.json`` to ``damaged-state.json``, so that the next checkpoint
     links nothing from it."""
     if (checkpoint / "state.json").exists():
@@ -249,12 +250,12 @@ def read_part(checkpoint: Path, rank: int) -> dict[str, Any]:
 
 
 def read_replays(checkpoint: Path, rank: int) -> dict[str, dict[str, Any]]:
-    """What one replica's replays held, by name. Raises Refusal if one is unreadable."""
-    found = {}
+    """The states of one replica's replays, by name. Raises Refusal if one is unreadable."""
+    replays = {}
     for path in sorted(checkpoint.glob(f"replay*-{rank}.safetensors")):
         if (match := _REPLAY_STEM.fullmatch(path.stem)) and int(match["rank"]) == rank:
-            found[match["name"] or "replay"] = _read(path)
-    return found
+            replays[match["name"] or "replay"] = _read(path)
+    return replays
 
 
 def _replay_stem(name: str, rank: int) -> str:
@@ -284,7 +285,7 @@ def env_steps(checkpoint: Path, rank: int) -> int:
 
 
 def updates(checkpoint: Path, rank: int) -> int:
-    """Its own updates, likewise."""
+    """Updates of one replica when it wrote its part, likewise."""
     return int(_read_plain(checkpoint / f"replica-{rank}.safetensors")["d"]["updates"]["v"])
 
 

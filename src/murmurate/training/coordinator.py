@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from murmurate.errors import RunFailed
 from murmurate.fabric.processes.run_state import RunState
@@ -30,12 +30,21 @@ _CHECKPOINT_DEADLINE_SECONDS = 60.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class SecondInterrupt(Exception):
+class SecondInterrupt(KeyboardInterrupt):
     """A second Ctrl-C or SIGTERM: stop at once."""
 
 
+class Interruptible(Protocol):
+    """What a signal stops: a coordinator, or a simulation's monitor."""
+
+    interrupted: bool
+    signal: int
+
+    def stop(self, why: str) -> None: ...
+
+
 class Coordinator:
-    """Follows one run through its run state and its ``metrics.jsonl``."""
+    """The coordinator of one run, which it observes in its run state and its ``metrics.jsonl``."""
 
     def __init__(
         self, run: Run, folder: Path, run_state: RunState, started_at: float, resume: Resume | None = None
@@ -74,7 +83,7 @@ class Coordinator:
         self._requested_at = 0.0
         self._next_at = self._after(run_state.total_env_steps())
         self._clear_staging()
-        checkpoint.mend(self.checkpoints)
+        checkpoint.restore_best(self.checkpoints)
         if (skipped := run.world.skipped()) is not None:
             self.event("skipped", skipped[0], causes=skipped[1])
         if resume is not None:
@@ -120,32 +129,32 @@ class Coordinator:
         if rank in self.dead:
             if self.run_state.is_alive(rank):  # it was about to join again
                 self.run_state.mark_dead(rank)
-            self.event("died", f"{self.name(rank)} did not come in ({how})", member=rank, **more)
+            self.event("died", f"{self.name(rank)} could not join ({how})", member=rank, **more)
             return
         self.run_state.mark_dead(rank)
         self.dead.append(rank)
         left = [other for other in self.run_state.living() if other < self.run.replicas]
         goes_on = f"{len(left)} go on" if rank < self.run.replicas else "the run stops"
-        words = f"{self.name(rank)} died ({how}); {goes_on}"
-        self.event("died", words, member=rank, epoch=self.run_state.epoch, **more)
+        message = f"{self.name(rank)} died ({how}); {goes_on}"
+        self.event("died", message, member=rank, epoch=self.run_state.epoch, **more)
         if rank >= self.run.replicas:
             raise RunFailed(
-                f"the centre died ({how}), and with it what only it knew. The last checkpoint is kept; "
-                f"go on from it: murmurate resume {self.folder}"
+                f"the centre died ({how}), and with it its state. The last checkpoint is kept; go on "
+                f"from it: murmurate resume {self.folder}"
             )
 
     def failed(self, rank: int, error: str) -> RunFailed:
         """The exception to raise for a worker whose ``error`` ends the run; also recorded as an event."""
-        words = f"{self.name(rank)}: {error}"
-        self.event("died", words, member=rank, error=error)
-        return RunFailed(words)
+        message = f"{self.name(rank)}: {error}"
+        self.event("died", message, member=rank, error=error)
+        return RunFailed(message)
 
     def joined(self, rank: int, donor: int) -> None:
         """A replica that had died is in the run again."""
         self.run_state.joined(rank)
         self.dead.remove(rank)
-        words = f"replica {rank} is back, with the state of replica {donor}"
-        self.event("joined", words, member=rank, epoch=self.run_state.epoch)
+        message = f"replica {rank} is back, with the state of replica {donor}"
+        self.event("joined", message, member=rank, epoch=self.run_state.epoch)
 
     def name(self, rank: int) -> str:
         return f"replica {rank}" if rank < self.run.replicas else "the centre"
@@ -203,11 +212,10 @@ class Coordinator:
         """
         if self._pending and (late := self.run_state.skipped_by(self._pending)):
             self.skipped += 1
-            who = " and ".join(self.name(rank) for rank in late)
-            words = (
-                f"checkpoint {self._pending} is skipped: deltas on their way to {who} did not arrive in time"
-            )
-            self.event("checkpoint skipped", words, member=late[0])
+            names = " and ".join(self.name(rank) for rank in late)
+            cause = f"deltas on their way to {names} did not arrive in time"
+            message = f"checkpoint {self._pending} is skipped: {cause}"
+            self.event("checkpoint skipped", message, member=late[0])
             self._pending = 0
         if (
             self._pending
@@ -288,33 +296,31 @@ class Coordinator:
 
 
 @contextmanager
-def signals(coordinator: Coordinator) -> Iterator[None]:
-    """Ctrl-C or SIGTERM once: save and stop. Twice: stop (raises SecondInterrupt).
+def signals(coordinator: Interruptible, *, all_saved: bool = False) -> Iterator[None]:
+    """Ctrl-C or SIGTERM once: save and stop. Twice, or once if ``all_saved``: stop (raises SecondInterrupt).
 
     After this context, also after an exception, a signal only sets ``interrupted``: see ``signals_restored``.
     """
 
     def handle(number: int) -> None:
-        if coordinator.interrupted:
-            raise SecondInterrupt(f"{signal.Signals(number).name} came twice; nothing more was saved")
+        name, again = signal.Signals(number).name, coordinator.interrupted
         coordinator.interrupted, coordinator.signal = True, number
-        coordinator.stop(f"{signal.Signals(number).name}; once more stops without saving")
+        if all_saved:
+            raise SecondInterrupt(f"{name} came after the last checkpoint")
+        if again:
+            raise SecondInterrupt(f"{name} came twice; nothing more was saved")
+        coordinator.stop(f"{name}; once more stops without saving")
 
-    yield from _handled(handle, coordinator)
-
-
-@contextmanager
-def all_is_saved(coordinator: Coordinator) -> Iterator[None]:
-    """Ctrl-C or SIGTERM raises SecondInterrupt at once: there is nothing left to save.
-
-    After this context a signal only sets ``interrupted``, as after ``signals``.
-    """
-
-    def handle(number: int) -> None:
+    def note(number: int) -> None:
+        if coordinator.interrupted and number == signal.SIGINT:
+            raise KeyboardInterrupt  # the user does not wait for the cleanup
         coordinator.interrupted, coordinator.signal = True, number
-        raise SecondInterrupt(f"{signal.Signals(number).name} came after the last checkpoint")
 
-    yield from _handled(handle, coordinator)
+    _install(handle)
+    try:
+        yield
+    finally:
+        _install(note)
 
 
 @contextmanager
@@ -332,22 +338,10 @@ def signals_restored() -> Iterator[None]:
                 signal.signal(number, former or signal.SIG_DFL)
 
 
-def _handled(handle: Callable[[int], None], coordinator: Coordinator) -> Iterator[None]:
-    def note(number: int) -> None:
-        if coordinator.interrupted and number == signal.SIGINT:
-            raise KeyboardInterrupt  # the cleanup takes too long for the user
-        coordinator.interrupted, coordinator.signal = True, number
-
-    _install(handle)
-    try:
-        yield
-    finally:
-        _install(note)
-
-
 def _install(handle: Callable[[int], None]) -> None:
     def handler(number: int, frame: FrameType | None) -> None:
         handle(number)
 
-    for number in _SIGNALS:
-        signal.signal(number, handler)
+    with contextlib.suppress(ValueError):  # not in the main thread, which handles signals
+        for number in _SIGNALS:
+            signal.signal(number, handler)

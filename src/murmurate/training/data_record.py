@@ -61,8 +61,8 @@ def refuse_missing(world: World) -> None:
         if isinstance(place, str) and place and name != "cache" and not Path(place).exists():
             option = name.replace("_", "-")
             raise Refusal(
-                f"There is no {place}, with which the run was fitted. Say where it is now: murmurate resume "
-                f"DIR --world.{option} NEW."
+                f"There is no {place}, with which the run was fitted. Give its present path: murmurate "
+                f"resume DIR --world.{option} NEW."
             )
 
 

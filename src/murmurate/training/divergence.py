@@ -15,6 +15,12 @@ from murmurate.fabric.interface import Capability, Channel, Fabric
 from murmurate.replica.vector import Replica
 
 
+def relative_spread(x: Tensor) -> float:
+    """The disagreement of the rows of ``x`` [n, N]: sqrt(mean_i ||x_i - mean||^2) / ||mean||."""
+    mean = x.mean(0)
+    return float((x - mean).square().sum(1).mean().sqrt() / mean.norm().clamp_min(1e-30))
+
+
 class Probe:
     """Compares one replica with its peers: [2N], parameters and gradient, through a channel.
 

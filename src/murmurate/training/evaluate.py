@@ -104,7 +104,7 @@ def film(run: Run, where: Path, seed: int | None = None) -> Frames | None:
     torch.set_num_threads(run.placement.threads)
     chosen = derive_seed(run.seed, "film") if seed is None else seed
     context = EvalContext(run.world, run_folder(where), chosen)
-    frames: Frames | None = run.evaluation.film(load_agent(run, where), context)
+    frames: Frames | None = run.evaluation.video(load_agent(run, where), context)
     return frames
 
 

@@ -59,9 +59,9 @@ class TrainingLoop:
             context.started_at,
             offset_seconds=context.offset_seconds,
         )
-        bonds = list(self.replicator.bonds.values())
+        bound_replicas = list(self.replicator.bound_replicas.values())
         others = [self.barrier, *(probe.channel for probe in self.probes)]
-        self.timer = StepTimer(lambda: self.recorder.seconds, bonds, others)
+        self.timer = StepTimer(lambda: self.recorder.seconds, bound_replicas, others)
         self.env_steps = 0
         self.batches = 0
         self.updates = 0
@@ -89,7 +89,7 @@ class TrainingLoop:
             self.replicator.resumed()
             self.barrier.gather(torch.zeros(4, dtype=torch.float64))
             if not own:
-                self.replicator.entered()
+                self.replicator.rejoined()
         if context.joins and self.state_transfer is not None:
             self._join(self.state_transfer)
 
@@ -113,8 +113,8 @@ class TrainingLoop:
                 self._count(batch)
                 self._probe(before)
                 self._record(outcome)
-                for kind, words in self.source.events():
-                    self.recorder.event(kind, words, member=self.context.rank)
+                for kind, message in self.source.events():
+                    self.recorder.event(kind, message, member=self.context.rank)
                 self.context.between()
                 if self._round_ended():
                     requests = self._agree_on_requests()
@@ -169,7 +169,7 @@ class TrainingLoop:
         elapsed = now - self._last_record
         if elapsed < self.run.record_every_seconds and not force:
             return
-        bonds = list(self.replicator.bonds.values())
+        bound_replicas = list(self.replicator.bound_replicas.values())
         self.recorder.record(
             {
                 "env_steps": self.env_steps,
@@ -179,10 +179,10 @@ class TrainingLoop:
                 "return_mean": sum(self.returns) / len(self.returns) if self.returns else None,
                 "episode_returns": self.unreported,
                 **outcome.read_metrics(),
-                "staleness": max(b.last.staleness for b in bonds),
-                "staleness_max": max(b.staleness_max for b in bonds),
-                "heard": bonds[0].last.heard,
-                "rounds": bonds[0].last.round,
+                "staleness": max(b.last.staleness for b in bound_replicas),
+                "staleness_max": max(b.staleness_max for b in bound_replicas),
+                "heard": bound_replicas[0].last.heard,
+                "rounds": bound_replicas[0].last.round,
                 "waiting_seconds": self.replicator.waiting_seconds,
                 "bytes_exchanged": self.replicator.bytes_exchanged,
                 "refused": self.replicator.refused,
@@ -211,7 +211,7 @@ class TrainingLoop:
             if self.state_transfer is not None:
                 self.state_transfer.serve_request(self._state_to_transfer)
             return stop, requested, run_state.total_env_steps()
-        own = torch.tensor([stop, requested, self.env_steps, run_state.hand_over], dtype=torch.float64)
+        own = torch.tensor([stop, requested, self.env_steps, run_state.transfer_request], dtype=torch.float64)
         answers = self.barrier.gather(own)
         absent = [rank for rank in range(run_state.size) if rank not in answers]
         total = sum(int(a[2]) for a in answers.values()) + sum(run_state.env_steps(r) for r in absent)
@@ -220,13 +220,13 @@ class TrainingLoop:
             min(int(a[1]) for a in answers.values()),
             total,
         )
-        hand_over = min(int(a[3]) for a in answers.values())
+        transfer = min(int(a[3]) for a in answers.values())
         if (
             self.state_transfer is not None
             and requests[1] <= self.saved_request
             and not self._is_over(requests)
         ):
-            self.state_transfer.admit_together(hand_over, self._meet_at_barrier, self._state_to_transfer)
+            self.state_transfer.admit_together(transfer, self._meet_at_barrier, self._state_to_transfer)
         return requests
 
     def _meet_at_barrier(self) -> list[int]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from torch import Tensor
 
 from murmurate.datasets.interface import DataSet
+from murmurate.errors import Refusal
 from murmurate.fabric.interface import Channel, Fabric
 from murmurate.fabric.simulated.fabric import SimulatedFabric
 from murmurate.replicator.collectives import Group
@@ -44,12 +45,22 @@ def build_learner(
 
 def learner_of(run: Run, rank: int, replicator: Replicator) -> Any:
     """As ``build_learner``, with collectives among the replicas where they wait for one another."""
-    fabric = replicator.fabric
+    open_group = group_opener(run, replicator.fabric, range(run.replicas))
+    return build_learner(run, rank, replicator.replicate, open_group)
 
-    def group() -> Group:
-        return Group(TensorExchange(fabric, range(run.replicas)))
 
-    return build_learner(run, rank, replicator.replicate, group if run.strategy.common_rounds else None)
+def group_opener(run: Run, fabric: Fabric, members: Sequence[int]) -> Callable[[], Group]:
+    """``Context.open_group`` for these members of the fabric."""
+
+    def open_group() -> Group:
+        if not run.strategy.common_rounds:
+            raise Refusal(
+                "this learner needs collectives among its replicas, and they do not wait for one another "
+                "under this strategy. Use --strategy all-reduce or local-sgd."
+            )
+        return Group(TensorExchange(fabric, members))
+
+    return open_group
 
 
 def open_only_source(run: Run, learner: Any) -> Source:

@@ -1,8 +1,8 @@
-"""State transfer: a member that was started again joins with the state of a living peer.
+"""State transfer: a restarted member joins with the state of a living peer.
 
-The launcher requests a state transfer in the run state (``HandOver``): from a donor to a joiner. The donor
-writes its state between two of its steps; the joiner, already built, waits for it and loads it. Members with
-common rounds all admit the joiner at the same round; the others when they see that it has entered.
+The launcher requests a transfer from a donor to a joiner in the run state (``TransferRequest``). The donor
+writes its state between two of its steps; the joiner, already constructed, waits for it and loads it. Members
+with common rounds all admit the joiner at the same round; the others when they see that it has entered.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from murmurate.fabric.interface import Capability
 from murmurate.fabric.processes.membership import Membership
-from murmurate.fabric.processes.run_state import HandOver
+from murmurate.fabric.processes.run_state import TransferRequest
 from murmurate.replica.optimizer_state import entries
 from murmurate.replicator.replicator import BoundReplica, Replicator
 from murmurate.training.checkpoint import read_part, write_part
@@ -33,13 +33,13 @@ class JoinCancelled(Exception):
 
 
 class Admission(Protocol):
-    """A fabric that admits members that were started again (see ``ProcessFabric``)."""
+    """A fabric that admits restarted members (see ``ProcessFabric``)."""
 
     membership: Membership
 
     def admit(self, rank: int, incarnation: int) -> None: ...
-    def place(self, partners: Sequence[int]) -> dict[str, Any]: ...
-    def enter(self, place: dict[str, Any]) -> None: ...
+    def position(self, partners: Sequence[int]) -> dict[str, Any]: ...
+    def enter(self, position: dict[str, Any]) -> None: ...
 
 
 class StateTransfer:
@@ -49,7 +49,7 @@ class StateTransfer:
         self.admission, self.replicator, self.folder = admission, replicator, folder
         self.membership, self.run_state = admission.membership, admission.membership.run_state
         self.rank = self.membership.rank
-        self.handed = 0  # the newest hand-over already served, packed
+        self.served = 0  # the newest request already served, packed
 
     def admit_joined(self) -> None:
         """Between two steps of members without common rounds: admit those that have entered."""
@@ -64,21 +64,21 @@ class StateTransfer:
         Raises RunFailed when the disk is full.
         """
         self.admit_joined()
-        if self.run_state.hand_over > self.handed:
-            self.handed = self.run_state.hand_over
-            request = HandOver.unpack(self.handed)
+        if self.run_state.transfer_request > self.served:
+            self.served = self.run_state.transfer_request
+            request = TransferRequest.unpack(self.served)
             if request.donor == self.rank:
                 self._send(request, read_state(), self.membership.living())
 
     def admit_together(
-        self, hand_over: int, barrier: Callable[[], Sequence[int]], read_state: Callable[[], dict[str, Any]]
+        self, packed: int, barrier: Callable[[], Sequence[int]], read_state: Callable[[], dict[str, Any]]
     ) -> None:
-        """Called by all members between the same two rounds, with the same ``hand_over``: the joiner takes
+        """Called by all members between the same two rounds, with the same packed request: the joiner takes
         part from the next round on. ``barrier`` is one more round; it returns the ranks that took part."""
-        if hand_over <= self.handed:
+        if packed <= self.served:
             return
-        self.handed = hand_over
-        request = HandOver.unpack(hand_over)
+        self.served = packed
+        request = TransferRequest.unpack(packed)
         # after this barrier the joiner's former incarnation cannot take part in any round
         partners = barrier()
         if request.donor == self.rank:
@@ -86,10 +86,10 @@ class StateTransfer:
         self.admission.admit(request.joiner, request.incarnation)
         self.replicator.joined(request.joiner)
 
-    def _send(self, request: HandOver, transferred: dict[str, Any], partners: Sequence[int]) -> None:
+    def _send(self, request: TransferRequest, transferred: dict[str, Any], partners: Sequence[int]) -> None:
         folder = _folder_of(self.folder, request.number)
-        write_part(folder, self.rank, transferred | {"place": self.admission.place(partners)})
-        self.run_state.gave(self.rank, request.number)
+        write_part(folder, self.rank, transferred | {"position": self.admission.position(partners)})
+        self.run_state.transferred(self.rank, request.number)
 
     def receive(self) -> dict[str, Any]:
         """Report that this joiner is ready, and wait for the state of a donor.
@@ -101,11 +101,11 @@ class StateTransfer:
         me = self.rank, self.run_state.incarnation(self.rank)
         while not self.run_state.stop_requested:
             self.run_state.heartbeat(self.rank)
-            request = HandOver.unpack(self.run_state.hand_over)
-            if (request.joiner, request.incarnation) == me and self.run_state.has_given(
+            request = TransferRequest.unpack(self.run_state.transfer_request)
+            if (request.joiner, request.incarnation) == me and self.run_state.has_transferred(
                 request.donor, request.number
             ):
-                self.handed = request.packed()
+                self.served = request.packed()
                 folder = _folder_of(self.folder, request.number)
                 transferred = read_part(folder, request.donor)
                 shutil.rmtree(folder, ignore_errors=True)
@@ -115,16 +115,16 @@ class StateTransfer:
 
     def complete(self, transferred: dict[str, Any]) -> None:
         """After the transferred state is loaded: take part from now on, and publish the parameters."""
-        self.admission.enter(transferred["place"])
-        self.replicator.entered()
+        self.admission.enter(transferred["position"])
+        self.replicator.rejoined()
         self.replicator.publish()
         self.run_state.saved(self.rank, int(transferred["answered"]))
         self.run_state.enter(self.rank)
 
 
 def _folder_of(folder: Path, number: int) -> Path:
-    """The folder through which hand-over ``number`` transfers its state."""
-    return folder / "checkpoints" / f".staging-hand-over-{number}"
+    """The folder through which transfer ``number`` passes the state."""
+    return folder / "checkpoints" / f".staging-transfer-{number}"
 
 
 def adopted(replicator: Replicator, peer_state: dict[str, Any]) -> dict[str, Any]:
@@ -136,11 +136,11 @@ def adopted(replicator: Replicator, peer_state: dict[str, Any]) -> dict[str, Any
     """
     if Capability.SHARED_MEMORY not in replicator.strategy.needs:
         return peer_state
-    return {name: _keep_shared(bond, peer_state[name]) for name, bond in replicator.bonds.items()}
+    return {name: _keep_shared(bound, peer_state[name]) for name, bound in replicator.bound_replicas.items()}
 
 
-def _keep_shared(bond: BoundReplica, peer_state: dict[str, Any]) -> dict[str, Any]:
-    replica = bond.replica
+def _keep_shared(bound: BoundReplica, peer_state: dict[str, Any]) -> dict[str, Any]:
+    replica = bound.replica
     present = {
         f"{index}.{key}": value
         for index, (_, memory) in enumerate(entries(replica.optimizer))
@@ -148,10 +148,9 @@ def _keep_shared(bond: BoundReplica, peer_state: dict[str, Any]) -> dict[str, An
     }
     kept = {
         "params": None,
-        # before the first step moments exist only where they are shared; all zeros mean a node that starts
-        # afresh
+        # before the first step moments exist only where they are shared; all zeros mean a restarted node
         "optimizer": present if any(map(_is_set, present.values())) else peer_state["replica"]["optimizer"],
-        "clock": int(peer_state["strategy"]["clocks"][bond.channel.rank]),
+        "clock": int(peer_state["strategy"]["clocks"][bound.channel.rank]),
     }
     return {**peer_state, "replica": {**peer_state["replica"], **kept}}
 

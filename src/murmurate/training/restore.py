@@ -43,7 +43,7 @@ def load_agent(run: Run, folder: Path) -> Any:
 
 
 def run_folder(checkpoint_folder: Path) -> Path:
-    """The run folder that a checkpoint folder lies in."""
+    """The run folder of a checkpoint folder."""
     return checkpoint_folder.absolute().parents[1]
 
 

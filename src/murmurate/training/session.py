@@ -15,14 +15,13 @@ from murmurate.fabric.interface import Capability, Fabric
 from murmurate.fabric.processes.shared_memory import refuse_if_small
 from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
 from murmurate.record.reader import truncate_after
-from murmurate.replicator.collectives import Group
-from murmurate.replicator.gather import TensorExchange
 from murmurate.replicator.learner import Context, Learner
 from murmurate.replicator.replicator import Replicator, check_capabilities
 from murmurate.training import checkpoint
-from murmurate.training.coordinator import Coordinator, SecondInterrupt, all_is_saved, signals_restored
+from murmurate.training.coordinator import Coordinator, SecondInterrupt, signals, signals_restored
 from murmurate.training.data_record import check_data, record_data, refuse_missing, without_places
 from murmurate.training.launcher import Launcher, Ranks
+from murmurate.training.members import group_opener
 from murmurate.training.restore import learners
 from murmurate.training.run import Run
 from murmurate.training.run_folder import claim, held, plain, unclaim, write_run
@@ -132,15 +131,15 @@ def resume(
     if ranks is not None and not ranks.leads:
         return Finish(ranks.follow(read), None)
     with contextlib.nullcontext() if ranks is None else _refuse_all_ranks(ranks):
-        found = checkpoint.newest(folder / "checkpoints")
+        newest = checkpoint.newest(folder / "checkpoints")
         with held(folder):
-            return _continue(run, stored, folder, found, launcher)
+            return _continue(run, stored, folder, newest, launcher)
 
 
-def _continue(run: Run, stored: Run, folder: Path, found: Path, launcher: Launcher) -> Finish:
+def _continue(run: Run, stored: Run, folder: Path, newest: Path, launcher: Launcher) -> Finish:
     check_data(folder, run.world)
-    manifest = checkpoint.read_manifest(found)
-    saved = checkpoint.parts(found)
+    manifest = checkpoint.read_manifest(newest)
+    saved = checkpoint.parts(newest)
     if run.replicas != int(manifest["replicas"]):
         raise Refusal(f"{folder} was made with {manifest['replicas']} replicas; resume with the same number.")
     # a replica that had died resumes from a living one's part
@@ -148,7 +147,7 @@ def _continue(run: Run, stored: Run, folder: Path, found: Path, launcher: Launch
     parts = {rank: rank if rank in saved else learned[rank % len(learned)] for rank in range(run.replicas)}
     if run.strategy.centre:
         parts[run.replicas] = run.replicas
-    _check_fits(run, found, saved)
+    _check_fits(run, newest, saved)
     movable = {f.name: getattr(stored, f.name) for f in dataclasses.fields(run) if f.metadata.get("movable")}
     before, now = plain(without_places(stored)), plain(without_places(dataclasses.replace(run, **movable)))
     fixed = [name for name, value in now.items() if value != before[name]]
@@ -159,19 +158,19 @@ def _continue(run: Run, stored: Run, folder: Path, found: Path, launcher: Launch
         )
     if run != stored:
         write_run(folder, run)
-    record_data(folder, run.world)  # if somebody has deleted what the run knew of it
-    if found.name != "last":
-        checkpoint.reject(found.with_name("last"))
+    record_data(folder, run.world)  # again, if the record was deleted
+    if newest.name != "last":
+        checkpoint.set_aside(newest.with_name("last"))
     # each replica saved at a moment of its own, and the checkpoint was complete some time after that
-    counts = {rank: checkpoint.env_steps(found, rank) for rank in saved}
-    clocks = {rank: checkpoint.updates(found, rank) for rank in learned}
+    counts = {rank: checkpoint.env_steps(newest, rank) for rank in saved}
+    clocks = {rank: checkpoint.updates(newest, rank) for rank in learned}
     seconds = float(manifest["seconds"])
     truncate_after(folder / "metrics.jsonl", env_steps=counts, updates=clocks, time_seconds=seconds)
-    return _carry_out(run, folder, launcher, Resume(found.resolve(), parts, manifest, seconds))
+    return _carry_out(run, folder, launcher, Resume(newest.resolve(), parts, manifest, seconds))
 
 
 def preflight(run: Run, launcher: Launcher) -> None:
-    """Raise Refusal for whatever is certain to fail, before anything is changed."""
+    """Raise Refusal for every failure that can be foreseen, before anything is changed."""
     run.validate()
     launcher.check(run)
     offered = launcher.capabilities(run)
@@ -224,8 +223,9 @@ def _build_once(run: Run) -> Learner:
 
     def build(fabric: Fabric) -> Learner:
         replicator = Replicator(run.strategy, fabric)
-        group = (lambda: Group(TensorExchange(fabric))) if run.strategy.common_rounds else None
-        learner: Learner = run.learner.build(Context(spec, replicator.replicate, run.seed, open_group=group))
+        open_group = group_opener(run, fabric, range(fabric.size))
+        context = Context(spec, replicator.replicate, run.seed, open_group=open_group)
+        learner: Learner = run.learner.build(context)
         return learner
 
     size = 1 + run.strategy.centre
@@ -238,11 +238,11 @@ def _build_once(run: Run) -> Learner:
     return agent
 
 
-def _check_fits(run: Run, found: Path, saved: list[int]) -> None:
+def _check_fits(run: Run, newest: Path, saved: list[int]) -> None:
     """Raise Refusal if a checkpoint is of another network, or of another source."""
     agent = _build_once(run)
-    for rank in learners(run, found):
-        state = checkpoint.read_part(found, rank)
+    for rank in learners(run, newest):
+        state = checkpoint.read_part(newest, rank)
         try:
             for name, replica in agent.replicas.items():
                 saved_state = state["replicas"][name]["replica"]
@@ -251,10 +251,10 @@ def _check_fits(run: Run, found: Path, saved: list[int]) -> None:
                     raise ValueError("it was made with another optimizer")
             run.source.check_state(state["source"])
         except Refusal as refusal:
-            raise Refusal(f"{found} does not fit this run: {refusal}") from refusal
+            raise Refusal(f"{newest} does not fit this run: {refusal}") from refusal
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise Refusal(
-                f"{found} does not fit this run ({error}). Resume with the fields it was made with."
+                f"{newest} does not fit this run ({error}). Resume with the fields it was made with."
             ) from error
 
 
@@ -262,7 +262,7 @@ def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None
     coordinator = launcher.start(run, folder, resume)
     try:
         try:
-            with all_is_saved(coordinator):
+            with signals(coordinator, all_saved=True):
                 code, reason = _exit_status(coordinator)
                 # no evaluation after an interrupt: murmurate eval can do it later
                 summary = summarize(run, folder, coordinator, reason, evaluated=not coordinator.interrupted)

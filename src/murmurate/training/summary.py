@@ -13,6 +13,7 @@ import torch
 from murmurate.training import checkpoint
 from murmurate.training.coordinator import Coordinator
 from murmurate.training.data_record import read_fingerprint
+from murmurate.training.divergence import relative_spread
 from murmurate.training.evaluate import figures
 from murmurate.training.restore import learners
 from murmurate.training.run import Run
@@ -20,7 +21,7 @@ from murmurate.training.run_folder import write_json
 
 
 def disagreement(folder: Path, ranks: Sequence[int]) -> float | None:
-    """sqrt(mean_i ||x_i - mean||^2) / ||mean|| over the parts of a checkpoint; None with one part."""
+    """Of the parameters in the parts of a checkpoint; None with one part."""
     if len(ranks) < 2:
         return None
     vectors = []
@@ -32,9 +33,7 @@ def disagreement(folder: Path, ranks: Sequence[int]) -> float | None:
             for _, t in sorted(replicas[r]["replica"]["params"].items())
         ]
         vectors.append(torch.cat(tensors))
-    x = torch.stack(vectors)
-    mean = x.mean(0)
-    return float((x - mean).square().sum(1).mean().sqrt() / mean.norm())
+    return relative_spread(torch.stack(vectors))
 
 
 def summarize(
@@ -42,7 +41,7 @@ def summarize(
 ) -> dict[str, Any]:
     """Evaluate, then write and return ``summary.json`` (fields: ``docs/metrics.md``).
 
-    Without ``evaluated`` nothing is evaluated, and all figures of that are null.
+    Without ``evaluated`` empty is evaluated, and all figures of that are null.
     """
     last = folder / "checkpoints" / "last"
     best = folder / "checkpoints" / "best"
@@ -76,21 +75,21 @@ def summarize(
 
 
 def _from_checkpoint(run: Run, last: Path, best: Path, evaluated: bool) -> dict[str, Any]:
-    nothing = dict.fromkeys(
+    empty = dict.fromkeys(
         (
             "eval_return_mean", "eval_return_stderr", "episodes", "staleness_max", "disagreement_final",
             "bytes_exchanged", "refused", "best_eval_return_mean", "resume_exact",
         )
     )  # fmt: skip
     if checkpoint.damage(last) is not None:
-        return nothing
+        return empty
     ranks = checkpoint.parts(last)
     states = [checkpoint.read_part(last, rank) for rank in ranks]
-    found = figures(run, last, best=best) if evaluated else {}
-    found.pop("returns", None)  # of each game: murmurate eval prints them
+    evaluation = figures(run, last, best=best) if evaluated else {}
+    evaluation.pop("returns", None)  # of each game: murmurate eval prints them
     return {
-        **nothing,
-        **found,
+        **empty,
+        **evaluation,
         "staleness_max": max(max(s["staleness_max"].values()) for s in states),
         "disagreement_final": disagreement(last, learners(run, last)),
         "bytes_exchanged": sum(s["bytes_exchanged"] for s in states),

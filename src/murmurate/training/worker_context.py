@@ -84,22 +84,22 @@ def member_state(replicator: Replicator, seconds: float) -> dict[str, Any]:
 
     Raises NotFinite for parameters that are not finite, so that a good checkpoint is not replaced.
     """
-    for name, bond in replicator.bonds.items():
+    for name, bound in replicator.bound_replicas.items():
         # a copy: isfinite reads twice, and would report NaN on a vector that others write concurrently
-        if not torch.isfinite(bond.replica.values().detach().clone()).all():
+        if not torch.isfinite(bound.replica.values().detach().clone()).all():
             raise NotFinite(
-                f"the parameters of replica '{name}' are not finite at its update {bond.replica.clock}. "
+                f"the parameters of replica '{name}' are not finite at its update {bound.replica.clock}. "
                 "A smaller learning rate usually helps."
             )
     consensus = {
-        name: {"params": dict(replicator.bonds[name].replica.named_views(vector))}
+        name: {"params": dict(replicator.bound_replicas[name].replica.named_views(vector))}
         for name, vector in replicator.consensus().items()
     }
     return {
         "replicas": replicator.state(),
         "consensus": consensus,
         "seconds": seconds,
-        "staleness_max": {name: bond.staleness_max for name, bond in replicator.bonds.items()},
+        "staleness_max": {name: bound.staleness_max for name, bound in replicator.bound_replicas.items()},
         "bytes_exchanged": replicator.bytes_exchanged,
         "waiting_seconds": replicator.waiting_seconds,
         "refused": replicator.refused,
@@ -108,9 +108,9 @@ def member_state(replicator: Replicator, seconds: float) -> dict[str, Any]:
 
 def restore_counts(replicator: Replicator, state: dict[str, Any]) -> None:
     """Restore the counts in this member's ``member_state``, after its strategies have loaded."""
-    for name, bond in replicator.bonds.items():
-        bond.staleness_max = int(state["staleness_max"][name])
-    traffic = next(iter(replicator.bonds.values())).channel.traffic
+    for name, bound in replicator.bound_replicas.items():
+        bound.staleness_max = int(state["staleness_max"][name])
+    traffic = next(iter(replicator.bound_replicas.values())).channel.traffic
     traffic.bytes = int(state["bytes_exchanged"])
     traffic.waiting_seconds = float(state["waiting_seconds"])
     # strategies restore their own count of refused messages

@@ -1,13 +1,13 @@
-"""Models of the conjugate-exponential family, and the one learner of them all.
+"""Conjugate-exponential models by stochastic variational inference, and the one learner of them all.
 
-Mohamad et al., section 7, equations 38 to 52; Hoffman et al. 2013, section 2. What a model knows are natural
-parameters lambda = zeta + x: its prior's, and the expected sufficient statistics of the examples.
+Mohamad et al., section 7, equations 38 to 52; Hoffman et al. 2013, section 2. The posterior has the natural
+parameters lambda = zeta + x: those of the prior, plus the expected sufficient statistics of the examples.
 A natural-gradient step on the evidence lower bound of a mini-batch of G of n examples is
 
     lambda <- lambda + eta (zeta + n / G sum E[t] - lambda),   that is,   x <- x + eta (n / G sum E[t] - x)
 
-(equations 50 and 52), which is plain SGD along ``x - n / G sum E[t]``. So x is what replicas exchange, as
-they would the parameters of a net: a table of rows, few of which a mini-batch may have to do with (``Rows``).
+(equations 50 and 52), which is plain SGD along ``x - n / G sum E[t]``. So replicas exchange x as they would
+the parameters of a net. It is a table of rows; a mini-batch may touch only a few of them (``Rows``).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from murmurate.replica.sparse import Rows
 from murmurate.replica.vector import Replica
 from murmurate.spec import Batch, Outcome
 
-Found = TypeVar("Found", covariant=True)
+Estimate = TypeVar("Estimate", covariant=True)
 
 StepRule = Literal["robbins-monro", "average", "paper"]
-_REFRESH_UPDATES = 1_000  # after which what a table keeps twice is computed anew
-_VALIDATION = 500  # examples that are looked at on the way
+_REFRESH_UPDATES = 1_000  # between two recomputations of the redundant part of a table
+_VALIDATION = 500  # validation examples, at most
 
 
-class ConjugateModel(Protocol[Found]):
-    """A module whose one parameter is the table x [R, W] (see above), and what it makes of examples."""
+class ConjugateModel(Protocol[Estimate]):
+    """A module whose one parameter is the table x [R, W] (see above)."""
 
     label: str  # of its replica: a key of checkpoints
 
@@ -41,14 +41,14 @@ class ConjugateModel(Protocol[Found]):
         ...
 
     def expected(self, x: Tensor, scale: float, examples: Any, /) -> Any:
-        """What the E-step on ``examples`` needs of lambda = zeta + scale x: E[log beta], and so on
-        (equation 44). Others may write to ``x`` meanwhile; a copy is returned."""
+        """The expectations under lambda = zeta + scale x that the E-step on ``examples`` needs, such as
+        E[log beta] (equation 44). It is a copy, because other replicas may write to ``x``."""
         ...
 
     def statistics(
         self, expected: Any, examples: Any, weight: float, /
     ) -> tuple[Rows, dict[str, Tensor | float]]:
-        """(``weight`` sum E[t] over the examples, in the rows that they touch; metrics by name)."""
+        """The E-step: (``weight`` sum E[t] over the examples, as the rows they touch; metrics by name)."""
         ...
 
     def bound(self, x: Tensor, examples: Any, /) -> tuple[Tensor, float]:
@@ -57,30 +57,30 @@ class ConjugateModel(Protocol[Found]):
         ...
 
     def refresh(self, x: Tensor, /) -> None:
-        """Compute anew what the table keeps although it follows from the rest: sums drift."""
+        """Recompute in place the rows that follow from other rows, because sums drift."""
         ...
 
-    def found(self, x: Tensor, /) -> Found:
-        """What is known at lambda = zeta + x."""
+    def estimate(self, x: Tensor, /) -> Estimate:
+        """The model with the posterior lambda = zeta + x."""
         ...
 
-    def judged(self, x: Tensor, examples: Any, /) -> dict[str, float]:
-        """How well that foretells examples that were kept back, by the metric's name."""
+    def validation_metrics(self, x: Tensor, examples: Any, /) -> dict[str, float]:
+        """How well that predicts validation examples, by the metric's name."""
         ...
 
 
-class ConjugateLearner(Generic[Found]):
+class ConjugateLearner(Generic[Estimate]):
     """One replica of a model (see ``Learner``).
 
     Args:
-        model: on its device, at its start; all replicas begin alike.
-        examples: n. eta: step at update t, before a strategy scales it.
-        validation: kept back; looked at every ``validate_every`` own updates, or never if that is 0.
+        model: on its device, with its initial parameters, which are the same for all replicas.
+        examples: n. eta: step size as a function of the number of updates, before a strategy scales it.
+        validation: held-out examples, evaluated every ``validate_every`` own updates; 0: never.
     """
 
     def __init__(
         self,
-        model: ConjugateModel[Found],
+        model: ConjugateModel[Estimate],
         replicate: Callable[..., Replica],
         *,
         examples: int,
@@ -89,10 +89,11 @@ class ConjugateLearner(Generic[Found]):
         validate_every: int = 0,
     ) -> None:
         self.model, self.examples, self.eta = model, examples, eta
-        few = 0 if validation is None or not validate_every else min(len(validation), _VALIDATION)
-        self._validation = None if validation is None or few == 0 else validation.select(range(few))
+        self._validation = None
+        if validation is not None and len(validation) and validate_every:
+            self._validation = validation.select(range(min(len(validation), _VALIDATION)))
         self._validate_every = validate_every
-        self._judged: dict[str, float] = {}
+        self._validation_metrics: dict[str, float] = {}
         self.replica: Replica = replicate(
             model.label, model, lambda parameters: torch.optim.SGD(parameters, lr=1.0), schedule=eta
         )
@@ -107,35 +108,38 @@ class ConjugateLearner(Generic[Found]):
 
     def learn(self, batch: Batch) -> Outcome:
         if self.clock % _REFRESH_UPDATES == _REFRESH_UPDATES - 1:
-            # while nobody multiplies the scale in, which would leave some of it in other units
+            # excludes a concurrent fold of the scale, which would leave rows in different units
             with torch.no_grad(), self.replica.scale.rewriting():
                 self.model.refresh(self._table())
-        told = self.follow(batch.data)
-        metrics: dict[str, Tensor | float] = {"eta": self.eta(self.replica.steps_taken() - 1), **told}
+        model_metrics = self.step(batch.data)
+        metrics: dict[str, Tensor | float] = {
+            "eta": self.eta(self.replica.steps_taken() - 1),
+            **model_metrics,
+        }
         if self._validation is not None and self.clock % self._validate_every == 0:
-            self._judged = self.model.judged(self.values(), self._validation)
-        metrics.update(self._judged)
+            self._validation_metrics = self.model.validation_metrics(self.values(), self._validation)
+        metrics.update(self._validation_metrics)
         return Outcome(metrics)
 
-    def follow(self, examples: Any) -> dict[str, Tensor | float]:
-        """One step along x - n / G sum E[t]; what the model tells of it."""
+    def step(self, examples: Any) -> dict[str, Tensor | float]:
+        """One step along x - n / G sum E[t]; returns the model's metrics."""
         x = self._table()
-        seen = self.replica.scale.read_consistently(lambda scale: self.model.expected(x, scale, examples))
-        rows, told = self.model.statistics(seen, examples, self.examples / max(len(examples), 1))
+        expected = self.replica.scale.read_consistently(lambda scale: self.model.expected(x, scale, examples))
+        rows, metrics = self.model.statistics(expected, examples, self.examples / max(len(examples), 1))
         self.replica.follow(Rows(rows.row.to(x.device), rows.values.to(x.device), rows.shrink))
-        return told
+        return metrics
 
     def elbo(self, examples: Any) -> float:
         """The evidence lower bound of all n examples, of which these are a sample (equation 51)."""
-        each, whole = self.model.bound(self.values(), examples)
-        return float(each.sum()) * self.examples / len(examples) + whole
+        local_terms, global_term = self.model.bound(self.values(), examples)
+        return float(local_terms.sum()) * self.examples / len(examples) + global_term
 
-    def found(self) -> Found:
-        """What is known now."""
-        return self.model.found(self.values())
+    def estimate(self) -> Estimate:
+        """The model with the present posterior."""
+        return self.model.estimate(self.values())
 
     def values(self) -> Tensor:
-        """[R, W] x, its scale multiplied out."""
+        """[R, W] x, with its scale multiplied out."""
         return self.replica.values().detach().view(-1, self.model.width)
 
     def _table(self) -> Tensor:
@@ -151,16 +155,16 @@ class ConjugateLearner(Generic[Found]):
 
 
 def step_size(t: int, rule: StepRule, *, rate: float, delay: float, forgetting: float) -> float:
-    """eta after ``t`` updates: (delay + t) ** -forgetting under Robbins-Monro's rule, else ``rate``."""
+    """eta after ``t`` updates: (delay + t) ** -forgetting under the Robbins-Monro rule, else ``rate``."""
     return float((delay + t) ** -forgetting) if rule == "robbins-monro" else rate
 
 
 def check_steps(*, rate: float, delay: float, forgetting: float) -> None:
-    """Raise ValueError for steps that make no sense."""
+    """Raise ValueError for step-size parameters out of range."""
     if not 0 < rate < 1:
-        raise ValueError(f"rate is {rate}; a step towards lambda-hat lies between 0 and 1")
+        raise ValueError(f"rate is {rate}; a step towards lambda-hat must lie between 0 and 1")
     if not (delay >= 1 and 0 <= forgetting <= 1):
         raise ValueError(
-            f"delay is {delay:g} and forgetting {forgetting:g}; delay is at least 1, so that the first step "
-            "is not longer than the way to lambda-hat, and forgetting between 0 and 1"
+            f"delay is {delay:g} and forgetting {forgetting:g}; delay must be at least 1, so that the first "
+            "step does not go beyond lambda-hat, and forgetting must lie between 0 and 1"
         )

@@ -1,7 +1,7 @@
 """A Bayesian Gaussian mixture by stochastic variational inference, under any strategy.
 
-Mohamad et al., section 7, of which it is an example; Hoffman et al. 2013, section 2. What is followed and
-exchanged: ``workloads.conjugate``; formulas: ``losses.mixture``.
+Mohamad et al., section 7, of which it is an example; Hoffman et al. 2013, section 2. The learner is in
+``workloads.conjugate``, the formulas are in ``losses.mixture``.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from murmurate.replica.sparse import Rows
 from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.spec import Examples, derive_seed
 from murmurate.workloads.conjugate import ConjugateLearner, StepRule, check_steps, step_size
-from murmurate.workloads.mixture import Mixture, placed
+from murmurate.workloads.mixture import Mixture, centred
 
-_LOOKED_AT = 20_000  # rows that the prior and the start are made from
+_INIT_ROWS = 20_000  # rows from which the prior and the initial parameters are computed
 _LLOYD_STEPS = 10
 
 
@@ -38,17 +38,18 @@ _LLOYD_STEPS = 10
 class MixtureModel(LearnerConfig):
     """Hyper-parameters of the model and of its inference.
 
-    components: K, at most; those that nothing needs become light. batch: G, rows of an update.
+    components: their number, K; superfluous ones get weights near 0. batch: rows of an update, G.
     covariance: of a component: ``full``, or ``diagonal``.
-    concentration: alpha_0 of the Dirichlet prior of the weights; none is 1 / K. precision: beta_0, how many
-        rows the prior's mean counts for, which is the mean of the rows. freedom: nu_0 of the Wishart prior of
-        a precision; none is the number of columns. Its scatter W_0^-1 is the rows' covariance.
-    step_rule: of the local step eta at update t, and of what a pushed step counts for (rho).
-        ``robbins-monro``: eta = (delay + t) ** -forgetting, and ``average`` a constant eta of ``rate``; the
-        steps of several replicas count as their mean. ``paper``: eta = rho = rate / (p B M) ** 0.25
+    concentration: alpha_0 of the Dirichlet prior of the weights; none is 1 / K. precision: beta_0, the weight
+        in rows of the prior's mean, which is the mean of the data. freedom: nu_0 of the Wishart prior of a
+        precision; none is the number of columns. Its scatter W_0^-1 is the covariance of the data.
+    step_rule: for the local step size eta at update t, and the weight rho of a pushed step.
+        ``robbins-monro``: eta = (delay + t) ** -forgetting; ``average``: eta is the constant ``rate``; with
+        both, the steps of several replicas are averaged. ``paper``: eta = rho = rate / (p B M) ** 0.25
         (Mohamad et al., equation 13); the two multiply.
-    init: ``k-means`` begins with the clusters of some rows, ``random`` with those nearest to K of them.
-    validate_every: own updates between looks at the likelihood of some validation rows; 0 never looks.
+    init: ``k-means`` begins with the k-means clusters of a sample of rows, ``random`` assigns these to the
+        nearest of K random rows.
+    validate_every: own updates between evaluations of the likelihood of some validation rows; 0: never.
     """
 
     name: ClassVar[str] = "gmm"
@@ -72,34 +73,34 @@ class MixtureModel(LearnerConfig):
         return Examples(self.batch, "rows")
 
     def eta(self, t: int) -> float:
-        """The local step after ``t`` updates, before a strategy scales it."""
+        """The local step size after ``t`` updates, before a strategy scales it."""
         return step_size(t, self.step_rule, rate=self.rate, delay=self.delay, forgetting=self.forgetting)
 
     def check(self, columns: int) -> None:
-        """Raise ValueError for hyper-parameters that make no sense."""
-        for what in ("components", "batch"):
-            if getattr(self, what) < 1:
-                raise ValueError(f"{what} is {getattr(self, what)}; at least 1")
-        for what in ("concentration", "precision"):
-            value = getattr(self, what)
+        """Raise ValueError for hyper-parameters out of range."""
+        for name in ("components", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("concentration", "precision"):
+            value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ValueError(f"{what} is {value}; it counts rows, and is above 0")
+                raise ValueError(f"{name} is {value}; it must be above 0")
         least = columns - 1 if self.covariance == "full" else 0
         if self.freedom is not None and not self.freedom > least:
-            raise ValueError(f"freedom is {self.freedom}; with {columns} columns it is above {least}")
+            raise ValueError(f"freedom is {self.freedom}; with {columns} columns it must be above {least}")
         check_steps(rate=self.rate, delay=self.delay, forgetting=self.forgetting)
 
     def build(self, context: Context) -> ConjugateLearner[Mixture]:
-        """``context.examples``: what the prior and the start are made from; without them both are to be
-        loaded. ``validation``: rows whose likelihood is recorded now and then.
+        """The learner. The prior and the initial parameters are computed from ``context.examples``; without
+        these, both must be loaded from a checkpoint.
         """
-        columns, corpus = context.spec.observation_shape[0], context.examples
+        columns, table = context.spec.observation_shape[0], context.examples
         self.check(columns)
         model = GaussianMixture(self, columns)
-        if corpus is not None:
+        if table is not None:
             random = np.random.default_rng(derive_seed(context.seed, "mixture"))
-            few = random.choice(len(corpus), size=min(len(corpus), _LOOKED_AT), replace=False)
-            model.begin(corpus.select(few), context.spec.examples, random)
+            sample = random.choice(len(table), size=min(len(table), _INIT_ROWS), replace=False)
+            model.initialise(table.select(sample), context.spec.examples, random)
         return ConjugateLearner(
             model.to(context.device),
             context.replicate,
@@ -111,10 +112,10 @@ class MixtureModel(LearnerConfig):
 
 
 class GaussianMixture(nn.Module):
-    """x [K, W] float64 is lambda less its prior (``losses.mixture`` has its rows).
+    """The table x [K, W] float64, which is lambda minus the prior (``losses.mixture`` describes its rows).
 
-    The prior is made from the data, so it is kept with the parameters: ``centre`` [D] is its mean, which all
-    values are taken less, and ``scatter`` [D, D] or [D].
+    The prior is computed from the data, so it is stored with the parameters: ``centre`` [D] is its mean,
+    which is subtracted from all data, and ``scatter`` [D, D] or [D].
     """
 
     label = "mixture"
@@ -137,7 +138,7 @@ class GaussianMixture(nn.Module):
 
     @property
     def prior(self) -> Prior:
-        """zeta."""
+        """The prior zeta."""
         config = self.config
         concentration = 1 / config.components if config.concentration is None else config.concentration
         freedom = len(self.centre) if config.freedom is None else config.freedom
@@ -149,36 +150,36 @@ class GaussianMixture(nn.Module):
     def statistics(
         self, expected: Posterior, examples: Table, weight: float, /
     ) -> tuple[Rows, dict[str, Tensor | float]]:
-        y = placed(examples, self.centre.cpu())
+        y = centred(examples, self.centre.cpu())
         joint = log_joint(y, expected)
         values = weight * statistics(y, torch.softmax(joint, 1), self.full)
         bound = torch.logsumexp(joint, 1)
         return Rows(torch.arange(len(values)), values), {"bound_per_row": bound.mean()}
 
     def bound(self, x: Tensor, examples: Table, /) -> tuple[Tensor, float]:
-        found = self.found(x)
-        return found.bounds(examples), -float(divergence(found.posterior, self.prior))
+        mixture = self.estimate(x)
+        return mixture.bounds(examples), -float(divergence(mixture.posterior, self.prior))
 
     def refresh(self, x: Tensor, /) -> None:
-        """Nothing is kept twice."""
+        """No row follows from others."""
 
-    def found(self, x: Tensor, /) -> Mixture:
+    def estimate(self, x: Tensor, /) -> Mixture:
         return Mixture(posterior(x.cpu().clone(), self.prior), self.centre.cpu().clone())
 
-    def judged(self, x: Tensor, examples: Table, /) -> dict[str, float]:
-        return {"log_likelihood": float(self.found(x).log_likelihood(examples).mean())}
+    def validation_metrics(self, x: Tensor, examples: Table, /) -> dict[str, float]:
+        return {"log_likelihood": float(self.estimate(x).log_likelihood(examples).mean())}
 
-    # -- the beginning ------------------------------------------------------------------------------
+    # -- initialisation -----------------------------------------------------------------------------
 
-    def begin(self, rows: Table, total: int, random: np.random.Generator) -> None:
-        """The prior, and a start that counts for ``total`` rows, from some of them. Raises Refusal for a
-        column that says nothing."""
+    def initialise(self, rows: Table, total: int, random: np.random.Generator) -> None:
+        """Set the prior, and parameters with the weight of ``total`` rows, from a sample of rows. Raises
+        Refusal for a constant column."""
         y = torch.from_numpy(rows.values.astype(np.float64))
         variance, mean = torch.var_mean(y, 0, correction=0)
-        still = (variance <= 1e-20 * (1 + mean.square())).nonzero().flatten().tolist()
-        if still:
+        constant = (variance <= 1e-20 * (1 + mean.square())).nonzero().flatten().tolist()
+        if constant:
             raise Refusal(
-                f"Column {still[0]} (from 0) is the same in {len(y):,} rows to learn from. Leave it out."
+                f"Column {constant[0]} (from 0) is the same in {len(y):,} rows to learn from. Leave it out."
             )
         self.centre.copy_(mean)
         y = y - mean
@@ -191,8 +192,8 @@ class GaussianMixture(nn.Module):
 
 
 def _clusters(y: Tensor, count: int, init: str, random: np.random.Generator) -> Tensor:
-    """[n] the cluster of each row [n, D]: by k-means++ (Arthur and Vassilvitskii 2007) and some of Lloyd's
-    steps, or by the nearest of some rows."""
+    """[n] the cluster of each row [n, D]: by k-means++ (Arthur and Vassilvitskii 2007) and a few of Lloyd's
+    iterations, or by the nearest of random rows."""
     if init == "random":
         centres = y[random.choice(len(y), size=count, replace=len(y) < count)]
         return torch.cdist(y, centres).argmin(1)

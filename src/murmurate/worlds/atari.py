@@ -3,12 +3,11 @@
 Preprocessing (Mnih et al. 2015, "Methods: Preprocessing" and "Training details"): each action is
 repeated for 4 frames, the last two are maximised pixel by pixel, turned grey, resized to 84 x 84, and
 the last 4 results are stacked; a game begins with up to 30 no-ops. In training only, rewards are
-clipped to [-1, 1] and the loss of a life ends the learner's episode while the game goes on.
+clipped to [-1, 1] and the loss of a life ends the learner's episode while the game continues.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -18,12 +17,10 @@ import torch
 from torch import Tensor
 
 from murmurate import errors
-from murmurate.spec import EnvSpec, Episode, TimeStep
+from murmurate.spec import EnvSpec, TimeStep
 from murmurate.worlds.episodes import EpisodeCounter
 from murmurate.worlds.generators import simulator_seed
-from murmurate.worlds.interface import Picture, SimulatorWorld
-
-_NO_EPISODES: Sequence[Episode] = ()
+from murmurate.worlds.interface import Picture, SimulatorWorld, first_step
 
 
 def names() -> list[str]:
@@ -97,7 +94,7 @@ class AtariWorld(SimulatorWorld):
         return AtariSimulators(self, simulators, training, threads, first, picture)
 
     def vector(self, simulators: int, threads: int, life_loss: bool, **view: Any) -> Any:
-        """ale-py's vector environment of this world; ``view`` overrides the preprocessing."""
+        """ale-py's vector environment of this world. view: options that override the preprocessing."""
         game_name(self.name)
         from ale_py.vector_env import AtariVectorEnv
 
@@ -111,9 +108,9 @@ class AtariWorld(SimulatorWorld):
             repeat_action_probability=self.sticky,
             max_num_frames_per_episode=self.max_frames_per_episode,
             use_fire_reset=self.fire_reset,
-            # episodic_life would restart the whole game at each lost life; this only reports the loss.
+            # episodic_life would restart the whole game at each lost life; this only reports the loss
             life_loss_info=life_loss,
-            # Clipped here instead: returns are summed from raw scores.
+            # clipped in receive, because returns are summed from raw scores
             reward_clipping=False,
             autoreset_mode="SameStep",
             **settings,
@@ -123,15 +120,15 @@ class AtariWorld(SimulatorWorld):
 class AtariSimulators:
     """``B`` games of one ``AtariWorld``. Observations are [B, stack, 84, 84] uint8.
 
-    They cannot be saved: ale-py's vector environment has no state to read out.
+    They cannot be saved, because ale-py's vector environment does not expose its state.
     """
 
     def __init__(
         self, world: AtariWorld, size: int, training: bool, threads: int, first: int, picture: bool
     ) -> None:
         self._env = world.vector(size, threads, life_loss=training and world.life_loss)
-        # The same games again, coloured and full size: equal seeds and actions give equal games.
-        self._film = (
+        # The same games in colour and full size: equal seeds and actions give equal games.
+        self._picture_env = (
             world.vector(size, threads, False, stack_num=1, img_height=210, img_width=160, grayscale=False)
             if picture
             else None
@@ -152,7 +149,7 @@ class AtariSimulators:
         )
 
     @property
-    def spec(self, fingerprint: object = None) -> EnvSpec:
+    def spec(self) -> EnvSpec:
         return self._spec
 
     @property
@@ -160,40 +157,34 @@ class AtariSimulators:
         return self._size
 
     def reset(self, seed: int) -> TimeStep:
-        # ALE keeps seeds in an int32, and takes a negative one for "none given".
+        # ALE stores seeds as int32, and a negative one means that none is given.
         seeds = np.array([simulator_seed(seed, self._first + b) % (2**31 - 2) + 1 for b in range(self._size)])
         observation, info = self._env.reset(seed=seeds)
-        if self._film is not None:
-            self._picture = self._film.reset(seed=seeds)[0][0, 0]
+        if self._picture_env is not None:
+            self._picture = self._picture_env.reset(seed=seeds)[0][0, 0]
         self._counter.clear()
         self._games_before = info["frame_number"] - info["episode_frame_number"]
-        nothing = torch.zeros(self._size, dtype=torch.bool)
-        return TimeStep(
-            observation=torch.from_numpy(observation),
-            reward=torch.zeros(self._size),
-            terminated=nothing,
-            truncated=nothing.clone(),
-        )
+        return first_step(torch.from_numpy(observation))
 
     def send(self, action: Tensor) -> None:
         chosen = action.numpy()
-        # ALE's worker thread would die of it in silence, and receive would wait for ever.
+        # ALE's worker thread would die of it silently, and receive would never return.
         if chosen.min() < 0 or chosen.max() >= self._spec.actions:
             raise ValueError(
                 f"{self._spec.name} has actions 0 to {self._spec.actions - 1}, got {action.tolist()}"
             )
         self._env.send(chosen)
-        if self._film is not None:
-            self._film.send(chosen)
+        if self._picture_env is not None:
+            self._picture_env.send(chosen)
 
     def receive(self) -> TimeStep:
         observation, score, terminated, truncated, info = self._env.recv()
-        if self._film is not None:
-            self._picture = self._film.recv()[0][0, 0]
+        if self._picture_env is not None:
+            self._picture = self._picture_env.recv()[0][0, 0]
         self._counter.tick(score)
-        # Frames played in earlier games: changes when, and only when, a new game has begun. Neither
-        # `terminated` (life losses), `lives` (Pong has none) nor a drop of the frame number (a game
-        # may be shorter than the next one's no-ops) shows it.
+        # The number of frames in earlier games changes exactly when a new game has begun. Neither
+        # `terminated` (life losses), `lives` (Pong has none) nor a decrease of the frame number (a game may
+        # be shorter than the next one's no-ops) shows this.
         games_before = info["frame_number"] - info["episode_frame_number"]
         over = games_before != self._games_before
         self._games_before = games_before
@@ -203,7 +194,7 @@ class AtariSimulators:
             terminated=torch.from_numpy(terminated),
             truncated=torch.from_numpy(truncated),
             final_observation=torch.from_numpy(info["final_obs"]) if truncated.any() else None,
-            episodes=self._counter.finish(over) if over.any() else _NO_EPISODES,
+            episodes=self._counter.finish(over) if over.any() else (),
         )
 
     def state(self) -> dict[str, Any] | None:
@@ -219,7 +210,7 @@ class AtariSimulators:
 
     def close(self) -> None:
         # The C++ destructor joins the worker threads.
-        self._env = self._film = None
+        self._env = self._picture_env = None
 
 
 def _roms() -> Any:

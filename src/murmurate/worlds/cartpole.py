@@ -1,6 +1,6 @@
-"""CartPole, all simulators at once: gymnasium's ``CartPole-v1`` bit for bit, without its loop.
+"""CartPole for many simulators at once, bit for bit as gymnasium's ``CartPole-v1``.
 
-One gymnasium CartPole step costs about as much as a step of all of these together.
+One step of gymnasium's costs about as much as a step of all of these together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from murmurate.spec import EnvSpec, TimeStep
 from murmurate.worlds.episodes import EpisodeCounter
 from murmurate.worlds.generators import generators, load_generators, save_generators
-from murmurate.worlds.interface import Picture
+from murmurate.worlds.interface import Picture, first_step
 
 _GRAVITY = 9.8  # m / s^2
 _CART, _POLE = 0.1 + 1.0, 0.1  # kg: cart with pole, pole alone
@@ -56,7 +56,7 @@ class CartPoleSimulators:
         self._generators = generators(seed, self._first, self._size)
         self._counter.clear()
         self._begin(np.ones(self._size, np.bool_))
-        return self._still()
+        return first_step(self._observe())
 
     def send(self, action: Tensor) -> None:
         chosen = action.numpy()
@@ -67,7 +67,7 @@ class CartPoleSimulators:
     def receive(self) -> TimeStep:
         x, x_dot, theta, theta_dot = self._state
         x_acc, theta_acc = _accelerations(self._action, theta, theta_dot)
-        # Euler: positions move by the old velocities.
+        # Euler's rule: positions change by the old velocities
         self._state = np.stack(
             (
                 x + _TAU * x_dot,
@@ -105,7 +105,7 @@ class CartPoleSimulators:
         self._state = state["physics"].numpy().copy()
         self._generators = load_generators(state["generators"])
         self._counter.load(state["episodes"])
-        return self._still()
+        return first_step(self._observe())
 
     def picture(self) -> Picture:
         raise ValueError("no picture: open the world with picture=True")
@@ -120,15 +120,11 @@ class CartPoleSimulators:
     def _observe(self) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(self._state.T, dtype=np.float32))
 
-    def _still(self) -> TimeStep:
-        nothing = torch.zeros(self._size, dtype=torch.bool)
-        return TimeStep(self._observe(), torch.zeros(self._size), nothing, nothing.clone())
-
 
 def _accelerations(
     action: npt.NDArray[np.int64], theta: npt.NDArray[np.float64], theta_dot: npt.NDArray[np.float64]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """(x'', theta'') [B]. Floating point does not commute: the order of operations is gymnasium's."""
+    """(x'', theta'') [B], with gymnasium's order of operations, on which rounding depends."""
     force = np.where(action == 1, _FORCE, -_FORCE)
     cosine, sine = np.cos(theta), np.sin(theta)
     moment = _POLE * _HALF_LENGTH

@@ -1,4 +1,4 @@
-"""Saving and restoring the inside of one gymnasium environment, wrappers included, bit for bit."""
+"""Saves and restores the state of a gymnasium environment with its wrappers, bit for bit."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ import torch
 
 from murmurate.worlds.generators import load_generators, save_generators
 
-# Read by a step before it computes them anew: MuJoCo leaves them where the last substep began, so
-# they do not follow from the integration state (Ant and Humanoid measure their speed from them).
+# A step reads these before it recomputes them. MuJoCo leaves their values of the beginning of the last
+# substep, so they do not follow from the integration state (Ant and Humanoid measure their speed from them).
 _LAGGING = ("xpos", "xipos", "site_xpos", "geom_xpos", "cinert", "cvel", "cfrc_ext", "qfrc_actuator")
 
-# Attributes of a wrapper that its constructor made and no step changes; the last is a cache.
+# attributes of a wrapper that no step changes; the last is a cache
 _FIXED = frozenset({"env", "_metadata", "_saved_kwargs", "_cached_spec"})
 _CONSTANT = (gymnasium.Space, type, types.ModuleType, types.BuiltinFunctionType, np.ufunc)
 _SEQUENCES = {"list": list, "tuple": tuple, "deque": deque}
 
 
 class Unsavable(Exception):
-    """A wrapper holds something that cannot be saved, or may change unseen."""
+    """A wrapper holds something that cannot be saved, or that may change unnoticed."""
 
 
 @contextlib.contextmanager
 def quiet_models(entry_point: object) -> Iterator[None]:
-    """Keep MuJoCo from writing a log file into the working folder about how gymnasium spells its models.
+    """Keep MuJoCo from writing warnings about gymnasium's models to a log file in the working folder.
 
-    Does nothing for environments that are not MuJoCo's, or without it.
+    Does nothing for other environments, or without MuJoCo.
     """
     try:
         mujoco = importlib.import_module("mujoco") if "mujoco" in str(entry_point) else None
@@ -51,7 +51,7 @@ def quiet_models(entry_point: object) -> Iterator[None]:
 
 
 class Saver(Protocol):
-    """Saves one environment. What comes out holds tensors and plain values only."""
+    """Saves one environment as tensors and plain values."""
 
     def save(self) -> dict[str, Any]:
         """Raises ``Unsavable``."""
@@ -61,7 +61,7 @@ class Saver(Protocol):
 
 
 def saver(env: Any) -> Saver | None:
-    """What saves ``env``; None where nothing can."""
+    """The saver for ``env``; None if there is none."""
     if isinstance(env, gymnasium.Wrapper):
         inner = saver(env.unwrapped)
         return None if inner is None else WrappersSaver(env, inner)
@@ -74,7 +74,7 @@ def saver(env: Any) -> Saver | None:
 
 
 class ClassicSaver:
-    """Classic control: all that moves is one array, ``env.state``, whose dtype matters."""
+    """Classic control: the state is one array, ``env.state``, whose dtype matters."""
 
     def __init__(self, env: Any) -> None:
         self._env = env
@@ -87,7 +87,7 @@ class ClassicSaver:
 
 
 class MujocoSaver:
-    """MuJoCo: the integration state, and the derived quantities that lag a substep behind it."""
+    """MuJoCo: the integration state, and the derived quantities of a substep before."""
 
     def __init__(self, env: Any) -> None:
         self._env = env
@@ -112,8 +112,8 @@ class WrappersSaver:
     """An environment in wrappers: besides its own state, the attributes of each wrapper.
 
     Numbers, strings, arrays, generators and containers of these are saved. Spaces, classes and functions
-    without a closure are taken for constants, and anything else (a file, an object of unknown kind) makes
-    the environment ``Unsavable``.
+    without a closure count as constants. Anything else (a file, an object of unknown kind) makes the
+    environment ``Unsavable``.
     """
 
     def __init__(self, env: Any, inner: Saver) -> None:
@@ -132,10 +132,10 @@ class WrappersSaver:
             _restore(wrapper, saved)
 
 
-def _attributes(thing: Any, stack: list[Any]) -> dict[str, Any]:
-    """What ``thing`` holds, except for the environments of ``stack``. Raises ``Unsavable``."""
+def _attributes(holder: Any, stack: list[Any]) -> dict[str, Any]:
+    """The attributes of ``holder``, except for the environments of ``stack``. Raises ``Unsavable``."""
     saved: dict[str, Any] = {}
-    for name, value in vars(thing).items():
+    for name, value in vars(holder).items():
         if name in _FIXED or _is_constant(value) or any(value is env for env in stack):
             continue
         if type(value).__module__.startswith("gymnasium.wrappers."):  # running means
@@ -147,13 +147,13 @@ def _attributes(thing: Any, stack: list[Any]) -> dict[str, Any]:
 
 def _is_constant(value: Any) -> bool:
     if isinstance(value, types.FunctionType):
-        # gymnasium's own close over bounds, and never write to them
+        # the closures of gymnasium's own hold bounds, which they do not change
         return value.__closure__ is None or value.__module__.startswith("gymnasium.")
     return isinstance(value, _CONSTANT)
 
 
 def _encode(value: Any) -> Any:
-    """``value`` in tensors and plain JSON values. Raises ``Unsavable``."""
+    """``value`` as tensors and plain JSON values. Raises ``Unsavable``."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
@@ -169,7 +169,7 @@ def _encode(value: Any) -> Any:
 
 
 def _decode(saved: Any) -> Any:
-    """What ``_encode`` was given."""
+    """The inverse of ``_encode``."""
     if not isinstance(saved, dict):
         return saved
     kind, content = next(iter(saved.items()))
@@ -184,9 +184,9 @@ def _decode(saved: Any) -> Any:
     return deque(parts, saved["longest"]) if kind == "deque" else _SEQUENCES[kind](parts)
 
 
-def _restore(thing: Any, saved: dict[str, Any]) -> None:
+def _restore(holder: Any, saved: dict[str, Any]) -> None:
     for name, value in saved.items():
         if isinstance(value, dict) and "object" in value:
-            _restore(getattr(thing, name), value["object"])
+            _restore(getattr(holder, name), value["object"])
         else:
-            setattr(thing, name, _decode(value))
+            setattr(holder, name, _decode(value))

@@ -1,4 +1,4 @@
-"""Counting whole games: unclipped return and length of each, across steps and restarts."""
+"""Counts the unclipped return and the length of each episode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from murmurate.spec import Episode
 
 
 class EpisodeCounter:
-    """Sums the unclipped reward of ``B`` simulators, each up to the end of its game."""
+    """Returns and lengths of the present episodes of ``B`` simulators (in Atari, of whole games)."""
 
     def __init__(self, size: int) -> None:
         self.episode_return = np.zeros(size, np.float64)
@@ -29,7 +29,7 @@ class EpisodeCounter:
         self.length += 1
 
     def finish(self, over: npt.NDArray[np.bool_]) -> Sequence[Episode]:
-        """Close the games of the simulators in ``over`` [B] bool, and start theirs from zero."""
+        """The episodes of the simulators in ``over`` [B] bool, whose counts restart from zero."""
         ended = [
             Episode(int(b), float(self.episode_return[b]), int(self.length[b])) for b in np.flatnonzero(over)
         ]

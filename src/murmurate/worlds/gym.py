@@ -1,7 +1,7 @@
-"""Gymnasium's environments: many simulators stepped in one process.
+"""Gymnasium's environments, several of them stepped in turn in one process.
 
-gymnasium's own argument checks, order checks and time limit are left out where nothing else is wrapped around
-an environment: the raw one is stepped, and the time limit is counted here. Every other wrapper acts.
+Where gymnasium's argument checks, order checks and time limit are the only wrappers of an environment, they
+are removed, and the time limit is counted here. With any other wrapper all of them remain.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from murmurate.worlds.cartpole import CartPoleSimulators
 from murmurate.worlds.env_state import Saver, Unsavable, quiet_models, saver
 from murmurate.worlds.episodes import EpisodeCounter
 from murmurate.worlds.generators import load_generators, save_generators, simulator_seed
-from murmurate.worlds.interface import Picture, Simulators, SimulatorWorld
+from murmurate.worlds.interface import Picture, Simulators, SimulatorWorld, first_step
 
 CLASSIC = {
     "cartpole": "CartPole-v1",
@@ -78,8 +78,8 @@ def world(name: str) -> GymWorld | None:
 class GymWorld(SimulatorWorld):
     """One gymnasium environment with its wrappers.
 
-    id: as it is registered; ``my_module:MyEnv-v0`` imports ``my_module`` first, which registers it.
-    max_episode_steps: in place of the time limit that it is registered with.
+    id: as registered; ``my_module:MyEnv-v0`` imports ``my_module`` first, which registers it.
+    max_episode_steps: replaces the registered time limit.
     """
 
     id: str = field(metadata={"in_name": True})
@@ -100,18 +100,18 @@ class GymWorld(SimulatorWorld):
     def open(
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
     ) -> Simulators:
-        """Nothing here is for training only, and nothing has threads: both are ignored."""
+        """``training`` and ``threads`` have no effect."""
         spec = _registered(self.id)
         plain = not (spec.additional_wrappers or spec.kwargs)
         if spec.entry_point == _CARTPOLE and plain and not picture:
             limit: int = self.max_episode_steps or spec.max_episode_steps or sys.maxsize
             return CartPoleSimulators(self.name, simulators, limit, first)
-        made = [_unchecked(self._make(spec, picture and b == 0)) for b in range(simulators)]
+        made = [_without_checks(self._make(spec, picture and b == 0)) for b in range(simulators)]
         return GymSimulators(self.name, [env for env, _ in made], made[0][1], first)
 
     def _make(self, spec: Any, picture: bool) -> Any:
         kwargs: dict[str, Any] = {"render_mode": "rgb_array"} if picture else {}
-        undrawn = f"{self.name} has no pictures: its constructor must take render_mode='rgb_array'."
+        no_pictures = f"{self.name} has no pictures: its constructor must take render_mode='rgb_array'."
         try:
             with quiet_models(spec.entry_point):
                 made = gymnasium.make(
@@ -124,14 +124,14 @@ class GymWorld(SimulatorWorld):
         except TypeError as problem:
             if not picture:
                 raise
-            raise errors.Refusal(f"{undrawn} ({problem})") from problem
+            raise errors.Refusal(f"{no_pictures} ({problem})") from problem
         if picture and made.render_mode != "rgb_array":
-            raise errors.Refusal(undrawn)
+            raise errors.Refusal(no_pictures)
         return made
 
 
 def _registered(ident: str) -> Any:
-    """gymnasium's spec of an id. Raises ``Refusal`` for one that is not registered."""
+    """Gymnasium's spec of an id. Raises ``Refusal`` if it is not registered."""
     module, _, name = ident.rpartition(":")
     try:
         if module:
@@ -152,9 +152,9 @@ def _registered(ident: str) -> Any:
         ) from problem
 
 
-def _unchecked(made: Any) -> tuple[Any, int]:
-    """The raw environment and its time limit, where nothing but gymnasium's checks and limits is wrapped
-    around it; else what was made, which limits itself."""
+def _without_checks(made: Any) -> tuple[Any, int]:
+    """(the environment without wrappers, its time limit) if these are only gymnasium's checks and limits;
+    else (``made``, no limit), as it limits itself."""
     inner, limit = made, sys.maxsize
     while type(inner) in (OrderEnforcing, PassiveEnvChecker, TimeLimit):
         if type(inner) is TimeLimit:
@@ -167,8 +167,8 @@ class GymSimulators:
     """``B`` gymnasium environments, one after the other.
 
     Observations are [B, ...] float32; uint8 stays uint8, and images with their colours last become [C, H, W].
-    Vector actions are clipped to their bounds. Classic control and MuJoCo are exactly resumable, in wrappers
-    too where these hold nothing but numbers; of others ``state()`` is None.
+    Vector actions are clipped to their bounds. Classic control and MuJoCo are exactly resumable, also in
+    wrappers that hold only numbers; for others ``state()`` is None.
     """
 
     def __init__(self, name: str, environments: list[Any], limit: int, first: int) -> None:
@@ -188,7 +188,7 @@ class GymSimulators:
         self._actions: Any = None
 
     @property
-    def spec(self, fingerprint: object = None) -> EnvSpec:
+    def spec(self) -> EnvSpec:
         return self._spec
 
     @property
@@ -200,7 +200,7 @@ class GymSimulators:
         self._observation = self._blank()
         for b, env in enumerate(self._envs):
             self._observation[b] = self._arranged(env.reset(seed=simulator_seed(seed, self._first + b))[0])
-        return self._still()
+        return first_step(torch.from_numpy(self._observation))
 
     def send(self, action: Tensor) -> None:
         self._actions = self._choose(action)
@@ -211,8 +211,8 @@ class GymSimulators:
         terminated = np.empty(self.size, np.bool_)
         truncated = np.empty(self.size, np.bool_)
         for b, (env, action) in enumerate(zip(self._envs, self._actions, strict=True)):
-            seen, reward[b], terminated[b], truncated[b], _ = env.step(action)
-            observation[b] = self._arranged(seen)
+            raw, reward[b], terminated[b], truncated[b], _ = env.step(action)
+            observation[b] = self._arranged(raw)
         self._counter.tick(reward)
         truncated = (truncated | (self._counter.length >= self._limit)) & ~terminated
         over = terminated | truncated
@@ -251,13 +251,13 @@ class GymSimulators:
         ):
             if each is None:
                 raise ValueError(f"{self._spec.name} cannot be saved, so there is no state to load: reset it")
-            # Some environments begin an attribute or two only in reset.
+            # some environments create attributes only in reset
             env.reset()
             each.load(physics)
             env.unwrapped.np_random = source
         self._counter.load(state["episodes"])
         self._observation = state["observation"].numpy().copy()
-        return self._still()
+        return first_step(torch.from_numpy(self._observation))
 
     def picture(self) -> Picture:
         if self._envs[0].render_mode != "rgb_array":
@@ -266,7 +266,7 @@ class GymSimulators:
             return np.asarray(self._envs[0].render(), np.uint8)
         except gymnasium.error.DependencyNotInstalled as problem:
             raise errors.MissingExtra("pygame", "video", f"A picture of {self._spec.name}") from problem
-        except Exception as problem:  # MuJoCo's drawing fails in a different way on each platform.
+        except Exception as problem:  # the type of MuJoCo's errors depends on the platform
             raise errors.Refusal(
                 f"A picture of {self._spec.name} cannot be drawn here ({problem}). On a machine without a "
                 "display set the environment variable MUJOCO_GL to egl or osmesa."
@@ -276,45 +276,40 @@ class GymSimulators:
         for env in self._envs:
             env.close()
 
-    def _arranged(self, seen: Any) -> Any:
-        """An observation as the spec has it: colours first, the images of a stack one after the other."""
+    def _arranged(self, observation: Any) -> Any:
+        """An observation in the spec's shape: colours first, the images of a stack one after the other."""
         if not self._colours_last:
-            return seen
-        return np.moveaxis(seen, -1, -3).reshape(self._spec.observation_shape)
+            return observation
+        return np.moveaxis(observation, -1, -3).reshape(self._spec.observation_shape)
 
     def _blank(self) -> npt.NDArray[Any]:
         return np.empty((self.size, *self._spec.observation_shape), self._dtype)
 
-    def _still(self) -> TimeStep:
-        nothing = torch.zeros(self.size, dtype=torch.bool)
-        observation = torch.from_numpy(self._observation)
-        return TimeStep(observation, torch.zeros(self.size), nothing, nothing.clone())
 
-
-def _colours_last(seen: Any) -> bool:
-    """Whether observations are images [..., H, W, C], as gymnasium's are."""
-    shape = seen.shape
-    return bool(seen.dtype == np.uint8 and len(shape) in (3, 4) and shape[-1] in (1, 3) and shape[-3] > 3)
+def _colours_last(space: Any) -> bool:
+    """Whether observations are images [..., H, W, C], as is usual in gymnasium."""
+    shape = space.shape
+    return bool(space.dtype == np.uint8 and len(shape) in (3, 4) and shape[-1] in (1, 3) and shape[-3] > 3)
 
 
 def _spec(name: str, env: Any) -> EnvSpec:
-    """Raises ``Refusal`` for spaces that no agent here can take."""
-    seen, done = env.observation_space, env.action_space
-    if not isinstance(seen, gymnasium.spaces.Box):
+    """The spec of an environment. Raises ``Refusal`` for spaces that no agent supports."""
+    observed, action = env.observation_space, env.action_space
+    if not isinstance(observed, gymnasium.spaces.Box):
         raise errors.Refusal(
-            f"The observations of {name} are {type(seen).__name__}, and only arrays (Box) can be learnt "
-            "from. Register it with gymnasium's FlattenObservation among its additional_wrappers."
+            f"The observations of {name} are {type(observed).__name__}, but agents can only learn from "
+            "arrays (Box). Register it with gymnasium's FlattenObservation among its additional_wrappers."
         )
-    shape = tuple(seen.shape)
-    if _colours_last(seen):
+    shape = tuple(observed.shape)
+    if _colours_last(observed):
         *stack, height, width, colours = shape
         shape = (math.prod(stack) * colours, height, width)
-    dtype = torch.uint8 if seen.dtype == np.uint8 else torch.float32
-    if isinstance(done, gymnasium.spaces.Discrete):
-        return EnvSpec(name, shape, dtype, actions=int(done.n))
-    if not isinstance(done, gymnasium.spaces.Box) or not done.shape:
+    dtype = torch.uint8 if observed.dtype == np.uint8 else torch.float32
+    if isinstance(action, gymnasium.spaces.Discrete):
+        return EnvSpec(name, shape, dtype, actions=int(action.n))
+    if not isinstance(action, gymnasium.spaces.Box) or not action.shape:
         raise errors.Refusal(
-            f"The actions of {name} are {done}; only Discrete, or Box with at least one dimension, can be "
+            f"The actions of {name} are {action}; only Discrete, or Box with at least one dimension, can be "
             "taken. Register it with an ActionWrapper among its additional_wrappers that makes them such."
         )
     return EnvSpec(
@@ -322,9 +317,9 @@ def _spec(name: str, env: Any) -> EnvSpec:
         shape,
         dtype,
         actions=0,
-        action_shape=tuple(done.shape),
-        action_low=tuple(map(float, done.low.flat)),
-        action_high=tuple(map(float, done.high.flat)),
+        action_shape=tuple(action.shape),
+        action_low=tuple(map(float, action.low.flat)),
+        action_high=tuple(map(float, action.high.flat)),
     )
 
 

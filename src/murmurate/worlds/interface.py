@@ -3,8 +3,8 @@
 A module of this folder, or one that joins it by an entry point of the group ``murmurate.worlds``, offers its
 worlds by name with two functions::
 
-    def names() -> list[str]: ...              # for lists; those that can be opened here
-    def world(name: str) -> SimulatorWorld | None: ...  # None for a name that is not one of its worlds
+    def names() -> list[str]: ...  # of the worlds that can be opened here, for listings
+    def world(name: str) -> SimulatorWorld | None: ...  # None for the name of no world of this module
 
 Neither opens a simulator. ``world`` raises ``MissingExtra`` where the name may belong to a package that is
 not installed. A field of the world that its name determines has the metadata ``{"in_name": True}``; every
@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from murmurate.spec import EnvSpec, TimeStep, World
@@ -26,7 +27,8 @@ Picture = npt.NDArray[np.uint8]  # [H, W, 3], RGB
 
 
 class Simulators(Protocol):
-    """``B`` simulators of one world, stepped together, resetting themselves within a step."""
+    """``B`` simulators of one world that step together. They reset themselves within the step that ends an
+    episode."""
 
     @property
     def spec(self) -> EnvSpec: ...
@@ -36,34 +38,34 @@ class Simulators(Protocol):
         ...
 
     def reset(self, seed: int) -> TimeStep:
-        """Start all over; simulator ``b`` gets a seed derived from (seed, ``first`` + b)."""
+        """Begin new episodes; simulator ``b`` gets a seed derived from (seed, ``first`` + b)."""
         ...
 
     def send(self, action: Tensor) -> None:
-        """Hand over one action each, [B] int64 or [B, D] float32; may go on in native threads.
+        """Begin a step with one action each, [B] int64 or [B, D] float32, possibly in native threads.
 
-        Raises ``ValueError`` for an action outside the world's set (vectors are clipped instead).
+        Raises ``ValueError`` for an action that does not exist; vectors are clipped to their bounds.
         """
         ...
 
     def receive(self) -> TimeStep:
-        """Wait for the step begun by ``send``. What it returns is never written to again.
+        """The result of the step begun by ``send``, whose tensors are never written to again.
 
-        ``terminated`` and ``truncated`` are never both set: a real end outranks a limit.
+        ``terminated`` and ``truncated`` are never both set: termination takes precedence.
         """
         ...
 
     def state(self) -> dict[str, Any] | None:
-        """All that is needed to go on bit for bit: tensors and plain JSON values, nested in dicts and
-        lists; None where the simulator cannot be saved (then a resume starts new episodes)."""
+        """All that is needed to continue bit for bit: tensors and plain JSON values, nested in dicts and
+        lists; None if these simulators cannot be saved (then a resumed run starts new episodes)."""
         ...
 
     def load(self, state: dict[str, Any]) -> TimeStep:
-        """Go back to a saved state; the observation is the one that was current when it was saved."""
+        """Restore a saved state; the observation is the one that was current when it was saved."""
         ...
 
     def picture(self) -> Picture:
-        """Simulator 0 as a person sees it now. ``ValueError`` unless opened with ``picture=True``."""
+        """An image of simulator 0 now. Raises ``ValueError`` unless opened with ``picture=True``."""
         ...
 
     def close(self) -> None: ...
@@ -73,7 +75,7 @@ class SimulatorWorld(World, Protocol):
     """A frozen config that opens simulators: picklable, so that any process can."""
 
     def spec(self, fingerprint: object = None) -> EnvSpec:
-        """The first call opens a simulator for a moment; the answer is kept with the world."""
+        """The first call opens a simulator for a moment; the result is cached."""
         return self._spec
 
     @functools.cached_property
@@ -90,8 +92,17 @@ class SimulatorWorld(World, Protocol):
     def open(
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
     ) -> Simulators:
-        """Open ``simulators`` of them. ``training`` switches on what is for learning only (reward
-        clipping, life-loss episodes). ``first`` is the index of the first one, for its seed: two
-        halves opened with first 0 and B/2 play what one whole of B plays. Raises ``MissingExtra``
-        where the package is not installed."""
+        """Open ``simulators`` of them.
+
+        training: enables what only serves learning (reward clipping, episodes that end with a life). first:
+        index of the first one, for its seed: two halves opened with first 0 and B/2 play the same games as
+        all B opened together. picture: whether simulator 0 can be drawn. Raises ``MissingExtra`` if a package
+        is not installed.
+        """
         ...
+
+
+def first_step(observation: Tensor) -> TimeStep:
+    """The result of a reset: observations [B, ...] without rewards and ends."""
+    no = torch.zeros(len(observation), dtype=torch.bool)
+    return TimeStep(observation, torch.zeros(len(observation)), no, no.clone())

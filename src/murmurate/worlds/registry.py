@@ -1,6 +1,6 @@
 """Worlds by their names on the command line: ``cartpole``, ``space-invaders``, ``gym:Acrobot-v1``.
 
-Found by listing this folder (see ``murmurate.worlds.interface`` for what its modules offer).
+They come from the modules of this folder (see ``murmurate.worlds.interface``).
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from murmurate.worlds.interface import SimulatorWorld
 def world(name: str) -> SimulatorWorld:
     """The world of that name.
 
-    Raises ``Refusal`` with the nearest name for an unknown one; ``MissingExtra`` for what may be a world of a
+    Raises ``Refusal`` with the nearest name for an unknown one; ``MissingExtra`` if it may be a world of a
     package that is not installed.
     """
     missing: errors.MissingExtra | None = None
     for module in _modules():
         try:
-            found: SimulatorWorld | None = module.world(name)
+            chosen: SimulatorWorld | None = module.world(name)
         except errors.MissingExtra as problem:
             missing = problem
             continue
-        if found is not None:
-            return found
+        if chosen is not None:
+            return chosen
     known = world_names()
     if missing is not None and not difflib.get_close_matches(name, known, n=1, cutoff=0.8):
         raise missing
@@ -34,7 +34,7 @@ def world(name: str) -> SimulatorWorld:
 
 
 def world_names() -> list[str]:
-    """Those that have a name and can be opened here, sorted."""
+    """The named worlds that can be opened here, sorted."""
     return sorted(name for module in _modules() for name in module.names())
 
 

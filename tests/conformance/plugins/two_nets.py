@@ -22,7 +22,8 @@ from murmurate.worlds.registry import world
 
 @dataclass(frozen=True)
 class TwoNets(LearnerConfig):
-    """steps: of a rollout. epochs: updates of each net from it. ratio: where the surrogate is clipped."""
+    """steps: of a rollout. epochs: updates of each net from it. ratio: where the surrogate is clipped.
+    normalize: advantages, by their mean and deviation over all replicas."""
 
     name: ClassVar[str] = "two-nets"
     summary: ClassVar[str] = "clipped policy gradients with two nets and four updates a rollout"
@@ -30,6 +31,7 @@ class TwoNets(LearnerConfig):
     steps: int = 16
     epochs: int = 4
     ratio: float = 0.2
+    normalize: bool = False
     learning_rate: float = 3e-3
 
     @property
@@ -58,6 +60,7 @@ class TwoNetsAgent:
         self.config, spec = config, context.spec
         generator = derive_generator(context.seed, "nets")
         rate = config.learning_rate
+        self._group = context.group() if config.normalize else None
         self.policy = net(spec, spec.actions, generator).to(context.device)
         self.value = net(spec, 1, generator).to(context.device)
         self._policy = context.replicate("policy", self.policy, lambda p: torch.optim.Adam(p, lr=rate))
@@ -106,6 +109,9 @@ class TwoNetsAgent:
                 data.reward, value, data.terminated, data.truncated, last, ends, discount=0.99, lambda_=0.95
             )
             target = advantage + value
+            if self._group is not None:
+                mean, square = self._group.mean((advantage.mean(), advantage.square().mean()))
+                advantage = (advantage - mean) / (square - mean**2).clamp(min=1e-8).sqrt()
         for _ in range(self.config.epochs):
             score = self.policy(seen.flatten(0, 1)).log_softmax(-1).view(*data.action.shape, -1)
             now = score.gather(-1, data.action[..., None])[..., 0]
@@ -115,7 +121,8 @@ class TwoNetsAgent:
             self._policy.descend(policy_loss)
             value_loss = (self.value(seen.flatten(0, 1)).view_as(target) - target).square().mean()
             self._value.descend(value_loss)
-        return Outcome({"loss": policy_loss.detach(), "value_loss": value_loss.detach()})
+        losses = {"loss": policy_loss.detach(), "value_loss": value_loss.detach()}
+        return Outcome(losses | {"advantage_mean": advantage.mean()})
 
     def state(self) -> dict[str, Any]:
         return {}

@@ -1,20 +1,20 @@
-"""Times a replay's calls when asked to: one JSON request a line on stdin, one JSON answer a line on stdout.
+"""Times a replay's calls on request: one JSON request a line on stdin, one JSON answer a line on stdout.
 
 A request is ``{"task", "capacity", "batch", "calls", "cold"}`` or ``{"forget": true}``. The tasks:
 
     sample          indices and importance weights (beta 0.4) of ``batch`` prioritized draws, new outputs
-    sample_reused   the same, into outputs that are used again and again, where the library can
+    sample_reused   the same, into preallocated outputs, where the library supports them
     update          new priorities for ``batch`` indices from their errors: |error| + eps, power alpha 0.6
     find            the raw tree alone: from ``batch`` masses to indices
     rows            a prioritized batch of transitions with s of 17 and a of 6 float32, all fields
     atari           a prioritized batch of transitions with s and s' of 4 x 84 x 84 uint8, all fields
-    insert          ``batch`` transitions as in ``rows`` put in, at the priority that new ones get
+    insert          ``batch`` transitions as in ``rows``, at the priority of new ones
 
 Before its first call a task's replay is full: ``capacity`` items with priorities (U + 0.001) ** 0.6, U
-uniform in [0, 1), made as ``priorities`` says. What is drawn from and written to changes from call to call.
+uniform in [0, 1) (see ``priorities``). Each call has other indices.
 
-hot: blocks of calls back to back. cold: between two calls 96 MB of other memory are written, as a network's
-step between two batches does.
+hot: blocks of calls back to back. cold: 96 MB of other memory are written between two calls, much as the
+network's step between two batches does.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ Call = Callable[[], Any]
 
 
 def priorities(capacity: int) -> np.ndarray:
-    """[capacity] float32, the same for everybody, before the power alpha."""
+    """[capacity] float32, the same for all libraries, before the power alpha."""
     return (np.random.default_rng(0).random(capacity) + 0.001).astype(np.float32)
 
 
 def rounds(capacity: int, batch: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Indices [R, batch] int64 and errors [R, batch] float32 for updates, R of them in turn."""
+    """Indices [R, batch] int64 and errors [R, batch] float32 of R updates."""
     count = max(1, min(2**20, 4 * capacity) // batch)
     generator = np.random.default_rng(seed)
     return (
@@ -55,22 +55,22 @@ def rounds(capacity: int, batch: int, seed: int = 1) -> tuple[np.ndarray, np.nda
 
 
 def serve(name: str, version: str, make: Callable[[str, int, int], Call | None]) -> None:
-    """Answer until stdin ends. ``make(task, capacity, batch)`` gives one call, None if there is no such."""
+    """Answer until stdin ends. ``make(task, capacity, batch)`` returns the call to be timed, or None."""
     print(json.dumps({"peer": name, "version": version}), flush=True)
     cold = np.zeros(0, dtype=np.uint8)
-    held: dict[tuple[str, int, int], Call | None] = {}
+    made: dict[tuple[str, int, int], Call | None] = {}
     for line in sys.stdin:
         request = json.loads(line)
         if request.get("forget"):
-            held.clear()
+            made.clear()
             print(json.dumps({}), flush=True)
             continue
         key = (request["task"], request["capacity"], request["batch"])
         try:
-            if key not in held:
-                held.clear()
-                held[key] = make(*key)
-            call = held[key]
+            if key not in made:
+                made.clear()
+                made[key] = make(*key)
+            call = made[key]
             if call is None:
                 answer: dict[str, Any] = {"missing": f"{name} has no {key[0]}"}
             elif request.get("cold"):
@@ -78,13 +78,13 @@ def serve(name: str, version: str, make: Callable[[str, int, int], Call | None])
                 answer = {"seconds": _cold(call, request["calls"], cold)}
             else:
                 answer = {"seconds": _hot(call, request["calls"])}
-        except Exception as problem:  # told, so that the race goes on without it
+        except Exception as problem:  # reported, so that the benchmark goes on without it
             answer = {"missing": f"{name}: {type(problem).__name__}: {problem}"}
         print(json.dumps(answer), flush=True)
 
 
 def _hot(call: Call, calls: int) -> float:
-    """Median over blocks of the seconds a call takes back to back; of slow calls there are fewer."""
+    """Seconds of a call, back to back; the median over blocks. Slow calls are made less often."""
     began = time.perf_counter()
     for _ in range(3):
         call()

@@ -1,12 +1,11 @@
-"""Fits topic models when asked to: one JSON request a line on stdin, one JSON answer a line on stdout.
+"""Fits topic models on request: one JSON request a line on stdin, one JSON answer a line on stdout.
 
 A request is ``{"corpus", "options", "marks", "out"}``: a file of documents (see ``read``), options of the
-model, numbers of documents, and a folder. What a library has learned when it has seen so many documents is
-left there, lambda [V, K] float32 as a ``.npy``; what it is worth is judged elsewhere, for all by the same
-code.
+model, numbers of documents, and a folder. When a library has seen such a number of documents, its lambda
+[V, K] float32 is saved there as a ``.npy``; the caller evaluates all of them with the same code.
 
-CPU seconds are those of the whole process (``time.process_time``) from when the documents are in the
-library's own form: importing, reading and converting them cost nothing, nor does writing lambda out.
+CPU seconds are those of the whole process (``time.process_time``) once the documents are in the library's own
+form: importing, reading and converting are not counted, nor is saving lambda.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
-class Rows(NamedTuple):
+class DocumentRows(NamedTuple):
     """Documents: [D + 1] int64, [N] int32, [N] int32; document d has words starts[d]:starts[d + 1]."""
 
     starts: np.ndarray
@@ -35,22 +34,24 @@ class Rows(NamedTuple):
 
 
 def write(path: Path, rows: Any) -> None:
-    """``rows``: anything with the fields of ``Rows``."""
+    """``rows``: anything with the fields of ``DocumentRows``."""
     arrays = {name: getattr(rows, name) for name in ("starts", "words", "counts")}
     np.savez(path, **arrays, vocabulary_size=rows.vocabulary_size)
 
 
-def read(path: str) -> Rows:
-    with np.load(path) as found:
-        return Rows(found["starts"], found["words"], found["counts"], int(found["vocabulary_size"]))
+def read(path: str) -> DocumentRows:
+    with np.load(path) as arrays:
+        size = int(arrays["vocabulary_size"])
+        return DocumentRows(arrays["starts"], arrays["words"], arrays["counts"], size)
 
 
 class Enough(Exception):
-    """The last mark is behind us."""
+    """The last mark has been reached."""
 
 
-class Watch:
-    """To be called after each step with the documents seen so far and a function that gives lambda."""
+class Snapshots:
+    """Saves lambda at each mark. Call it after each step with the documents seen so far and lambda's
+    function."""
 
     def __init__(self, marks: list[int], out: Path) -> None:
         self.curve: list[dict[str, Any]] = []
@@ -58,7 +59,7 @@ class Watch:
         self._began = time.process_time()
 
     def __call__(self, documents: int, topics: Callable[[], np.ndarray]) -> None:
-        """Raises Enough at the last mark: a library that would go on is stopped by it."""
+        """Raises Enough at the last mark, which stops libraries that would go on."""
         if documents < self._marks[0]:
             return
         now = time.process_time()
@@ -72,12 +73,12 @@ class Watch:
         self._began += time.process_time() - now
 
 
-# what is timed, once the documents are in a library's own form
-Fit = Callable[[Watch], None]
+# the part that is timed
+Fit = Callable[[Snapshots], None]
 
 
-def serve(name: str, version: str, prepare: Callable[[Rows, dict[str, Any]], Fit]) -> None:
-    """Answer until stdin ends. ``prepare(documents, options)`` gives what is to be timed."""
+def serve(name: str, version: str, prepare: Callable[[DocumentRows, dict[str, Any]], Fit]) -> None:
+    """Answer until stdin ends. ``prepare(documents, options)`` converts the documents and returns the fit."""
     print(json.dumps({"peer": name, "version": version}), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
@@ -85,10 +86,10 @@ def serve(name: str, version: str, prepare: Callable[[Rows, dict[str, Any]], Fit
         out.mkdir(parents=True, exist_ok=True)
         try:
             fit = prepare(read(request["corpus"]), request["options"])
-            watch = Watch(request["marks"], out)
+            snapshots = Snapshots(request["marks"], out)
             with contextlib.suppress(Enough):
-                fit(watch)
-            answer: dict[str, Any] = {"curve": watch.curve}
-        except Exception as problem:  # told, so that the race goes on without it
+                fit(snapshots)
+            answer: dict[str, Any] = {"curve": snapshots.curve}
+        except Exception as problem:  # reported, so that the benchmark goes on without it
             answer = {"failed": f"{name}: {type(problem).__name__}: {problem}"}
         print(json.dumps(answer), flush=True)

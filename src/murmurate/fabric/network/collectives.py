@@ -1,14 +1,14 @@
-"""Collectives: engines carry the rounds in which nobody is lost, the lowest living member the others.
+"""Collectives: engines carry the rounds in which no member is lost; a leader carries all other rounds.
 
-An engine (``reduce_scatter``, ``process_group``) gives all its members the same bits, but when one is lost
-some may have a result and others not. So each member keeps the last result it got. Who gets none asks all
-others to do the round again: who has its result gives it, and all others leave the engine and give their
-vectors to the lowest living member. That one waits for all who live, settles who took part, and tells the
-rest. When it dies, each gives the last result, and its own part of the present round, to the next lowest;
-that one finds the result too if any living member has it.
+An engine (``reduce_scatter``, ``process_group``) gives all members the same bits, but when one is lost some
+members may have a result and others not. So each member keeps the last result that it got. A member without
+one asks all others to repeat the round: those that have the result send it; the others leave the engine and
+send their vectors to the leader, the lowest living member. The leader waits for all living members, decides
+which took part, and sends the result to all. When the leader dies, each member sends its last result, and its
+own part in the present round, to the next one, which so gets the result if any living member has it.
 
-A member that was frozen may find the others' parts when it goes on, though they have left it out. So a result
-counts only as long as nobody can have left us out: see ``_lease_seconds``.
+A member that was frozen may find the others' parts when it continues, although they have left it out. So a
+result counts only while no other member can have left this one out: see ``_lease_seconds``.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from murmurate.buffers import as_tensor
 from murmurate.fabric.interface import FabricError, Traffic
 from murmurate.fabric.mean import ordered_mean
 from murmurate.fabric.network.endpoint import Endpoint
-from murmurate.fabric.network.engine import Attempt
+from murmurate.fabric.network.engine import Attempt, Engine
 from murmurate.fabric.network.frames import Frame, Kind, Refused
 from murmurate.fabric.network.process_group import DTYPES, ProcessGroups
 from murmurate.fabric.network.reduce_scatter import ACTS, ReduceScatter
-from murmurate.fabric.network.round import Memory, Part, Result
+from murmurate.fabric.network.round import Contribution, Result, RoundState
 
-_LEAST_BYTES = 256 << 10  # of a vector for which an engine is worth its messages
-_LATE_SECONDS = 1.0  # how much longer than its own deadline a member waits for the leader's to come
+_LEAST_BYTES = 256 << 10  # of a vector that an engine carries: it sends more messages than the leader
+_GRACE_SECONDS = 1.0  # how long after its own deadline a member waits for the leader's to pass
 
 
 class NetworkCollectives:
@@ -52,337 +52,343 @@ class NetworkCollectives:
         self._endpoint, self._name, self._identity = endpoint, name, identity
         self.dtype, self._bytes = dtype, count * dtype.itemsize
         self._traffic, self._version = traffic, version
-        self._memory = Memory(set(group))
-        self._misfit = ""
-        self._connections = ReduceScatter(endpoint, identity, count, dtype, traffic)
-        # others leave us out after half of the deadline, and may have heard us last so much earlier
+        self._state = RoundState(set(group))
+        self._mismatch = ""
+        self._direct = ReduceScatter(endpoint, identity, count, dtype, traffic)
+        # others leave this member out after half of the deadline, counted from when they last heard of it
         self._lease_seconds = endpoint.deadline_seconds / 2 - endpoint.credentials.silence_seconds
         self._groups: ProcessGroups | None = None
         if not endpoint.credentials.encrypt and dtype in DTYPES and self._lease_seconds > 0:
             self._groups = ProcessGroups(endpoint, identity, self._lease_seconds, dtype, traffic)
 
-    def meet(self, call: str, x: Tensor | None) -> Result:
-        """Bring ``x`` [N] to the next round and wait for its result (without the lock)."""
-        endpoint, memory = self._endpoint, self._memory
+    def run(self, call: str, x: Tensor | None) -> Result:
+        """Contribute ``x`` [N] to the next round and wait for its result. To be called without the lock."""
+        endpoint, state = self._endpoint, self._state
         end = time.monotonic() + endpoint.deadline_seconds
         if x is not None:
             x = x.detach().reshape(-1).to("cpu", self.dtype)
         with endpoint.lock:
-            memory.round, memory.call = memory.round + 1, call
-            members = sorted(memory.members)
+            state.round, state.call = state.round + 1, call
+            members = sorted(state.members)
         result = None
         able = self._lease_seconds > 0 and (call != "mean" or self.dtype.is_floating_point)
         if able and self._bytes >= _LEAST_BYTES and len(members) > 1:
-            result = self._by_engine(memory.round, call, x, members)
+            result = self._by_engine(state.round, call, x, members)
         if result is None:
-            result = self._by_leader(memory.round, call, x, end)
+            result = self._by_leader(state.round, call, x, end)
         with endpoint.lock:
-            for old in [r for r in memory.parts if r < memory.round]:
-                del memory.parts[old]
+            for old in [r for r in state.parts if r < state.round]:
+                del state.parts[old]
         return result
 
-    def _by_engine(self, turn: int, call: str, x: Tensor | None, members: list[int]) -> Result | None:
-        """None if it has to be done by the leader; then all know."""
-        endpoint, memory = self._endpoint, self._memory
+    def _by_engine(self, number: int, call: str, x: Tensor | None, members: list[int]) -> Result | None:
+        """The result; None if the leader has to carry the round, which all members then know."""
+        endpoint, state = self._endpoint, self._state
         end = time.monotonic() + self._lease_seconds
 
-        def void() -> bool:
-            since = (self._groups and self._groups.since) or turn
-            asked = any(memory.again.get(rank, 0) >= since for rank in members)
+        def is_void() -> bool:
+            since = (self._groups and self._groups.since) or number
+            asked = any(state.again.get(rank, 0) >= since for rank in members)
             late = time.monotonic() > end
-            return asked or late or bool(self._misfit) or not memory.members.issuperset(members)
+            return asked or late or bool(self._mismatch) or not state.members.issuperset(members)
 
-        ended: list[float] = []  # since when somebody has been finished
+        finished_at: list[float] = []  # when a member was first seen to have finished
 
-        def hopeless() -> bool:
-            if void() or any(endpoint.dead(rank) for rank in members):
+        def should_abort() -> bool:
+            if is_void() or any(endpoint.dead(rank) for rank in members):
                 return True
-            if any(self._gone(rank) for rank in members):
-                ended.append(time.monotonic())
-            # who finishes may have come to this round, and what it sent last may be on its way
-            return bool(ended) and time.monotonic() - ended[0] > _LATE_SECONDS
+            if any(self._is_gone(rank) for rank in members):
+                finished_at.append(time.monotonic())
+            # a member that finishes may have taken part in this round, with its last frames still in flight
+            return bool(finished_at) and time.monotonic() - finished_at[0] > _GRACE_SECONDS
 
-        attempt = Attempt(endpoint.rank, turn, call, members, x, self._version(), hopeless)
+        attempt = Attempt(endpoint.rank, number, call, members, x, self._version(), should_abort)
         carried = None
         with contextlib.suppress(RuntimeError):  # gloo's
-            engine = (
-                self._connections if self._groups is None or not self._groups.make(attempt) else self._groups
-            )
-            carried = (engine if call == "mean" else self._connections).carry(attempt)
+            groups = self._groups
+            by_group = groups is not None and groups.make(attempt)
+            engine: Engine = groups if groups is not None and by_group and call == "mean" else self._direct
+            carried = engine.carry(attempt)
         with endpoint.lock:
-            reached = all(endpoint.connections[rank].connected or self._gone(rank) for rank in attempt.others)
-            if carried is not None and reached and not void():
-                memory.last = Result(turn, call, members, carried.parts, carried.versions, carried.divisor)
-                return memory.last
-            memory.asked = turn
+            reached = all(
+                endpoint.connections[rank].connected or self._is_gone(rank) for rank in attempt.others
+            )
+            if carried is not None and reached and not is_void():
+                state.last = Result(number, call, members, carried.parts, carried.versions, carried.divisor)
+                return state.last
+            state.asked = number
             for rank in attempt.others:
-                self._say(rank, turn, "again")
+                self._notify(rank, number, "again")
         if self._groups is not None:
             self._groups.drop()
         return None
 
-    def _by_leader(self, turn: int, call: str, x: Tensor | None, end: float) -> Result:
+    def _by_leader(self, number: int, call: str, x: Tensor | None, end: float) -> Result:
         own = None
         if x is not None:
             own = self._endpoint.parts.take(self._bytes)
             as_tensor(own, self.dtype).copy_(x)
-        endpoint, memory = self._endpoint, self._memory
+        endpoint, state = self._endpoint, self._state
         with endpoint.lock:
-            part = Part(call, own, self._version())
-            state = {"given_to": None}
+            part = Contribution(call, own, self._version())
+            sent_to: list[int] = []  # leaders
 
             def done() -> bool:
-                self._step(turn, part, state)
-                return self._has(turn) or turn in memory.failed or bool(self._misfit)
+                self._advance(number, part, sent_to)
+                return self._has_result(number) or number in state.failed or bool(self._mismatch)
 
             if not endpoint.wait(done, end - time.monotonic()):
-                self._give_up(turn)
-                endpoint.wait(done, _LATE_SECONDS)
-            if self._misfit or not self._has(turn):
+                self._expire(number)
+                endpoint.wait(done, _GRACE_SECONDS)
+            if self._mismatch or not self._has_result(number):
                 raise FabricError(
-                    self._misfit or memory.failed.get(turn) or self._missing(turn, self._silent(turn))
+                    self._mismatch
+                    or state.failed.get(number)
+                    or self._missing_message(number, self._silent(number))
                 )
-            if memory.last is None or endpoint.rank not in memory.last.who:
-                raise FabricError(self._left_out(endpoint.rank))
-            return memory.last
+            if state.last is None or endpoint.rank not in state.last.members:
+                raise FabricError(self._left_out_message(endpoint.rank))
+            return state.last
 
-    def fail(self, words: str) -> None:
-        """The members do not fit together: no round can end well."""
-        self._misfit = words
+    def fail(self, sentence: str) -> None:
+        """Let every round fail from now on: the members' channels do not match."""
+        self._mismatch = sentence
         self._endpoint.notify()
 
     # -- a member's part (all with the lock held) ---------------------------------------------------
 
-    def _has(self, turn: int) -> bool:
-        return self._memory.last is not None and self._memory.last.round == turn
+    def _has_result(self, number: int) -> bool:
+        return self._state.last is not None and self._state.last.round == number
 
     def _leader(self) -> int:
-        return min(rank for rank in self._memory.members if not self._out(rank))
+        return min(rank for rank in self._state.members if not self._is_excluded(rank))
 
-    def _out(self, rank: int) -> bool:
-        """Gone, or out of reach for long while most of the members, or half with the lowest, are not.
+    def _is_excluded(self, rank: int) -> bool:
+        """Whether it is gone, or long out of reach while most members, or half with the lowest, are not.
 
-        So at most one side of a cut goes on without the other.
+        So at most one side of a partition continues without the other.
         """
-        endpoint, members = self._endpoint, self._memory.members
-        if self._gone(rank):
+        endpoint, members = self._endpoint, self._state.members
+        if self._is_gone(rank):
             return True
         if not endpoint.out_of_reach(rank):
             return False
-        here = [r for r in members if not self._gone(r) and not endpoint.out_of_reach(r)]
-        there = [r for r in members if not self._gone(r) and endpoint.out_of_reach(r)]
+        here = [r for r in members if not self._is_gone(r) and not endpoint.out_of_reach(r)]
+        there = [r for r in members if not self._is_gone(r) and endpoint.out_of_reach(r)]
         return len(here) > len(there) or (len(here) == len(there) and min(here) < min(there))
 
-    def _gone(self, rank: int) -> bool:
-        """Dead, or finished; not before it has said whether it has the result that we asked for."""
-        endpoint, memory = self._endpoint, self._memory
-        if not endpoint.gone(rank) or memory.asked < memory.round or endpoint.dead(rank):
+    def _is_gone(self, rank: int) -> bool:
+        """Whether it is dead or finished, and has also replied if we asked it for a result."""
+        endpoint, state = self._endpoint, self._state
+        if not endpoint.gone(rank) or state.asked < state.round or endpoint.dead(rank):
             return endpoint.gone(rank)
-        return memory.behind.get(rank) == memory.round or not endpoint.connections[rank].connected
+        return state.behind.get(rank) == state.round or not endpoint.connections[rank].connected
 
-    def _step(self, turn: int, part: Part, state: dict[str, Any]) -> None:
-        """Give our part to the present leader, or, if we are it, settle the round once all have come."""
-        memory, endpoint = self._memory, self._endpoint
-        if self._has(turn):
+    def _advance(self, number: int, part: Contribution, sent_to: list[int]) -> None:
+        """Send our part to the present leader; or as the leader, complete the round once all have arrived."""
+        state, endpoint = self._state, self._endpoint
+        if self._has_result(number):
             return
         leader = self._leader()
-        if leader != state["given_to"]:
+        if leader not in sent_to[-1:]:
             if leader == endpoint.rank:
-                memory.parts.setdefault(turn, {})[endpoint.rank] = part
+                state.parts.setdefault(number, {})[endpoint.rank] = part
             else:
-                if memory.leader not in (None, leader) and memory.last is not None:
-                    self._post(leader, memory.last)  # the former leader may have told only us
-                self._give(leader, turn, part)
-            state["given_to"] = memory.leader = leader
+                if state.leader not in (None, leader) and state.last is not None:
+                    self._send_result(leader, state.last)  # the former leader may have sent it only to us
+                self._contribute(leader, number, part)
+            sent_to.append(leader)
+            state.leader = leader
         if leader == endpoint.rank:
-            self._settle(turn)
+            self._complete(number)
 
-    def _give(self, leader: int, turn: int, part: Part) -> None:
+    def _contribute(self, leader: int, number: int, part: Contribution) -> None:
         meta = {"act": "part", "call": part.call, "published": part.version}
         self._traffic.bytes += 0 if part.x is None else part.x.nbytes
-        frame = Frame(Kind.ROUND, self._identity, version=turn, meta=meta, payload=part.x)
+        frame = Frame(Kind.ROUND, self._identity, version=number, meta=meta, payload=part.x)
         self._endpoint.connections[leader].post(frame)
 
-    def _silent(self, turn: int) -> list[int]:
-        memory = self._memory
-        if memory.leader != self._endpoint.rank:
-            return [] if memory.leader is None else [memory.leader]
-        come = memory.parts.get(turn, {})
-        return sorted(r for r in memory.members if r not in come and not self._out(r))
+    def _silent(self, number: int) -> list[int]:
+        state = self._state
+        if state.leader != self._endpoint.rank:
+            return [] if state.leader is None else [state.leader]
+        arrived = state.parts.get(number, {})
+        return sorted(r for r in state.members if r not in arrived and not self._is_excluded(r))
 
-    def _missing(self, turn: int, silent: list[int]) -> str:
+    def _missing_message(self, number: int, silent: list[int]) -> str:
         return (
-            f"rank(s) {silent} did not come to round {turn} of channel '{self._name}' within "
-            f"{self._endpoint.deadline_seconds:g} s. They live but do not answer: look at their logs."
+            f"rank(s) {silent} did not join round {number} of channel '{self._name}' within "
+            f"{self._endpoint.deadline_seconds:g} s. They are alive but do not answer: look at their logs."
         )
 
-    def _left_out(self, rank: int) -> str:
+    def _left_out_message(self, rank: int) -> str:
         return (
             f"rank {rank} was left out of channel '{self._name}' when it could not be reached; it cannot "
-            "come back into its collectives in this epoch. Go on from the last checkpoint."
+            "take part in its collectives again in this epoch. Go on from the last checkpoint."
         )
 
-    def _give_up(self, turn: int) -> None:
-        """At the deadline the leader tells who is missing; the others have but to wait for it."""
-        memory = self._memory
-        if memory.leader == self._endpoint.rank and not self._has(turn):
-            memory.failed[turn] = self._missing(turn, self._silent(turn))
-            for rank in memory.parts.get(turn, {}):
-                self._fail(rank, turn, memory.failed[turn])
+    def _expire(self, number: int) -> None:
+        """At the deadline the leader tells all members which are missing; the others just wait for that."""
+        state = self._state
+        if state.leader == self._endpoint.rank and not self._has_result(number):
+            state.failed[number] = self._missing_message(number, self._silent(number))
+            for rank in state.parts.get(number, {}):
+                self._fail(rank, number, state.failed[number])
 
-    def _fail(self, rank: int, turn: int, words: str) -> None:
-        self._say(rank, turn, "failed", why=words)
+    def _fail(self, rank: int, number: int, sentence: str) -> None:
+        self._notify(rank, number, "failed", why=sentence)
 
-    def _say(self, rank: int, turn: int, act: str, **more: str) -> None:
+    def _notify(self, rank: int, number: int, act: str, **more: str) -> None:
         if rank != self._endpoint.rank:
-            frame = Frame(Kind.ROUND, self._identity, version=turn, meta={"act": act, **more})
+            frame = Frame(Kind.ROUND, self._identity, version=number, meta={"act": act, **more})
             self._endpoint.connections[rank].post(frame)
 
     # -- the leader's part --------------------------------------------------------------------------
 
-    def _settle(self, turn: int) -> None:
-        memory = self._memory
-        come = memory.parts[turn]
-        if any(r not in come and not self._out(r) for r in memory.members) or turn in memory.failed:
+    def _complete(self, number: int) -> None:
+        state = self._state
+        parts = state.parts[number]
+        if any(r not in parts and not self._is_excluded(r) for r in state.members) or number in state.failed:
             return
-        come = {rank: part for rank, part in come.items() if rank in memory.members}
-        calls = {rank: part.call for rank, part in come.items()}
+        parts = {rank: part for rank, part in parts.items() if rank in state.members}
+        calls = {rank: part.call for rank, part in parts.items()}
         if len(set(calls.values())) > 1:
-            memory.failed[turn] = (
-                f"round {turn} of channel '{self._name}' got different calls, by rank: {calls}. "
+            state.failed[number] = (
+                f"round {number} of channel '{self._name}' got different calls, by rank: {calls}. "
                 "Make the same calls in the same order on all members."
             )
-            for rank in come:
-                self._fail(rank, turn, memory.failed[turn])
+            for rank in parts:
+                self._fail(rank, number, state.failed[number])
             return
-        self._tell(self._result(turn, come))
+        self._accept_result(self._result(number, parts))
 
-    def _result(self, turn: int, come: dict[int, Part]) -> Result:
-        call, who = come[self._endpoint.rank].call, sorted(come)
-        given = {rank: part.x for rank, part in come.items() if part.x is not None}
+    def _result(self, number: int, contributions: dict[int, Contribution]) -> Result:
+        call, members = contributions[self._endpoint.rank].call, sorted(contributions)
+        inputs = {rank: part.x for rank, part in contributions.items() if part.x is not None}
         parts: Any = None
-        if call == "mean" and len(given) == 1:
-            parts = given[who[0]]
+        if call == "mean" and len(inputs) == 1:
+            parts = inputs[members[0]]
         elif call == "mean":
             parts = self._endpoint.parts.take(self._bytes)
-            vectors = {rank: as_tensor(x, self.dtype) for rank, x in given.items()}
+            vectors = {rank: as_tensor(x, self.dtype) for rank, x in inputs.items()}
             as_tensor(parts, self.dtype).copy_(ordered_mean(vectors))
         elif call.startswith("broadcast"):
-            parts = given.get(int(call.split()[1]))
+            parts = inputs.get(int(call.split()[1]))
         else:
-            parts = torch.cat([as_tensor(given[rank], self.dtype) for rank in who]).view(torch.uint8).numpy()
-        return Result(turn, call, who, parts, {rank: part.version for rank, part in come.items()})
+            vectors_in_order = [as_tensor(inputs[rank], self.dtype) for rank in members]
+            parts = torch.cat(vectors_in_order).view(torch.uint8).numpy()
+        versions = {rank: part.version for rank, part in contributions.items()}
+        return Result(number, call, members, parts, versions)
 
-    def _tell(self, result: Result) -> None:
-        self._take(result)
-        for rank in self._memory.parts.get(result.round, {}):
+    def _accept_result(self, result: Result) -> None:
+        """Keep a result, and pass it on to the members that have sent their part here."""
+        self._state.last = result
+        self._state.members = set(result.members)
+        for rank in self._state.parts.get(result.round, {}):
             if rank != self._endpoint.rank:
-                self._post(rank, result)
+                self._send_result(rank, result)
         self._endpoint.notify()
 
-    def _post(self, to: int, result: Result) -> None:
+    def _send_result(self, to: int, result: Result) -> None:
         result.divide(self.dtype)
         meta = {
             "act": "result",
             "call": result.call,
-            "who": result.who,
-            "published": [result.versions[rank] for rank in result.who],
+            "members": result.members,
+            "published": [result.versions[rank] for rank in result.members],
         }
         self._traffic.bytes += 0 if result.parts is None else memoryview(result.parts).nbytes
         frame = Frame(Kind.ROUND, self._identity, version=result.round, meta=meta, payload=result.parts)
         self._endpoint.connections[to].post(frame)
 
-    def _take(self, result: Result) -> None:
-        self._memory.last = result
-        self._memory.members = set(result.who)
+    # -- incoming -----------------------------------------------------------------------------------
 
-    # -- what comes ---------------------------------------------------------------------------------
-
-    def hear(self, what: tuple[str, ...], value: str) -> None:
-        """A member's word for a process group."""
+    def announced(self, key: tuple[str, ...], value: str) -> None:
+        """A member's entry for the rendezvous of a process group."""
         if self._groups is not None:
-            self._groups.hear(what, value)
+            self._groups.announced(key, value)
         self._endpoint.notify()
 
-    def fits(self, frame: Frame, length: int) -> None:
+    def check_length(self, frame: Frame, length: int) -> None:
+        """Raises Refused."""
         fits = length == self._bytes or (frame.meta.get("act") in ACTS and length < self._bytes)
         if frame.meta.get("act") == "result" and frame.meta.get("call") == "gather":
-            fits = length == self._bytes * len(_ranks(frame.meta.get("who"), self._endpoint.size))
+            fits = length == self._bytes * len(_ranks(frame.meta.get("members"), self._endpoint.size))
         if not fits:
             raise Refused("length", f"{length} bytes in a round of vectors of {self._bytes}")
 
     def deliver(self, sender: int, frame: Frame) -> None:
-        act, turn, memory = frame.meta.get("act"), frame.version, self._memory
+        act, number, state = frame.meta.get("act"), frame.version, self._state
         self._traffic.bytes += frame.length
         if act == "part":
-            self._part_came(sender, turn, frame)
+            self._receive_part(sender, number, frame)
         elif act in ACTS:
-            self._piece_came(sender, turn, frame)
+            self._receive_piece(sender, number, frame)
         elif act == "again":
-            self._asked_again(sender, turn)
+            self._receive_repeat_request(sender, number)
         elif act == "behind":
-            memory.behind[sender] = turn
+            state.behind[sender] = number
         elif act == "failed":
-            memory.failed[turn] = str(frame.meta.get("why"))
+            state.failed[number] = str(frame.meta.get("why"))
         elif act == "result":
-            who = _ranks(frame.meta.get("who"), self._endpoint.size)
+            members = _ranks(frame.meta.get("members"), self._endpoint.size)
             versions = frame.meta.get("published")
-            if not isinstance(versions, list) or len(versions) != len(who):
-                raise Refused("meta", "a result without the versions of those in it")
-            numbers = dict(zip(who, map(int, versions), strict=True))
-            result = Result(turn, str(frame.meta.get("call")), who, frame.payload, numbers)
-            if turn == memory.round and not self._has(turn):
-                self._tell(result)  # passes it on, if we lead by now and others wait for it
+            if not isinstance(versions, list) or len(versions) != len(members):
+                raise Refused("meta", "a result without its members' versions")
+            numbers = dict(zip(members, map(int, versions), strict=True))
+            result = Result(number, str(frame.meta.get("call")), members, frame.payload, numbers)
+            if number == state.round and not self._has_result(number):
+                self._accept_result(result)
         else:
-            raise Refused("meta", f"a round's message that wants '{act}'")
+            raise Refused("meta", f"a round's message of unknown kind '{act}'")
 
-    def _part_came(self, sender: int, turn: int, frame: Frame) -> None:
-        memory = self._memory
-        part = Part(str(frame.meta.get("call")), frame.payload, int(frame.meta.get("published", 0)))
-        if sender not in memory.members:
-            self._fail(sender, turn, self._left_out(sender))
-        elif turn in memory.failed:
-            self._fail(sender, turn, memory.failed[turn])
-        elif memory.last is not None and turn == memory.last.round:
-            self._post(sender, memory.last)
-        elif memory.round <= turn <= memory.round + 1 or turn == memory.round:
-            memory.parts.setdefault(turn, {})[sender] = part
-        elif turn < memory.round:
-            self._fail(sender, turn, f"round {turn} of channel '{self._name}' is over long since")
+    def _receive_part(self, sender: int, number: int, frame: Frame) -> None:
+        state = self._state
+        part = Contribution(str(frame.meta.get("call")), frame.payload, int(frame.meta.get("published", 0)))
+        if sender not in state.members:
+            self._fail(sender, number, self._left_out_message(sender))
+        elif number in state.failed:
+            self._fail(sender, number, state.failed[number])
+        elif state.last is not None and number == state.last.round:
+            self._send_result(sender, state.last)
+        elif state.round <= number <= state.round + 1:
+            state.parts.setdefault(number, {})[sender] = part
+        elif number < state.round:
+            self._fail(sender, number, f"round {number} of channel '{self._name}' has long ended")
         else:
-            raise Refused("number", f"a part for round {turn} in round {memory.round}")
+            raise Refused("number", f"a part for round {number} in round {state.round}")
 
-    def _piece_came(self, sender: int, turn: int, frame: Frame) -> None:
-        if turn > self._memory.round + 1:
-            raise Refused("number", f"a piece of round {turn} in round {self._memory.round}")
-        if turn == self._memory.round + 1 or (turn == self._memory.round and not self._has(turn)):
-            self._connections.arrived(sender, frame)
-        if turn == self._memory.round and frame.meta.get("call") != self._memory.call:
-            self._memory.again[sender] = turn  # the leader will say what does not fit
+    def _receive_piece(self, sender: int, number: int, frame: Frame) -> None:
+        if number > self._state.round + 1:
+            raise Refused("number", f"a piece of round {number} in round {self._state.round}")
+        if number == self._state.round + 1 or (number == self._state.round and not self._has_result(number)):
+            self._direct.arrived(sender, frame)
+        if number == self._state.round and frame.meta.get("call") != self._state.call:
+            self._state.again[sender] = number  # the leader will report the difference
 
-    def _asked_again(self, sender: int, turn: int) -> None:
-        """An engine has given ``sender`` no result of that round."""
-        memory, groups = self._memory, self._groups
-        if sender not in memory.members:
-            self._fail(sender, turn, self._left_out(sender))
+    def _receive_repeat_request(self, sender: int, number: int) -> None:
+        """``sender`` got no result of that round from an engine."""
+        state, groups = self._state, self._groups
+        if sender not in state.members:
+            self._fail(sender, number, self._left_out_message(sender))
             return
-        memory.again[sender] = turn
-        idle = memory.last is not None and memory.last.round == memory.round
-        if groups is not None and idle and turn >= groups.since:
+        state.again[sender] = number
+        idle = state.last is not None and state.last.round == state.round
+        if groups is not None and idle and number >= groups.since:
             groups.drop()
-        if memory.last is not None and memory.last.round == turn:
-            self._post(sender, memory.last)
-        elif turn > memory.round:
-            self._say(sender, turn, "behind")
+        if state.last is not None and state.last.round == number:
+            self._send_result(sender, state.last)
+        elif number > state.round:
+            self._notify(sender, number, "behind")
 
-    def returned(self, peer: int) -> None:
-        """Who was started anew has lost count of the rounds, and stays out of them."""
-        self._memory.members.discard(peer)
-        for parts in self._memory.parts.values():
+    def peer_restarted(self, peer: int) -> None:
+        """A restarted member does not know the rounds, and takes no further part in them."""
+        self._state.members.discard(peer)
+        for parts in self._state.parts.values():
             parts.pop(peer, None)
 
 
 def _ranks(value: Any, size: int) -> list[int]:
     if not isinstance(value, list) or not all(isinstance(r, int) and 0 <= r < size for r in value):
-        raise Refused("meta", "a result without a list of those who took part")
+        raise Refused("meta", "a result without a list of its members")
     return value

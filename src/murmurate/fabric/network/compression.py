@@ -1,7 +1,7 @@
-"""How a vector is written on the wire: as it is, in bfloat16, or in 8 bits a number.
+"""Wire formats of a vector: unchanged, in bfloat16, or in 8 bits a number.
 
-Only floating-point vectors are compressed, and only those of mail and register: collectives promise all
-members the same bits, and a broadcast the root's.
+Only floating-point vectors of mail and register are compressed: collectives promise all members the same
+bits, and a broadcast the root's.
 """
 
 from __future__ import annotations
@@ -16,137 +16,129 @@ from murmurate.buffers import Bytes, as_tensor
 
 Compression = Literal["none", "bfloat16", "int8"]
 BLOCK = 1024  # numbers that share one scale
-_COPIED_BYTES = 1 << 20  # at a time, while somebody sends behind
+_CHUNK_BYTES = 1 << 20  # copied at a time, while another thread sends what is already copied
 
 
-class Room(Protocol):
-    """Where a wire is written: a pool, or a place."""
+class Encoder(Protocol):
+    """Writes vectors [N] of ``dtype`` into buffers. exact: the buffer then holds their very bytes."""
 
-    def take(self, size_bytes: int) -> Bytes: ...
+    exact: bool
+    dtype: torch.dtype
+
+    def encode(self, x: Tensor, wire: Bytes) -> None:
+        """Write ``x`` [N], on any device, into ``wire`` [wire_bytes]."""
+        ...
 
 
-class Codec(Protocol):
-    """Vectors [N] of one dtype to and from ``wire_bytes`` bytes each."""
+class Codec(Encoder, Protocol):
+    """Writes vectors [N] into ``wire_bytes`` bytes each, and reads them."""
 
     wire_bytes: int
-    exact: bool
-
-    def encode(self, x: Tensor, room: Room) -> Bytes:
-        """``x``: [N], on any device; a copy."""
-        ...
-
-    def begin(self, x: Tensor, room: Room) -> Filling:
-        """As ``encode``, but the copy may be made later (``Filling.finish``)."""
-        ...
 
     def decode(self, wire: Bytes) -> Tensor:
         """[N] on the CPU; over the same memory where nothing has to be computed."""
         ...
 
 
-class Filling:
-    """A vector on its way into its wire: it may be sent straight from where it comes from, and copied
-    afterwards, or be sent behind the copy. All is in the wire, and ``x`` may change, after ``finish``."""
+class WireCopy:
+    """A vector that is being copied into its buffer ``wire``; ``source`` is None if it is already there.
+
+    It may be sent straight from the source and copied afterwards, or be sent from the buffer by another
+    thread while it is copied. After ``finish`` the whole vector is in the buffer, and the source may change.
+    """
 
     def __init__(self, wire: Bytes, source: Tensor | None = None) -> None:
         self.wire = wire
         self._source = None if source is None else source.view(torch.uint8)
-        self._copy = as_tensor(wire, torch.uint8)
-        self._done = 0 if source is not None else wire.nbytes
-        self._more = threading.Condition()
+        self._target = as_tensor(wire, torch.uint8)
+        self._copied = 0 if source is not None else wire.nbytes
+        self._progress = threading.Condition()
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Those bytes, from where they are now."""
-        whole = self._copy if self._source is None else self._source
-        return whole[start:stop].numpy().data
+        """Those bytes, from wherever they are now."""
+        return (self._target if self._source is None else self._source)[start:stop].numpy().data
 
-    def upto(self, stop: int) -> None:
-        """Have the first ``stop`` bytes in the wire."""
-        if self._source is not None and stop > self._done:
-            self._copy[self._done : stop].copy_(self._source[self._done : stop])
-            with self._more:
-                self._done = stop
-                self._more.notify_all()
+    def copy_up_to(self, stop: int) -> None:
+        """Copy the first ``stop`` bytes."""
+        if self._source is not None and stop > self._copied:
+            self._target[self._copied : stop].copy_(self._source[self._copied : stop])
+            with self._progress:
+                self._copied = stop
+                self._progress.notify_all()
 
     def finish(self) -> None:
         try:
-            for stop in range(self._done + _COPIED_BYTES, self.wire.nbytes, _COPIED_BYTES):
-                self.upto(stop)
-        finally:  # whatever interrupts us: others wait for this copy, and it has been promised
-            self.upto(self.wire.nbytes)
+            for stop in range(self._copied + _CHUNK_BYTES, self.wire.nbytes, _CHUNK_BYTES):
+                self.copy_up_to(stop)
+        finally:  # even after an interrupt: other threads wait for this copy, and it has been promised
+            self.copy_up_to(self.wire.nbytes)
             self._source = None
 
     @property
     def complete(self) -> bool:
-        return self._done >= self.wire.nbytes
+        return self._copied >= self.wire.nbytes
 
     def wait(self, stop: int) -> None:
-        """Until another thread has brought ``upto`` there."""
-        if self._done < stop:
-            with self._more:
-                self._more.wait_for(lambda: self._done >= stop)
+        """Until another thread has copied the first ``stop`` bytes."""
+        if self._copied < stop:
+            with self._progress:
+                self._progress.wait_for(lambda: self._copied >= stop)
 
 
-class Behind:
-    """Reads a wire no further than it has been filled."""
+class CopyReader:
+    """Reads the buffer of a ``WireCopy``, waiting for the copying thread where necessary."""
 
-    def __init__(self, filling: Filling) -> None:
-        self._filling = filling
+    def __init__(self, copy: WireCopy) -> None:
+        self._copy = copy
 
     def read(self, start: int, stop: int) -> memoryview:
-        self._filling.wait(stop)
-        return self._filling.wire[start:stop].data
+        self._copy.wait(stop)
+        return self._copy.wire[start:stop].data
 
-    def upto(self, stop: int) -> None:
-        """Not ours to do."""
+    def copy_up_to(self, stop: int) -> None:
+        """The copying thread does that."""
 
 
-class Plain:
-    """The numbers as they are in memory (all members are of one byte order)."""
+def begin_copy(encoder: Encoder, x: Tensor, wire: Bytes) -> WireCopy:
+    """Begin to write ``x`` into ``wire``; only where no conversion is needed, the copy is left for later."""
+    if encoder.exact and x.device.type == "cpu":
+        return WireCopy(wire, x.detach().reshape(-1).to(encoder.dtype))
+    encoder.encode(x, wire)
+    return WireCopy(wire)
+
+
+class ExactCodec:
+    """The numbers as they are in memory (all members have the same byte order)."""
 
     exact = True
 
     def __init__(self, count: int, dtype: torch.dtype) -> None:
-        self.wire_bytes = count * dtype.itemsize
-        self._dtype = dtype
+        self.dtype, self.wire_bytes = dtype, count * dtype.itemsize
 
-    def encode(self, x: Tensor, room: Room) -> Bytes:
-        wire = room.take(self.wire_bytes)
-        as_tensor(wire, self._dtype).copy_(x.detach().reshape(-1))
-        return wire
-
-    def begin(self, x: Tensor, room: Room) -> Filling:
-        if x.device.type != "cpu":
-            return Filling(self.encode(x, room))
-        return Filling(room.take(self.wire_bytes), x.detach().reshape(-1).to(self._dtype))
+    def encode(self, x: Tensor, wire: Bytes) -> None:
+        as_tensor(wire, self.dtype).copy_(x.detach().reshape(-1))
 
     def decode(self, wire: Bytes) -> Tensor:
-        return as_tensor(wire, self._dtype)
+        return as_tensor(wire, self.dtype)
 
 
-class Half:
+class Bfloat16Codec:
     """bfloat16: the upper half of a float32, rounded to nearest even."""
 
     exact = False
 
     def __init__(self, count: int, dtype: torch.dtype) -> None:
-        self.wire_bytes = count * 2
-        self._dtype = dtype
+        self.dtype, self.wire_bytes = dtype, count * 2
 
-    def encode(self, x: Tensor, room: Room) -> Bytes:
-        wire = room.take(self.wire_bytes)
+    def encode(self, x: Tensor, wire: Bytes) -> None:
         as_tensor(wire, torch.bfloat16).copy_(x.detach().reshape(-1))
-        return wire
-
-    def begin(self, x: Tensor, room: Room) -> Filling:
-        return Filling(self.encode(x, room))
 
     def decode(self, wire: Bytes) -> Tensor:
-        return as_tensor(wire, torch.bfloat16).to(self._dtype)
+        return as_tensor(wire, torch.bfloat16).to(self.dtype)
 
 
-class Byte:
-    """A whole number from -127 to 127 each, and a float32 scale for each 1024 of them.
+class Int8Codec:
+    """Integers from -127 to 127, with one float32 scale for each block of 1024.
 
     The scale is the block's largest magnitude over 127, so nothing is clipped and each number is off by
     at most half a scale. A block that is not finite arrives as NaN throughout: it must not look healthy.
@@ -155,31 +147,25 @@ class Byte:
     exact = False
 
     def __init__(self, count: int, dtype: torch.dtype) -> None:
-        self._count, self._dtype = count, dtype
+        self.dtype, self._count = dtype, count
         self._blocks = -(-count // BLOCK)
         self._scales_bytes = self._blocks * 4
         self.wire_bytes = self._scales_bytes + count
 
-    def encode(self, x: Tensor, room: Room) -> Bytes:
-        wire = room.take(self.wire_bytes)
+    def encode(self, x: Tensor, wire: Bytes) -> None:
         scales, numbers = self._parts(wire)
-        padded = torch.zeros(self._blocks * BLOCK, dtype=self._dtype)
+        padded = torch.zeros(self._blocks * BLOCK, dtype=self.dtype)
         padded[: self._count].copy_(x.detach().reshape(-1))
         blocks = padded.view(self._blocks, BLOCK)
         scale = (blocks.abs().amax(1) / 127).to(torch.float32)
         scales.copy_(torch.where(torch.isfinite(scale), scale, torch.nan))
-        divisor = torch.where(scale > 0, scale, torch.ones_like(scale)).to(self._dtype)
+        divisor = torch.where(scale > 0, scale, torch.ones_like(scale)).to(self.dtype)
         rounded = (blocks / divisor[:, None]).nan_to_num_(0.0, 0.0, 0.0).round_().clamp_(-127, 127)
         numbers.copy_(rounded.view(-1)[: self._count])
-        return wire
-
-    def begin(self, x: Tensor, room: Room) -> Filling:
-        return Filling(self.encode(x, room))
 
     def decode(self, wire: Bytes) -> Tensor:
         scales, numbers = self._parts(wire)
-        each = scales.to(self._dtype).repeat_interleave(BLOCK)[: self._count]
-        return each.mul_(numbers)
+        return scales.to(self.dtype).repeat_interleave(BLOCK)[: self._count].mul_(numbers)
 
     def _parts(self, wire: Bytes) -> tuple[Tensor, Tensor]:
         whole = as_tensor(wire, torch.uint8)
@@ -188,37 +174,37 @@ class Byte:
 
 def codec(compression: Compression, count: int, dtype: torch.dtype) -> Codec:
     """The codec for vectors of ``count`` numbers. Raises ValueError for an unknown name."""
-    kinds: dict[str, type[Plain] | type[Half] | type[Byte]] = {"none": Plain, "bfloat16": Half, "int8": Byte}
+    kinds: dict[str, type[ExactCodec] | type[Bfloat16Codec] | type[Int8Codec]] = {
+        "none": ExactCodec,
+        "bfloat16": Bfloat16Codec,
+        "int8": Int8Codec,
+    }
     if compression not in kinds:
         raise ValueError(f"compression is one of {', '.join(kinds)}, not '{compression}'")
     compressible = dtype in (torch.float32, torch.float64)
     return kinds[compression if compressible else "none"](count, dtype)
 
 
-class Feedback:
-    """Error feedback: what rounding kept back of one message goes with the stream's next.
+class ErrorFeedback:
+    """An encoder of one stream that adds the rounding error of each message to the next.
 
-    So the sum of all that arrived and of what is kept back is the sum of all that was sent, up to the
-    rounding of the additions (Seide et al. 2014; Karimireddy et al. 2019, Algorithm 1).
+    So the sum of all that arrived and of the residual is the sum of all that was sent, up to the rounding
+    of the additions (Seide et al. 2014; Karimireddy et al. 2019, Algorithm 1).
     """
 
     def __init__(self, codec: Codec) -> None:
+        self.exact, self.dtype = codec.exact, codec.dtype
         self._codec = codec
         self.residual: Tensor | None = None
 
-    def begin(self, x: Tensor, room: Room) -> Filling:
-        if self._codec.exact:
-            return self._codec.begin(x, room)
-        return Filling(self.encode(x, room))
-
-    def encode(self, x: Tensor, room: Room) -> Bytes:
-        if self._codec.exact:
-            return self._codec.encode(x, room)
+    def encode(self, x: Tensor, wire: Bytes) -> None:
+        if self.exact:
+            self._codec.encode(x, wire)
+            return
         whole = x.detach().reshape(-1).to("cpu", copy=True)
         if self.residual is not None:
             whole += self.residual
-        wire = self._codec.encode(whole, room)
+        self._codec.encode(whole, wire)
         rest = whole.sub_(self._codec.decode(wire))
         # a delta that is not finite must not spoil all later ones
         self.residual = rest if bool(torch.isfinite(rest).all()) else None
-        return wire

@@ -1,10 +1,10 @@
-"""What keeps strangers out: keys of members, keys of connections, and sealed pieces of a stream.
+"""Authentication and encryption: keys of members, keys of connections, and sealed pieces of a stream.
 
-A connection's keys come from an X25519 exchange in which both sides use a fresh key and the key that they
-published at the rendezvous (the three products of Noise's KK pattern), with the run's secret as the salt of
-HKDF-SHA256 and the whole exchange as its context. So only members that know the secret get keys, and nobody
-who learns them later can read what was sent. Pieces are sealed with an AEAD under a counter: what is
-changed, left out, repeated or moved does not open.
+A connection's keys come from an X25519 exchange in which both sides use an ephemeral key and the key that
+they published at the rendezvous (the three products of Noise's KK pattern), with the run's secret as the salt
+of HKDF-SHA256 and the whole exchange as its context. So only members that know the secret get keys, and they
+do not serve to read what was sent earlier. Pieces are sealed with an AEAD whose nonce is a counter: a piece
+that was changed, left out, repeated or moved is not accepted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 import hmac
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cryptography.exceptions import InvalidTag
@@ -30,7 +30,7 @@ __all__ = ["CIPHERS", "TAG_BYTES", "AeadStream", "Identity", "InvalidTag", "Peer
 
 @dataclass(frozen=True)
 class PeerRecord:
-    """What a member tells at the rendezvous: where it listens, and its public key [32 bytes]."""
+    """What a member publishes at the rendezvous: where it listens, and its public key [32 bytes]."""
 
     rank: int
     address: str
@@ -44,37 +44,31 @@ class PeerRecord:
 
     @staticmethod
     def read(text: bytes, run: bytes, epoch: int, secret: bytes) -> PeerRecord:
-        """Raises ValueError if it was not made with the run's secret, or is no card at all."""
+        """Raises ValueError if it was not made with the run's secret, or is not a record at all."""
         try:
             body = json.loads(text)
             key, incarnation = bytes.fromhex(body["key"]), bytes.fromhex(body["incarnation"])
-            card = PeerRecord(int(body["rank"]), str(body["address"]), int(body["port"]), key, incarnation)
+            record = PeerRecord(int(body["rank"]), str(body["address"]), int(body["port"]), key, incarnation)
             proof = str(body["proof"])
         except (KeyError, TypeError, ValueError) as problem:
-            raise ValueError(f"it is no card ({problem!r})") from None
+            raise ValueError(f"it is not a record ({problem!r})") from None
         if len(key) != 32 or len(incarnation) != 16:
             raise ValueError("its key has the wrong length")
-        if not hmac.compare_digest(proof, card._proof(run, epoch, secret)):
+        if not hmac.compare_digest(proof, record._proof(run, epoch, secret)):
             raise ValueError("it was not made with this run's secret")
-        return card
+        return record
 
     def _body(self) -> dict[str, Any]:
-        return {
-            "rank": self.rank,
-            "address": self.address,
-            "port": self.port,
-            "key": self.key.hex(),
-            "incarnation": self.incarnation.hex(),
-        }
+        return {**asdict(self), "key": self.key.hex(), "incarnation": self.incarnation.hex()}
 
     def _proof(self, run: bytes, epoch: int, secret: bytes) -> str:
-        words = json.dumps([run.hex(), epoch, self._body()], sort_keys=True).encode()
-        return hmac.new(secret, words, hashlib.sha256).hexdigest()
+        content = json.dumps([run.hex(), epoch, self._body()], sort_keys=True).encode()
+        return hmac.new(secret, content, hashlib.sha256).hexdigest()
 
 
 @dataclass
 class Identity:
-    """A member's own key pair, made anew in each process."""
+    """A member's own key pair, generated in each process."""
 
     private: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate, repr=False)
     incarnation: bytes = field(default_factory=lambda: os.urandom(16))
@@ -86,21 +80,25 @@ class Identity:
 
 def connection_keys(
     mine: X25519PrivateKey,
-    fresh: X25519PrivateKey,
+    ephemeral: X25519PrivateKey,
     their_key: bytes,
-    their_fresh: bytes,
+    their_ephemeral: bytes,
     context: bytes,
     secret: bytes,
     dials: bool,
 ) -> tuple[bytes, bytes]:
-    """(key to send with, key to receive with), 32 bytes each; ``context`` is what both sides have said.
+    """(key to send with, key to receive with), 32 bytes each. context: the hellos of both sides.
 
     Raises ValueError for a public key of small order.
     """
     theirs = X25519PublicKey.from_public_bytes(their_key)
-    theirs_fresh = X25519PublicKey.from_public_bytes(their_fresh)
-    products = [fresh.exchange(theirs_fresh), fresh.exchange(theirs), mine.exchange(theirs_fresh)]
-    if not dials:  # both sides must join them in one order: fresh-fresh, dialler's fresh, listener's fresh
+    theirs_ephemeral = X25519PublicKey.from_public_bytes(their_ephemeral)
+    products = [
+        ephemeral.exchange(theirs_ephemeral),
+        ephemeral.exchange(theirs),
+        mine.exchange(theirs_ephemeral),
+    ]
+    if not dials:  # the same order on both sides: both ephemeral, the dialler's, the listener's
         products[1], products[2] = products[2], products[1]
     info = b"murmurate connection 1" + hashlib.sha256(context).digest()
     both = HKDF(hashes.SHA256(), 64, salt=secret, info=info).derive(b"".join(products))
@@ -108,10 +106,10 @@ def connection_keys(
 
 
 class AeadStream:
-    """One direction of one connection: seals or opens pieces in their order.
+    """One direction of one connection: seals or opens pieces in order.
 
-    encrypt: seal by ``cipher``; False leaves the pieces readable and adds only a tag (AES-GMAC), without
-    which they are not taken.
+    encrypt: seal by ``cipher``; False leaves the pieces readable and only adds a tag that authenticates them
+    (AES-GMAC).
     """
 
     def __init__(self, key: bytes, encrypt: bool = True, cipher: str = "aes-256-gcm") -> None:
@@ -124,17 +122,17 @@ class AeadStream:
         return self._count.to_bytes(12, "little")
 
     def tag(self, piece: Any) -> bytes:
-        """[16] over a piece that stays readable."""
+        """[16] authenticates a piece that stays readable."""
         return self._aead.encrypt(self._nonce(), b"", piece)  # type: ignore[no-any-return]
 
     def check(self, piece: Any, tag: Any) -> None:
-        """Raises InvalidTag if the piece is not what was sent here."""
+        """Raises InvalidTag if the piece is not the one that was sent."""
         self._aead.decrypt(self._nonce(), tag, piece)
 
-    def close_into(self, piece: Any, out: Any) -> None:
-        """``out`` has room for the piece and 16 bytes more."""
+    def seal_into(self, piece: Any, out: Any) -> None:
+        """out: room for the piece and 16 bytes more."""
         self._aead.encrypt_into(self._nonce(), piece, None, out)
 
     def open_into(self, sealed: Any, out: Any) -> None:
-        """Raises InvalidTag; ``out`` then holds nothing to be used."""
+        """Raises InvalidTag; the content of ``out`` must then not be used."""
         self._aead.decrypt_into(self._nonce(), sealed, None, out)

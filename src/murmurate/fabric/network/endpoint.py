@@ -1,4 +1,4 @@
-"""A member's connections: the rendezvous, the listener, and who gets what arrives."""
+"""All connections of a member: the rendezvous, the listener, and the routing of frames to channels."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("murmurate.fabric.network.fabric")
 
 _HANDSHAKE_SECONDS = 5.0
-_STRANGERS = 16  # handshakes at once, beyond one a member
+_SPARE_HANDSHAKES = 16  # at once, beyond one for each member
 _JOIN_SECONDS = 2.0
-_FIRST_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 20e-6, 500e-6  # between two looks into memory
+_FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 20e-6, 500e-6  # of shared memory
 
 
 class Receiver(Protocol):
-    """A channel, as its member's connections see it; called with the lock held."""
+    """A channel, as the endpoint uses it; called with the lock held."""
 
     def room(self, frame: Frame, length: int) -> Any: ...
     def deliver(self, sender: int, frame: Frame) -> None: ...
-    def announced(self, sender: int, what: str, rest: tuple[str, ...], value: Any) -> None: ...
+    def announced(self, sender: int, key: str, rest: tuple[str, ...], value: Any) -> None: ...
     def due(self, peer: int) -> Frame | None: ...
-    def met(self, peer: int) -> None: ...
-    def returned(self, peer: int) -> None: ...
+    def local_peer_found(self, peer: int) -> None: ...
+    def peer_restarted(self, peer: int) -> None: ...
 
 
 class Endpoint:
@@ -63,84 +63,84 @@ class Endpoint:
         self.changed = threading.Condition(self.lock)
         self.closed = False
         self.refused: collections.Counter[str] = collections.Counter()
-        self.pool = Pool(keep=16)  # for what comes
-        lender = credentials.lender
-        self.wires = Pool()  # for what goes out
-        # for what goes out of collectives, where a neighbour may read it
-        self.parts = Pool() if lender is None else Pool(keep=16, fresh=lender.buffer)
+        self.pool = Pool(keep=16)  # for incoming payloads
+        self.wires = Pool()  # for outgoing payloads
+        # for outgoing payloads of collectives, which local peers read in shared memory
+        shm = credentials.shm
+        self.parts = Pool() if shm is None else Pool(keep=16, fresh=shm.new_buffer)
         self.connections: dict[int, PeerConnection] = {}
         self._run_state, self._store = run_state, store
         self._channels: dict[bytes, Receiver] = {}
         self.pending = PendingMessages(size)
-        self._turn: dict[int, int] = {}
-        self._strangers: set[socket.socket] = set()
+        self._next_channel: dict[int, int] = {}  # by peer: which channel is asked first
+        self._handshakes: set[socket.socket] = set()  # connections that have not authenticated yet
         self._listener = socket.create_server(
-            (address, 0), family=_family(address), backlog=size + _STRANGERS
+            (address, 0), family=_family(address), backlog=size + _SPARE_HANDSHAKES
         )
         self._acceptor = threading.Thread(target=self._listen, name="listener", daemon=True)
         self._acceptor.start()
         try:
-            self._meet(address)
+            self._rendezvous(address)
         except BaseException:
-            self._shut()
+            self._close_connections()
             raise
 
     # -- the rendezvous -----------------------------------------------------------------------------
 
-    def _meet(self, address: str) -> None:
-        """Leave our card, wait for everybody's, and then for the connections."""
+    def _rendezvous(self, address: str) -> None:
+        """Publish our record, wait for those of all others, and then for the connections."""
         me = self.credentials
         port = self._listener.getsockname()[1]
-        card = PeerRecord(self.rank, address, port, me.identity.public, me.identity.incarnation)
-        self._store.set(self._key(self.rank), card.sign(me.run, me.epoch, me.secret).decode())
+        record = PeerRecord(self.rank, address, port, me.identity.public, me.identity.incarnation)
+        self._store.set(self._key(self.rank), record.sign(me.run, me.epoch, me.secret).decode())
         end = time.monotonic() + self.deadline_seconds
         others = [rank for rank in range(self.size) if rank != self.rank]
-        cards = {rank: self._await_card(rank, end) for rank in others}
+        records = {rank: self._await_record(rank, end) for rank in others}
         with self.lock:
-            for rank, theirs in cards.items():
+            for rank, theirs in records.items():
                 self.connections[rank] = PeerConnection(self, theirs)
             for connection in self.connections.values():
                 connection.start()
-            # who is late after this is silent, which everything else can cope with
+            # a connection that is missing after this is treated as a silent one
             self.wait(
                 lambda: all(x.connected for x in self.connections.values()), min(self.deadline_seconds, 10.0)
             )
 
-    def _await_card(self, rank: int, end: float) -> PeerRecord:
-        problem = "it has not come"
+    def _await_record(self, rank: int, end: float) -> PeerRecord:
+        problem = "it did not arrive"
         while (left := end - time.monotonic()) > 0:
             try:
                 self._store.wait([self._key(rank)], datetime.timedelta(seconds=left))
             except RuntimeError:  # torch's DistStoreError, at the deadline
                 break
-            card, problem = self._card(rank)
-            if card is not None:
-                return card
+            record, problem = self._read_record(rank)
+            if record is not None:
+                return record
             time.sleep(min(0.05, max(left, 0.0)))
         raise FabricError(
             f"rank {self.rank} waited {self.deadline_seconds:g} s for rank {rank} at the rendezvous: "
             f"{problem}. Look at its log, and start all members with the same run id, epoch and secret."
         )
 
-    def _card(self, rank: int) -> tuple[PeerRecord | None, str]:
+    def _read_record(self, rank: int) -> tuple[PeerRecord | None, str]:
         me = self.credentials
         try:
-            card = PeerRecord.read(self._store.get(self._key(rank)), me.run, me.epoch, me.secret)
-            if card.rank != rank:
-                raise ValueError(f"it calls itself rank {card.rank}")
+            record = PeerRecord.read(self._store.get(self._key(rank)), me.run, me.epoch, me.secret)
+            if record.rank != rank:
+                raise ValueError(f"it is that of rank {record.rank}")
         except ValueError as problem:
             with self.lock:
-                self.refuse("key", f"the card of rank {rank} is not taken: {problem}", rank)
+                self.refuse("key", f"the record of rank {rank} is refused: {problem}", rank)
             return None, str(problem)
-        return card, ""
+        return record, ""
 
     def _key(self, rank: int) -> str:
         return f"murmurate/{self.credentials.run.hex()}/{self.credentials.epoch}/{rank}"
 
-    def renew(self, rank: int) -> PeerRecord | None:
+    def current_record(self, rank: int) -> PeerRecord | None:
         try:
-            return self._card(rank)[0]
-        except RuntimeError:  # the store has gone; the connections need it no more
+            return self._read_record(rank)[0]
+        except RuntimeError:  # the store has gone; connections do not need it any more
             return None
 
     # -- the listener -------------------------------------------------------------------------------
@@ -148,61 +148,64 @@ class Endpoint:
     def _listen(self) -> None:
         while True:
             try:
-                line, _ = self._listener.accept()
+                sock, _ = self._listener.accept()
             except OSError:
                 return
             with self.lock:
-                crowded = len(self._strangers) >= self.size + _STRANGERS
+                crowded = len(self._handshakes) >= self.size + _SPARE_HANDSHAKES
                 if crowded:
-                    self.refuse("crowd", "too many connections that have not said who they are")
+                    self.refuse("crowd", "too many connections that have not authenticated yet")
                 else:
-                    self._strangers.add(line)
+                    self._handshakes.add(sock)
             if crowded:
-                line.close()
+                sock.close()
             else:
-                threading.Thread(target=self._greet, args=(line,), daemon=True).start()
+                threading.Thread(target=self._accept, args=(sock,), daemon=True).start()
 
-    def _greet(self, line: socket.socket) -> None:
-        """A handshake within its deadline, whatever the other side does or does not."""
-        limit = threading.Timer(_HANDSHAKE_SECONDS, _hang_up, (line,))
+    def _accept(self, sock: socket.socket) -> None:
+        """A handshake that ends within its deadline, whatever the other side does."""
+        limit = threading.Timer(_HANDSHAKE_SECONDS, _shut_down, (sock,))
         limit.daemon = True
         limit.start()
         try:
-            meeting = answer(self.credentials, line, self._card_for, self._received_of, _HANDSHAKE_SECONDS)
+            handshake = answer(
+                self.credentials,
+                sock,
+                self._record_of,
+                lambda rank: self.connections[rank].received,
+                _HANDSHAKE_SECONDS,
+            )
             limit.cancel()
             with self.lock:
                 if self.closed:
                     raise Closed
-                self.connections[meeting.rank].adopt(meeting)
+                self.connections[handshake.rank].adopt(handshake)
         except Refused as refusal:
             with self.lock:
                 cause = "handshake" if refusal.cause == "truncated" else refusal.cause
                 self.refuse(cause, str(refusal))
-            line.close()
+            sock.close()
         except (Closed, OSError, RuntimeError):
-            line.close()
+            sock.close()
         finally:
             limit.cancel()
             with self.lock:
-                self._strangers.discard(line)
+                self._handshakes.discard(sock)
 
-    def _card_for(self, rank: int, incarnation: bytes) -> PeerRecord | None:
-        """The card under which that member may come in; a restarted one's is read anew."""
+    def _record_of(self, rank: int, incarnation: bytes) -> PeerRecord | None:
+        """The record with which that member may connect; a restarted one's is read from the store."""
         connection = self.connections.get(rank)
         if connection is None:
-            raise Closed  # before our own connections are made, or nobody we know: it will try again
-        if connection.card.incarnation == incarnation:
-            return connection.card
-        card = self.renew(rank)
-        if card is None or card.incarnation != incarnation:
+            raise Closed  # our own connections are not made yet, or the rank is unknown: it will try again
+        if connection.record.incarnation == incarnation:
+            return connection.record
+        record = self.current_record(rank)
+        if record is None or record.incarnation != incarnation:
             return None
-        connection.replace(card)
-        return card
+        connection.replace(record)
+        return record
 
-    def _received_of(self, rank: int, incarnation: bytes) -> int:
-        return self.connections[rank].received
-
-    # -- what connections ask -----------------------------------------------------------------------------
+    # -- called by connections --------------------------------------------------------------------
 
     def room(self, connection: PeerConnection, frame: Frame, length: int) -> Any:
         with self.lock:
@@ -227,43 +230,43 @@ class Endpoint:
         if channel is not None:
             channel.announced(connection.peer, key[0], key[2:], value)
         else:
-            self.pending.hear(connection.peer, key, value)
+            self.pending.keep_announced(connection.peer, key, value)
 
     def due(self, connection: PeerConnection) -> Frame | None:
         channels = list(self._channels.values())
-        start = self._turn.get(connection.peer, 0)
+        start = self._next_channel.get(connection.peer, 0)
         for step in range(len(channels)):
             index = (start + step) % len(channels)
             frame = channels[index].due(connection.peer)
             if frame is not None:
-                self._turn[connection.peer] = index + 1
+                self._next_channel[connection.peer] = index + 1
                 return frame
         return None
 
-    def refuse(self, cause: str, words: str, rank: int | None = None) -> None:
-        """Count it; log the first of a cause, and then ever fewer, as strangers may try for ever."""
+    def refuse(self, cause: str, sentence: str, rank: int | None = None) -> None:
+        """Count a refusal; log the first of a cause and then ever fewer, so that the log stays short."""
         self.refused[cause] += 1
         count = self.refused[cause]
         if count & (count - 1) == 0:
             who = "" if rank is None else f" (rank {rank})"
-            log.warning("refused [%s, no. %d]%s: %s", cause, count, who, words)
+            log.warning("refused [%s, no. %d]%s: %s", cause, count, who, sentence)
 
-    def met(self, connection: PeerConnection) -> None:
+    def local_peer_found(self, connection: PeerConnection) -> None:
         for channel in self._channels.values():
-            channel.met(connection.peer)
+            channel.local_peer_found(connection.peer)
 
-    def returned(self, connection: PeerConnection) -> None:
+    def peer_restarted(self, connection: PeerConnection) -> None:
         self.pending.forget_announced(connection.peer)
         for channel in self._channels.values():
-            channel.returned(connection.peer)
+            channel.peer_restarted(connection.peer)
 
     def notify(self) -> None:
         self.changed.notify_all()
 
-    # -- what channels ask --------------------------------------------------------------------------
+    # -- called by channels -----------------------------------------------------------------------
 
-    def join_channel(self, identity: bytes, channel: Receiver) -> None:
-        """From now on what arrives for it goes there, beginning with what came early, where that fits."""
+    def add_channel(self, identity: bytes, channel: Receiver) -> None:
+        """Deliver to ``channel`` all frames for it from now on, beginning with those that arrived early."""
         with self.lock:
             if identity in self._channels:
                 raise FabricError("a channel of that name exists already: give each its own")
@@ -277,7 +280,7 @@ class Endpoint:
 
     @contextlib.contextmanager
     def _refusing(self, rank: int) -> Iterator[None]:
-        """What ``rank`` sent is refused here: the thread that read it has long gone on."""
+        """Count a refusal within: the thread that read the frame of ``rank`` is not here to do it."""
         try:
             yield
         except Refused as refusal:
@@ -287,33 +290,33 @@ class Endpoint:
         try:
             return self._channels.get(bytes.fromhex(name))
         except ValueError:
-            raise Refused("meta", "a control message about no channel") from None
+            raise Refused("meta", "a control message without a channel") from None
 
     def wait(self, condition: Any, deadline_seconds: float, in_memory: bool = False) -> bool:
-        """Wait under the lock; a death on the run state is noticed within 50 ms.
+        """Wait with the lock released; a death in the run state is noticed within 50 ms.
 
-        in_memory: what a neighbour does there makes the condition true, and nobody wakes us for that.
+        in_memory: a local peer may make the condition true in shared memory, without waking this thread.
         """
         if condition():
             return True
-        end, pause = time.monotonic() + deadline_seconds, _FIRST_LOOK_SECONDS
+        end, pause = time.monotonic() + deadline_seconds, _FIRST_POLL_SECONDS
         while (left := end - time.monotonic()) > 0:
-            looks = in_memory and any(connection.near is not None for connection in self.connections.values())
-            self.changed.wait(min(left, pause if looks else 0.05))
+            polls = in_memory and any(x.local_peer is not None for x in self.connections.values())
+            self.changed.wait(min(left, pause if polls else 0.05))
             if condition():
                 return True
-            pause = min(pause * 1.5, _LONGEST_LOOK_SECONDS)
+            pause = min(pause * 1.5, _LONGEST_POLL_SECONDS)
         return False
 
     def dead(self, rank: int) -> bool:
-        """Known to be dead, and nothing more can come of it."""
+        """Whether it is known to be dead, and all that it sent has arrived."""
         if rank == self.rank:
             return False
         connection = self.connections[rank]
-        return connection.dead or (self._marked(rank) and not connection.connected)
+        return connection.dead or (self._is_marked_dead(rank) and not connection.connected)
 
     def gone(self, rank: int) -> bool:
-        """Dead, or finished: it will do nothing more that anybody waits for."""
+        """Whether it is dead or finished: there is no use in waiting for it."""
         if rank == self.rank:
             return False
         connection, state = self.connections[rank], self._run_state
@@ -321,23 +324,23 @@ class Endpoint:
         return self.dead(rank) or connection.finished or ended
 
     def out_of_reach(self, rank: int) -> bool:
-        """Silent for half of the deadline of a collective."""
+        """Whether it has been silent for half of the deadline of a collective."""
         return rank != self.rank and self.connections[rank].silent_seconds > self.deadline_seconds / 2
 
     def has_lost(self, rank: int) -> bool:
-        """Dead, or silent for as long as the deadline."""
+        """Whether it is dead, or has been silent for as long as the deadline."""
         silent = rank != self.rank and self.connections[rank].silent_seconds > self.deadline_seconds
         return silent or self.dead(rank)
 
     def living(self) -> Sequence[int]:
         with self.lock:
-            return [rank for rank in range(self.size) if rank == self.rank or self._lives(rank)]
+            return [rank for rank in range(self.size) if rank == self.rank or self._is_alive(rank)]
 
-    def _lives(self, rank: int) -> bool:
-        return not (self._marked(rank) or self.dead(rank) or self.connections[rank].silent)
+    def _is_alive(self, rank: int) -> bool:
+        return not (self._is_marked_dead(rank) or self.dead(rank) or self.connections[rank].silent)
 
-    def _marked(self, rank: int) -> bool:
-        """The launcher has marked it dead."""
+    def _is_marked_dead(self, rank: int) -> bool:
+        """Whether the launcher has marked it dead in the run state."""
         return self._run_state is not None and not self._run_state.is_alive(rank)
 
     # -- the end ------------------------------------------------------------------------------------
@@ -358,19 +361,19 @@ class Endpoint:
             if not self.wait(over, linger_seconds):
                 late = [x.peer for x in self.connections.values() if not x.drained and not self.dead(x.peer)]
                 if late:
-                    log.warning("rank(s) %s have not had everything within %g s", late, linger_seconds)
-        self._shut()
+                    log.warning("rank(s) %s did not receive all messages within %g s", late, linger_seconds)
+        self._close_connections()
 
-    def _shut(self) -> None:
+    def _close_connections(self) -> None:
         with self.lock:
             self.closed = True
-            strangers = list(self._strangers)
+            handshakes = list(self._handshakes)
             self.notify()
         with contextlib.suppress(OSError):  # closing alone does not wake an accept
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for line in strangers:
-            _hang_up(line)
+        for sock in handshakes:
+            _shut_down(sock)
         for connection in self.connections.values():
             connection.close()
         for connection in self.connections.values():
@@ -378,16 +381,16 @@ class Endpoint:
         self._acceptor.join(_JOIN_SECONDS)
 
 
-def _hang_up(line: socket.socket) -> None:
+def _shut_down(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        line.shutdown(socket.SHUT_RDWR)
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
-def short(*words: object, size_bytes: int = 8) -> bytes:
-    """A name for a channel or a run, of fixed length."""
-    text = "\0".join(str(word) for word in words).encode()
+def digest(*names: object, size_bytes: int = 8) -> bytes:
+    """A digest that identifies a channel or a run, of fixed length."""
+    text = "\0".join(str(name) for name in names).encode()
     return hashlib.blake2b(text, digest_size=size_bytes).digest()

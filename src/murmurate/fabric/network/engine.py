@@ -1,4 +1,4 @@
-"""What carries a collective in which nobody is lost: an attempt that gives a result, or gives up."""
+"""The protocol of engines, which carry the collectives in which no member is lost."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Attempt:
-    """One member's part in a round that an engine is to carry.
+    """One member's part in a round that an engine tries to carry.
 
-    round, call: all members have the same. members: ranks of the fabric, ascending, the own one among them.
-    x: [N] on the CPU, which must stay as it is; None where the call needs none of us. published: the newest
-    version of the own register.
-    hopeless: whether to give up by now; called with the lock held.
+    round, call: the same on all members. members: ranks of the fabric, ascending, this one among them.
+    x: [N] on the CPU, not to be changed; None where the call needs no vector of this member. published: the
+    newest version of this member's register. should_abort: called with the lock held.
     """
 
     rank: int
@@ -25,7 +24,7 @@ class Attempt:
     members: list[int]
     x: Tensor | None
     published: int
-    hopeless: Callable[[], bool]
+    should_abort: Callable[[], bool]
 
     @property
     def others(self) -> list[int]:
@@ -34,8 +33,8 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Carried:
-    """parts: a buffer of what comes of the round, still to be divided by ``divisor``. versions: what each
-    member had published before."""
+    """The result of an attempt. parts: a buffer of vectors, still to be divided by ``divisor``. versions: of
+    each member's register before the round."""
 
     parts: Any
     versions: dict[int, int]
@@ -44,5 +43,5 @@ class Carried:
 
 class Engine(Protocol):
     def carry(self, attempt: Attempt) -> Carried | None:
-        """None if it gave up. To be called without the lock."""
+        """The result, or None if the attempt was aborted. To be called without the lock."""
         ...

@@ -1,21 +1,19 @@
 """The fabric across hosts: an authenticated and encrypted TCP connection between each two members.
 
-*Register*: a connection is an edge. A reader has one version asked for at a time, so it gets the newest
-whenever the connection is free, and a publisher sends nothing to those who do not read (``register``).
+*Register*: a reader has at most one request pending, so it gets the newest version whenever the connection is
+free, and a publisher sends nothing to members that do not read (``register``).
 
-*Mail*: numbered, acknowledged and sent again over a new connection; what ``send`` accepted arrives
-once, however often the connection is cut, as long as both processes live (``connection``,
-``mailbox``).
+*Mail*: numbered, acknowledged, and sent again over a new connection; a message that ``send`` accepted arrives
+once, however often the connection breaks, as long as both processes live (``connection``, ``mailbox``).
 
-*Neighbours*, members on one host, have both in memory that both map, as the processes fabric has
-(``shm_channel``):
-nothing of them goes over the connection.
+*Local peers*, members on one host, exchange both in shared memory, as on the processes fabric
+(``shm_channel``).
 
-*Collective*: straight between members, or by gloo where nothing is to be encrypted; through the lowest living
-member when somebody is lost (``collectives``). Shared memory is not offered.
+*Collectives*: directly between the members, or by gloo where nothing has to be encrypted; through the lowest
+living member when one is lost (``collectives``). Shared memory is not offered to strategies.
 
-What is not from a member of this run and epoch, or not as it was sent, is refused, counted in
-``NetworkFabric.refused`` by cause, and named in the log ``murmurate.fabric.network.fabric``.
+Messages from outside this run and epoch, and messages that were changed on their way, are refused, counted by
+cause in ``NetworkFabric.refused``, and logged to ``murmurate.fabric.network.fabric``.
 """
 
 from __future__ import annotations
@@ -27,20 +25,20 @@ import os
 import secrets
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from murmurate.errors import MissingExtra
-from murmurate.fabric.interface import Capability, Fabric, checked_group
+from murmurate.fabric.interface import Capability, Fabric, checked_group, checked_rank
 from murmurate.fabric.network.compression import Compression, codec
 from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.processes.spawn import Died, run
 
-if TYPE_CHECKING:  # what needs the package cryptography is loaded once somebody asks for this fabric
+if TYPE_CHECKING:  # modules that need the package cryptography are imported when the fabric is made
     from torch._C._distributed_c10d import Store
 
     from murmurate.fabric.network.channel import NetworkChannel
@@ -53,22 +51,22 @@ OFFERED = frozenset({Capability.COLLECTIVE, Capability.MAIL, Capability.REGISTER
 
 @dataclasses.dataclass(frozen=True)
 class NetworkFabric:
-    """What one member has of it (see ``Fabric``); it has met all others when it is made.
+    """One member's fabric (see ``Fabric``); constructing it waits for all other members.
 
-    store: where members leave their addresses and public keys for one another; nothing else goes there.
-    run_id, epoch: what is not of this run and this epoch of it is refused.
-    secret: known to the members alone. Without it, whoever can write to the store can be a member.
-    address: where this member listens and is reached; the default is seen by this host only.
-    encrypt: False leaves what is sent readable, and means to gloo; the rest is authenticated all the same.
-    run_state: of the launcher on this host, if there is one: whom it marks dead is so at once.
+    store: through which members exchange their addresses and public keys, and nothing else.
+    run_id, epoch: messages of another run or epoch are refused.
+    secret: known to the members alone. Without it, anyone who can write to the store can be a member.
+    address: at which this member listens and is reached; by default only from this host.
+    encrypt: False sends vectors in clear, and means by gloo; all other traffic is still authenticated.
+    run_state: of the launcher on this host, if any: a member that it marks dead is dead at once.
     deadline_seconds: for the rendezvous, collectives, and sends into a full queue.
     compression: of register and mail.
     cipher: "aes-256-gcm", or "chacha20-poly1305" for processors without instructions for AES.
-    silence_seconds: a connection without a heartbeat for so long is given up and made anew.
+    silence_seconds: a connection without a heartbeat for so long is closed and made again.
     shared_memory: vectors for members on the same host, started by the same user, stay in memory that both
-        map, and are not encrypted; the connection carries where that is. False sends everything.
+        map, and are not encrypted; the connection carries their address. False sends everything.
 
-    Raises MissingExtra without the package cryptography, FabricError if somebody does not come.
+    Raises MissingExtra without the package cryptography, FabricError if a member does not arrive.
     """
 
     rank: int
@@ -87,14 +85,14 @@ class NetworkFabric:
     silence_seconds: float = 4.0
     shared_memory: bool = True
     endpoint: Endpoint = dataclasses.field(init=False, repr=False)
+    capabilities: ClassVar[frozenset[Capability]] = OFFERED
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.size:
-            raise ValueError(f"There is no rank {self.rank} among {self.size}: use 0..{self.size - 1}.")
+        checked_rank(self.rank, self.size)
         if importlib.util.find_spec("cryptography") is None:
             raise MissingExtra("cryptography", "network", "The fabric between hosts")
         from murmurate.fabric.network.crypto import CIPHERS, Identity
-        from murmurate.fabric.network.endpoint import Endpoint, short
+        from murmurate.fabric.network.endpoint import Endpoint, digest
         from murmurate.fabric.network.handshake import Credentials
         from murmurate.fabric.network.shm_peer import ShmOwner
 
@@ -104,7 +102,7 @@ class NetworkFabric:
         identity = Identity()
         credentials = Credentials(
             self.rank,
-            short(self.run_id, size_bytes=16),
+            digest(self.run_id, size_bytes=16),
             self.epoch,
             self.secret or b"",
             identity,
@@ -119,12 +117,8 @@ class NetworkFabric:
         object.__setattr__(self, "endpoint", endpoint)
 
     @property
-    def capabilities(self) -> frozenset[Capability]:
-        return OFFERED
-
-    @property
     def refused(self) -> Mapping[str, int]:
-        """How many messages and connections were refused, by cause."""
+        """The number of refused messages and connections, by cause."""
         return dict(self.endpoint.refused)
 
     def living(self) -> Sequence[int]:
@@ -137,8 +131,8 @@ class NetworkFabric:
         return NetworkChannel(self.endpoint, name, like, self.compression, group)
 
     def close(self, linger_seconds: float | None = None) -> None:
-        """Take no further part, but answer the others until all have closed too or ``linger_seconds`` are
-        over (by default the deadline); then end all threads and connections."""
+        """Take no further part, but answer the others until all have closed or ``linger_seconds`` have passed
+        (by default the deadline); then end all threads and connections."""
         self.endpoint.close(self.deadline_seconds if linger_seconds is None else linger_seconds)
 
 
@@ -148,9 +142,9 @@ def run_members(
     deadline_seconds: float = 60.0,
     **options: Any,
 ) -> list[Any]:
-    """Run one function a member, each in a process of its own, with connections over loopback.
+    """As ``murmurate.fabric.processes.fabric.run_members``, with connections over loopback.
 
-    As ``murmurate.fabric.processes.fabric.run_members``; ``options`` are further ones of ``NetworkFabric``.
+    options: further ones of ``NetworkFabric``.
     """
     with tempfile.TemporaryDirectory(prefix="murmurate-") as folder:
         start = functools.partial(

@@ -1,7 +1,7 @@
-"""Frames on a connection: a head, a little JSON and a vector, cut into sealed pieces.
+"""Frames on a connection: a header, a little JSON and a vector, in authenticated pieces.
 
-Nothing of a frame is believed before its piece has opened, and no memory is taken before somebody has
-agreed to the length that its head names.
+Nothing in a frame is trusted before its piece has been authenticated, and no memory is allocated before the
+receiving channel has accepted the length in the header.
 """
 
 from __future__ import annotations
@@ -19,57 +19,58 @@ import numpy as np
 
 from murmurate.buffers import Bytes
 from murmurate.fabric.network.crypto import TAG_BYTES, AeadStream, InvalidTag
-from murmurate.fabric.network.shm_peer import PLACE, Place, ShmPeer
+from murmurate.fabric.network.shm_peer import ADDRESS, RegionAddress, ShmPeer
 
-PIECE_BYTES = 1 << 20  # large enough that Python's part is small, small enough to stay in a core's cache
+PIECE_BYTES = 1 << 20  # large enough for little overhead of Python, small enough for a core's cache
 META_LIMIT_BYTES = 1 << 18
-_LENT = 1  # a frame whose payload is not sent, but read in its sender's memory
-_READ_BYTES = 1 << 18  # at a time: the kernel's pages come back to the sender while they are in the cache
+_SHARED = 1  # flag of a frame whose payload is not sent, but read in its sender's shared memory
+_READ_BYTES = 1 << 18  # at a time, so that the sender reuses the kernel's pages while they are in the cache
 _MAGIC = b"mu"
-_HEAD = struct.Struct("<2sBB8sQ8sQQdIQ")
+_HEADER = struct.Struct("<2sBB8sQ8sQQdIQ")
 
 
 class Kind(enum.IntEnum):
     """What a frame carries."""
 
-    CONTROL = 1  # newest values of small things: acknowledgements, requests, heartbeats
+    CONTROL = 1  # newest values of control state: acknowledgements, requests, heartbeats
     REGISTER = 2  # a version of a published vector
     MAIL = 3
     ROUND = 4  # a part of a collective, or its result
-    FINISHED = 5  # the sender will take no further part, but answers still
+    FINISHED = 5  # the sender takes no further part, but still answers requests
 
 
 NUMBERED = frozenset({Kind.MAIL, Kind.ROUND, Kind.FINISHED})
 
 
 class Refused(Exception):
-    """A message or a connection that is not taken; ``cause`` is what it is counted under."""
+    """A message or a connection was refused, for a ``cause`` by which refusals are counted."""
 
-    def __init__(self, cause: str, words: str) -> None:
-        super().__init__(words)
+    def __init__(self, cause: str, sentence: str) -> None:
+        super().__init__(sentence)
         self.cause = cause
 
 
 class Closed(Exception):
-    """The other side ended the connection between two frames, or kept silent for too long."""
+    """The other side ended the connection between two frames, or was silent for too long."""
 
 
-class Silence(Closed):
-    """Not a byte came for as long as a connection may be silent."""
+class SilenceTimeout(Closed):
+    """No byte arrived for as long as a connection may be silent."""
 
 
-class Source(Protocol):
-    """Where a payload is read before it has been copied (see ``compression.Filling``)."""
+class PayloadSource(Protocol):
+    """A payload that is still being copied (see ``compression.WireCopy``)."""
 
     def read(self, start: int, stop: int) -> memoryview: ...
-    def upto(self, stop: int) -> None: ...
+    def copy_up_to(self, stop: int) -> None: ...
 
 
 @dataclass
 class Frame:
-    """number: in the stream of numbered frames, 0 for others. version: of a register, a round's number.
+    """One message on a connection.
 
-    payload: anything with a buffer of ``length`` bytes.
+    number: among the numbered frames; 0 for others. version: of a register, or the number of a round.
+    payload: anything with a buffer of ``length`` bytes. source: of a payload that is still being copied.
     """
 
     kind: Kind
@@ -79,7 +80,7 @@ class Frame:
     note: float = 0.0
     meta: dict[str, Any] = field(default_factory=dict)
     payload: Any = None
-    source: Source | None = field(default=None, compare=False, repr=False)  # of a payload not all there yet
+    source: PayloadSource | None = field(default=None, compare=False, repr=False)
 
     @property
     def length(self) -> int:
@@ -88,91 +89,94 @@ class Frame:
 
 @dataclass(frozen=True)
 class Origin:
-    """Which run and which epoch of it a connection belongs to; written into every head."""
+    """The run and its epoch that a connection belongs to; written into every header."""
 
     run: bytes
     epoch: int
 
 
-class Sending:
-    """A frame on its way. It may stop where the line is full, and go on in another thread."""
+class FrameWriter:
+    """Writes one frame. It may stop while the socket's buffer is full, and continue in another thread."""
 
-    def __init__(self, line: socket.socket, pieces: Iterator[list[Any]]) -> None:
-        self._line, self._pieces = line, pieces
-        self._left: list[memoryview] = []
+    def __init__(self, sock: socket.socket, pieces: Iterator[list[Any]]) -> None:
+        self._socket, self._pieces = sock, pieces
+        self._unwritten: list[memoryview] = []
 
-    def go(self, wait: bool = True) -> bool:
-        """Write on. wait: for room on the line; else False when there is none. Raises OSError."""
+    def write(self, wait: bool = True) -> bool:
+        """Write the rest. wait: for room in the socket's buffer; else return False when there is none.
+
+        Raises OSError.
+        """
         flags = 0 if wait else socket.MSG_DONTWAIT
         while True:
-            while self._left:
+            while self._unwritten:
                 try:
-                    _drop(self._left, self._line.sendmsg(self._left, [], flags))
+                    _drop(self._unwritten, self._socket.sendmsg(self._unwritten, [], flags))
                 except BlockingIOError:
                     if wait:
                         raise
-                    # what they show may change before somebody goes on
-                    self._left = [memoryview(bytes(part)) for part in self._left]
+                    # copies, as these buffers may change before another thread continues
+                    self._unwritten = [memoryview(bytes(part)) for part in self._unwritten]
                     return False
             parts = next(self._pieces, None)
             if parts is None:
                 return True
-            self._left = [memoryview(part) for part in parts]
+            self._unwritten = [memoryview(part) for part in parts]
 
 
 class Pipe:
     """One connection after its handshake. One thread sends, one receives.
 
-    lends: the peer reads payloads that lie in shared memory by itself. neighbour: we read the peer's.
+    peer_reads: the peer reads payloads in our shared memory by itself. local_peer: its shared memory, if we
+    can read it.
     """
 
     def __init__(
         self,
-        line: socket.socket,
+        sock: socket.socket,
         origin: Origin,
         sends: AeadStream,
         receives: AeadStream,
-        lends: bool = False,
-        neighbour: ShmPeer | None = None,
+        peer_reads: bool = False,
+        local_peer: ShmPeer | None = None,
     ) -> None:
-        self._line, self._origin = line, origin
+        self._socket, self._origin = sock, origin
         self._sends, self._receives = sends, receives
-        self.lends, self.neighbour = lends, neighbour
+        self.peer_reads, self.local_peer = peer_reads, local_peer
         self._sealed = memoryview(bytearray(PIECE_BYTES + TAG_BYTES))
         self._unopened = memoryview(bytearray(PIECE_BYTES + TAG_BYTES))
 
     def close(self) -> None:
-        """Wakes whoever sends or receives; they see an OSError or Closed."""
+        """Close the connection; a blocked send or receive then raises OSError or Closed."""
         with contextlib.suppress(OSError):
-            self._line.shutdown(socket.SHUT_RDWR)
-        self._line.close()
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
 
-    # -- out ----------------------------------------------------------------------------------------
+    # -- sending ------------------------------------------------------------------------------------
 
-    def send(self, frame: Frame, origin: Origin | None = None, length: int | None = None) -> None:
-        """``origin`` and ``length`` other than the true ones are for tests. Raises OSError."""
-        Sending(self._line, self._pieces(frame, frame.source, origin, length)).go()
-
-    def sending(self, frame: Frame, source: Source | None = None) -> Sending:
-        """``source``: of the payload, instead of the frame's own."""
-        return Sending(self._line, self._pieces(frame, source or frame.source))
-
-    def _pieces(
+    def writer(
         self,
         frame: Frame,
-        source: Source | None,
+        source: PayloadSource | None = None,
         origin: Origin | None = None,
         length: int | None = None,
+    ) -> FrameWriter:
+        """source: of the payload, instead of the frame's own. origin, length: false ones, in tests."""
+        return FrameWriter(self._socket, self._pieces(frame, source or frame.source, origin, length))
+
+    def _pieces(
+        self, frame: Frame, source: PayloadSource | None, origin: Origin | None, length: int | None
     ) -> Iterator[list[Any]]:
-        """What to write, piece after piece; each is to be written before the next is asked for."""
+        """The buffers to write, piece by piece; each must be written before the next is generated."""
         meta = json.dumps(frame.meta, separators=(",", ":")).encode() if frame.meta else b""
         where = origin or self._origin
-        # what is still being copied is sent behind the copy
-        lent: Place | None = getattr(frame.payload, "place", None) if self.lends and source is None else None
-        head = _HEAD.pack(
+        shared: RegionAddress | None = None
+        if self.peer_reads and source is None:  # a payload that is still being copied is always sent
+            shared = getattr(frame.payload, "address", None)
+        header = _HEADER.pack(
             _MAGIC,
             frame.kind,
-            _LENT if lent else 0,
+            _SHARED if shared else 0,
             where.run,
             where.epoch,
             frame.channel,
@@ -182,11 +186,11 @@ class Pipe:
             len(meta),
             frame.length if length is None else length,
         )
-        # what comes before the vector goes with its first piece: one wake-up less at the other end
-        parts = self._sealed_copy(head) + (self._sealed_copy(meta) if meta else [])
-        if lent is not None:
-            parts += self._sealed_copy(lent.pack())
-        if not frame.length or lent is not None:
+        # sent together with the first piece of the vector: the receiver wakes up once less
+        parts = self._sealed_copy(header) + (self._sealed_copy(meta) if meta else [])
+        if shared is not None:
+            parts += self._sealed_copy(shared.pack())
+        if not frame.length or shared is not None:
             yield parts
             return
         payload = memoryview(frame.payload).cast("B")
@@ -196,35 +200,35 @@ class Pipe:
             yield parts + self._sealed_in_place(piece)
             parts = []
             if source is not None:
-                source.upto(stop)
+                source.copy_up_to(stop)
 
-    def _sealed_copy(self, words: bytes) -> list[Any]:
+    def _sealed_copy(self, text: bytes) -> list[Any]:
         if not self._sends.encrypt:
-            return [words, self._sends.tag(words)]
-        sealed = bytearray(len(words) + TAG_BYTES)
-        self._sends.close_into(words, sealed)
+            return [text, self._sends.tag(text)]
+        sealed = bytearray(len(text) + TAG_BYTES)
+        self._sends.seal_into(text, sealed)
         return [sealed]
 
     def _sealed_in_place(self, piece: memoryview) -> list[Any]:
-        """To be written before the next piece is sealed."""
+        """The result must be written before the next piece is sealed."""
         if not self._sends.encrypt:
             return [piece, self._sends.tag(piece)]
         sealed = self._sealed[: len(piece) + TAG_BYTES]
-        self._sends.close_into(piece, sealed)
+        self._sends.seal_into(piece, sealed)
         return [sealed]
 
-    # -- in -----------------------------------------------------------------------------------------
+    # -- receiving ----------------------------------------------------------------------------------
 
     def receive(self, room: Callable[[Frame, int], Any]) -> Frame:
         """The next frame.
 
         room: (frame without payload, length) -> a writable buffer of that length; raises Refused.
-        Raises Closed, Refused or OSError; the connection is of no use afterwards.
+        Raises Closed, Refused or OSError; the connection cannot be used afterwards.
         """
-        head = bytearray(_HEAD.size)
-        self._take(memoryview(head), first=True)
-        (magic, kind, flags, run, epoch, channel, number, version, note, meta_length, length) = _HEAD.unpack(
-            head
+        header = bytearray(_HEADER.size)
+        self._receive_piece(memoryview(header), first=True)
+        (magic, kind, flags, run, epoch, channel, number, version, note, meta_length, length) = (
+            _HEADER.unpack(header)
         )
         if run != self._origin.run:
             raise Refused("run", "a message of another run")
@@ -237,47 +241,47 @@ class Pipe:
         frame = Frame(Kind(kind), channel, number, version, note)
         if meta_length:
             meta = bytearray(meta_length)
-            self._take(memoryview(meta))
+            self._receive_piece(memoryview(meta))
             frame.meta = _parsed(meta)
-        lent = self._lent(length) if flags & _LENT else None
+        shared = self._shared_payload(length) if flags & _SHARED else None
         if length:
             frame.payload = room(frame, length)
             payload = memoryview(frame.payload).cast("B")
-            if lent is not None:
-                np.copyto(np.frombuffer(payload, dtype=np.uint8), lent)
+            if shared is not None:
+                np.copyto(np.frombuffer(payload, dtype=np.uint8), shared)
             else:
                 for start in range(0, length, PIECE_BYTES):
-                    self._take(payload[start : start + PIECE_BYTES])
+                    self._receive_piece(payload[start : start + PIECE_BYTES])
         elif frame.kind is Kind.MAIL or frame.kind is Kind.REGISTER:
             raise Refused("length", "a vector without numbers")
         return frame
 
-    def _lent(self, length: int) -> Bytes:
-        """Where the payload lies in its sender's memory."""
-        text = bytearray(PLACE.size)
-        self._take(memoryview(text))
-        place = Place(*PLACE.unpack(text))
-        if self.neighbour is None or place.size_bytes != length:
-            raise Refused("meta", "a vector in memory that we were not lent")
+    def _shared_payload(self, length: int) -> Bytes:
+        """The payload in its sender's shared memory."""
+        text = bytearray(ADDRESS.size)
+        self._receive_piece(memoryview(text))
+        address = RegionAddress(*ADDRESS.unpack(text))
+        if self.local_peer is None or address.size_bytes != length:
+            raise Refused("meta", "a vector in memory that is not shared with this member")
         try:
-            return self.neighbour.look(place)
+            return self.local_peer.region(address)
         except (OSError, ValueError) as problem:
-            raise Refused("memory", f"a vector that cannot be read where it lies ({problem})") from None
+            raise Refused("memory", f"a vector that cannot be read in shared memory ({problem})") from None
 
-    def _take(self, piece: memoryview, first: bool = False) -> None:
-        """Fill ``piece`` with what its sealed form opens to."""
+    def _receive_piece(self, piece: memoryview, first: bool = False) -> None:
+        """Fill ``piece`` from its sealed form, once that is authenticated."""
         length = len(piece)
         try:
             if self._receives.encrypt:
                 sealed = self._unopened[: length + TAG_BYTES]
-                read_whole(self._line, [sealed], first)
+                read_whole(self._socket, [sealed], first)
                 self._receives.open_into(sealed, piece)
             else:
                 tag = bytearray(TAG_BYTES)
-                read_whole(self._line, [piece, memoryview(tag)], first)
+                read_whole(self._socket, [piece, memoryview(tag)], first)
                 self._receives.check(piece, tag)
         except InvalidTag:
-            raise Refused("checksum", "a message that is not as it was sent") from None
+            raise Refused("checksum", "a message that was changed on its way") from None
 
 
 def _parsed(meta: bytearray) -> dict[str, Any]:
@@ -286,25 +290,28 @@ def _parsed(meta: bytearray) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise Refused("meta", "a message whose JSON cannot be read") from None
     if not isinstance(value, dict):
-        raise Refused("meta", "a message whose JSON is no object")
+        raise Refused("meta", "a message whose JSON is not an object")
     return value
 
 
-def read_whole(line: socket.socket, buffers: list[memoryview], first: bool = False) -> None:
-    """Fill the buffers; one system call, as a rule. Raises Closed at an end before the ``first`` byte,
-    or at a silence; Refused at an end in the middle."""
+def read_whole(sock: socket.socket, buffers: list[memoryview], first: bool = False) -> None:
+    """Fill the buffers, usually in one system call.
+
+    first: a frame begins here, so the connection may end before it: Closed. Raises Refused where it ends
+    within a frame, SilenceTimeout after too long a silence.
+    """
     begun = not first
     while buffers:
         try:
             if len(buffers[0]) > _READ_BYTES:
-                count = line.recv_into(buffers[0][:_READ_BYTES], 0, socket.MSG_WAITALL)
+                count = sock.recv_into(buffers[0][:_READ_BYTES], 0, socket.MSG_WAITALL)
             else:
-                count = line.recvmsg_into(buffers, 0, socket.MSG_WAITALL)[0]
+                count = sock.recvmsg_into(buffers, 0, socket.MSG_WAITALL)[0]
         except (BlockingIOError, TimeoutError):
-            raise Silence("it was silent for too long") from None
+            raise SilenceTimeout("it was silent for too long") from None
         if count == 0:
             if begun:
-                raise Refused("truncated", "a message that ends in its middle")
+                raise Refused("truncated", "an incomplete message")
             raise Closed("it was closed")
         begun = True
         _drop(buffers, count)

@@ -1,4 +1,4 @@
-"""How two members make sure of each other before the first frame."""
+"""The handshake that authenticates two members to each other before the first frame."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import hashlib
 import os
 import socket
 import struct
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -27,14 +27,15 @@ _HELLO = struct.Struct("<4sB16sQI16s32sQ")
 _MAGIC = b"MRM2"
 _CIPHER_NUMBERS = {"aes-256-gcm": 1, "chacha20-poly1305": 2}
 _PROOF_BYTES = 32
-_HOME = struct.Struct("<Ii")  # a process, and the descriptor of the file that it is known by
+_MEMORY = struct.Struct("<Ii")  # a process, and the descriptor of its shared-memory file
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a member says of itself to each peer; all members of a run have the same but rank and keys.
+    """A member's part of every handshake; members of a run differ only in rank, keys and memory.
 
-    run: 16 bytes made from the run's id. silence_seconds: a connection that long without a byte is dead.
+    run: 16 bytes derived from the run's id. silence_seconds: a connection without a byte for so long is dead.
+    shm: this member's shared memory; None if it has no local peers.
     """
 
     rank: int
@@ -45,61 +46,55 @@ class Credentials:
     encrypt: bool
     cipher: str
     silence_seconds: float
-    lender: ShmOwner | None = None  # None: has no neighbours
+    shm: ShmOwner | None = None
 
     @property
     def origin(self) -> Origin:
         return Origin(self.run[:8], self.epoch)
 
     @property
-    def setting(self) -> int:
+    def cipher_number(self) -> int:
+        """0 without encryption."""
         return _CIPHER_NUMBERS[self.cipher] if self.encrypt else 0
 
 
-@dataclass(frozen=True)
-class Hello:
-    """The first thing said, in clear; what it claims is believed once the keys made from it fit."""
+class Hello(NamedTuple):
+    """The first message, in clear; its claims are trusted once the keys derived from it are proved.
 
-    setting: int
+    received: how many numbered frames of the receiver's incarnation the sender has.
+    """
+
+    cipher_number: int
     run: bytes
     epoch: int
     rank: int
     incarnation: bytes
-    fresh: bytes
+    ephemeral: bytes
     received: int
 
     def pack(self) -> bytes:
-        return _HELLO.pack(
-            _MAGIC,
-            self.setting,
-            self.run,
-            self.epoch,
-            self.rank,
-            self.incarnation,
-            self.fresh,
-            self.received,
-        )
+        return _HELLO.pack(_MAGIC, *self)
 
     @staticmethod
-    def read(line: socket.socket, credentials: Credentials) -> Hello:
+    def read(sock: socket.socket, credentials: Credentials) -> Hello:
         text = bytearray(_HELLO.size)
-        read_whole(line, [memoryview(text)], first=True)
+        read_whole(sock, [memoryview(text)], first=True)
         magic, *fields = _HELLO.unpack(text)
         hello = Hello(*fields)
         if magic != _MAGIC:
-            raise Refused("handshake", "it does not speak as a member does")
+            raise Refused("handshake", "it does not follow the protocol of members")
         if hello.run != credentials.run:
             raise Refused("run", "a connection of another run")
         if hello.epoch != credentials.epoch:
             raise Refused("epoch", f"a connection of epoch {hello.epoch} in epoch {credentials.epoch}")
-        if hello.setting != credentials.setting:
+        if hello.cipher_number != credentials.cipher_number:
             raise Refused("handshake", "it was started with another encryption: use the same for all members")
         return hello
 
 
 @dataclass(frozen=True)
 class Handshake:
-    """A finished handshake. received: how many numbered frames the peer has had of this incarnation."""
+    """A finished handshake. received: how many of this member's numbered frames the peer has."""
 
     pipe: Pipe
     rank: int
@@ -107,133 +102,138 @@ class Handshake:
     received: int
 
 
-def dial(credentials: Credentials, card: PeerRecord, received: int, seconds: float) -> Handshake:
+def dial(credentials: Credentials, record: PeerRecord, received: int, seconds: float) -> Handshake:
     """Connect to a peer that listens. Raises OSError, Closed or Refused.
 
     received: how many numbered frames of this peer's incarnation we have.
     """
-    line = socket.create_connection((card.address, card.port), timeout=seconds)
+    sock = socket.create_connection((record.address, record.port), timeout=seconds)
     try:
-        prepare(line, seconds)
-        fresh = X25519PrivateKey.generate()
-        ours = _hello(credentials, fresh, received)
-        line.sendall(ours.pack())
-        theirs = Hello.read(line, credentials)
-        if theirs.rank != card.rank or theirs.incarnation != card.incarnation:
-            raise Refused("key", f"rank {theirs.rank} answers at the address of rank {card.rank}")
-        return _agree(line, credentials, card, fresh, ours, theirs, dials=True)
+        set_timeouts(sock, seconds)
+        ephemeral = X25519PrivateKey.generate()
+        ours = _hello(credentials, ephemeral, received)
+        sock.sendall(ours.pack())
+        theirs = Hello.read(sock, credentials)
+        if theirs.rank != record.rank or theirs.incarnation != record.incarnation:
+            raise Refused("key", f"rank {theirs.rank} answers at the address of rank {record.rank}")
+        return _authenticate(sock, credentials, record, ephemeral, ours, theirs, dials=True)
     except BaseException:
-        line.close()
+        sock.close()
         raise
 
 
 def answer(
     credentials: Credentials,
-    line: socket.socket,
-    card_of: Callable[[int, bytes], PeerRecord | None],
-    received_of: Callable[[int, bytes], int],
+    sock: socket.socket,
+    record_of: Callable[[int, bytes], PeerRecord | None],
+    received_of: Callable[[int], int],
     seconds: float,
 ) -> Handshake:
-    """The listener's side. card_of, received_of: by rank and incarnation. Raises as ``dial``."""
-    prepare(line, seconds)
-    theirs = Hello.read(line, credentials)
-    card = card_of(theirs.rank, theirs.incarnation)
-    if card is None:
-        raise Refused("key", f"somebody who calls itself rank {theirs.rank} and is not at the rendezvous")
-    fresh = X25519PrivateKey.generate()
-    ours = _hello(credentials, fresh, received_of(theirs.rank, theirs.incarnation))
-    line.sendall(ours.pack())
-    return _agree(line, credentials, card, fresh, ours, theirs, dials=False)
+    """The listener's side. record_of: by rank and incarnation. received_of: by rank. Raises as ``dial``."""
+    set_timeouts(sock, seconds)
+    theirs = Hello.read(sock, credentials)
+    record = record_of(theirs.rank, theirs.incarnation)
+    if record is None:
+        raise Refused("key", f"it claims to be rank {theirs.rank}, and is not registered at the rendezvous")
+    ephemeral = X25519PrivateKey.generate()
+    ours = _hello(credentials, ephemeral, received_of(theirs.rank))
+    sock.sendall(ours.pack())
+    return _authenticate(sock, credentials, record, ephemeral, ours, theirs, dials=False)
 
 
-def _hello(credentials: Credentials, fresh: X25519PrivateKey, received: int) -> Hello:
+def _hello(credentials: Credentials, ephemeral: X25519PrivateKey, received: int) -> Hello:
     return Hello(
-        credentials.setting,
+        credentials.cipher_number,
         credentials.run,
         credentials.epoch,
         credentials.rank,
         credentials.identity.incarnation,
-        fresh.public_key().public_bytes_raw(),
+        ephemeral.public_key().public_bytes_raw(),
         received,
     )
 
 
-def _agree(
-    line: socket.socket,
+def _authenticate(
+    sock: socket.socket,
     credentials: Credentials,
-    card: PeerRecord,
-    fresh: X25519PrivateKey,
+    record: PeerRecord,
+    ephemeral: X25519PrivateKey,
     ours: Hello,
     theirs: Hello,
     dials: bool,
 ) -> Handshake:
-    """Make the keys, and have each side prove that it has them."""
-    said = [ours.pack(), theirs.pack()]
-    context = b"".join(said if dials else reversed(said))
+    """Derive the keys, and have each side prove that it has them."""
+    hellos = [ours.pack(), theirs.pack()]
+    context = b"".join(hellos if dials else reversed(hellos))
     try:
         keys = connection_keys(
-            credentials.identity.private, fresh, card.key, theirs.fresh, context, credentials.secret, dials
+            credentials.identity.private,
+            ephemeral,
+            record.key,
+            theirs.ephemeral,
+            context,
+            credentials.secret,
+            dials,
         )
     except ValueError:
-        raise Refused("key", "a public key that is none") from None
+        raise Refused("key", "its public key is invalid") from None
     sends, receives = (AeadStream(key, credentials.encrypt, credentials.cipher) for key in keys)
     proof = hashlib.sha256(context).digest()
-    line.sendall(proof + sends.tag(proof))
-    shown = bytearray(_PROOF_BYTES + TAG_BYTES)
+    sock.sendall(proof + sends.tag(proof))
+    answer = bytearray(_PROOF_BYTES + TAG_BYTES)
     try:
-        read_whole(line, [memoryview(shown)], first=True)
+        read_whole(sock, [memoryview(answer)], first=True)
     except Closed:
-        raise Refused("key", f"rank {card.rank} did not take our proof, or gave none") from None
+        raise Refused("key", f"rank {record.rank} did not accept our proof, or sent none") from None
     try:
-        receives.check(memoryview(shown)[:_PROOF_BYTES], memoryview(shown)[_PROOF_BYTES:])
+        receives.check(memoryview(answer)[:_PROOF_BYTES], memoryview(answer)[_PROOF_BYTES:])
     except InvalidTag:
-        raise Refused("key", f"somebody who calls itself rank {theirs.rank} without its keys") from None
-    if bytes(shown[:_PROOF_BYTES]) != proof:
+        raise Refused("key", f"it claims to be rank {theirs.rank} and does not have its keys") from None
+    if bytes(answer[:_PROOF_BYTES]) != proof:
         raise Refused("key", f"rank {theirs.rank} proved another exchange than this one")
-    neighbour, lends = _look_around(line, credentials, theirs.incarnation, sends, receives)
-    prepare(line, credentials.silence_seconds)
-    pipe = Pipe(line, credentials.origin, sends, receives, lends, neighbour)
+    local_peer, peer_reads = _find_local_peer(sock, credentials, theirs.incarnation, sends, receives)
+    set_timeouts(sock, credentials.silence_seconds)
+    pipe = Pipe(sock, credentials.origin, sends, receives, peer_reads, local_peer)
     return Handshake(pipe, theirs.rank, theirs.incarnation, theirs.received)
 
 
-def _look_around(
-    line: socket.socket, credentials: Credentials, incarnation: bytes, sends: AeadStream, receives: AeadStream
+def _find_local_peer(
+    sock: socket.socket, credentials: Credentials, incarnation: bytes, sends: AeadStream, receives: AeadStream
 ) -> tuple[ShmPeer | None, bool]:
-    """(the peer, if its memory can be read here, whether it can read ours). The peer has proved who it is."""
-    lender = credentials.lender
-    home = _HOME.pack(os.getpid(), -1 if lender is None else lender.descriptor)
-    pid, descriptor = _HOME.unpack(_exchange(line, home, sends, receives))
-    neighbour = None if lender is None else lender.neighbour(pid, descriptor, incarnation)
-    reads = _exchange(line, bytes([neighbour is not None]), sends, receives)
-    return neighbour, lender is not None and reads == b"\1"
+    """(the authenticated peer's memory, if it can be read here, whether the peer can read ours)."""
+    shm = credentials.shm
+    ours = _MEMORY.pack(os.getpid(), -1 if shm is None else shm.descriptor)
+    pid, descriptor = _MEMORY.unpack(_exchange(sock, ours, sends, receives))
+    local_peer = None if shm is None else shm.open_peer(pid, descriptor, incarnation)
+    reads = _exchange(sock, bytes([local_peer is not None]), sends, receives)
+    return local_peer, shm is not None and reads == b"\1"
 
 
-def _exchange(line: socket.socket, words: bytes, sends: AeadStream, receives: AeadStream) -> bytes:
-    """What the peer says at the same moment, of the same length."""
-    line.sendall(words + sends.tag(words))
-    heard = bytearray(len(words) + TAG_BYTES)
-    read_whole(line, [memoryview(heard)], first=True)
+def _exchange(sock: socket.socket, text: bytes, sends: AeadStream, receives: AeadStream) -> bytes:
+    """Send ``text``, and receive the peer's of the same length."""
+    sock.sendall(text + sends.tag(text))
+    received = bytearray(len(text) + TAG_BYTES)
+    read_whole(sock, [memoryview(received)], first=True)
     try:
-        receives.check(memoryview(heard)[: len(words)], memoryview(heard)[len(words) :])
+        receives.check(memoryview(received)[: len(text)], memoryview(received)[len(text) :])
     except InvalidTag:
-        raise Refused("key", "a member that lost its keys in the middle of a handshake") from None
-    return bytes(heard[: len(words)])
+        raise Refused("key", "a message in the handshake was changed on its way") from None
+    return bytes(received[: len(text)])
 
 
-def prepare(line: socket.socket, seconds: float) -> None:
-    """Blocking calls (one system call a piece) that give up after ``seconds`` without a byte."""
-    line.setblocking(True)
+def set_timeouts(sock: socket.socket, seconds: float) -> None:
+    """Make calls blocking (one system call a piece), with a timeout of ``seconds`` without a byte."""
+    sock.setblocking(True)
     limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def listens(card: PeerRecord, seconds: float) -> bool | None:
-    """Whether somebody listens there: True, False (its host says no), None (no answer)."""
-    end = time.monotonic() + seconds
+def is_listening(record: PeerRecord, seconds: float) -> bool | None:
+    """Whether a process listens at that address: True, False (its host says no), None (no answer)."""
     try:
-        socket.create_connection((card.address, card.port), timeout=max(end - time.monotonic(), 0.01)).close()
+        socket.create_connection((record.address, record.port), timeout=seconds).close()
     except ConnectionRefusedError:
         return False
     except OSError:

@@ -1,4 +1,4 @@
-"""What came for channels that this member has not made yet."""
+"""Frames and state that arrived for channels that this member has not made yet."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import numpy as np
 
 from murmurate.fabric.network.frames import Frame, Kind, Refused
 
-_BYTES = 64 << 20  # beyond which no more is taken; each connection may be just bringing something
+_MOST_BYTES = 64 << 20
 
 
 class PendingMessages:
-    """Kept by the identity of the channel, in the order of arrival; called with the endpoint's lock held."""
+    """By channel, in the order of arrival. All methods need the endpoint's lock."""
 
     def __init__(self, size: int) -> None:
-        self.frames: dict[bytes, list[tuple[int, Frame]]] = {}  # with who sent it
+        self.frames: dict[bytes, list[tuple[int, Frame]]] = {}  # with the sender
         self.announced: dict[tuple[int, tuple[str, ...]], Any] = {}
         self.bytes = 0  # of ``frames``
         self._most_announced = 1000 * size
 
     def room(self, length: int) -> Any:
-        """Where to put a payload; raises Refused. Whether it comes whole is not known yet."""
-        if length + self.bytes > _BYTES:
+        """A buffer for a payload. Raises Refused beyond the limit."""
+        if length + self.bytes > _MOST_BYTES:
             raise Refused("length", f"{length} bytes for a channel that this member has not made")
         return np.empty(length, dtype=np.uint8)
 
     def keep(self, peer: int, frame: Frame) -> None:
-        if frame.kind is not Kind.REGISTER:  # of a vector there will be a newer version
+        if frame.kind is not Kind.REGISTER:  # a newer version of that will come
             self.bytes += frame.length
             self.frames.setdefault(frame.channel, []).append((peer, frame))
 
-    def hear(self, peer: int, key: tuple[str, ...], value: Any) -> None:
+    def keep_announced(self, peer: int, key: tuple[str, ...], value: Any) -> None:
         if len(self.announced) < self._most_announced:
             self.announced[peer, key] = value
 

@@ -1,7 +1,7 @@
 """Means by torch's process groups (gloo), where connections need not be encrypted: gloo sends in clear.
 
-A group is made when a round begins that has none, and stands until a round goes wrong in it. Its addresses go
-over our connections, which know their peers; nothing else of it does.
+A group is made at the first round without one, and used until a round fails in it. Its addresses travel over
+our authenticated connections; its vectors do not.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from murmurate.fabric.interface import Traffic
 from murmurate.fabric.network.endpoint import Endpoint
 from murmurate.fabric.network.engine import Attempt, Carried
 
-_LOOK_SECONDS = 0.05  # how soon a member that waits in gloo hears what its connections say
-_BUCKET_BYTES = 8 << 20
+_POLL_SECONDS = 0.05  # while it waits for gloo, a member checks its connections so often
+_MOST_BUCKET_BYTES, _LEAST_BUCKET_BYTES = 16 << 20, 1 << 20
 _IN_FLIGHT = 2
 _THREADS = 2
-_MOST_FAILURES = 3  # of groups in which nobody was lost: then gloo does not work here, and connections carry
-_DIGITS, _BASE = 9, 128  # of a version, in numbers that even bfloat16 adds exactly
+_MOST_FAILURES = 3  # of groups without a lost member: then gloo does not work here
+_DIGITS, _BASE = 9, 128  # of a version, as digits that even bfloat16 adds exactly
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 class ProcessGroups:
-    """An ``Engine`` for means; one channel's at one member."""
+    """The ``Engine`` for means of one channel at one member."""
 
     def __init__(
         self,
@@ -44,98 +44,100 @@ class ProcessGroups:
         self._endpoint, self._identity = endpoint, identity.hex()
         self._timeout = datetime.timedelta(seconds=timeout_seconds)
         self._dtype, self._traffic = dtype, traffic
-        self.since = 0  # the round in which the present group was made; 0: there is none
+        self.since = 0  # the round in which the present group was made; 0 without a group
         self._group: Any = None
         self._members: Sequence[int] = ()
         self._failures = 0
-        self._heard: dict[str, bytes] = {}  # what members say of themselves for the group to be made
+        self._heard: dict[str, bytes] = {}  # entries of the members for the rendezvous of a group
 
-    def hear(self, what: tuple[str, ...], value: str) -> None:
-        """A member's word, (number of the group, key); with the lock held."""
-        self._heard["/".join(what)] = bytes.fromhex(value)
+    def announced(self, key: tuple[str, ...], value: str) -> None:
+        """A member's entry under (number of the group, key); with the lock held."""
+        self._heard["/".join(key)] = bytes.fromhex(value)
 
     def drop(self) -> None:
-        """A round went wrong in the present group: the next makes another."""
+        """A round failed in the present group: the next round makes another."""
         self.since, self._group = 0, None
 
     def make(self, attempt: Attempt) -> bool:
-        """Whether there is a group for this round; False: connections are to carry it, for all members alike.
+        """Whether there is a group for this round, the same on all members; else connections carry it.
 
-        Raises RuntimeError if the round has become hopeless, or gloo cannot connect.
+        Raises RuntimeError if the round should be aborted, or gloo cannot connect.
         """
         with self._endpoint.lock:
             if self.since and self._members == attempt.members:
                 return self._group is not None
             self.since, self._members, self._group = attempt.round, attempt.members, None
-            near = all(self._endpoint.connections[rank].near is not None for rank in attempt.others)
-        words = _Words(self._endpoint, self._identity, attempt, self._heard)
-        words.set(f"wants/{attempt.rank}", bytes([near, self._failures >= _MOST_FAILURES]))
-        wants = [words.get(f"wants/{rank}") for rank in attempt.members]
-        # neighbours have a faster way; and whoever has seen gloo fail again and again speaks for all
+            connections = self._endpoint.connections
+            all_local = all(connections[rank].local_peer is not None for rank in attempt.others)
+        store = _ConnectionStore(self._endpoint, self._identity, attempt, self._heard)
+        store.set(f"wants/{attempt.rank}", bytes([all_local, self._failures >= _MOST_FAILURES]))
+        wants = [store.get(f"wants/{rank}") for rank in attempt.members]
+        # shared memory is faster among local peers; and one member where gloo keeps failing decides for all
         if all(want[0] for want in wants) or any(want[1] for want in wants):
             return False
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout, options._threads = self._timeout, _THREADS
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._endpoint.address)]
-        place = list(attempt.members).index(attempt.rank)
+        position = list(attempt.members).index(attempt.rank)
         self._failures += 1  # until it has carried a round
-        self._group = dist.ProcessGroupGloo(words, place, len(attempt.members), options)
+        self._group = dist.ProcessGroupGloo(store, position, len(attempt.members), options)
         return True
 
     def carry(self, attempt: Attempt) -> Carried | None:
         group, members, x = self._group, attempt.members, attempt.x
         if x is None:
-            raise ValueError("a mean is of something")
-        # behind the vector: what each member had published, its digits in a row of its own
+            raise ValueError("a mean needs the vector of every member")
+        # behind the vector, the version that each member had published: a row of digits for each
         rows = len(members) * _DIGITS
         total = as_tensor(self._endpoint.wires.take((x.numel() + rows) * self._dtype.itemsize), self._dtype)
         digits = total[x.numel() :].view(len(members), _DIGITS).zero_()
         if attempt.published:
             digits[members.index(attempt.rank)] = _digits(attempt.published, self._dtype)
-        flying: list[Any] = []
-        size = _BUCKET_BYTES // self._dtype.itemsize
+        in_flight: list[Any] = []
+        # two at least, so that one is copied while the other is on its way
+        size = min(max(x.nbytes // 2, _LEAST_BUCKET_BYTES), _MOST_BUCKET_BYTES) // self._dtype.itemsize + 1
         for start in range(0, x.numel(), size):
             stop = min(start + size, x.numel())
             total[start:stop].copy_(x[start:stop])
-            flying.append(group.allreduce([total[start : stop if stop < x.numel() else None]]))
-            if len(flying) > _IN_FLIGHT and not self._done(flying, attempt):
+            in_flight.append(group.allreduce([total[start : stop if stop < x.numel() else None]]))
+            if len(in_flight) > _IN_FLIGHT and not self._done(in_flight, attempt):
                 return None
-        while flying:
-            if not self._done(flying, attempt):
+        while in_flight:
+            if not self._done(in_flight, attempt):
                 return None
         self._failures = 0
         self._traffic.bytes += 4 * (len(members) - 1) * x.nbytes // len(members)
         versions = {rank: _number(row) for rank, row in zip(members, digits.tolist(), strict=True)}
         return Carried(total[: x.numel()].view(torch.uint8).numpy(), versions, len(members))
 
-    def _done(self, flying: list[Any], attempt: Attempt) -> bool:
-        """Wait for the first of them; False if it failed, or there is no hope."""
+    def _done(self, in_flight: list[Any], attempt: Attempt) -> bool:
+        """Wait for the first of them; False if it failed, or the attempt should be aborted."""
         lost = False
         while not lost:
             try:
-                flying[0].wait(datetime.timedelta(seconds=_LOOK_SECONDS))
-                del flying[0]
+                in_flight[0].wait(datetime.timedelta(seconds=_POLL_SECONDS))
+                del in_flight[0]
                 return True
             except RuntimeError:  # not yet, or never
-                lost = flying[0].is_completed()
+                lost = in_flight[0].is_completed()
             with self._endpoint.lock:
-                lost = lost or attempt.hopeless()
-        # a group's end waits for all that is under way, up to its timeout; nobody else should
-        threading.Thread(target=_outlive, args=(self._group, flying), daemon=True).start()
+                lost = lost or attempt.should_abort()
+        # destroying a group waits for its operations, up to their timeout: in a thread of its own
+        threading.Thread(target=_wait_for_end, args=(self._group, in_flight), daemon=True).start()
         self.drop()
         return False
 
 
-def _outlive(group: Any, flying: list[Any]) -> None:
-    for work in flying:
+def _wait_for_end(group: Any, in_flight: list[Any]) -> None:
+    for work in in_flight:
         try:
             work.wait()
         except RuntimeError:
             continue
 
 
-class _Words(Store):
-    """A store for one group's rendezvous: each member's words go to all others over our connections."""
+class _ConnectionStore(Store):
+    """A store for one group's rendezvous: each entry is sent to all other members over our connections."""
 
     def __init__(self, endpoint: Endpoint, identity: str, attempt: Attempt, heard: dict[str, bytes]) -> None:
         super().__init__()
@@ -158,9 +160,11 @@ class _Words(Store):
     def get(self, key: str) -> bytes:
         name, endpoint = f"{self._number}/{key}", self._endpoint
         with endpoint.lock:
-            endpoint.wait(lambda: name in self._heard or self._attempt.hopeless(), endpoint.deadline_seconds)
+            endpoint.wait(
+                lambda: name in self._heard or self._attempt.should_abort(), endpoint.deadline_seconds
+            )
             if name not in self._heard:
-                raise RuntimeError(f"no process group: '{key}' did not come")
+                raise RuntimeError(f"no process group: '{key}' did not arrive")
             return self._heard[name]
 
 

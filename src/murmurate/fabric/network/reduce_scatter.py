@@ -1,8 +1,9 @@
-"""Collectives straight from member to member over their connections, encrypted where these are.
+"""Collectives directly between the members, over their connections, encrypted where these are.
 
-Mean: member j gets everybody's j-th share of the vector, takes the mean by ascending rank, gives it to all.
-So a member sends 2 (n - 1) / n vectors and receives as many, whatever n is. A vector is cut into buckets, so
-that one is added while others are on their way. Neighbours read what is theirs in one another's memory.
+Mean: member j receives the j-th share of every member's vector, takes the mean in the order of ranks, and
+sends it to all. So a member sends 2 (n - 1) / n vectors and receives as many, whatever n is. A vector is
+divided into buckets, so that one is added while others are in flight. Local peers read their shares in one
+another's shared memory.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from murmurate.fabric.network.endpoint import Endpoint
 from murmurate.fabric.network.engine import Attempt, Carried
 from murmurate.fabric.network.frames import Frame, Kind
 
-_LEAST_BUCKET_BYTES, _MOST_BUCKETS = 4 << 20, 8  # a bucket's share takes a region of memory for each peer
+_LEAST_BUCKET_BYTES, _MOST_BUCKETS = 4 << 20, 8  # each bucket needs a region of shared memory for each peer
 ACTS = ("share", "mean", "whole")
 
 
 @dataclass
 class _Progress:
-    """What one member has of a round that is being carried.
+    """One member's state of a round that is being carried.
 
-    out: [k, N], what comes of it. pieces: how many of others are still awaited.
+    out: [k, N], the result. pieces: how many of other members are still awaited.
     """
 
     attempt: Attempt
@@ -39,7 +40,7 @@ class _Progress:
 
 
 class ReduceScatter:
-    """An ``Engine``; one channel's at one member."""
+    """The ``Engine`` of one channel at one member."""
 
     def __init__(
         self, endpoint: Endpoint, identity: bytes, count: int, dtype: torch.dtype, traffic: Traffic
@@ -48,7 +49,7 @@ class ReduceScatter:
         self._count, self._dtype = count, dtype
         self._arrived: dict[int, deque[tuple[int, Frame]]] = {}  # by round
         buckets = min(_MOST_BUCKETS, max(1, count * dtype.itemsize // _LEAST_BUCKET_BYTES))
-        self._buckets = _cut(0, count, buckets)
+        self._buckets = _split(0, count, buckets)
 
     def carry(self, attempt: Attempt) -> Carried | None:
         endpoint, others = self._endpoint, len(attempt.others)
@@ -65,8 +66,8 @@ class ReduceScatter:
         try:
             self._begin(round)
             while round.pieces:
-                found = self._next(attempt)
-                if found is None or not self._take(round, *found):
+                piece = self._next(attempt)
+                if piece is None or not self._take(round, *piece):
                     return None
         finally:
             with endpoint.lock:
@@ -75,19 +76,21 @@ class ReduceScatter:
         return Carried(parts, round.versions)
 
     def arrived(self, sender: int, frame: Frame) -> None:
-        """A piece of a round that this member is in, or comes to next; with the lock held."""
+        """A piece of this member's present or next round arrived; with the lock held."""
         self._arrived.setdefault(frame.version, deque()).append((sender, frame))
 
     def _next(self, attempt: Attempt) -> tuple[int, Frame] | None:
         with self._endpoint.lock:
             waiting = self._arrived.setdefault(attempt.round, deque())
-            self._endpoint.wait(lambda: bool(waiting) or attempt.hopeless(), self._endpoint.deadline_seconds)
+            self._endpoint.wait(
+                lambda: bool(waiting) or attempt.should_abort(), self._endpoint.deadline_seconds
+            )
             return waiting.popleft() if waiting else None
 
     # -- a round ------------------------------------------------------------------------------------
 
     def _begin(self, round: _Progress) -> None:
-        """Send what the others need of our vector."""
+        """Send the others what they need of this member's vector."""
         attempt = round.attempt
         x = attempt.x
         if attempt.call != "mean" and x is not None:
@@ -96,7 +99,7 @@ class ReduceScatter:
             if attempt.call != "mean" or x is None:
                 self._post(attempt, attempt.others, "whole", bucket, None if x is None else x[start:stop])
                 continue
-            shares = _cut(start, stop, len(attempt.members))
+            shares = _split(start, stop, len(attempt.members))
             for rank, (first, last) in zip(attempt.members, shares, strict=True):
                 if rank == attempt.rank:
                     round.shares.setdefault(bucket, {})[rank] = x[first:last]
@@ -104,13 +107,13 @@ class ReduceScatter:
                     self._post(attempt, [rank], "share", bucket, x[first:last])
 
     def _take(self, round: _Progress, sender: int, frame: Frame) -> bool:
-        """Put a piece where it belongs; False if it is not of what we do."""
-        attempt, members, said = round.attempt, round.attempt.members, frame.meta
-        act, bucket, published = said["act"], said.get("bucket"), said.get("published")
+        """Store a piece; False if it does not belong to this round's call."""
+        attempt, members, meta = round.attempt, round.attempt.members, frame.meta
+        act, bucket, published = meta["act"], meta.get("bucket"), meta.get("published")
         if not isinstance(bucket, int) or not isinstance(published, int) or sender not in members:
             return False
-        if bucket >= len(self._buckets) or (said.get("call"), said.get("who")) != (attempt.call, members):
-            return False  # they do something else: the leader will say what
+        if bucket >= len(self._buckets) or (meta.get("call"), meta.get("members")) != (attempt.call, members):
+            return False  # the calls differ: the leader will report how
         round.versions[sender] = published
         round.pieces -= 1
         start, stop = self._buckets[bucket]
@@ -120,7 +123,7 @@ class ReduceScatter:
             if x is not None:
                 round.out[row, start:stop].copy_(x)
             return True
-        shares = _cut(start, stop, len(members))
+        shares = _split(start, stop, len(members))
         if act == "mean":
             first, last = shares[members.index(sender)]
             round.out[0, first:last].copy_(x)
@@ -131,9 +134,9 @@ class ReduceScatter:
             self._add(round, bucket, mine, shares[members.index(attempt.rank)])
         return True
 
-    def _add(self, round: _Progress, bucket: int, shares: dict[int, Tensor], place: tuple[int, int]) -> None:
-        """All have sent their share: tell them its mean."""
-        mean = round.out[0, place[0] : place[1]]
+    def _add(self, round: _Progress, bucket: int, shares: dict[int, Tensor], own: tuple[int, int]) -> None:
+        """All members' shares are here: send them their mean. own: the range of this member's share."""
+        mean = round.out[0, own[0] : own[1]]
         first, *rest = (shares.pop(rank) for rank in sorted(shares))
         torch.add(first, rest[0], out=mean)
         for share in rest[1:]:
@@ -147,7 +150,7 @@ class ReduceScatter:
             payload = self._endpoint.parts.take(piece.numel() * self._dtype.itemsize)
             as_tensor(payload, self._dtype).copy_(piece)
         meta = {"act": act, "call": attempt.call, "bucket": bucket}
-        meta |= {"who": list(attempt.members), "published": attempt.published}
+        meta |= {"members": list(attempt.members), "published": attempt.published}
         with self._endpoint.lock:
             for rank in to:
                 frame = Frame(Kind.ROUND, self._identity, version=attempt.round, meta=meta, payload=payload)
@@ -155,7 +158,7 @@ class ReduceScatter:
                 self._endpoint.connections[rank].post(frame)
 
 
-def _cut(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
-    """``parts`` pieces of about one length."""
+def _split(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
+    """``parts`` ranges of about equal length."""
     ends = [start + (stop - start) * k // parts for k in range(parts + 1)]
     return list(itertools.pairwise(ends))

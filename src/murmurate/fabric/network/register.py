@@ -1,17 +1,17 @@
-"""The register between members: the newest version of each vector, for those who read it.
+"""The register between members: the newest version of each vector, for the members that read it.
 
-A neighbour reads it where it lies (``shm_channel``); nothing goes over the line for that.
+A local peer reads it in shared memory (``shm_channel``); nothing is sent for that.
 
-Over a connection, a reader lets a publisher know which version it has, and gets the next one as soon as there
-is one; so at most one version is on its way over an edge, and those in between are never sent. After
-``UNREAD_LIMIT`` versions that nobody looked at, the reader asks no more until somebody does: who never reads
-costs nothing.
+Over a connection, a reader requests versions newer than the one that it has, and gets the next as soon as
+there is one. So at most one version is in flight on each connection, and those in between are never sent.
+After ``UNREAD_LIMIT`` versions without a read, the reader requests no more until the next read: a member that
+never reads costs nothing.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,35 +20,35 @@ from torch import Tensor
 
 from murmurate.buffers import Bytes
 from murmurate.fabric.interface import FabricError, Traffic
-from murmurate.fabric.network.compression import Behind, Codec, Filling
+from murmurate.fabric.network.compression import Codec, CopyReader, WireCopy, begin_copy
 from murmurate.fabric.network.endpoint import Endpoint
 from murmurate.fabric.network.frames import Frame, Kind
-from murmurate.fabric.network.shm_channel import Into, Lane, ShmChannel
+from murmurate.fabric.network.shm_channel import Lane, ShmChannel
 from murmurate.fabric.processes.register import BufferedRegister
 
 UNREAD_LIMIT = 8
-_ASK_SECONDS = 1.0
-_PEEKED, _COPIED = range(2)  # what of our own register is pinned: by our own peek, and to be sent
+_REPLY_SECONDS = 1.0
+_PEEKED, _COPIED = range(2)  # pins of our own register: of our own peek, and of a copy to be sent
 
 
 @dataclass
 class _Subscription:
-    """What a reader knows of one publisher. Versions count on when the publisher is started anew."""
+    """A reader's view of one publisher. Versions continue to count when the publisher restarts."""
 
     x: Tensor | None = None
     received: int = 0
-    seen: tuple[BufferedRegister[Bytes], Lane] | None = None  # where a neighbour's lies
-    promised: int = 0  # a version that is known to exist, from a collective
-    before: int = 0  # versions of the publisher's former lives
-    asked: bool = False  # the next newer version will be sent to us
-    question: int = 0
-    answer: int = 0
+    mapped: tuple[BufferedRegister[Bytes], Lane] | None = None  # a local peer's register
+    promised: int = 0  # a version that exists for certain, as a collective has told
+    before: int = 0  # versions of the publisher's former incarnations
+    requested: bool = False  # the next newer version will be sent to us
+    question: int = 0  # number of the last request that asks for a reply
+    answered: int = 0  # number of the last request that was replied to
     unread: int = 0
 
     @property
     def version(self) -> int:
         """The newest that can be read."""
-        return self.received if self.seen is None else self.seen[0].version + self.before
+        return self.received if self.mapped is None else self.mapped[0].version + self.before
 
 
 class NetworkRegister:
@@ -61,17 +61,17 @@ class NetworkRegister:
         identity: bytes,
         codec: Codec,
         traffic: Traffic,
-        desk: ShmChannel,
+        shm: ShmChannel,
         peers: Sequence[int],
     ) -> None:
         self._endpoint, self._name, self._identity, self._codec = endpoint, name, identity, codec
-        self._traffic, self._shm = traffic, desk
+        self._traffic, self._shm = traffic, shm
         self.published = 0
-        self._newest: tuple[int, Filling] | None = None  # for the line; may be older than what lies in memory
-        self._wanting: dict[int, tuple[int, int]] = {}  # by peer: the version it has, its question
+        self._newest: tuple[int, WireCopy] | None = None  # to be sent; may be older than the one in memory
+        self._requests: dict[int, tuple[int, int]] = {}  # by peer: the version it has, its question
         self._subscriptions = {rank: _Subscription() for rank in peers}
         self._pins = np.zeros(2, dtype=np.int64).data
-        self._writing = threading.Lock()  # into the register; whoever has it takes no other
+        self._writing = threading.Lock()  # for the register in memory; its holder takes no other lock
 
     # -- publishing ---------------------------------------------------------------------------------
 
@@ -79,15 +79,15 @@ class NetworkRegister:
         version = self.published + 1
         register = self._shm.register
         if register is None or len(self._shm.lanes) < len(self._subscriptions):
-            filling = self._publish_on_lines(version, x)
-            self._publish_in_memory(version, lambda place: np.copyto(place, filling.wire))
+            copy = self._publish_on_connections(version, x)
+            self._publish_in_memory(version, lambda buffer: np.copyto(buffer, copy.wire))
         else:
-            self._publish_in_memory(version, lambda place: self._codec.encode(x, Into(place)))
+            self._publish_in_memory(version, lambda buffer: self._codec.encode(x, buffer))
             self.published, self._newest = version, None
         return version
 
-    def _publish_in_memory(self, version: int, store: Any) -> None:
-        """Unless there is no neighbour, or that version lies there."""
+    def _publish_in_memory(self, version: int, store: Callable[[Bytes], None]) -> None:
+        """Nothing to do without local peers, or if that version is there already."""
         with self._writing:
             register = self._shm.register
             if register is not None and register.version < version:
@@ -99,57 +99,53 @@ class NetworkRegister:
         for lane in list(self._shm.lanes.values()):
             yield lane.pin[0]
 
-    def _publish_on_lines(self, version: int, x: Tensor) -> Filling:
-        filling = self._codec.begin(x, self._endpoint.wires)
+    def _publish_on_connections(self, version: int, x: Tensor) -> WireCopy:
+        copy = begin_copy(self._codec, x, self._endpoint.wires.take(self._codec.wire_bytes))
         with self._endpoint.lock:
-            frame = Frame(Kind.REGISTER, self._identity, version=version, payload=filling.wire)
+            frame = Frame(Kind.REGISTER, self._identity, version=version, payload=copy.wire)
             connections = self._endpoint.connections
-            self.published, self._newest = version, (version, filling)
-            wanting = [peer for peer in self._wanting if peer not in self._shm.lanes]
-            # the first who waits, and whose line is free, gets it from this very thread
+            self.published, self._newest = version, (version, copy)
+            waiting = [peer for peer in self._requests if peer not in self._shm.lanes]
+            # this thread itself sends to the first waiting peer whose connection is idle
             first = next(
-                ((connections[p], pipe) for p in wanting if (pipe := connections[p].claim(frame))), None
+                ((connections[p], pipe) for p in waiting if (pipe := connections[p].claim(frame))), None
             )
             if first is not None:
-                self._hand_over(first[0].peer, filling)
-            for peer in wanting:
+                self._note_sent(first[0].peer, copy)
+            for peer in waiting:
                 connections[peer].nudge()
         if first is not None:
-            first[0].send_claimed(first[1], frame, filling)
-        filling.finish()
-        return filling
+            first[0].send_claimed(first[1], frame, copy)
+        copy.finish()
+        return copy
 
     def due(self, peer: int) -> Frame | None:
-        if peer in self._shm.lanes or peer not in self._wanting:
+        if peer in self._shm.lanes or peer not in self._requests:
             return None
-        if self.published <= self._wanting[peer][0]:
+        if self.published <= self._requests[peer][0]:
             return None
-        version, filling = self._filling()
-        self._hand_over(peer, filling)
-        frame = Frame(Kind.REGISTER, self._identity, version=version, payload=filling.wire)
-        frame.source = Behind(filling)
-        return frame
-
-    def _filling(self) -> tuple[int, Filling]:
-        """The newest, to be sent; copied from memory if it lies only there."""
         newest = self._newest
         if newest is None or newest[0] < self.published:
-            newest = self._newest = self._copied()
-        return newest
+            newest = self._newest = self._copied_from_memory()
+        version, copy = newest
+        self._note_sent(peer, copy)
+        frame = Frame(Kind.REGISTER, self._identity, version=version, payload=copy.wire)
+        frame.source = CopyReader(copy)
+        return frame
 
-    def _copied(self) -> tuple[int, Filling]:
+    def _copied_from_memory(self) -> tuple[int, WireCopy]:
         register = self._shm.register
-        found = None if register is None else register.peek(self._pins, _COPIED)
-        if found is None:
-            raise RuntimeError("a version that was published lies neither in a wire nor in memory")
+        newest = None if register is None else register.peek(self._pins, _COPIED)
+        if newest is None:
+            raise RuntimeError("a published version is neither in a buffer nor in shared memory")
         wire = self._endpoint.wires.take(self._codec.wire_bytes)
-        np.copyto(wire, found[0])
+        np.copyto(wire, newest[0])
         self._pins[_COPIED] = 0
-        return found[1], Filling(wire)
+        return newest[1], WireCopy(wire)
 
-    def _hand_over(self, peer: int, filling: Filling) -> None:
-        del self._wanting[peer]
-        self._traffic.bytes += filling.wire.nbytes
+    def _note_sent(self, peer: int, copy: WireCopy) -> None:
+        del self._requests[peer]
+        self._traffic.bytes += copy.wire.nbytes
 
     # -- reading ------------------------------------------------------------------------------------
 
@@ -157,51 +153,51 @@ class NetworkRegister:
         if peer == self._endpoint.rank:
             return self.published
         held = self._subscriptions[peer]
-        if held.seen is None:
+        if held.mapped is None:
             with self._endpoint.lock:
-                self._look(peer)
+                self._refresh(peer)
         return held.version
 
     def peek(self, peer: int) -> tuple[Tensor, int]:
-        found = self._own() if peer == self._endpoint.rank else self._theirs(peer)
-        if found is None:
+        newest = self._peek_own() if peer == self._endpoint.rank else self._peek_peer(peer)
+        if newest is None:
             raise FabricError(f"rank {peer} has published nothing on channel '{self._name}' yet")
-        return found
+        return newest
 
-    def _own(self) -> tuple[Tensor, int] | None:
+    def _peek_own(self) -> tuple[Tensor, int] | None:
         register, newest = self._shm.register, self._newest
-        found = None if register is None else register.peek(self._pins, _PEEKED)
-        if found is not None:
-            return self._codec.decode(found[0]), found[1]
+        in_memory = None if register is None else register.peek(self._pins, _PEEKED)
+        if in_memory is not None:
+            return self._codec.decode(in_memory[0]), in_memory[1]
         return newest and (self._codec.decode(newest[1].wire), newest[0])
 
-    def _theirs(self, peer: int) -> tuple[Tensor, int] | None:
+    def _peek_peer(self, peer: int) -> tuple[Tensor, int] | None:
         held = self._subscriptions[peer]
-        found = self._seen(held)
-        if found is None:
+        newest = self._peek_mapped(held)
+        if newest is None:
             with self._endpoint.lock:
-                self._look(peer)
-                found = self._seen(held)
-                if found is None and held.x is not None:
+                self._refresh(peer)
+                newest = self._peek_mapped(held)
+                if newest is None and held.x is not None:
                     return held.x, held.received
-        return found
+        return newest
 
-    def _seen(self, held: _Subscription) -> tuple[Tensor, int] | None:
-        """The newest of a neighbour, where it lies."""
-        seen, before = held.seen, held.before
-        found = None if seen is None else seen[0].peek(seen[1].pin, 0)
-        if found is None:
+    def _peek_mapped(self, held: _Subscription) -> tuple[Tensor, int] | None:
+        """The newest vector of a local peer, in shared memory."""
+        mapped, before = held.mapped, held.before
+        newest = None if mapped is None else mapped[0].peek(mapped[1].pin, 0)
+        if newest is None:
             return None
         self._traffic.bytes += self._codec.wire_bytes
-        return self._codec.decode(found[0]), found[1] + before
+        return self._codec.decode(newest[0]), newest[1] + before
+
+    # The lock must be held from here on.
 
     def wait_newer(self, peers: Sequence[int], seen: Sequence[int], deadline_seconds: float) -> bool:
-        """With the lock held, as all that follows."""
-
         def version(peer: int) -> int:
             return self.published if peer == self._endpoint.rank else self._subscriptions[peer].version
 
-        def spoken() -> bool:
+        def all_newer() -> bool:
             return all(
                 version(p) > v
                 or self._endpoint.gone(p)
@@ -212,44 +208,45 @@ class NetworkRegister:
         for peer in peers:
             if peer != self._endpoint.rank:
                 self._subscriptions[peer].unread = 0
-                self._ask(peer)
-        return self._endpoint.wait(spoken, deadline_seconds, in_memory=True)
+                self._request_with_reply(peer)
+        return self._endpoint.wait(all_newer, deadline_seconds, in_memory=True)
 
-    def _look(self, peer: int) -> None:
-        """Somebody reads: make sure that the newest will come, and wait for it where that is a must.
+    def _refresh(self, peer: int) -> None:
+        """Before a read: request the newest version, and wait for it where that is necessary.
 
-        A must is a version published before a collective that is over. For one round trip we wait
-        when we had not asked: the first time, and after a while without reading.
+        It is for a version that was published before a finished collective. And if no request was pending
+        (the first time, and after a while without reads), one round trip is waited for.
         """
         held, endpoint = self._subscriptions[peer], self._endpoint
         held.unread = 0
-        asked = held.asked
-        self._ask(peer)
+        requested = held.requested
+        self._request_with_reply(peer)
         if held.version < held.promised:
             endpoint.wait(
                 lambda: held.version >= held.promised or endpoint.dead(peer), endpoint.deadline_seconds
             )
-        elif not asked and held.seen is None:
+        elif not requested and held.mapped is None:
             had, question = held.version, held.question
             endpoint.wait(
                 lambda: (
                     held.version > had
-                    or held.answer >= question
+                    or held.answered >= question
                     or endpoint.dead(peer)
                     or endpoint.connections[peer].silent
                 ),
-                min(_ASK_SECONDS, endpoint.deadline_seconds),
+                min(_REPLY_SECONDS, endpoint.deadline_seconds),
             )
 
-    def _ask(self, peer: int) -> None:
+    def _request_with_reply(self, peer: int) -> None:
+        """Request the next version; the peer is to reply if there is none yet."""
         held = self._subscriptions[peer]
-        if not held.asked and held.seen is None:
+        if not held.requested and held.mapped is None:
             held.question += 1
-            self._request(peer, held, answer=True)
+            self._request(peer, held, held.question)
 
-    def _request(self, peer: int, held: _Subscription, answer: bool) -> None:
-        held.asked = True
-        request = [held.received - held.before, held.question if answer else 0]
+    def _request(self, peer: int, held: _Subscription, question: int = 0) -> None:
+        held.requested = True
+        request = [held.received - held.before, question]
         self._endpoint.connections[peer].announce(("want", self._identity.hex()), request)
 
     def promise(self, peer: int, version: int) -> None:
@@ -258,7 +255,7 @@ class NetworkRegister:
             held = self._subscriptions[peer]
             held.promised = max(held.promised, version + held.before)
 
-    # -- what comes ---------------------------------------------------------------------------------
+    # -- incoming -----------------------------------------------------------------------------------
 
     def deliver(self, sender: int, frame: Frame) -> None:
         held = self._subscriptions[sender]
@@ -268,51 +265,51 @@ class NetworkRegister:
             held.x, held.received = self._codec.decode(frame.payload), version
         held.unread += 1
         if held.unread < UNREAD_LIMIT:
-            self._request(sender, held, answer=False)
+            self._request(sender, held)
         else:
-            held.asked = False
+            held.requested = False
 
-    def announced(self, sender: int, what: str, value: Any) -> None:
-        if what == "nothing":
-            self._subscriptions[sender].answer = int(value)
+    def announced(self, sender: int, key: str, value: Any) -> None:
+        if key == "nothing":
+            self._subscriptions[sender].answered = int(value)
             return
-        self._wanting[sender] = int(value[0]), int(value[1])
-        if sender not in self._shm.lanes:  # who has one looks for itself
-            self._answer(sender)
+        self._requests[sender] = int(value[0]), int(value[1])
+        if sender not in self._shm.lanes:  # a local peer reads shared memory by itself
+            self._serve_request(sender)
 
-    def _answer(self, peer: int) -> None:
-        had, question = self._wanting[peer]
+    def _serve_request(self, peer: int) -> None:
+        had, question = self._requests[peer]
         connection = self._endpoint.connections[peer]
         if self.published > had:
             connection.nudge()
         elif question:
             connection.announce(("nothing", self._identity.hex()), question)
 
-    # -- neighbours ---------------------------------------------------------------------------------
+    # -- local peers --------------------------------------------------------------------------------
 
-    def showed(self) -> None:
-        """There is a register, perhaps since a moment ago: what was published is to lie there."""
+    def offered(self) -> None:
+        """There is a register in memory, perhaps since just now: write the newest version into it."""
         newest = self._newest
-        if newest is not None and newest[1].complete:  # else its publisher will look for a register itself
-            self._publish_in_memory(newest[0], lambda place: np.copyto(place, newest[1].wire))
+        if newest is not None and newest[1].complete:  # else the publishing thread will write it
+            self._publish_in_memory(newest[0], lambda buffer: np.copyto(buffer, newest[1].wire))
 
-    def sees(self, peer: int) -> None:
-        """A neighbour's register can be read; that answers what we asked it."""
+    def mapped(self, peer: int) -> None:
+        """A local peer's register can be read; that also answers our requests."""
         held = self._subscriptions[peer]
-        held.seen, held.asked, held.answer = self._shm.seen[peer], False, held.question
+        held.mapped, held.requested, held.answered = self._shm.mapped[peer], False, held.question
 
-    def unseen(self, peer: int) -> None:
-        """A neighbour cannot see ours after all: it gets the newest over the line."""
-        if peer in self._wanting:
-            self._answer(peer)
+    def unmapped(self, peer: int) -> None:
+        """A local peer could not map our memory after all: serve it over the connection."""
+        if peer in self._requests:
+            self._serve_request(peer)
 
-    def returned(self, peer: int) -> None:
-        self._wanting.pop(peer, None)
+    def peer_restarted(self, peer: int) -> None:
+        self._requests.pop(peer, None)
         held = self._subscriptions[peer]
-        found = self._seen(held)  # the last of its former incarnation can still be read
-        if found is not None:
-            held.x, held.received = found
-        held.seen = None
+        newest = self._peek_mapped(held)  # the last vector of its former incarnation stays readable
+        if newest is not None:
+            held.x, held.received = newest
+        held.mapped = None
         held.before = held.promised = held.received
-        if held.asked:
-            self._request(peer, held, answer=True)
+        if held.requested:
+            self._request(peer, held, held.question)

@@ -1,4 +1,4 @@
-"""What a member knows of the rounds of one channel's collectives."""
+"""A member's state of the rounds of one channel's collectives."""
 
 from __future__ import annotations
 
@@ -12,36 +12,42 @@ from murmurate.buffers import Bytes, as_tensor
 
 @dataclass
 class Result:
-    """who: took part. parts: the vectors [N] that come of it, one, or one for each of ``who``; still to be
-    divided by ``divisor``."""
+    """The result of one round.
+
+    members: those that took part. parts: a buffer of one vector [N], or of one for each member, still to be
+    divided by ``divisor``; None if no vector came. versions: of each member's register before the round.
+    """
 
     round: int
     call: str
-    who: list[int]
-    parts: Any  # a buffer of all of them, in order; None if there is nothing
+    members: list[int]
+    parts: Any
     versions: dict[int, int]
     divisor: int = 1
 
     def divide(self, dtype: torch.dtype) -> None:
-        """Before anybody else sees it."""
+        """To be called before the result is shared."""
         if self.divisor > 1:
             as_tensor(self.parts, dtype).div_(self.divisor)
             self.divisor = 1
 
 
 @dataclass
-class Part:
+class Contribution:
+    """One member's part in a round that the leader carries."""
+
     call: str
     x: Bytes | None
     version: int
 
 
 @dataclass
-class Memory:
-    """What one member knows of the rounds of one channel.
+class RoundState:
+    """One member's state of the rounds of one channel.
 
-    asked: the newest round that this member could not carry by an engine. again: the same of others, by rank.
-    behind: the round to which a member had not come when it was asked, by rank.
+    asked: the newest round that an engine could not carry here, so that the others were asked for it.
+    again: the same of other members, by rank. behind: a round that a member had not reached when it was
+    asked, by rank. parts: as leader, by round and rank.
     """
 
     members: set[int]
@@ -49,7 +55,7 @@ class Memory:
     call: str = ""
     leader: int | None = None
     last: Result | None = None
-    parts: dict[int, dict[int, Part]] = field(default_factory=dict)  # as leader: by round, by rank
+    parts: dict[int, dict[int, Contribution]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     asked: int = 0
     again: dict[int, int] = field(default_factory=dict)

@@ -1,6 +1,6 @@
-"""What a connection sends its peer, and perhaps again: numbered frames, and the newest of small things.
+"""The frames and the state that a connection sends its peer, again on a new connection if necessary.
 
-Called with the lock of the connection's member held.
+All methods need the endpoint's lock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _STATE_ITEMS = 500  # in one frame, so that it stays small
 
 
 class SendQueue:
-    """Frames stay until the peer has acknowledged them; of what is told by key, the newest value stays."""
+    """Keeps numbered frames until the peer has acknowledged them, and the newest value of each key."""
 
     def __init__(self) -> None:
         self.posted = 0
@@ -25,25 +25,25 @@ class SendQueue:
         self._changed: dict[tuple[str, ...], None] = {}
 
     def __len__(self) -> int:
-        """Frames that are not known to have arrived."""
+        """The number of frames without an acknowledgement."""
         return len(self._unacknowledged)
 
     @property
-    def first(self) -> int:
-        """The number of the first frame that is not known to have arrived, or that will be posted next."""
+    def first_unacknowledged(self) -> int:
+        """The number of the first frame without an acknowledgement, or of the next to be posted."""
         return self._unacknowledged[0].number if self._unacknowledged else self.posted + 1
 
     @property
-    def frames_wait(self) -> bool:
+    def has_frames(self) -> bool:
         return self._unsent > 0
 
     @property
-    def waits(self) -> bool:
-        """Whether there is something to send on this connection."""
+    def is_pending(self) -> bool:
+        """Whether anything is yet to be sent on this connection."""
         return self._unsent > 0 or bool(self._changed)
 
     def keep(self, frame: Frame, sent: bool = False) -> None:
-        """Number a frame. sent: somebody sends it at once, else ``next_frame`` gives it."""
+        """Number a frame. sent: the caller sends it at once; else ``next_frame`` will return it."""
         self.posted += 1
         frame.number = self.posted
         self._unacknowledged.append(frame)
@@ -54,7 +54,7 @@ class SendQueue:
         self._changed[key] = None
 
     def next_state(self) -> Frame | None:
-        """What has changed, as much as goes into a frame."""
+        """The values that have changed, as many as fit into a frame."""
         if not self._changed:
             return None
         keys = list(itertools.islice(self._changed, _STATE_ITEMS))
@@ -69,18 +69,18 @@ class SendQueue:
         return self._unacknowledged[len(self._unacknowledged) - self._unsent - 1]
 
     def acknowledge(self, number: int) -> None:
-        """The peer has had all frames up to that one."""
+        """The peer has received all frames up to that one."""
         while self._unacknowledged and self._unacknowledged[0].number <= number:
             self._unacknowledged.popleft()
         self._unsent = min(self._unsent, len(self._unacknowledged))
 
-    def say_again(self) -> None:
-        """A new connection: all state, and all frames that have not arrived."""
+    def resend_all(self) -> None:
+        """On a new connection: all state, and all frames without an acknowledgement."""
         self._unsent = len(self._unacknowledged)
         self._changed = dict.fromkeys(self._state)
 
     def clear(self) -> None:
-        """A new peer: nothing of what was for the former one counts."""
+        """Forget everything: the peer has restarted."""
         self.posted = self._unsent = 0
         self._unacknowledged.clear()
         self._state.clear()
@@ -88,7 +88,7 @@ class SendQueue:
 
 
 def state_of(frame: Frame) -> list[tuple[tuple[str, ...], Any]]:
-    """((key parts), value) of a control frame. Raises Refused for one that no member would send."""
+    """((key parts), value) of a control frame. Raises Refused for a malformed one."""
     items = frame.meta.get("state", [])
     try:
         pairs = [(tuple(str(part) for part in item[:-1]), item[-1]) for item in items]

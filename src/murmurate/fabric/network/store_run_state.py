@@ -1,9 +1,9 @@
-"""A run state whose cells live on many hosts: a copy in each process, kept alike through a c10d store.
+"""A run state across hosts: a copy in each process, synchronized through a c10d store.
 
-Every cell has one writer, so there is nothing to agree on: a thread pushes this process's columns when they
-have changed and pulls the others', all in one request a turn. A copy is late by a turn or two, which the
-users of a run state bear: they act on a request when they see it. Each push carries a beat, so that a silent
-process can be told from an idle one.
+Every cell has one writer, so there are no conflicts: a thread pushes this process's columns when they have
+changed, and pulls all others in one request. A copy is late by a cycle or two, which the users of a run state
+tolerate: they act on a request when they see it. Each push carries a heartbeat, which tells a silent process
+from an idle one.
 """
 
 from __future__ import annotations
@@ -11,23 +11,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
 
 import numpy as np
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from murmurate.fabric.interface import FabricError
-from murmurate.fabric.processes.run_state import LAUNCHERS_ROWS, MEMBERS_ROWS, RunState
+from murmurate.fabric.processes.run_state import LAUNCHER_ROWS, MEMBER_ROWS, RunState
 
-_TURN_SECONDS = 0.05
-_BEAT_SECONDS = 1.0
+_CYCLE_SECONDS = 0.05
+_HEARTBEAT_SECONDS = 1.0
 
 
 class StoreRunState(RunState):
-    """The run state of ``size`` members, seen from the process that writes the columns ``mine``.
+    """The run state of ``size`` members in the process that writes the columns ``mine``.
 
-    leads: this process also writes what a launcher writes (stop, checkpoint, who lives).
-    store: must be a connection of its own (``store.clone()``): a wait on it would hold up the run state.
+    leads: this process also writes the launcher's cells (stop, checkpoint, which members live).
+    store: must have a connection of its own (``store.clone()``): a wait on it would delay the run state.
     Raises FabricError if the leader has not opened the run state within ``deadline_seconds``.
     """
 
@@ -38,12 +37,12 @@ class StoreRunState(RunState):
         super().__init__(size, cells)
         self._store, self._mine, self._leads = store, tuple(mine), leads
         self._theirs = [rank for rank in range(size) if rank not in self._mine]
-        self._shown: dict[str, bytes] = {}
+        self._pushed: dict[str, bytes] = {}
         self._beats = dict.fromkeys(self._theirs, (0, time.monotonic()))
         self._beat, self._beat_at = 0, 0.0
-        self._lost = False
-        self._over = threading.Event()
-        self._turn = threading.Lock()
+        self.lost = False  # the store has failed: nothing is pushed or pulled any more
+        self._closing = threading.Event()
+        self._cycle = threading.Lock()
         self._thread: threading.Thread | None = None
         if leads:
             self.open()
@@ -54,47 +53,42 @@ class StoreRunState(RunState):
         super().open()
         if self._leads and self._thread is None:
             for rank in self._theirs:
-                self._show(_column(rank), np.zeros(_COLUMN, dtype=np.int64))
+                self._set(_column(rank), np.zeros(_COLUMN, dtype=np.int64))
             self._start()
 
-    # -- what a copy knows about the others
+    # -- the other processes
 
     def silent_seconds(self, rank: int) -> float:
-        """Since the process that writes column ``rank`` was last heard of; 0 for an own one."""
+        """Time since the last heartbeat of the process that writes column ``rank``; 0 for this one's."""
         if rank in self._mine:
             return 0.0
         return time.monotonic() - self._beats[rank][1]
 
-    @property
-    def lost(self) -> bool:
-        """Whether the store has failed to answer: nothing goes in or out any more."""
-        return self._lost
-
     def close(self) -> None:
-        """Push what was last written here, and stop."""
-        self._over.set()
+        """Push the last changes, and stop."""
+        self._closing.set()
         if self._thread is not None:
             self._thread.join()
-        self._exchange()
-
-    def __enter__(self) -> StoreRunState:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self.exchange()
 
     # -- the exchange
 
     def exchange(self) -> bool:
-        """One turn now: push and pull; False if the store did not answer."""
-        return self._exchange()
+        """Push and pull once, now; False if the store did not answer."""
+        with self._cycle:
+            if self.lost:
+                return False
+            try:
+                self._push()
+                self._pull()
+            except (RuntimeError, OSError):
+                self.lost = True  # a broken connection to a store is never repaired
+            return not self.lost
 
     def _start(self) -> None:
-        if not self._exchange():
+        if not self.exchange():
             raise FabricError("the store of this run does not answer; look at the host that started it")
-        self._thread = threading.Thread(target=self._go, name="run_state", daemon=True)
+        self._thread = threading.Thread(target=self._synchronize, name="run_state", daemon=True)
         self._thread.start()
 
     def _await_leader(self, deadline_seconds: float) -> None:
@@ -102,39 +96,28 @@ class StoreRunState(RunState):
         while not self._store.check([_HEADER_KEY]):
             if time.monotonic() > until:
                 raise FabricError(f"the leader did not open the run state within {deadline_seconds:g} s")
-            time.sleep(_TURN_SECONDS)
+            time.sleep(_CYCLE_SECONDS)
         self._start()
 
-    def _go(self) -> None:
-        while not self._over.wait(_TURN_SECONDS) and self._exchange():
+    def _synchronize(self) -> None:
+        while not self._closing.wait(_CYCLE_SECONDS) and self.exchange():
             pass
-
-    def _exchange(self) -> bool:
-        with self._turn:
-            if self._lost:
-                return False
-            try:
-                self._push()
-                self._pull()
-            except (RuntimeError, OSError):
-                self._lost = True  # a connection to a store that broke once never mends
-            return not self._lost
 
     def _push(self) -> None:
         now = time.monotonic()
-        if now - self._beat_at >= _BEAT_SECONDS:
+        if now - self._beat_at >= _HEARTBEAT_SECONDS:
             self._beat, self._beat_at = self._beat + 1, now
         for rank in self._mine:
-            column = np.append(self._rows[MEMBERS_ROWS, rank], self._beat)
-            self._show(_column(rank), column)
+            column = np.append(self._rows[MEMBER_ROWS, rank], self._beat)
+            self._set(_column(rank), column)
         if self._leads:
-            self._show(_HEADER_KEY, np.concatenate([self._header, *self._rows[list(LAUNCHERS_ROWS)]]))
+            self._set(_HEADER_KEY, np.concatenate([self._header, *self._rows[list(LAUNCHER_ROWS)]]))
 
-    def _show(self, key: str, cells: np.ndarray) -> None:
+    def _set(self, key: str, cells: np.ndarray) -> None:
         content = cells.tobytes()
-        if self._shown.get(key) != content:
+        if self._pushed.get(key) != content:
             self._store.set(key, content)  # type: ignore[arg-type]
-            self._shown[key] = content
+            self._pushed[key] = content
 
     def _pull(self) -> None:
         wanted = [_column(rank) for rank in self._theirs] + ([] if self._leads else [_HEADER_KEY])
@@ -144,15 +127,15 @@ class StoreRunState(RunState):
         if not self._leads:
             header = answers.pop()
             self._header[:] = header[: len(self._header)]
-            self._rows[list(LAUNCHERS_ROWS)] = header[len(self._header) :].reshape(-1, self.size)
+            self._rows[list(LAUNCHER_ROWS)] = header[len(self._header) :].reshape(-1, self.size)
         now = time.monotonic()
         for rank, column in zip(self._theirs, answers, strict=True):
-            self._rows[MEMBERS_ROWS, rank] = column[:-1]
+            self._rows[MEMBER_ROWS, rank] = column[:-1]
             if int(column[-1]) != self._beats[rank][0]:
                 self._beats[rank] = int(column[-1]), now
 
 
-_COLUMN = len(MEMBERS_ROWS) + 1  # and the beat of this copy
+_COLUMN = len(MEMBER_ROWS) + 1  # and the heartbeat
 _HEADER_KEY = "run_state/launcher"
 
 

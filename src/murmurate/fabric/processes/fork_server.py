@@ -1,7 +1,7 @@
-"""The process that all workers of this host are forked from: it imports torch once for all of them.
+"""The fork server: the process that all workers of this host are forked from, so that torch is imported once.
 
-It needs nothing of this package to begin, so the command line asks for it first of all: it then imports what
-workers need while the launcher, beside it, imports what a launcher needs.
+It needs nothing of this package to start, so the command line starts it first: it then imports what workers
+need while the launcher imports what a launcher needs.
 """
 
 from __future__ import annotations
@@ -19,54 +19,54 @@ from typing import Any
 from murmurate.errors import Refusal
 
 OF_RUNS = ("murmurate.launch.preloaded",)
-_ahead: int | None = None  # the process that was begun ahead of time, as long as nobody has asked for it
+_started_early: int | None = None  # pid of a fork server that was started early and is not in use yet
 
 
 def fork_server(preload: Sequence[str] = OF_RUNS) -> ForkServerContext:
-    """Running, from now on if it was not. Raises Refusal where it cannot.
+    """The context of the fork server, started if necessary. Raises Refusal where that fails.
 
-    preload: modules that it imports before the first fork; of no effect where it runs already.
+    preload: modules that it imports before the first fork; without effect if it runs already.
     """
-    global _ahead
+    global _started_early
     context = _running(preload)
-    _ahead = None
+    _started_early = None
     return context
 
 
 def begin_fork_server(arguments: Sequence[str]) -> None:
-    """``fork_server`` ahead of time, for a command that starts workers on this host unless these arguments
-    name another launcher. An error is raised when the fork server is needed."""
-    global _ahead
-    if any(word.startswith("--launcher") for word in arguments):
+    """Start the fork server early, for a command that starts workers on this host, unless its arguments name
+    another launcher. Errors are raised later, by ``fork_server``."""
+    global _started_early
+    if any(argument.startswith("--launcher") for argument in arguments):
         return
     threads, before = os.environ.get("OMP_NUM_THREADS"), _pid()
     with contextlib.suppress(Refusal):
         _running(OF_RUNS)
     if _pid() != before:
-        _ahead = _pid()
-    if threads is None:  # this process has its own torch to begin
+        _started_early = _pid()
+    if threads is None:  # this process itself may use more threads
         os.environ.pop("OMP_NUM_THREADS", None)
 
 
 def end_fork_server() -> None:
-    """End a fork server that was begun ahead of time for nothing: until its imports are done it would hold
-    the command's output open."""
-    global _ahead
-    if _ahead is not None and _ahead == _pid():
+    """End a fork server that was started early and not used: until its imports are done it would hold the
+    command's output open."""
+    global _started_early
+    if _started_early is not None and _started_early == _pid():
         with contextlib.suppress(ProcessLookupError):
-            os.kill(_ahead, signal.SIGKILL)
+            os.kill(_started_early, signal.SIGKILL)
         with contextlib.suppress(OSError, AttributeError):
-            _server()._stop()  # reaps it, so that a later command begins another one
-    _ahead = None
+            _server()._stop()  # reaps it, so that a later command starts another one
+    _started_early = None
 
 
 def _running(preload: Sequence[str]) -> ForkServerContext:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch makes its pools in the fork server
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
-    # A scheduler's SIGTERM goes to every process, and with the fork server all news of the workers would be
-    # lost: it inherits blocked SIGINT and SIGTERM. Signals of this moment reach the launcher right after it.
-    # The tracker's own start would unblock them again, so it comes first.
+    # A scheduler sends SIGTERM to every process, and without the fork server the launcher would not learn how
+    # its workers end: so the fork server inherits blocked SIGINT and SIGTERM. Signals that arrive meanwhile
+    # reach the launcher right after. The resource tracker's start would unblock them, so it comes first.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
@@ -86,5 +86,5 @@ def _server() -> Any:
 
 
 def _pid() -> int | None:
-    found: int | None = getattr(_server(), "_forkserver_pid", None)
-    return found
+    pid: int | None = getattr(_server(), "_forkserver_pid", None)
+    return pid

@@ -1,7 +1,7 @@
-"""Who takes part, as one member sees it: those alive in the incarnation in which this member let them in.
+"""The members that take part, as one member sees it: alive in the incarnation that this member admitted.
 
-The run state says who is alive. A rank that died and was started again is alive there before its peers have
-agreed from when on it counts, and counts here only from ``admit`` on.
+The run state knows which ranks are alive. A rank that was restarted is alive there before its peers have
+agreed on when it takes part again, and here only from ``admit`` on.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from murmurate.fabric.processes.run_state import RunState
 
 
 class Membership:
-    """One member's view. ``inside`` is False while this member itself waits to be let in.
+    """One member's view of all members.
 
-    by_agreement: all members let a joiner in at one common round, and do not speak with it before; otherwise
-        a member that has entered is spoken with at once, and told to strategies between two steps.
+    admitted: False while this member itself waits to be admitted.
+    by_agreement: all members admit a joiner at one common round, and send it nothing before; otherwise they
+        communicate with a joiner as soon as it has entered, and strategies hear of it between two steps.
     """
 
     def __init__(
-        self, run_state: RunState, rank: int, inside: bool = True, by_agreement: bool = False
+        self, run_state: RunState, rank: int, admitted: bool = True, by_agreement: bool = False
     ) -> None:
-        self.run_state, self.rank, self.inside, self.by_agreement = run_state, rank, inside, by_agreement
+        self.run_state, self.rank, self.admitted, self.by_agreement = run_state, rank, admitted, by_agreement
         self.incarnations = run_state.incarnations()
 
     def alive(self) -> npt.NDArray[np.bool_]:
         """[size]"""
-        found = self.run_state.alive_in(self.incarnations)
-        found[self.rank] = True
-        return found
+        alive = self.run_state.alive_in(self.incarnations)
+        alive[self.rank] = True
+        return alive
 
     def is_alive(self, rank: int) -> bool:
-        """Whether there is any use in speaking with ``rank``, or in waiting for it."""
+        """Whether to communicate with ``rank``, or wait for it."""
         if rank == self.rank:
             return True
         if self.by_agreement:
@@ -49,19 +50,16 @@ class Membership:
     def admit(self, rank: int, incarnation: int) -> None:
         self.incarnations[rank] = incarnation
 
-    def group(self, ranks: Sequence[int]) -> Group:
-        return Group(self, ranks)
-
     def newcomers(self) -> list[int]:
-        """Ranks that have entered in a incarnation in which this member has not let them in yet."""
+        """Ranks that have entered in an incarnation that this member has not admitted yet."""
         changed = np.flatnonzero(self.run_state.incarnations() != self.incarnations)
         return [
             int(r) for r in changed if self.run_state.is_alive(int(r)) and self.run_state.has_entered(int(r))
         ]
 
 
-class Group:
-    """Members of one channel, by their positions among its ``ranks``."""
+class ChannelMembership:
+    """The members of one channel, by their positions among its ``ranks``."""
 
     def __init__(self, membership: Membership, ranks: Sequence[int]) -> None:
         self._membership, self._run_state = membership, membership.run_state
@@ -69,14 +67,14 @@ class Group:
         self.rank, self.size = list(ranks).index(membership.rank), len(ranks)
 
     @property
-    def inside(self) -> bool:
-        """Whether this member has been let in."""
-        return self._membership.inside
+    def admitted(self) -> bool:
+        """Whether this member has been admitted."""
+        return self._membership.admitted
 
     def alive(self) -> npt.NDArray[np.bool_]:
         """[size]"""
-        found: npt.NDArray[np.bool_] = self._membership.alive()[self.ranks]
-        return found
+        alive: npt.NDArray[np.bool_] = self._membership.alive()[self.ranks]
+        return alive
 
     def living(self) -> Sequence[int]:
         return [int(rank) for rank in np.flatnonzero(self.alive())]
@@ -92,6 +90,3 @@ class Group:
 
     def heartbeat(self) -> None:
         self._run_state.heartbeat(self._membership.rank)
-
-
-__all__ = ["Group", "Membership"]

@@ -1,8 +1,8 @@
-"""One publisher's vectors in memory that its readers see too: newest wins, nobody waits, nothing is torn.
+"""One publisher's vectors in memory shared with its readers: newest wins, no call blocks, no vector is torn.
 
-There is one buffer more than could ever be in use: one a reader, the newest, and one to write next. A reader
-pins what it reads and looks whether that came in time, so it reads where the vector lies: a publish costs
-one copy, a peek none.
+There is one buffer more than could ever be in use: one for each reader, the newest, and the next to be
+written. A reader pins the newest buffer and then checks that it still is the newest, so it reads in place: a
+publish costs one copy, a peek none.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ Buffer = TypeVar("Buffer")
 
 
 class BufferedRegister(Generic[Buffer]):
-    """newest: int64[1], version << 8 | buffer, which only the publisher writes; 0 before its first.
+    """One publisher's register.
 
-    buffers: at most 256, and two more than there are pins. A pin is an int64 that one reader writes, and the
+    newest: int64[1], version << 8 | buffer, which only the publisher writes; 0 before its first version.
+    buffers: at most 256, and two more than there are pins. A pin is an int64 that one reader writes and the
     publisher reads: buffer + 1; 0 for none.
     """
 
@@ -29,12 +30,12 @@ class BufferedRegister(Generic[Buffer]):
 
     @property
     def version(self) -> int:
-        """0 before the first."""
+        """0 before the first is published."""
         return int(self._newest[0]) >> 8
 
     def publish(self, version: int, pins: Iterable[int], store: Callable[[Buffer], None]) -> None:
-        """``store`` a vector into a free buffer; from then on it is the newest (one thread at a time)."""
-        fence(self._barrier)  # the last version must be out before we look who still reads an older one
+        """Have ``store`` write a vector into a free buffer, and make it the newest (one thread at a time)."""
+        fence(self._barrier)  # the last version must be visible before the pins are read
         newest = self._newest[0]
         taken = {pin - 1 for pin in pins}
         if newest:
@@ -45,11 +46,10 @@ class BufferedRegister(Generic[Buffer]):
         self._newest[0] = version << 8 | buffer
 
     def peek(self, pins: memoryview, reader: int) -> tuple[Buffer, int] | None:
-        """(the newest, its version), which stays as it is until ``pins[reader]`` changes; None before the
-        first."""
+        """(newest buffer, its version), unchanged until ``pins[reader]`` changes; None before the first."""
         while newest := self._newest[0]:
             pins[reader] = (newest & 255) + 1
-            fence(self._barrier)  # the pin must be seen before we look whether it came in time
+            fence(self._barrier)  # the pin must be visible before the check that it was in time
             if self._newest[0] == newest:
                 return self._buffers[newest & 255], newest >> 8
         return None

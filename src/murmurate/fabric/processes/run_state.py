@@ -1,10 +1,10 @@
-"""A small table of counters that the launcher and all replicas see: who lives, how far, what is asked.
+"""A small table of counters that the launcher and all members share: liveness, progress and requests.
 
-Every cell has one writer (a replica its own column, the launcher the rest), so nothing needs a lock
-that a dead process could hold. It works on any int64 buffer: shared memory, or a plain array.
+Every cell has one writer (a member its own column, the launcher the rest), so there is no lock that a dead
+process could hold. It works on any int64 buffer: shared memory, or a plain array.
 
-A rank that is started again has another *incarnation*: a number that the launcher raises while no process of
-that rank exists. Every change of membership raises the *epoch*.
+A restarted rank has another *incarnation*: a number that the launcher raises while no process of that rank
+exists. Every change of membership raises the *epoch*.
 """
 
 from __future__ import annotations
@@ -15,34 +15,22 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-_STOP, _CHECKPOINT, _EPOCH, _HAND_OVER = range(4)
+_STOP, _CHECKPOINT, _EPOCH, _TRANSFER = range(4)
 _HEADER = 8
-(
-    _ALIVE,
-    _ENV_STEPS,
-    _CLOCK,
-    _SAVED,
-    _FINISHED,
-    _INCARNATION,
-    _BEAT,
-    _PACE,
-    _READY,
-    _GAVE,
-    _ENTERED,
-    _SKIPPED,
-) = range(12)
+_ALIVE, _ENV_STEPS, _CLOCK, _SAVED, _FINISHED, _INCARNATION = range(6)
+_HEARTBEAT, _PACE, _READY, _SENT, _ENTERED, _SKIPPED = range(6, 12)
 _ROWS = 12
-LAUNCHERS_ROWS = (_ALIVE, _INCARNATION)
-MEMBERS_ROWS = tuple(row for row in range(_ROWS) if row not in LAUNCHERS_ROWS)
+LAUNCHER_ROWS = (_ALIVE, _INCARNATION)
+MEMBER_ROWS = tuple(row for row in range(_ROWS) if row not in LAUNCHER_ROWS)
 _BITS = 11
 _MASK = (1 << _BITS) - 1
 
 
-class HandOver(NamedTuple):
-    """Request ``number``: ``donor`` gives its state to ``joiner``, in its present ``incarnation``.
+class TransferRequest(NamedTuple):
+    """Request ``number``: ``donor`` is to send its state to ``joiner``, in its present ``incarnation``.
 
-    It travels as one whole number below 2**53, so that whoever reads it reads all of it, and a float64 holds
-    it; later requests are larger numbers.
+    It is packed into one integer below 2**53, which is read atomically and exact in a float64; later requests
+    are larger integers.
     """
 
     number: int
@@ -54,14 +42,14 @@ class HandOver(NamedTuple):
         return ((self.number << _BITS | self.incarnation) << _BITS | self.joiner) << _BITS | self.donor
 
     @classmethod
-    def unpack(cls, code: int) -> HandOver:
+    def unpack(cls, code: int) -> TransferRequest:
         rest, donor = code >> _BITS, code & _MASK
         rest, joiner = rest >> _BITS, rest & _MASK
         return cls(rest >> _BITS, rest & _MASK, joiner, donor)
 
 
 class RunState:
-    """Counters of ``size`` replicas over ``cells``, an int64 array of at least ``cells_needed(size)``."""
+    """Counters of ``size`` members in ``cells``, an int64 array of at least ``cells_needed(size)``."""
 
     def __init__(self, size: int, cells: npt.NDArray[np.int64] | None = None) -> None:
         if cells is None:
@@ -75,37 +63,37 @@ class RunState:
         return _HEADER + _ROWS * size
 
     def open(self) -> None:
-        """Everybody is alive and at zero (the launcher, before it starts the roles)."""
+        """All members are alive and at zero (called by the launcher before it starts workers)."""
         self._header[:] = 0
         self._rows[:] = 0
         self._rows[_ALIVE] = 1
 
-    # -- replicas write their own column
+    # -- written by members, each in its own column
 
     def advance(self, rank: int, env_steps: int, clock: int) -> None:
-        """This replica has made ``env_steps`` and ``clock`` updates in all."""
+        """This replica has made ``env_steps`` and ``clock`` updates so far."""
         self._rows[_ENV_STEPS, rank] = env_steps
         self._rows[_CLOCK, rank] = clock
         self.heartbeat(rank)
 
     def heartbeat(self, rank: int) -> None:
-        """Sent while working and while waiting for others; a stopped or stuck process sends none."""
-        self._rows[_BEAT, rank] += 1
+        """To be called while working and while waiting; a stopped or stuck process does not."""
+        self._rows[_HEARTBEAT, rank] += 1
 
     def set_pace(self, rank: int, seconds: float) -> None:
-        """A high quantile of how long this member's rounds take."""
+        """seconds: a high quantile of this member's round times."""
         self._rows[_PACE, rank] = int(seconds * 1e6)
 
     def ready(self, rank: int) -> None:
-        """This joiner is built, and waits for a peer's state."""
+        """This joiner is constructed, and waits for a peer's state."""
         self._rows[_READY, rank] = self._rows[_INCARNATION, rank]
 
-    def gave(self, rank: int, number: int) -> None:
-        """This member has written what hand-over ``number`` asked for."""
-        self._rows[_GAVE, rank] = number
+    def transferred(self, rank: int, number: int) -> None:
+        """This member has written its state for transfer request ``number``."""
+        self._rows[_SENT, rank] = number
 
     def enter(self, rank: int) -> None:
-        """This joiner has taken a peer's state, and shows it."""
+        """This joiner has loaded a peer's state and published it."""
         self._rows[_ENTERED, rank] = self._rows[_INCARNATION, rank]
 
     def saved(self, rank: int, request: int) -> None:
@@ -119,35 +107,35 @@ class RunState:
         """This replica's last step is done and its last vector published."""
         self._rows[_FINISHED, rank] = 1
 
-    # -- the launcher writes the rest
+    # -- written by the launcher
 
     def mark_dead(self, rank: int) -> None:
-        """Its process has ended: nobody waits for it."""
+        """Its process has ended: members no longer wait for it."""
         self._rows[_ALIVE, rank] = 0
         self._header[_EPOCH] += 1
 
     def begin_incarnation(self, rank: int) -> int:
-        """Before a process of a dead rank is started again; the number of its new incarnation."""
+        """Called before a dead rank is restarted; the number of its new incarnation."""
         if self._rows[_ALIVE, rank]:
             raise ValueError(f"rank {rank} is alive: mark it dead before it begins another incarnation")
         self._rows[_INCARNATION, rank] += 1
-        self._rows[[_BEAT, _PACE, _FINISHED], rank] = 0
+        self._rows[[_HEARTBEAT, _PACE, _FINISHED], rank] = 0
         return int(self._rows[_INCARNATION, rank])
 
     def revive(self, rank: int) -> None:
-        """Its new process is ready; members let it in when they learn of it."""
+        """Its new process is ready; members admit it when they notice."""
         self._rows[_ALIVE, rank] = 1
         self._header[_EPOCH] += 1
 
     def joined(self, rank: int) -> None:
-        """It has entered: from now on members that do not meet in rounds look for it."""
+        """It has entered: members without common rounds notice by the raised epoch."""
         self._header[_EPOCH] += 1
 
-    def ask_hand_over(self, joiner: int, donor: int) -> HandOver:
-        number = HandOver.unpack(self.hand_over).number + 1
-        asked = HandOver(number, self.incarnation(joiner), joiner, donor)
-        self._header[_HAND_OVER] = asked.packed()
-        return asked
+    def request_transfer(self, joiner: int, donor: int) -> TransferRequest:
+        number = TransferRequest.unpack(self.transfer_request).number + 1
+        request = TransferRequest(number, self.incarnation(joiner), joiner, donor)
+        self._header[_TRANSFER] = request.packed()
+        return request
 
     def request_stop(self) -> None:
         self._header[_STOP] = 1
@@ -156,7 +144,7 @@ class RunState:
         self._header[_CHECKPOINT] += 1
         return int(self._header[_CHECKPOINT])
 
-    # -- anybody reads
+    # -- read by all
 
     def is_alive(self, rank: int) -> bool:
         return bool(self._rows[_ALIVE, rank])
@@ -173,9 +161,9 @@ class RunState:
         return copied
 
     def alive_in(self, incarnations: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """[size]: who is alive, and in the incarnation that ``incarnations`` says."""
-        found: npt.NDArray[np.bool_] = (self._rows[_ALIVE] == 1) & (self._rows[_INCARNATION] == incarnations)
-        return found
+        """[size]: whether each is alive in the given incarnation."""
+        alive: npt.NDArray[np.bool_] = (self._rows[_ALIVE] == 1) & (self._rows[_INCARNATION] == incarnations)
+        return alive
 
     def is_ready(self, rank: int) -> bool:
         return bool(self._rows[_READY, rank] == self._rows[_INCARNATION, rank])
@@ -184,7 +172,7 @@ class RunState:
         return bool(self._rows[_ENTERED, rank] == self._rows[_INCARNATION, rank])
 
     def beats(self, rank: int) -> int:
-        return int(self._rows[_BEAT, rank])
+        return int(self._rows[_HEARTBEAT, rank])
 
     def pace(self, rank: int) -> float:
         """Seconds; 0 before it is known."""
@@ -195,12 +183,12 @@ class RunState:
         return int(self._header[_EPOCH])
 
     @property
-    def hand_over(self) -> int:
-        """The newest ``HandOver`` asked for, packed; 0 before the first."""
-        return int(self._header[_HAND_OVER])
+    def transfer_request(self) -> int:
+        """The newest ``TransferRequest``, packed; 0 before the first."""
+        return int(self._header[_TRANSFER])
 
-    def has_given(self, rank: int, number: int) -> bool:
-        return bool(self._rows[_GAVE, rank] == number)
+    def has_transferred(self, rank: int, number: int) -> bool:
+        return bool(self._rows[_SENT, rank] == number)
 
     @property
     def stop_requested(self) -> bool:
@@ -208,11 +196,11 @@ class RunState:
 
     @property
     def checkpoint_requested(self) -> int:
-        """Number of the newest checkpoint asked for; 0 before the first."""
+        """Number of the newest checkpoint request; 0 before the first."""
         return int(self._header[_CHECKPOINT])
 
     def total_env_steps(self) -> int:
-        """Over all replicas, the dead ones' included."""
+        """Over all replicas, dead ones included."""
         return int(self._rows[_ENV_STEPS].sum())
 
     def env_steps(self, rank: int) -> int:
@@ -231,11 +219,11 @@ class RunState:
         return bool(self._rows[_SAVED, rank] >= request)
 
     def skipped_by(self, request: int) -> Sequence[int]:
-        """The living that will write no part of checkpoint ``request``."""
+        """The living members that will write no part of checkpoint ``request``."""
         return [int(i) for i in np.flatnonzero((self._rows[_ALIVE] == 1) & (self._rows[_SKIPPED] == request))]
 
     def finished_all(self, first: int | None = None) -> bool:
-        """Whether all living members have finished, or the living among the ``first`` so many."""
+        """Whether all living members have finished; first: only those of the first so many ranks."""
         alive = self._rows[_ALIVE, :first] == 1
         return bool((self._rows[_FINISHED, :first][alive] == 1).all())
 

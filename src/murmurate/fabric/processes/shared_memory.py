@@ -1,9 +1,8 @@
-"""Memory that the processes of one host share, without names and so without left-overs.
+"""Memory that the processes of one host share, in a file without a name, so that nothing is left behind.
 
 One anonymous sparse file (``memfd``, or an unlinked temporary file where there is none) is inherited by
-every role process. The kernel frees it with the last process that holds it, however that one dies, and
-``/dev/shm`` is not involved, so a container's 64 MB default does not matter. Pages cost memory only
-once they are written.
+every worker. The kernel frees it with the last process that holds it, however that one ends. ``/dev/shm`` is
+not used, so a container's 64 MB default does not matter. Pages take memory only once they are written.
 """
 
 from __future__ import annotations
@@ -25,67 +24,68 @@ from torch import Tensor
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import FabricError
 
+MEMORY_NAME = "murmurate"  # of the file, in /proc
 _PAGE = mmap.ALLOCATIONGRANULARITY
-_WHOLE_BYTES = 1 << 40  # where the regions lie that all members ask for; behind them the zones of groups
+_COMMON_BYTES = 1 << 40  # the regions that all members take; the zones of groups come after them
 _ZONE_BYTES = 1 << 38
 _ZONES = 1 << 22
 
 
 class SharedMemoryFile:
-    """Regions of the shared file, handed out in the order in which they are asked for.
+    """Allocates regions of the shared file, one after another.
 
-    All members ask for the same regions in the same order, so they agree on the places without
-    talking; a label in each region's header finds those who do not.
+    All members take the same regions in the same order, so they agree on the offsets without communication; a
+    label in each region's header detects a member that does not.
     """
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self._place = 0
+        self._offset = 0
 
     @classmethod
     def create(cls) -> SharedMemoryFile:
         if hasattr(os, "memfd_create"):
-            descriptor = os.memfd_create("murmurate", os.MFD_CLOEXEC)
+            descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC)
         else:
             with tempfile.TemporaryFile() as file:
                 descriptor = os.dup(file.fileno())
-        os.ftruncate(descriptor, _WHOLE_BYTES + _ZONES * _ZONE_BYTES)
+        os.ftruncate(descriptor, _COMMON_BYTES + _ZONES * _ZONE_BYTES)
         return cls(descriptor)
 
     def take(self, label: str, size_bytes: int) -> memoryview:
-        """The next region: ``size_bytes`` of zeros at first, page-aligned, shared by all members.
+        """The next region: ``size_bytes``, zeros at first, page-aligned, shared by all members.
 
         Raises FabricError if another member took something else here.
         """
         length = -(-size_bytes // _PAGE) * _PAGE + _PAGE
-        region = memoryview(mmap.mmap(self.descriptor, length, flags=mmap.MAP_SHARED, offset=self._place))
-        self._place += length
-        mark = np.frombuffer(region[:8], dtype=np.int64)
-        wanted = zlib.crc32(f"{label}:{size_bytes}".encode()) + 1
-        if mark[0] == 0:
-            mark[0] = wanted
-        if mark[0] != wanted:
+        region = memoryview(mmap.mmap(self.descriptor, length, flags=mmap.MAP_SHARED, offset=self._offset))
+        self._offset += length
+        header = np.frombuffer(region[:8], dtype=np.int64)
+        expected = zlib.crc32(f"{label}:{size_bytes}".encode()) + 1
+        if header[0] == 0:
+            header[0] = expected
+        if header[0] != expected:
             raise FabricError(
-                f"this member asked for '{label}' ({size_bytes} bytes) where another asked for something "
-                "else. All replicas must replicate the same modules in the same order."
+                f"this member took '{label}' ({size_bytes} bytes) where another took something else. "
+                "All replicas must replicate the same modules in the same order."
             )
         return region[_PAGE : _PAGE + size_bytes]
 
-    def apart(self, label: str) -> SharedMemoryFile:
-        """A zone of its own for those who ask for this label, whatever they and others asked for before."""
+    def zone(self, label: str) -> SharedMemoryFile:
+        """A separate part of the file for the members that use this label, independent of earlier regions."""
         digest = hashlib.blake2b(label.encode(), digest_size=8).digest()
-        wanted = np.frombuffer(digest, dtype=np.int64)[0] | 1
-        number = int(wanted) % _ZONES
+        expected = np.frombuffer(digest, dtype=np.int64)[0] | 1
+        number = int(expected) % _ZONES
         zone = SharedMemoryFile(self.descriptor)
         while True:
-            zone._place = _WHOLE_BYTES + number * _ZONE_BYTES
-            mark = np.frombuffer(mmap.mmap(self.descriptor, _PAGE, offset=zone._place), dtype=np.int64)
-            if mark[0] == 0:
-                mark[0] = wanted
-            if mark[0] == wanted:
-                zone._place += _PAGE
+            zone._offset = _COMMON_BYTES + number * _ZONE_BYTES
+            header = np.frombuffer(mmap.mmap(self.descriptor, _PAGE, offset=zone._offset), dtype=np.int64)
+            if header[0] == 0:
+                header[0] = expected
+            if header[0] == expected:
+                zone._offset += _PAGE
                 return zone
-            number = (number + 1) % _ZONES  # another label lies there
+            number = (number + 1) % _ZONES  # another label has that zone
 
     def tensors(self, label: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A region as a tensor of zeros that all members share."""
@@ -103,16 +103,25 @@ class SharedMemoryFile:
         os.close(self.descriptor)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travels to a process that is being started; the regions are then taken anew, in order."""
-        return _received, (DupFd(self.descriptor),)
+        """Can be sent to a process that is being started, which then takes the regions again, in order."""
+        return _unpickled, (DupFd(self.descriptor),)
 
 
-def _received(duplicate: Any) -> SharedMemoryFile:
+def _unpickled(duplicate: Any) -> SharedMemoryFile:
     return SharedMemoryFile(duplicate.detach())
 
 
+def open_memory(pid: int, descriptor: int, name: str, access: int = os.O_RDWR) -> int:
+    """Open a ``memfd`` of another process, only if it has that name: opening or reading a pipe or a device
+    could block or take data from it. Raises OSError."""
+    path = f"/proc/{pid}/fd/{descriptor}"
+    if not os.readlink(path).startswith(f"/memfd:{name} "):
+        raise OSError(f"descriptor {descriptor} of process {pid} is another file")
+    return os.open(path, access | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+
+
 def fence(lock: threading.Lock) -> None:
-    """A full memory barrier: a release followed by an acquire lets nothing pass, on ARM too."""
+    """A full memory barrier: a release followed by an acquire prevents reordering, on ARM too."""
     with lock:
         pass
     with lock:

@@ -1,8 +1,8 @@
-"""Workers: processes of this host that share memory. How they are started, how each ended, and that none
-outlives the process that started them (called the launcher here).
+"""Workers: processes of this host that share memory. Starts them, reports how each ended, and ends all with
+the process that started them (here called the launcher).
 
-Runs, scripts and ``run_members`` start theirs here. A worker is no daemon, so it may start processes of its
-own, as a data loader does; when it ends, those that it started through ``multiprocessing`` end with it.
+Runs, scripts and ``run_members`` start their workers here. A worker is no daemon, so it may start processes
+of its own, as a data loader does; those that it started through ``multiprocessing`` end with it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 
 FINISHED, FAILED, REFUSED, LATE, DIED = "finished", "failed", "refused", "late", "died"
-_LINGER_SECONDS = 60.0  # at most; whoever started the members ends them once all have given their results
-# an optimizer's first step imports the last: a second for each process, if not done before the fork
+_LINGER_SECONDS = 60.0  # at most; the launcher ends members once it has all their results
+# the last is imported by an optimizer's first step, which would take each process a second
 _PRELOADED = ("murmurate.fabric.processes.fabric", "murmurate.fabric.network.channel", "torch._dynamo")
 
 
@@ -45,9 +45,9 @@ _PRELOADED = ("murmurate.fabric.processes.fabric", "murmurate.fabric.network.cha
 class Exit:
     """How a worker ended, by ``how``.
 
-    FINISHED: with ``result``. FAILED: ``error`` is its last error in a sentence (type and message), ``trace``
-    the traceback. REFUSED: before it began; ``error`` is the refusal. LATE: it was started again when the run
-    had ended. DIED: without a word; ``error`` is the signal or exit code.
+    FINISHED: with ``result``. FAILED: ``error`` is its last error (type and message), ``trace`` the
+    traceback. REFUSED: before it began; ``error`` is the refusal. LATE: it was restarted when the run was
+    over. DIED: without reporting its end; ``error`` is the signal or exit code.
     """
 
     how: str
@@ -67,7 +67,7 @@ def describe(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Died:
-    """Stands for the result of a member whose process ended without one (by SIGKILL, say)."""
+    """In place of the result of a member whose process ended without one (by SIGKILL, for example)."""
 
     rank: int
     exit_code: int | None
@@ -75,7 +75,7 @@ class Died:
 
 @dataclass
 class Worker:
-    """What a worker's function is given. ``afterwards`` is closed once the worker's result is sent."""
+    """The argument of a worker's function. ``afterwards`` is closed once the worker's result is sent."""
 
     rank: int
     memory_file: SharedMemoryFile
@@ -87,7 +87,7 @@ Work = Callable[[Worker], Exit]
 
 
 def open_run_state(memory_file: SharedMemoryFile, size: int) -> RunState:
-    """The run state is the shared memory's first region, for the launcher and the workers alike."""
+    """The run state, in the shared memory's first region."""
     cells: np.ndarray[Any, np.dtype[np.int64]] = memory_file.counters(
         "run_state", (RunState.cells_needed(size),)
     )
@@ -98,16 +98,16 @@ def open_run_state(memory_file: SharedMemoryFile, size: int) -> RunState:
 
 
 class WorkerProcess:
-    """One worker as the launcher sees it. ``exit``: how it ended; None until then.
+    """One worker, in the launcher. exit: how it ended; None until then.
 
-    joins: it was started in place of one that died. killed_because: why the launcher ended it.
+    joins: it replaces a worker that died. killed_because: why the launcher killed it.
     """
 
-    def __init__(self, rank: int, process: ForkServerProcess, line: Connection, joins: bool = False) -> None:
+    def __init__(self, rank: int, process: ForkServerProcess, pipe: Connection, joins: bool = False) -> None:
         self.rank, self.process, self.joins = rank, process, joins
         self.exit: Exit | None = None
         self.killed_because = ""
-        self._line = line
+        self._pipe = pipe
 
     @property
     def ended(self) -> bool:
@@ -115,7 +115,7 @@ class WorkerProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """By a signal or a debugger; a worker that only takes long is not."""
+        """Whether a signal or a debugger has stopped it; a slow worker is not stopped."""
         try:
             status = psutil.Process(self.process.pid).status()
         except psutil.Error:
@@ -123,22 +123,22 @@ class WorkerProcess:
         return bool(status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP))
 
     def kill(self, because: str = "") -> None:
-        """SIGKILL: a process that is stopped or stuck, too, writes nothing any more after it."""
+        """SIGKILL: afterwards even a process that was stopped or stuck writes nothing any more."""
         self.killed_because = because
         self.process.kill()
 
     @property
     def awaited(self) -> list[Any]:
-        """What becomes ready when it sends its end, or dies."""
-        return [self._line, self.process.sentinel]
+        """Objects that become ready when it reports its end, or dies."""
+        return [self._pipe, self.process.sentinel]
 
-    def look(self) -> bool:
-        """Whether it has ended; ``exit`` then says how."""
-        with contextlib.suppress(EOFError):  # it closes the line when it dies, too
-            if self._line.poll():
-                self.exit = pickle.loads(self._line.recv_bytes())
+    def poll(self) -> bool:
+        """Whether it has ended; then sets ``exit``."""
+        with contextlib.suppress(EOFError):  # a dying worker closes the pipe, too
+            if self._pipe.poll():
+                self.exit = pickle.loads(self._pipe.recv_bytes())
                 if self.exit is not None and self.exit.how != FINISHED:
-                    self.process.kill()  # nothing more is to come
+                    self.process.kill()
                     self.process.join()
                 return True
             if self.process.is_alive():
@@ -152,14 +152,14 @@ class WorkerProcess:
     def close(self) -> None:
         self.process.kill()
         self.process.join()
-        self._line.close()
+        self._pipe.close()
 
 
 class WorkerProcesses:
-    """The workers of one run or script, and the memory that they share, with the run state in it. A context
-    manager: none of them is left at its end.
+    """The workers of one run or script, and their shared memory with the run state in it.
 
-    preload: see ``fork_server``. Raises Refusal where no process can be started.
+    A context manager that leaves no worker behind. preload: see ``fork_server``. Raises Refusal where no
+    process can be started.
     """
 
     def __init__(self, size: int, preload: Sequence[str] = OF_RUNS) -> None:
@@ -169,7 +169,7 @@ class WorkerProcesses:
         self.run_state = open_run_state(self.memory_file, size)
         self.run_state.open()
         self.by_rank: dict[int, WorkerProcess] = {}
-        atexit.register(self.close)  # multiprocessing would wait for workers that an interrupt left over
+        atexit.register(self.close)  # else multiprocessing would wait for them after an interrupt
 
     def __enter__(self) -> WorkerProcesses:
         return self
@@ -178,14 +178,14 @@ class WorkerProcesses:
         self.close()
 
     def start(self, rank: int, work: Work, joins: bool = False) -> None:
-        """A process that does ``work``, which is pickled; with ``joins`` in place of an ended one."""
+        """Start a process that does ``work``, which is pickled. joins: it replaces an ended one."""
         if rank in self.by_rank:
             self.by_rank[rank].close()
         ours, theirs = self._context.Pipe(duplex=False)
-        packed = pickle.dumps(work)  # torch's own pickling would lend shared memory
+        packed = pickle.dumps(work)  # torch's own pickling would move tensors to shared memory
         method = multiprocessing.get_start_method(allow_none=True)
         process = self._context.Process(
-            target=_live,
+            target=_run_worker,
             args=(packed, rank, self.size, self.memory_file, theirs, method),
             name=f"murmurate-replica-{rank}",
         )
@@ -198,9 +198,9 @@ class WorkerProcesses:
         return [worker for worker in self.by_rank.values() if not worker.ended]
 
     def wait(self, timeout_seconds: float) -> list[WorkerProcess]:
-        """Those that have ended since the last call, as soon as there is one."""
+        """Workers that have ended since the last call; returns as soon as there is one."""
         wait([one for worker in self.alive for one in worker.awaited], timeout_seconds)
-        return [worker for worker in self.alive if worker.look()]
+        return [worker for worker in self.alive if worker.poll()]
 
     def kill(self) -> None:
         """End all of them."""
@@ -216,61 +216,61 @@ class WorkerProcesses:
 # -- in a worker ------------------------------------------------------------------------------------------
 
 
-def _live(
-    work: bytes, rank: int, size: int, memory_file: SharedMemoryFile, line: Connection, method: str | None
+def _run_worker(
+    work: bytes, rank: int, size: int, memory_file: SharedMemoryFile, pipe: Connection, method: str | None
 ) -> None:
-    """Process entry point of a worker."""
-    # A data loader's workers start as they would in the launcher, by default as this process's children. Else
-    # they would come from a fork server of this worker, which would outlive it.
+    """The entry point of a worker process."""
+    # A data loader's workers start as they would in the launcher, by default as children of this process.
+    # Otherwise they would come from a fork server of this worker, which would outlive it.
     multiprocessing.set_start_method(method, force=True)
     faulthandler.enable()
-    threading.Thread(target=_leave_with_launcher, daemon=True).start()
+    threading.Thread(target=_exit_with_launcher, daemon=True).start()
     worker = Worker(rank, memory_file, open_run_state(memory_file, size))
     with worker.afterwards:
         try:
-            found: Exit = pickle.loads(work)(worker)
+            end: Exit = pickle.loads(work)(worker)
         except BaseException as error:
-            found = Exit.failed(error)
-        message = _packed(found)
+            end = Exit.failed(error)
+        message = _pickled(end)
         sys.stdout.flush()
         sys.stderr.flush()
-        line.send_bytes(message)
-        line.close()
-    # simulators' native threads need no goodbye, and must not keep the process
-    leave(0)
+        pipe.send_bytes(message)
+        pipe.close()
+    # simulators' native threads must not keep the process alive
+    exit_now(0)
 
 
-def _packed(found: Exit) -> bytes:
+def _pickled(end: Exit) -> bytes:
     try:
-        packed = pickle.dumps(found)
-        pickle.loads(packed)  # an exception whose arguments are not its message, say
-        return packed
+        pickled = pickle.dumps(end)
+        pickle.loads(pickled)  # fails for an exception whose arguments are not its message, for example
+        return pickled
     except Exception as error:
-        words = f"what it returned cannot be sent back ({error}): return tensors and plain values"
-        return pickle.dumps(Exit(FAILED, found.error or words, found.trace))
+        reason = f"its result cannot be sent back ({error}): return tensors and plain values"
+        return pickle.dumps(Exit(FAILED, end.error or reason, end.trace))
 
 
 def take_signals(on_sigterm: Any = signal.SIG_DFL) -> None:
-    """In a worker, which inherits blocked SIGINT and SIGTERM: Ctrl-C is for the launcher to answer."""
+    """In a worker, which inherits blocked SIGINT and SIGTERM: the launcher handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, on_sigterm)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 
 
-def leave(code: int) -> NoReturn:
-    """End this process at once, and those that it started with it (a data loader's workers, say)."""
+def exit_now(code: int) -> NoReturn:
+    """End this process at once, with the processes that it started (a data loader's workers, for example)."""
     for child in multiprocessing.active_children():
         child.kill()
     os._exit(code)
 
 
-def _leave_with_launcher() -> None:
+def _exit_with_launcher() -> None:
     launcher = multiprocessing.parent_process()
     if launcher is not None:
         wait([launcher.sentinel])
-        # nobody else is left to remove the fork server's socket
+        # the launcher cannot remove the fork server's socket any more
         shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)
-        leave(1)
+        exit_now(1)
 
 
 # -- members as functions ---------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ def run(
     make_fabric: MakeFabric,
     deadline_seconds: float,
 ) -> list[Any]:
-    """Start one process a function and wait for all; see ``run_members``."""
+    """Start one process for each function and wait for all; see ``run_members``."""
     if len(functions) != size:
         raise ValueError(f"{len(functions)} functions for {size} members: give one each.")
     results: dict[int, Any] = {}
@@ -294,16 +294,16 @@ def run(
             workers.start(rank, functools.partial(_member, function, make_fabric, deadline_seconds))
         while workers.alive:
             for worker in workers.wait(timeout_seconds=60.0):
-                found = worker.exit
-                assert found is not None
-                if found.how == FINISHED:
-                    results[worker.rank] = found.result
+                end = worker.exit
+                assert end is not None
+                if end.how == FINISHED:
+                    results[worker.rank] = end.result
                     continue
-                workers.run_state.mark_dead(worker.rank)  # nobody waits for it
-                if found.how == DIED:
+                workers.run_state.mark_dead(worker.rank)
+                if end.how == DIED:
                     results[worker.rank] = Died(worker.rank, worker.process.exitcode)
                 else:
-                    errors.append(found.result or RuntimeError(f"rank {worker.rank}: {found.error}"))
+                    errors.append(end.result or RuntimeError(f"rank {worker.rank}: {end.error}"))
     if errors:
         raise errors[0]
     return [results[rank] for rank in range(size)]
@@ -319,6 +319,6 @@ def _member(
         result = function(fabric)
     except BaseException as error:
         return Exit.failed(error, result=error)
-    if hasattr(fabric, "close"):  # others may still read what this one published
+    if hasattr(fabric, "close"):  # after the result, as others may still read what this one published
         worker.afterwards.callback(fabric.close, _LINGER_SECONDS)
     return Exit(FINISHED, result=result)

@@ -1,8 +1,8 @@
-"""Mail in memory that its sender and its reader see.
+"""Mail in memory shared by one sender and one reader.
 
-There are slots for each ordered pair, one writer and one reader each, and a ring that says in which slots the
-next messages lie. A message is read where it lies: its slot is lent until the reader forgets the message.
-Once half of a sender's slots are lent, the next messages are copied out, so a reader never stops a sender.
+There are slots for each ordered pair of members, and a ring of the slot numbers of the next messages. A
+message is read in place: its slot stays in use until the reader drops the message. Once half of the slots are
+in use, further messages are copied out, so a reader never blocks a sender.
 """
 
 from __future__ import annotations
@@ -21,33 +21,34 @@ from murmurate.buffers import Bytes, Pool
 from murmurate.fabric.processes.shared_memory import fence
 
 _TAG_BYTES = 64
-# a message's tag, note and mark, and its bytes if it is a short one (else 0), beside its slot
-HEAD = struct.Struct(f"<{_TAG_BYTES}sdQQ")
+# a message's tag, note and mark, and its size in bytes if it is a short one (else 0)
+HEADER = struct.Struct(f"<{_TAG_BYTES}sdQQ")
 
 
 class RingCells(NamedTuple):
-    """A box's memory; all but ``heads`` int64. The reader writes ``taken`` and ``lent``, the sender the rest.
+    """A ring's memory: int64, except ``headers``. The reader writes ``taken`` and ``in_use``, the sender the
+    rest.
 
-    sent, taken: [1], how many messages. order: [slots], where message number k lies, at k % slots.
-    lent: [slots], whether the reader still looks at what lies there. heads: slots times ``HEAD.size`` bytes.
+    sent, taken: [1], numbers of messages. order: [slots], at k % slots the slot of message k. in_use:
+    [slots], whether the reader still holds the message in each. headers: slots times ``HEADER.size`` bytes.
     """
 
     sent: memoryview
     taken: memoryview
     order: memoryview
-    lent: memoryview
-    heads: memoryview
+    in_use: memoryview
+    headers: memoryview
 
 
 class MessageRing:
-    """The messages of one member to another. slots: memory for one each, of which it fills ``whole``
-    bytes unless it is short."""
+    """The messages of one member to another. slots: one for each message, which fills ``whole`` bytes unless
+    it is short."""
 
     def __init__(self, cells: RingCells, slots: Sequence[Bytes], pool: Pool, whole: int) -> None:
-        self._sent, self._taken, self._order, self._lent, self._heads = cells
+        self._sent, self._taken, self._order, self._in_use, self._headers = cells
         self.slots, self._whole = slots, whole
-        self._count, self._most_lent = len(slots), len(slots) // 2
-        self._letters: dict[int, weakref.ref[Bytes]] = {}  # lent now, by slot
+        self._count, self._most_held = len(slots), len(slots) // 2
+        self._held: dict[int, weakref.ref[Bytes]] = {}  # by slot: messages that the reader holds
         self._pool = pool
         self._read = int(self._taken[0])
         self._barrier = threading.Lock()
@@ -55,23 +56,24 @@ class MessageRing:
     # -- the sender's side --------------------------------------------------------------------------
 
     def free(self, claimed: Container[int] = (), counts: Callable[[int], bool] | None = None) -> int | None:
-        """A slot for the next message: neither on its way, nor lent, nor among the ``claimed``; None if there
-        is none. The lowest is the warmest. counts: whether who was lent a message of that mark still lives.
+        """A slot for the next message: not pending, not in use, not ``claimed``; None if there is none.
+
+        The lowest is most likely in the cache. counts: whether a message of that mark keeps its slot in use.
         """
         taken, sent = self._taken[0], self._sent[0]
-        fence(self._barrier)  # what a reader has taken it has marked as lent before
-        under_way = {self._order[number % self._count] for number in range(taken, sent)}
+        fence(self._barrier)  # a reader marks a slot as in use before it counts the message as taken
+        pending = {self._order[number % self._count] for number in range(taken, sent)}
         for slot in range(self._count):
-            if slot in under_way or slot in claimed:
+            if slot in pending or slot in claimed:
                 continue
-            if not self._lent[slot] or (counts is not None and not counts(self._head(slot)[2])):
+            if not self._in_use[slot] or (counts is not None and not counts(self._header(slot)[2])):
                 return slot
         return None
 
-    def send(self, slot: int, words: bytes, note: float, mark: int, short: int = 0) -> None:
-        """What lies in the slot is the next message, under the tag ``words``. short: its bytes, or 0."""
+    def send(self, slot: int, tag: bytes, note: float, mark: int, short: int = 0) -> None:
+        """Append the message in the slot. tag: encoded. short: the size of a short message, or 0."""
         number = self._sent[0]
-        HEAD.pack_into(self._heads, slot * HEAD.size, words, note, mark, short)
+        HEADER.pack_into(self._headers, slot * HEADER.size, tag, note, mark, short)
         self._order[number % self._count] = slot
         fence(self._barrier)
         self._sent[0] = number + 1
@@ -85,56 +87,60 @@ class MessageRing:
     def take(
         self, decode: Callable[[Bytes, bool], Tensor], mark: int | None = None
     ) -> tuple[str, float, int, Tensor | None]:
-        """(tag, note, mark, vector) of the next message, where there is one; the vector lies in the slot as
-        long as somebody holds it, if ``decode`` (told whether it is a short one) leaves it there. None for
-        one of another ``mark``."""
-        fence(self._barrier)  # nothing of the message is read before its number is
+        """(tag, note, mark, vector) of the next message, which must exist; no vector of another ``mark``.
+
+        decode: (bytes, whether it is a short message) -> vector. If that is a view, the slot stays in use
+        until the vector is dropped.
+        """
+        fence(self._barrier)  # no part of the message may be read before its number
         slot = self._order[self._read % self._count]
-        words, note, written, short = self._head(slot)
-        self._lent[slot] = 0
-        x = decode(self._lend(slot, short), short > 0) if mark is None or written == mark else None
+        tag, note, written, short = self._header(slot)
+        self._in_use[slot] = 0
+        x = decode(self._view(slot, short), short > 0) if mark is None or written == mark else None
         self._read += 1
         fence(self._barrier)
         self._taken[0] = self._read
-        return words.rstrip(b"\0").decode(), note, written, x
+        return tag.rstrip(b"\0").decode(), note, written, x
 
-    def _head(self, slot: int) -> tuple[bytes, float, int, int]:
-        return HEAD.unpack_from(self._heads, slot * HEAD.size)
+    def _header(self, slot: int) -> tuple[bytes, float, int, int]:
+        return HEADER.unpack_from(self._headers, slot * HEADER.size)
 
-    def _lend(self, slot: int, short: int) -> Bytes:
-        """The slot itself, lent until nobody holds it; a copy where too much is lent."""
+    def _view(self, slot: int, short: int) -> Bytes:
+        """The message in its slot, in use until the message is dropped; a copy where too many are in use."""
         message = self.slots[slot][: short or self._whole]
-        if len(self._letters) >= self._most_lent:
+        if len(self._held) >= self._most_held:
             copy = self._pool.take(message.nbytes) if not short else np.empty(short, dtype=np.uint8)
             np.copyto(copy, message)
             return copy
-        lent, messages = self._lent, self._letters
+        in_use, held = self._in_use, self._held
 
-        def give_back(_: object) -> None:
-            """In whichever thread and at whatever moment, so with a lock of its own."""
-            del messages[slot]
+        def release(_: object) -> None:
+            """May run in any thread at any time, so it has a lock of its own."""
+            del held[slot]
             fence(threading.Lock())
-            lent[slot] = 0
+            in_use[slot] = 0
 
-        lent[slot] = 1
-        messages[slot] = weakref.ref(message, give_back)
+        in_use[slot] = 1
+        held[slot] = weakref.ref(message, release)
         return message
 
 
 def check_message(x: Tensor, count: int, dtype: torch.dtype) -> None:
-    """Raise ValueError for what cannot be a message of a channel for ``count`` numbers of ``dtype``."""
+    """Raise ValueError for a message that does not fit a channel for ``count`` numbers of ``dtype``."""
     if not 0 < x.numel() <= count:
         raise ValueError(f"a message has 1 to {count} numbers, this one {x.numel()}")
     if x.numel() < count and x.dtype != dtype:
-        raise ValueError(f"a short message goes as it is, in the channel's {dtype}; this one is {x.dtype}")
+        raise ValueError(
+            f"a short message is not converted: it must be {dtype}, as its channel; this one is {x.dtype}"
+        )
 
 
-def tag_words(known: dict[str, bytes], tag: str) -> bytes:
-    """A tag as it lies beside its message. Raises ValueError for one that is too long."""
-    words = known.get(tag)
-    if words is None:
-        words = tag.encode()
-        if len(words) >= _TAG_BYTES:
-            raise ValueError(f"a tag has at most {_TAG_BYTES - 1} bytes, '{tag}' has {len(words)}")
-        known[tag] = words
-    return words
+def encode_tag(known: dict[str, bytes], tag: str) -> bytes:
+    """A tag as it is written into a header, cached in ``known``. Raises ValueError if it is too long."""
+    encoded = known.get(tag)
+    if encoded is None:
+        encoded = tag.encode()
+        if len(encoded) >= _TAG_BYTES:
+            raise ValueError(f"a tag has at most {_TAG_BYTES - 1} bytes, '{tag}' has {len(encoded)}")
+        known[tag] = encoded
+    return encoded

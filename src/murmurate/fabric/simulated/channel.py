@@ -1,4 +1,4 @@
-"""What one member of a simulated fabric talks through: all verbs of the four protocols."""
+"""A channel of the simulated fabric: all methods of the four protocols."""
 
 from __future__ import annotations
 
@@ -15,68 +15,60 @@ from murmurate.fabric.interface import Capability, FabricError, Message, Traffic
 from murmurate.fabric.mean import ordered_mean
 from murmurate.fabric.simulated.collectives import Round, SimulatedCollectives
 from murmurate.fabric.simulated.mailbox import SimulatedMailbox
-from murmurate.fabric.simulated.network_model import World
+from murmurate.fabric.simulated.network_model import FabricState
 from murmurate.fabric.simulated.register import SimulatedRegister
 from murmurate.fabric.simulated.scheduler import Wait
 
 
 @dataclass(eq=False)
-class Shared:
-    """What all members of one channel have in common."""
+class ChannelState:
+    """The state that all members of one channel share. group: ranks of the fabric."""
 
     name: str
     shape: torch.Size
-    group: tuple[int, ...]  # ranks in the fabric, which all below go by
+    group: tuple[int, ...]
     mailbox: SimulatedMailbox
     collectives: SimulatedCollectives
-    slots: dict[int, SimulatedRegister]
+    registers: dict[int, SimulatedRegister]
     memory: dict[str, Tensor] = field(default_factory=dict)
 
 
-class Owner(Protocol):
-    """The member that a channel is of. While it is ``alone``, collectives have nobody else in them."""
+class ChannelOwner(Protocol):
+    """The member that owns a channel. While it is ``alone``, its collectives have no other members.
+
+    exchanging_seconds: virtual time for moving bytes, without waits for others.
+    """
 
     alone: bool
-    exchanging_seconds: float  # virtual, spent on moving bytes; not on waiting for others
+    exchanging_seconds: float
 
     @property
     def rank(self) -> int: ...
 
 
 class SimulatedChannel:
-    """One member's ``Channel``. Every verb is one turn: others may run before it, none during it."""
+    """One member's ``Channel``. Other members may run before each method, and none during it."""
 
     def __init__(
         self,
-        owner: Owner,
-        world: World,
-        shared: Shared,
+        owner: ChannelOwner,
+        fabric: FabricState,
+        state: ChannelState,
         capabilities: frozenset[Capability],
         deadline_seconds: float,
     ) -> None:
-        self._owner, self._world, self._shared, self._rank = owner, world, shared, owner.rank
-        self._group = shared.group
-        self._place = {rank: place for place, rank in enumerate(shared.group)}
-        self._scheduler, self._capabilities, self._deadline = world.scheduler, capabilities, deadline_seconds
+        self._owner, self._fabric, self._state, self._rank = owner, fabric, state, owner.rank
+        self._group = state.group
+        self._position = {rank: position for position, rank in enumerate(state.group)}
+        self.rank, self.size, self.capabilities = self._position[owner.rank], len(state.group), capabilities
+        self._scheduler, self._deadline = fabric.scheduler, deadline_seconds
         self.traffic = Traffic()
-
-    @property
-    def rank(self) -> int:
-        return self._place[self._rank]
-
-    @property
-    def size(self) -> int:
-        return len(self._group)
-
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        return self._capabilities
 
     def living(self) -> Sequence[int]:
         self._scheduler.turn(self._rank)
-        if self.size == self._world.size:
+        if self.size == self._fabric.size:
             return self._scheduler.living()
-        return [place for place, rank in enumerate(self._group) if rank not in self._scheduler.dead]
+        return [i for i, rank in enumerate(self._group) if rank not in self._scheduler.dead]
 
     def has_lost(self, rank: int) -> bool:
         return rank not in self.living()
@@ -84,45 +76,45 @@ class SimulatedChannel:
     # -- Collective -------------------------------------------------------------------------------
 
     def mean_(self, x: Tensor) -> int:
-        check_shape(self._shared.name, self._shared.shape, x)
+        check_shape(self._state.name, self._state.shape, x)
         if self._alone():
             return 1
-        here = self._meet("mean", x)
-        if here.mean is None:
-            here.mean = ordered_mean({rank: here.given[rank] for rank in here.members})
-        x.detach().copy_(here.mean)
-        return len(here.members)
+        call = self._run_round("mean", x)
+        if call.mean is None:
+            call.mean = ordered_mean({rank: call.inputs[rank] for rank in call.members})
+        x.detach().copy_(call.mean)
+        return len(call.members)
 
     def broadcast_(self, x: Tensor, root: int) -> None:
-        check_shape(self._shared.name, self._shared.shape, x)
-        root = self._among(root)
+        check_shape(self._state.name, self._state.shape, x)
+        root = self._fabric_rank(root)
         if not self._alone():
-            x.detach().copy_(self._meet("broadcast", x, root).given[root])
+            x.detach().copy_(self._run_round("broadcast", x, root).inputs[root])
 
     def gather(self, x: Tensor) -> dict[int, Tensor]:
-        check_shape(self._shared.name, self._shared.shape, x)
+        check_shape(self._state.name, self._state.shape, x)
         if self._alone():
             return {self.rank: x.detach().clone()}
-        here = self._meet("gather", x)
-        return {self._place[rank]: here.given[rank].clone() for rank in here.members}
+        call = self._run_round("gather", x)
+        return {self._position[rank]: call.inputs[rank].clone() for rank in call.members}
 
     def _alone(self) -> bool:
         self._turn(Capability.COLLECTIVE)
         return self._owner.alone
 
-    def _meet(self, kind: str, x: Tensor, root: int | None = None) -> Round:
-        self._scheduler.pay(self._rank)
+    def _run_round(self, kind: str, x: Tensor, root: int | None = None) -> Round:
+        self._scheduler.finish_work(self._rank)
         start = self._scheduler.now
-        here = self._shared.collectives.meet(self._rank, kind, x, root)
-        carried = here.end_seconds - here.complete_seconds if here.members else 0.0
-        self._owner.exchanging_seconds += carried
-        self.traffic.waiting_seconds += self._scheduler.now - start - carried
-        network, members = self._world.links.network, here.members or (root,)
+        call = self._state.collectives.run(self._rank, kind, x, root)
+        transfer = call.end_seconds - call.complete_seconds if call.members else 0.0
+        self._owner.exchanging_seconds += transfer
+        self.traffic.waiting_seconds += self._scheduler.now - start - transfer
+        network, members = self._fabric.links.network, call.members or (root,)
         if network is None:
             self.traffic.bytes += x.nbytes * (1 + len(members))
         else:
             self.traffic.bytes += round(2 * network.collective_bytes(x.nbytes, len(members)))
-        return here
+        return call
 
     # -- Mail -------------------------------------------------------------------------------------
 
@@ -131,81 +123,83 @@ class SimulatedChannel:
     ) -> bool:
         self._turn(Capability.MAIL)
         with self._waiting():
-            sent = self._shared.mailbox.send(self._rank, self._among(to), tag, x, note, deadline_seconds)
+            sent = self._state.mailbox.send(self._rank, self._fabric_rank(to), tag, x, note, deadline_seconds)
         if sent:
-            self._carry(x)
+            self._count_message(x)
         return sent
 
     def receive(self, tag: str) -> Message | None:
         self._turn(Capability.MAIL)
-        return self._count(self._shared.mailbox.receive(self._rank, tag))
+        return self._taken(self._state.mailbox.receive(self._rank, tag))
 
     def wait(self, tag: str, deadline_seconds: float) -> Message | None:
         self._turn(Capability.MAIL)
         with self._waiting():
-            message = self._shared.mailbox.wait(self._rank, tag, deadline_seconds)
-        return self._count(message)
+            message = self._state.mailbox.wait(self._rank, tag, deadline_seconds)
+        return self._taken(message)
 
-    def _count(self, message: Message | None) -> Message | None:
+    def _taken(self, message: Message | None) -> Message | None:
         if message is None:
             return None
-        self._carry(message.x)
-        return message._replace(sender=self._place[message.sender])
+        self._count_message(message.x)
+        return message._replace(sender=self._position[message.sender])
 
-    def _carry(self, x: Tensor) -> None:
-        """Count a message given or taken, and have the core work for it."""
+    def _count_message(self, x: Tensor) -> None:
+        """Count a message sent or received, and the core's work for it."""
         self.traffic.bytes += x.nbytes
-        network = self._world.links.network
+        network = self._fabric.links.network
         work = 0.0 if network is None else network.work_seconds(x.nbytes)
         if work:
-            self._scheduler.owe(self._rank, work)
+            self._scheduler.add_work(self._rank, work)
             self._owner.exchanging_seconds += work
 
     # -- Register ---------------------------------------------------------------------------------
 
     def publish(self, x: Tensor) -> int:
         self._turn(Capability.REGISTER)
-        check_shape(self._shared.name, self._shared.shape, x)
+        check_shape(self._state.name, self._state.shape, x)
         now = self._scheduler.now
-        arrivals = self._world.links.arrivals(self._rank, now, x.nbytes)
-        version = self._shared.slots[self._rank].put(x, now, arrivals)
-        self._carry(x)
-        self._world.record(self._rank, "publish", self._shared.name, version=version)
-        self._scheduler.touch((self._shared.name, "register", self._rank))
+        arrivals = self._fabric.links.arrivals(self._rank, now, x.nbytes)
+        version = self._state.registers[self._rank].publish(x, now, arrivals)
+        self._count_message(x)
+        self._fabric.record(self._rank, "publish", self._state.name, version=version)
+        self._scheduler.notify((self._state.name, "register", self._rank))
         return version
 
     def version(self, peer: int) -> int:
         self._turn(Capability.REGISTER)
-        return self._shared.slots[self._among(peer)].newest(self._rank, self._scheduler.now)[0]
+        return self._state.registers[self._fabric_rank(peer)].newest(self._rank, self._scheduler.now)[0]
 
     def peek(self, peer: int) -> tuple[Tensor, int]:
         self._turn(Capability.REGISTER)
-        version, x = self._shared.slots[self._among(peer)].newest(self._rank, self._scheduler.now)
+        version, x = self._state.registers[self._fabric_rank(peer)].newest(self._rank, self._scheduler.now)
         if x is None:
             raise FabricError(
-                f"Nothing that rank {peer} published on '{self._shared.name}' has reached rank {self._rank}: "
+                f"Nothing that rank {peer} published on '{self._state.name}' has reached rank {self._rank}: "
                 "ask version first, or wait_newer."
             )
-        self._world.record(self._rank, "peek", self._shared.name, self._group[peer], version)
-        self._carry(x)
+        self._fabric.record(self._rank, "peek", self._state.name, self._group[peer], version)
+        self._count_message(x)
         return x, version
 
     def wait_newer(self, peers: Sequence[int], seen: Sequence[int], deadline_seconds: float) -> bool:
         self._turn(Capability.REGISTER)
-        asked = {self._among(peer): version for peer, version in zip(peers, seen, strict=True)}
-        slots, scheduler = self._shared.slots, self._scheduler
+        wanted = {self._fabric_rank(peer): version for peer, version in zip(peers, seen, strict=True)}
+        registers, scheduler = self._state.registers, self._scheduler
 
         def missing() -> list[int]:
-            alive = [peer for peer in asked if peer not in scheduler.dead]
-            return [peer for peer in alive if slots[peer].newest(self._rank, scheduler.now)[0] <= asked[peer]]
+            alive = [peer for peer in wanted if peer not in scheduler.dead]
+            return [
+                peer for peer in alive if registers[peer].newest(self._rank, scheduler.now)[0] <= wanted[peer]
+            ]
 
         wait = Wait(
-            topics=tuple((self._shared.name, "register", peer) for peer in asked),
+            topics=tuple((self._state.name, "register", peer) for peer in wanted),
             ready=lambda: not missing(),
-            words=lambda: f"a newer version of {missing()}",
+            describe=lambda: f"a newer version of {missing()}",
             deadline_seconds=deadline_seconds,
             wake_at=lambda: min(
-                (slots[p].next_arrival(self._rank, scheduler.now) for p in asked), default=math.inf
+                (registers[p].next_arrival(self._rank, scheduler.now) for p in wanted), default=math.inf
             ),
         )
         return self._wait(wait)
@@ -214,18 +208,18 @@ class SimulatedChannel:
 
     def shared(self, key: str, like: Tensor) -> Tensor:
         self._turn(Capability.SHARED_MEMORY)
-        memory, topic = self._shared.memory, (self._shared.name, "memory")
+        memory, topic = self._state.memory, (self._state.name, "memory")
         wait = Wait(
             topics=(topic,),
             ready=lambda: key in memory or self._lowest() == self.rank,
-            words=lambda: f"rank {self._lowest()} to share '{key}'",
+            describe=lambda: f"rank {self._lowest()} to share '{key}'",
             deadline_seconds=self._deadline,
         )
         if not self._wait(wait):
             raise FabricError(f"Rank {self._lowest()} did not share '{key}' in time.")
         if key not in memory:
             memory[key] = like.detach().clone()
-            self._scheduler.touch(topic)
+            self._scheduler.notify(topic)
         if memory[key].shape != like.shape or memory[key].dtype != like.dtype:
             raise FabricError(
                 f"Shared '{key}' is {memory[key].dtype} {list(memory[key].shape)}, rank {self._rank} expects "
@@ -249,15 +243,15 @@ class SimulatedChannel:
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
-        self._scheduler.pay(self._rank)
+        self._scheduler.finish_work(self._rank)
         start = self._scheduler.now
         yield
         self.traffic.waiting_seconds += self._scheduler.now - start
 
     def _lowest(self) -> int:
         """The lowest living rank of the channel."""
-        return next(place for place, rank in enumerate(self._group) if rank not in self._scheduler.dead)
+        return next(i for i, rank in enumerate(self._group) if rank not in self._scheduler.dead)
 
-    def _among(self, rank: int) -> int:
-        """The rank in the fabric of one of the channel."""
+    def _fabric_rank(self, rank: int) -> int:
+        """The fabric's rank of a rank of this channel."""
         return self._group[checked_rank(rank, self.size)]

@@ -1,8 +1,7 @@
-"""Two kinds of context for the scheduler: greenlets of one thread, or threads of which one runs at a time.
+"""Two kinds of coroutines for the scheduler: greenlets of one thread, or threads of which one runs at a time.
 
-Greenlets are cheaper (docs/decisions/0013). But autograd's engine keeps what it is doing by thread, so a
-greenlet must not give control away inside a backward pass; where collectives are differentiated, each
-context has to be a thread.
+Greenlets are cheaper (docs/decisions/0013). But autograd's engine keeps its state by thread, so a greenlet
+must not yield inside a backward pass; where collectives are differentiated, each coroutine must be a thread.
 """
 
 from __future__ import annotations
@@ -13,22 +12,22 @@ from typing import Any, Literal, Protocol
 
 import greenlet
 
-Kind = Literal["greenlets", "threads"]
+CoroutineKind = Literal["greenlets", "threads"]
 
 
-class Context(Protocol):
-    """Something to be switched to; at its end control goes to its hub."""
+class Coroutine(Protocol):
+    """A coroutine; at its end its hub continues."""
 
     def has_begun(self) -> bool: ...
-    def take_over(self, giver: Any) -> None:
-        """Run from here on; ``giver``, of the same kind and running, goes on when it is switched to again."""
+    def switch_from(self, current: Any) -> None:
+        """Run this one; ``current``, the running one of the same kind, continues when it is switched to."""
         ...
 
 
-class GreenletContext:
-    """A greenlet of the thread that made it. Without ``act``: what is running."""
+class GreenletCoroutine:
+    """A greenlet of the thread that makes it. Without ``act``: the running one."""
 
-    def __init__(self, act: Callable[[], None] | None = None, hub: GreenletContext | None = None) -> None:
+    def __init__(self, act: Callable[[], None] | None = None, hub: GreenletCoroutine | None = None) -> None:
         if act is None or hub is None:
             self._greenlet = greenlet.getcurrent()
         else:
@@ -37,43 +36,43 @@ class GreenletContext:
     def has_begun(self) -> bool:
         return bool(self._greenlet)
 
-    def take_over(self, giver: GreenletContext) -> None:
+    def switch_from(self, current: GreenletCoroutine) -> None:
         self._greenlet.switch()
 
 
-class ThreadContext:
-    """A thread that runs only while it has control. Without ``act``: the thread that is there.
+class ThreadCoroutine:
+    """A thread that runs only while it has control. Without ``act``: the running one.
 
-    Whoever calls the fabric for a member holds that member's control, also from a thread of its own.
+    A thread that calls the fabric for a member must have that member's control.
     """
 
-    def __init__(self, act: Callable[[], None] | None = None, hub: ThreadContext | None = None) -> None:
+    def __init__(self, act: Callable[[], None] | None = None, hub: ThreadCoroutine | None = None) -> None:
         self._control = threading.Lock()
         self._control.acquire()
         self._act, self._hub = act, hub
-        self._thread = None if act is None else threading.Thread(target=self._go, daemon=True)
+        self._thread = None if act is None else threading.Thread(target=self._run, daemon=True)
 
     def has_begun(self) -> bool:
         return self._thread is None or self._thread.ident is not None
 
-    def take_over(self, giver: ThreadContext) -> None:
+    def switch_from(self, current: ThreadCoroutine) -> None:
         if self._thread is not None and self._thread.ident is None:
             self._thread.start()
         else:
             self._control.release()
-        giver._control.acquire()
+        current._control.acquire()
 
-    def _go(self) -> None:
+    def _run(self) -> None:
         if self._act is not None and self._hub is not None:
             self._act()
             self._hub._control.release()
 
 
-def hub(kind: Kind) -> Any:
-    """What is running, as a context."""
-    return GreenletContext() if kind == "greenlets" else ThreadContext()
+def running(kind: CoroutineKind) -> Any:
+    """The running coroutine."""
+    return GreenletCoroutine() if kind == "greenlets" else ThreadCoroutine()
 
 
-def context(kind: Kind, act: Callable[[], None], around: Any) -> Context:
-    """One that runs ``act`` when it is first switched to, and the hub ``around`` after that."""
-    return GreenletContext(act, around) if kind == "greenlets" else ThreadContext(act, around)
+def coroutine(kind: CoroutineKind, act: Callable[[], None], hub: Any) -> Coroutine:
+    """A coroutine that calls ``act``, and then continues ``hub``."""
+    return GreenletCoroutine(act, hub) if kind == "greenlets" else ThreadCoroutine(act, hub)

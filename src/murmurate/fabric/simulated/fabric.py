@@ -1,7 +1,7 @@
-"""All four protocols on threads that pass one scheduler: repeatable asynchrony, virtual time, faults.
+"""The simulated fabric: all members in one process, with repeatable asynchrony, virtual time and faults.
 
-For unit tests, for laws under hundreds of schedules, and for clusters larger than the machine. What
-happens is a function of the schedule seed alone: bit for bit the same in every run.
+For unit tests, for laws under hundreds of schedules, and for clusters larger than the machine. A run is a
+function of the schedule seed alone, bit for bit.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from murmurate.fabric.interface import Capability, Fabric, FabricError, checked_group
-from murmurate.fabric.simulated.channel import Shared, SimulatedChannel
+from murmurate.fabric.interface import Capability, Fabric, FabricError, checked_group, checked_rank
+from murmurate.fabric.simulated.channel import ChannelState, SimulatedChannel
 from murmurate.fabric.simulated.collectives import SimulatedCollectives
-from murmurate.fabric.simulated.coroutines import Kind
+from murmurate.fabric.simulated.coroutines import CoroutineKind
 from murmurate.fabric.simulated.latency import Network
-from murmurate.fabric.simulated.mailbox import Faults, SimulatedMailbox
-from murmurate.fabric.simulated.network_model import Event, Latency, Links, Partition, World
+from murmurate.fabric.simulated.mailbox import MailFaults, SimulatedMailbox
+from murmurate.fabric.simulated.network_model import Event, FabricState, Latency, Links, Partition
 from murmurate.fabric.simulated.register import SimulatedRegister
 from murmurate.fabric.simulated.scheduler import Crashed, Scheduler, Stopped
 
 __all__ = [
     "Crashed",
     "Event",
-    "Faults",
     "Latency",
+    "MailFaults",
     "Member",
     "Network",
     "Partition",
@@ -44,37 +44,38 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class SimulatedFabric:
-    """``size`` members in one process; ``seed`` picks the schedule, the delays and the faults.
+    """``size`` members in one process; ``seed`` determines the schedule, the delays and the faults.
 
-    All seconds are virtual. ``crashes`` ends a rank instead of its k-th fabric call (from 1 up),
-    ``crash_seconds`` at a time; ``absent`` ranks are dead until ``revive``. ``call_seconds`` is what every
-    fabric call adds to everybody's clock, or with ``own_clocks`` to the caller's (see ``Scheduler``), so that
-    polling makes time pass. ``keep_log=False`` saves memory in long runs. ``contexts`` are greenlets, or
-    threads (of which one runs at a time) where collectives are called inside a backward pass.
+    All seconds are virtual. ``crashes`` ends a rank at its k-th fabric call (from 1 up), ``crash_seconds`` at
+    a time; ``absent`` ranks are dead until ``revive``. ``call_seconds`` is what every fabric call adds to all
+    members' clock, or with ``own_clocks`` to the caller's (see ``Scheduler``), so that polling makes time
+    pass. ``keep_log=False`` saves memory in long runs. ``coroutines`` are greenlets, or threads (of which one
+    runs at a time) where collectives are called inside a backward pass.
 
-    Without a ``network`` the ``latency`` is all that messages take; collectives take no time then. Shared
-    memory never does. Partitions hold collectives up. The network's loss is that of the register and of
-    collectives; ``mail_faults`` are the mail's. Raises ``ValueError`` for a size below 1, for ranks that are
-    not members, and for own clocks that calls do not move on.
+    Without a ``network``, messages take the ``latency`` alone, and collectives take no time. Shared memory
+    never does. Partitions delay collectives. The network's loss is that of the register and of collectives;
+    ``mail_faults`` are those of mail. Raises ``ValueError`` for a size below 1, for ranks that are not
+    members, and for own clocks that calls do not advance.
     """
 
     size: int
     seed: int
-    latency: Latency = field(default=0.0, kw_only=True)
-    crashes: Mapping[int, int] = field(default_factory=dict, kw_only=True)
-    crash_seconds: Mapping[int, float] = field(default_factory=dict, kw_only=True)
-    partitions: Sequence[Partition] = field(default=(), kw_only=True)
-    mail_faults: Faults = field(default_factory=Faults, kw_only=True)
-    mail_capacity: int = field(default=64, kw_only=True)
-    mail_deadline_seconds: float = field(default=1.0, kw_only=True)
-    collective_deadline_seconds: float = field(default=math.inf, kw_only=True)
-    call_seconds: float = field(default=1e-6, kw_only=True)
-    capabilities: frozenset[Capability] = field(default=frozenset(Capability), kw_only=True)
-    keep_log: bool = field(default=True, kw_only=True)
-    network: Network | None = field(default=None, kw_only=True)
-    absent: Collection[int] = field(default=(), kw_only=True)
-    own_clocks: bool = field(default=False, kw_only=True)
-    contexts: Kind = field(default="greenlets", kw_only=True)
+    _: KW_ONLY
+    latency: Latency = 0.0
+    crashes: Mapping[int, int] = field(default_factory=dict)
+    crash_seconds: Mapping[int, float] = field(default_factory=dict)
+    partitions: Sequence[Partition] = ()
+    mail_faults: MailFaults = field(default_factory=MailFaults)
+    mail_capacity: int = 64
+    mail_deadline_seconds: float = 1.0
+    collective_deadline_seconds: float = math.inf
+    call_seconds: float = 1e-6
+    capabilities: frozenset[Capability] = frozenset(Capability)
+    keep_log: bool = True
+    network: Network | None = None
+    absent: Collection[int] = ()
+    own_clocks: bool = False
+    coroutines: CoroutineKind = "greenlets"
 
     def __post_init__(self) -> None:
         cut = {rank for partition in self.partitions for rank in partition.ranks}
@@ -93,32 +94,30 @@ class SimulatedFabric:
             self._on_crash,
             self.absent,
             self.own_clocks,
-            self.contexts,
+            self.coroutines,
         )
-        around = Links(self.size, links, self.latency, list(self.partitions), self.network)
-        self._world = World(self.size, self._scheduler, around, [] if self.keep_log else None)
-        self._channels: dict[tuple[str, tuple[int, ...]], Shared] = {}
+        network = Links(self.size, links, self.latency, list(self.partitions), self.network)
+        self._state = FabricState(self.size, self._scheduler, network, [] if self.keep_log else None)
+        self._channels: dict[tuple[str, tuple[int, ...]], ChannelState] = {}
 
     @property
     def log(self) -> list[Event]:
-        """All that happened so far, in order; empty with ``keep_log=False``."""
-        return self._world.log or []
+        """All events so far, in order; empty with ``keep_log=False``."""
+        return self._state.log or []
 
     @property
     def virtual_seconds(self) -> float:
         return self._scheduler.now
 
     def member(self, rank: int) -> Member:
-        """What rank ``rank`` has of this fabric; to be used inside ``run`` only."""
-        if not 0 <= rank < self.size:
-            raise ValueError(f"There is no rank {rank} among {self.size}: use 0..{self.size - 1}.")
-        return Member(self, rank)
+        """The fabric of one rank; to be used inside ``run`` only."""
+        return Member(self, checked_rank(rank, self.size))
 
     def run(self, functions: Sequence[Callable[[Member], T]]) -> list[T | Crashed]:
-        """Run ``functions[rank]`` as rank ``rank``, all to their end; the result of each by rank.
+        """Run ``functions[rank]`` as rank ``rank``, all to their end; their results by rank.
 
-        A rank that was told to crash gives its ``Crashed``. Raises the first other error of a function
-        after stopping the rest, and ``FabricError`` saying who waits for what when nobody can go on.
+        A crashed rank's result is its ``Crashed``. Raises the first other error of a function after stopping
+        the rest, and ``FabricError`` at a deadlock, with what each member waits for.
         """
         if len(functions) != self.size:
             raise ValueError(f"{len(functions)} functions for {self.size} members: give one each.")
@@ -126,10 +125,10 @@ class SimulatedFabric:
         roles = [functools.partial(f, member) for f, member in zip(functions, members, strict=True)]
         return self._scheduler.run(roles)
 
-    # -- what happens to members, from outside or from within any of them ---------------------------
+    # -- events, caused from outside or by any member -----------------------------------------------
 
     def at(self, seconds: float, act: Callable[[], None]) -> None:
-        """Have ``act`` called at a virtual time, if anybody still runs then. It makes no fabric call."""
+        """Call ``act`` at a virtual time, if any member still runs then. It must not call the fabric."""
         self._scheduler.at(seconds, act)
 
     def crash(self, rank: int) -> None:
@@ -137,111 +136,99 @@ class SimulatedFabric:
         self._scheduler.kill(rank)
 
     def pause(self, rank: int, seconds: float) -> None:
-        """Have ``rank`` do nothing for so long, from its next wait or work on, as SIGSTOP would."""
-        self._scheduler.owe(rank, seconds)
+        """Stop ``rank`` for so long, from its next wait or work on, as SIGSTOP would."""
+        self._scheduler.add_work(rank, seconds)
 
     def cut(self, partition: Partition) -> None:
         """Add a partition."""
-        self._world.links.partitions.append(partition)
+        self._state.links.partitions.append(partition)
 
     def revive(self, rank: int, role: Callable[[Member], Any], like: int) -> None:
-        """A dead or absent rank begins anew, alone (see ``SimulatedChannel``) until ``Member.join``.
+        """Start a dead or absent rank, alone (see ``ChannelOwner``) until ``Member.join``.
 
-        Collectives count it from now on, and its next is the one that ``like`` calls next: under strategies
-        that have some, this is to be called while all living are between the same two.
-        Raises ``ValueError`` if it lives.
+        Collectives include it from now on, and its next is the one that ``like`` calls next: under strategies
+        that use collectives, call this while all living members are between the same two. Raises
+        ``ValueError`` if the rank lives.
         """
         member = self.member(rank)
         self._scheduler.revive(rank, functools.partial(role, member))
         member.alone = True
-        self._world.record(rank, "return")
-        for shared in self._channels.values():
-            shared.mailbox.on_return(rank)
-            shared.collectives.on_return(rank, like)
+        self._state.record(rank, "return")
+        for channel in self._channels.values():
+            channel.mailbox.on_revival(rank)
+            channel.collectives.on_revival(rank, like)
 
     @property
     def living(self) -> Sequence[int]:
         return self._scheduler.living()
 
-    def _open(self, name: str, shape: torch.Size, group: tuple[int, ...]) -> Shared:
-        # what waits on a channel waits under its name
+    def _open(self, name: str, shape: torch.Size, group: tuple[int, ...]) -> ChannelState:
+        # the label also names the topics of the scheduler
         label = name if len(group) == self.size else f"{name} of {list(group)}"
         mailbox = SimulatedMailbox(
-            self._world, label, self.mail_faults, self.mail_capacity, self.mail_deadline_seconds
+            self._state, label, self.mail_faults, self.mail_capacity, self.mail_deadline_seconds
         )
-        collectives = SimulatedCollectives(self._world, label, self.collective_deadline_seconds, group)
-        return Shared(
+        collectives = SimulatedCollectives(self._state, label, self.collective_deadline_seconds, group)
+        return ChannelState(
             label, shape, group, mailbox, collectives, {rank: SimulatedRegister(rank) for rank in group}
         )
 
     def _on_crash(self, rank: int) -> None:
-        self._world.record(rank, "crash")
-        for shared in self._channels.values():
-            shared.mailbox.on_crash(rank)
+        self._state.record(rank, "crash")
+        for channel in self._channels.values():
+            channel.mailbox.on_crash(rank)
 
 
 class Member:
-    """A ``Fabric`` that can also let virtual time pass and write into the log."""
+    """One member's ``Fabric``, which can also let virtual time pass and write into the log."""
 
     def __init__(self, fabric: SimulatedFabric, rank: int) -> None:
-        self._fabric, self._rank = fabric, rank
+        self._fabric, self.rank, self.size, self.capabilities = fabric, rank, fabric.size, fabric.capabilities
         self.alone = False
         self.exchanging_seconds = 0.0
 
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        return self._fabric.size
-
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        return self._fabric.capabilities
-
     def living(self) -> Sequence[int]:
-        self._fabric._scheduler.turn(self._rank)
+        self._fabric._scheduler.turn(self.rank)
         return self._fabric._scheduler.living()
 
     @property
     def now(self) -> float:
-        """The virtual time; no fabric call."""
+        """The virtual time; not a fabric call."""
         return self._fabric.virtual_seconds
 
     def join(self) -> None:
-        """End of being alone: collectives are with all from now on."""
+        """From now on collectives are with all members."""
         self.alone = False
 
     def channel(self, name: str, like: Tensor, members: Sequence[int] | None = None) -> SimulatedChannel:
-        fabric, group = self._fabric, checked_group(members, self._rank, self.size)
+        fabric, group = self._fabric, checked_group(members, self.rank, self.size)
         if (name, group) not in fabric._channels:
             fabric._channels[name, group] = fabric._open(name, like.shape, group)
-        shared = fabric._channels[name, group]
-        if shared.shape != like.shape:
+        state = fabric._channels[name, group]
+        if state.shape != like.shape:
             raise FabricError(
                 f"Rank {self.rank} wants channel '{name}' for {list(like.shape)}, others have it for "
-                f"{list(shared.shape)}: give all members the same model."
+                f"{list(state.shape)}: give all members the same model."
             )
         return SimulatedChannel(
-            self, fabric._world, shared, fabric.capabilities, fabric.collective_deadline_seconds
+            self, fabric._state, state, fabric.capabilities, fabric.collective_deadline_seconds
         )
 
     def compute(self, seconds: float) -> None:
-        """Be busy for ``seconds`` of virtual time, in which the others go on. Counts as a fabric call."""
+        """Be busy for ``seconds`` of virtual time, while others run. Counts as a fabric call."""
         scheduler = self._fabric._scheduler
-        scheduler.turn(self._rank)
-        scheduler.sleep(self._rank, seconds)
+        scheduler.turn(self.rank)
+        scheduler.sleep(self.rank, seconds)
 
     def note(self, kind: str, value: Any = None) -> None:
-        """Put an event of one's own (an update, a mix) into the log, in order; no fabric call."""
-        self._fabric._world.record(self._rank, kind, detail=value)
+        """Write an event (an update, a mix) into the log; not a fabric call."""
+        self._fabric._state.record(self.rank, kind, detail=value)
 
 
 def run_members(
     size: int, functions: Sequence[Callable[[Fabric], Any]], deadline_seconds: float = 60.0
 ) -> list[Any]:
-    """Run one function a member on a fabric without delays or faults; their results, by rank."""
+    """Run each member's function on a fabric without delays or faults; their results, by rank."""
     fabric = SimulatedFabric(
         size, seed=0, mail_deadline_seconds=deadline_seconds, collective_deadline_seconds=deadline_seconds
     )

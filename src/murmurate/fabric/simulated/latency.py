@@ -1,6 +1,6 @@
-"""How long things take on a simulated cluster: a member's steps, and a network's messages.
+"""Models of time on a simulated cluster: of a member's steps, and of the network's messages.
 
-Every model is a frozen value and draws from the generator it is handed. All seconds are virtual.
+Every model is a frozen value that draws from the generator in its arguments. All seconds are virtual.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _DRAWN_AT_ONCE = 64
 
 
 class Compute(Protocol):
-    """How long a member's steps take: a batch made, a gradient, an update."""
+    """A model of the duration of steps (a batch, a gradient, an update)."""
 
     def steps(self, rank: int, generator: np.random.Generator) -> Iterator[tuple[float, float]]:
-        """For each step of ``rank``, without end: (seconds busy, seconds asleep after it)."""
+        """For each step of ``rank``, endlessly: (seconds busy, seconds asleep after it)."""
         ...
 
 
@@ -47,8 +47,8 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class Straggler:
-    """All steps alike, but rank 0's take ``times`` as long; or, if it ``sleeps``, rank 0 sleeps for
-    ``times`` of its step times after each step."""
+    """Equal steps, except that rank 0's take ``times`` as long; or, with ``sleeps``, rank 0 sleeps for
+    ``times`` its step's duration after each step."""
 
     seconds: float
     times: float
@@ -67,7 +67,7 @@ class Straggler:
 
 @dataclass(frozen=True)
 class Trace:
-    """Measured seconds of successive steps; each member begins at a random one and goes round."""
+    """Measured seconds of successive steps; each member begins at a random one and repeats the cycle."""
 
     seconds: tuple[float, ...]
 
@@ -85,18 +85,18 @@ class Trace:
 
 @dataclass(frozen=True)
 class Network:
-    """What a message of some bytes takes from one member to another, and a collective among many.
+    """The time that a message takes between two members, and a collective among many.
 
-    A message takes (latency + bytes / bandwidth) x exp(spread x N(0, 1)), or the latency is drawn from
-    ``trace_seconds``. bandwidth: bytes a second, each way, of a member's port. ports: a port carries one
-    message of mail at a time each way, so that a centre's is what many senders queue for. loss: share of
+    A message takes (latency + bytes / bandwidth) x exp(spread x N(0, 1)); the latency may be drawn from
+    ``trace_seconds``. bandwidth: bytes a second, each way, of a member's port. ports: whether a port carries
+    only one message of mail at a time each way, so that senders queue for a centre's port. loss: share of
     messages that are lost; mail and collectives send again after ``resend_seconds``, a register's reader
-    waits for the next version. handling_seconds: work of the core for each message given or taken, and
-    handling_bandwidth: bytes a second that it copies or adds up for one.
+    waits for the next version. handling_seconds: work of the core for each message sent or received;
+    handling_bandwidth: bytes a second that it processes.
 
-    collective: ``ring`` is 2(n-1) steps of messages of 1/n of the bytes, side by side (Patarasuk and Yuan
-    2009); ``tree`` is 2 ceil(log2 n) steps of all of them; ``fastest`` is whichever takes less without
-    spread or loss. Each step takes as long as the slowest of its n messages.
+    collective: ``ring`` takes 2(n-1) steps of messages of 1/n of the bytes (Patarasuk and Yuan 2009);
+    ``tree`` 2 ceil(log2 n) steps of all bytes; ``fastest`` is the one that takes less without spread or
+    loss. Each step takes as long as the slowest of its n messages.
     """
 
     latency_seconds: float = 0.0
@@ -118,25 +118,25 @@ class Network:
         for seconds in self.trace_seconds:
             _least("a measured latency", seconds, 0.0)
         if not 0 <= self.loss < 1:
-            raise ValueError(f"a loss of {self.loss} is no share of the messages: give 0 to less than 1")
+            raise ValueError(f"a loss of {self.loss} is not a share of the messages: give 0 to less than 1")
         if self.collective not in ("ring", "tree", "fastest"):
             raise ValueError(f"there is no collective '{self.collective}': use ring, tree or fastest")
 
     @property
     def constant(self) -> bool:
-        """Whether equal messages take equally long, and all arrive."""
+        """Whether messages of one size all take the same time, and none is lost."""
         return not (self.spread or self.loss or self.trace_seconds)
 
     def transfer_seconds(self, size_bytes: float) -> float:
-        """How long the bytes keep a port busy."""
+        """How long the bytes occupy a port."""
         return size_bytes / self.bandwidth
 
     def work_seconds(self, size_bytes: float) -> float:
-        """How long a message keeps the core of who gives or takes it."""
+        """How long a message occupies the core of its sender or receiver."""
         return self.handling_seconds + size_bytes / self.handling_bandwidth
 
     def delays(self, count: int, size_bytes: float, generator: np.random.Generator) -> NDArray[np.float64]:
-        """[count]: what each of so many messages takes, lost or not."""
+        """[count]: the time of each of so many messages, lost or not."""
         if not self.spread and not self.trace_seconds:
             return np.full(count, self.latency_seconds + self.transfer_seconds(size_bytes))
         return self._quantiles(generator.random(count), size_bytes)
@@ -154,7 +154,7 @@ class Network:
         return seconds * np.exp(self.spread * _normal(u))
 
     def collective_seconds(self, size_bytes: int, members: int, generator: np.random.Generator) -> float:
-        """From the last member's arrival to everybody's result; one draw for all of them."""
+        """From the last member's call to the result, which all members have at the same time."""
         if members < 2:
             return 0.0
         steps, piece = self._shape(size_bytes, members)
@@ -168,14 +168,14 @@ class Network:
         return float(slowest.sum())
 
     def collective_bytes(self, size_bytes: int, members: int) -> float:
-        """What each member sends, and what each receives."""
+        """The bytes that each member sends, and also receives."""
         steps, piece = self._shape(size_bytes, members)
         return (
             steps * piece if self._is_ring(size_bytes, members) else 2 * size_bytes * (members - 1) / members
         )
 
     def _shape(self, size_bytes: int, members: int) -> tuple[int, float]:
-        """(steps one after the other, bytes of each message)"""
+        """(successive steps, bytes of each message)"""
         if self._is_ring(size_bytes, members):
             return 2 * (members - 1), size_bytes / members
         return 2 * math.ceil(math.log2(members)), float(size_bytes)

@@ -1,4 +1,4 @@
-"""What surrounds the members of a simulated fabric: links that delay, lose and are cut, and a log."""
+"""The network of a simulated fabric: links with delays, losses and partitions, and a log of events."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 from murmurate.fabric.simulated.latency import Network
 from murmurate.fabric.simulated.scheduler import Scheduler
 
-# Virtual seconds a message takes: always the same, uniform between two, or drawn by a function of
+# Virtual seconds that a message takes: constant, uniform between two, or drawn by a function of
 # (sender, receiver, generator).
 Latency = float | tuple[float, float] | Callable[[int, int, np.random.Generator], float]
 
 
 @dataclass(frozen=True)
 class Event:
-    """One line of the log, in the order in which things happened.
+    """One line of the log, in the order of events.
 
-    ``kind`` is ``publish``, ``peek``, ``mean``, ``broadcast``, ``gather``, ``send``, ``receive``,
-    ``lost`` (mail that nobody will ever receive), ``crash``, or whatever ``Member.note`` was told.
-    ``peer`` is the publisher of a peek, the receiver of a send or loss, the sender of a receive, the
-    root of a broadcast. ``version`` is the register's, or the mail's or collective's number, all from 1
-    up. ``members`` are those whose vectors a mean or gather joined.
+    kind: ``publish``, ``peek``, ``mean``, ``broadcast``, ``gather``, ``send``, ``receive``, ``lost`` (mail
+        that will never be received), ``crash``, ``return``, or the kind given to ``Member.note``.
+    peer: the publisher of a peek, the receiver of a send or loss, the sender of a receive, the root of a
+        broadcast. version: of the register, or the number of the message or collective, all from 1 up.
+    members: whose vectors a mean or gather contains. detail: the tag of mail, the value of a note.
     """
 
     time_seconds: float
@@ -36,16 +36,16 @@ class Event:
     peer: int | None = None
     version: int | None = None
     members: tuple[int, ...] = ()
-    detail: Any = None  # the tag of mail, the value of a note
+    detail: Any = None
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Links cut, both ways, from ``start_seconds`` up to ``end_seconds`` (virtual).
+    """Links are cut, both ways, from ``start_seconds`` up to ``end_seconds`` (virtual).
 
-    What is sent meanwhile leaves when the cut ends, as from a socket that keeps trying; what already
-    travels arrives. A collective among members that are cut apart waits. Cut are the ``pairs``, and the
-    members of ``island`` from everybody else.
+    Messages sent meanwhile leave when the cut ends, as from a socket that retries; those in flight arrive. A
+    collective among separated members waits. Cut are the links of ``pairs``, and those between the members of
+    ``island`` and all others.
     """
 
     pairs: tuple[tuple[int, int], ...] = ()
@@ -57,7 +57,7 @@ class Partition:
     def between(
         some: Iterable[int], others: Iterable[int], start_seconds: float = 0.0, end_seconds: float = math.inf
     ) -> Partition:
-        """Two groups that cannot hear each other."""
+        """No links between two groups."""
         far = tuple(others)
         return Partition(tuple((i, j) for i in some for j in far), start_seconds, end_seconds)
 
@@ -69,7 +69,7 @@ class Partition:
         return (one, other) in self.pairs or (other, one) in self.pairs
 
     def divides(self, ranks: set[int], time: float) -> bool:
-        """Whether any two of ``ranks`` cannot hear each other."""
+        """Whether a link between any two of ``ranks`` is cut."""
         if not self.start_seconds <= time < self.end_seconds:
             return False
         inside = len(ranks & self.island)
@@ -82,9 +82,9 @@ class Partition:
 
 @dataclass(eq=False)
 class Links:
-    """When what leaves now arrives; all draws are from ``generator``.
+    """When messages arrive; all draws are from ``generator``.
 
-    ``network`` says what bytes take; without one it is the ``latency`` alone.
+    network: how long bytes take; without it, messages take the ``latency`` alone.
     """
 
     size: int
@@ -94,11 +94,11 @@ class Links:
     network: Network | None = None
 
     def __post_init__(self) -> None:
-        # from when on each member's port can send, and receive, the next message
-        self._out, self._in = [0.0] * self.size, [0.0] * self.size
+        # when each member's port is free to send, and to receive, the next message
+        self._can_send_at, self._can_receive_at = [0.0] * self.size, [0.0] * self.size
 
     def departure(self, one: int, other: int, now: float) -> float:
-        """The first time from ``now`` on at which the link is not cut."""
+        """The first time from ``now`` on when the link is not cut."""
         time = now
         while cuts := [p.end_seconds for p in self.partitions if p.holds(one, other, time)]:
             time = max(cuts)
@@ -115,7 +115,7 @@ class Links:
         return seconds
 
     def arrival(self, sender: int, receiver: int, leaves: float, size_bytes: int) -> float:
-        """When a message that is ready to leave at ``leaves`` is there, behind what the ports carry."""
+        """When a message that is ready at ``leaves`` arrives, after those that the ports carry first."""
         network = self.network
         if network is None or sender == receiver:
             return leaves + (self.delay(sender, receiver) if network is None else 0.0)
@@ -123,14 +123,14 @@ class Links:
         if not network.ports:
             return leaves + delay
         busy = network.transfer_seconds(size_bytes)
-        leaves = max(leaves, self._out[sender])
-        self._out[sender] = leaves + busy
-        there = max(leaves + delay, self._in[receiver] + busy)
-        self._in[receiver] = there
+        leaves = max(leaves, self._can_send_at[sender])
+        self._can_send_at[sender] = leaves + busy
+        there = max(leaves + delay, self._can_receive_at[receiver] + busy)
+        self._can_receive_at[receiver] = there
         return there
 
     def arrivals(self, sender: int, now: float, size_bytes: int) -> NDArray[np.float64] | float:
-        """When each member sees what ``sender`` publishes now: [n], or one time that holds for all others.
+        """When each member sees a vector that ``sender`` publishes now: [n], or one time for all others.
 
         Infinity where it is lost.
         """
@@ -157,7 +157,7 @@ class Links:
         return now + delays
 
     def _departures(self, sender: int, now: float) -> NDArray[np.float64]:
-        """[n]: ``departure`` to everybody."""
+        """[n]: ``departure`` to each member."""
         if any(cut.pairs for cut in self.partitions):
             return np.array([self.departure(sender, j, now) for j in range(self.size)])
         times, cuts = np.full(self.size, now), sorted(self.partitions, key=lambda cut: cut.start_seconds)
@@ -172,8 +172,8 @@ class Links:
 
 
 @dataclass(eq=False)
-class World:
-    """Everything that the members of one simulated fabric have in common."""
+class FabricState:
+    """The state that all members of one simulated fabric share."""
 
     size: int
     scheduler: Scheduler

@@ -1,4 +1,4 @@
-"""A simulated publisher's register: which of its versions each reader can see at a virtual time."""
+"""A simulated publisher's register: the version that each reader sees at a virtual time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Arrivals = NDArray[np.float64] | float
 
 
 class SimulatedRegister:
-    """Keeps the versions of ``publisher`` that readers may still have to see. It sees its own at once."""
+    """The versions of ``publisher`` that readers may still need. The publisher sees its own at once."""
 
     def __init__(self, publisher: int) -> None:
         self._publisher = publisher
@@ -24,36 +24,36 @@ class SimulatedRegister:
         # version, copy of x, its write counter, when each reader gets it
         self._versions: list[tuple[int, Tensor, int, Arrivals]] = []
 
-    def put(self, x: Tensor, now: float, arrivals: Arrivals) -> int:
-        """Copy ``x`` as the next version, to be seen by reader ``j`` from ``arrivals[j]`` on."""
+    def publish(self, x: Tensor, now: float, arrivals: Arrivals) -> int:
+        """Copy ``x`` as the next version, which reader ``j`` sees from ``arrivals[j]`` on."""
         with torch.inference_mode(False):  # else the copy has no write counter
             copy = torch.empty_like(x, requires_grad=False).copy_(x.detach())
         self._latest += 1
         self._versions.append((self._latest, copy, copy._version, arrivals))
         if len(self._versions) > 1:
-            self._let_go(now)
+            self._drop_replaced(now)
         return self._latest
 
-    def _let_go(self, now: float) -> None:
-        """Drop the versions that every reader has replaced, or will have when it gets them."""
-        kept: list[tuple[int, Tensor, int, Arrivals]] = []
+    def _drop_replaced(self, now: float) -> None:
+        """Drop the versions that every reader has replaced by now, or will have when they arrive."""
+        needed: list[tuple[int, Tensor, int, Arrivals]] = []
         newer: Arrivals = math.inf  # when each reader has something newer
         for version in reversed(self._versions):
             arrivals = version[3]
             if isinstance(arrivals, float) and isinstance(newer, float):
                 here = max(arrivals, now)
-                wanted, newer = here < newer, min(newer, here)
+                is_needed, newer = here < newer, min(newer, here)
             else:
                 times = np.maximum(arrivals, now)
-                wanted, newer = bool(np.any(times < newer)), np.minimum(newer, times)
-            if wanted or not kept:
-                kept.append(version)
-        self._versions = kept[::-1]
+                is_needed, newer = bool(np.any(times < newer)), np.minimum(newer, times)
+            if is_needed or not needed:
+                needed.append(version)
+        self._versions = needed[::-1]
 
     def newest(self, reader: int, now: float) -> tuple[int, Tensor | None]:
         """(version, vector) that ``reader`` sees; (0, None) before the first arrives.
 
-        Raises ``FabricError`` if anybody has written into the vector: peeks are read-only.
+        Raises ``FabricError`` if a member has written into the vector: peeks are read-only.
         """
         for version, x, writes, arrivals in reversed(self._versions):
             if reader == self._publisher or _at(arrivals, reader) <= now:

@@ -1,4 +1,4 @@
-"""A node of DPSGD: what its threads share, and what is pushed and pulled of it."""
+"""A node of DPSGD: the memory that its threads share, its pushes and pulls."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 from murmurate.fabric.interface import Channel, Message
 from murmurate.replica.vector import Exchange, Replica
 
-REPLY = "parameters"  # the tag of the master's answers
+REPLY = "parameters"  # the tag of the master's replies
 
 Memory = Callable[[str, Tensor], Tensor]
 
 
 def nodes_of(replicas: Sequence[int], threads: int) -> list[list[int]]:
-    """Ranks 0..p-1, p..2p-1, ... of so many ``threads``."""
+    """Ranks 0..p-1, p..2p-1, ..., with p ``threads`` in each."""
     return [list(replicas[k : k + threads]) for k in range(0, len(replicas), threads)]
 
 
@@ -27,20 +27,21 @@ def leader_of(ranks: Sequence[int], channel: Channel) -> int | None:
 
 
 def _memory(channel: Channel, nodes: Sequence[Sequence[int]]) -> Memory:
-    """Gives memory that the threads of a node share, by its name and what it holds first.
+    """A function that returns memory shared by the threads of this member's node, by key and initial value.
 
-    Every member asks for every node's, in the same order, and gets its own; nodes of one thread share none.
+    Every member takes the memory of all nodes, in the same order, and uses its own node's; nodes of one
+    thread share none.
     """
 
     def shared(key: str, like: Tensor) -> Tensor:
-        found = [channel.shared(f"node {k}: {key}", like) for k in range(len(nodes))]
-        return next((x for x, ranks in zip(found, nodes, strict=True) if channel.rank in ranks), like)
+        memory = [channel.shared(f"node {k}: {key}", like) for k in range(len(nodes))]
+        return next((x for x, ranks in zip(memory, nodes, strict=True) if channel.rank in ranks), like)
 
     return shared if len(nodes[0]) > 1 else lambda key, like: like
 
 
-def _mark(cell: int) -> Any:
-    """A whole number that all threads of a node see."""
+def _shared_counter(cell: int) -> Any:
+    """An integer that all threads of a node share."""
 
     def write(node: Node, value: int) -> None:
         node.marks[cell] = value
@@ -49,17 +50,17 @@ def _mark(cell: int) -> Any:
 
 
 class Node:
-    """u, the ``base`` v that it was learned from, and counts, in memory that the threads of a node share.
+    """u, the ``base`` v from which it was trained, and counts, in memory that the threads of a node share.
 
-    ranks: of its replicas, at most ``threads``. rank: the own one.
-    clocks: [members] int64, updates by rank, each in a cell of its own, so that no count is lost to a race.
+    ranks: of its replicas, at most ``threads``. rank: of this one.
+    clocks: [members] int64, updates by rank, in separate cells, so that no count is lost to a race.
     """
 
-    pushed_at = _mark(0)  # updates of all its threads at the last push
-    awaited = _mark(1)  # 1 + the rank whose push has no answer yet, or 0
-    version = _mark(2)  # of v in the base
-    oldest = _mark(3)  # the version that the oldest update since the last push was made from
-    pulls = _mark(4)  # how often v has come
+    pushed_at = _shared_counter(0)  # updates of all its threads at the last push
+    awaited = _shared_counter(1)  # 1 + the rank whose push has no reply yet, or 0
+    version = _shared_counter(2)  # of v in the base
+    oldest = _shared_counter(3)  # the version that the oldest update since the last push was made from
+    pulls = _shared_counter(4)  # number of pulls of v
 
     def __init__(
         self,
@@ -75,13 +76,13 @@ class Node:
         self.base = shared("base", replica.params.detach().clone())
         self.marks = shared("marks", torch.zeros(5, dtype=torch.int64))
         self.clocks = torch.zeros(max(ranks) + 1, dtype=torch.int64) if clocks is None else clocks
-        self.reply: Message | None = None  # one that has come and could not be taken in yet
+        self.reply: Message | None = None  # one that could not be applied yet
         self._rounds = self._pulled_at = 0
         self._saved: dict[str, Any] = {}
 
     @classmethod
     def join(cls, replica: Replica, channel: Channel, nodes: Sequence[Sequence[int]]) -> Self:
-        """Of the node that the own rank is in; the master, which is in none, gets one of its own."""
+        """The node of this member's rank; the master, which is in none, gets its own."""
         shared = _memory(channel, nodes)
         # optimizer moments are shared in a node, as in Hogwild
         threads, clocks = len(nodes[0]), torch.zeros(channel.size, dtype=torch.int64)
@@ -97,15 +98,15 @@ class Node:
 
     @property
     def must_push(self) -> bool:
-        """Whether that cannot wait until B updates have been made."""
+        """Whether a push is necessary before B updates have been made."""
         return False
 
     def difference(self) -> Tensor | None:
-        """[n] what to push: u - v; None if it cannot be told now, but later."""
+        """[n] what to push: u - v; None if it cannot be computed now, but later."""
         return self.replica.params.detach() - self.base
 
     def pushed(self, difference: Tensor, done: int) -> None:
-        """It was sent after ``done`` updates. Other threads write on, so the base advances by just that."""
+        """It was sent after ``done`` updates. Other threads go on, so the base advances by just that much."""
         self.pushed_at, self.oldest = done, self.version
         self.awaited = self.rank + 1
         self._advance(difference)
@@ -113,8 +114,8 @@ class Node:
     def pull(self, reply: Message) -> bool:
         """u <- v' + (u - u at the push); True if the push was refused.
 
-        The reply's note counts updates of v; a minus says that the push was too old. Then what was learned
-        since, which is of the same old v, is dropped with it.
+        The reply's note is the number of updates of v; negative if the push was too old. Then the updates
+        made since, also from that old v, are dropped with it.
         """
         version, refused = abs(int(reply.note)), reply.note < 0
         fresh = refused or self._is_idle()
@@ -129,22 +130,22 @@ class Node:
         return refused
 
     def exchange(self, living: int) -> Exchange:
-        """Of this thread's last update; ``living`` threads have made theirs on this vector."""
+        """The result of this thread's last update. living: number of threads that update this vector."""
         pulled = self.pulls > self._rounds
         if pulled:
-            self._rounds += 1  # one at a time: a round is counted when it is seen
+            self._rounds += 1  # one at a time: a round counts when this thread sees it
             self._pulled_at = self.replica.clock
         return Exchange(self._rounds, living + pulled, self.replica.clock - self._pulled_at)
 
     def _is_idle(self) -> bool:
-        """Whether nothing was learned since the last push."""
+        """Whether no update was made since the last push."""
         return len(self.ranks) == 1 and self.done() == self.pushed_at
 
     def _advance(self, difference: Tensor) -> None:
         self.base.add_(difference)
 
     def _take(self, answer: Tensor, *, afresh: bool) -> bool:
-        """False if it cannot be done now, but later."""
+        """Apply a reply; False if that is not possible now, but later."""
         u = self.replica.params.detach()
         if afresh or self._is_idle():
             u.copy_(answer)
@@ -160,19 +161,19 @@ class Node:
         return counts | self._vectors() | {"rounds": self._rounds, "pulled_at": self._pulled_at}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Counts only grow; the vectors are for ``resumed``, once for each node."""
+        """Restore counts, which only grow; ``resumed`` restores the vectors, once for each node."""
         self._saved = state
         torch.maximum(self.clocks, state["clocks"], out=self.clocks)
         self._rounds, self._pulled_at = int(state["rounds"]), int(state["pulled_at"])
 
     def resumed(self, channel: Channel) -> None:
-        """All have loaded: the node goes on from its leader's u and base, and gets an answer."""
+        """All members have loaded: continue from the leader's u and base; the master sends a reply."""
         if self.rank == leader_of(self.ranks, channel):
             self._restore()
         self._saved = {}
 
     def joined(self) -> None:
-        """Of a peer's state, as the own incarnation before is dead, and will not get its answer."""
+        """Continue from a donor's state: the former incarnation is dead, and will get no reply."""
         if self._saved and len(self.ranks) == 1:
             self._restore()
         if self._saved and self.awaited == self.rank + 1:
@@ -184,7 +185,7 @@ class Node:
         saved, of = self._saved, int(self._saved["rank"])
         own = of in self.ranks
         self._set_vectors(saved, own)
-        if len(self.ranks) == 1:  # others cannot tell its count, and schedules go on from the peer's
+        if len(self.ranks) == 1:  # no other member knows its count, so schedules go on from the donor's
             self.clocks[self.rank] = max(self.clocks[self.rank], saved["clocks"][of])
         self.marks.copy_(saved["marks"])
         self.pushed_at = min(self.pushed_at, self.done()) if own else self.done()
@@ -194,6 +195,6 @@ class Node:
         return {"params": self.replica.params.detach().clone(), "base": self.base.clone()}
 
     def _set_vectors(self, saved: dict[str, Any], own: bool) -> None:
-        """own: they are of this node; another pushes what it has learned itself."""
+        """own: the vectors are this node's; another node pushes its updates itself."""
         self.replica.params.detach().copy_(saved["params"])
         self.base.copy_(saved["base"] if own else saved["params"])

@@ -1,15 +1,14 @@
-"""What DPSGD sends where gradients are a few rows: a message costs those rows, not the vector.
+"""The messages of DPSGD where gradients are a few rows: they contain those rows, not the whole vector.
 
 Since the last pull a node has shrunk its vector by some factor s_m and moved a few rows, so u - v is
 (s_m - 1) v and increments on those rows. It pushes s_m, the rows and the increments; the master does
 
     v <- (1 - rho sum_m (1 - s_m)) v + rho sum_m increments_m
 
-which is Algorithm 1, line 4, with the shrink taken of the present v, or of the pulled one
-(``sparse_master``). Its answer is by what v has shrunk since the version that the node had, and the rows
-that have changed since. In between both keep their vectors scaled, and nothing touches all of them. A
-message is never longer than the vector: where too many rows have moved, those that have moved least wait for
-the next push (``sparse_node``).
+which is Algorithm 1, line 4, with the shrink of the present v, or of the pulled one (``sparse_master``). Its
+reply is the factor by which v has shrunk since the node's version, and the rows that have changed since. Both
+keep their vectors scaled, so no operation touches all rows. A message is never longer than the vector: where
+too many rows have moved, those that have moved least wait for the next push (``sparse_node``).
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ _HEAD_BYTES = 24  # three float64
 
 
 class SparseDelta(NamedTuple):
-    """factor: what all else has shrunk to. version: of v, that it was made from or is. row: [R].
-    values: [R, W]."""
+    """Changed rows. factor: of all other rows. version: of the v that a push was made from, or a reply is.
+    row: [R]. values: [R, W]."""
 
     factor: float
     version: int
@@ -33,7 +32,7 @@ class SparseDelta(NamedTuple):
     values: Tensor
 
     def pack(self) -> Tensor:
-        """[H + R + R W] in the values' dtype: the head and the rows' numbers by their bits, the values."""
+        """[H + R + R W] in the values' dtype: header and row numbers as bits, then the values."""
         width, dtype = self.values.shape[1], self.values.dtype
         message, values = blank(self.factor, self.version, self.row, width, dtype)
         values.copy_(self.values)
@@ -41,7 +40,7 @@ class SparseDelta(NamedTuple):
 
     @classmethod
     def unpack(cls, x: Tensor, width: int) -> SparseDelta:
-        """Raises ValueError for a message that nobody packed."""
+        """Raises ValueError for a malformed message."""
         head, number = _lengths(x.dtype)
         factor, version, rows = (
             x[:head].clone().view(torch.float64).tolist() if len(x) >= head else (0, 0, -1)
@@ -52,39 +51,34 @@ class SparseDelta(NamedTuple):
             and rows >= 0
             and len(x) == head + rows * (width + number)
         ):
-            raise ValueError(f"a message of {len(x)} numbers is no sparse delta of rows of {width}")
+            raise ValueError(f"a message of {len(x)} numbers is not a sparse delta of rows of {width}")
         end = head + int(rows) * number
-        row = x[head:end].clone().view(_whole(x.dtype)).long()
+        row = x[head:end].clone().view(_integer_type(x.dtype)).long()
         values = x[end:].reshape(-1, width)
-        # a sum is four times as quick, and it is finite unless a number is not or all are huge
+        # the sum is four times as fast to check, and finite unless a number is not or all are huge
         if not bool(values.sum().isfinite()) and not bool(values.isfinite().all()):
             raise ValueError("rows that are not finite")
         return cls(factor, int(version), row, values)
 
 
 def blank(factor: float, version: int, row: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A packed delta, and its values [R, W] to be filled in."""
+    """A packed delta, and a view of its values [R, W] to be filled in."""
     head, number = _lengths(dtype)
     end = head + len(row) * number
     message = torch.empty(end + len(row) * width, dtype=dtype)
     message[:head].copy_(torch.tensor([factor, version, len(row)], dtype=torch.float64).view(dtype))
-    message[head:end].copy_(row.to(_whole(dtype)).view(dtype))
+    message[head:end].copy_(row.to(_integer_type(dtype)).view(dtype))
     return message, message[end:].view(-1, width)
 
 
-def _whole(dtype: torch.dtype) -> torch.dtype:
-    """Of a row's number in a message of ``dtype``."""
+def _integer_type(dtype: torch.dtype) -> torch.dtype:
+    """The type of row numbers in a message of ``dtype``."""
     return torch.int64 if dtype.itemsize == 8 else torch.int32
 
 
 def _lengths(dtype: torch.dtype) -> tuple[int, int]:
-    """Numbers of ``dtype`` that the head takes in a message, and that the number of a row takes."""
-    return _HEAD_BYTES // dtype.itemsize, _whole(dtype).itemsize // dtype.itemsize
-
-
-def fits(rows: int, width: int, vector: Tensor) -> bool:
-    """Whether so many rows make a shorter message than ``vector`` [N]."""
-    return rows <= most_rows(width, vector)
+    """The sizes of the header and of a row number, in numbers of ``dtype``."""
+    return _HEAD_BYTES // dtype.itemsize, _integer_type(dtype).itemsize // dtype.itemsize
 
 
 def most_rows(width: int, vector: Tensor) -> int:

@@ -1,5 +1,4 @@
-"""A node of DPSGD whose gradients are a few rows: u and the base are scaled, and rows are pushed and
-pulled."""
+"""A node of DPSGD whose gradients are a few rows: u and the base are scaled; pushes and pulls are rows."""
 
 from __future__ import annotations
 
@@ -15,21 +14,21 @@ from murmurate.replica.scale import LEAST_SCALE
 from murmurate.replica.sparse import Rows, add_rows
 from murmurate.replica.vector import Replica
 from murmurate.strategies.dpsgd.node import Memory, Node
-from murmurate.strategies.dpsgd.sparse_delta import SparseDelta, fits, most_rows
+from murmurate.strategies.dpsgd.sparse_delta import SparseDelta, most_rows
 
-_MOST_SHRUNK = -25.0  # logarithm of a scale at which what it scales has lost its numbers' digits
-_NEARLY_ALL = 0.9  # of the rows that have moved, that a message of them holds; else it is the vector
+_LEAST_LOGARITHM = -25.0  # of a scale; beyond it the scaled numbers lose their digits
+_LEAST_SHARE = 0.9  # of the moved rows that fits into a message; else the whole vector is sent
 _BASE, _PUSHED, _USED = range(3)
 
 
 class SparseNode(Node):
-    """As long as gradients are dense it is a ``Node``.
+    """A node of sparse gradients; while gradients are dense it behaves as a ``Node``.
 
-    scales: [3] float64, shared: the base's logarithm, that of s_m of the last push, and whether gradients
-    were rows at all. touched: [N / W] uint8, shared: 1 for rows moved since the last push, 2 for those of a
-    push that may not have arrived. A row too many costs its bytes and nothing else: what is pushed is u - v.
-    torn: [1] int64, shared: 1 while u and the base are changed together. If it stays 1, a thread has died at
-    that, and the node goes on from the whole of v: what it learned since its last push is lost.
+    scales: [3] float64, shared: the logarithms of the base's scale and of s_m of the last push, and whether
+    gradients were sparse at all. touched: [N / W] uint8, shared: 1 for rows moved since the last push, 2 for
+    those of a push that may not have arrived. An extra row only makes a message longer: pushes are u - v.
+    torn: [1] int64, shared: 1 while u and the base are changed together. If it stays 1, a thread has died
+    meanwhile, and the node goes on from the whole of v: it loses its updates since the last push.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class SparseNode(Node):
         super().__init__(replica, ranks, rank, shared, clocks=clocks, threads=threads)
         self.width = replica.row_width or 1
         self._taken: SparseDelta | None = None
-        self._foreign = False  # whether the base is no version of v, but a peer's u
+        self._foreign = False  # whether the base is a peer's u instead of a version of v
         self._scales = shared("scales", torch.zeros(3, dtype=torch.float64))
         self.touched = shared("touched", torch.zeros(len(replica) // self.width, dtype=torch.uint8))
         self._torn = shared("torn", torch.zeros(1, dtype=torch.int64))
@@ -54,12 +53,11 @@ class SparseNode(Node):
 
     @property
     def must_push(self) -> bool:
-        """Whether u is torn, or has shrunk so much since the last push that the pulled v hardly counts in
-        it."""
-        with self.replica.scale.writing():  # so nobody is changing it
+        """Whether u is torn, or has shrunk so far since the last push that hardly any of v is left in it."""
+        with self.replica.scale.writing():  # so no thread is changing it
             if self._torn[0]:
                 return True
-        return self.replica.scale.logarithm - float(self._scales[_BASE]) < _MOST_SHRUNK
+        return self.replica.scale.logarithm - float(self._scales[_BASE]) < _LEAST_LOGARITHM
 
     @property
     def used(self) -> bool:
@@ -72,17 +70,17 @@ class SparseNode(Node):
             return super().difference()
         with self.replica.scale.exclusive() as alone:
             if not alone:
-                return None  # somebody was stopped in the middle of a write
+                return None  # a thread was stopped in the middle of a write
             self._taken = self.take(self.version)
-        if fits(len(self._taken.row), self.width, self.replica.params):
+        if len(self._taken.row) <= most_rows(self.width, self.replica.params):
             return self._taken.pack()
         return self.dense(self._taken)
 
     def take(self, version: int) -> SparseDelta:
-        """What is to be pushed, while nobody writes. version: of v in the base.
+        """The next push, while no thread writes. version: of v in the base.
 
-        The version is -1 (none) for the first push of a joiner, for the push after one whose answer went to a
-        leader that is dead, and for a torn node, which asks for the whole of v with an empty push.
+        The push's version is -1 (none) for the first push of a joiner, for the push after one whose reply
+        went to a dead leader, and for a torn node, which requests the whole of v by an empty push.
         """
         u, base = self._views()
         self._scales[_USED] = 1
@@ -91,17 +89,17 @@ class SparseNode(Node):
         version = -1 if self._foreign or self._scales[_PUSHED] else version
         row = self.touched.nonzero()[:, 0]
         logarithm = self.replica.scale.logarithm
-        # index_select copies rows several times as fast as u[row]
+        # index_select copies rows several times faster than u[row]
         increments = u.index_select(0, row).sub_(base.index_select(0, row)).mul_(math.exp(logarithm))
         most = most_rows(self.width, self.replica.params)
-        if _NEARLY_ALL * len(row) <= most < len(row):
+        if _LEAST_SHARE * len(row) <= most < len(row):
             far = increments.abs().sum(1).topk(most, sorted=False).indices.sort().values
             row, increments = row[far], increments[far]
         self.touched[row] = 2
         return SparseDelta(math.exp(logarithm - float(self._scales[_BASE])), version, row, increments)
 
     def dense(self, delta: SparseDelta) -> Tensor:
-        """[N] the same push as a whole vector."""
+        """[N] a push as a whole vector."""
         difference = self.values().mul_(delta.factor - 1)
         add_rows(difference, Rows(delta.row, delta.values), 1.0)
         return difference
@@ -115,7 +113,7 @@ class SparseNode(Node):
             self.advance(delta, alone)
 
     def advance(self, delta: SparseDelta, alone: bool) -> None:
-        """It was sent: the base becomes what u then was. alone: nobody writes."""
+        """After it was sent: set the base to what u was then. alone: no thread writes."""
         with self._changing():
             self._scales[_BASE] += math.log(delta.factor)
             self._scales[_PUSHED] = math.log(delta.factor)
@@ -134,13 +132,13 @@ class SparseNode(Node):
         return alone
 
     def replace(self, x: Tensor, *, afresh: bool) -> None:
-        """u <- s v' + what was learned since the push, and the base v', while nobody writes.
+        """u <- s v' + the updates since the push, and the base v', while no thread writes.
 
-        s: by what u has shrunk since then. afresh: forget what was learned since.
+        s: the factor by which u has shrunk since then. afresh: drop the updates since.
         """
         whole = len(x) == len(self.base)
         if self._torn[0] and not whole:
-            return  # rows of v do not mend it; the next push asks for all of them
+            return  # rows of v cannot repair it; the next push requests all of them
         afresh = afresh or bool(self._torn[0])
         u, base = self._views()
         before, was = self.replica.scale.logarithm, float(self._scales[_BASE])
@@ -157,11 +155,11 @@ class SparseNode(Node):
             row = torch.cat([delta.row, rest])
             theirs = torch.cat([delta.values * math.exp(-now), base.index_select(0, rest)])
         sums = theirs
-        if not afresh and mine.any():  # else nothing was learned since, as of who waits for the answer
-            # in units of the new u; rows that were not moved here have nothing of their own
+        if not afresh and mine.any():  # else no update was made since the push
+            # in units of the new u; rows that were not moved here have no updates
             own = u.index_select(0, row).sub_(base.index_select(0, row))
             sums = own.mul_(math.exp(before - now - since)).mul_(mine[row][:, None]).add_(theirs)
-        with self._changing(mends=whole and afresh):
+        with self._changing(repairs=whole and afresh):
             base.index_copy_(0, row, theirs)
             u.index_copy_(0, row, sums)
             self._scales[_BASE], self._scales[_PUSHED] = now, 0.0
@@ -169,20 +167,20 @@ class SparseNode(Node):
             self._foreign = False
             if afresh:
                 self.touched.zero_()
-        if abs(now + since) > -_MOST_SHRUNK:
+        if abs(now + since) > -_LEAST_LOGARITHM:
             self.fold()
 
     @contextlib.contextmanager
-    def _changing(self, mends: bool = False) -> Iterator[None]:
-        """A thread that dies in here leaves the node torn. mends: all of u and the base is written."""
+    def _changing(self, repairs: bool = False) -> Iterator[None]:
+        """A thread that dies within leaves the node torn. repairs: all of u and the base is written."""
         torn, self._torn[0] = int(self._torn[0]), 1
         yield
-        self._torn[0] = 0 if mends else torn
+        self._torn[0] = 0 if repairs else torn
 
     # -- the scale ------------------------------------------------------------------------------------
 
     def fold_if_small(self) -> None:
-        """Fold, while nobody writes, unless another thread has done so."""
+        """``fold`` while no thread writes, unless another thread has done so."""
         with self.replica.scale.exclusive() as alone:
             if alone and self.replica.scale.value < LEAST_SCALE:
                 self.fold()
@@ -194,7 +192,9 @@ class SparseNode(Node):
             self.replica.scale.fold()
             self.base.mul_(math.exp(factor))
             self._scales[_BASE] -= factor
-            if abs(float(self._scales[_BASE])) > -2 * _MOST_SHRUNK:  # rare: then all rows are pushed
+            if (
+                abs(float(self._scales[_BASE])) > -2 * _LEAST_LOGARITHM
+            ):  # rare: afterwards all rows are pushed
                 self.base.mul_(math.exp(float(self._scales[_BASE])))
                 self._scales[_BASE] = 0.0
                 self.touched.fill_(1)
@@ -209,7 +209,7 @@ class SparseNode(Node):
     # -- state ----------------------------------------------------------------------------------------
 
     def _vectors(self) -> dict[str, Any]:
-        with self.replica.scale.writing():  # as of one moment for all that only one changes
+        with self.replica.scale.writing():  # so that all of them are of one moment
             u = self.replica.params.detach() * self.replica.scale.value
             return {"params": u, "base": self.values(), "torn": int(self._torn[0])}
 

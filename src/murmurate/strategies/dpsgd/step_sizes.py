@@ -1,4 +1,4 @@
-"""DPSGD's step sizes: how they follow p, B and M, and how far they may go."""
+"""DPSGD's step sizes: how they depend on p, B and M, and their limit for parameters above 0."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def refuse_shrinking(eta: float, rho: float, p: int, B: int, M: int) -> None:
     """Raise Refusal where parameters that must stay above 0 may fall below it.
 
     eta: the share of them that an update takes away. The p B updates of a push leave s = (1 - eta)^(pB) of v,
-    so M pushes take rho M (1 - s) of it. Late pushes, which are of more, the master holds back itself.
+    so M pushes take rho M (1 - s) of it. Late pushes, of more updates, the master limits by itself.
     """
     left = max(1 - eta, 0.0) ** (p * B)
     taken = rho * M * (1 - left)
-    if taken < 1 or rho * M <= 1:  # the latter is a mean of what the nodes have
+    if taken < 1 or rho * M <= 1:  # the latter is a mean of the nodes' vectors
         return
     most = 0.99 / (M * (1 - left))
     raise Refusal(

@@ -1,7 +1,7 @@
 """DPSGD: lock-free inside a node, asynchronous between nodes (Mohamad et al., Algorithms 1 and 2).
 
-Of models whose gradients are a few rows of a matrix, pushes and answers are rows too: ``SparseNode`` and
-``SparseMaster`` are to such a model what ``Node`` and ``Master`` are to any other.
+For models whose gradients are a few rows of a matrix, pushes and replies are rows too: ``SparseNode`` and
+``SparseMaster`` then replace ``Node`` and ``Master``.
 """
 
 from __future__ import annotations
@@ -21,32 +21,33 @@ from murmurate.strategies.dpsgd.sparse_master import SparseMaster
 from murmurate.strategies.dpsgd.sparse_node import SparseNode
 from murmurate.strategies.dpsgd.step_sizes import refuse_shrinking, scaled_rate
 from murmurate.strategies.interface import Behaviour, MemberEvent, Strategy, centre_of, replicas_of, require
-from murmurate.strategies.reply import answer, clear, demand_centre
+from murmurate.strategies.reply import discard_replies, require_centre, wait_for_reply
 
 _PUSH, _LOST = "update", "v"
 
 
 @dataclass
 class DPSGD(Strategy):
-    """Update a node's shared vector u without a lock; every B updates push u - v; the master folds M.
+    """Update a node's vector u without a lock; every B updates push u - v; the master applies M pushes.
 
-    The lowest living thread of a node speaks with the master for it. Each push is answered at once with v as
-    it then is (Algorithm 2, line 3, waits for no fold), and a node has one push under way at most.
+    The lowest living replica of a node communicates with the master for it. The master replies to each push
+    at once with the present v (Algorithm 2, line 3, waits for no update of v), and a node has at most one
+    push without a reply.
 
-    threads: p, replicas that make a node: ranks 0..p-1, p..2p-1, ... share memory. 0: all are one node.
+    threads: p, replicas of a node: ranks 0..p-1, p..2p-1, ... share memory. 0: all are one node.
     local_updates: B, updates of each replica between two pushes of its node (B~ = pB of the node).
-    batch: M, pushed vectors that the master joins in one update of v.
+    batch: M, pushes that the master joins in one update of v.
     global_learning_rate: rho of Algorithm 1, line 4; a gradient moves v by rho times the optimizer's own rate
-        eta. None is 1 over the number of nodes: what they moved since the same v then counts as its mean.
-    global_momentum: on that step.
-    scale_rates: scale eta and rho by Corollary 1, taking the given ones as right for p = B = M = 1.
-    wait: for the master's answer, as a line 3 that follows line 10 would; False learns on until it comes.
-        What was learned meanwhile is kept: u <- v' + (u - u at the push). If nothing was, that is u <- v'.
+        eta. None is 1 over the number of nodes: then v moves by the mean of the nodes' movements.
+    global_momentum: of the master's step.
+    scale_rates: scale eta and rho by Corollary 1, taking the given ones as valid for p = B = M = 1.
+    wait: for the master's reply, as if line 3 followed line 10; False goes on learning until it arrives. The
+        updates made meanwhile are kept: u <- v' + (u - u at the push). Without any, that is u <- v'.
     delay_bound: D; the master refuses an update of a v more than D of its own updates old, and the node goes
-        on from the fresh v. 0: none is refused.
-    shrinks: of which v a push takes its share, where gradients shrink all of it. Line 4 has that which the
-        node had ``pulled``. Of the ``present`` one counts stay counts (``sparse_master``).
-    deadline_seconds: how long a push or a wait may take. The outcome is to go on, and to push or pull later.
+        on from the new v. 0: none is refused.
+    shrinks: for gradients that shrink all of v, which v a push takes its share of. Line 4 means the one that
+        the node had ``pulled``; with the ``present`` one counts stay positive (``sparse_master``).
+    deadline_seconds: of a push or a wait. Afterwards the node goes on, and pushes or pulls later.
     """
 
     threads: int = 2
@@ -61,7 +62,7 @@ class DPSGD(Strategy):
     deadline_seconds: float = 10.0
 
     name: ClassVar[str] = "dpsgd"
-    summary: ClassVar[str] = "lock-free inside a node; every B updates push u - v; the master folds M"
+    summary: ClassVar[str] = "lock-free inside a node; every B updates push u - v; the master applies M"
     paper: ClassVar[str] = "Mohamad et al., Algorithms 1 and 2 (DPSGD); 8 and 9 (HSA2C)"
     centre: ClassVar[bool] = True
     counts_all: ClassVar[bool] = True
@@ -69,26 +70,26 @@ class DPSGD(Strategy):
         carries="deltas",
         bounded_by="delay_bound: older updates are refused",
         on_death="its node goes on, led by the next; without its master the run stops",
-        on_slow="nobody waits for it",
-        on_join="lives on its node's vector; a node of one takes a living peer's",
-        needs_less="--strategy.threads 1 makes each replica a node of its own, which shares nothing",
+        on_slow="no replica waits for it",
+        on_join="uses its node's vector; a node of one takes a living peer's",
+        needs_less="--strategy.threads 1 makes each replica its own node, which shares nothing",
         pushes_after="--strategy.local-updates or --strategy.batch",
     )
 
-    _node: Node = field(init=False, repr=False, compare=False)  # a replica's
-    _master: Master = field(init=False, repr=False, compare=False)  # the centre's
-    _part: Node | Master = field(init=False, repr=False, compare=False)  # whichever of the two it is
+    _node: Node = field(init=False, repr=False, compare=False)  # at a replica
+    _master: Master = field(init=False, repr=False, compare=False)  # at the centre
+    _part: Node | Master = field(init=False, repr=False, compare=False)  # either of the two
     _pushes: CheckpointBarrier = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for what, least in (("threads", 0), ("local_updates", 1), ("batch", 1), ("delay_bound", 0)):
             require(getattr(self, what) >= least, f"{what} is at least {least}, not {getattr(self, what)}")
-        right = self.global_learning_rate is None or self.global_learning_rate > 0
-        require(right, "global_learning_rate is above 0")
+        valid = self.global_learning_rate is None or self.global_learning_rate > 0
+        require(valid, "global_learning_rate is above 0")
 
     @property
     def needs(self) -> frozenset[Capability]:
-        """Nodes of one thread have nothing to share: they may sit on different hosts."""
+        """Nodes of one replica share no memory: they may be on different hosts."""
         memory = frozenset() if self.threads == 1 else frozenset({Capability.SHARED_MEMORY})
         return memory | {Capability.MAIL, Capability.REGISTER}
 
@@ -97,13 +98,13 @@ class DPSGD(Strategy):
         refuse_shrinking(scaled * shrinks, rho, p, self.local_updates, self.batch)
 
     def with_model_steps(self, rate: float) -> DPSGD:
-        """eta = rho = rate / (p B M)^(1/4) (equation 13); a rho of the user's own stays, and with it eta."""
+        """eta = rho = rate / (p B M)^(1/4) (equation 13), unless the user has set rho."""
         if self.global_learning_rate is not None:
             return self
         return dataclasses.replace(self, global_learning_rate=rate, scale_rates=True)
 
     def _sizes(self, replicas: int) -> tuple[int, float, float]:
-        """p of so many replicas, by how much Corollary 1 scales eta and rho, and rho."""
+        """(p for so many replicas, the factor of Corollary 1 for eta and rho, rho)."""
         p = min(self.threads or replicas, replicas)
         scaled = scaled_rate(1.0, p, self.local_updates, self.batch) if self.scale_rates else 1.0
         return p, scaled, scaled * (self.global_learning_rate or 1 / -(-replicas // p))
@@ -116,7 +117,7 @@ class DPSGD(Strategy):
         node = (SparseNode if sparse else Node).join(replica, channel, nodes)
         if channel.rank != centre_of(channel):
             self._node = self._part = node
-            # schedules follow all updates; those of other nodes are taken to be as many as here
+            # schedules follow all updates; other nodes are assumed to have made as many as this one
             replica.count_steps_by(lambda: node.done() * len(replicas) // len(node.ranks))
             return
         optimizer = torch.optim.SGD([replica.params], rho, self.global_momentum)
@@ -126,7 +127,7 @@ class DPSGD(Strategy):
     # -- a thread of a node (Algorithm 2) -------------------------------------------------------------
 
     def step(self, replica: Replica, channel: Channel) -> Exchange:
-        demand_centre(channel, _LOST)
+        require_centre(channel, _LOST)
         node = self._node
         replica.update()  # line 8
         node.clocks[channel.rank] += 1  # not the replica's clock, which may come from a peer
@@ -139,26 +140,28 @@ class DPSGD(Strategy):
         if node.awaited == channel.rank + 1:
             self._pull(node, channel, wait=node.must_push)
         elif node.awaited:
-            node.awaited = 0  # its answer goes to the leader before us, who is dead
+            node.awaited = 0  # its reply goes to the former leader, which is dead
         due = node.must_push or node.done() - node.pushed_at >= self.local_updates * p  # line 5
         if due and not node.awaited:
-            clear(channel, REPLY)
+            discard_replies(channel, REPLY)
             self._push(node, channel)
             if node.awaited and self.wait:
                 self._pull(node, channel, wait=True)
 
     def _push(self, node: Node, channel: Channel) -> None:
-        """Line 10. Of a leader killed between sending and noting it, the next pushes the same again."""
-        done, update, patience = node.done(), node.difference(), self.deadline_seconds
+        """Line 10. If a leader is killed before it has noted its push, the next pushes the same again."""
+        done, update, deadline = node.done(), node.difference(), self.deadline_seconds
         if update is None:
             return
-        if channel.send(centre_of(channel), _PUSH, update, node.oldest, deadline_seconds=patience):
+        if channel.send(centre_of(channel), _PUSH, update, node.oldest, deadline_seconds=deadline):
             node.pushed(update, done)
         else:
-            demand_centre(channel, _LOST)
+            require_centre(channel, _LOST)
 
     def _pull(self, node: Node, channel: Channel, *, wait: bool) -> None:
-        reply = node.reply or answer(channel, REPLY, self.deadline_seconds if wait else 0.0, _LOST)  # line 3
+        reply = node.reply or wait_for_reply(
+            channel, REPLY, self.deadline_seconds if wait else 0.0, _LOST
+        )  # line 3
         if reply is not None:
             self.refused += node.pull(reply)
 
@@ -168,22 +171,22 @@ class DPSGD(Strategy):
         """Collect M updates, then v <- v + rho sum_m w_m (lines 3 and 4)."""
         push = self._pushes.receive(channel, IDLE_SECONDS)
         if push is not None:
-            self._fold(push, channel)
+            self._take(push, channel)
         return push is not None
 
-    def _fold(self, push: Message, channel: Channel) -> None:
+    def _take(self, push: Message, channel: Channel) -> None:
         self.refused += self._master.take(push, channel)
 
     def on_member(self, event: MemberEvent) -> None:
         self._pushes.on_member(event)
 
     def drain(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
-        """What was pushed before is with the master, folded or not; answers are given anew."""
+        """The master has received all earlier pushes, applied or not; replies are sent again later."""
         centre = centre_of(channel)
         if channel.rank != centre:  # each thread, as each may have to lead
             return self._pushes.send_markers(channel, number, [centre], replica.params.detach())
         return self._pushes.drain(
-            channel, number, replicas_of(channel), lambda push: self._fold(push, channel), deadline_seconds
+            channel, number, replicas_of(channel), lambda push: self._take(push, channel), deadline_seconds
         )
 
     def joined(self, replica: Replica, channel: Channel) -> None:

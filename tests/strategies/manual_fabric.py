@@ -17,7 +17,7 @@ from murmurate.strategies.interface import Strategy
 from strategies.scripted import Number
 
 
-class Desk:
+class ManualFabric:
     """What all members see: mail in order, shared memory, registers, who is dead."""
 
     def __init__(self, size: int) -> None:
@@ -30,60 +30,60 @@ class Desk:
         self.while_waiting: Callable[[], None] = lambda: None
         self.waited: list[float] = []
 
-    def door(self, rank: int) -> Door:
-        return Door(self, rank)
+    def member(self, rank: int) -> ManualMember:
+        return ManualMember(self, rank)
 
 
-class Door:
+class ManualMember:
     """A ``Fabric`` and the one ``Channel`` it makes; everything but the collectives works."""
 
     capabilities = frozenset(Capability) - {Capability.COLLECTIVE}
 
-    def __init__(self, desk: Desk, rank: int) -> None:
-        self.desk, self.rank, self.size = desk, rank, desk.size
+    def __init__(self, fabric: ManualFabric, rank: int) -> None:
+        self.fabric, self.rank, self.size = fabric, rank, fabric.size
         self.traffic = Traffic()
 
-    def channel(self, name: str, like: Tensor) -> Door:
+    def channel(self, name: str, like: Tensor) -> ManualMember:
         return self
 
     def living(self) -> list[int]:
-        return [rank for rank in range(self.size) if rank not in self.desk.dead]
+        return [rank for rank in range(self.size) if rank not in self.fabric.dead]
 
     def has_lost(self, rank: int) -> bool:
-        return rank in self.desk.dead
+        return rank in self.fabric.dead
 
     def send(self, to, tag, x, note=0.0, deadline_seconds=None) -> bool:
-        if to in self.desk.dead:
+        if to in self.fabric.dead:
             return False
-        self.desk.sent.append((self.rank, to, tag, x.tolist(), float(note)))
-        self.desk.mail[to, tag].append(Message(self.rank, x.detach().clone(), float(note)))
+        self.fabric.sent.append((self.rank, to, tag, x.tolist(), float(note)))
+        self.fabric.mail[to, tag].append(Message(self.rank, x.detach().clone(), float(note)))
         return True
 
     def receive(self, tag: str) -> Message | None:
-        waiting = self.desk.mail[self.rank, tag]
+        waiting = self.fabric.mail[self.rank, tag]
         return waiting.popleft() if waiting else None
 
     def wait(self, tag: str, deadline_seconds: float) -> Message | None:
-        if not self.desk.mail[self.rank, tag] and self.rank != self.size - 1:
-            self.desk.while_waiting()
+        if not self.fabric.mail[self.rank, tag] and self.rank != self.size - 1:
+            self.fabric.while_waiting()
         found = self.receive(tag)
         if found is None:
             self.traffic.waiting_seconds += deadline_seconds
-            self.desk.waited.append(deadline_seconds)
+            self.fabric.waited.append(deadline_seconds)
         return found
 
     def publish(self, x: Tensor) -> int:
-        self.desk.shown[self.rank].append(x.detach().clone())
-        return len(self.desk.shown[self.rank])
+        self.fabric.shown[self.rank].append(x.detach().clone())
+        return len(self.fabric.shown[self.rank])
 
     def version(self, peer: int) -> int:
-        return len(self.desk.shown[peer])
+        return len(self.fabric.shown[peer])
 
     def peek(self, peer: int) -> tuple[Tensor, int]:
-        return self.desk.shown[peer][-1], len(self.desk.shown[peer])
+        return self.fabric.shown[peer][-1], len(self.fabric.shown[peer])
 
     def shared(self, key: str, like: Tensor) -> Tensor:
-        return self.desk.memory.setdefault(key, like.detach().clone())
+        return self.fabric.memory.setdefault(key, like.detach().clone())
 
 
 class Company:
@@ -95,16 +95,16 @@ class Company:
     def __init__(
         self, strategy: Strategy, learners: int, start=0.0, optimizer=None, served=True, **options
     ) -> None:
-        self.desk = Desk(learners + 1)
+        self.fabric = ManualFabric(learners + 1)
         make = optimizer or (lambda p: torch.optim.SGD(p, lr=1.0))
-        self.bonds = []
+        self.bound_replicas = []
         for rank in range(learners + 1):
-            replicator = Replicator(strategy, self.desk.door(rank))
+            replicator = Replicator(strategy, self.fabric.member(rank))
             replicator.replicate("x", Number(start), make, **options)
-            self.bonds.append(replicator.bonds["x"])
-        self.centre = self.bonds[-1]
+            self.bound_replicas.append(replicator.bound_replicas["x"])
+        self.centre = self.bound_replicas[-1]
         if served:
-            self.desk.while_waiting = self.serve
+            self.fabric.while_waiting = self.serve
 
     def serve(self) -> int:
         """Serve until there is nothing more; how many were served."""
@@ -116,15 +116,15 @@ class Company:
 
     def step(self, rank: int, gradient: float) -> tuple[float, int, int, int]:
         """(its number afterwards, round, heard, staleness)."""
-        replica = self.bonds[rank].replica
+        replica = self.bound_replicas[rank].replica
         exchange = replica.follow(torch.tensor([gradient], dtype=torch.float64))
         return (self.value(rank), *exchange)
 
     def value(self, rank: int = -1) -> float:
         """A member's number; the centre's if not said otherwise."""
-        return float(self.bonds[rank].replica.params.item())
+        return float(self.bound_replicas[rank].replica.params.item())
 
     def drain(self, rank: int, number: int, deadline_seconds: float = 0.1) -> bool:
-        bond = self.bonds[rank]
+        bound = self.bound_replicas[rank]
         with torch.no_grad():
-            return bond.strategy.drain(bond.replica, bond.channel, number, deadline_seconds)
+            return bound.strategy.drain(bound.replica, bound.channel, number, deadline_seconds)

@@ -8,7 +8,7 @@ import pytest
 from a_run_folder import write_records, write_run
 
 from murmurate.record.runs import RecordedRun, open_run
-from murmurate.record.strips import SHOWN_MEMBERS, Window, alike, bursts, shares, window
+from murmurate.record.timelines import SHOWN_MEMBERS, Timeline, bursts, same_length, shares, timeline
 
 
 def a_run(folder: Path, of: dict[int | None, list[list[list]]], ends: float = 100.0) -> RecordedRun:
@@ -37,7 +37,7 @@ def test_the_shared_burst_nearest_the_middle_is_shown_where_all_recorded(tmp_pat
         tmp_path / "run",
         {0: [burst(10), burst(40), burst(52)], 1: [burst(10.05), burst(40.05)], None: [burst(40.1)]},
     )
-    found = window(run)
+    found = timeline(run)
     assert list(found.members) == ["replica 0", "replica 1", "centre"]
     # it begins where the last of them began, and ends where the first of them ended
     assert found.start_seconds == pytest.approx(40.1)
@@ -52,7 +52,7 @@ def test_long_bursts_are_cut_and_many_members_thinned(tmp_path: Path) -> None:
     run = a_run(
         tmp_path / "run", {i: [burst(50, turns=90)] for i in range(30)} | {None: [burst(50, turns=90)]}
     )
-    found = window(run)
+    found = timeline(run)
     assert found.end_seconds - found.start_seconds == pytest.approx(4.0)
     assert len(found.members) == SHOWN_MEMBERS
     assert next(iter(found.members)) == "replica 0"
@@ -61,10 +61,10 @@ def test_long_bursts_are_cut_and_many_members_thinned(tmp_path: Path) -> None:
 
 
 def test_members_that_took_turns_are_shown_all_the_same(tmp_path: Path) -> None:
-    found = window(a_run(tmp_path / "run", {0: [burst(50)], 1: [burst(51)]}))
+    found = timeline(a_run(tmp_path / "run", {0: [burst(50)], 1: [burst(51)]}))
     assert any(found.members.values())
     assert found.end_seconds > found.start_seconds
-    assert window(a_run(tmp_path / "none", {0: [], 1: []})) is None
+    assert timeline(a_run(tmp_path / "none", {0: [], 1: []})) is None
 
 
 def test_shares_add_up_and_leave_the_centre_out(tmp_path: Path) -> None:
@@ -78,10 +78,10 @@ def test_shares_add_up_and_leave_the_centre_out(tmp_path: Path) -> None:
 
 
 def test_windows_of_like_length_get_one_scale(tmp_path: Path) -> None:
-    windows = [Window(1.0, 1.3, {}, 0), Window(5.0, 5.2, {}, 0)]
-    assert [w.end_seconds - w.start_seconds for w in alike(windows)] == pytest.approx([0.2, 0.2])
-    assert alike([*windows, Window(0.0, 10.0, {}, 0)])[2].end_seconds == 10.0
-    assert alike([]) == []
+    windows = [Timeline(1.0, 1.3, {}, 0), Timeline(5.0, 5.2, {}, 0)]
+    assert [w.end_seconds - w.start_seconds for w in same_length(windows)] == pytest.approx([0.2, 0.2])
+    assert same_length([*windows, Timeline(0.0, 10.0, {}, 0)])[2].end_seconds == 10.0
+    assert same_length([]) == []
 
 
 def test_bursts_of_a_recorded_run(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fabric.networked import at_once, cabled, channels, members
-from murmurate.fabric.network.compression import Plain
-from murmurate.fabric.network.shm_peer import Region, ShmOwner, ShmPeer, Span
+from murmurate.fabric.network.compression import ExactCodec
+from murmurate.fabric.network.shm_peer import MemoryRange, Region, ShmOwner, ShmPeer
 from waiting import until
 
 N = 200_000  # a vector of 800 kB
@@ -24,7 +24,7 @@ def vector(value):
 
 
 def near(fabric, peer):
-    return fabric.endpoint.connections[peer].near
+    return fabric.endpoint.connections[peer].local_peer
 
 
 def refuse(*_, **__):
@@ -32,7 +32,7 @@ def refuse(*_, **__):
 
 
 @pytest.mark.parametrize("encrypt", [True, False])
-def test_vectors_do_not_go_over_the_line(encrypt):
+def test_vectors_are_not_sent_over_the_connection(encrypt):
     with cabled(encrypt=encrypt) as (fabrics, cable):
         assert near(fabrics[0], 1)
         assert near(fabrics[1], 0)
@@ -50,7 +50,7 @@ def test_vectors_do_not_go_over_the_line(encrypt):
         assert all(not fabric.refused for fabric in fabrics)
 
 
-def test_who_does_not_want_to_share_memory_is_sent_everything():
+def test_a_member_without_shared_memory_is_sent_everything():
     with cabled(shared_memory=False) as (fabrics, cable):
         assert not near(fabrics[0], 1)
         assert not near(fabrics[1], 0)
@@ -114,11 +114,11 @@ def test_a_peeked_vector_is_read_where_it_lies_and_stays_until_the_next_peek():
         assert torch.equal(there.peek(0)[0], vector(21))
 
 
-def test_letters_are_kept_for_as_long_as_somebody_holds_them():
+def test_messages_are_kept_for_as_long_as_a_member_holds_them():
     """More than there are slots, so some lie where they were written and the others were copied."""
     with members(2) as fabrics:
         here, there = channels(fabrics, like=LIKE)
-        slots = len(here._shm.lanes[1].box.slots)
+        slots = len(here._shm.lanes[1].ring.slots)
         kept = []
         for value in range(2 * slots):
             assert here.send(1, "x", vector(value))
@@ -149,7 +149,7 @@ def test_a_queue_in_memory_is_bounded_under_each_tag_and_others_go_on():
             assert there.wait(tag, 20.0)
 
 
-def test_threads_that_send_to_one_neighbour_do_not_mix():
+def test_threads_that_send_to_one_local_peer_do_not_mix():
     """Each under a tag of its own, with more messages than there are slots."""
     with members(2) as fabrics:
         here, there = channels(fabrics, like=LIKE)
@@ -172,7 +172,7 @@ def test_threads_that_send_to_one_neighbour_do_not_mix():
         assert all(found[tag] == list(range(count)) for tag in tags)
 
 
-def test_one_channel_has_neighbours_and_members_elsewhere():
+def test_one_channel_has_local_peers_and_members_elsewhere():
     with members(3, each={2: {"shared_memory": False}}) as fabrics:
         assert near(fabrics[0], 1)
         assert not near(fabrics[0], 2)
@@ -199,7 +199,7 @@ def test_waiting_leaves_the_processor_to_others():
         assert time.thread_time() - before < 0.8
 
 
-def test_who_waits_is_reached_by_what_comes_through_memory():
+def test_a_member_that_waits_is_reached_by_what_comes_through_memory():
     with members(2) as fabrics:
         here, there = channels(fabrics, like=LIKE)
         for value in range(20):
@@ -242,27 +242,26 @@ def test_memory_that_cannot_be_mapped_is_sent_instead(monkeypatch):
         here.publish(vector(-2))  # a reader that mapped it now would not be seen to read
         assert there.wait_newer([0], [13], 20.0)
         assert torch.equal(there.peek(0)[0], vector(-2))
-        assert not there._shm.seen
+        assert not there._shm.mapped
         assert fabrics[1].refused == {"memory": 1}
         assert there.send(0, "x", vector(1)), "the other way goes through memory still"
         assert torch.equal(here.wait("x", 20.0).x, vector(1))
 
 
-def test_a_letter_that_is_being_written_when_memory_turns_out_unreadable_is_sent(monkeypatch):
+def test_a_message_that_is_being_written_when_memory_turns_out_unreadable_is_sent(monkeypatch):
     with members(2) as fabrics:
         monkeypatch.setattr(near(fabrics[1], 0), "map", refuse)
         here, there = fabrics[0].channel("model", LIKE), []
-        lane, encode = here._shm.lanes[1], Plain.encode
+        lane, encode = here._shm.lanes[1], ExactCodec.encode
 
-        def and_then_it_is_withdrawn(codec, x, room):
-            wire = encode(codec, x, room)
-            monkeypatch.setattr(Plain, "encode", encode)
+        def and_then_it_is_withdrawn(codec, x, wire):
+            encode(codec, x, wire)
+            monkeypatch.setattr(ExactCodec, "encode", encode)
             there.append(fabrics[1].channel("model", LIKE))
             until(lambda: lane.withdrawn)
-            return wire
 
         assert here.send(1, "x", vector(0))
-        monkeypatch.setattr(Plain, "encode", and_then_it_is_withdrawn)
+        monkeypatch.setattr(ExactCodec, "encode", and_then_it_is_withdrawn)
         assert here.send(1, "x", vector(1))
         assert here.send(1, "x", vector(2))
         for value in range(3):
@@ -274,17 +273,16 @@ def test_a_vector_that_is_being_written_when_memory_turns_out_unreadable_is_sent
     with members(2) as fabrics:
         monkeypatch.setattr(near(fabrics[1], 0), "map", refuse)
         here, there = fabrics[0].channel("model", LIKE), []
-        lane, encode = here._shm.lanes[1], Plain.encode
+        lane, encode = here._shm.lanes[1], ExactCodec.encode
 
-        def and_then_it_is_withdrawn(codec, x, room):
-            wire = encode(codec, x, room)
-            monkeypatch.setattr(Plain, "encode", encode)
+        def and_then_it_is_withdrawn(codec, x, wire):
+            encode(codec, x, wire)
+            monkeypatch.setattr(ExactCodec, "encode", encode)
             there.append(fabrics[1].channel("model", LIKE))
             until(lambda: lane.withdrawn)
             assert there[0].version(0) == 0
-            return wire
 
-        monkeypatch.setattr(Plain, "encode", and_then_it_is_withdrawn)
+        monkeypatch.setattr(ExactCodec, "encode", and_then_it_is_withdrawn)
         assert here.publish(vector(1)) == 1
         assert there[0].wait_newer([0], [0], 5.0)
         assert torch.equal(there[0].peek(0)[0], vector(1))
@@ -312,7 +310,7 @@ def test_a_collective_in_memory_that_cannot_be_mapped_is_sent_instead(monkeypatc
 def test_without_descriptors_vectors_are_sent(monkeypatch):
     with cabled() as (fabrics, cable):
         for fabric in fabrics:
-            monkeypatch.setattr(fabric.endpoint.credentials.lender, "take", refuse)
+            monkeypatch.setattr(fabric.endpoint.credentials.shm, "allocate", refuse)
         here, there = channels(fabrics, like=LIKE)
         here.send(1, "x", vector(5))
         assert torch.equal(there.wait("x", 20.0).x, vector(5))
@@ -330,11 +328,11 @@ def test_a_member_takes_half_of_the_descriptors_at_most(monkeypatch):
         for here, there in every:
             here.send(1, "x", torch.ones(5))
             assert torch.equal(there.wait("x", 20.0).x, torch.ones(5))
-        parts = [len(fabric.endpoint.credentials.lender._parts) for fabric in fabrics]
+        parts = [len(fabric.endpoint.credentials.shm._mapped) for fabric in fabrics]
         assert all(0 < count <= 10 for count in parts), parts
 
 
-def test_letters_wait_for_those_that_went_by_line_before():
+def test_messages_in_memory_wait_for_those_sent_over_the_connection_before():
     """As happens when a member that was started anew is found to be a neighbour after the first message."""
     with cabled() as (fabrics, cable):
         here, there = channels(fabrics)
@@ -364,11 +362,11 @@ def test_descriptors_are_given_back():
 
 def test_only_the_process_itself_is_taken_for_it():
     me, other = ShmOwner(b"m" * 16), ShmOwner(b"o" * 16)
-    assert isinstance(me.neighbour(os.getpid(), other.descriptor, b"o" * 16), ShmPeer)
-    assert me.neighbour(os.getpid(), other.descriptor, b"x" * 16) is None
-    assert me.neighbour(os.getpid(), me.descriptor, b"o" * 16) is None
-    assert me.neighbour(2**22 + 1, other.descriptor, b"o" * 16) is None
-    assert me.neighbour(os.getpid(), -1, b"o" * 16) is None
+    assert isinstance(me.open_peer(os.getpid(), other.descriptor, b"o" * 16), ShmPeer)
+    assert me.open_peer(os.getpid(), other.descriptor, b"x" * 16) is None
+    assert me.open_peer(os.getpid(), me.descriptor, b"o" * 16) is None
+    assert me.open_peer(2**22 + 1, other.descriptor, b"o" * 16) is None
+    assert me.open_peer(os.getpid(), -1, b"o" * 16) is None
 
 
 def test_what_is_no_file_of_ours_is_neither_opened_nor_read():
@@ -376,48 +374,48 @@ def test_what_is_no_file_of_ours_is_neither_opened_nor_read():
     me = ShmOwner(b"m" * 16)
     read, write = os.pipe()
     os.write(write, b"o" * 16)
-    assert me.neighbour(os.getpid(), read, b"o" * 16) is None
+    assert me.open_peer(os.getpid(), read, b"o" * 16) is None
     assert os.read(read, 100) == b"o" * 16
-    assert me.neighbour(os.getpid(), read, b"o" * 16) is None  # and nobody waits for more
+    assert me.open_peer(os.getpid(), read, b"o" * 16) is None  # and nobody waits for more
     os.close(read)
     os.close(write)
 
 
 def test_another_file_under_the_descriptor_is_not_read():
     me, other = ShmOwner(b"m" * 16), ShmOwner(b"o" * 16)
-    lent, else_ = other.buffer(1 << 20), other.buffer(1 << 20)
+    lent, else_ = other.new_buffer(1 << 20), other.new_buffer(1 << 20)
     assert isinstance(lent, Region)
     lent[:] = 7
-    neighbour = me.neighbour(os.getpid(), other.descriptor, b"o" * 16)
-    assert (neighbour.look(lent.place) == 7).all()
+    neighbour = me.open_peer(os.getpid(), other.descriptor, b"o" * 16)
+    assert (neighbour.region(lent.address) == 7).all()
     with pytest.raises(OSError, match="another file"):
-        neighbour.look(else_.place._replace(descriptor=lent.place.descriptor))
-    assert me.neighbour(os.getpid(), other.descriptor, b"o" * 16) is None
+        neighbour.region(else_.address._replace(descriptor=lent.address.descriptor))
+    assert me.open_peer(os.getpid(), other.descriptor, b"o" * 16) is None
 
 
 @pytest.mark.parametrize("span", [(0, 4096), (4096, 0), (5000, 10), (4096, 1 << 40), (1 << 41, 10)], ids=str)
 def test_what_no_memory_has_is_not_mapped(span):
     """A read beyond the end of a file would end the process; the first page is for the incarnation."""
     me, other = ShmOwner(b"m" * 16), ShmOwner(b"o" * 16)
-    neighbour = me.neighbour(os.getpid(), other.descriptor, b"o" * 16)
+    neighbour = me.open_peer(os.getpid(), other.descriptor, b"o" * 16)
     with pytest.raises(OSError, match="no member's memory"):
-        neighbour.map(Span(*span))
+        neighbour.map(MemoryRange(*span))
 
 
 def test_memory_that_was_cleared_takes_none():
     me = ShmOwner(b"m" * 16)
-    part, span = me.take(1 << 20)
+    part, span = me.allocate(1 << 20)
     part[:] = 1
     full = os.fstat(me.descriptor).st_blocks
-    me.clear(span)
+    me.release(span)
     assert os.fstat(me.descriptor).st_blocks * 512 <= full * 512 - (1 << 20)
     assert not part.any()
 
 
 def test_a_part_of_memory_is_the_same_at_both_ends_and_outlives_its_owner():
     me, other = ShmOwner(b"m" * 16), ShmOwner(b"o" * 16)
-    neighbour = me.neighbour(os.getpid(), other.descriptor, b"o" * 16)
-    part, span = other.take(10_000)
+    neighbour = me.open_peer(os.getpid(), other.descriptor, b"o" * 16)
+    part, span = other.allocate(10_000)
     part[-1] = 7
     del part, other
     gc.collect()
@@ -427,7 +425,7 @@ def test_a_part_of_memory_is_the_same_at_both_ends_and_outlives_its_owner():
 
 
 def test_a_part_of_a_region_has_no_place():
-    whole = ShmOwner(b"m" * 16).buffer(1 << 20)
-    assert whole[:].place == whole.place
-    assert whole[:100].place is None
-    assert whole[100:].place is None
+    whole = ShmOwner(b"m" * 16).new_buffer(1 << 20)
+    assert whole[:].address == whole.address
+    assert whole[:100].address is None
+    assert whole[100:].address is None

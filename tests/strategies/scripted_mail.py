@@ -10,10 +10,10 @@ from laws.problems import Point
 from murmurate.fabric.interface import Capability, Message
 from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.interface import Strategy
-from strategies.scripted import Door, Script
+from strategies.scripted import Script, ScriptedMember
 
 
-class PostedScript(Script):
+class MailScript(Script):
     """``capacity`` messages a stream; ``on_the_way`` (sender, receiver) keeps those pairs' messages back."""
 
     def __init__(self, size: int, capacity: int = 64) -> None:
@@ -23,15 +23,15 @@ class PostedScript(Script):
         self.on_the_way: set[tuple[int, int]] = set()
         self.sent: list[tuple[int, int, float]] = []  # (sender, receiver, note)
 
-    def door(self, rank: int) -> PostedDoor:
-        return PostedDoor(self, rank)
+    def member(self, rank: int) -> MailMember:
+        return MailMember(self, rank)
 
 
-class PostedDoor(Door):
+class MailMember(ScriptedMember):
     """Register and mail; messages come by ascending rank of their senders. A wait finds what is there."""
 
     capabilities = frozenset({Capability.REGISTER, Capability.MAIL})
-    script: PostedScript
+    script: MailScript
 
     def send(self, to, tag, x, note=0.0, deadline_seconds=None) -> bool:
         queue = self.script.queues[self.rank, to, tag]
@@ -52,18 +52,18 @@ class PostedDoor(Door):
         return self.receive(tag)
 
 
-class PostedCast:
+class MailCast:
     """One member a rank, at the numbers ``starts``; see ``scripted.Cast``."""
 
     def __init__(self, strategy: Strategy, starts: list[float], capacity: int = 64, seeds=None) -> None:
-        self.script = PostedScript(len(starts), capacity)
-        self.replicas, self.bonds = [], []
+        self.script = MailScript(len(starts), capacity)
+        self.replicas, self.bound_replicas = [], []
         for rank, start in enumerate(starts):
-            replicator = Replicator(strategy, self.script.door(rank))
+            replicator = Replicator(strategy, self.script.member(rank))
             self.replicas.append(
                 replicator.replicate("x", Point(start), lambda p: torch.optim.SGD(p, lr=1.0))
             )
-            self.bonds.append(replicator.bonds["x"])
+            self.bound_replicas.append(replicator.bound_replicas["x"])
 
     def step(self, rank: int, by: float) -> tuple[float, int, int, int]:
         """(its number afterwards, round, heard, staleness)."""
@@ -73,4 +73,4 @@ class PostedCast:
     def draws(self, rank: int, *peers: int) -> None:
         """Script whom ``rank`` draws from now on."""
         rest = iter(peers)
-        self.bonds[rank].strategy.draw = lambda own, living, turn: next(rest)
+        self.bound_replicas[rank].strategy.draw = lambda own, living, turn: next(rest)

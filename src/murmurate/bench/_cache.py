@@ -1,0 +1,51 @@
+"""Results on disk: a finished run is not run again, and a computed value is not computed again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from murmurate.bench._commands import run_murmurate
+from murmurate.bench._result import Log
+from murmurate.record.runs import RecordedRun, open_run
+from murmurate.training.run_folder import write_json
+
+
+def cached_run(folder: Path, recipe: str, options: Sequence[str], log: Log) -> RecordedRun:
+    """``murmurate train RECIPE OPTIONS --out FOLDER``, unless the folder already holds a finished run.
+
+    An interrupted run is renamed and run anew. Raises RunFailed if the run fails.
+    """
+    if not _finished(folder):
+        set_aside(folder)
+        run_murmurate(["train", recipe, *options, "--out", str(folder)])
+        summary = json.loads((folder / "summary.json").read_text())
+        rate, mean = summary["env_steps_per_second"], summary["eval_return_mean"]
+        evaluation = "" if mean is None else f", evaluation {mean:.1f}"
+        log(f"{folder.name}: {rate:,.0f} env steps/s{evaluation}")
+    return open_run(folder)
+
+
+def _finished(folder: Path) -> bool:
+    try:
+        return bool(json.loads((folder / "summary.json").read_text())["exit"] == "finished")
+    except FileNotFoundError:
+        return False
+
+
+def set_aside(folder: Path) -> None:
+    """Rename what an interrupted run left in ``folder``, if there is anything."""
+    if folder.exists():
+        folder.rename(folder.with_name(f"{folder.name}-cut-off-{folder.stat().st_mtime_ns}"))
+
+
+def cached_value(where: Path, name: str, key: Any, compute: Callable[[], Any]) -> Any:
+    """The JSON value that ``compute`` returns, computed once for each ``name`` and ``key``."""
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
+    path = where / f"{name.replace(' ', '-')}-{digest}.json"
+    if not path.exists():
+        write_json(path, compute())
+    return json.loads(path.read_text())

@@ -1,0 +1,165 @@
+"""The sections of a page about a single run that comparisons do not have."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+from numpy.typing import NDArray
+
+from murmurate.errors import Refusal
+from murmurate.record import drawings
+from murmurate.record.epsilon_ball import Ball, epsilon_ball
+from murmurate.record.figures import svg
+from murmurate.record.groups import RunGroup
+from murmurate.record.runs import RecordedRun
+from murmurate.record.sections import LegendKey, Section, legend
+from murmurate.topology import topology
+
+STRIP_FRAMES = 8
+DRAWN_COSINES = 32
+
+
+def disagreement(group: RunGroup) -> Section:
+    """Distance from consensus against the indicator, and the relative disagreement."""
+    title, (run,) = "Disagreement", group.runs
+    if run.replicas < 2:
+        return Section(title, "One replica has no peers to disagree with.")
+    if not run.has("disagreement") and not run.has("distance_to_mean"):
+        return Section(title, "The run recorded neither disagreement nor distance_to_mean.")
+    drawn, keys = [], legend([group])
+    indicator = epsilon_ball(run)
+    if isinstance(indicator, Ball):
+        drawn.append(svg(drawings.ball(indicator), name="distance from consensus and indicator"))
+        keys = [
+            LegendKey("recorded distance", "accent"),
+            LegendKey("indicator: from just after to just before a mixing", "warm", "dashed"),
+        ]
+        note = (
+            "Indicator: the closed form of GALA's Proposition 1, b ← β (b + ‖αG‖), with the mixing factor "
+            f"β = {indicator.beta:.3f} ({indicator.topology}, {run.replicas} replicas) and the recorded "
+            "updates. It would be a bound if all replicas mixed at once; these mix when they have news, "
+            "so it is not."
+        )
+    else:
+        note = f"No indicator: {indicator[0].lower()}{indicator[1:]}"
+    if run.has("disagreement"):
+        label = "disagreement relative to ‖mean‖"
+        draw = drawings.curves([group], "disagreement", "total_env_steps", label)
+        drawn.append(svg(draw, name="relative disagreement"))
+    text = "Distance of the replicas' parameter vectors from their mean."
+    return Section(title, text, keys, drawn, note=note)
+
+
+def mean_cosines(run: RecordedRun) -> NDArray[np.float64] | None:
+    """[n, n] mean over the run of the cosine between gradients of two replicas; nan where never recorded.
+
+    Row i is what replica i recorded. None if there are none between two replicas.
+    """
+    size = run.replicas
+    total, known = np.zeros((size, size)), np.zeros((size, size))
+    for record in run.records:
+        row, i = record.get("gradient_cosine"), int(record["replica"])
+        if isinstance(row, list) and i < size:
+            for j, value in enumerate(row[:size]):
+                if isinstance(value, (int, float)):
+                    total[i, j] += value
+                    known[i, j] += 1
+    np.fill_diagonal(total, 1.0)
+    np.fill_diagonal(known, 1.0)
+    mean = np.full((size, size), np.nan)
+    np.divide(total, known, out=mean, where=known > 0)
+    return mean if (known[~np.eye(size, dtype=bool)] > 0).any() else None
+
+
+def gradients(run: RecordedRun) -> Section:
+    title = "Similarity of gradients"
+    if run.replicas < 2:
+        return Section(title, "One replica has no other gradient to compare its own with.")
+    cosines = mean_cosines(run)
+    if cosines is None:
+        return Section(title, "The run recorded no cosines between gradients of two replicas.")
+    peers, others = _peers(run), ~np.eye(run.replicas, dtype=bool)
+    mean = f"{np.nanmean(cosines[others]):.3f}"
+    if run.replicas > DRAWN_COSINES:
+        return Section(title, f"{run.replicas} replicas are too many to draw; mean over all pairs {mean}.")
+    note = f"Mean over all pairs {mean}"
+    for name, chosen in (("peers", peers), ("others", None if peers is None else others & ~peers)):
+        if chosen is not None and not np.isnan(cosines[chosen]).all():
+            note += f", over {name} {np.nanmean(cosines[chosen]):.3f}"
+    return Section(
+        title,
+        "Cosine of the angle between two replicas' gradients, averaged over the run "
+        "(Assran et al. 2019, Fig. 2b). The replica of a row listens to those marked as its peers. Each "
+        "replica measures at its own times, so the two values of a pair differ.",
+        figures=[svg(drawings.heat_map(cosines, peers), 4.2, 3.9, "cosines between gradients")],
+        layout="square",
+        note=note + ".",
+    )
+
+
+def _peers(run: RecordedRun) -> NDArray[np.bool_] | None:
+    """[n, n] true at (i, j) where i hears j; None where the strategy has no topology of a known name."""
+    name, size = run.strategy.get("topology"), run.replicas
+    if not isinstance(name, str):
+        return None
+    try:
+        graph = topology(name)
+        heard = np.zeros((size, size), dtype=bool)
+        for i in range(size):
+            heard[i, list(graph.in_peers(i, size))] = True
+    except (Refusal, ValueError):
+        return None
+    return heard
+
+
+def learning(group: RunGroup) -> Section:
+    labels = {
+        "loss": "loss",
+        "entropy": "entropy of the policy (nats)",
+        "value_loss": "value loss",
+        "gradient_norm": "gradient norm, before clipping",
+    }
+    drawn = [
+        svg(drawings.curves([group], key, "total_env_steps", label), name=key)
+        for key, label in labels.items()
+        if group.runs[0].has(key)
+    ]
+    if not drawn:
+        return Section("Learning signals", "The run recorded neither loss, entropy nor gradient norm.")
+    return Section("Learning signals", legend=legend([group]), figures=drawn)
+
+
+def episode(run: RecordedRun) -> Section:
+    """A film strip from the run's ``videos/``: ``frames.png``, else frames of the newest npz."""
+    folder = run.folder / "videos"
+    picture = folder / "frames.png"
+    archives = sorted(folder.glob("*.npz"), key=lambda path: (path.stat().st_mtime, path.name))
+    strip = picture.read_bytes() if picture.is_file() else film_strip(archives[-1]) if archives else None
+    if strip is None:
+        return Section("An episode", f"No video was made; make one with: murmurate eval {run.folder} --video")
+    return Section("An episode", image="data:image/png;base64," + base64.b64encode(strip).decode())
+
+
+def film_strip(archive: Path) -> bytes | None:
+    """Frames of an npz ([T, H, W] or [T, H, W, 3] uint8, its largest array), evenly chosen, as one PNG.
+
+    None if the archive holds no such array.
+    """
+    with np.load(archive, allow_pickle=False) as arrays:
+        videos = [a for a in arrays.values() if a.dtype == np.uint8 and a.ndim in (3, 4) and len(a)]
+    if not videos:
+        return None
+    frames = max(videos, key=lambda a: a.size)
+    if frames.ndim == 3:
+        frames = np.repeat(frames[..., None], 3, -1)
+    chosen = np.linspace(0, len(frames) - 1, min(STRIP_FRAMES, len(frames))).round().astype(int)
+    opaque = np.pad(frames[chosen][..., :3], ((0, 0), (0, 0), (0, 0), (0, 1)), constant_values=255)
+    gap = np.zeros((frames.shape[1], max(1, frames.shape[2] // 20), 4), np.uint8)  # transparent
+    pieces = [piece for frame in opaque for piece in (gap, frame)][1:]
+    out = io.BytesIO()
+    matplotlib.image.imsave(out, np.concatenate(pieces, 1), format="png")
+    return out.getvalue()

@@ -1,0 +1,137 @@
+"""Spans of computing, waiting and exchanging of several members in one window of the run's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from murmurate.record.runs import RecordedRun
+from murmurate.record.step_timer import KINDS
+
+SHOWN_MEMBERS = 12
+_MOST_TURNS = 40
+_SIMILAR = 4.0
+
+
+@dataclass(frozen=True)
+class TimelineSpan:
+    kind: str
+    start: float
+    length: float
+
+    @property
+    def end(self) -> float:
+        return self.start + self.length
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The spans of each member, by its name, in a window of the run's clock; left_out: members not shown."""
+
+    start_seconds: float
+    end_seconds: float
+    members: dict[str, list[TimelineSpan]]
+    left_out: int
+
+    @property
+    def length(self) -> float:
+        return self.end_seconds - self.start_seconds
+
+    def cut(self, start: float, end: float) -> Timeline:
+        """What lies between ``start`` and ``end``."""
+        return Timeline(start, end, {k: _cut(v, start, end) for k, v in self.members.items()}, self.left_out)
+
+
+Burst = list[TimelineSpan]
+
+
+def bursts(run: RecordedRun) -> dict[str, list[Burst]]:
+    """Each member's bursts in order of time; the centre comes last."""
+    sources = {i: list(history) for i, history in run.histories.items()}
+    for record in run.members:
+        sources.setdefault(int(record["member"]), []).append(record)
+    histories = {**{f"replica {i}": sources[i] for i in sorted(sources)}, "centre": run.centre}
+    of = {
+        name: [
+            [TimelineSpan(str(kind), float(start), float(length)) for kind, start, length in record["spans"]]
+            for record in history
+            if isinstance(record.get("spans"), list) and record["spans"]
+        ]
+        for name, history in histories.items()
+    }
+    return {name: mine for name, mine in of.items() if mine}
+
+
+def timeline(run: RecordedRun) -> Timeline | None:
+    """The burst nearest to the middle of the run that most members share; None if no member recorded any.
+
+    Of many members a dozen are shown, evenly chosen, the centre among them.
+    """
+    of = bursts(run)
+    if not of:
+        return None
+    names = [list(of)[i] for i in shown_members(len(of))]
+    begun = min(history[0]["time_seconds"] for history in run.histories.values())
+    middle = (begun + max(run.last_heard(replica) for replica in run.histories)) / 2
+
+    def rank(burst: Burst) -> tuple[int, float]:
+        start, end = burst[0].start, burst[-1].end
+        sharing = sum(any(_overlap(other, start, end) for other in of[name]) for name in names)
+        return -sharing, abs((start + end) / 2 - middle)
+
+    best = min((burst for name in names for burst in of[name]), key=rank)
+    start, end = best[0].start, best[-1].end
+    spans = {
+        name: [span for burst in of[name] if _overlap(burst, start, end) for span in burst] for name in names
+    }
+    members = max(len(of), run.replicas)
+    whole = Timeline(start, end, spans, members - len(names) if members > SHOWN_MEMBERS else 0)
+    recorded = [mine for mine in spans.values() if mine]
+    common_start, common_end = max(mine[0].start for mine in recorded), min(mine[-1].end for mine in recorded)
+    if common_end > common_start:  # else they took turns
+        start, end = common_start, common_end
+    turns = [span.start for span in best if span.kind == "collect" and start <= span.start < end]
+    return whole.cut(start, turns[_MOST_TURNS] if len(turns) > _MOST_TURNS else end)
+
+
+def shown_members(members: int) -> list[int]:
+    """All of few; of many a dozen, evenly chosen, the first and the last among them."""
+    if members <= SHOWN_MEMBERS:
+        return list(range(members))
+    return [int(i) for i in np.linspace(0, members - 1, SHOWN_MEMBERS).round()]
+
+
+def same_length(timelines: Sequence[Timeline]) -> list[Timeline]:
+    """Timelines of similar lengths cut to the shortest, so that they have the same scale on the page."""
+    lengths = [one.length for one in timelines]
+    if not lengths or max(lengths) > _SIMILAR * min(lengths):
+        return list(timelines)
+    return [one.cut(one.start_seconds, one.start_seconds + min(lengths)) for one in timelines]
+
+
+def _overlap(burst: Burst, start: float, end: float) -> bool:
+    return burst[0].start < end and burst[-1].end > start
+
+
+def _cut(spans: Burst, start: float, end: float) -> Burst:
+    clipped = [(s.kind, max(s.start, start), min(s.end, end)) for s in spans]
+    return [TimelineSpan(kind, a, b - a) for kind, a, b in clipped if b > a]
+
+
+def shares(runs: Sequence[RecordedRun]) -> dict[str, float] | None:
+    """Share of the replicas' time in bursts by kind of span, and "other" for the rest; None without
+    bursts."""
+    total: dict[str, float] = dict.fromkeys(KINDS, 0.0)
+    passed = 0.0
+    for run in runs:
+        for burst in [burst for name, mine in bursts(run).items() if name != "centre" for burst in mine]:
+            passed += burst[-1].end - burst[0].start
+            for span in burst:
+                if span.kind in total:
+                    total[span.kind] += span.length
+    if passed <= 0:
+        return None
+    known = {kind: length / passed for kind, length in total.items()}
+    return {**known, "other": max(0.0, 1.0 - sum(known.values()))}

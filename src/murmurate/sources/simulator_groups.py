@@ -1,0 +1,157 @@
+"""The simulators of one learner, in one or two groups.
+
+With two (double buffering), the agent acts for one group while the other steps in native threads. The number
+of groups changes nothing else: seeds, and the order of simulators in batches, are the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from murmurate.agents.interface import Policy
+from murmurate.errors import Refusal
+from murmurate.spec import EnvSpec, derive_generator, derive_seed
+from murmurate.worlds.interface import Simulators, SimulatorWorld
+
+
+def check_simulators(simulators: int, double_buffer: bool) -> None:
+    """Raise Refusal for fewer simulators than groups."""
+    if simulators < 1 + double_buffer:
+        halves = " for each half of a double buffer" if double_buffer else ""
+        raise Refusal(f"simulators is {simulators}; a learner needs at least one{halves}.")
+
+
+def check_saved_simulators(state: dict[str, Any], simulators: int) -> None:
+    """Raise Refusal for the state of a source with another number of simulators."""
+    saved = len(state["first"])
+    if saved != simulators:
+        raise Refusal(
+            f"it was made with {saved} simulators a learner and the run has {simulators}. "
+            f"Use --simulators {saved}."
+        )
+
+
+def open_groups(
+    world: SimulatorWorld, simulators: int, *, training: bool, double_buffer: bool = False
+) -> list[Simulators]:
+    """All ``simulators`` in one group, or in two halves if ``double_buffer``.
+
+    Raises ``Refusal`` for fewer simulators than groups.
+    """
+    check_simulators(simulators, double_buffer)
+    groups = 2 if double_buffer else 1
+    bounds = [simulators * g // groups for g in range(groups + 1)]
+    return [world.open(high - low, training=training, first=low) for low, high in itertools.pairwise(bounds)]
+
+
+class SimulatorGroups:
+    """Opened groups with the recurrent state of the agent in each, and the generator of its actions.
+
+    on_reset: called with the first simulator and the number of simulators of a group that begins new
+    episodes.
+
+    Attributes:
+        parts: the slice of each group among all simulators. size: of all groups together.
+        first: [size] bool, whether the next observation begins an episode.
+        memory: of each group; None where the agent is not recurrent.
+
+    Raises ``ValueError`` for no group, or groups of different worlds.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Simulators],
+        policy: Policy,
+        seed: int,
+        device: torch.device,
+        on_reset: Callable[[int, int], None] = lambda low, count: None,
+    ) -> None:
+        if not groups:
+            raise ValueError("a source needs at least one group of simulators")
+        if any(group.spec != groups[0].spec for group in groups):
+            raise ValueError(f"groups must be of one world, got {[group.spec.name for group in groups]}")
+        self.groups = list(groups)
+        self.generator = derive_generator(seed, "actions", device=device)
+        bounds = itertools.accumulate((group.size for group in groups), initial=0)
+        self.parts = [slice(low, high) for low, high in itertools.pairwise(bounds)]
+        self.size = self.parts[-1].stop
+        self.first = torch.ones(self.size, dtype=torch.bool)
+        self.memory: list[Tensor | None] = [None] * len(self.groups)
+        self._policy, self._seed, self._device, self._on_reset = policy, seed, device, on_reset
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self.groups[0].spec
+
+    @property
+    def exact(self) -> bool:
+        """Whether all groups can be saved."""
+        return all(group.state() is not None for group in self.groups)
+
+    def start(self, batches: int) -> list[Tensor]:
+        """Begin new episodes, seeded by the number of batches so far: the observations of each group."""
+        return [self._reset(g, batches) for g in range(len(self.groups))]
+
+    def fresh_start(self, batches: int) -> list[Tensor]:
+        """``start``, with actions from a new generator."""
+        purpose = f"actions after batch {batches}"
+        self.generator = derive_generator(self._seed, purpose, device=self._device)
+        return self.start(batches)
+
+    def _reset(self, g: int, batches: int) -> Tensor:
+        group, part = self.groups[g], self.parts[g]
+        step = group.reset(derive_seed(self._seed, "games", batches))
+        self.first[part] = True
+        self.memory[g] = self._policy.initial_memory(group.size)
+        self._on_reset(part.start, group.size)
+        return step.observation
+
+    def joined_memory(self) -> Tensor | None:
+        """[size, M] of all groups."""
+        memory = [part for part in self.memory if part is not None]
+        return torch.cat(memory) if memory else None
+
+    def state(self, observation: Tensor) -> dict[str, Any]:
+        """With the present observations. Groups that cannot be saved are None in it."""
+        memory = self.joined_memory()
+        return {
+            "groups": [group.state() for group in self.groups],
+            "generator": self.generator.get_state(),
+            "observation": observation.cpu().clone(),
+            "first": self.first.clone(),
+            "memory": None if memory is None else memory.cpu().clone(),
+        }
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise ``ValueError`` for a state of other groups."""
+        if len(state["groups"]) != len(self.groups) or len(state["first"]) != self.size:
+            raise ValueError(
+                f"the state is of {len(state['first'])} simulators in {len(state['groups'])} groups, "
+                f"these are {self.size} in {len(self.groups)}"
+            )
+
+    def load(self, state: dict[str, Any], batches: int) -> list[Tensor]:
+        """Continue from ``state``: the observations of each group. Groups that could not be saved begin new
+        episodes, with new seeds."""
+        self.check_state(state)
+        self.generator.set_state(state["generator"])
+        self.first = state["first"].clone()
+        observations = []
+        for g, (group, part, saved) in enumerate(zip(self.groups, self.parts, state["groups"], strict=True)):
+            if saved is None:
+                observations.append(self._reset(g, batches))
+                continue
+            group.load(saved)
+            memory = state["memory"]
+            self.memory[g] = None if memory is None else memory[part].to(self._device, copy=True)
+            observations.append(state["observation"][part].clone())
+        return observations
+
+    def close(self) -> None:
+        for group in self.groups:
+            group.close()

@@ -1,0 +1,46 @@
+"""A recipe on small data of its own, for tests that go through all recipes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from murmurate.datasets.generated import generate
+from murmurate.datasets.writing import write
+from murmurate.recipes import pairs, recipe
+from murmurate.training.run import Run
+
+
+def _documents(folder: Path) -> str:
+    path = folder / "docword.small.txt"
+    write(generate(documents=60, vocabulary=30, topics=2, mean_length=9, seed=0).corpus, path, "uci")
+    return str(path)
+
+
+def _rows(folder: Path) -> str:
+    np.save(folder / "table.npy", np.random.default_rng(0).normal(size=(60, 2)))
+    return str(folder / "table.npy")
+
+
+DATA: dict[str, Callable[[Path], str]] = {"documents": _documents, "rows": _rows}
+
+
+def recipe_of(algorithm: str) -> Run:
+    """On cartpole, or on the first world of a recipe that is not for all."""
+    worlds = [world for world, other in pairs().values() if other == algorithm]
+    return recipe(f"{'cartpole' if 'cartpole' in worlds else worlds[0]}-{algorithm}")
+
+
+def smallest(algorithm: str, folder: Path) -> Run:
+    """``recipe_of``; what learns from a file of examples gets one, and batches of four."""
+    run = recipe_of(algorithm)
+    if run.world.unit not in DATA:
+        return run
+    return dataclasses.replace(
+        run,
+        world=dataclasses.replace(run.world, path=DATA[run.world.unit](folder), test=0.2),
+        learner=dataclasses.replace(run.learner, batch=4),
+    )
