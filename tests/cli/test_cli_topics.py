@@ -164,7 +164,7 @@ def test_other_words_are_found_by_their_names_or_refused(folder, capsys, tmp_pat
     assert "over 70 words" in refused(capsys, "topics", "evaluate", folder, other)
     names = tmp_path / "vocab.other.txt"
     names.write_text("".join(f"strange{v}\n" for v in range(70)))
-    assert "Not a word" in refused(capsys, "topics", "evaluate", folder, other)
+    assert "have no word of" in refused(capsys, "topics", "evaluate", folder, other)
     names.write_text("".join(f"word{v:03}\n" for v in reversed(range(70))))
     assert run("topics", "evaluate", folder, other) == 0
 
