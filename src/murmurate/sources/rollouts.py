@@ -92,19 +92,10 @@ class RolloutSource:
         self.alive: Callable[[int], bool] = lambda played: False  # not called: a rollout is short
         self._steps, self._device = steps, torch.device(device)
         self._groups = SimulatorGroups(groups, policy, seed, self._device)
-        parts, shapes = self._groups.parts, dict(behaviour or {})
-        self._buffers = [_Buffers(self.spec, steps, parts, self._device, shapes) for _ in range(2)]
+        spec, parts, shapes = self._groups.spec, self._groups.parts, dict(behaviour or {})
+        self._buffers = [_Buffers(spec, steps, parts, self._device, shapes) for _ in range(2)]
         self._batches = 0
         self._observation: Tensor | None = None  # input of the next step; None before the start
-
-    @property
-    def spec(self) -> EnvSpec:
-        return self._groups.spec
-
-    @property
-    def size(self) -> int:
-        """B, over all groups."""
-        return self._groups.size
 
     @property
     def exact(self) -> bool:
