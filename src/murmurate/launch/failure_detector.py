@@ -99,12 +99,12 @@ class FailureDetector:
         silent_seconds = now - heartbeat.since
         if silent_seconds > self._allowed(worker.rank) / 2 and not heartbeat.silent:
             heartbeat.silent = True
-            goes_on = "the others wait for it" if self._holds_up() else "the others go on"
+            goes_on = "the others wait for it" if self._delays_others() else "the others go on"
             message = f"{name} has sent no heartbeat for {silent_seconds:.1f} s; {goes_on}"
             self.coordinator.event("silent", message, member=worker.rank)
         saving = self.coordinator.is_saving or self.coordinator.is_admitting
         allowed = self._allowed(worker.rank, saving)
-        if silent_seconds > allowed and self._holds_up() and not worker.killed_because:
+        if silent_seconds > allowed and self._delays_others() and not worker.killed_because:
             message = f"{name} was silent for {silent_seconds:.1f} s in a synchronous round and is excluded"
             self.coordinator.event("excluded", message, member=worker.rank, deadline_seconds=allowed)
             worker.kill("excluded")
@@ -118,13 +118,13 @@ class FailureDetector:
             seconds = CAP_SECONDS if slowest is None else min(seconds + 4 * slowest, CAP_SECONDS)
         return seconds
 
-    def _holds_up(self) -> bool:
+    def _delays_others(self) -> bool:
         return self.run.strategy.synchronous and self.run.members > 1
 
     # -- deaths and joining -------------------------------------------------------------------------
 
     def died(self, worker: WorkerProcess) -> None:
-        """``worker`` has ended, and its rank is marked dead. Start it again if restarts allow it."""
+        """Called after ``worker`` has ended and is marked dead: restart it if that is allowed."""
         self._deaths += 1
         rank = worker.rank
         self._heartbeats[rank] = Heartbeats(since=self._clock())
@@ -171,7 +171,7 @@ class FailureDetector:
                 worker.kill(OVER)
 
     def _admit_joiner(self) -> None:
-        """One at a time: request a living peer's state for it, and follow the transfer."""
+        """Request a living peer's state for one joiner at a time, and follow the transfer."""
         if self._request is not None:
             self._follow(self._request)
             return

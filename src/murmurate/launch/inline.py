@@ -76,7 +76,7 @@ class Inline(Launcher):
 
 
 def _every(calls: int, act: Callable[[], None]) -> Callable[[], None]:
-    """``act`` at every so many calls."""
+    """A function that calls ``act`` at every so many of its own calls."""
     turn = itertools.count(1)
 
     def maybe() -> None:

@@ -1,5 +1,4 @@
-"""The job that the leader announces to members that it did not fork, and their run state and fabrics, in one
-host's memory or across hosts."""
+"""The job that a leader announces to members that it did not fork, and their run state and fabrics."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ class JobSpec:
 
     @classmethod
     def restored(cls, plain: dict[str, Any]) -> JobSpec:
-        """From ``dataclasses.asdict``, as JSON leaves it."""
+        """From the JSON of ``dataclasses.asdict``."""
         offer, resume = plain["offer"], plain["resume"]
         if resume is not None:
             parts = {int(rank): source for rank, source in resume["parts"].items()}
@@ -119,7 +118,7 @@ class MemberHost:
         return bool(gone)
 
     def flush(self) -> None:
-        """Let the others see what was last written to the run state."""
+        """Push the last changes of the run state to the other hosts."""
         if isinstance(self.run_state, StoreRunState):
             self.run_state.exchange()
 
@@ -158,7 +157,7 @@ class MemberHost:
         return fabric
 
     def _memory_file(self, offer: Offer) -> SharedMemoryFile:
-        """The lent memory from its beginning on: each member takes its regions from one of its own."""
+        """The leader's memory, opened again for each member, which takes its regions from the beginning."""
         memory_file = borrow(offer)
         if memory_file is None:
             raise RuntimeError("the leader's shared memory cannot be opened any more")
@@ -167,7 +166,7 @@ class MemberHost:
 
 
 def fresh_secret() -> str:
-    """A key for the connections of one epoch; none where the user keeps one out of the store."""
+    """A key for the connections of one epoch; empty where the user has set MURMURATE_SECRET."""
     return "" if os.environ.get("MURMURATE_SECRET") else secrets.token_hex(32)
 
 

@@ -21,7 +21,7 @@ _POLL_SECONDS = 0.1
 
 
 class Local(Launcher):
-    """Processes of this host, one a replica: the default launcher."""
+    """Processes of this host, one for each replica: the default launcher."""
 
     name = "local"
     restarts = True
@@ -64,7 +64,7 @@ class Local(Launcher):
 
 
 def _watch(workers: WorkerProcesses, coordinator: Coordinator, detector: FailureDetector) -> None:
-    """Until every worker has ended: take in deaths as they happen; let detector and coordinator work."""
+    """Until every worker has ended: handle deaths, and let detector and coordinator work."""
     ending = shutdown.Shutdown(coordinator)
     while workers.alive:
         for worker in workers.wait(_POLL_SECONDS):

@@ -43,12 +43,12 @@ class Ray(Launcher):
     sends = True
 
     def check(self, run: Run) -> None:
-        """Raise MissingExtra where Ray is not installed, and Refusal."""
+        """Also raises MissingExtra where Ray is not installed."""
         imported()
         super().check(run)
 
     def start(self, run: Run, folder: Path, resume: Resume | None) -> Coordinator:
-        """On the cluster of RAY_ADDRESS, or on a Ray of this host alone that ends with the run.
+        """Use the cluster of RAY_ADDRESS, or a Ray of this host alone that ends with the run.
 
         Raises Refusal, too, if there is no such cluster, or no room in it.
         """
@@ -121,7 +121,7 @@ class RayJob:
         self._start_members()
 
     def another_epoch(self) -> bool:
-        """After all members have ended: whether they ended only to begin a new epoch; if so, begin it."""
+        """After all members have ended: begin a new epoch if that is why; returns whether it began."""
         at = self.coordinator
         if set(at.dead) >= set(range(self.run.replicas)):
             raise RunFailed(shutdown.ALL_DIED)
@@ -149,7 +149,7 @@ class RayJob:
         return True
 
     def _is_over(self) -> bool:
-        """Whether the run is at its end, or was stopped, and not only this epoch."""
+        """Whether the whole run, not only this epoch, has ended or was stopped."""
         at, run_state, run = self.coordinator, self.coordinator.run_state, self.run
         if at.interrupted or at.stopped_because:
             return True
@@ -158,7 +158,7 @@ class RayJob:
         return steps or (run.updates is not None and all(run_state.clock(r) >= run.updates for r in living))
 
     def _lend(self) -> None:
-        """Fresh memory: in the former, members have taken different regions."""
+        """Offer new memory, as members have taken different regions of the former."""
         if self.memory_file is not None:
             self.host.close()
             self.memory_file.close()
@@ -203,7 +203,7 @@ class RayJob:
     # -- watching
 
     def watch(self) -> None:
-        """Until every member has ended: take in ends and arrivals, and let the coordinator work."""
+        """Until every member has ended: handle ends and replacements, and let the coordinator work."""
         ending = shutdown.Shutdown(self.coordinator)
         while self.awaited:
             ended, _ = self.ray.wait(list(self.awaited), num_returns=len(self.awaited), timeout=_POLL_SECONDS)
@@ -261,7 +261,7 @@ class RayJob:
     # -- actors
 
     def _actor(self, rank: int) -> tuple[Any, Any]:
-        """(an actor for ``rank``, its information to come)"""
+        """(an actor for ``rank``, the reference of its ``WorkerInfo``)"""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         needs = bundle(self.run, rank)

@@ -1,4 +1,4 @@
-"""How ranks that an engine started find one another: rank 0 leads, and announces the job to the others.
+"""The rendezvous of ranks that an engine started: rank 0 leads, and announces the job to the others.
 
 All of it goes through the c10d store that the engine's environment names. A group may be started again
 under the same store, so each start is an *epoch* of its own: rank 0 draws its number, the others register
@@ -115,7 +115,7 @@ class Rendezvous:
     # -- the leader
 
     def gather(self) -> bool:
-        """Offer this host's memory and wait for the others; whether all of them share it.
+        """Offer this host's memory and wait for the others; returns whether all of them share it.
 
         Raises Refusal naming the ranks that are missing.
         """
@@ -146,7 +146,7 @@ class Rendezvous:
         self.store.set("announcement", json.dumps(announcement, default=str))  # a path as its name
 
     def dismiss(self, code: int, deadline_seconds: float = 5.0) -> None:
-        """Let the others end with this exit code; returns once they have seen it."""
+        """Tell the others to end with this exit code; returns once they have read it."""
         self.store.set("over", str(code))
         until = time.monotonic() + deadline_seconds
         while time.monotonic() < until and any(not o.process.is_gone() for o in self.others.values()):
@@ -197,7 +197,7 @@ class Rendezvous:
         self.store.set(f"exit/{self.environment.rank}", json.dumps(dataclasses.asdict(found)))
 
     def dismissed(self, leader_is_gone: Callable[[], bool]) -> int | None:
-        """The exit code that the leader gives, when the last has saved; None if it is gone before."""
+        """Wait until the leader announces the exit code, after all have saved; None if it is gone before."""
         while True:
             gone = leader_is_gone()
             if self.store.check(["over"]):
@@ -211,12 +211,12 @@ class Rendezvous:
     # -- both
 
     def refuse(self) -> None:
-        """The leader does not start, so that the others need not wait."""
+        """Announce that the leader does not start, so that the others do not wait."""
         self._root.set("current", str(self.epoch))
         self.store.set("refused", "1")
 
     def address(self) -> str:
-        """Under which the other hosts reach this one."""
+        """The address at which other hosts reach this one."""
         others = [o.address for o in self.others.values() if o.process.host != this_host()]
         return own_address(self.environment.address, others)
 

@@ -113,7 +113,7 @@ def keep_log(folder: Path, rank: int) -> None:
 
 
 def leave_unless_stopping(run_state: RunState) -> None:
-    """SIGTERM to all processes of the run (a scheduler does that) saves and stops; to this one, ends it."""
+    """Handle SIGTERM: sent to all processes of the run, as schedulers do, save and stop; else exit."""
 
     def decide() -> None:
         if not run_state.stop_requested:

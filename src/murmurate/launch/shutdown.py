@@ -50,7 +50,7 @@ class Shutdown:
         self._since: float | None = None
 
     def is_overdue(self) -> bool:
-        """Whether the deadline has passed since the run should be ending; once, then it begins anew."""
+        """Whether the deadline has passed since the run should be ending; once, then it starts again."""
         now = self._clock()
         self._listen(now)
         if not self._should_end(now):

@@ -31,7 +31,7 @@ _LEAVE_SECONDS = 2.0
 
 
 class Torchrun(Launcher):
-    """The ranks that torch elastic started: one a replica, on one host or on many.
+    """The ranks that torch elastic started: each is a replica, on one host or on several.
 
     Rank 0 leads: its main thread is the coordinator (console, checkpoints, signals), and its replica, with a
     centre where the strategy has one, are threads beside it. The other ranks print nothing. Ranks of one host
@@ -54,7 +54,7 @@ class Torchrun(Launcher):
         return self.offers - {Capability.SHARED_MEMORY} if several else self.offers
 
     def check(self, run: Run) -> None:
-        """Raise Refusal outside torchrun, too, and for a number of replicas that is not that of the ranks."""
+        """Also raises Refusal outside torchrun, and where the number of replicas is not that of the ranks."""
         size = Environment.read(os.environ).size
         if run.replicas != size:
             raise Refusal(
@@ -132,7 +132,7 @@ class _OwnRole:
 
 
 def _watch(roles: list[_OwnRole], us: ElasticRanks, host: MemberHost, coordinator: Coordinator) -> None:
-    """Until every member has saved its last part. Raises RunFailed for one that ended before, Refusal."""
+    """Watch until every member has saved its last part. Raises RunFailed if one ends before, and Refusal."""
     run_state = host.run_state
     ending = shutdown.Shutdown(coordinator)
     while not run_state.saved_by_all(FINAL_REQUEST):
@@ -240,7 +240,7 @@ class ElasticRanks(Rendezvous):
 
 @functools.cache
 def ranks() -> ElasticRanks:
-    """The ranks, seen from this process, which is one of them. Raises Refusal."""
+    """This process among the ranks. Raises Refusal."""
     return ElasticRanks(Environment.read(os.environ))
 
 

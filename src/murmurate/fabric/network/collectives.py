@@ -29,7 +29,7 @@ from murmurate.fabric.network.engine import Attempt, Engine
 from murmurate.fabric.network.frames import Frame, Kind, Refused
 from murmurate.fabric.network.process_group import DTYPES, ProcessGroups
 from murmurate.fabric.network.reduce_scatter import ACTS, ReduceScatter
-from murmurate.fabric.network.round import Contribution, Result, RoundState
+from murmurate.fabric.network.round import Result, RoundInput, RoundState
 
 _LEAST_BYTES = 256 << 10  # of a vector that an engine carries: it sends more messages than the leader
 _GRACE_SECONDS = 1.0  # how long after its own deadline a member waits for the leader's to pass
@@ -130,7 +130,7 @@ class NetworkCollectives:
             as_tensor(own, self.dtype).copy_(x)
         endpoint, state = self._endpoint, self._state
         with endpoint.lock:
-            part = Contribution(call, own, self._version())
+            part = RoundInput(call, own, self._version())
             sent_to: list[int] = []  # leaders
 
             def done() -> bool:
@@ -184,7 +184,7 @@ class NetworkCollectives:
             return endpoint.gone(rank)
         return state.behind.get(rank) == state.round or not endpoint.connections[rank].connected
 
-    def _advance(self, number: int, part: Contribution, sent_to: list[int]) -> None:
+    def _advance(self, number: int, part: RoundInput, sent_to: list[int]) -> None:
         """Send our part to the present leader; or as the leader, complete the round once all have arrived."""
         state, endpoint = self._state, self._endpoint
         if self._has_result(number):
@@ -202,7 +202,7 @@ class NetworkCollectives:
         if leader == endpoint.rank:
             self._complete(number)
 
-    def _contribute(self, leader: int, number: int, part: Contribution) -> None:
+    def _contribute(self, leader: int, number: int, part: RoundInput) -> None:
         meta = {"act": "part", "call": part.call, "published": part.version}
         self._traffic.bytes += 0 if part.x is None else part.x.nbytes
         frame = Frame(Kind.ROUND, self._identity, version=number, meta=meta, payload=part.x)
@@ -262,7 +262,7 @@ class NetworkCollectives:
             return
         self._accept_result(self._result(number, parts))
 
-    def _result(self, number: int, contributions: dict[int, Contribution]) -> Result:
+    def _result(self, number: int, contributions: dict[int, RoundInput]) -> Result:
         call, members = contributions[self._endpoint.rank].call, sorted(contributions)
         inputs = {rank: part.x for rank, part in contributions.items() if part.x is not None}
         parts: Any = None
@@ -344,7 +344,7 @@ class NetworkCollectives:
 
     def _receive_part(self, sender: int, number: int, frame: Frame) -> None:
         state = self._state
-        part = Contribution(str(frame.meta.get("call")), frame.payload, int(frame.meta.get("published", 0)))
+        part = RoundInput(str(frame.meta.get("call")), frame.payload, int(frame.meta.get("published", 0)))
         if sender not in state.members:
             self._fail(sender, number, self._left_out_message(sender))
         elif number in state.failed:

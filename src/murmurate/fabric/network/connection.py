@@ -94,7 +94,7 @@ class PeerConnection:
         self._pipe: Pipe | None = None
         self._half_open = False  # sending failed; frames that the peer sent before may still be read
         self._lost_at = time.monotonic()
-        self._queue = SendQueue()
+        self.queue = SendQueue()  # to be used with the lock held
         self._register_next = False
         self._has_met = False  # this incarnation of the peer
         self._claimed = False  # a thread other than the sending thread is writing
@@ -122,23 +122,9 @@ class PeerConnection:
     def silent(self) -> bool:
         return self.silent_seconds > _GRACE_SECONDS
 
-    @property
-    def drained(self) -> bool:
-        """Whether every frame that was posted has been acknowledged."""
-        return not len(self._queue)
-
-    @property
-    def posted(self) -> int:
-        """The number of the last frame that was posted."""
-        return self._queue.posted
-
-    def has_acknowledged(self, number: int) -> bool:
-        """Whether the peer has acknowledged the frame of that number."""
-        return number < self._queue.first_unacknowledged
-
     def post(self, frame: Frame) -> None:
         """Send exactly once, in order, across reconnects; the payload must not change."""
-        self._queue.keep(frame)
+        self.queue.keep(frame)
         self._work.notify()
 
     def claim(self, frame: Frame) -> Pipe | None:
@@ -150,7 +136,7 @@ class PeerConnection:
             frame.length > _DIRECT_BYTES
             or self._claimed
             or self._writing
-            or self._queue.is_pending
+            or self.queue.is_pending
             or self._unfinished
             or self._half_open
         ):
@@ -158,7 +144,7 @@ class PeerConnection:
         if self._pipe is not None:
             self._claimed = True
             if frame.kind in NUMBERED:
-                self._queue.keep(frame, sent=True)
+                self.queue.keep(frame, sent=True)
         return self._pipe
 
     def send_claimed(self, pipe: Pipe, frame: Frame, copy: WireCopy) -> None:
@@ -179,7 +165,7 @@ class PeerConnection:
                 self._claimed = False
                 # a new connection begins with all frames that were not acknowledged, so the rest is dropped
                 self._unfinished = rest if self._pipe is pipe else None
-                if self._unfinished or self._queue.is_pending or self._nudged or self._pipe is not pipe:
+                if self._unfinished or self.queue.is_pending or self._nudged or self._pipe is not pipe:
                     self._work.notify()
 
     def announce(self, key: tuple[str, ...], value: Any, soon: bool = True) -> None:
@@ -187,7 +173,7 @@ class PeerConnection:
 
         soon: send it now; else together with the next frame, a heartbeat at the latest.
         """
-        self._queue.announce(key, value)
+        self.queue.announce(key, value)
         if soon:
             self._work.notify()
 
@@ -209,12 +195,12 @@ class PeerConnection:
             self._half_open = False
             if handshake.incarnation != self.record.incarnation:
                 raise RuntimeError("a connection adopts connections of its own peer")
-            if handshake.received > self._queue.posted:
+            if handshake.received > self.queue.posted:
                 self._pipe = None
                 raise Refused("number", f"rank {self.peer} acknowledges frames that were never sent")
             self._acknowledge(handshake.received)
             self._unfinished = None
-            self._queue.resend_all()
+            self.queue.resend_all()
             self.times_connected += 1
             if self.dead or self.times_connected > 1:
                 log.warning("rank %d is back (connection %d)", self.peer, self.times_connected)
@@ -238,13 +224,13 @@ class PeerConnection:
             log.warning(
                 "rank %d has restarted: %d unread message(s) to its former process are dropped",
                 self.peer,
-                len(self._queue),
+                len(self.queue),
             )
             old, self._pipe = self._pipe, None
             self.record, self.dead, self.finished = record, False, False
             self.local_peer, self._has_met = None, False
             self.received = 0
-            self._queue.clear()
+            self.queue.clear()
             self._owner.peer_restarted(self)
         if old is not None:
             old.close()
@@ -308,12 +294,12 @@ class PeerConnection:
     def _next_frame(self) -> Frame | None:
         """State first, as it is small; then numbered frames and vectors in turn."""
         self._nudged = False
-        state = self._queue.next_state()
+        state = self.queue.next_state()
         if state is not None:
             return state
         vector = self._owner.due(self) if self._register_next else None
-        self._register_next = vector is None and self._queue.has_frames
-        return vector or self._queue.next_frame() or self._owner.due(self)
+        self._register_next = vector is None and self.queue.has_frames
+        return vector or self.queue.next_frame() or self._owner.due(self)
 
     def _reconnect(self) -> None:
         """Dial, if this side does; else test whether the peer's process still exists."""
@@ -403,5 +389,5 @@ class PeerConnection:
             self.announce(("received",), self.received, soon=self.finished)
 
     def _acknowledge(self, number: int) -> None:
-        self._queue.acknowledge(number)
+        self.queue.acknowledge(number)
         self._owner.notify()

@@ -354,12 +354,12 @@ class Endpoint:
 
             def over() -> bool:
                 return all(
-                    self.dead(x.peer) or (x.finished and (x.drained or not x.connected))
+                    self.dead(x.peer) or (x.finished and not (x.queue and x.connected))
                     for x in self.connections.values()
                 )
 
             if not self.wait(over, linger_seconds):
-                late = [x.peer for x in self.connections.values() if not x.drained and not self.dead(x.peer)]
+                late = [x.peer for x in self.connections.values() if x.queue and not self.dead(x.peer)]
                 if late:
                     log.warning("rank(s) %s did not receive all messages within %g s", late, linger_seconds)
         self._close_connections()

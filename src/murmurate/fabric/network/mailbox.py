@@ -127,7 +127,7 @@ class NetworkMailbox:
             stream.taken = max(stream.taken, lane.counts[number])
         if stream.sent - stream.taken >= self.capacity:
             return None
-        if not self._endpoint.connections[to].has_acknowledged(self._posted.get(to, 0)):
+        if not self._endpoint.connections[to].queue.has_acknowledged(self._posted.get(to, 0)):
             return None
         return lane.ring.free(lane.claimed)
 
@@ -181,7 +181,7 @@ class NetworkMailbox:
             elif pipe is None:
                 connection.post(frame)
             if connection is not None:
-                self._posted[to] = connection.posted
+                self._posted[to] = connection.queue.posted
         if connection is not None and pipe is not None:
             connection.send_claimed(pipe, frame, copy)
         # without the lock, as copying megabytes takes long
@@ -191,7 +191,7 @@ class NetworkMailbox:
         """Send a message that is in shared memory over the connection."""
         connection = self._endpoint.connections[to]
         connection.post(self._frame(tag, note, wire.copy(), short))
-        self._posted[to] = connection.posted
+        self._posted[to] = connection.queue.posted
 
     def _frame(self, tag: str, note: float, payload: Bytes, short: bool) -> Frame:
         meta: dict[str, Any] = {"tag": tag} | ({"short": True} if short else {})

@@ -33,7 +33,7 @@ class Result:
 
 
 @dataclass
-class Contribution:
+class RoundInput:
     """One member's part in a round that the leader carries."""
 
     call: str
@@ -55,7 +55,7 @@ class RoundState:
     call: str = ""
     leader: int | None = None
     last: Result | None = None
-    parts: dict[int, dict[int, Contribution]] = field(default_factory=dict)
+    parts: dict[int, dict[int, RoundInput]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     asked: int = 0
     again: dict[int, int] = field(default_factory=dict)

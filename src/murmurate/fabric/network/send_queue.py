@@ -28,10 +28,9 @@ class SendQueue:
         """The number of frames without an acknowledgement."""
         return len(self._unacknowledged)
 
-    @property
-    def first_unacknowledged(self) -> int:
-        """The number of the first frame without an acknowledgement, or of the next to be posted."""
-        return self._unacknowledged[0].number if self._unacknowledged else self.posted + 1
+    def has_acknowledged(self, number: int) -> bool:
+        """Whether the peer has received the frame of that number."""
+        return number <= self.posted - len(self)
 
     @property
     def has_frames(self) -> bool:
