@@ -127,7 +127,7 @@ def test_what_is_refused_before_anything_starts():
         run(lambda loop: None, replicas=2)
     with pytest.raises(Refusal, match="'all-reduce'"):
         run(who, strategy="all-redcue")
-    with pytest.raises(Refusal, match="solo trains one replica and 2 were asked for"):
+    with pytest.raises(Refusal, match="solo trains one replica, and the run has 2"):
         run(who, replicas=2, strategy="solo")
     with pytest.raises(Refusal, match="use at least 1"):
         run(who, replicas=0)
@@ -136,7 +136,7 @@ def test_what_is_refused_before_anything_starts():
 
 
 def test_a_result_that_cannot_travel_is_an_error_that_says_so():
-    with pytest.raises(RunFailed, match="replica 0 failed: what it returned cannot be sent back"):
+    with pytest.raises(RunFailed, match="replica 0 failed: its result cannot be sent back"):
         run(returns_a_function)
 
 

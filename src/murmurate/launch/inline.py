@@ -26,10 +26,9 @@ _POLL_STEPS = 20
 
 
 class Inline(Launcher):
-    """All roles as threads of this process, on a simulated fabric: repeatable asynchrony from the run's
-    seed.
+    """All roles as coroutines (greenlets) of this process, on a simulated fabric: repeatable asynchrony.
 
-    One thread runs at a time, and the schedule seed picks the next at each fabric call, so even an
+    One coroutine runs at a time, and the run's seed picks the next at each call of the fabric, so even an
     asynchronous strategy gives the same parameters twice, unless minutes or a return end the run: both depend
     on the clock. For tests, for debugging with breakpoints, and where processes are not allowed; slower than
     ``local`` on more than one core.

@@ -93,7 +93,7 @@ class RolloutSource:
         self._steps, self._device = steps, torch.device(device)
         self._groups = SimulatorGroups(groups, policy, seed, self._device)
         spec, parts, shapes = self._groups.spec, self._groups.parts, dict(behaviour or {})
-        self._buffers = [_Buffers(spec, steps, parts, self._device, shapes) for _ in range(2)]
+        self._buffers = [_RolloutBuffers(spec, steps, parts, self._device, shapes) for _ in range(2)]
         self._batches = 0
         self._observation: Tensor | None = None  # input of the next step; None before the start
 
@@ -150,7 +150,7 @@ class RolloutSource:
     def _joined(self, observations: list[Tensor]) -> Tensor:
         return torch.cat(observations).to(self._device)
 
-    def _act(self, into: _Buffers, t: int, g: int) -> Tensor:
+    def _act(self, into: _RolloutBuffers, t: int, g: int) -> Tensor:
         before, groups = into.before[t][g], self._groups
         first = before.first.to(self._device, non_blocking=True)
         with torch.no_grad():
@@ -182,7 +182,7 @@ class _After(NamedTuple):
     behaviour: Mapping[str, Tensor]
 
 
-class _Buffers:
+class _RolloutBuffers:
     """The tensors of one batch, allocated once, time-major; ``put`` writes into slices of them.
 
     Observations go to the device step by step, because acting needs them there; the small other tensors are
