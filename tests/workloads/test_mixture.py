@@ -89,7 +89,7 @@ def test_a_run_goes_on_with_its_table_wherever_that_lies(tmp_path, capsys, monke
     result = load_agent(read_run(tmp_path / "run", recipe), tmp_path / "run/checkpoints/last").estimate()
     assert result.means.shape[1] == 2, "what was learned is in the run folder"
     capsys.readouterr()
-    assert "name its new place (murmurate resume DIR --world.path NEW)" in refused(capsys, *more, 1000)
+    assert "Give its present path: murmurate resume DIR --world.path NEW" in refused(capsys, *more, 1000)
     other = (*more, 1000, "--world.path", tmp_path / "another.npy")
     assert "is not what the run was fitted on: 300 rows of 2 then, 300 of 2 now" in refused(capsys, *other)
     assert run(*more, 1000, "--world.path", tmp_path / "new/x.npy") == 0
