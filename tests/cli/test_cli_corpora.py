@@ -98,7 +98,7 @@ def test_a_run_is_told_where_its_corpus_lies_by_now(zoo, capsys, tmp_path):
     of_world._read.cache_clear()
     more = ("resume", folder, "--env-steps", 300)
     capsys.readouterr()
-    assert "Say where it is now: murmurate resume DIR --world.path NEW" in refused(capsys, *more)
+    assert "Give its present path: murmurate resume DIR --world.path NEW" in refused(capsys, *more)
     assert "is not what the run was fitted on: 48 documents" in refused(capsys, *more, "--world.path", other)
     assert run(*more, "--world.path", moved) == 0
     assert run(*more[:2], "--env-steps", 400) == 0, "it is remembered"
@@ -115,7 +115,7 @@ def test_a_run_whose_fingerprint_was_deleted_goes_on_with_a_corpus_that_has_move
     capsys.readouterr()
     (tmp_path / "moved.txt").rename(path)
     of_world._read.cache_clear()
-    assert "Say where it is now: murmurate resume" in refused(capsys, "topics", "evaluate", folder)
+    assert "Give its present path: murmurate resume" in refused(capsys, "topics", "evaluate", folder)
 
 
 def test_words_of_an_older_tokeniser_are_told_from_another_corpus(tmp_path, capsys):

@@ -15,7 +15,7 @@ from murmurate.strategies.solo import Solo
 
 
 def simulated(size, member):
-    return SimulatedFabric(size, seed=size, collective_deadline_seconds=60.0, contexts="threads").run(
+    return SimulatedFabric(size, seed=size, collective_deadline_seconds=60.0, coroutines="threads").run(
         [member] * size
     )
 

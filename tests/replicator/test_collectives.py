@@ -324,8 +324,8 @@ def test_who_does_not_come_is_named_at_the_deadline():
             loop.mean(torch.ones(2)) if loop.rank else loop.fabric.channel("x", torch.ones(1)).wait("x", 30.0)
         )
 
-    fabric = SimulatedFabric(2, seed=0, collective_deadline_seconds=5.0, contexts="threads")
-    with pytest.raises(FabricError, match=r"ranks \[0\] did not come"):
+    fabric = SimulatedFabric(2, seed=0, collective_deadline_seconds=5.0, coroutines="threads")
+    with pytest.raises(FabricError, match=r"ranks \[0\] did not call it"):
         fabric.run([functools.partial(live, script, AllReduce(), {})] * 2)
 
 
@@ -343,7 +343,7 @@ def test_a_mean_is_over_the_living_whenever_one_dies(call):
         return seen
 
     fabric = SimulatedFabric(
-        3, seed=call, crashes={1: call}, collective_deadline_seconds=60.0, contexts="threads"
+        3, seed=call, crashes={1: call}, collective_deadline_seconds=60.0, coroutines="threads"
     )
     one, dead, two = fabric.run([functools.partial(live, script, AllReduce(), {})] * 3)
     assert isinstance(dead, Crashed)
