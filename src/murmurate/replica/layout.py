@@ -54,8 +54,7 @@ def grouping(
 def lay_out(
     module: nn.Module, grouping: list[dict[str, Any]]
 ) -> tuple[list[ParameterSlice], list[tuple[int, int]]]:
-    """Slices of the vector, for each parameter (with its own strides, if these are dense) and for each group.
-    """
+    """Slices of the vector for each parameter (with its own strides, if these are dense) and each group."""
     names: dict[int, tuple[str, nn.Module, str]] = {}
     for prefix, owner in module.named_modules():
         for attribute, parameter in owner.named_parameters(recurse=False):

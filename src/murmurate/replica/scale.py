@@ -92,8 +92,7 @@ class Scale:
         return float(self._logs.sum())
 
     def restore(self, logarithm: float) -> None:
-        """Set the logarithm to a former value; all members must do so before any of them shrinks the vector.
-        """
+        """Set the logarithm to a former value; all members must do so before any shrinks the vector."""
         self._logs.zero_()
         self._logs[0] = logarithm
 

@@ -149,8 +149,7 @@ class Replica:
         return [getattr(part.owner, part.attribute) for part in self.parts]
 
     def named_views(self, vector: Tensor | None = None) -> Iterator[tuple[str, Tensor]]:
-        """(parameter name, its values in logical order and shape) in ``vector`` [N]; None: in the own vector.
-        """
+        """(parameter name, its values in logical order and shape) in ``vector`` [N]; None: in the own."""
         for part in self.parts:
             yield part.name, view(self._storage if vector is None else vector, part)
 

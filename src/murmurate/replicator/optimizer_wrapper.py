@@ -41,8 +41,7 @@ class ParameterModule(nn.Module):
 
 
 def parameter_module(optimizer: torch.optim.Optimizer, module: nn.Module | None) -> ParameterModule:
-    """A module with the parameters of ``optimizer``, by their names in ``module``, and the module's buffers.
-    """
+    """A module with the parameters of ``optimizer``, by their names in ``module``, and its buffers."""
     names = {} if module is None else {id(p): name for name, p in module.named_parameters()}
     owned = [p for group in optimizer.param_groups for p in group["params"]]
     if module is not None:

@@ -182,8 +182,7 @@ class Replicator:
 
     @property
     def no_update_warning(self) -> str:
-        """At a centre at the end of a run in which it received no update, a warning for the user; else empty.
-        """
+        """At a centre that received no update during the run, a warning for the user; else empty."""
         names = self._unchanged(refused=False)
         if not names:
             return ""
@@ -202,8 +201,7 @@ class Replicator:
 
     @property
     def between_rounds(self) -> bool:
-        """Whether no replica has made an update since its last exchange; synchronous replicas are then equal.
-        """
+        """Whether no replica has updated since its last exchange; synchronous replicas are then equal."""
         return all(bound.last.staleness == 0 for bound in self.bound_replicas.values())
 
     @property

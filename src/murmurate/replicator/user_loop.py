@@ -371,8 +371,7 @@ class OwnLoop(Replicator):
             raise CentreEnded
 
     def _serve(self) -> None:
-        """Serve until every living replica has ended; then process the last messages, and publish the result.
-        """
+        """Serve until every living replica has ended; then process the last messages and publish."""
         if self._ends is None:
             raise FabricError("a centre needs a register, to learn that the others have ended")
         self.serve_until(self._all_ended)

@@ -173,8 +173,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         return self
 
     def partial_fit(self, X: Any, y: Any = None) -> LatentDirichletAllocation:
-        """Continue training with one pass through X, a sample of ``total_samples`` documents, in their order.
-        """
+        """Continue training with one pass through X, a sample of ``total_samples`` documents, in order."""
         self._check_parameters()
         first = not hasattr(self, "components_")
         corpus, kind = self._counts(X, reset=first)
@@ -202,8 +201,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         number: int,
         shuffled: bool = True,
     ) -> torch.Tensor:
-        """lambda [V, K] after ``number`` passes, from ``start``; ``first`` is the number of the first pass.
-        """
+        """lambda [V, K] after ``number`` passes from ``start``; ``first`` numbers the first pass."""
         model = self._model(len(corpus))
         passes = Passes(model, documents, self._seed, first, number, shuffled)
         with _as_value_errors():

@@ -15,8 +15,7 @@ def simulator_seed(seed: int, index: int) -> int:
 
 
 def generators(seed: int, first: int, size: int) -> list[np.random.Generator]:
-    """The generators that gymnasium makes from the simulators' seeds (``gymnasium.utils.seeding.np_random``).
-    """
+    """The generators that gymnasium makes from the seeds (``gymnasium.utils.seeding.np_random``)."""
     return [
         np.random.Generator(np.random.PCG64(np.random.SeedSequence(simulator_seed(seed, first + b))))
         for b in range(size)
