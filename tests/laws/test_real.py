@@ -226,7 +226,7 @@ def give_back_a_function(fabric):
 
 
 def test_a_result_that_cannot_be_pickled_is_an_error():
-    with pytest.raises(RuntimeError, match="rank 0: what it returned cannot be sent back"):
+    with pytest.raises(RuntimeError, match="rank 0: its result cannot be sent back"):
         run_members(1, [give_back_a_function])
     with pytest.raises(ValueError, match="1 functions for 2 members"):
         run_members(2, [give_back_a_function])
