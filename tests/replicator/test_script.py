@@ -136,7 +136,7 @@ def test_what_is_refused_before_anything_starts():
 
 
 def test_a_result_that_cannot_travel_is_an_error_that_says_so():
-    with pytest.raises(RunFailed, match="replica 0 failed: what it returned cannot be sent back"):
+    with pytest.raises(RunFailed, match="replica 0 failed: its result cannot be sent back"):
         run(returns_a_function)
 
 
