@@ -21,6 +21,10 @@ _SLOW_DISK_BYTES_PER_SECOND = 50e6
 class Run:
     """The complete configuration of a run. A recipe is a function that returns one.
 
+    The fields of ``source`` and ``evaluation`` are options without a prefix (``flat``), those of ``learner``
+    begin with ``agent``; so they are called in ``run.json`` too. ``movable`` fields, and those marked as a
+    place anywhere inside, may change on resume.
+
     world: simulators or a data set. learner: model, losses and optimizers. strategy: how the replicas agree.
     source: provides the batches. evaluation: at the end of the run, and for ``murmurate eval``.
     replicas: number of learners.
@@ -39,10 +43,6 @@ class Run:
     compression: of vectors that go between hosts (launchers ``torchrun`` and ``ray``) by register and mail:
         ``bfloat16``, or ``int8`` with error feedback. Refused under a strategy that uses neither; where all
         members turn out to share one host's memory it has no effect, and an event says so.
-
-    The fields of ``source`` and ``evaluation`` are options without a prefix (``flat``), those of ``learner``
-    begin with ``agent``; so they are called in ``run.json`` too. ``movable`` fields, and those marked as a
-    place anywhere inside, may change on resume.
     """
 
     recipe: str
