@@ -77,7 +77,7 @@ def members(request):
 def test_a_channel_refuses_other_shapes_and_says_what_to_do(members):
     for said, mean in members(refusals):
         assert len(said) == 16
-        assert said[0].startswith("Channel 'model' is for [51], this is [1]. Make a channel of its own")
+        assert said[0].startswith("Channel 'model' is for [51], this is [1]. Make another channel for it")
         assert mean == 0.5
 
 
