@@ -133,7 +133,7 @@ def check_views(
                 )
 
 
-def disable_flatten(module: nn.Module) -> None:
+def disable_rnn_flattening(module: nn.Module) -> None:
     """cuDNN's weight flattening would move recurrent weights out of the vector."""
     for inner in module.modules():
         if isinstance(inner, nn.RNNBase):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from murmurate.replica.clipping import NotFinite, check_loss, clip_
 from murmurate.replica.layout import (
     check_views,
-    disable_flatten,
+    disable_rnn_flattening,
     grouping,
     lay_out,
     merge,
@@ -127,7 +127,7 @@ class Replica:
         self._point_module()
         self.optimizer = make_optimizer(self._optimizer_input())
         self._initial_lr = [group["lr"] for group in self.optimizer.param_groups]
-        disable_flatten(module)
+        disable_rnn_flattening(module)
 
     # -- the vector ---------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from murmurate.replicator.model_parallel import ModelParallelReplica
 from murmurate.replicator.optimizer_wrapper import (
     ParameterModule,
     WrappedOptimizer,
-    check_steps_flat_vector,
+    check_supports_flat_vector,
     optimizer_factory,
     parameter_module,
     refuse_schedulers,
@@ -160,7 +160,7 @@ class OwnLoop(Replicator):
 
         Raises Refusal for optimizers that cannot step one flat vector.
         """
-        check_steps_flat_vector(optimizer)
+        check_supports_flat_vector(optimizer)
         label = name or f"optimizer {sum(1 for n in self.bound_replicas if n.startswith('optimizer '))}"
         groups = [dict(g) for g in optimizer.param_groups]
         replica = self.replicate(
