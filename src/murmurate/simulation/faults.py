@@ -61,7 +61,7 @@ class FaultInjector:
     def _crash(self, rank: int) -> None:
         monitor, back = self._monitor, self._cluster.restart_after_seconds
         self._fabric.crash(rank)
-        monitor.learners[rank].end()
+        monitor.learners[rank].freeze_costs()
         monitor.died[rank] = self._fabric.virtual_seconds
         monitor.event("died", f"replica {rank} died; {len(monitor.running)} go on", member=rank)
         if back is not None:

@@ -21,7 +21,7 @@ from murmurate.spec import Batch, Outcome
 from murmurate.training.checkpoint import write_part
 from murmurate.training.divergence import Probe
 from murmurate.training.members import learner_of, open_source
-from murmurate.training.rejoin import Pace, StateTransfer, adopted
+from murmurate.training.rejoin import Pace, StateTransfer, state_to_load
 from murmurate.training.run import Run
 from murmurate.training.worker_context import (
     DRAIN_SECONDS,
@@ -121,7 +121,7 @@ class TrainingLoop:
                     self._serve_requests(requests)
                     if self._is_over(requests):
                         break
-                self.timer.turn()
+                self.timer.end_iteration()
         self._finish(outcome)
 
     # -- counting and recording ---------------------------------------------------------------------
@@ -334,7 +334,7 @@ class TrainingLoop:
     def _restore(self, restored: Restored) -> None:
         state = restored.state
         saved = state["replicas"]
-        self.replicator.load(saved if restored.own else adopted(self.replicator, saved))
+        self.replicator.load(saved if restored.own else state_to_load(self.replicator, saved))
         self.learner.load(state["learner"])
         self.env_steps = self._last_steps = restored.env_steps
         self.updates = updates_of(self.learner)

@@ -127,7 +127,7 @@ def _folder_of(folder: Path, number: int) -> Path:
     return folder / "checkpoints" / f".staging-transfer-{number}"
 
 
-def adopted(replicator: Replicator, peer_state: dict[str, Any]) -> dict[str, Any]:
+def state_to_load(replicator: Replicator, peer_state: dict[str, Any]) -> dict[str, Any]:
     """A peer's ``Replicator.state()``, changed as this member must load it when it joins or resumes from a
     peer's part.
 

@@ -3,8 +3,9 @@
 A connection's keys come from an X25519 exchange in which both sides use an ephemeral key and the key that
 they published at the rendezvous (the three products of Noise's KK pattern), with the run's secret as the salt
 of HKDF-SHA256 and the whole exchange as its context. So only members that know the secret get keys, and the
-keys are forward-secret: leaking the long-lived key or secret does not reveal earlier traffic. Pieces are sealed
-with an AEAD whose nonce is a counter: a piece that was changed, left out, repeated or moved is not accepted.
+keys are forward-secret: leaking the long-lived key or secret does not reveal earlier traffic. Pieces are
+sealed with an AEAD whose nonce is a counter: a piece that was changed, left out, repeated or moved is not
+accepted.
 """
 
 from __future__ import annotations

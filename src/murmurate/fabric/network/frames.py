@@ -299,8 +299,8 @@ def _parsed(meta: bytearray) -> dict[str, Any]:
 def read_whole(sock: socket.socket, buffers: list[memoryview], first: bool = False) -> None:
     """Fill the buffers, usually in one system call.
 
-    first: a frame begins here, so the connection may end before it: Closed. Raises FrameRejected where it ends
-    within a frame, SilenceTimeout after too long a silence.
+    first: a frame begins here, so the connection may end before it: Closed. Raises FrameRejected where it
+    ends within a frame, SilenceTimeout after too long a silence.
     """
     begun = not first
     while buffers:
