@@ -160,7 +160,7 @@ class ActorSource:
             for _ in self._actors:
                 actor = self._actors[self._next_actor % len(self._actors)]
                 self._next_actor += 1
-                if actor.ring.waiting:
+                if actor.ring.waiting_records:
                     actor.note_step()
                     self._backoff.reset()
                     return actor.ring.oldest(), actor
@@ -233,7 +233,7 @@ class ActorSource:
         for actor in self._actors:
             if actor.process is None:
                 continue
-            if actor.ring.waiting:  # these are inserted before it is started again
+            if actor.ring.waiting_records:  # these are inserted before it is started again
                 continue
             # if more time has passed, this process did not poll
             actor.silent_seconds += min(elapsed, 2 * _CHECK_SECONDS)

@@ -66,13 +66,14 @@ class ReplaySampler:
         return self._played
 
     def before_steps(self) -> None:
-        """Wait for copies out of slots that the next steps may overwrite."""
+        """To be called before ``insert``: waits until prefetched batches are copied out of slots that the
+        next steps may overwrite."""
         if self.replay.full:
             self._ahead.drain()
 
-    def insert(self, low: int, steps: Steps) -> None:
-        """Insert a step of the simulators ``low``, ``low`` + 1, ..."""
-        self.replay.observe(low, steps)
+    def insert(self, first_simulator: int, steps: Steps) -> None:
+        """Insert a step of the simulators ``first_simulator``, ``first_simulator`` + 1, ..."""
+        self.replay.observe(first_simulator, steps)
         self._played += len(steps.reward)
 
     def next(self, env_steps: int, episodes: Sequence[Episode]) -> Batch:
