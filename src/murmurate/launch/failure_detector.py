@@ -99,8 +99,8 @@ class FailureDetector:
         silent_seconds = now - heartbeat.since
         if silent_seconds > self._allowed(worker.rank) / 2 and not heartbeat.silent:
             heartbeat.silent = True
-            goes_on = "the others wait for it" if self._holds_up() else "the others go on"
-            message = f"{name} has sent no heartbeat for {silent_seconds:.1f} s; {goes_on}"
+            consequence = "the others wait for it" if self._holds_up() else "the others go on"
+            message = f"{name} has sent no heartbeat for {silent_seconds:.1f} s; {consequence}"
             self.coordinator.event("silent", message, member=worker.rank)
         saving = self.coordinator.is_saving or self.coordinator.is_admitting
         allowed = self._allowed(worker.rank, saving)
@@ -112,7 +112,7 @@ class FailureDetector:
     def _allowed(self, rank: int, saving: bool = False) -> float:
         if self.run_state.pace(rank) == 0:
             return CAP_SECONDS
-        seconds = patience(max(self.run_state.pace(other) for other in self.run_state.living()))
+        seconds = patience(max(self.run_state.pace(member) for member in self.run_state.living()))
         if saving:  # a slow disk is no silence
             slowest = self.coordinator.slowest_save_seconds
             seconds = CAP_SECONDS if slowest is None else min(seconds + 4 * slowest, CAP_SECONDS)

@@ -129,10 +129,10 @@ class RayJob:
         if not (self.reforming and committed) or self._is_over():
             return False
         last = at.checkpoints / "last"
-        found = saved.parts(last)
-        learned = [rank for rank in found if rank < self.run.replicas]
-        parts = {r: r if r in found else learned[r % len(learned)] for r in range(self.run.replicas)}
-        parts |= {rank: rank for rank in found if rank >= self.run.replicas}
+        saved_ranks = saved.parts(last)
+        learned = [rank for rank in saved_ranks if rank < self.run.replicas]
+        parts = {r: r if r in saved_ranks else learned[r % len(learned)] for r in range(self.run.replicas)}
+        parts |= {rank: rank for rank in saved_ranks if rank >= self.run.replicas}
         self.resume = Resume(last.resolve(), parts, saved.read_manifest(last), at.seconds_before)
         for rank, (actor, info) in list(self.coming.items()):
             if self._is_ready(rank):
@@ -196,9 +196,9 @@ class RayJob:
     def _start_members(self) -> None:
         pids: dict[int, int | None] = {rank: w.process.pid for rank, w in sorted(self.workers.items())}
         write_roles(self.folder, pids, self.run.replicas, {r: w.name for r, w in self.workers.items()})
-        where = (self.address, self.store.port)
+        store_address = (self.address, self.store.port)
         for rank, actor in self.actors.items():
-            self.awaited[actor.run_member.remote(self.run, rank, self.spec, where)] = rank
+            self.awaited[actor.run_member.remote(self.run, rank, self.spec, store_address)] = rank
 
     # -- watching
 

@@ -157,7 +157,7 @@ def _steps_of(folder: Path) -> tuple[float, ...]:
         if rank in before and updates > before[rank][1]:
             seconds[rank].append((busy - before[rank][0]) / (updates - before[rank][1]))
         before[rank] = busy, updates
-    steps = tuple(s for _, of in sorted(seconds.items()) for s in of if s > 0)
+    steps = tuple(s for _, durations in sorted(seconds.items()) for s in durations if s > 0)
     if not steps:
         raise ValueError(f"{folder} has too few records to derive the time of a step")
     return steps

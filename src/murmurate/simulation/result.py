@@ -69,9 +69,9 @@ def summarize(
     }
     if (skipped := run.world.skipped()) is not None:
         facts["skipped"] = skipped[1]
-    where = folder / "checkpoints" / "last"
-    if reason == "finished" and checkpoint.damage(where) is None:
-        values = figures(run, where)
+    last_checkpoint = folder / "checkpoints" / "last"
+    if reason == "finished" and checkpoint.damage(last_checkpoint) is None:
+        values = figures(run, last_checkpoint)
         values.pop("returns", None)
         facts |= values
     write_json(folder / "summary.json", facts)

@@ -206,7 +206,7 @@ class Simulation:
             checkpoint.write_part(staging(self.folder, _END), writer, state)
 
         self.fabric.run([role] * run.members)
-        about = {
+        manifest_fields = {
             "env_steps": monitor.env_steps,
             "seconds": end,
             "replicas": run.replicas,
@@ -214,7 +214,7 @@ class Simulation:
             "dead": sorted(monitor.died),
             "best": None,
         }
-        checkpoint.commit(self.folder / "checkpoints", staging(self.folder, _END), about)
+        checkpoint.commit(self.folder / "checkpoints", staging(self.folder, _END), manifest_fields)
 
 
 @contextlib.contextmanager

@@ -141,18 +141,20 @@ def state_to_load(replicator: Replicator, peer_state: dict[str, Any]) -> dict[st
 
 def _keep_shared(bound: BoundReplica, peer_state: dict[str, Any]) -> dict[str, Any]:
     replica = bound.replica
-    present = {
+    shared_state = {
         f"{index}.{key}": value
         for index, (_, memory) in enumerate(entries(replica.optimizer))
         for key, value in memory.items()
     }
-    kept = {
+    kept_state = {
         "params": None,
         # before the first step moments exist only where they are shared; all zeros mean a restarted node
-        "optimizer": present if any(map(_is_set, present.values())) else peer_state["replica"]["optimizer"],
+        "optimizer": shared_state
+        if any(map(_is_set, shared_state.values()))
+        else peer_state["replica"]["optimizer"],
         "clock": int(peer_state["strategy"]["clocks"][bound.channel.rank]),
     }
-    return {**peer_state, "replica": {**peer_state["replica"], **kept}}
+    return {**peer_state, "replica": {**peer_state["replica"], **kept_state}}
 
 
 def _is_set(memory: Any) -> bool:

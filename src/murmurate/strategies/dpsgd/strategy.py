@@ -82,8 +82,10 @@ class DPSGD(Strategy):
     _pushes: CheckpointBarrier = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for what, least in (("threads", 0), ("local_updates", 1), ("batch", 1), ("delay_bound", 0)):
-            require(getattr(self, what) >= least, f"{what} is at least {least}, not {getattr(self, what)}")
+        for name, minimum in (("threads", 0), ("local_updates", 1), ("batch", 1), ("delay_bound", 0)):
+            require(
+                getattr(self, name) >= minimum, f"{name} is at least {minimum}, not {getattr(self, name)}"
+            )
         valid = self.global_learning_rate is None or self.global_learning_rate > 0
         require(valid, "global_learning_rate is above 0")
 
