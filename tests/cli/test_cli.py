@@ -58,7 +58,7 @@ _REFUSALS: dict[str, tuple[list[str], str]] = {
     "flag": ([_G, "--double-buffer", "maybe"], "takes true|false, not 'maybe'"),
     "solo with two": (
         [_G, "--strategy", "solo", "--replicas", "2"],
-        "2 were asked for. Use --replicas 1, or let them agree: --strategy all-reduce",
+        "the run has 2. Use --replicas 1, or let them agree: --strategy all-reduce",
     ),
     "no replica": ([_G, "--replicas", "0"], "replicas is 0; a run needs at least one. Use --replicas 1"),
     "fewer than no replica": ([_G, "--replicas", "-2"], "replicas is -2"),

@@ -127,7 +127,7 @@ def test_what_is_refused_before_anything_starts():
         run(lambda loop: None, replicas=2)
     with pytest.raises(Refusal, match="'all-reduce'"):
         run(who, strategy="all-redcue")
-    with pytest.raises(Refusal, match="solo trains one replica and 2 were asked for"):
+    with pytest.raises(Refusal, match="solo trains one replica, and the run has 2"):
         run(who, replicas=2, strategy="solo")
     with pytest.raises(Refusal, match="use at least 1"):
         run(who, replicas=0)

@@ -77,10 +77,10 @@ class Inline(Launcher):
 
 def _every(calls: int, act: Callable[[], None]) -> Callable[[], None]:
     """``act`` at every so many calls."""
-    turn = itertools.count(1)
+    calls_made = itertools.count(1)
 
-    def maybe() -> None:
-        if next(turn) % calls == 0:
+    def count_and_act() -> None:
+        if next(calls_made) % calls == 0:
             act()
 
-    return maybe
+    return count_and_act

@@ -21,13 +21,13 @@ from murmurate.spec import Batch
 from murmurate.training.divergence import relative_spread
 from murmurate.training.run import Run
 
-MOST_OWN_RECORDS = 16  # replicas; of more, one record joins all
+MOST_OWN_RECORDS = 16  # replicas; with more, one record combines all
 _RETURNS_A_RECORD = 100
 _PRINT_SECONDS = 10.0
 
 
 class Monitor:
-    """The counts, records and end of one run. Its methods take no virtual time.
+    """Counts and records what happens in one run, and ends it. Its methods take no virtual time.
 
     print_line: prints a line of progress every ten real seconds.
     """
@@ -96,12 +96,12 @@ class Monitor:
         return learner.updates >= self._stop_at if learner.synchronous else bool(self.stopped_because)
 
     def finish(self, learner: SimulatedLearner) -> None:
-        """It has finished learning: faults no longer affect it."""
+        """``learner`` has finished learning: faults no longer affect it."""
         learner.freeze_costs()
         self.finished[learner.rank] = self.fabric.virtual_seconds
 
     def drained(self, learner: SimulatedLearner) -> None:
-        """It has also drained the messages in flight."""
+        """``learner`` has also drained the messages in flight."""
         self._drained.add(learner.rank)
 
     def all_drained(self) -> bool:
@@ -175,7 +175,7 @@ class Monitor:
             timings = [self.learners[r].timer.fields(last=last) for r in ranks]
             if len(ranks) > 1:
                 self._record_members(ranks, timings)
-            facts = self._joined([self.learners[r] for r in ranks], replica)
+            facts = self._combined_record([self.learners[r] for r in ranks], replica)
             self._recorders[replica].record(facts | _summed(timings) | spread)
         if time.monotonic() - self._printed_at > _PRINT_SECONDS:
             self._printed_at = time.monotonic()
@@ -199,7 +199,7 @@ class Monitor:
     def _open_recorder(self, replica: int | None) -> Recorder:
         return Recorder(self._path, replica, 0.0, clock=lambda: self.fabric.virtual_seconds)
 
-    def _joined(self, learners: list[SimulatedLearner], replica: int) -> dict[str, Any]:
+    def _combined_record(self, learners: list[SimulatedLearner], replica: int) -> dict[str, Any]:
         """One record for all of them: sums of env steps and bytes, maxima of staleness, else means."""
         bound_replicas = [b for learner in learners for b in learner.replicator.bound_replicas.values()]
         several = len(learners) > 1

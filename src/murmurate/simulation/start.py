@@ -119,8 +119,8 @@ class Simulation:
             finally:
                 monitor.close()
             reason = self.failure or ("interrupted" if monitor.interrupted else "finished")
-            wall = time.monotonic() - started
-            summary = summarize(run, self.cluster, folder, monitor, self.centre, wall, reason)
+            wall_seconds = time.monotonic() - started
+            summary = summarize(run, self.cluster, folder, monitor, self.centre, wall_seconds, reason)
         code = 128 + monitor.signal if monitor.interrupted else FINISHED
         return Finish(FAILED if self.failure else code, summary, run=run)
 
@@ -173,9 +173,9 @@ class Simulation:
             learner.run_to_end(self.monitor)
 
         self.fabric.revive(rank, role, like=donor.rank)
-        for other in self.monitor.running:
-            if other != rank:
-                self.monitor.learners[other].replicator.joined(rank)
+        for peer in self.monitor.running:
+            if peer != rank:
+                self.monitor.learners[peer].replicator.joined(rank)
         self.monitor.died.pop(rank, None)
         self.monitor.event("joined", f"replica {rank} joins with the state of {donor.rank}", member=rank)
 

@@ -28,7 +28,7 @@ from murmurate.training.worker_context import (
 
 
 class CentreServer:
-    """The last member of a run whose strategy has a centre."""
+    """The process with the highest rank, in a run whose strategy has a centre."""
 
     def __init__(self, run: Run, context: WorkerContext) -> None:
         self.run, self.context = run, context

@@ -58,7 +58,7 @@ class StateTransfer:
             self.replicator.joined(rank)
 
     def serve_request(self, read_state: Callable[[], dict[str, Any]]) -> None:
-        """As ``admit_joined``; and, if this member is asked to be the donor, send ``read_state()`` to the
+        """As ``admit_joined``; and if this member is the donor of a new request, send ``read_state()`` to the
         joiner.
 
         Raises RunFailed when the disk is full.
@@ -98,11 +98,11 @@ class StateTransfer:
         donor, or ends this process.
         """
         self.run_state.ready(self.rank)
-        me = self.rank, self.run_state.incarnation(self.rank)
+        own_incarnation = self.rank, self.run_state.incarnation(self.rank)
         while not self.run_state.stop_requested:
             self.run_state.heartbeat(self.rank)
             request = TransferRequest.unpack(self.run_state.transfer_request)
-            if (request.joiner, request.incarnation) == me and self.run_state.has_transferred(
+            if (request.joiner, request.incarnation) == own_incarnation and self.run_state.has_transferred(
                 request.donor, request.number
             ):
                 self.served = request.packed()
@@ -131,8 +131,8 @@ def state_to_load(replicator: Replicator, peer_state: dict[str, Any]) -> dict[st
     """A peer's ``Replicator.state()``, changed as this member must load it when it joins or resumes from a
     peer's part.
 
-    What is in shared memory has changed since the peer wrote, and is kept; the clock is then this rank's own
-    count in ``clocks``, which the others add up.
+    State in shared memory has changed since the peer wrote its own, and is kept. The clock is then this
+    rank's own count in ``clocks``, which the other members add up.
     """
     if Capability.SHARED_MEMORY not in replicator.strategy.needs:
         return peer_state
