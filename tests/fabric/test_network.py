@@ -179,7 +179,7 @@ def test_early_frames_that_do_not_fit_are_refused_and_all_members_get_an_error()
         early = fabrics[1].endpoint.pending
         until(lambda: early.frames and early.announcements)
         with fabrics[1].endpoint.lock:
-            early.keep_announced(0, ("taken", digest("model").hex(), "x"), "much")
+            early.keep_announcement(0, ("taken", digest("model").hex(), "x"), "much")
         there = fabrics[1].channel("model", torch.zeros(2 * N))
         assert fabrics[1].refused == {"length": 1, "meta": 1}
         assert early.bytes == 0
