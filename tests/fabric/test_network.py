@@ -150,7 +150,9 @@ def test_messages_for_a_channel_that_is_made_later_wait_for_it(shared_memory):
         here.publish(fill(2))
         endpoint = fabrics[1].endpoint
         until(
-            lambda: endpoint.pending.frames or any(key[0] == "shm" for _, key in endpoint.pending.announced)
+            lambda: (
+                endpoint.pending.frames or any(key[0] == "shm" for _, key in endpoint.pending.announcements)
+            )
         )
         there = fabrics[1].channel("late", torch.zeros(N))
         assert torch.equal(there.wait("x", 10.0).x, fill(1))
@@ -175,9 +177,9 @@ def test_early_frames_that_do_not_fit_are_refused_and_all_members_get_an_error()
         here = fabrics[0].channel("model", torch.zeros(N))
         assert here.send(1, "x", fill(1))
         early = fabrics[1].endpoint.pending
-        until(lambda: early.frames and early.announced)
+        until(lambda: early.frames and early.announcements)
         with fabrics[1].endpoint.lock:
-            early.keep_announced(0, ("taken", digest("model").hex(), "x"), "much")
+            early.keep_announcement(0, ("taken", digest("model").hex(), "x"), "much")
         there = fabrics[1].channel("model", torch.zeros(2 * N))
         assert fabrics[1].refused == {"length": 1, "meta": 1}
         assert early.bytes == 0

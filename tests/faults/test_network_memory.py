@@ -121,7 +121,7 @@ def test_incarnations_that_end_while_they_read_delay_no_member():
         assert os.fstat(lender.descriptor).st_blocks * 512 < 8 * LIKE.nbytes, (
             "memory of former lives is given back"
         )
-        assert len(lender._mapped) < 12, "memory of former lives is mapped no more"
+        assert len(lender._mapped_ranges) < 12, "memory of former lives is mapped no more"
 
 
 def test_a_message_under_way_to_a_former_incarnation_does_not_reach_the_next(monkeypatch):
@@ -186,7 +186,7 @@ def read_until_it_is_dead(late, door):
         while not fabric.has_lost(0):
             fabric.wait("nothing", 0.005)
     else:
-        until(lambda: any(key[0] == "shm" for _, key in door.endpoint.pending.announced))
+        until(lambda: any(key[0] == "shm" for _, key in door.endpoint.pending.announcements))
         door.channel("word", torch.zeros(1)).send(0, "told", torch.zeros(1))
         until(lambda: 0 not in door.living())
         fabric = door.channel("model", LIKE)

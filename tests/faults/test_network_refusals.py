@@ -22,7 +22,7 @@ from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network.crypto import AeadStream, Identity, PeerRecord
 from murmurate.fabric.network.endpoint import digest
 from murmurate.fabric.network.fabric import NetworkFabric
-from murmurate.fabric.network.frames import META_LIMIT_BYTES, Closed, Frame, Kind, Origin, Pipe, Refused
+from murmurate.fabric.network.frames import META_LIMIT_BYTES, Closed, Frame, FrameRejected, Kind, Origin, Pipe
 from murmurate.fabric.network.handshake import Credentials, Hello, dial
 from murmurate.fabric.network.shm_peer import Region, RegionAddress
 from waiting import until
@@ -54,7 +54,7 @@ class Rogue:
 
     def connect(self):
         def dialled():
-            with contextlib.suppress(Closed, OSError, Refused):
+            with contextlib.suppress(Closed, OSError, FrameRejected):
                 self.pipe = dial(self.me, self.victim, 0, 2.0).pipe
                 return True
             return False
@@ -64,7 +64,7 @@ class Rogue:
 
     def _swallow(self, pipe):
         """Read what comes, as otherwise the other side would fill its buffers."""
-        with contextlib.suppress(Closed, OSError, Refused, ValueError):
+        with contextlib.suppress(Closed, OSError, FrameRejected, ValueError):
             while True:
                 pipe.receive(lambda frame, length: bytearray(length))
 
@@ -349,7 +349,7 @@ class TestOfAStranger:
                 endpoint.credentials.identity.public,
                 endpoint.credentials.identity.incarnation,
             )
-            with pytest.raises((Refused, Closed, OSError)):
+            with pytest.raises((FrameRejected, Closed, OSError)):
                 dial(credentials(rank, identity), card, 0, 5.0)
             if rank == 1:
                 until(lambda: fabrics[0].refused == {"key": 1})
@@ -363,7 +363,7 @@ class TestOfAStranger:
             endpoint, mine = fabrics[0].endpoint, fabrics[1].endpoint.credentials
             thief = credentials(1, mine.identity, secret=b"guessed")
             card = fabrics[1].endpoint.connections[0].record
-            with pytest.raises((Refused, Closed, OSError)):
+            with pytest.raises((FrameRejected, Closed, OSError)):
                 dial(thief, card, 0, 5.0)
             until(lambda: fabrics[0].refused == {"key": 1})
             assert endpoint.connections[1].times_connected == 1

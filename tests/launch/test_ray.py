@@ -68,7 +68,7 @@ def test_a_member_that_dies_is_replaced_unless_the_run_is_over(case: str, replac
     coordinator: Any = SimpleNamespace(
         run_state=run_state, interrupted=case == "interrupted", stopped_because=""
     )
-    job.run, job.coordinator, job.coming = run, coordinator, {}
+    job.run, job.coordinator, job.replacements = run, coordinator, {}
     job.restarts = Counter({1: 3 * (case == "for the fourth time")})
     job._actor = lambda rank: (None, None)  # type: ignore[method-assign]
     if case == "while a new epoch is forming":
@@ -83,7 +83,7 @@ def test_a_member_that_dies_is_replaced_unless_the_run_is_over(case: str, replac
     victim = run.replicas if case == "the centre" else 1
     run_state.mark_dead(victim)
     job._replace(victim)
-    assert list(job.coming) == [victim] * replaced
+    assert list(job.replacements) == [victim] * replaced
 
 
 @pytest.fixture

@@ -122,9 +122,9 @@ def test_members_that_do_not_arrive_are_named(server: TCPStore, monkeypatch: pyt
 
 def test_the_folder_outlives_an_epoch(server: TCPStore, tmp_path: Path) -> None:
     first = Rendezvous(around(server, 0))
-    assert first.begun() is None
+    assert first.earlier_folder() is None
     first.claimed(tmp_path)
-    assert Rendezvous(around(server, 0)).begun() == tmp_path.resolve()
+    assert Rendezvous(around(server, 0)).earlier_folder() == tmp_path.resolve()
 
 
 def test_no_store_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:

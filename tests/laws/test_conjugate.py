@@ -224,7 +224,7 @@ def test_held_out_rows_are_as_likely_as_under_scikit_learns(kind, theirs):
     for batch in batches(count=200):
         it.learn(batch)
     held = table(800, seed=1)
-    assert float(it.estimate().bounds(held).mean()) == pytest.approx(other.score(held.values), rel=0.02)
+    assert float(it.estimate().elbo_per_row(held).mean()) == pytest.approx(other.score(held.values), rel=0.02)
     assert float(it.estimate().log_likelihood(held).mean()) == pytest.approx(
         other.score(held.values), rel=0.02
     )

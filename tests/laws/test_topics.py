@@ -198,16 +198,16 @@ def test_a_late_answer_leaves_topics_that_can_be_read():
         it.replica.scale.kept = False  # whole vectors go to and fro
         if is_centre(fabric):
             serve_until(replicator, fabric)
-            return it.found()
+            return it.estimate()
         for batch in batches(count=60):
             fabric.compute(1e-3)
             it.learn(batch)
             x = it.replica.params.detach().view(WORDS + 1, -1)
             low.append(float(x.min()))
             assert torch.isfinite(x).all()
-            assert float(it.found().matrix.min()) > 0
+            assert float(it.estimate().matrix.min()) > 0
         finish(replicator, fabric)
-        return it.found()
+        return it.estimate()
 
     centre = SimulatedFabric(2, seed=3, latency=(5e-3, 2e-2)).run([worker] * 2)[1]
     assert min(low) < -MODEL.prior  # it did come to that
@@ -221,7 +221,7 @@ def late(strategy, count, fabric):
     it = learner(replicator.replicate, dataclasses.replace(MODEL, step_rule="average", rate=0.1))
     if is_centre(fabric):
         serve_until(replicator, fabric)
-        return float(it.replica.values().min()), it.found()
+        return float(it.replica.values().min()), it.estimate()
     least = 0.0
     for batch in batches(fabric.rank, count=count):
         fabric.compute(1e-3)

@@ -14,7 +14,7 @@ import torch
 from murmurate.cli.main import main
 from murmurate.fabric.interface import Traffic
 from murmurate.record.reader import read_metrics
-from murmurate.record.step_timer import KINDS, Bursts, StepTimer, rounded
+from murmurate.record.step_timer import KINDS, StepTimer, TraceSchedule, rounded
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.replicator.replicator import BoundReplica
 from murmurate.strategies.interface import Strategy
@@ -52,7 +52,7 @@ class Scripted(Strategy):
         return Exchange(1, 2, self.staleness)
 
 
-def scripted(bursts: Bursts) -> tuple[StepTimer, Replica, Clock, Scripted]:
+def scripted(schedule: TraceSchedule) -> tuple[StepTimer, Replica, Clock, Scripted]:
     clock = Clock()
     channel = Channel(clock)
     replica = Replica("model", torch.nn.Linear(2, 1), lambda p: torch.optim.SGD(p, lr=0.1))
@@ -65,7 +65,7 @@ def scripted(bursts: Bursts) -> tuple[StepTimer, Replica, Clock, Scripted]:
     strategy = Scripted()
     replica.exchange = lambda r: strategy.step(r, channel)
     replica.update = lasting
-    timer = StepTimer(clock, [BoundReplica(replica, strategy, channel)], bursts=bursts)
+    timer = StepTimer(clock, [BoundReplica(replica, strategy, channel)], schedule=schedule)
     return timer, replica, clock, strategy
 
 
@@ -77,12 +77,14 @@ def turn(timer: StepTimer, replica: Replica, clock: Clock) -> None:
     clock.now += 0.25
     timer.lap("learn")
     clock.now += 0.5  # recording: has no kind
-    timer.turn()
+    timer.end_iteration()
 
 
 def test_spans_of_one_turn_by_hand() -> None:
-    bursts = Bursts(first_seconds=21.0, growth=1e9, seconds=21.0, least_turns=1, longest_pause_seconds=1e9)
-    timer, replica, clock, _ = scripted(bursts)
+    schedule = TraceSchedule(
+        first_seconds=21.0, growth=1e9, seconds=21.0, least_iterations=1, longest_pause_seconds=1e9
+    )
+    timer, replica, clock, _ = scripted(schedule)
     turn(timer, replica, clock)  # before the burst, which begins at its end, at 21.25
     assert "spans" not in timer.fields()
     turn(timer, replica, clock)
@@ -101,8 +103,10 @@ def test_spans_of_one_turn_by_hand() -> None:
 
 
 def test_a_burst_leaves_nothing_behind_and_learning_is_the_same() -> None:
-    timer, replica, clock, _ = scripted(Bursts(first_seconds=1e9))
-    timed, other, other_clock, _ = scripted(Bursts(first_seconds=1e-6, seconds=1.0, least_turns=2))
+    timer, replica, clock, _ = scripted(TraceSchedule(first_seconds=1e9))
+    timed, other, other_clock, _ = scripted(
+        TraceSchedule(first_seconds=1e-6, seconds=1.0, least_iterations=2)
+    )
     other.params.data.copy_(replica.params.data)
     before = set(vars(other))
     for _ in range(5):
@@ -115,12 +119,12 @@ def test_a_burst_leaves_nothing_behind_and_learning_is_the_same() -> None:
 
 def test_a_burst_ends_by_time_turns_or_number_of_spans() -> None:
     for limits, turns in (
-        ({"seconds": 1.0, "least_turns": 3}, 3),
-        ({"seconds": 100.0, "least_turns": 1}, 5),
+        ({"seconds": 1.0, "least_iterations": 3}, 3),
+        ({"seconds": 100.0, "least_iterations": 1}, 5),
         ({"seconds": 1e9, "most_spans": 14}, 2),
     ):
         timer, replica, clock, _ = scripted(
-            Bursts(first_seconds=1.0, growth=1e9, longest_pause_seconds=1e9, **limits)
+            TraceSchedule(first_seconds=1.0, growth=1e9, longest_pause_seconds=1e9, **limits)
         )
         for _ in range(20):
             turn(timer, replica, clock)
@@ -129,7 +133,7 @@ def test_a_burst_ends_by_time_turns_or_number_of_spans() -> None:
 
 
 def test_every_step_is_counted_once_by_its_staleness() -> None:
-    timer, replica, clock, strategy = scripted(Bursts(first_seconds=30.0, seconds=1.0))
+    timer, replica, clock, strategy = scripted(TraceSchedule(first_seconds=30.0, seconds=1.0))
     generator = torch.Generator().manual_seed(3)
     expected: collections.Counter[int] = collections.Counter()
     found: collections.Counter[int] = collections.Counter()
@@ -153,27 +157,27 @@ def test_rounding_is_exact_below_64_and_then_at_most_an_eighth_less() -> None:
 
 @pytest.mark.parametrize("now", [0.0, 0.99, 1.0, 3.375, 59.0, 3600.0])
 def test_bursts_begin_at_times_that_do_not_depend_on_who_asks(now: float) -> None:
-    bursts = Bursts()
-    due = bursts.after(now)
+    schedule = TraceSchedule()
+    due = schedule.after(now)
     assert now < due
     assert due - now <= min(max(now * 0.5, 1.0), 60.0) + 1e-9
     # asked at any moment before, the answer is the same or one that comes sooner
-    ladder = list(itertools.takewhile(lambda t: t <= due, _ladder(bursts)))
+    ladder = list(itertools.takewhile(lambda t: t <= due, _ladder(schedule)))
     assert ladder[-1] == due
 
 
-def _ladder(bursts: Bursts):
+def _ladder(schedule: TraceSchedule):
     at = 0.0
     while True:
-        at = bursts.after(at)
+        at = schedule.after(at)
         yield at
 
 
 def test_a_run_writes_counts_of_all_updates_and_spans_of_known_kinds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_once = Bursts(first_seconds=1e-3, longest_pause_seconds=0.01, seconds=1e-3)
-    monkeypatch.setattr("murmurate.record.step_timer.Bursts", lambda: at_once)
+    at_once = TraceSchedule(first_seconds=1e-3, longest_pause_seconds=0.01, seconds=1e-3)
+    monkeypatch.setattr("murmurate.record.step_timer.TraceSchedule", lambda: at_once)
     out = tmp_path / "run"
     command = "train cartpole-gala --launcher inline --replicas 2 --simulators 4 --updates 30"
     command += " --eval-episodes 1 --record-every-seconds 0.05 --seed 5 --strategy elastic"

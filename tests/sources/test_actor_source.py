@@ -67,8 +67,8 @@ def test_records_come_whole_and_in_order_from_another_process() -> None:
     )
     process.start()
     for number in range(500):
-        until(lambda: ring.waiting, every=1e-5)
-        assert ring.waiting <= SLOTS
+        until(lambda: ring.waiting_records, every=1e-5)
+        assert ring.waiting_records <= SLOTS
         record = ring.oldest()
         sent = steps(number, values=number % 5 > 0)
         assert record.steps.behaviour == sent.behaviour == {}
@@ -92,8 +92,8 @@ def test_a_full_ring_has_room_again_when_half_of_it_is_free() -> None:
     for _ in range(3):  # the same after any number of rounds
         while writer.has_room:
             writer.put(record)
-        assert reader.waiting == SLOTS
-        while reader.waiting > SLOTS // 2:
+        assert reader.waiting_records == SLOTS
+        while reader.waiting_records > SLOTS // 2:
             assert not writer.has_room
             reader.drop()
         assert writer.has_room
@@ -175,7 +175,7 @@ def test_actors_play_with_the_learners_parameters_and_are_held_back() -> None:
             assert drawn <= 4.0 * (played - 64)
             assert drawn > 4.0 * (played - 64 - 2 * 5) - 16
         # a learner that rests finds both actors waiting for it
-        until(lambda: all(actor.ring.waiting > SLOTS // 2 for actor in source._actors))
+        until(lambda: all(actor.ring.waiting_records > SLOTS // 2 for actor in source._actors))
         fields = source.fields()
         assert 0 <= fields["actor_lag_updates"] <= fields["actor_lag_updates_max"] < 150
         # newer parameters have come to the actors: no step is older than what may have waited, and some

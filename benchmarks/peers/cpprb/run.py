@@ -14,7 +14,7 @@ from cpprb import PrioritizedReplayBuffer
 try:
     from replay_windows import ALPHA, BETA, FRAMES, TRANSITION, Call, priorities, rounds, serve
 except ImportError as problem:
-    raise SystemExit("no replay_windows: set PYTHONPATH to src/murmurate/bench/_windows") from problem
+    raise SystemExit("no replay_windows: set PYTHONPATH to src/murmurate/bench/_peer_protocols") from problem
 
 CHUNK = 1024
 Content = dict[str, np.ndarray]

@@ -19,7 +19,7 @@ import numpy as np
 try:
     from replay_windows import ALPHA, BETA, FRAMES, TRANSITION, Call, priorities, rounds, serve
 except ImportError as problem:
-    raise SystemExit("no replay_windows: set PYTHONPATH to src/murmurate/bench/_windows") from problem
+    raise SystemExit("no replay_windows: set PYTHONPATH to src/murmurate/bench/_peer_protocols") from problem
 
 CHUNK = 1024
 EPSILON = 1e-6

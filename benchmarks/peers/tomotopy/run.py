@@ -11,7 +11,7 @@ import tomotopy
 try:
     from topics_windows import DocumentRows, Fit, Snapshots, serve
 except ImportError as problem:
-    raise SystemExit("no topics_windows: set PYTHONPATH to src/murmurate/bench/_windows") from problem
+    raise SystemExit("no topics_windows: set PYTHONPATH to src/murmurate/bench/_peer_protocols") from problem
 
 SWEEPS = 5  # between two snapshots
 

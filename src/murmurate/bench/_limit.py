@@ -1,4 +1,4 @@
-"""The measured lower bound of A2C on one core: the cost of its simulators and network passes and nothing else.
+"""The lower bound of A2C on one core: the cost of its simulators and network passes and nothing else.
 
 ``python -m murmurate.bench._limit`` answers each line it reads with one line of JSON: the CPU seconds of one
 call of each part, by network and part, measured in a short window. The parts are a vector step of 16 games,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import murmurate
 from murmurate import native
-from murmurate.bench._windows.replay_windows import (
+from murmurate.bench._peer_protocols.replay_windows import (
     ALPHA,
     BETA,
     FRAMES,

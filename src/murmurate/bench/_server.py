@@ -1,4 +1,4 @@
-"""Libraries in processes of their own that answer one JSON line with another, on one core."""
+"""Runs each library in its own process, pinned to one core, behind a JSON-lines request/response protocol."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from murmurate.bench import _peers
 from murmurate.bench._result import Log
 from murmurate.errors import RunFailed
 
-_PROTOCOLS = Path(__file__).with_name("_windows")
+_PEER_PROTOCOLS = Path(__file__).with_name("_peer_protocols")
 
 
 @dataclass
@@ -27,21 +27,22 @@ class Server:
     version: str = ""
 
     @classmethod
-    def own(cls, module: str) -> contextlib.AbstractContextManager[Server]:
-        """A module of this package."""
+    def start_module(cls, module: str) -> contextlib.AbstractContextManager[Server]:
+        """Run a module of this package."""
         return cls.run([sys.executable, "-m", module])
 
     @classmethod
-    def peer(cls, name: str) -> contextlib.AbstractContextManager[Server]:
-        """``benchmarks/peers/<name>/run.py`` in its own environment, which finds only our protocols."""
-        return cls.run(_peers.command(name), module_path=str(_PROTOCOLS))
+    def start_peer(cls, name: str) -> contextlib.AbstractContextManager[Server]:
+        """Run ``benchmarks/peers/<name>/run.py`` in its own environment, with only ``_peer_protocols`` of
+        this package on its import path."""
+        return cls.run(_peers.command(name), module_path=str(_PEER_PROTOCOLS))
 
     @classmethod
     @contextlib.contextmanager
     def run(
         cls, command: list[str], *, pinned: bool = True, module_path: str | None = None
     ) -> Iterator[Server]:
-        """A command that first prints its version and then answers requests; killed at the end.
+        """Run a command that first prints its version and then answers requests; killed at the end.
 
         pinned: to the last core, because the first one serves most of the machine's interrupts.
         """
@@ -85,14 +86,15 @@ class Server:
 def start_servers(
     stack: contextlib.ExitStack, module: str, peers: Sequence[str], log: Log
 ) -> tuple[dict[str, Server], list[dict[str, Any]]]:
-    """Our own server (``module``) and those of the installed peers, by name; and the result's ``peers``."""
-    servers = {"murmurate": stack.enter_context(Server.own(module))}
+    """Our own server (``module``) and those of the installed peers, by name; and the entries for the result's
+    field ``peers``."""
+    servers = {"murmurate": stack.enter_context(Server.start_module(module))}
     entries: list[dict[str, Any]] = []
     for name in peers:
         if reason := _peers.absent(name):
             entries.append({"peer": name, "status": reason})
             continue
         log(f"starting {name}")
-        servers[name] = stack.enter_context(Server.peer(name))
+        servers[name] = stack.enter_context(Server.start_peer(name))
         entries.append({"peer": name, "status": "ran", "version": servers[name].version})
     return servers, entries

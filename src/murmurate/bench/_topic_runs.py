@@ -83,10 +83,10 @@ class _PerplexityMonitor:
     def is_over(self, learner: SimulatedLearner) -> bool:
         return self.over_at < math.inf or self.documents >= self.schedule.most
 
-    def admission_due(self, learner: SimulatedLearner) -> bool:
+    def joiners_waiting(self, learner: SimulatedLearner) -> bool:
         return False
 
-    def admit(self, learner: SimulatedLearner) -> None:
+    def admit_joiners(self, learner: SimulatedLearner) -> None:
         raise RuntimeError("no member joins these runs")
 
     def finish(self, learner: SimulatedLearner) -> None:

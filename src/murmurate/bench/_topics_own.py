@@ -17,7 +17,7 @@ import torch
 
 import murmurate
 from murmurate import native
-from murmurate.bench._windows.topics_windows import DocumentRows, Fit, Snapshots, serve
+from murmurate.bench._peer_protocols.topics_windows import DocumentRows, Fit, Snapshots, serve
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.interface import Subset
 from murmurate.fabric.simulated.fabric import SimulatedFabric

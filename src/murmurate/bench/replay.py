@@ -20,7 +20,7 @@ _OURS = "murmurate"
 
 @dataclasses.dataclass(frozen=True)
 class ReplayCase:
-    """One task of the protocol (see ``_windows/replay_windows.py``) at one size."""
+    """One task of the protocol (see ``_peer_protocols/replay_windows.py``) at one size."""
 
     task: str
     capacity: int

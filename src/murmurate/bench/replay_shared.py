@@ -1,4 +1,4 @@
-"""Replay that four actor processes fill through shared memory, against a learner that fills its own."""
+"""Replay that four actor processes fill through shared memory, compared with one that its learner fills."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RecordFeed(Protocol):
     """The source of a learner's records."""
 
     def next(self) -> tuple[int, ActorStep]:
-        """(number of its first simulator, record); valid until ``done``."""
+        """(number of the record's first simulator, record); valid until ``done``."""
         ...
 
     def done(self) -> None: ...
@@ -41,7 +41,7 @@ class RecordFeed(Protocol):
 @dataclasses.dataclass(frozen=True)
 class SharedReplayPlan:
     """Learners draw batches of ``batch`` from ``capacity`` rows, each row ``samples_per_insert`` times; each
-    of the ``actors`` has ``simulators``."""
+    of the ``actors`` has ``simulators``. filled: rows before the first draw."""
 
     seconds: float = 5.0
     repetitions: int = 3
@@ -58,10 +58,11 @@ QUICK, FULL = SharedReplayPlan(), SharedReplayPlan(seconds=60.0, repetitions=1)
 
 
 def measure(plan: SharedReplayPlan, log: Log) -> dict[str, Any]:
-    """Each learner alone writes its bank; actors fill rings, and a full ring stops its actor.
+    """Only the learner writes to its replay. Actors put records in rings; each waits while its ring is full.
 
-    The cases "apart" are processes that each fill their own replay and share nothing: what they lose is due
-    to the caches and the memory bandwidth that cores share.
+    ``share_of_alone`` is a case's draws per CPU second over those of one learner without actors. The cases
+    "apart" are processes that each fill their own replay and share nothing: what they lose is due to the
+    caches and the memory bandwidth that cores share.
     """
     cases = {"alone": (1, 0)} | {f"{n} apart": (n, 0) for n in plan.learners if n > 1}
     cases |= {f"{n} learner{'s' * (n > 1)}": (n, plan.actors) for n in plan.learners}
@@ -69,37 +70,39 @@ def measure(plan: SharedReplayPlan, log: Log) -> dict[str, Any]:
     for number in range(plan.repetitions):
         for case, (learners, actors) in cases.items():
             log(f"{case}, {number + 1} of {plan.repetitions}")
-            answers = _roles.together(learners + actors, work, learners if actors else 0, plan)
+            answers = _roles.together(learners + actors, work, learners, bool(actors), plan)
             rows[case].append(_totals(answers, learners))
     alone = [row["draws_per_cpu_second"] for row in rows["alone"]]
     return {
-        "cases": {case: spreads(of) for case, of in rows.items()},
+        "cases": {case: spreads(measured) for case, measured in rows.items()},
         "share_of_alone": {
-            case: median(ratios([row["draws_per_cpu_second"] for row in of], alone))
-            for case, of in rows.items()
+            case: median(ratios([row["draws_per_cpu_second"] for row in measured], alone))
+            for case, measured in rows.items()
             if case != "alone"
         },
-        "lost_records": sum(row["lost_records"] for of in rows.values() for row in of),
+        "lost_records": sum(row["lost_records"] for measured in rows.values() for row in measured),
     }
 
 
 def _totals(answers: list[dict[str, float]], learners: int) -> dict[str, float]:
-    own = answers[:learners]
+    of_learners = answers[:learners]
     put, taken = (sum(a[key] for a in answers) for key in ("put", "taken"))
     return {
-        "draws_per_cpu_second": sum(a["draws"] for a in own) / sum(a["cpu_seconds"] for a in own),
-        "draws_per_second": sum(a["draws"] / a["wall_seconds"] for a in own),
-        "inserts_per_second": sum(a["inserts"] / a["wall_seconds"] for a in own),
-        "lost_records": abs(put - taken) + sum(a["astray"] for a in answers),
+        "draws_per_cpu_second": sum(a["draws"] for a in of_learners)
+        / sum(a["cpu_seconds"] for a in of_learners),
+        "draws_per_second": sum(a["draws"] / a["wall_seconds"] for a in of_learners),
+        "inserts_per_second": sum(a["inserts"] / a["wall_seconds"] for a in of_learners),
+        "lost_records": abs(put - taken) + sum(a["out_of_order"] for a in answers),
     }
 
 
-def work(fabric: ProcessFabric, learners: int, plan: SharedReplayPlan) -> dict[str, float]:
-    """What one member measures. Learners are the first members; each actor feeds all of them in turn."""
-    if not learners:
+def work(fabric: ProcessFabric, learners: int, shared: bool, plan: SharedReplayPlan) -> dict[str, float]:
+    """What one member measures. Learners are the first members; if ``shared``, actors follow, of which each
+    feeds all learners in turn."""
+    if not shared:
         return _learn(_OwnRecords(plan), plan)
-    lanes = list(itertools.product(range(learners), range(plan.actors)))
-    rings = {lane: ActorRing(fabric.memory_file, _SPEC, plan.simulators) for lane in lanes}
+    pairs = list(itertools.product(range(learners), range(plan.actors)))
+    rings = {pair: ActorRing(fabric.memory_file, _SPEC, plan.simulators) for pair in pairs}
     stop, ended = (
         fabric.memory_file.counters("stop", (learners,)),
         fabric.memory_file.counters("ended", (plan.actors,)),
@@ -108,31 +111,33 @@ def work(fabric: ProcessFabric, learners: int, plan: SharedReplayPlan) -> dict[s
         actor = fabric.rank - learners
         put = _act([rings[learner, actor] for learner in range(learners)], stop, plan)
         ended[actor] = 1
-        return {"put": put, "taken": 0, "astray": 0}
+        return {"put": put, "taken": 0, "out_of_order": 0}
     mine = [rings[fabric.rank, actor] for actor in range(plan.actors)]
     feed = _RingRecords(mine, plan.simulators)
     try:
         figures = _learn(feed, plan)
     finally:
         stop[fabric.rank] = 1
-    over, pauses = False, Backoff()
-    while not over:  # actors go on until all learners have stopped
-        over = bool(ended.all())
+    all_ended, pauses = False, Backoff()
+    while not all_ended:  # actors go on until all learners have stopped
+        all_ended = bool(ended.all())
         feed.drain()
         pauses.sleep()
-    return figures | {"taken": feed.taken, "astray": feed.astray}
+    return figures | {"taken": feed.taken, "out_of_order": feed.out_of_order}
 
 
 def _records(plan: SharedReplayPlan) -> Iterator[ActorStep]:
     """An endless stream of numbered records of one episode."""
     generator = torch.Generator().manual_seed(0)
-    no = torch.zeros(plan.simulators, dtype=torch.bool)
+    all_false = torch.zeros(plan.simulators, dtype=torch.bool)
     steps = []
     for _ in range(_RECORDS):
-        seen = torch.randn(2, plan.simulators, *_SPEC.observation_shape, generator=generator)
+        observations = torch.randn(2, plan.simulators, *_SPEC.observation_shape, generator=generator)
         action = torch.randn(plan.simulators, *_SPEC.action_shape, generator=generator)
-        reward, taken, following = torch.randn(3, plan.simulators, generator=generator)
-        steps.append(Steps(seen[0], action, reward, seen[1], no, no, taken, following))
+        reward, value, next_value = torch.randn(3, plan.simulators, generator=generator)
+        steps.append(
+            Steps(observations[0], action, reward, observations[1], all_false, all_false, value, next_value)
+        )
     for number in itertools.count():
         yield ActorStep(steps[number % _RECORDS], [], number)
 
@@ -142,53 +147,57 @@ class _OwnRecords:
 
     def __init__(self, plan: SharedReplayPlan) -> None:
         self._records = _records(plan)
-        self._lows = itertools.cycle(range(0, plan.actors * plan.simulators, plan.simulators))
+        self._first_simulators = itertools.cycle(range(0, plan.actors * plan.simulators, plan.simulators))
 
     def next(self) -> tuple[int, ActorStep]:
-        return next(self._lows), next(self._records)
+        return next(self._first_simulators), next(self._records)
 
     def done(self) -> None:
         pass
 
 
 class _RingRecords:
-    """Records from the rings in turn. astray: how many were out of order in their ring."""
+    """Records from the rings in turn. out_of_order: how many did not have the next sequence number of their
+    ring (``ActorStep.version``, which here is that number)."""
 
     def __init__(self, rings: list[ActorRing], simulators: int) -> None:
         self._rings, self._simulators = rings, simulators
-        self._turn = self._which = self.taken = self.astray = 0
+        self._next_ring = self._ring_index = self.taken = self.out_of_order = 0
         self._seen = [-1] * len(rings)
         self._pauses = Backoff()
 
     def next(self) -> tuple[int, ActorStep]:
         while True:
             for _ in self._rings:
-                which = self._turn % len(self._rings)
-                self._turn += 1
-                if self._rings[which].waiting:
+                ring_index = self._next_ring % len(self._rings)
+                self._next_ring += 1
+                if self._rings[ring_index].waiting_records:
                     self._pauses.reset()
-                    return which * self._simulators, self._oldest(which)
+                    return ring_index * self._simulators, self._oldest(ring_index)
             self._pauses.sleep()
 
     def done(self) -> None:
-        self._rings[self._which].drop()
+        self._rings[self._ring_index].drop()
 
     def drain(self) -> None:
-        for which, ring in enumerate(self._rings):
-            while ring.waiting:
-                self._oldest(which)
+        for ring_index, ring in enumerate(self._rings):
+            while ring.waiting_records:
+                self._oldest(ring_index)
                 self.done()
 
-    def _oldest(self, which: int) -> ActorStep:
-        record, self._which = self._rings[which].oldest(), which
+    def _oldest(self, ring_index: int) -> ActorStep:
+        record, self._ring_index = self._rings[ring_index].oldest(), ring_index
         self.taken += 1
-        self.astray += record.version != self._seen[which] + 1
-        self._seen[which] = record.version
+        self.out_of_order += record.version != self._seen[ring_index] + 1
+        self._seen[ring_index] = record.version
         return record
 
 
 def _act(rings: list[ActorRing], stop: Any, plan: SharedReplayPlan) -> int:
-    """Fill the rings until all learners stop; the number of records put. Each ring numbers its own."""
+    """Fill the rings until all learners stop; returns the number of records put.
+
+    Records are numbered separately in each ring.
+    """
     use_batch_scheduling()  # as actors of a run do
     records = [_records(plan) for _ in rings]
     put, pauses = 0, Backoff()
@@ -214,20 +223,20 @@ def _learn(feed: RecordFeed, plan: SharedReplayPlan) -> dict[str, float]:
     sampler = ReplaySampler(replay, config, plan.batch, torch.device("cpu"), lambda: 0.0)
     errors = torch.rand(_RECORDS, plan.batch, generator=torch.Generator().manual_seed(1))
 
-    def turn(number: int) -> None:
+    def insert_and_draw(number: int) -> None:
         while not sampler.due:
             sampler.before_steps()
-            low, record = feed.next()
-            sampler.insert(low, record.steps)
+            first_simulator, record = feed.next()
+            sampler.insert(first_simulator, record.steps)
             feed.done()
         batch: Batch = sampler.next(0, [])
         batch.feedback(errors[number % _RECORDS])
 
     for number in range(50):
-        turn(number)
+        insert_and_draw(number)
     began, cpu, inserted, draws = time.monotonic(), time.process_time(), replay.inserted, 0
     while time.monotonic() < began + plan.seconds:
-        turn(draws)
+        insert_and_draw(draws)
         draws += 1
     wall, cpu = time.monotonic() - began, time.process_time() - cpu
     sampler.close()
@@ -238,5 +247,5 @@ def _learn(feed: RecordFeed, plan: SharedReplayPlan) -> dict[str, float]:
         "cpu_seconds": cpu,
         "put": 0,
         "taken": 0,
-        "astray": 0,
+        "out_of_order": 0,
     }

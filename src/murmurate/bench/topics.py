@@ -14,9 +14,9 @@ import torch
 
 from murmurate import native
 from murmurate.bench import topics_stream
+from murmurate.bench._peer_protocols.topics_windows import write
 from murmurate.bench._result import Log, median, ratios, spread
 from murmurate.bench._server import Server, start_servers
-from murmurate.bench._windows.topics_windows import write
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.generated import generate, library_text
 from murmurate.errors import RunFailed

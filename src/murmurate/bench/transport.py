@@ -1,9 +1,10 @@
-"""How long a vector takes from one process to another, by every way there is, and what limits it.
+"""How long each kind of transfer of a vector between two processes takes, compared with reference operations.
 
-Shared memory is compared with a copy in memory; connections of the network fabric with gloo's send and
-receive, encrypted ones with their cipher; means of the network fabric with gloo's all-reduce. A connection
-over loopback ("loopback") leaves vectors in memory that both ends map; "tcp" sends them, as it does between
-hosts. All take turns in the same two processes, and ratios are of neighbours in time.
+"register" publishes the latest value, "mail" is a point-to-point message, and "mean" an all-reduce mean.
+Transfers in shared memory are compared with a copy in memory; the network fabric's with gloo's send and
+receive, encrypted ones also with their cipher, and its means with gloo's all-reduce. Connections called
+"loopback" pass vectors through shared memory of one host; those called "tcp" send them, as between hosts.
+All transfers take turns in the same two processes, and each ratio compares measurements of the same turn.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _CONNECTIONS: dict[str, dict[str, Any]] = {
     "tcp_chacha20_poly1305": {"cipher": "chacha20-poly1305", "shared_memory": False},
 }
 _IN_MEMORY = ("shared_memory", "loopback_plain", "loopback_aes_256_gcm")
-_MEANS = ("tcp_plain", "tcp_aes_256_gcm")
+_WITH_MEAN = ("tcp_plain", "tcp_aes_256_gcm")
 _CIPHERS = ("aes_256_gcm", "chacha20_poly1305")
 _KINDS = ("register", "mail")
 _DEADLINE_SECONDS = 60.0
@@ -49,7 +50,7 @@ Times = dict[str, list[float]]
 
 @dataclasses.dataclass(frozen=True)
 class TransportPlan:
-    """sizes: (MB of 10**6 bytes, turns, streams)."""
+    """sizes: (megabytes, repetitions, repetitions of the bandwidth test)."""
 
     sizes: tuple[tuple[int, int, int], ...] = ((1, 60, 7), (10, 30, 7), (100, 9, 5))
 
@@ -58,7 +59,7 @@ QUICK, FULL = TransportPlan(), TransportPlan(((1, 300, 25), (10, 150, 25), (100,
 
 
 def measure(plan: TransportPlan, log: Log) -> dict[str, Any]:
-    """Times of messages, means and streams of messages; medians and ratios of rates.
+    """Times of messages, means and streams (messages sent in a row); medians and ratios of rates.
 
     A message's time is from before ``publish`` or ``send`` to after the reader has the vector; a mean's from
     rank 0's call to rank 1's result.
@@ -66,62 +67,65 @@ def measure(plan: TransportPlan, log: Log) -> dict[str, Any]:
     if missing("cryptography", "network"):
         raise MissingExtra("cryptography", "network", "The bench 'transport'")
     result: dict[str, Any] = {}
-    for megabytes, turns, streams in plan.sizes:
-        log(f"{megabytes} MB, {turns} turns, {streams} streams")
+    for megabytes, repetitions, streams in plan.sizes:
+        log(f"{megabytes} MB, {repetitions} repetitions, {streams} streams")
         with tempfile.TemporaryDirectory(prefix="murmurate-bench-") as folder:
-            sent, read = _roles.together(2, work, folder, secrets.token_bytes(32), megabytes, turns, streams)
+            sent, read = _roles.together(
+                2, work, folder, secrets.token_bytes(32), megabytes, repetitions, streams
+            )
         result[f"{megabytes}_MB"] = figures(sent, read, megabytes * 10**6)
     return {"sizes": result, "worst": worst(result)}
 
 
-def work(fabric: Fabric, folder: str, secret: bytes, megabytes: int, turns: int, streams: int) -> Times:
-    """What one member measures: when each vector left (rank 0) or was read (rank 1); and seconds of the
-    limits."""
+def work(fabric: Fabric, folder: str, secret: bytes, megabytes: int, repetitions: int, streams: int) -> Times:
+    """What one member measures: when each vector left (rank 0) or was read (rank 1); and the durations of the
+    baselines."""
     _roles.join_gloo(fabric, os.path.join(folder, "gloo"), 2)
     x = torch.randn(megabytes * 250_000, generator=torch.Generator().manual_seed(0))
     networks = {name: _network(fabric.rank, name, folder, secret) for name in _CONNECTIONS}
-    ways = {"gloo": _gloo(x)}
-    for name, joined in [("shared_memory", fabric), *networks.items()]:
+    transfers = {"gloo": _gloo(x)}
+    fabrics_by_name: dict[str, Fabric] = {"shared_memory": fabric, **networks}
+    for name, member in fabrics_by_name.items():
         for suffix in _suffixes(name):
             spins = name in _IN_MEMORY and suffix == ""
-            ways[f"{name}_register{suffix}"] = _register(joined.channel(f"r{suffix}", x), x, spins)
-            ways[f"{name}_mail{suffix}"] = _mail(joined.channel(f"m{suffix}", x), x, spins)
+            transfers[f"{name}_register{suffix}"] = _register(member.channel(f"r{suffix}", x), x, spins)
+            transfers[f"{name}_mail{suffix}"] = _mail(member.channel(f"m{suffix}", x), x, spins)
     total = torch.zeros_like(x)
-    ways["gloo_mean"] = Way(lambda: dist.all_reduce(total), lambda: dist.all_reduce(total))
-    for name in _MEANS:
-        ways[f"{name}_mean"] = _mean(networks[name].channel("mean", x), x)
-    limits = _limits(x)
+    transfers["gloo_mean"] = Transfer(lambda: dist.all_reduce(total), lambda: dist.all_reduce(total))
+    for name in _WITH_MEAN:
+        transfers[f"{name}_mean"] = _mean(networks[name].channel("mean", x), x)
+    baselines = _baselines(x)
     ready = fabric.channel("ready", torch.zeros(1))
     times: Times = defaultdict(list)
 
-    def moment(name: str) -> float:
-        """When rank 0 began to send, or rank 1 had read."""
+    def transfer_time(name: str) -> float:
+        """The time at which rank 0 began to send, or rank 1 had read."""
         if fabric.rank == 0:
             start = time.monotonic()
-            ways[name].send()
+            transfers[name].send()
             return start
-        ways[name].read()
+        transfers[name].read()
         return time.monotonic()
 
-    for turn in range(-3, turns):
-        for name in ways if turn % 2 else reversed(ways):
+    for turn in range(-3, repetitions):
+        for name in transfers if turn % 2 else reversed(transfers):
             wait_for_reader(ready)
-            at = moment(name)
+            measured = transfer_time(name)
             if turn >= 0:
-                times[name].append(at)
-        for name, limit in limits.items():
+                times[name].append(measured)
+        for name, baseline in baselines.items():
             dist.barrier()
             if fabric.rank == 0 and turn >= 0:
                 start = time.monotonic()
-                limit()
+                baseline()
                 times[name].append(time.monotonic() - start)
-    streamed = [name for name in ways if name == "gloo" or "_mail" in name]
+    streamed = [name for name in transfers if name == "gloo" or "_mail" in name]
     for turn in range(-1, streams):
         for name in streamed if turn % 2 else reversed(streamed):
             wait_for_reader(ready)
-            each = [moment(name) for _ in range(_messages(megabytes))]
+            stream_times = [transfer_time(name) for _ in range(_messages(megabytes))]
             if turn >= 0:  # from the start of the first to the end of the last
-                times[f"{name}_stream"].append(each[0] if fabric.rank == 0 else each[-1])
+                times[f"{name}_stream"].append(stream_times[0 if fabric.rank == 0 else -1])
     dist.barrier()
     for network in networks.values():
         network.close()
@@ -130,13 +134,14 @@ def work(fabric: Fabric, folder: str, secret: bytes, megabytes: int, turns: int,
 
 def wait_for_reader(ready: Channel) -> None:
     """Rank 0 returns once rank 1 is about to read, so that no late wake-up from a barrier is measured."""
-    turn = ready.publish(torch.zeros(1))
+    version = ready.publish(torch.zeros(1))
     if ready.rank == 0:  # sleeps rather than spins: another thread may still be sending the previous message
-        ready.wait_newer([1], [turn - 1], _DEADLINE_SECONDS)
+        ready.wait_newer([1], [version - 1], _DEADLINE_SECONDS)
 
 
 def _suffixes(name: str) -> tuple[str, ...]:
-    """In memory the reader polls without a pause, and, measured by itself, waits."""
+    """In-memory transfers are measured twice: with a reader that polls without pause and, as ``_waiting``,
+    with one that blocks."""
     return ("", "_waiting") if name in _IN_MEMORY else ("",)
 
 
@@ -150,24 +155,24 @@ def _network(rank: int, name: str, folder: str, secret: bytes) -> NetworkFabric:
     return NetworkFabric(rank, 2, store, run_id=name, secret=secret, **_CONNECTIONS[name])
 
 
-class Way(NamedTuple):
+class Transfer(NamedTuple):
     """What rank 0 does to send a vector, and rank 1 to read it."""
 
     send: Callable[[], Any]
     read: Callable[[], Any]
 
 
-def _gloo(x: Tensor) -> Way:
+def _gloo(x: Tensor) -> Transfer:
     received = torch.zeros_like(x)
-    return Way(lambda: dist.send(x, 1), lambda: dist.recv(received, 0))
+    return Transfer(lambda: dist.send(x, 1), lambda: dist.recv(received, 0))
 
 
-def _mean(channel: Channel, x: Tensor) -> Way:
+def _mean(channel: Channel, x: Tensor) -> Transfer:
     mine = x.clone()
-    return Way(lambda: channel.mean_(mine), lambda: channel.mean_(mine))
+    return Transfer(lambda: channel.mean_(mine), lambda: channel.mean_(mine))
 
 
-def _register(channel: Channel, x: Tensor, spins: bool) -> Way:
+def _register(channel: Channel, x: Tensor, spins: bool) -> Transfer:
     """spins: poll without a pause, because a waiting reader sleeps for longer than the copy takes."""
     seen = 0
 
@@ -180,19 +185,20 @@ def _register(channel: Channel, x: Tensor, spins: bool) -> Way:
             raise RuntimeError("a published vector did not arrive")
         seen = channel.peek(0)[1]
 
-    return Way(lambda: channel.publish(x), read)
+    return Transfer(lambda: channel.publish(x), read)
 
 
-def _mail(channel: Channel, x: Tensor, spins: bool) -> Way:
+def _mail(channel: Channel, x: Tensor, spins: bool) -> Transfer:
     def read() -> None:
         while (channel.receive("x") if spins else channel.wait("x", _DEADLINE_SECONDS)) is None:
             pass
 
-    return Way(lambda: channel.send(1, "x", x), read)
+    return Transfer(lambda: channel.send(1, "x", x), read)
 
 
-def _limits(x: Tensor) -> dict[str, Callable[[], Any]]:
-    """A copy in memory, and encryption by each cipher (one thread, in the pieces of a connection)."""
+def _baselines(x: Tensor) -> dict[str, Callable[[], Any]]:
+    """Reference operations: a copy in memory, and encryption by each cipher (one thread, in the pieces of a
+    connection)."""
     from murmurate.fabric.network.crypto import TAG_BYTES, AeadStream
     from murmurate.fabric.network.frames import PIECE_BYTES
 
@@ -215,40 +221,50 @@ def _limits(x: Tensor) -> dict[str, Callable[[], Any]]:
 
 
 def figures(sent: Times, read: Times, size: int) -> dict[str, Any]:
-    """Milliseconds and GB/s of each way; ratios of rates (1 is as fast), turn by turn."""
+    """Milliseconds and GB/s of each transfer; ratios of rates (1 is as fast), turn by turn.
+
+    sent: start times of transfers, and durations of baselines. read: end times of transfers.
+    """
     seconds = {
-        name: [b - a for a, b in zip(sent[name], read[name], strict=True)] if name in read else sent[name]
-        for name in sent
+        name: [end - start for start, end in zip(times, read[name], strict=True)] if name in read else times
+        for name, times in sent.items()
     }
-    rates = {name: _bytes(name, size) / median(of) / 1e9 for name, of in seconds.items()}
-    ways = {
-        name: {"milliseconds": spread([1e3 * s for s in of]), "gigabytes_per_second": rates[name]}
-        for name, of in seconds.items()
+    rates = {name: _bytes(name, size) / median(durations) / 1e9 for name, durations in seconds.items()}
+    statistics = {
+        name: {"milliseconds": spread([1e3 * s for s in durations]), "gigabytes_per_second": rates[name]}
+        for name, durations in seconds.items()
     }
     pairs = {f"shared_memory_{kind}_over_memcpy": (f"shared_memory_{kind}", "memcpy") for kind in _KINDS}
     for name, settings in _CONNECTIONS.items():
-        for kind in [f"{kind}{suffix}" for suffix in _suffixes(name) for kind in _KINDS] + ["mail_stream"]:
-            label = f"{name}_{kind.removeprefix('mail_') if kind.endswith('stream') else kind}"
-            pairs[f"{label}_over_gloo"] = f"{name}_{kind}", "gloo_stream" if "stream" in kind else "gloo"
-            if kind in _KINDS and "cipher" in settings:
-                pairs[f"{label}_over_cipher"] = f"{name}_{kind}", _cipher(name)
-    pairs |= {f"{name}_mean_over_gloo": (f"{name}_mean", "gloo_mean") for name in _MEANS}
-    over = {label: median(ratios(seconds[other], seconds[one])) for label, (one, other) in pairs.items()}
+        variants = [f"{kind}{suffix}" for suffix in _suffixes(name) for kind in _KINDS]
+        for variant in [*variants, "mail_stream"]:
+            label = f"{name}_{variant.removeprefix('mail_') if variant.endswith('stream') else variant}"
+            pairs[f"{label}_over_gloo"] = (
+                f"{name}_{variant}",
+                "gloo_stream" if "stream" in variant else "gloo",
+            )
+            if variant in _KINDS and "cipher" in settings:
+                pairs[f"{label}_over_cipher"] = f"{name}_{variant}", _cipher(name)
+    pairs |= {f"{name}_mean_over_gloo": (f"{name}_mean", "gloo_mean") for name in _WITH_MEAN}
+    compared = {
+        label: median(ratios(seconds[denominator], seconds[numerator]))
+        for label, (numerator, denominator) in pairs.items()
+    }
     for name, settings in _CONNECTIONS.items():
         if "cipher" in settings:
-            over[f"{name}_stream_over_cipher"] = rates[f"{name}_mail_stream"] / rates[_cipher(name)]
-    return {"ratios": over, "ways": ways}
+            compared[f"{name}_stream_over_cipher"] = rates[f"{name}_mail_stream"] / rates[_cipher(name)]
+    return {"ratios": compared, "ways": statistics}
 
 
 def _cipher(connection: str) -> str:
     return f"cipher_{connection.split('_', 1)[1]}"
 
 
-def _bytes(way: str, size: int) -> int:
-    return size * _messages(size // 10**6) if way.endswith("_stream") else size
+def _bytes(transfer: str, size: int) -> int:
+    return size * _messages(size // 10**6) if transfer.endswith("_stream") else size
 
 
 def worst(sizes: dict[str, Any]) -> dict[str, float]:
-    """Of each ratio, the least over the sizes."""
+    """The least of each ratio over the sizes."""
     labels = next(iter(sizes.values()))["ratios"]
-    return {label: min(of["ratios"][label] for of in sizes.values()) for label in labels}
+    return {label: min(result["ratios"][label] for result in sizes.values()) for label in labels}

@@ -35,95 +35,98 @@ class Option:
         return _type_name(self.kind)
 
 
-def options(value: Any, path: tuple[str, ...] = (), prefix: str = "") -> Iterator[Option]:
-    """Every field of ``value``, with dots for those of nested dataclasses (except ``flat`` ones, see
+def options(config: Any, path: tuple[str, ...] = (), prefix: str = "") -> Iterator[Option]:
+    """Every field of ``config``, with dots for those of nested dataclasses (except ``flat`` ones, see
     ``Run``).
 
-    Fields that are part of the recipe's name are omitted.
+    Fields that the recipe's name on the command line already fixes are omitted.
     """
-    kinds = typing.get_type_hints(type(value))
-    docs = _field_docs(type(value))
-    for field in dataclasses.fields(value):
-        here = (*path, field.name)
+    kinds = typing.get_type_hints(type(config))
+    docs = _field_docs(type(config))
+    for field in dataclasses.fields(config):
+        field_path = (*path, field.name)
         name = prefix + option_name(field)
-        if (
-            not field.init or here == ("recipe",) or "in_name" in field.metadata
-        ):  # these are part of the recipe's name
+        # fields that the recipe's name on the command line already fixes
+        if not field.init or field_path == ("recipe",) or "in_name" in field.metadata:
             continue
-        inner = getattr(value, field.name)
+        inner = getattr(config, field.name)
         if dataclasses.is_dataclass(inner):
-            yield from options(inner, here, prefix if field.metadata.get("flat") else f"{name}.")
+            yield from options(inner, field_path, prefix if field.metadata.get("flat") else f"{name}.")
         elif any(dataclasses.is_dataclass(kind) for kind in typing.get_args(kinds[field.name])):
             continue  # an optional part that this run does not have
         else:
-            yield Option(name.replace("_", "-"), here, kinds[field.name], inner, docs.get(field.name, ""))
+            yield Option(
+                name.replace("_", "-"), field_path, kinds[field.name], inner, docs.get(field.name, "")
+            )
 
 
-def change(value: Any, arguments: Sequence[str], verb: str) -> Any:
-    """``value`` with the fields named by ``arguments`` replaced.
+def change(config: Any, arguments: Sequence[str], command: str) -> Any:
+    """``config`` with the fields named by ``arguments`` replaced.
 
     Forms: ``--name word``, ``--name=word``, several words for a tuple, ``--name`` alone for true. Raises
     Refusal for an unknown field (with the nearest name), and for a word that is not of the field's type.
     """
-    known = {option.name: option for option in options(value)}
+    known = {option.name: option for option in options(config)}
     left = list(arguments)
     while left:
         word = left.pop(0)
         if not word.startswith("--"):
-            raise Refusal(f"'{word}' belongs to no option. Options are --name value. See: {verb} --help")
-        name, joined, first = word[2:].replace("_", "-").partition("=")
-        if joined:
-            _, _, first = word.partition("=")
+            raise Refusal(f"'{word}' belongs to no option. Options are --name value. See: {command} --help")
+        name, equals, first = word[2:].replace("_", "-").partition("=")
+        if equals:
+            _, _, first = word.partition("=")  # the value keeps its underscores
         if name not in known:
-            raise _unknown_field(name, known, verb)
-        words = [first] if joined else []
+            raise _unknown_field(name, known, command)
+        words = [first] if equals else []
         many = typing.get_origin(known[name].kind) is tuple
-        while not joined and left and not left[0].startswith("--") and (many or not words):
+        while not equals and left and not left[0].startswith("--") and (many or not words):
             words.append(left.pop(0))
         new = _read(known[name], words)
         try:
-            value = _put(value, known[name].path, new)
+            config = _put(config, known[name].path, new)
         except ValueError as error:  # a dataclass that checks its own fields
             raise Refusal(f"--{name}: {error}.") from error
-    return value
+    return config
 
 
-def divide(arguments: Sequence[str], value: Any, other: Any, verb: str) -> tuple[list[str], list[str]]:
-    """``arguments`` split into the options of ``value``'s fields and those of ``other``'s.
+def divide(
+    arguments: Sequence[str], config: Any, other_config: Any, command: str
+) -> tuple[list[str], list[str]]:
+    """``arguments`` split into the options of ``config``'s fields and those of ``other_config``'s.
 
     Raises Refusal for a field that neither has, with the nearest name of both.
     """
-    names = {option.name: option for option in options(value)}
-    others = {option.name: option for option in options(other)}
-    of_value: list[str] = []
-    rest: list[str] = []
-    into = rest
+    names = {option.name: option for option in options(config)}
+    others = {option.name: option for option in options(other_config)}
+    config_arguments: list[str] = []
+    other_arguments: list[str] = []
+    target = other_arguments
     for word in arguments:
         if word.startswith("--"):
             name = word[2:].partition("=")[0].replace("_", "-")
             if name not in names and name not in others:
-                raise _unknown_field(name, names | others, verb)
-            into = of_value if name in names else rest
-        into.append(word)
-    return of_value, rest
+                raise _unknown_field(name, names | others, command)
+            target = config_arguments if name in names else other_arguments
+        target.append(word)
+    return config_arguments, other_arguments
 
 
-def show(value: Any) -> str:
+def show(config: Any) -> str:
     """One line for each option: name, type, documentation and current value."""
     rows = [
         (f"--{o.name} {o.type_name()}", f"{o.about}{' ' * bool(o.about)}({_plain(o.value)})")
-        for o in options(value)
+        for o in options(config)
     ]
     width = max(len(left) for left, _ in rows)
     return "\n".join(f"  {left:<{width}}  {right}" for left, right in rows)
 
 
-def _unknown_field(name: str, known: dict[str, Option], verb: str) -> Refusal:
+def _unknown_field(name: str, known: dict[str, Option], command: str) -> Refusal:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     # a field without its group: --learning-rate
     inside = [option for option in known if option.rpartition(".")[2] == name]
     hint = f" Did you mean --{(inside or near)[0]}?" if inside or near else ""
-    return Refusal(f"There is no field called '{name}'.{hint} See: {verb} --help")
+    return Refusal(f"There is no field called '{name}'.{hint} See: {command} --help")
 
 
 def _read(option: Option, words: list[str]) -> Any:
@@ -155,16 +158,16 @@ def _value(kind: Any, word: str) -> Any:
         inner = [k for k in typing.get_args(kind) if k is not type(None)]
         if word.lower() == "none" and len(inner) < len(typing.get_args(kind)):
             return None
-        for one in inner[:-1]:
+        for alternative in inner[:-1]:
             with contextlib.suppress(ValueError):
-                return _value(one, word)
+                return _value(alternative, word)
         return _value(inner[-1], word)
     if typing.get_origin(kind) is Literal:
         if word not in typing.get_args(kind):
             raise ValueError
         return word
     if kind is bool:
-        return truth(word)
+        return parse_bool(word)
     if kind is int and word.replace("_", "").lower().count("e") == 1:
         number = float(word)  # 1e6 is a natural way to write a number of steps
         if number != int(number):
@@ -173,8 +176,8 @@ def _value(kind: Any, word: str) -> Any:
     return kind(word)
 
 
-def truth(word: str) -> bool:
-    """Raises ValueError for a word that is neither."""
+def parse_bool(word: str) -> bool:
+    """Whether ``word`` means true. Raises ValueError for a word that is neither true nor false."""
     if word.lower() not in (*_TRUE, *_FALSE):
         raise ValueError(f"'{word}' is neither true nor false")
     return word.lower() in _TRUE

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from murmurate.cli.options import truth
+from murmurate.cli.options import parse_bool
 from murmurate.fabric.processes.fork_server import begin_fork_server
 
 
@@ -57,16 +57,18 @@ def _add_reading_options(verb: argparse.ArgumentParser) -> None:
     """Options for reading the corpus; without them the run's own corpus is read as in training."""
     verb.add_argument("--kind", help="of file: docs/corpora.md has them (default: detected)")
     verb.add_argument("--skip-bad", action="store_true", default=None, help="leave out damaged lines")
-    verb.add_argument("--one-based", type=_truth, metavar="true|false", help="whether word ids begin at 1")
+    verb.add_argument(
+        "--one-based", type=_bool_argument, metavar="true|false", help="whether word ids begin at 1"
+    )
     verb.add_argument("--transpose", action="store_true", default=None, help="it is [words, documents]")
     verb.add_argument("--vocabulary", help="a file with a word a line (default: the one in its folder)")
     verb.add_argument("--vocabulary-size", type=int, metavar="V", help="where the format does not say")
     verb.add_argument("--cache", help="folder for the converted corpus (default: its folder)")
 
 
-def _truth(word: str) -> bool:
+def _bool_argument(word: str) -> bool:
     try:
-        return truth(word)
+        return parse_bool(word)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

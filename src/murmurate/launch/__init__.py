@@ -22,7 +22,7 @@ def launchers() -> dict[str, Launcher]:
 
 def launcher(name: str) -> Launcher:
     """Raises Refusal with the nearest name if there is none called ``name``."""
-    known = launchers()
-    if name not in known:
-        raise unknown("launcher", name, known)
-    return known[name]
+    available = launchers()
+    if name not in available:
+        raise unknown("launcher", name, available)
+    return available[name]

@@ -67,7 +67,7 @@ class FailureDetector:
         self._rejoins: Counter[int] = Counter()
         self._request: TransferRequest | None = None
         self._deaths = 0
-        self._deaths_when_asked = 0
+        self._deaths_at_request = 0
 
     def poll(self) -> None:
         now = self._clock()
@@ -97,28 +97,28 @@ class FailureDetector:
             heartbeat.beats, heartbeat.since, heartbeat.silent = beats, now, False
             return
         silent_seconds = now - heartbeat.since
-        if silent_seconds > self._allowed(worker.rank) / 2 and not heartbeat.silent:
+        if silent_seconds > self._silence_allowed(worker.rank) / 2 and not heartbeat.silent:
             heartbeat.silent = True
-            goes_on = "the others wait for it" if self._delays_others() else "the others go on"
-            message = f"{name} has sent no heartbeat for {silent_seconds:.1f} s; {goes_on}"
+            consequence = "the others wait for it" if self._blocks_others() else "the others go on"
+            message = f"{name} has sent no heartbeat for {silent_seconds:.1f} s; {consequence}"
             self.coordinator.event("silent", message, member=worker.rank)
         saving = self.coordinator.is_saving or self.coordinator.is_admitting
-        allowed = self._allowed(worker.rank, saving)
-        if silent_seconds > allowed and self._delays_others() and not worker.killed_because:
+        allowed = self._silence_allowed(worker.rank, saving)
+        if silent_seconds > allowed and self._blocks_others() and not worker.killed_because:
             message = f"{name} was silent for {silent_seconds:.1f} s in a synchronous round and is excluded"
             self.coordinator.event("excluded", message, member=worker.rank, deadline_seconds=allowed)
             worker.kill("excluded")
 
-    def _allowed(self, rank: int, saving: bool = False) -> float:
+    def _silence_allowed(self, rank: int, saving: bool = False) -> float:
         if self.run_state.pace(rank) == 0:
             return CAP_SECONDS
-        seconds = patience(max(self.run_state.pace(other) for other in self.run_state.living()))
+        seconds = patience(max(self.run_state.pace(member) for member in self.run_state.living()))
         if saving:  # a slow disk is no silence
             slowest = self.coordinator.slowest_save_seconds
             seconds = CAP_SECONDS if slowest is None else min(seconds + 4 * slowest, CAP_SECONDS)
         return seconds
 
-    def _delays_others(self) -> bool:
+    def _blocks_others(self) -> bool:
         return self.run.strategy.synchronous and self.run.members > 1
 
     # -- deaths and joining -------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class FailureDetector:
         rank = worker.rank
         self._heartbeats[rank] = Heartbeats(since=self._clock())
         if self._request is not None and self._request.joiner == rank:
-            self._forget()
+            self._clear_request()
         if self._is_over() or not self._donors():
             return
         if worker.killed_because == "excluded" and self._rejoins[rank] < REJOINS:
@@ -144,12 +144,14 @@ class FailureDetector:
         self._start_again(rank)
 
     def _is_over(self) -> bool:
-        others = [
+        replicas = [
             worker
             for worker in self.workers.by_rank.values()
             if worker.rank < self.run.replicas and not self._is_joining(worker)
         ]
-        return self.coordinator.is_due or all(w.ended or self.run_state.has_finished(w.rank) for w in others)
+        return self.coordinator.is_due or all(
+            w.ended or self.run_state.has_finished(w.rank) for w in replicas
+        )
 
     def _is_joining(self, worker: WorkerProcess) -> bool:
         return worker.joins and not worker.ended and not self.run_state.has_entered(worker.rank)
@@ -188,13 +190,13 @@ class FailureDetector:
 
     def _request_transfer(self, joiner: int, donor: int) -> None:
         self.coordinator.is_admitting = True
-        self._deaths_when_asked = self._deaths
+        self._deaths_at_request = self._deaths
         self._request = self.run_state.request_transfer(joiner, donor)
 
     def _follow(self, request: TransferRequest) -> None:
         if self.run_state.has_entered(request.joiner):
             self.coordinator.joined(request.joiner, request.donor)
-            self._forget()
+            self._clear_request()
             return
         joiner = self.workers.by_rank[request.joiner]
         if self._heartbeats[request.joiner].silent and not joiner.killed_because:
@@ -203,11 +205,11 @@ class FailureDetector:
             return
         if self.run.strategy.synchronous:
             # the others may have admitted the joiner already and wait for it, while it waits for a dead donor
-            if self._deaths != self._deaths_when_asked and not joiner.killed_because:
+            if self._deaths != self._deaths_at_request and not joiner.killed_because:
                 joiner.kill("retried")
         elif request.donor not in (donors := self._donors()) and donors:
             self._request_transfer(request.joiner, donors[0])
 
-    def _forget(self) -> None:
+    def _clear_request(self) -> None:
         self._request = None
         self.coordinator.is_admitting = False

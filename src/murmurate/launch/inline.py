@@ -75,11 +75,11 @@ class Inline(Launcher):
 
 
 def _every(calls: int, act: Callable[[], None]) -> Callable[[], None]:
-    """A function that calls ``act`` at every so many of its own calls."""
-    turn = itertools.count(1)
+    """``act`` at every so many calls."""
+    calls_made = itertools.count(1)
 
-    def maybe() -> None:
-        if next(turn) % calls == 0:
+    def count_and_act() -> None:
+        if next(calls_made) % calls == 0:
             act()
 
-    return maybe
+    return count_and_act

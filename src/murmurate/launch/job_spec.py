@@ -112,10 +112,10 @@ class MemberHost:
 
     def is_gone(self, rank: int, process: Process, silent_seconds: float) -> bool:
         """Whether the process of ``rank`` has ended or, on another host, has been silent for longer."""
-        gone = process.is_gone()
-        if gone is None and isinstance(self.run_state, StoreRunState):
+        has_ended = process.is_gone()
+        if has_ended is None and isinstance(self.run_state, StoreRunState):
             return self.run_state.lost or self.run_state.silent_seconds(rank) > silent_seconds
-        return bool(gone)
+        return bool(has_ended)
 
     def flush(self) -> None:
         """Push the last changes of the run state to the other hosts."""

@@ -84,8 +84,8 @@ def _take_end(worker: WorkerProcess, coordinator: Coordinator, detector: Failure
     if end.how == REFUSED and not joining:
         raise Refusal(end.error)
     if end.how in (DIED, LATE) or joining:  # a joiner that fails does not end the others
-        over = end.how == LATE or worker.killed_because == OVER
-        if not (over and joining) or coordinator.run_state.is_alive(rank):
+        too_late = end.how == LATE or worker.killed_because == OVER
+        if not (too_late and joining) or coordinator.run_state.is_alive(rank):
             error = "" if end.how in (DIED, LATE) else end.error
             coordinator.died(rank, end.error or "too late to join", error)
         detector.died(worker)

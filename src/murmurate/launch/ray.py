@@ -94,8 +94,10 @@ class RayJob:
         self.actors: dict[int, Any] = {}
         self.workers: dict[int, WorkerInfo] = {}
         self.awaited: dict[Any, int] = {}  # how an actor's part of the epoch ends -> its rank
-        self.coming: dict[int, tuple[Any, Any]] = {}  # rank -> actor, and its information to come
-        self.reforming = False
+        self.replacements: dict[
+            int, tuple[Any, Any]
+        ] = {}  # rank -> actor, and a reference to its ``WorkerInfo``
+        self.new_epoch_requested = False
 
     # -- an epoch
 
@@ -121,37 +123,37 @@ class RayJob:
         self._start_members()
 
     def another_epoch(self) -> bool:
-        """After all members have ended: begin a new epoch if that is why; returns whether it began."""
-        at = self.coordinator
-        if set(at.dead) >= set(range(self.run.replicas)):
+        """After all members have ended: if they did so to begin a new epoch, begin it; returns whether."""
+        coordinator = self.coordinator
+        if set(coordinator.dead) >= set(range(self.run.replicas)):
             raise RunFailed(shutdown.ALL_DIED)
-        committed = at.commit_final()
-        if not (self.reforming and committed) or self._is_over():
+        committed = coordinator.commit_final()
+        if not (self.new_epoch_requested and committed) or self._is_over():
             return False
-        last = at.checkpoints / "last"
-        found = saved.parts(last)
-        learned = [rank for rank in found if rank < self.run.replicas]
-        parts = {r: r if r in found else learned[r % len(learned)] for r in range(self.run.replicas)}
-        parts |= {rank: rank for rank in found if rank >= self.run.replicas}
-        self.resume = Resume(last.resolve(), parts, saved.read_manifest(last), at.seconds_before)
-        for rank, (actor, info) in list(self.coming.items()):
+        last = coordinator.checkpoints / "last"
+        saved_ranks = saved.parts(last)
+        learned = [rank for rank in saved_ranks if rank < self.run.replicas]
+        parts = {r: r if r in saved_ranks else learned[r % len(learned)] for r in range(self.run.replicas)}
+        parts |= {rank: rank for rank in saved_ranks if rank >= self.run.replicas}
+        self.resume = Resume(last.resolve(), parts, saved.read_manifest(last), coordinator.seconds_before)
+        for rank, (actor, info) in list(self.replacements.items()):
             if self._is_ready(rank):
                 self.actors[rank], self.workers[rank] = actor, self.ray.get(info)
-                del self.coming[rank]
-                at.dead.remove(rank)
+                del self.replacements[rank]
+                coordinator.dead.remove(rank)
                 message = f"replica {rank} is back with what replica {parts[rank]} had learned"
-                at.event("joined", message, member=rank)
-        self.reforming = False
+                coordinator.event("joined", message, member=rank)
+        self.new_epoch_requested = False
         self._lend()
         self._open_epoch()
-        at.run_state = self.host.run_state
+        coordinator.run_state = self.host.run_state
         self._start_members()
         return True
 
     def _is_over(self) -> bool:
-        """Whether the whole run, not only this epoch, has ended or was stopped."""
-        at, run_state, run = self.coordinator, self.coordinator.run_state, self.run
-        if at.interrupted or at.stopped_because:
+        """Whether the run is at its end, or was stopped, and not only this epoch."""
+        coordinator, run_state, run = self.coordinator, self.coordinator.run_state, self.run
+        if coordinator.interrupted or coordinator.stopped_because:
             return True
         living = [rank for rank in run_state.living() if rank < run.replicas]
         steps = run.env_steps is not None and run_state.total_env_steps() >= run.env_steps
@@ -196,9 +198,9 @@ class RayJob:
     def _start_members(self) -> None:
         pids: dict[int, int | None] = {rank: w.process.pid for rank, w in sorted(self.workers.items())}
         write_roles(self.folder, pids, self.run.replicas, {r: w.name for r, w in self.workers.items()})
-        where = (self.address, self.store.port)
+        store_address = (self.address, self.store.port)
         for rank, actor in self.actors.items():
-            self.awaited[actor.run_member.remote(self.run, rank, self.spec, where)] = rank
+            self.awaited[actor.run_member.remote(self.run, rank, self.spec, store_address)] = rank
 
     # -- watching
 
@@ -236,24 +238,24 @@ class RayJob:
         if rank >= self.run.replicas or self.restarts[rank] >= _RESTARTS or self._is_over():
             return
         self.restarts[rank] += 1
-        self.coming[rank] = self._actor(rank)
+        self.replacements[rank] = self._actor(rank)
 
     def _poll_replacements(self) -> None:
         """Once a replacement is ready, all members save, and a new epoch begins with it."""
-        for rank, (_, info) in list(self.coming.items()):
+        for rank, (_, info) in list(self.replacements.items()):
             if not self.ray.wait([info], timeout=0)[0]:
                 continue
             if self._is_ready(rank):
-                self.reforming = True
+                self.new_epoch_requested = True
             else:
-                del self.coming[rank]
+                del self.replacements[rank]
                 self._replace(rank)
-        if self.reforming:
+        if self.new_epoch_requested:
             self.host.run_state.request_stop()
 
     def _is_ready(self, rank: int) -> bool:
         try:
-            self.ray.get(self.coming[rank][1], timeout=0)
+            self.ray.get(self.replacements[rank][1], timeout=0)
         except self.ray.exceptions.RayError:
             return False
         return True
@@ -261,16 +263,16 @@ class RayJob:
     # -- actors
 
     def _actor(self, rank: int) -> tuple[Any, Any]:
-        """(an actor for ``rank``, the reference of its ``WorkerInfo``)"""
+        """(an actor for ``rank``, a reference to its ``WorkerInfo``)"""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        needs = bundle(self.run, rank)
+        resources = bundle(self.run, rank)
         strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=rank)
         actor = (
             self.ray.remote(WorkerActor)
             .options(
-                num_cpus=needs["CPU"],
-                num_gpus=needs.get("GPU", 0),
+                num_cpus=resources["CPU"],
+                num_gpus=resources.get("GPU", 0),
                 max_restarts=0,  # Ray's own restart knows nothing of a peer's state
                 scheduling_strategy=strategy,
                 runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
@@ -280,7 +282,7 @@ class RayJob:
         return actor, actor.begin.remote(self.offer)
 
     def close(self) -> None:
-        for actor in [*self.actors.values(), *(actor for actor, _ in self.coming.values())]:
+        for actor in [*self.actors.values(), *(actor for actor, _ in self.replacements.values())]:
             self.ray.kill(actor)
         self.ray.util.remove_placement_group(self.group)
         if hasattr(self, "coordinator"):

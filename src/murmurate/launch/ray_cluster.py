@@ -1,4 +1,4 @@
-"""The Ray cluster that a run is on: found or begun, and with room for all members in it."""
+"""Connects to or starts the Ray cluster of a run, and reserves resources for all members in it."""
 
 from __future__ import annotations
 
@@ -30,25 +30,31 @@ def imported() -> Any:
 
 @contextlib.contextmanager
 def cluster(run: Run) -> Iterator[Any]:
-    """Ray, connected: to what this process is connected to, to RAY_ADDRESS, or to one of our own."""
+    """Ray, connected: as this process already is, to RAY_ADDRESS, or to a new cluster on this host."""
     ray = imported()
     if ray.is_initialized():
         yield ray
         return
     quiet = {"include_dashboard": False} | {"log_to_driver": False, "logging_level": "ERROR"}
-    own = None
+    temp_folder = None
     try:
         if address := os.environ.get("RAY_ADDRESS"):
             _connect(ray, address)
         else:
-            own = tempfile.mkdtemp(prefix="mray")  # short: Ray puts sockets below it
+            temp_folder = tempfile.mkdtemp(prefix="mray")  # short: Ray puts sockets below it
             cores = max(psutil.cpu_count() or 1, run.members * run.placement.threads)
-            ray.init(address="local", num_cpus=cores, object_store_memory=100 * 2**20, _temp_dir=own, **quiet)
+            ray.init(
+                address="local",
+                num_cpus=cores,
+                object_store_memory=100 * 2**20,
+                _temp_dir=temp_folder,
+                **quiet,
+            )
         yield ray
     finally:
         ray.shutdown()
-        if own is not None:
-            shutil.rmtree(own, ignore_errors=True)
+        if temp_folder is not None:
+            shutil.rmtree(temp_folder, ignore_errors=True)
 
 
 def _connect(ray: Any, address: str) -> None:
@@ -63,7 +69,8 @@ def _connect(ray: Any, address: str) -> None:
 
 
 def bundle(run: Run, rank: int) -> dict[str, float]:
-    """What ``rank`` holds: its threads' cores, and a replica that the placement puts on a GPU a share of one.
+    """The resources of ``rank``: cores for its threads and, for a replica that the placement puts on a GPU, a
+    share of that GPU.
 
     The share is 1/k for a whole number k, so that k replicas fit on each GPU, and no more GPUs are needed
     than the placement names. A centre has no GPU.
@@ -78,12 +85,12 @@ def bundle(run: Run, rank: int) -> dict[str, float]:
 
 
 def place(ray: Any, run: Run) -> Any:
-    """Room for all members, close together. Raises Refusal, with the room that there is."""
+    """Reserve resources for all members, close together. Raises Refusal, naming the free resources."""
     bundles = [bundle(run, rank) for rank in range(run.members)]
     group = ray.util.placement_group(bundles, strategy="PACK")
     if not group.wait(timeout_seconds=_PLACE_SECONDS):
         ray.util.remove_placement_group(group)
-        free = {kind: ray.available_resources().get(kind, 0) for held in bundles for kind in held}
+        free = {kind: ray.available_resources().get(kind, 0) for resources in bundles for kind in resources}
         raise Refusal(
             f"the cluster at {socket.gethostname()} found no room for {run.members} members of "
             f"{' or '.join(dict.fromkeys(map(str, bundles)))} each within {_PLACE_SECONDS:g} s; "

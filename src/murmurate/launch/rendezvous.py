@@ -105,7 +105,7 @@ class Rendezvous:
 
     # -- what outlives an epoch
 
-    def begun(self) -> Path | None:
+    def earlier_folder(self) -> Path | None:
         """The run folder that rank 0 claimed in an earlier epoch of this group."""
         return Path(self._root.get("folder").decode()) if self._root.check(["folder"]) else None
 
@@ -141,7 +141,7 @@ class Rendezvous:
 
     def announce(self, spec: JobSpec) -> None:
         # each rank recognizes by its nonce that the job is for its present start
-        nonces = {str(rank): other.nonce for rank, other in self.others.items()}
+        nonces = {str(rank): peer.nonce for rank, peer in self.others.items()}
         announcement = {"nonces": nonces, "spec": dataclasses.asdict(spec)}
         self.store.set("announcement", json.dumps(announcement, default=str))  # a path as its name
 
@@ -189,22 +189,24 @@ class Rendezvous:
         memory_file = borrow(self.offer)
         if memory_file is not None:
             memory_file.close()
-        mine = RankInfo(nonce, self.process, socket.gethostname(), self.address(), memory_file is not None)
-        self.store.set(f"rank/{self.environment.rank}", json.dumps(dataclasses.asdict(mine)))
+        own_info = RankInfo(
+            nonce, self.process, socket.gethostname(), self.address(), memory_file is not None
+        )
+        self.store.set(f"rank/{self.environment.rank}", json.dumps(dataclasses.asdict(own_info)))
 
-    def report(self, found: Exit) -> None:
+    def report(self, end: Exit) -> None:
         """Report to the leader how this rank ended."""
-        self.store.set(f"exit/{self.environment.rank}", json.dumps(dataclasses.asdict(found)))
+        self.store.set(f"exit/{self.environment.rank}", json.dumps(dataclasses.asdict(end)))
 
     def dismissed(self, leader_is_gone: Callable[[], bool]) -> int | None:
-        """Wait until the leader announces the exit code, after all have saved; None if it is gone before."""
+        """The exit code that the leader publishes once every rank has saved; None if it ends before."""
         while True:
-            gone = leader_is_gone()
+            is_gone = leader_is_gone()
             if self.store.check(["over"]):
                 code = int(self.store.get("over"))
                 self.store.add("heard", 1)
                 return code
-            if gone:
+            if is_gone:
                 return None
             time.sleep(_POLL_SECONDS)
 
@@ -216,7 +218,7 @@ class Rendezvous:
         self.store.set("refused", "1")
 
     def address(self) -> str:
-        """The address at which other hosts reach this one."""
+        """The address at which the other hosts reach this one."""
         others = [o.address for o in self.others.values() if o.process.host != this_host()]
         return own_address(self.environment.address, others)
 
@@ -247,10 +249,10 @@ def own_address(leader: str, others: Sequence[str] = ()) -> str:
     """This host's address on the route to the leader's, unless MURMURATE_ADDRESS names another."""
     if address := os.environ.get("MURMURATE_ADDRESS"):
         return address
-    mine = _route(leader)
-    if mine.startswith("127.") and others:  # the leader's own name leads to itself
+    address_here = _route(leader)
+    if address_here.startswith("127.") and others:  # the leader's own name leads to itself
         return _route(others[0])
-    return mine
+    return address_here
 
 
 def _route(address: str) -> str:

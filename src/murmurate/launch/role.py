@@ -115,10 +115,10 @@ def keep_log(folder: Path, rank: int) -> None:
 def leave_unless_stopping(run_state: RunState) -> None:
     """Handle SIGTERM: sent to all processes of the run, as schedulers do, save and stop; else exit."""
 
-    def decide() -> None:
+    def exit_unless_stopping() -> None:
         if not run_state.stop_requested:
             exit_now(128 + signal.SIGTERM)
 
-    timer = threading.Timer(_STOP_SECONDS, decide)
+    timer = threading.Timer(_STOP_SECONDS, exit_unless_stopping)
     timer.daemon = True
     timer.start()

@@ -115,15 +115,15 @@ def run(
     is killed is ``Died`` in the result, and the others go on as their strategy does; RunFailed if all are.
     """
     kind = strategy_by_name(strategy)() if isinstance(strategy, str) else strategy
-    own = tuple((d,) if isinstance(d, str) else tuple(d) for d in devices)
-    check_capabilities(kind, frozenset(Capability), "this host", itertools.chain(*own))
+    replica_devices = tuple((d,) if isinstance(d, str) else tuple(d) for d in devices)
+    check_capabilities(kind, frozenset(Capability), "this host", itertools.chain(*replica_devices))
     if collectives:
         check_common_rounds(kind, "collectives")
     if replicas < 1:
         raise Refusal(f"replicas is {replicas}: use at least 1")
     kind.check(replicas)
     settings = ScriptSettings(
-        main, kind, replicas, seed, workers, own, collectives, output, threads, deadline_seconds
+        main, kind, replicas, seed, workers, replica_devices, collectives, output, threads, deadline_seconds
     )  # fmt: skip
     if launcher == "inline":
         return _inline(settings)
@@ -240,8 +240,8 @@ class _Marked(io.TextIOBase):
 
     def write(self, text: str) -> int:
         *lines, self._begun = (self._begun + text).split("\n")
-        for one in lines:
-            self._out.write(f"{self._mark}{one}\n")
+        for line in lines:
+            self._out.write(f"{self._mark}{line}\n")
         self._out.flush()
         return len(text)
 

@@ -66,10 +66,10 @@ class Shutdown:
     def _should_end(self, now: float) -> bool:
         replicas = range(self.run.replicas)
         finished = [rank for rank in replicas if self.run_state.has_finished(rank)]
-        left = [rank for rank in replicas if self.run_state.is_alive(rank) and rank not in finished]
-        if self.coordinator.is_due or not left:
+        unfinished = [rank for rank in replicas if self.run_state.is_alive(rank) and rank not in finished]
+        if self.coordinator.is_due or not unfinished:
             return True
-        return bool(finished) and all(now - self._beats[rank][1] > CAP_SECONDS for rank in left)
+        return bool(finished) and all(now - self._beats[rank][1] > CAP_SECONDS for rank in unfinished)
 
     def _listen(self, now: float) -> None:
         # this process, too, was stopped, by Ctrl-Z for instance: missed heartbeats then mean nothing

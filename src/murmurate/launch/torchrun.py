@@ -69,15 +69,15 @@ class Torchrun(Launcher):
 
     def start(self, run: Run, folder: Path, resume: Resume | None) -> Coordinator:
         """Also raises Refusal if a rank does not register."""
-        us = ranks()
-        shares = us.gather()
+        elastic = ranks()
+        shares = elastic.gather()
         started_at = time.monotonic()
         spec = JobSpec(
-            run_id=us.environment.run_id,
-            epoch=us.epoch,
+            run_id=elastic.environment.run_id,
+            epoch=elastic.epoch,
             members=run.members,
-            leader=us.process,
-            offer=us.offer if shares else None,
+            leader=elastic.process,
+            offer=elastic.offer if shares else None,
             secret=fresh_secret(),
             folder=str(folder.resolve()),
             proof=prove(folder),
@@ -85,21 +85,21 @@ class Torchrun(Launcher):
             resume=resume,
             compression=run.compression,
         )
-        mine = [0, *range(run.replicas, run.members)]
-        host = MemberHost(spec, us.store, mine, leads=True, address=us.address())
+        own_ranks = [0, *range(run.replicas, run.members)]
+        host = MemberHost(spec, elastic.store, own_ranks, leads=True, address=elastic.address())
         coordinator = Coordinator(run, folder, host.run_state, started_at, resume)
-        coordinator.event("launcher", _on_death(us.environment))
+        coordinator.event("launcher", _on_death(elastic.environment))
         if spec.idle_compression:
             coordinator.event("warning", spec.idle_compression)
-        us.announce(spec)
-        roles = [_OwnRole(run, rank, host) for rank in mine]
+        elastic.announce(spec)
+        roles = [_OwnRole(run, rank, host) for rank in own_ranks]
         code = 1
         try:
             with signals(coordinator), coordinator.console:
-                _write_roles(folder, us, mine)
+                _write_roles(folder, elastic, own_ranks)
                 for role in roles:
                     role.thread.start()
-                _watch(roles, us, host, coordinator)
+                _watch(roles, elastic, host, coordinator)
                 coordinator.commit_final()
             code = 128 + coordinator.signal if coordinator.interrupted else 0
         except (RunFailed, SecondInterrupt) as failure:
@@ -108,10 +108,10 @@ class Torchrun(Launcher):
                 code = 128 + coordinator.signal
         finally:
             _unblock(roles, host, coordinator)
-            us.dismiss(code)
+            elastic.dismiss(code)
             coordinator.close()
             host.close()
-            us.close()
+            elastic.close()
         return coordinator
 
 
@@ -131,8 +131,8 @@ class _OwnRole:
         self.exit = run_member(self.run, lambda: self.host.worker_context(self.rank))
 
 
-def _watch(roles: list[_OwnRole], us: ElasticRanks, host: MemberHost, coordinator: Coordinator) -> None:
-    """Watch until every member has saved its last part. Raises RunFailed if one ends before, and Refusal."""
+def _watch(roles: list[_OwnRole], elastic: ElasticRanks, host: MemberHost, coordinator: Coordinator) -> None:
+    """Until every member has saved its last part. Raises RunFailed for one that ended before, Refusal."""
     run_state = host.run_state
     ending = shutdown.Shutdown(coordinator)
     while not run_state.saved_by_all(FINAL_REQUEST):
@@ -140,11 +140,11 @@ def _watch(roles: list[_OwnRole], us: ElasticRanks, host: MemberHost, coordinato
         for role in roles:
             if role.exit is not None:
                 _take_end(role.rank, role.exit, coordinator)
-        for rank, other in us.others.items():
-            gone = host.is_gone(rank, other.process, _SILENT_SECONDS)
+        for rank, peer in elastic.others.items():
+            gone = host.is_gone(rank, peer.process, _SILENT_SECONDS)
             if gone and not run_state.has_saved(rank, FINAL_REQUEST):
-                _take_end(rank, us.reported(rank), coordinator)
-                _raise_death(rank, other, us.environment, coordinator)
+                _take_end(rank, elastic.reported(rank), coordinator)
+                _raise_death(rank, peer, elastic.environment, coordinator)
         coordinator.poll()
         if ending.is_overdue():
             late = [rank for rank in range(run_state.size) if not run_state.has_saved(rank, FINAL_REQUEST)]
@@ -154,17 +154,17 @@ def _watch(roles: list[_OwnRole], us: ElasticRanks, host: MemberHost, coordinato
             )
 
 
-def _take_end(rank: int, found: Exit | None, coordinator: Coordinator) -> None:
-    if found is None or found.how == FINISHED:
+def _take_end(rank: int, end: Exit | None, coordinator: Coordinator) -> None:
+    if end is None or end.how == FINISHED:
         return
-    if found.how == REFUSED:
-        raise Refusal(found.error)
-    raise coordinator.failed(rank, found.error)
+    if end.how == REFUSED:
+        raise Refusal(end.error)
+    raise coordinator.failed(rank, end.error)
 
 
-def _raise_death(rank: int, other: RankInfo, environment: Environment, coordinator: Coordinator) -> None:
+def _raise_death(rank: int, peer: RankInfo, environment: Environment, coordinator: Coordinator) -> None:
     coordinator.dead.append(rank)
-    where = f"process {other.process.pid} on {other.name}"
+    where = f"process {peer.process.pid} on {peer.name}"
     coordinator.event("died", f"replica {rank} died ({where}); all ranks end", member=rank)
     raise RunFailed(f"replica {rank} died, and under torchrun that ends all ranks. {_on_death(environment)}")
 
@@ -196,11 +196,11 @@ def _unblock(roles: list[_OwnRole], host: MemberHost, coordinator: Coordinator) 
             role.thread.join(max(0.0, until - time.monotonic()))
 
 
-def _write_roles(folder: Path, us: ElasticRanks, mine: list[int]) -> None:
-    pids: dict[int, int | None] = {rank: other.process.pid for rank, other in us.others.items()}
-    pids |= dict.fromkeys(mine)
-    names = {rank: other.name for rank, other in us.others.items()}
-    write_roles(folder, dict(sorted(pids.items())), us.environment.size, hosts=names)
+def _write_roles(folder: Path, elastic: ElasticRanks, own_ranks: list[int]) -> None:
+    pids: dict[int, int | None] = {rank: peer.process.pid for rank, peer in elastic.others.items()}
+    pids |= dict.fromkeys(own_ranks)
+    names = {rank: peer.name for rank, peer in elastic.others.items()}
+    write_roles(folder, dict(sorted(pids.items())), elastic.environment.size, hosts=names)
 
 
 # -- all other ranks --------------------------------------------------------------------------------------
@@ -222,13 +222,15 @@ class ElasticRanks(Rendezvous):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what Ctrl-C means
         signal.signal(signal.SIGTERM, lambda *_: leave_unless_stopping(host.run_state))
         fix_arithmetic(run.placement.threads)
-        over = threading.Event()
-        threading.Thread(target=_exit_with_leader, args=(spec.leader, host, over), daemon=True).start()
-        found = run_member(run, lambda: host.worker_context(rank))
-        over.set()
-        if found.how != FINISHED:
-            self.report(found)
-            raise (Refusal if found.how == REFUSED else RunFailed)(found.error)
+        member_ended = threading.Event()
+        threading.Thread(
+            target=_exit_with_leader, args=(spec.leader, host, member_ended), daemon=True
+        ).start()
+        end = run_member(run, lambda: host.worker_context(rank))
+        member_ended.set()
+        if end.how != FINISHED:
+            self.report(end)
+            raise (Refusal if end.how == REFUSED else RunFailed)(end.error)
         host.flush()
         # the others may go on for hours; rank 0 announces their end
         answer = self.dismissed(lambda: host.is_gone(0, spec.leader, _SILENT_SECONDS))
@@ -244,12 +246,12 @@ def ranks() -> ElasticRanks:
     return ElasticRanks(Environment.read(os.environ))
 
 
-def _exit_with_leader(leader: Process, host: MemberHost, over: threading.Event) -> None:
+def _exit_with_leader(leader: Process, host: MemberHost, member_ended: threading.Event) -> None:
     """End this process when rank 0 is gone: no checkpoint would be committed any more."""
     parent = os.getppid()
-    elastic = "TORCHELASTIC_RUN_ID" in os.environ
-    while not over.wait(_POLL_SECONDS):
-        orphaned = elastic and os.getppid() != parent
+    is_elastic = "TORCHELASTIC_RUN_ID" in os.environ
+    while not member_ended.wait(_POLL_SECONDS):
+        orphaned = is_elastic and os.getppid() != parent
         if orphaned or host.is_gone(0, leader, _SILENT_SECONDS):
             print("murmurate: rank 0 is gone; the last checkpoint is kept", file=sys.stderr, flush=True)
             os._exit(1)

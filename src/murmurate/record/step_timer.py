@@ -22,18 +22,18 @@ _SHORTEST_SECONDS = 1e-6
 
 
 @dataclass(frozen=True)
-class Bursts:
-    """When spans are recorded: from the run's seconds ``first``, ``first * growth``, ..., and once these are
-    ``longest_pause_seconds`` apart at that interval.
+class TraceSchedule:
+    """Trace schedule: when spans are recorded. Bursts start at the run's seconds ``first_seconds``,
+    ``first_seconds * growth``, ..., and once these are ``longest_pause_seconds`` apart at that interval.
 
-    A burst lasts ``seconds``, at least ``least_turns`` iterations of the loop and at most ``most_spans``.
+    A burst lasts ``seconds``, at least ``least_iterations`` of the loop and at most ``most_spans``.
     """
 
     first_seconds: float = 1.0
     growth: float = 1.5
     longest_pause_seconds: float = 60.0
     seconds: float = 0.25
-    least_turns: int = 3
+    least_iterations: int = 3
     most_spans: int = 400
 
     def after(self, seconds: float) -> float:
@@ -44,15 +44,15 @@ class Bursts:
         return due
 
 
-NEVER = Bursts(first_seconds=math.inf)
+NO_TRACE = TraceSchedule(first_seconds=math.inf)
 
 
 class StepTimer:
     """Counts the staleness of every step, and in bursts records the spans of one member's loop.
 
     ``seconds`` is the run's clock, as in ``time_seconds``. ``others`` are further channels on which this
-    member may wait. The loop calls ``lap(kind)`` at the end of each activity and ``turn()`` at the end of
-    each iteration; ``fields()`` are for the next record.
+    member may wait. The loop calls ``lap(kind)`` at the end of each activity and ``end_iteration()`` at the
+    end of each iteration; ``fields()`` are for the next record.
 
     Spans cover a burst without gaps, except for activities without a kind (recording, saving). The duration
     of the waiting within a span is known, but not its start: it is placed first, as in a collective.
@@ -63,16 +63,16 @@ class StepTimer:
         seconds: Callable[[], float],
         bound_replicas: Sequence[BoundReplica],
         others: Sequence[Channel] = (),
-        bursts: Bursts | None = None,
+        schedule: TraceSchedule | None = None,
     ) -> None:
         self._seconds = seconds
-        self._bursts = bursts or Bursts()
+        self._schedule = schedule or TraceSchedule()
         self._replicas = [bound.replica for bound in bound_replicas]
         self._channels = [*(bound.channel for bound in bound_replicas), *others]
-        self._due = self._bursts.after(seconds())
+        self._due = self._schedule.after(seconds())
         self._recording = False
         self._began = self._last = self._waited = 0.0
-        self._turns = 0
+        self._iterations = 0
         self._counts: dict[int, int] = {}
         self._spans: list[tuple[Kind, float, float]] = []
         for replica in self._replicas:
@@ -92,14 +92,14 @@ class StepTimer:
             self._add(kind, self._last, now - self._last)
         self._last, self._waited = now, waited
 
-    def turn(self) -> None:
+    def end_iteration(self) -> None:
         """End one iteration of the loop; a burst may begin or end here."""
         if self._recording:
             self.lap(None)
-            self._turns += 1
-            enough = self._last - self._began >= self._bursts.seconds
-            if len(self._spans) >= self._bursts.most_spans or (
-                enough and self._turns >= self._bursts.least_turns
+            self._iterations += 1
+            enough = self._last - self._began >= self._schedule.seconds
+            if len(self._spans) >= self._schedule.most_spans or (
+                enough and self._iterations >= self._schedule.least_iterations
             ):
                 self._end()
         elif (now := self._seconds()) >= self._due and not self._spans:
@@ -136,7 +136,7 @@ class StepTimer:
 
     def _begin(self, now: float) -> None:
         self._recording = True
-        self._turns = 0
+        self._iterations = 0
         self._began = self._last = now
         self._waited = self._waiting()
         for replica in self._replicas:
@@ -146,7 +146,7 @@ class StepTimer:
 
     def _end(self) -> None:
         self._recording = False
-        self._due = self._bursts.after(self._seconds())
+        self._due = self._schedule.after(self._seconds())
         for replica in self._replicas:
             del vars(replica)["update"], vars(replica)["step_plainly"]
 

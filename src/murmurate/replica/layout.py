@@ -113,27 +113,28 @@ def check_views(
     parts: Sequence[ParameterSlice],
     storage: Tensor,
     gradient: Tensor,
-    low: Mapping[str, Tensor | None],
+    low_precision: Mapping[str, Tensor | None],
 ) -> None:
     """Raise RuntimeError, naming the parameter, if one is no longer a view into replica ``name``'s vectors.
 
-    low: by parameter, the low-precision copy of which it is a view instead (and then it has no gradient).
+    low_precision: by parameter, the low-precision copy of which it is a view instead (it then has no
+        gradient).
     """
     for part in parts:
         parameter = getattr(part.owner, part.attribute)
         expected = [("values", parameter, storage), ("gradient", parameter.grad, gradient)]
-        if (copy := low.get(part.name)) is not None:
+        if (copy := low_precision.get(part.name)) is not None:
             expected = [("values", parameter, copy)]
-        for what, tensor, base in expected:
+        for label, tensor, base in expected:
             if tensor is None or tensor.data_ptr() != base[part.start :].data_ptr():
                 raise RuntimeError(
-                    f"the {what} of parameter '{part.name}' came loose from the vector of replica '{name}'. "
+                    f"the {label} of parameter '{part.name}' came loose from the vector of replica '{name}'. "
                     "Call .to() and .half() before replicate, never call zero_grad, and end each "
                     "loss with replica.descend(loss)."
                 )
 
 
-def disable_flatten(module: nn.Module) -> None:
+def disable_rnn_flattening(module: nn.Module) -> None:
     """cuDNN's weight flattening would move recurrent weights out of the vector."""
     for inner in module.modules():
         if isinstance(inner, nn.RNNBase):

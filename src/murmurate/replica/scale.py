@@ -217,24 +217,24 @@ class Scale:
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[bool]:
         """Exclusive access for this member; yields False if another has been writing for too long."""
-        end, held = time.monotonic() + _PATIENCE_SECONDS, 0
+        end, acquired = time.monotonic() + _PATIENCE_SECONDS, 0
         try:
             self._closing[0] = end
             for lock in self._locks:
                 if not lock.acquire(end - time.monotonic()):
                     break
-                held += 1
+                acquired += 1
             self._closing[0] = 0
-            alone = held == len(self._locks)
-            if alone:
+            is_exclusive = acquired == len(self._locks)
+            if is_exclusive:
                 self._begin()
             try:
-                yield alone
+                yield is_exclusive
             finally:
-                if alone:
+                if is_exclusive:
                     self._end()
         finally:
-            for lock in self._locks[:held]:
+            for lock in self._locks[:acquired]:
                 lock.release()
 
     def _begin(self) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from murmurate.replica.clipping import NotFinite, check_loss, clip_
 from murmurate.replica.layout import (
     check_views,
-    disable_flatten,
+    disable_rnn_flattening,
     grouping,
     lay_out,
     merge,
@@ -127,7 +127,7 @@ class Replica:
         self._point_module()
         self.optimizer = make_optimizer(self._optimizer_input())
         self._initial_lr = [group["lr"] for group in self.optimizer.param_groups]
-        disable_flatten(module)
+        disable_rnn_flattening(module)
 
     # -- the vector ---------------------------------------------------------------------------------
 
@@ -168,11 +168,11 @@ class Replica:
         return [{"params": [p], **s} for p, s in zip(self._slices, settings, strict=True)]
 
     def _point_module(self) -> None:
-        low = {part.name for part in self._compute_parts}
+        low_precision = {part.name for part in self._compute_parts}
         for part in self.parts:
             parameter: nn.Parameter = getattr(part.owner, part.attribute)
             parameter.grad = None  # torch refuses data of another dtype than the gradient's
-            if part.name in low and self._low is not None:
+            if part.name in low_precision and self._low is not None:
                 parameter.data = view(self._low, part)
             else:
                 parameter.data = view(self._storage, part)
@@ -230,8 +230,8 @@ class Replica:
                     f"the optimizer of replica '{self.name}' lost its gradient, so its step would do "
                     "nothing. Never call its zero_grad: descend clears the gradient."
                 )
-        low = {part.name: self._low for part in self._compute_parts}
-        check_views(self.name, self.parts, self._storage, self._storage_grad, low)
+        low_precision = {part.name: self._low for part in self._compute_parts}
+        check_views(self.name, self.parts, self._storage, self._storage_grad, low_precision)
 
     # -- learning -----------------------------------------------------------------------------------
 

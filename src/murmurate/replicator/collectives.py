@@ -96,12 +96,12 @@ class Group:
         parts, order = [], torch.empty(0, dtype=torch.int64)
         missing, workers = list(range(len(items))), list(range(self.size))
         while missing:
-            own = missing[workers.index(self.rank) :: len(workers)]
+            own_items = missing[workers.index(self.rank) :: len(workers)]
             # a member without items still computes one, to know the structure of results
-            computed = [function(items[i]) for i in own or missing[:1]]
+            computed = [function(items[i]) for i in own_items or missing[:1]]
             stacked = pytree.tree_map(lambda *rows: torch.stack([_tensor(r) for r in rows]), *computed)
-            results = pytree.tree_map(functools.partial(_first, len(own)), stacked)
-            numbers = torch.tensor(own, dtype=torch.int64)
+            results = pytree.tree_map(functools.partial(_first, len(own_items)), stacked)
+            numbers = torch.tensor(own_items, dtype=torch.int64)
             part, received, living = self.gather((results, numbers, torch.tensor([self.rank])), join=True)
             parts.append(part)
             order = torch.cat([order, received])
@@ -138,11 +138,11 @@ class _Map:
         if self.kind == "broadcast" and self.root not in inputs:
             raise FabricError(f"rank {self.root} died before it could broadcast: choose a living root")
         results = [
-            self._result(index, {rank: own[index] for rank, own in inputs.items()}).to(x.device)
+            self._result(index, {rank: values[index] for rank, values in inputs.items()}).to(x.device)
             for index, x in enumerate(tensors)
         ]
         if self.kind == "gather":
-            self.rows = {rank: [len(x) for x in own] for rank, own in inputs.items()}
+            self.rows = {rank: [len(x) for x in values] for rank, values in inputs.items()}
         return results, any(m.wants_gradient for m in contributions.values())
 
     def _result(self, index: int, inputs: dict[int, Tensor]) -> Tensor:
@@ -159,9 +159,9 @@ class _Map:
         return stacked.mean(0) if self.kind == "mean" else stacked.sum(0)
 
     def _own_rows(self, index: int, x: Tensor) -> Tensor:
-        own = self.group.rank
-        start = sum(counts[index] for rank, counts in self.rows.items() if rank < own)
-        return x[start : start + self.rows[own][index]]
+        own_rank = self.group.rank
+        start = sum(counts[index] for rank, counts in self.rows.items() if rank < own_rank)
+        return x[start : start + self.rows[own_rank][index]]
 
     def adjoint(self) -> _Map:
         return _Map(self.group, _ADJOINT[self.kind], self.root, self.rows)

@@ -74,14 +74,17 @@ class TensorExchange:
         }
         arrived = self._exchange(_pack(header, tensors))
         messages = {rank: _unpack(message) for rank, message in arrived.items()}
-        own = messages[self.rank][0]
-        for rank, (theirs, _) in messages.items():
-            if _must_match(theirs) != _must_match(own):
+        own_header = messages[self.rank][0]
+        for rank, (header, _) in messages.items():
+            if _must_match(header) != _must_match(own_header):
                 raise FabricError(
-                    f"rank {rank} calls {_call(theirs)} where rank {self.rank} calls {_call(own)}. "
+                    f"rank {rank} calls {_call(header)} where rank {self.rank} calls {_call(own_header)}. "
                     "Make the same collective calls on all replicas, in one order, also in backward passes."
                 )
-        return {rank: Contribution(own, bool(header["gradient"])) for rank, (header, own) in messages.items()}
+        return {
+            rank: Contribution(tensors, bool(header["gradient"]))
+            for rank, (header, tensors) in messages.items()
+        }
 
     def _exchange(self, message: Tensor) -> dict[int, Tensor]:
         pieces = {
@@ -126,11 +129,11 @@ def _unpack(message: Tensor) -> tuple[dict[str, Any], list[Tensor]]:
 
 def _must_match(header: dict[str, Any]) -> tuple[Any, ...]:
     """The part of a header that must be the same on all members: all but the first dimension of a gather."""
-    joined = header["call"].startswith("gather")
+    is_gather = header["call"].startswith("gather")
     return (
         header["call"],
         header["number"],
-        [(dtype, shape[1:] if joined else shape) for dtype, shape in header["tensors"]],
+        [(dtype, shape[1:] if is_gather else shape) for dtype, shape in header["tensors"]],
     )
 
 

@@ -79,28 +79,28 @@ def inputs(
     """
     if per not in ("worker", "replica"):
         raise ValueError(f"inputs are split per 'worker' or per 'replica', not per '{per}'")
-    turns, mine = (index.workers, index.worker) if per == "worker" else (index.replicas, index.rank)
+    takers, own_index = (index.workers, index.worker) if per == "worker" else (index.replicas, index.rank)
     if callable(source):
-        own: Iterator[Any] = iter(source(mine))
+        batches: Iterator[Any] = iter(source(own_index))
     else:
-        own = _in_turn(iter(source), turns, mine)
+        batches = _in_turn(iter(source), takers, own_index)
     if per == "worker" and index.per_worker > 1:
-        own = _shares(own, split, index.per_worker, index.local_rank)
+        batches = _shares(batches, split, index.per_worker, index.local_rank)
     if not callable(source):
-        yield from own  # all replicas read the same source, and end at its last whole round
+        yield from batches  # all replicas read the same source, and end at its last whole round
         return
     end = object()
     while True:
-        batch = next(own, end)
+        batch = next(batches, end)
         if not all_have(batch is not end):
             return
         yield batch
 
 
-def _in_turn(source: Iterator[Any], turns: int, mine: int) -> Iterator[Any]:
-    """Every ``turns``-th batch, from number ``mine``; an incomplete last round is dropped for all."""
-    while len(batches := list(itertools.islice(source, turns))) == turns:
-        yield batches[mine]
+def _in_turn(source: Iterator[Any], takers: int, own_index: int) -> Iterator[Any]:
+    """Every ``takers``-th batch, from number ``own_index``; an incomplete last round is dropped for all."""
+    while len(batches := list(itertools.islice(source, takers))) == takers:
+        yield batches[own_index]
 
 
 def _shares(source: Iterator[Any], split: Split, shares: int, index: int) -> Iterator[Any]:

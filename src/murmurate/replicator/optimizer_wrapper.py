@@ -1,4 +1,5 @@
-"""Wraps the optimizer of a script, so that its step is a strategy's (TF-Replicator's ``wrap_optimizer``)."""
+"""Wraps the optimizer of a script, so that ``step()`` runs the strategy's update (TF-Replicator's
+``wrap_optimizer``)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.errors import Refusal
-from murmurate.replica.layout import disable_flatten
+from murmurate.replica.layout import disable_rnn_flattening
 from murmurate.replica.vector import Exchange, Replica
 
 
@@ -21,16 +22,16 @@ class ParameterModule(nn.Module):
     def of(
         cls, named: Mapping[str, nn.Parameter], buffers: Mapping[str, Tensor] | None = None
     ) -> ParameterModule:
-        parameters = cls()
+        module = cls()
         for name, parameter in named.items():
-            owner, attribute = parameters._branch(name)
+            owner, attribute = module._owner_and_attribute(name)
             owner.register_parameter(attribute, parameter)
         for name, buffer in (buffers or {}).items():
-            owner, attribute = parameters._branch(name)
+            owner, attribute = module._owner_and_attribute(name)
             owner.register_buffer(attribute, buffer)
-        return parameters
+        return module
 
-    def _branch(self, name: str) -> tuple[nn.Module, str]:
+    def _owner_and_attribute(self, name: str) -> tuple[nn.Module, str]:
         *path, attribute = name.split(".")
         owner: nn.Module = self
         for step in path:
@@ -45,7 +46,7 @@ def parameter_module(optimizer: torch.optim.Optimizer, module: nn.Module | None)
     names = {} if module is None else {id(p): name for name, p in module.named_parameters()}
     owned = [p for group in optimizer.param_groups for p in group["params"]]
     if module is not None:
-        disable_flatten(module)
+        disable_rnn_flattening(module)
     return ParameterModule.of(
         {names.get(id(p), str(number)): p for number, p in enumerate(owned)},
         {} if module is None else dict(module.named_buffers()),
@@ -60,12 +61,12 @@ def optimizer_factory(optimizer: torch.optim.Optimizer) -> Callable[[list[Any]],
     """
     called = False
 
-    def make(parameters: list[Any]) -> torch.optim.Optimizer:
+    def make(groups: list[Any]) -> torch.optim.Optimizer:
         nonlocal called
         if called:
-            return _copy(optimizer, parameters)
+            return _copy(optimizer, groups)
         called = True
-        for group, new in zip(optimizer.param_groups, parameters, strict=True):
+        for group, new in zip(optimizer.param_groups, groups, strict=True):
             group["params"] = new["params"]
         # some optimizers (Adagrad) create state in the constructor: create it for the slices of the vector
         fresh = _copy(optimizer, [dict(group) for group in optimizer.param_groups])
@@ -83,7 +84,7 @@ def _copy(optimizer: torch.optim.Optimizer, groups: list[Any]) -> torch.optim.Op
     return kind(groups, **{k: v for k, v in optimizer.defaults.items() if k in known})
 
 
-def check_steps_flat_vector(optimizer: torch.optim.Optimizer) -> None:
+def check_supports_flat_vector(optimizer: torch.optim.Optimizer) -> None:
     """Raise Refusal if the optimizer cannot step a flat vector, before any change."""
     name = type(optimizer).__name__
     owned = [p for group in optimizer.param_groups for p in group["params"]]
@@ -108,25 +109,27 @@ def check_steps_flat_vector(optimizer: torch.optim.Optimizer) -> None:
 
 def refuse_schedulers(replica: Replica, optimizer: torch.optim.Optimizer, strategy: str) -> None:
     """Make the replica's steps raise Refusal once a scheduler has changed its learning rates, because the
-    centre, which steps, does not use these."""
+    optimizer runs on the centre, which does not see these rates."""
     exchange, initial = replica.exchange, [float(g["lr"]) for g in optimizer.param_groups]
 
-    def step(stepping: Replica) -> Exchange:
+    def exchange_unless_scheduled(replica: Replica) -> Exchange:
         if [float(g["lr"]) for g in optimizer.param_groups] != initial:
             raise Refusal(
-                f"under {strategy} the centre steps, and a replica's learning-rate scheduler does not reach "
-                "it. Give wrap_optimizer a schedule: a factor as a function of the updates."
+                f"under {strategy} the centre (the parameter server's process) applies the updates, and a "
+                "replica's learning-rate scheduler does not reach it. Give wrap_optimizer a "
+                "schedule: a factor as a function of the updates."
             )
-        return exchange(stepping)
+        return exchange(replica)
 
-    replica.exchange = step
+    replica.exchange = exchange_unless_scheduled
 
 
 class WrappedOptimizer(torch.optim.Optimizer):
-    """Behaves like the optimizer that it wraps, but ``step`` is the strategy's.
+    """Behaves like the optimizer that it wraps, except that ``step()`` runs the strategy's update.
 
     ``param_groups``, ``state`` and ``defaults`` are the wrapped optimizer's, whose parameters are now slices
-    of the flat vector of ``replica``. ``last`` is the latest Exchange.
+    of the flat vector of ``replica``. ``last`` says with how many members the last step
+    exchanged, and how stale it was.
 
     Differs: a parameter that the loss does not touch has gradient zero instead of None (see ``Replica``).
     """
@@ -175,7 +178,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         with torch.no_grad():
             for parameter, address, view in self._views:
                 if parameter.data_ptr() != address:
-                    self.replica.check()
+                    self.replica.check()  # raises RuntimeError with the name of the parameter
                 gradient = parameter.grad
                 if gradient is not None and gradient.data_ptr() == view.data_ptr():
                     continue
@@ -200,7 +203,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
             groups.append(settings | {"params": indices})
             for index in indices:
                 own = {
-                    key.split(".", 1)[1]: _of_one(value, replica.parts[index].name)
+                    key.split(".", 1)[1]: _state_of_parameter(value, replica.parts[index].name)
                     for key, value in saved.items()
                     if key.startswith(f"{number}.")
                 }
@@ -233,8 +236,9 @@ class WrappedOptimizer(torch.optim.Optimizer):
         replica.load(replica.state() | {"optimizer": loaded, "learning_rates": rates})
 
 
-def _of_one(value: Any, name: str) -> Any:
-    """One parameter's part of a group's state: its tensor of a moment, or a copy of a counter."""
+def _state_of_parameter(value: Any, name: str) -> Any:
+    """One parameter's part of a group's state: its slice of a moment estimate (Adam's ``exp_avg``), or a copy
+    of a counter."""
     if isinstance(value, dict):
         return value[name]
     return value.clone() if torch.is_tensor(value) else value

@@ -93,11 +93,14 @@ class Replicator:
         """At a centre: updates made from members' messages."""
         return sum(bound.replica.clock for bound in self.bound_replicas.values())
 
-    def serve_until(self, over: Callable[[], bool], turn: Callable[[], None] = lambda: None) -> None:
-        """At a centre: answer members' messages until ``over()``; ``turn()`` is called between messages."""
+    def serve_until(
+        self, is_over: Callable[[], bool], between_messages: Callable[[], None] = lambda: None
+    ) -> None:
+        """At a centre: answer members' messages until ``is_over()``; ``between_messages`` is called
+        after each round of answers."""
         self.publish()
         published = self.folds
-        while not over():
+        while not is_over():
             with torch.no_grad():
                 # a list, so that all replicas are served
                 served = [
@@ -107,7 +110,7 @@ class Replicator:
             if not any(served) and self.folds != published:  # no message is waiting
                 self.publish()
                 published = self.folds
-            turn()
+            between_messages()
 
     def consensus(self) -> dict[str, Tensor]:
         """The consensus vector [N] of each replica, by name."""
@@ -210,30 +213,31 @@ class Replicator:
 
 
 def check_capabilities(
-    strategy: Strategy, offered: frozenset[Capability], where: str, devices: Iterable[str] = ()
+    strategy: Strategy, offered: frozenset[Capability], offered_by: str, devices: Iterable[str] = ()
 ) -> None:
     """Raise Refusal, naming a strategy that would work, if a capability that the strategy needs is missing.
 
-    devices: of the replicas; memory is shared only on the CPU.
+    offered_by: names what has the capabilities ``offered``. devices: of the replicas; memory is shared only
+        on the CPU.
     """
     if any(torch.device(device).type != "cpu" for device in devices):
-        offered, where = offered - {Capability.SHARED_MEMORY}, f"{where} on a GPU"
+        offered, offered_by = offered - {Capability.SHARED_MEMORY}, f"{offered_by} on a GPU"
     missing = sorted(c.value for c in strategy.needs - offered)
     if missing:
         remedy = next((name for need, name in _REMEDIES if need in offered), "solo --replicas 1")
         hint = strategy.behaviour.needs_less if Capability.SHARED_MEMORY not in offered else ""
         hint = f" {hint}." if hint else ""
         raise Refusal(
-            f"{strategy.name} needs {' and '.join(missing)}, which {where} does not offer.{hint} "
+            f"{strategy.name} needs {' and '.join(missing)}, which {offered_by} does not offer.{hint} "
             f"Use --strategy {remedy}, or --launcher local on one host."
         )
 
 
-def check_common_rounds(strategy: Strategy, what: str) -> None:
+def check_common_rounds(strategy: Strategy, feature: str) -> None:
     """Raise Refusal if the strategy has no common rounds: a collective would never complete."""
     if not strategy.common_rounds:
         raise Refusal(
-            f"{strategy.name} cannot give {what}, because its replicas do not wait for one another. Use "
+            f"{strategy.name} cannot give {feature}, because its replicas do not wait for one another. Use "
             "all-reduce or local-sgd, or leave it out and use each replica's own values."
         )
 

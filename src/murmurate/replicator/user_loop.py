@@ -21,7 +21,7 @@ from murmurate.replicator.model_parallel import ModelParallelReplica
 from murmurate.replicator.optimizer_wrapper import (
     ParameterModule,
     WrappedOptimizer,
-    check_steps_flat_vector,
+    check_supports_flat_vector,
     optimizer_factory,
     parameter_module,
     refuse_schedulers,
@@ -160,7 +160,7 @@ class OwnLoop(Replicator):
 
         Raises Refusal for optimizers that cannot step one flat vector.
         """
-        check_steps_flat_vector(optimizer)
+        check_supports_flat_vector(optimizer)
         label = name or f"optimizer {sum(1 for n in self.bound_replicas if n.startswith('optimizer '))}"
         groups = [dict(g) for g in optimizer.param_groups]
         replica = self.replicate(
@@ -206,13 +206,13 @@ class OwnLoop(Replicator):
                 k = self._devices.index(parameter.device) if placed is None else placed(label)
                 shares.setdefault(k, []).append((label, parameter))
         shards = []
-        for k, own in sorted(shares.items()):
-            elsewhere = [label for label, p in own if p.device != self.device(k)]
+        for k, share in sorted(shares.items()):
+            elsewhere = [label for label, p in share if p.device != self.device(k)]
             if elsewhere:
                 raise Refusal(
                     f"'{elsewhere[0]}' is not on device {k} ({self.device(k)}): move it there first"
                 )
-            parameters = ParameterModule.of(dict(own))
+            parameters = ParameterModule.of(dict(share))
             shards.append(self.replicate(f"{name}.{k}", parameters, make_optimizer, schedule=schedule))
             self._modules[f"{name}.{k}"] = module
         return ModelParallelReplica(name, shards, clip)
@@ -254,10 +254,10 @@ class OwnLoop(Replicator):
                 else:
                     yield pytree.tree_map(lambda leaf: _detached(leaf).unsqueeze(0), result)
 
-    def _all_have(self, here: bool) -> bool:
+    def _all_have(self, has_batch: bool) -> bool:
         if not self.strategy.common_rounds:
-            return here
-        return bool(self.everyone.reduce(torch.tensor(here, dtype=torch.uint8), "min"))
+            return has_batch
+        return bool(self.everyone.reduce(torch.tensor(has_batch, dtype=torch.uint8), "min"))
 
     # -- collectives --------------------------------------------------------------------------------
 
@@ -278,8 +278,8 @@ class OwnLoop(Replicator):
         ranks = ranks_across(self.rank, self._index.per_worker, self.size)
         return self._group(ranks, "a collective across workers")
 
-    def _group(self, ranks: Sequence[int], what: str) -> Group:
-        check_common_rounds(self.strategy, what)
+    def _group(self, ranks: Sequence[int], feature: str) -> Group:
+        check_common_rounds(self.strategy, feature)
         group = tuple(ranks)
         if group not in self._exchanges:
             self._exchanges[group] = TensorExchange(self.fabric, group)
@@ -313,8 +313,8 @@ class OwnLoop(Replicator):
         """The consensus of all replicas as named tensors, for ``load_state_dict`` or to be saved.
 
         Floating-point buffers (batch statistics) are averaged under strategies with common rounds, where all
-        members must call this; otherwise they are the own ones. name: of one replica; None: of all. Raises
-        KeyError for an unknown name.
+        members must call this; otherwise they are this replica's own. name: of one replica; None: of all.
+        Raises KeyError for an unknown name.
         """
         agreed: dict[str, Tensor] = {}
         for label in self.bound_replicas if name is None else [name]:

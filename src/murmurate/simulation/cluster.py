@@ -42,11 +42,13 @@ class Cluster:
     loss: share of messages that are lost.
     crash_every_seconds: mean time between crashes, each of a replica drawn from the living.
     restart_after_seconds: how long a crashed replica stays away; none: for ever.
-    pause_every_seconds: mean time between pauses of a replica drawn from the living. pause_seconds: each.
-    cut_every_seconds: mean time between cuts of all links of one replica. cut_seconds: each.
-    partition: start, end, share: that share of the replicas hears nothing of the rest in between.
-    late_join: share, seconds: that share of the replicas comes only then.
-    lines: records to write over the run; with more than 16 replicas each joins all of them.
+    pause_every_seconds: mean time between pauses of a replica drawn from the living.
+    pause_seconds: how long each lasts.
+    cut_every_seconds: mean time between cuts of all links of one replica.
+    cut_seconds: how long each lasts.
+    partition: start, end, share: that share of the replicas receives nothing from the rest in between.
+    late_join: share, seconds: that share of the replicas joins only at that time.
+    lines: records to write over the run; with more than 16 replicas each record combines all of them.
     """
 
     compute: str = "constant:0.01"
@@ -157,7 +159,7 @@ def _steps_of(folder: Path) -> tuple[float, ...]:
         if rank in before and updates > before[rank][1]:
             seconds[rank].append((busy - before[rank][0]) / (updates - before[rank][1]))
         before[rank] = busy, updates
-    steps = tuple(s for _, of in sorted(seconds.items()) for s in of if s > 0)
+    steps = tuple(s for _, durations in sorted(seconds.items()) for s in durations if s > 0)
     if not steps:
         raise ValueError(f"{folder} has too few records to derive the time of a step")
     return steps

@@ -59,13 +59,15 @@ class FaultInjector:
         self._fabric.at(seconds, act)
 
     def _crash(self, rank: int) -> None:
-        monitor, back = self._monitor, self._cluster.restart_after_seconds
+        monitor, restart_after = self._monitor, self._cluster.restart_after_seconds
         self._fabric.crash(rank)
-        monitor.learners[rank].end()
+        monitor.learners[rank].freeze_costs()
         monitor.died[rank] = self._fabric.virtual_seconds
         monitor.event("died", f"replica {rank} died; {len(monitor.running)} go on", member=rank)
-        if back is not None:
-            self._fabric.at(self._fabric.virtual_seconds + back, functools.partial(self._enter, rank))
+        if restart_after is not None:
+            self._fabric.at(
+                self._fabric.virtual_seconds + restart_after, functools.partial(self._enter, rank)
+            )
 
     def _enter(self, rank: int) -> None:
         if self._monitor.running:

@@ -13,33 +13,36 @@ import torch
 from murmurate.agents.interface import Agent
 from murmurate.fabric.interface import Capability, Channel
 from murmurate.fabric.simulated.fabric import Member
-from murmurate.record.step_timer import NEVER, Bursts, StepTimer
+from murmurate.record.step_timer import NO_TRACE, StepTimer, TraceSchedule
 from murmurate.replicator.learner import updates_of
 from murmurate.replicator.replicator import Replicator
 from murmurate.spec import Batch, Outcome, derive_seed
 from murmurate.training.members import learner_of, open_source
-from murmurate.training.rejoin import adopted
+from murmurate.training.rejoin import state_to_load
 from murmurate.training.run import Run
 from murmurate.training.worker_context import DRAIN_SECONDS, FINAL_REQUEST
 
 
-class RunObserver(Protocol):
-    """The run's ``Monitor``, as its learners use it. Its methods take no virtual time."""
+class RunControl(Protocol):
+    """Decides when the run ends and when joiners are admitted, and is told of every learner's progress.
+
+    Implemented by the run's ``Monitor``; its methods take no virtual time.
+    """
 
     def stepped(self, learner: SimulatedLearner, batch: Batch) -> None: ...
     def is_over(self, learner: SimulatedLearner) -> bool: ...
-    def admission_due(self, learner: SimulatedLearner) -> bool: ...
-    def admit(self, learner: SimulatedLearner) -> None: ...
+    def joiners_waiting(self, learner: SimulatedLearner) -> bool: ...
+    def admit_joiners(self, learner: SimulatedLearner) -> None: ...
     def finish(self, learner: SimulatedLearner) -> None: ...
     def drained(self, learner: SimulatedLearner) -> None: ...
     def all_drained(self) -> bool: ...
 
 
 @dataclass(frozen=True)
-class Spent:
+class Costs:
     """The costs of one incarnation so far, in virtual seconds and bytes."""
 
-    lived_seconds: float
+    alive_seconds: float
     computing_seconds: float
     waiting_seconds: float
     exchanging_seconds: float
@@ -50,7 +53,7 @@ class SimulatedLearner:
     """The training loop of one replica, whose steps take virtual seconds.
 
     incarnation: counts this rank's starts from 0; each has its own random seeds. steps: yields (seconds busy,
-    seconds asleep afterwards). bursts: when spans are recorded.
+    seconds asleep afterwards). trace_schedule: when spans are recorded.
     """
 
     def __init__(
@@ -59,12 +62,12 @@ class SimulatedLearner:
         member: Member,
         steps: Iterator[tuple[float, float]],
         incarnation: int,
-        bursts: Bursts = NEVER,
+        trace_schedule: TraceSchedule = NO_TRACE,
     ) -> None:
         self.run, self.member, self.rank, self.incarnation = run, member, member.rank, incarnation
         self.began_seconds = member.now
         self.busy_seconds = 0.0
-        self._ended: Spent | None = None
+        self._final_costs: Costs | None = None
         self.env_steps = 0
         self.outcome = Outcome()
         self._steps = steps
@@ -79,16 +82,16 @@ class SimulatedLearner:
             self._barrier = member.channel("barrier", torch.zeros(1))
         barriers = [] if self._barrier is None else [self._barrier]
         self.timer = StepTimer(
-            lambda: member.now, list(self.replicator.bound_replicas.values()), barriers, bursts
+            lambda: member.now, list(self.replicator.bound_replicas.values()), barriers, trace_schedule
         )
 
     @property
-    def clock(self) -> int:
+    def updates(self) -> int:
         return updates_of(self.agent)
 
-    def adopt(self, donor: SimulatedLearner) -> None:
+    def load_state_from_peer(self, donor: SimulatedLearner) -> None:
         """Join with a living peer's state, as in ``murmurate.training.rejoin``."""
-        self.replicator.load(adopted(self.replicator, donor.replicator.state()))
+        self.replicator.load(state_to_load(self.replicator, donor.replicator.state()))
         self.agent.load(donor.agent.state())
         self.member.join()
         self.replicator.rejoined()
@@ -96,8 +99,8 @@ class SimulatedLearner:
             for bound in self.replicator.bound_replicas.values():
                 bound.channel.traffic.bytes += bound.replica.params.nbytes
 
-    def run_to_end(self, observer: RunObserver) -> None:
-        """Learn until the observer ends the run."""
+    def run_to_end(self, control: RunControl) -> None:
+        """Learn until ``control`` ends the run."""
         self.replicator.publish()
         for batch in self.source:
             busy, asleep = next(self._steps)
@@ -107,52 +110,52 @@ class SimulatedLearner:
             self.outcome = self.agent.learn(batch)
             batch.feedback(self.outcome.priorities)
             self.env_steps += batch.env_steps
-            observer.stepped(self, batch)
+            control.stepped(self, batch)
             if asleep:
                 self.member.compute(asleep)
                 self.timer.lap(None)
             if self._round_ended():
-                if self._barrier is not None and observer.admission_due(self):
-                    self._barrier.mean_(torch.zeros(1))  # now all are between the same two rounds
-                    observer.admit(self)
-                if observer.is_over(self):
+                if self._barrier is not None and control.joiners_waiting(self):
+                    self._barrier.mean_(torch.zeros(1))  # barrier: every learner has finished the same round
+                    control.admit_joiners(self)
+                if control.is_over(self):
                     break
-            self.timer.turn()
-        observer.finish(self)
+            self.timer.end_iteration()
+        control.finish(self)
         self.replicator.drain(FINAL_REQUEST, DRAIN_SECONDS)
         self.replicator.publish()
         self.source.close()
-        observer.drained(self)
+        control.drained(self)
 
-    def spent(self) -> Spent:
+    def costs(self) -> Costs:
         """The costs until it finished or died, else until now."""
-        return self._ended or Spent(
-            lived_seconds=self.member.now - self.began_seconds,
+        return self._final_costs or Costs(
+            alive_seconds=self.member.now - self.began_seconds,
             computing_seconds=self.busy_seconds,
             waiting_seconds=self.replicator.waiting_seconds,
             exchanging_seconds=self.member.exchanging_seconds,
             bytes=self.replicator.bytes_exchanged,
         )
 
-    def end(self) -> None:
-        """Count no further costs: it has died, or finished learning."""
-        self._ended = self.spent()
+    def freeze_costs(self) -> None:
+        """Called when it has died or finished learning: ``costs`` then stays the same."""
+        self._final_costs = self.costs()
 
     def _round_ended(self) -> bool:
-        if not self.synchronous or self.clock >= (self.run.updates or math.inf):
+        if not self.synchronous or self.updates >= (self.run.updates or math.inf):
             return True
         return self.replicator.between_rounds
 
 
 class Centre:
-    """The last member of a run whose strategy has a centre."""
+    """The centre's process: the member with the highest rank, in a run whose strategy has a centre."""
 
     def __init__(self, run: Run, member: Member) -> None:
         self.replicator = Replicator(run.strategy, member)
         self.agent: Agent = learner_of(run, member.rank, self.replicator)
 
-    def run_to_end(self, observer: RunObserver) -> None:
+    def run_to_end(self, control: RunControl) -> None:
         """Serve until every learner has finished."""
-        self.replicator.serve_until(observer.all_drained)
+        self.replicator.serve_until(control.all_drained)
         self.replicator.drain(FINAL_REQUEST, DRAIN_SECONDS)
         self.replicator.publish()

@@ -21,13 +21,13 @@ from murmurate.spec import Batch
 from murmurate.training.divergence import relative_spread
 from murmurate.training.run import Run
 
-MOST_OWN_RECORDS = 16  # replicas; of more, one record joins all
+MOST_OWN_RECORDS = 16  # replicas; with more, one record combines all
 _RETURNS_A_RECORD = 100
 _PRINT_SECONDS = 10.0
 
 
 class Monitor:
-    """The counts, records and end of one run. Its methods take no virtual time.
+    """Counts and records what happens in one run, and ends it. Its methods take no virtual time.
 
     print_line: prints a line of progress every ten real seconds.
     """
@@ -57,8 +57,8 @@ class Monitor:
         self.interrupted, self.signal = False, 0
         self.stopped_because = ""
         self._unrecorded: dict[int, list[list[float]]] = {}  # by record: returns and lengths of episodes
-        self._last_clock: dict[int, int] = {}
-        self._stop_at: float = math.inf  # the clock at which synchronous members stop
+        self._last_updates: dict[int, int] = {}
+        self._stop_at: float = math.inf  # the number of updates at which synchronous members stop
         self._pending: dict[int, Callable[[SimulatedLearner], None]] = {}
         self._admit_at = math.inf
         planned = run.planned_updates() or 100
@@ -72,12 +72,12 @@ class Monitor:
         if learner.rank in self.learners:
             self.former.append(self.learners[learner.rank])
         self.learners[learner.rank] = learner
-        self._last_clock[learner.rank] = learner.clock
+        self._last_updates[learner.rank] = learner.updates
 
     def stepped(self, learner: SimulatedLearner, batch: Batch) -> None:
         self.env_steps += batch.env_steps
-        self.updates += learner.clock - self._last_clock[learner.rank]
-        self._last_clock[learner.rank] = learner.clock
+        self.updates += learner.updates - self._last_updates[learner.rank]
+        self._last_updates[learner.rank] = learner.updates
         if batch.episodes:
             self.returns.extend(episode.episode_return for episode in batch.episodes)
             record = learner.rank if self._records_each else 0
@@ -90,18 +90,18 @@ class Monitor:
         self._stop_if_due()
 
     def is_over(self, learner: SimulatedLearner) -> bool:
-        """Synchronous members all stop at the same clock, chosen before any of them has passed it."""
-        if self.run.updates is not None and learner.clock >= self.run.updates:
+        """Synchronous members all stop after the same number of updates, chosen before any has passed it."""
+        if self.run.updates is not None and learner.updates >= self.run.updates:
             return True
-        return learner.clock >= self._stop_at if learner.synchronous else bool(self.stopped_because)
+        return learner.updates >= self._stop_at if learner.synchronous else bool(self.stopped_because)
 
     def finish(self, learner: SimulatedLearner) -> None:
-        """It has finished learning: faults no longer affect it."""
-        learner.end()
+        """``learner`` has finished learning: faults no longer affect it."""
+        learner.freeze_costs()
         self.finished[learner.rank] = self.fabric.virtual_seconds
 
     def drained(self, learner: SimulatedLearner) -> None:
-        """It has also drained the messages in flight."""
+        """``learner`` has also drained the messages in flight."""
         self._drained.add(learner.rank)
 
     def all_drained(self) -> bool:
@@ -115,7 +115,7 @@ class Monitor:
     def stop(self, why: str) -> None:
         if not self.stopped_because:
             self.stopped_because = why
-            self._stop_at = 1 + max((self.learners[r].clock for r in self.running), default=0)
+            self._stop_at = 1 + max((self.learners[r].updates for r in self.running), default=0)
             self.event("stopping", f"stopping: {why}")
 
     def _stop_if_due(self) -> None:
@@ -136,13 +136,13 @@ class Monitor:
     def admit_later(self, rank: int, enter: Callable[[SimulatedLearner], None]) -> None:
         """Call ``enter`` with a donor once all synchronous members are between two rounds."""
         if not self._pending:  # else some members may wait at the barrier already
-            self._admit_at = 1 + max((self.learners[r].clock for r in self.running), default=0)
+            self._admit_at = 1 + max((self.learners[r].updates for r in self.running), default=0)
         self._pending[rank] = enter
 
-    def admission_due(self, learner: SimulatedLearner) -> bool:
-        return learner.clock >= self._admit_at
+    def joiners_waiting(self, learner: SimulatedLearner) -> bool:
+        return learner.updates >= self._admit_at
 
-    def admit(self, learner: SimulatedLearner) -> None:
+    def admit_joiners(self, learner: SimulatedLearner) -> None:
         """Called by each learner after the barrier: the first one admits all pending joiners."""
         self._admit_at = math.inf
         pending, self._pending = self._pending, {}
@@ -175,7 +175,7 @@ class Monitor:
             timings = [self.learners[r].timer.fields(last=last) for r in ranks]
             if len(ranks) > 1:
                 self._record_members(ranks, timings)
-            facts = self._joined([self.learners[r] for r in ranks], replica)
+            facts = self._combined_record([self.learners[r] for r in ranks], replica)
             self._recorders[replica].record(facts | _summed(timings) | spread)
         if time.monotonic() - self._printed_at > _PRINT_SECONDS:
             self._printed_at = time.monotonic()
@@ -184,8 +184,8 @@ class Monitor:
     def _record_members(self, ranks: Sequence[int], timings: Sequence[dict[str, Any]]) -> None:
         for rank, timing in zip(ranks, timings, strict=True):
             if spans := timing.pop("spans", None):
-                clock = self.learners[rank].clock
-                self.recorder.record({"kind": "member", "member": rank, "updates": clock, "spans": spans})
+                updates = self.learners[rank].updates
+                self.recorder.record({"kind": "member", "member": rank, "updates": updates, "spans": spans})
 
     def progress(self) -> str:
         mean = f", return {statistics.fmean(self.returns):.2f}" if self.returns else ""
@@ -199,30 +199,30 @@ class Monitor:
     def _open_recorder(self, replica: int | None) -> Recorder:
         return Recorder(self._path, replica, 0.0, clock=lambda: self.fabric.virtual_seconds)
 
-    def _joined(self, learners: list[SimulatedLearner], replica: int) -> dict[str, Any]:
+    def _combined_record(self, learners: list[SimulatedLearner], replica: int) -> dict[str, Any]:
         """One record for all of them: sums of env steps and bytes, maxima of staleness, else means."""
-        bound_replicas = [b for one in learners for b in one.replicator.bound_replicas.values()]
+        bound_replicas = [b for learner in learners for b in learner.replicator.bound_replicas.values()]
         several = len(learners) > 1
         now = max(self.fabric.virtual_seconds, 1e-12)
-        spent = [one.spent() for one in learners]
+        costs = [learner.costs() for learner in learners]
         env_steps = learners[0].env_steps if self._records_each else self.env_steps
         episodes = self._unrecorded.pop(replica, [])
         facts: dict[str, Any] = {
             "env_steps": env_steps,
-            "updates": int(statistics.median(one.clock for one in learners)),
+            "updates": int(statistics.median(learner.updates for learner in learners)),
             "total_env_steps": self.env_steps,
             "env_steps_per_second": env_steps / now,
             "return_mean": statistics.fmean(self.returns) if self.returns else None,
             "episode_returns": episodes[-_RETURNS_A_RECORD:],
-            **_means([one.outcome.read_metrics() for one in learners if one.outcome.metrics]),
+            **_means([learner.outcome.read_metrics() for learner in learners if learner.outcome.metrics]),
             "staleness": max(b.last.staleness for b in bound_replicas),
             "staleness_max": max(b.staleness_max for b in bound_replicas),
             "heard": statistics.fmean(b.last.heard for b in bound_replicas),
             "rounds": int(statistics.median(b.last.round for b in bound_replicas)),
-            "waiting_seconds": statistics.fmean(one.waiting_seconds for one in spent),
-            "computing_seconds": statistics.fmean(one.computing_seconds for one in spent),
-            "exchanging_seconds": statistics.fmean(one.exchanging_seconds for one in spent),
-            "bytes_exchanged": sum(one.bytes for one in spent),
+            "waiting_seconds": statistics.fmean(cost.waiting_seconds for cost in costs),
+            "computing_seconds": statistics.fmean(cost.computing_seconds for cost in costs),
+            "exchanging_seconds": statistics.fmean(cost.exchanging_seconds for cost in costs),
+            "bytes_exchanged": sum(cost.bytes for cost in costs),
         }
         return facts | ({"joined_replicas": len(learners)} if several else {})
 
@@ -232,8 +232,8 @@ class Monitor:
 
 
 def disagreement(learners: Sequence[SimulatedLearner]) -> float:
-    """Of their present parameters."""
-    return relative_spread(torch.stack([_vector(one) for one in learners]))
+    """The relative spread of the learners' present parameters."""
+    return relative_spread(torch.stack([_vector(learner) for learner in learners]))
 
 
 def _vector(learner: SimulatedLearner) -> Tensor:

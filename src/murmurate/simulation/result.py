@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from murmurate.simulation.cluster import Cluster
-from murmurate.simulation.member import Centre, Spent
+from murmurate.simulation.member import Centre, Costs
 from murmurate.simulation.monitor import Monitor, disagreement
 from murmurate.training import checkpoint
 from murmurate.training.evaluate import figures
@@ -27,8 +27,8 @@ def summarize(
 ) -> dict[str, Any]:
     """Evaluate, then write and return ``summary.json``. Fields: ``docs/metrics.md``, ``docs/simulate.md``."""
     learners = [*monitor.former, *monitor.learners.values()]
-    spent = [learner.spent() for learner in learners]
-    bound_replicas = [bound for one in learners for bound in one.replicator.bound_replicas.values()]
+    costs = [learner.costs() for learner in learners]
+    bound_replicas = [bound for learner in learners for bound in learner.replicator.bound_replicas.values()]
     centres = [centre.replicator.bytes_exchanged] if centre is not None else []
     last = [monitor.learners[rank] for rank in sorted(monitor.finished)]
     virtual = max(monitor.finished.values(), default=monitor.fabric.virtual_seconds)
@@ -42,17 +42,17 @@ def summarize(
         "seed": run.seed,
         "env_steps": monitor.env_steps,
         "frames": frames,
-        "updates": int(statistics.median(one.clock for one in last)) if last else 0,
-        "updates_least": min((one.clock for one in last), default=0),
-        "updates_greatest": max((one.clock for one in last), default=0),
+        "updates": int(statistics.median(learner.updates for learner in last)) if last else 0,
+        "updates_least": min((learner.updates for learner in last), default=0),
+        "updates_greatest": max((learner.updates for learner in last), default=0),
         "wall_seconds": wall_seconds,
         "virtual_seconds": virtual,
         "env_steps_per_second": monitor.env_steps / max(wall_seconds, 1e-9),
         "env_steps_per_virtual_second": monitor.env_steps / max(virtual, 1e-12),
         "updates_per_virtual_second": monitor.updates / max(virtual, 1e-12),
         "total_updates": monitor.updates,
-        **shares(spent),
-        "bytes_exchanged": sum(one.bytes for one in spent) + sum(centres),
+        **shares(costs),
+        "bytes_exchanged": sum(cost.bytes for cost in costs) + sum(centres),
         "staleness_max": max((bound.staleness_max for bound in bound_replicas), default=0),
         "disagreement_final": disagreement(last) if len(last) > 1 else None,
         "train_return_mean": statistics.fmean(monitor.returns) if monitor.returns else None,
@@ -69,21 +69,21 @@ def summarize(
     }
     if (skipped := run.world.skipped()) is not None:
         facts["skipped"] = skipped[1]
-    where = folder / "checkpoints" / "last"
-    if reason == "finished" and checkpoint.damage(where) is None:
-        values = figures(run, where)
+    last_checkpoint = folder / "checkpoints" / "last"
+    if reason == "finished" and checkpoint.damage(last_checkpoint) is None:
+        values = figures(run, last_checkpoint)
         values.pop("returns", None)
         facts |= values
     write_json(folder / "summary.json", facts)
     return facts
 
 
-def shares(spent: Sequence[Spent]) -> dict[str, float]:
+def shares(costs: Sequence[Costs]) -> dict[str, float]:
     """Shares of the learners' virtual time: computing, waiting, exchanging, the rest (asleep, paused)."""
-    lived = max(sum(one.lived_seconds for one in spent), 1e-12)
+    total = max(sum(cost.alive_seconds for cost in costs), 1e-12)
     values = {
-        "share_computing": sum(one.computing_seconds for one in spent) / lived,
-        "share_waiting": sum(one.waiting_seconds for one in spent) / lived,
-        "share_exchanging": sum(one.exchanging_seconds for one in spent) / lived,
+        "share_computing": sum(cost.computing_seconds for cost in costs) / total,
+        "share_waiting": sum(cost.waiting_seconds for cost in costs) / total,
+        "share_exchanging": sum(cost.exchanging_seconds for cost in costs) / total,
     }
     return values | {"share_idle": max(0.0, 1.0 - sum(values.values()))}

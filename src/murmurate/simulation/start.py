@@ -19,7 +19,7 @@ from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.simulated.fabric import MailFaults, Member, SimulatedFabric
 from murmurate.launch.inline import Inline
-from murmurate.record.step_timer import NEVER, Bursts
+from murmurate.record.step_timer import NO_TRACE, TraceSchedule
 from murmurate.record.timelines import shown_members
 from murmurate.replica.clipping import NotFinite
 from murmurate.simulation.cluster import Cluster
@@ -76,7 +76,7 @@ class Simulation:
         self._times = cluster.compute_model()
         self._incarnations = [0] * run.replicas
         self._with_spans = frozenset(shown_members(run.replicas))
-        self._bursts = self._early_bursts()
+        self._trace_schedule = self._early_trace_schedule()
         late, network = cluster.late(run.replicas), cluster.network_model()
         self.fabric = SimulatedFabric(
             run.members,
@@ -119,8 +119,8 @@ class Simulation:
             finally:
                 monitor.close()
             reason = self.failure or ("interrupted" if monitor.interrupted else "finished")
-            wall = time.monotonic() - started
-            summary = summarize(run, self.cluster, folder, monitor, self.centre, wall, reason)
+            wall_seconds = time.monotonic() - started
+            summary = summarize(run, self.cluster, folder, monitor, self.centre, wall_seconds, reason)
         code = 128 + monitor.signal if monitor.interrupted else FINISHED
         return Finish(FAILED if self.failure else code, summary, run=run)
 
@@ -135,16 +135,19 @@ class Simulation:
         incarnation = self._incarnations[member.rank]
         seed = derive_seed(self.run.seed, f"compute, life {incarnation}", member.rank)
         steps = self._times.steps(member.rank, np.random.default_rng(seed))
-        bursts = self._bursts if member.rank in self._with_spans else NEVER
-        return SimulatedLearner(self.run, member, steps, incarnation, bursts)
+        trace_schedule = self._trace_schedule if member.rank in self._with_spans else NO_TRACE
+        return SimulatedLearner(self.run, member, steps, incarnation, trace_schedule)
 
-    def _early_bursts(self) -> Bursts:
+    def _early_trace_schedule(self) -> TraceSchedule:
         """When spans are recorded: after five typical steps, then at growing intervals, for few steps."""
         rank = self.run.replicas - 1  # not the straggler
         steps = self._times.steps(rank, np.random.default_rng(0))
         typical_seconds = statistics.median(sum(next(steps)) for _ in range(100))
-        return Bursts(
-            5 * typical_seconds, longest_pause_seconds=math.inf, seconds=0.0, least_turns=_STEPS_OF_A_BURST
+        return TraceSchedule(
+            5 * typical_seconds,
+            longest_pause_seconds=math.inf,
+            seconds=0.0,
+            least_iterations=_STEPS_OF_A_BURST,
         )
 
     def _serve(self, member: Member) -> None:
@@ -165,14 +168,14 @@ class Simulation:
 
         def role(member: Member) -> None:
             learner = self._learner(member)
-            learner.adopt(donor)
+            learner.load_state_from_peer(donor)
             self.monitor.begin(learner)
             learner.run_to_end(self.monitor)
 
         self.fabric.revive(rank, role, like=donor.rank)
-        for other in self.monitor.running:
-            if other != rank:
-                self.monitor.learners[other].replicator.joined(rank)
+        for peer in self.monitor.running:
+            if peer != rank:
+                self.monitor.learners[peer].replicator.joined(rank)
         self.monitor.died.pop(rank, None)
         self.monitor.event("joined", f"replica {rank} joins with the state of {donor.rank}", member=rank)
 
@@ -198,12 +201,12 @@ class Simulation:
                 "source": {"first": []},
                 "exact": False,
                 "env_steps": learner.env_steps,
-                "updates": learner.clock,
+                "updates": learner.updates,
             }
             checkpoint.write_part(staging(self.folder, _END), writer, state)
 
         self.fabric.run([role] * run.members)
-        about = {
+        manifest_fields = {
             "env_steps": monitor.env_steps,
             "seconds": end,
             "replicas": run.replicas,
@@ -211,7 +214,7 @@ class Simulation:
             "dead": sorted(monitor.died),
             "best": None,
         }
-        checkpoint.commit(self.folder / "checkpoints", staging(self.folder, _END), about)
+        checkpoint.commit(self.folder / "checkpoints", staging(self.folder, _END), manifest_fields)
 
 
 @contextlib.contextmanager

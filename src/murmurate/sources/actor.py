@@ -39,17 +39,18 @@ from murmurate.worlds.interface import Simulators, SimulatorWorld
 class ActorSettings:
     """The settings of one actor process.
 
-    low: the index of its first simulator among its learner's. first: the same among the ``total`` simulators
-    of all replicas. incarnation: identifies this start of the process; each one has its own random seeds.
-    parameters: file descriptor and number of the shared parameters. ring: file descriptor.
+    first_simulator: its index among the learner's simulators. global_first_simulator: its index among the
+    ``total_simulators`` of all replicas. incarnation: identifies this start of the process;
+    each start has its own random seeds. parameters: file descriptor and number of the shared parameters.
+    ring: file descriptor.
     """
 
     world: SimulatorWorld
     agent: LearnerConfig
     simulators: int
-    low: int
-    first: int
-    total: int
+    first_simulator: int
+    global_first_simulator: int
+    total_simulators: int
     seed: int
     incarnation: str
     random_env_steps: int
@@ -63,7 +64,7 @@ class ActorLoop:
     def __init__(self, settings: ActorSettings) -> None:
         self.settings = settings
         self._simulators: Simulators = settings.world.open(
-            settings.simulators, training=True, first=settings.low
+            settings.simulators, training=True, first=settings.first_simulator
         )
         spec = self._simulators.spec
         config: Any = settings.agent
@@ -72,12 +73,14 @@ class ActorLoop:
             config = dataclasses.replace(config, precision="float32")
         context = Context(spec, _acting_replica, settings.seed)
         self._spec, self._agent = spec, cast(Agent, config.build(context))
-        self._agent.assign_simulators(settings.first, settings.total)
+        self._agent.assign_simulators(settings.global_first_simulator, settings.total_simulators)
         descriptor, count = settings.parameters
         self._parameters = SharedParameters(SharedMemoryFile(descriptor), count)
         behaviour = config.requires.behaviour
         self._ring = ActorRing(SharedMemoryFile(settings.ring), spec, settings.simulators, behaviour)
-        self._generator = derive_generator(settings.seed, f"actions {settings.incarnation}", settings.first)
+        self._generator = derive_generator(
+            settings.seed, f"actions {settings.incarnation}", settings.global_first_simulator
+        )
         self._version = 0
         self._backoff = Backoff()
 
@@ -123,8 +126,10 @@ class ActorLoop:
         self._ring.put(ActorStep(steps, record.episodes, record.version))
 
     def _value(self, observation: Tensor) -> Tensor:
-        none = torch.zeros(len(observation), dtype=torch.bool)
-        value = self._agent.act(observation, None, none, self._generator, greedy=True).greedy_value
+        no_episode_begins = torch.zeros(len(observation), dtype=torch.bool)
+        value = self._agent.act(
+            observation, None, no_episode_begins, self._generator, greedy=True
+        ).greedy_value
         return torch.zeros(len(observation)) if value is None else value
 
     def _refresh(self) -> None:

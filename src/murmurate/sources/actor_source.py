@@ -38,12 +38,12 @@ _DEATHS = 5  # the run fails after so many deaths of one actor in a row, each wi
 class _Actor:
     """One actor process.
 
-    low: the index of its first simulator among the learner's. silent_seconds: since its last step.
+    first_simulator: its index among the learner's simulators. silent_seconds: since its last step.
     longest_seconds: the longest time between two of its steps. silent_deaths: in a row, each without a step.
     """
 
     index: int
-    low: int
+    first_simulator: int
     simulators: int
     memory_file: SharedMemoryFile
     ring: ActorRing
@@ -60,7 +60,7 @@ class _Actor:
         self.has_sent, self.silent_seconds, self.silent_deaths = True, 0.0, 0
 
     @property
-    def hangs(self) -> bool:
+    def is_hung(self) -> bool:
         if not self.has_sent:
             return self.silent_seconds > _STARTUP_SECONDS
         return self.silent_seconds > max(_SILENCE_SECONDS, _SLOWEST_FACTOR * self.longest_seconds)
@@ -113,10 +113,10 @@ class ActorSource:
         self._parameters = SharedParameters(self._memory_file, count)
         bounds = [plan.simulators * k // plan.actors for k in range(plan.actors + 1)]
         self._actors = []
-        for index, (low, high) in enumerate(itertools.pairwise(bounds)):
+        for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
             memory_file = SharedMemoryFile.create()
-            ring = ActorRing(memory_file, spec, high - low, plan.agent.requires.behaviour)
-            self._actors.append(_Actor(index, low, high - low, memory_file, ring))
+            ring = ActorRing(memory_file, spec, stop - start, plan.agent.requires.behaviour)
+            self._actors.append(_Actor(index, start, stop - start, memory_file, ring))
         self._backoff = Backoff()
         self._next_actor = self._lag = self._lag_max = 0
         self._checked_at = 0.0
@@ -154,13 +154,14 @@ class ActorSource:
         return self._sampler.next(played, episodes)
 
     def _next_record(self) -> tuple[ActorStep, _Actor] | None:
-        """From the next actor, in round-robin order, that has one; None if none came within a short wait."""
+        """The oldest record of the next actor, in round-robin order, that has one; None after a short wait
+        without any."""
         for _ in range(_POLLS):
             self._check_actors()
             for _ in self._actors:
                 actor = self._actors[self._next_actor % len(self._actors)]
                 self._next_actor += 1
-                if actor.ring.waiting:
+                if actor.ring.waiting_records:
                     actor.note_step()
                     self._backoff.reset()
                     return actor.ring.oldest(), actor
@@ -169,11 +170,13 @@ class ActorSource:
 
     def _insert(self, record: ActorStep, actor: _Actor) -> list[Episode]:
         self._sampler.before_steps()
-        self._sampler.insert(actor.low, record.steps)
+        self._sampler.insert(actor.first_simulator, record.steps)
         actor.ring.drop()
         self._lag = updates_of(self.learner) + 1 - record.version
         self._lag_max = max(self._lag_max, self._lag)
-        return [Episode(actor.low + e.simulator, e.episode_return, e.length) for e in record.episodes]
+        return [
+            Episode(actor.first_simulator + e.simulator, e.episode_return, e.length) for e in record.episodes
+        ]
 
     def _publish(self, always: bool = False) -> None:
         version = updates_of(self.learner) + 1
@@ -192,14 +195,14 @@ class ActorSource:
 
     def _spawn(self, actor: _Actor) -> None:
         plan = self.plan
-        self.replay.restart(actor.low, actor.simulators)
+        self.replay.restart(actor.first_simulator, actor.simulators)
         settings = ActorSettings(
             world=plan.world,
             agent=plan.agent,
             simulators=actor.simulators,
-            low=actor.low,
-            first=plan.rank * plan.simulators + actor.low,
-            total=plan.replicas * plan.simulators,
+            first_simulator=actor.first_simulator,
+            global_first_simulator=plan.rank * plan.simulators + actor.first_simulator,
+            total_simulators=plan.replicas * plan.simulators,
             seed=self._seed,
             incarnation=f"{self._sampler.batches} {actor.starts}",
             random_env_steps=plan.random_env_steps * actor.simulators // plan.simulators,
@@ -233,24 +236,24 @@ class ActorSource:
         for actor in self._actors:
             if actor.process is None:
                 continue
-            if actor.ring.waiting:  # these are inserted before it is started again
+            if actor.ring.waiting_records:  # these are inserted before it is started again
                 continue
             # if more time has passed, this process did not poll
             actor.silent_seconds += min(elapsed, 2 * _CHECK_SECONDS)
             name, code = f"actor {actor.index} of replica {self.plan.rank}", actor.process.poll()
             if code is not None:
-                how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            elif actor.hangs:
-                how = f"hung: no step for {actor.silent_seconds:.0f} s"
+                cause = f"signal {-code}" if code < 0 else f"exit code {code}"
+            elif actor.is_hung:
+                cause = f"hung: no step for {actor.silent_seconds:.0f} s"
             else:
                 continue
             actor.silent_deaths += 1
             if actor.silent_deaths >= _DEATHS:
                 raise RunFailed(
-                    f"{name} died {_DEATHS} times without having made a step ({how}). See its output "
+                    f"{name} died {_DEATHS} times without having made a step ({cause}). See its output "
                     "in logs/ in the run folder."
                 )
-            self._events.append(("actor died", f"{name} died ({how}) and is started again"))
+            self._events.append(("actor died", f"{name} died ({cause}) and is started again"))
             _kill(actor)
             self._spawn(actor)
 

@@ -32,8 +32,8 @@ class BankWeights:
     def weigh(self, weights: Tensor, total: float, least: float, beta: float) -> None:
         """Turn a batch's weights [B] in this bank, (p / least p) ** -beta, in place into those that a single
         replay would give; 1 at most. total, least: of the priorities in this bank."""
-        own = math.log(total) - beta * math.log(least)
-        greatest = own + math.log(float(weights.max()))
+        log_scale = math.log(total) - beta * math.log(least)
+        greatest = log_scale + math.log(float(weights.max()))
         if self._draws % _EVERY == 0:
             own_greatest = torch.tensor([greatest], dtype=torch.float64)
             self._channel.publish(own_greatest.view(torch.int64))
@@ -43,7 +43,7 @@ class BankWeights:
                 _number(self._channel.peek(rank)[0]) for rank in published if rank in living
             ]
         self._draws += 1
-        weights.mul_(math.exp(own - max([greatest, *self._others_greatest])))
+        weights.mul_(math.exp(log_scale - max([greatest, *self._others_greatest])))
 
 
 def _number(x: Tensor) -> float:

@@ -66,13 +66,14 @@ class ReplaySampler:
         return self._played
 
     def before_steps(self) -> None:
-        """Wait for copies out of slots that the next steps may overwrite."""
+        """To be called before ``insert``: waits until prefetched batches are copied out of slots that the
+        next steps may overwrite."""
         if self.replay.full:
             self._ahead.drain()
 
-    def insert(self, low: int, steps: Steps) -> None:
-        """Insert a step of the simulators ``low``, ``low`` + 1, ..."""
-        self.replay.observe(low, steps)
+    def insert(self, first_simulator: int, steps: Steps) -> None:
+        """Insert a step of the simulators ``first_simulator``, ``first_simulator`` + 1, ..."""
+        self.replay.observe(first_simulator, steps)
         self._played += len(steps.reward)
 
     def next(self, env_steps: int, episodes: Sequence[Episode]) -> Batch:
@@ -106,23 +107,23 @@ class ReplaySampler:
         }
 
     def state(self) -> dict[str, Any]:
-        held = {"store": self.replay.state(), "ahead": self._ahead.state()} if self.config.saved else None
+        contents = {"store": self.replay.state(), "ahead": self._ahead.state()} if self.config.saved else None
         return {
             "batches": self.batches,
             "played": self._played,
             "drawn": self._drawn,
-            "replays": {} if held is None else {self.name: held},
+            "replays": {} if contents is None else {self.name: contents},
         }
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from ``state``; as ``fresh_start``, if the replay's contents were not saved in it."""
-        held = state["replays"].get(self.name)
-        if held is None:
+        contents = state["replays"].get(self.name)
+        if contents is None:
             return self.fresh_start(int(state["batches"]))
         self.batches = int(state["batches"])
         self._played, self._drawn = int(state["played"]), int(state["drawn"])
-        self.replay.load(held["store"])
-        self._ahead.load(held["ahead"])
+        self.replay.load(contents["store"])
+        self._ahead.load(contents["ahead"])
 
     def fresh_start(self, batches: int) -> None:
         """Begin in the middle of a run with an empty replay: learn as soon as a batch can be drawn."""

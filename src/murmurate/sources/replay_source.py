@@ -70,22 +70,22 @@ class ReplaySourceConfig(SourceConfig):
 
     def _check_learning(self, run: RunView) -> None:
         """Refuse a run that ends before its learners begin to learn."""
-        if run.env_steps is None or self.replay.learnable(own := run.env_steps // run.replicas):
+        if run.env_steps is None or self.replay.learnable(env_steps := run.env_steps // run.replicas):
             return
-        first = f"each learner makes {own:,} env steps and begins to learn after"
+        sentence = f"each learner makes {env_steps:,} env steps and begins to learn after"
         starts = self.replay.learning_starts
-        if own <= starts:
-            raise Refusal(f"{first} {starts:,}. Use more --env-steps, or --replay.learning-starts 1000.")
+        if env_steps <= starts:
+            raise Refusal(f"{sentence} {starts:,}. Use more --env-steps, or --replay.learning-starts 1000.")
         raise Refusal(
-            f"{first} {starts + self.replay.fit_every:,}. Use more --env-steps, or a smaller "
+            f"{sentence} {starts + self.replay.fit_every:,}. Use more --env-steps, or a smaller "
             "--replay.fit-every."
         )
 
     def batches(self, run: RunView) -> int | None:
         if run.env_steps is None:
             return None
-        own = run.env_steps / run.replicas
-        return max(1, self.replay.planned_updates(own, run.learner.requires.batch))
+        env_steps = run.env_steps / run.replicas
+        return max(1, self.replay.planned_updates(env_steps, run.learner.requires.batch))
 
     def memory_bytes(self, run: RunView) -> int:
         stored = self._store_bytes(run)
@@ -129,9 +129,9 @@ class ReplaySourceConfig(SourceConfig):
         banks = BankWeights(context.channel("banks", LIKE), run.replicas) if shared else None
         device = context.device
         sampler = ReplaySampler(store, self.replay, requires.batch, device, context.progress, banks)
-        first, total = rank * self.simulators, run.replicas * self.simulators
+        first_simulator, total = rank * self.simulators, run.replicas * self.simulators
         if self.actors:
-            learner.assign_simulators(first, total)
+            learner.assign_simulators(first_simulator, total)
             plan = ActorPlan(
                 world,
                 run.learner,
@@ -148,7 +148,7 @@ class ReplaySourceConfig(SourceConfig):
             learner,
             sampler,
             seed=seed,
-            assign=lambda low: learner.assign_simulators(first + low, total),
+            assign=lambda index: learner.assign_simulators(first_simulator + index, total),
             random_env_steps=self.random_env_steps,
         )
 
@@ -170,7 +170,7 @@ class ReplaySource:
         sampler: ReplaySampler,
         *,
         seed: int,
-        assign: Callable[[int], None] = lambda low: None,
+        assign: Callable[[int], None] = lambda index: None,
         random_env_steps: int = 0,
     ) -> None:
         self.policy, self.replay = policy, sampler.replay
@@ -208,17 +208,17 @@ class ReplaySource:
 
     def _step_all(self) -> list[Episode]:
         """One step of all simulators."""
-        groups, chosen = self._groups, []
+        groups, actions = self._groups, []
         for g, group in enumerate(groups.groups):
             action = self._act(g)
             groups.memory[g] = action.memory
-            chosen.append(action._replace(action=action.action.cpu()))
-            group.send(chosen[g].action)
+            actions.append(action._replace(action=action.action.cpu()))
+            group.send(actions[g].action)
         self._sampler.before_steps()
         episodes = []
         for g, (group, part) in enumerate(zip(groups.groups, groups.parts, strict=True)):
             step = group.receive()
-            self._sampler.insert(part.start, steps_of(self._observations[g], chosen[g], step))
+            self._sampler.insert(part.start, steps_of(self._observations[g], actions[g], step))
             self._observations[g] = step.observation
             torch.logical_or(step.terminated, step.truncated, out=groups.first[part])
             episodes += [Episode(part.start + e.simulator, e.episode_return, e.length) for e in step.episodes]

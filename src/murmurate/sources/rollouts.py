@@ -107,19 +107,19 @@ class RolloutSource:
 
     def __next__(self) -> Batch:
         observation, groups = self._present_observation(), self._groups
-        into = self._buffers[self._batches % 2]
-        into.begin(observation, groups.first, groups.joined_memory())
+        buffers = self._buffers[self._batches % 2]
+        buffers.begin(observation, groups.first, groups.joined_memory())
         episodes: list[Episode] = []
         for t in range(self._steps + 1):
             for g, group in enumerate(groups.groups):
                 if t > 0:
-                    episodes += into.put(t, g, group.receive())
+                    episodes += buffers.put(t, g, group.receive())
                 if t < self._steps:
-                    group.send(self._act(into, t, g))
-        self._observation = into.observation[self._steps]
-        groups.first = into.first[self._steps]
+                    group.send(self._act(buffers, t, g))
+        self._observation = buffers.observation[self._steps]
+        groups.first = buffers.first[self._steps]
         self._batches += 1
-        return Batch(into.trajectory(), self._steps * groups.size, episodes)
+        return Batch(buffers.trajectory(), self._steps * groups.size, episodes)
 
     def fields(self) -> dict[str, Any]:
         return {}
@@ -219,10 +219,10 @@ class _RolloutBuffers:
             [_Before(o[part], f[part], None if stage is None else stage[part]) for part in parts]
             for o, f in zip(self.observation, self.first, strict=True)
         ]
-        each = (self.action, self._reward, self._terminated, self._truncated)
+        outcome = (self.action, self._reward, self._terminated, self._truncated)
 
         def after(t: int, part: slice) -> _After:
-            action, reward, terminated, truncated = (x[t, part] for x in each)
+            action, reward, terminated, truncated = (x[t, part] for x in outcome)
             recorded = {name: x[t, part] for name, x in self._behaviour.items()}
             return _After(action, reward, terminated, truncated, recorded)
 
@@ -248,8 +248,8 @@ class _RolloutBuffers:
         torch.logical_or(step.terminated, step.truncated, out=before.first)
         if step.final_observation is not None:
             self._truncated_observations.append(step.final_observation[step.truncated])
-        low = self._parts[g].start
-        return [Episode(low + e.simulator, e.episode_return, e.length) for e in step.episodes]
+        first_simulator = self._parts[g].start
+        return [Episode(first_simulator + e.simulator, e.episode_return, e.length) for e in step.episodes]
 
     def trajectory(self) -> Trajectory:
         def on_device(x: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ class ActorRing:
         self._is_draining = False
 
     @property
-    def waiting(self) -> int:
+    def waiting_records(self) -> int:
         """Number of steps that were put and not yet dropped."""
         return int(self._marks[0] - self._marks[1])
 
@@ -105,7 +105,7 @@ class ActorRing:
     def has_room(self) -> bool:
         """Whether a step may be put. A full ring has room once half of it is free again, so that the producer
         wakes up less often."""
-        waiting = self.waiting
+        waiting = self.waiting_records
         self._is_draining = waiting >= SLOTS or (self._is_draining and waiting > SLOTS // 2)
         return not self._is_draining
 

@@ -46,7 +46,9 @@ def open_groups(
     check_simulators(simulators, double_buffer)
     groups = 2 if double_buffer else 1
     bounds = [simulators * g // groups for g in range(groups + 1)]
-    return [world.open(high - low, training=training, first=low) for low, high in itertools.pairwise(bounds)]
+    return [
+        world.open(stop - start, training=training, first=start) for start, stop in itertools.pairwise(bounds)
+    ]
 
 
 class SimulatorGroups:
@@ -69,7 +71,7 @@ class SimulatorGroups:
         policy: Policy,
         seed: int,
         device: torch.device,
-        on_reset: Callable[[int, int], None] = lambda low, count: None,
+        on_reset: Callable[[int, int], None] = lambda first_simulator, count: None,
     ) -> None:
         if not groups:
             raise ValueError("a source needs at least one group of simulators")
@@ -78,7 +80,7 @@ class SimulatorGroups:
         self.groups = list(groups)
         self.generator = derive_generator(seed, "actions", device=device)
         bounds = itertools.accumulate((group.size for group in groups), initial=0)
-        self.parts = [slice(low, high) for low, high in itertools.pairwise(bounds)]
+        self.parts = [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
         self.size = self.parts[-1].stop
         self.first = torch.ones(self.size, dtype=torch.bool)
         self.memory: list[Tensor | None] = [None] * len(self.groups)

@@ -19,7 +19,7 @@ def strategies() -> dict[str, type[Strategy]]:
 
 def strategy(name: str) -> type[Strategy]:
     """Raises Refusal with the nearest name if there is none called ``name``."""
-    known = strategies()
-    if name not in known:
-        raise unknown("strategy", name, known)
-    return known[name]
+    available = strategies()
+    if name not in available:
+        raise unknown("strategy", name, available)
+    return available[name]

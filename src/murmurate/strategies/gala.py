@@ -75,7 +75,7 @@ class GALA(Strategy):
         return len(peers)
 
     def _in_peers(self, channel: Channel) -> list[int]:
-        """N_in among the living; a time-varying graph follows this member's own rounds."""
+        """N_in, among the living members; a time-varying graph follows this member's own rounds."""
         living = channel.living()
         if self._graph is None:
             raise RuntimeError("attach comes before step")
@@ -83,7 +83,7 @@ class GALA(Strategy):
         return [living[k] for k in self._graph.in_peers(position, len(living), self._round)]
 
     def consensus(self, replica: Replica, channel: Channel) -> Tensor:
-        """The mean of the vectors that the living last published, with this member's parameters."""
+        """The mean of the vectors that the living members last published and this member's parameters."""
         return mean_of_published(replica, channel)
 
     def on_member(self, event: MemberEvent) -> None:

@@ -71,7 +71,7 @@ class Strategy:
 
     @property
     def needs(self) -> frozenset[Capability]:
-        """The capabilities that it needs; a class variable unless hyper-parameters decide."""
+        """The capabilities that the strategy needs; a class variable unless hyper-parameters decide."""
         return frozenset()
 
     @property
@@ -122,8 +122,8 @@ class Strategy:
     def drain(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
         """Before checkpoint ``number``: receive the deltas that would otherwise be in flight across it.
 
-        ``FINAL_DRAIN`` is the number of the last one, after which this member takes no further part. False if
-        the deadline passed first; then the checkpoint is skipped.
+        ``FINAL_DRAIN`` is the number of the last drain, after which this member takes no further part.
+        Returns False if the deadline passed first; then the checkpoint is skipped.
         """
         return True
 

@@ -117,7 +117,7 @@ class ParameterServer(Strategy):
         centre, deadline = centre_of(channel), self.deadline_seconds
         self._awaited = channel.send(centre, _PUSH, self._gradient, self._oldest, deadline_seconds=deadline)
         if self._awaited:
-            self._empty()
+            self._clear_gradient()
         else:
             require_centre(channel, _LOST)
 
@@ -129,10 +129,10 @@ class ParameterServer(Strategy):
         self._version, self._pulled_at = abs(int(message.note)), replica.clock
         if message.note < 0:
             self.refused += 1
-            self._empty()  # gradients since then are of the same old parameters
+            self._clear_gradient()  # gradients since that push are of the same old parameters
         return True
 
-    def _empty(self) -> None:
+    def _clear_gradient(self) -> None:
         self._gradient.zero_()
         self._summed = 0
 
@@ -162,14 +162,14 @@ class ParameterServer(Strategy):
     # -- state --------------------------------------------------------------------------------------
 
     def drain(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
-        """Gradients pushed before are applied; a reply in flight is replaced by the next."""
+        """The centre applies the gradients pushed before; a reply in flight is replaced by the next one."""
         if channel.rank != centre_of(channel):
             return self._pushes.send_markers(channel, number, [centre_of(channel)], replica.params.detach())
         return self._pushes.drain(
             channel,
             number,
             replicas_of(channel),
-            lambda one: self._apply(one, replica, channel),
+            lambda message: self._apply(message, replica, channel),
             deadline_seconds,
         )
 
@@ -189,7 +189,7 @@ class ParameterServer(Strategy):
         self._version, self._rounds = int(state["version"]), int(state["rounds"])
         self._pulled_at, self.refused = int(state["pulled_at"]), int(state["refused"])
         self._awaited = False
-        self._empty()
+        self._clear_gradient()
         if int(state["rank"]) == self._rank:  # else the peer pushes its gradient itself
             self._gradient.copy_(state["gradient"])
             self._summed, self._oldest = int(state["summed"]), int(state["oldest"])

@@ -95,9 +95,9 @@ class PushSum(Strategy):
         peers = [peer for peer, version in published.items() if version > self._sent_version.get(peer, -1)]
         if not peers:
             return
-        equal = 1 / (1 + len(peers))
-        share = min(equal, (1 - self.least_weight / self._weight) / len(peers))
-        if share < _LEAST_SHARE * equal:
+        equal_share = 1 / (1 + len(peers))
+        share = min(equal_share, (1 - self.least_weight / self._weight) / len(peers))
+        if share < _LEAST_SHARE * equal_share:
             return
         part, weight = self._sum * share, self._weight * share
         for peer in peers:
@@ -114,7 +114,7 @@ class PushSum(Strategy):
         return [partners[k] for k in self._graph.out_peers(position, len(partners), turn)]
 
     def _partners(self, channel: Channel) -> list[int]:
-        """The living, without those that take no further part and would receive no share."""
+        """The living members, without those that have ended and would receive no share."""
         return [rank for rank in channel.living() if rank == channel.rank or not self._mail.has_ended(rank)]
 
     def _take(self, message: Message) -> None:
@@ -122,11 +122,11 @@ class PushSum(Strategy):
         self._weight += message.note
 
     def consensus(self, replica: Replica, channel: Channel) -> Tensor:
-        """The mean of the de-biased vectors that the living last published."""
+        """The mean of the de-biased vectors that the living members last published."""
         return mean_of_published(replica, channel)
 
     def drain(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
-        """Afterwards no share is in flight: the totals over what the replicas save are the whole totals."""
+        """Afterwards no share is in flight, so the saved sums and weights of all replicas are complete."""
         peers = [j for j in channel.living() if j != channel.rank]
         marked = self._mail.send_markers(channel, number, peers, self._sum)
         drained = self._mail.drain(channel, number, peers, self._take, deadline_seconds)

@@ -26,18 +26,18 @@ def discard_replies(channel: Channel, tag: str) -> None:
 
 
 def wait_for_reply(channel: Channel, tag: str, deadline_seconds: float, lost: str) -> Message | None:
-    """The centre's next message under ``tag``; None at the deadline, of which 0 never waits.
+    """The centre's next message under ``tag``; None at the deadline; a deadline of 0 never waits.
 
     Raises FabricError if the centre dies meanwhile.
     """
     if not deadline_seconds:
         return channel.receive(tag)
-    left = deadline_seconds
+    seconds_left = deadline_seconds
     while True:
-        reply = channel.wait(tag, min(left, _POLL_SECONDS))
+        reply = channel.wait(tag, min(seconds_left, _POLL_SECONDS))
         if reply is not None:
             return reply
-        left -= _POLL_SECONDS
+        seconds_left -= _POLL_SECONDS
         require_centre(channel, lost)
-        if left <= 0:
+        if seconds_left <= 0:
             return None

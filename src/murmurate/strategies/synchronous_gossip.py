@@ -97,30 +97,31 @@ class SynchronousGossip(Strategy):
             return torch.randint(size, (size,), generator=draws).tolist()
         if size == 1:
             return [0]
-        others = torch.randint(size - 1, (size,), generator=draws).tolist()
-        return [j + (j >= i) for i, j in enumerate(others)]
+        offsets = torch.randint(size - 1, (size,), generator=draws).tolist()
+        return [j + (j >= i) for i, j in enumerate(offsets)]
 
     def _round(self, replica: Replica, channel: Channel) -> int:
         self._rounds += 1
         pairs = [(i, j) for i, j in enumerate(self.drawn(channel.size, self._rounds)) if i != j]
         transfers = pairs if self.direction == "push" else [(j, i) for i, j in pairs]
         x = replica.params.detach()
-        for sender, to in transfers:
+        for sender, receiver in transfers:
             if sender == channel.rank:
-                self._send(to, x, channel)
-        senders = sorted(sender for sender, to in transfers if to == channel.rank)
+                self._send(receiver, x, channel)
+        senders = sorted(sender for sender, receiver in transfers if receiver == channel.rank)
         messages = self._await(senders, channel)
         weight = 0.5 if self.mixing is None and self.direction == "pull" else self.mixing
         for count, message in enumerate(messages, start=1):
             x.lerp_(message.x, 1 / (1 + count) if weight is None else weight)
         return len(messages)
 
-    def _send(self, to: int, x: Tensor, channel: Channel) -> None:
-        sent = channel.send(to, _TAG, x, note=self._rounds, deadline_seconds=self.deadline_seconds)
-        if not sent and to in channel.living():
+    def _send(self, receiver: int, x: Tensor, channel: Channel) -> None:
+        sent = channel.send(receiver, _TAG, x, note=self._rounds, deadline_seconds=self.deadline_seconds)
+        if not sent and receiver in channel.living():
             raise FabricError(
-                f"rank {channel.rank} could not send to rank {to} in gossip round {self._rounds}: its queue "
-                f"stayed full for {self.deadline_seconds:g} s. It is alive but not reading: look at its log."
+                f"rank {channel.rank} could not send to rank {receiver} in gossip round {self._rounds}: "
+                f"its queue stayed full for {self.deadline_seconds:g} s. It is alive but not reading: look "
+                "at its log."
             )
 
     def _await(self, senders: Sequence[int], channel: Channel) -> list[Message]:

@@ -28,7 +28,7 @@ from murmurate.training.worker_context import (
 
 
 class CentreServer:
-    """The last member of a run whose strategy has a centre."""
+    """The process with the highest rank, in a run whose strategy has a centre."""
 
     def __init__(self, run: Run, context: WorkerContext) -> None:
         self.run, self.context = run, context
@@ -86,7 +86,7 @@ class CentreServer:
             run_state.set_pace(self.context.rank, seconds)
         if self.state_transfer is not None:
             self.state_transfer.admit_joined()
-        self.timer.turn()
+        self.timer.end_iteration()
 
     def _record(self, last: bool = False) -> None:
         """A line of ``kind`` "centre": it has no env steps, and does not count as a replica."""

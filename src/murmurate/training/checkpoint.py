@@ -82,9 +82,9 @@ def _chunk_file(name: str, chunk: str) -> str:
 
 def link_part(source: Path, target: Path, rank: int) -> None:
     """Hard-link (or copy) one replica's part, if there is one, from one staging folder into another."""
-    own = re.compile(rf"(replica|replay(\.[^-]+)?)-{rank}[.-].*safetensors")
+    part_of_rank = re.compile(rf"(replica|replay(\.[^-]+)?)-{rank}[.-].*safetensors")
     for file in source.iterdir() if source.exists() else ():
-        if own.fullmatch(file.name):
+        if part_of_rank.fullmatch(file.name):
             (target / file.name).unlink(missing_ok=True)
             try:
                 os.link(file, target / file.name)
@@ -92,7 +92,7 @@ def link_part(source: Path, target: Path, rank: int) -> None:
                 shutil.copyfile(file, target / file.name)
 
 
-def commit(folder: Path, staging: Path, about: dict[str, Any]) -> None:
+def commit(folder: Path, staging: Path, manifest_fields: dict[str, Any]) -> None:
     """Make ``staging`` the newest checkpoint of ``folder``; the one before is kept as ``previous``.
 
     A crash at any point leaves at least one complete checkpoint under ``last`` or ``previous``. Raises
@@ -102,9 +102,9 @@ def commit(folder: Path, staging: Path, about: dict[str, Any]) -> None:
     if not parts:
         raise ValueError(f"{staging} has no part of any replica: there is nothing to commit")
     try:
-        known = _digests_of_linked(parts, folder / "last")
-        digests = {part.name: known.get(part.name) or _digest(part) for part in parts}
-        manifest = {"format": FORMAT, "package": "murmurate", "parts": digests, **about}
+        linked_digests = _digests_of_linked(parts, folder / "last")
+        digests = {part.name: linked_digests.get(part.name) or _digest(part) for part in parts}
+        manifest = {"format": FORMAT, "package": "murmurate", "parts": digests, **manifest_fields}
         _write_json(staging / "state.json", manifest)
         for part in parts:
             _sync(part)
@@ -123,7 +123,7 @@ def commit(folder: Path, staging: Path, about: dict[str, Any]) -> None:
 
 
 def _digests_of_linked(parts: list[Path], last: Path) -> dict[str, str]:
-    """By name, of those parts that are files of ``last`` too."""
+    """Digests, by name, of those parts that are also files of the checkpoint ``last``."""
     listed = _listed(last)
     return {part.name: listed[part.name] for part in parts if _same_file(part, last / part.name)}
 
@@ -136,8 +136,8 @@ def _listed(checkpoint: Path) -> dict[str, str]:
         return {}
 
 
-def _same_file(one: Path, other: Path) -> bool:
-    return other.exists() and one.samefile(other)
+def _same_file(path: Path, other_path: Path) -> bool:
+    return other_path.exists() and path.samefile(other_path)
 
 
 def keep_as_best(folder: Path) -> None:
@@ -148,8 +148,8 @@ def keep_as_best(folder: Path) -> None:
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.copytree(folder / "last", fresh, ignore=shutil.ignore_patterns("replay*"))
         manifest = read_manifest(fresh)
-        kept = {name: digest for name, digest in manifest["parts"].items() if (fresh / name).exists()}
-        _write_json(fresh / "state.json", {**manifest, "parts": kept})
+        kept_parts = {name: digest for name, digest in manifest["parts"].items() if (fresh / name).exists()}
+        _write_json(fresh / "state.json", {**manifest, "parts": kept_parts})
         for path in fresh.iterdir():
             _sync(path)
         if best.exists():
@@ -200,8 +200,8 @@ def newest(folder: Path) -> Path:
 
 def _set_replays_aside(checkpoint: Path) -> None:
     manifest = read_manifest(checkpoint)
-    kept = {name: digest for name, digest in manifest["parts"].items() if not name.startswith("replay")}
-    _write_json(checkpoint / "state.json", {**manifest, "parts": kept})
+    kept_parts = {name: digest for name, digest in manifest["parts"].items() if not name.startswith("replay")}
+    _write_json(checkpoint / "state.json", {**manifest, "parts": kept_parts})
     for path in checkpoint.glob("replay*"):
         path.rename(path.with_name(f"damaged-{path.name}"))
 
@@ -285,7 +285,7 @@ def env_steps(checkpoint: Path, rank: int) -> int:
 
 
 def updates(checkpoint: Path, rank: int) -> int:
-    """Updates of one replica when it wrote its part, likewise."""
+    """Updates of one replica when it wrote its part, without reading the tensors."""
     return int(_read_plain(checkpoint / f"replica-{rank}.safetensors")["d"]["updates"]["v"])
 
 

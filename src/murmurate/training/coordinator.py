@@ -81,7 +81,7 @@ class Coordinator:
         self._cleared = 0  # staging folders up to this checkpoint number are deleted
         self._pending = 0  # number of the checkpoint that replicas are writing; 0 if none
         self._requested_at = 0.0
-        self._next_at = self._after(run_state.total_env_steps())
+        self._next_at = self._next_checkpoint_after(run_state.total_env_steps())
         self._clear_staging()
         checkpoint.restore_best(self.checkpoints)
         if (skipped := run.world.skipped()) is not None:
@@ -100,7 +100,7 @@ class Coordinator:
         total = self.run_state.total_env_steps()
         free = not (self._pending or self.is_admitting)
         if free and total >= self._next_at and not self.run_state.stop_requested:
-            self._next_at = self._after(total)
+            self._next_at = self._next_checkpoint_after(total)
             self._pending, self._requested_at = self.run_state.request_checkpoint(), time.monotonic()
         if self.run.minutes is not None and self.recorder.seconds > self.run.minutes * 60:
             self.stop(f"{self.run.minutes:g} minutes have passed")
@@ -117,7 +117,7 @@ class Coordinator:
         )
 
     def stop(self, why: str) -> None:
-        """Let every replica finish its step, save, and end."""
+        """Tell every replica to finish its step, save, and end."""
         if not self.run_state.stop_requested:
             self.stopped_because = why
             self.event("stopping", f"stopping: {why}")
@@ -125,18 +125,18 @@ class Coordinator:
 
     def died(self, rank: int, how: str, error: str = "") -> None:
         """A worker ended unexpectedly: no member waits for it from now on. error: its last exception."""
-        more = {"error": error} if error else {}
+        details = {"error": error} if error else {}
         if rank in self.dead:
             if self.run_state.is_alive(rank):  # it was about to join again
                 self.run_state.mark_dead(rank)
-            self.event("died", f"{self.name(rank)} could not join ({how})", member=rank, **more)
+            self.event("died", f"{self.name(rank)} could not join ({how})", member=rank, **details)
             return
         self.run_state.mark_dead(rank)
         self.dead.append(rank)
-        left = [other for other in self.run_state.living() if other < self.run.replicas]
-        goes_on = f"{len(left)} go on" if rank < self.run.replicas else "the run stops"
-        message = f"{self.name(rank)} died ({how}); {goes_on}"
-        self.event("died", message, member=rank, epoch=self.run_state.epoch, **more)
+        survivors = [member for member in self.run_state.living() if member < self.run.replicas]
+        consequence = f"{len(survivors)} go on" if rank < self.run.replicas else "the run stops"
+        message = f"{self.name(rank)} died ({how}); {consequence}"
+        self.event("died", message, member=rank, epoch=self.run_state.epoch, **details)
         if rank >= self.run.replicas:
             raise RunFailed(
                 f"the centre died ({how}), and with it its state. The last checkpoint is kept; go on "
@@ -186,7 +186,7 @@ class Coordinator:
 
     # -- checkpoints --------------------------------------------------------------------------------
 
-    def _after(self, total: int) -> int:
+    def _next_checkpoint_after(self, total: int) -> int:
         every = self.run.checkpoint_every_env_steps
         return (total // every + 1) * every
 
@@ -199,9 +199,8 @@ class Coordinator:
         )
         if self._complete(name):
             self._commit(name)
-        for number in range(
-            self._cleared + 1, int(name)
-        ):  # given up, and no replica writes to these any more
+        # of checkpoints that were given up; no replica writes to these folders any more
+        for number in range(self._cleared + 1, int(name)):
             shutil.rmtree(staging(self.folder, str(number)), ignore_errors=True)
         self._cleared = int(name)
 
@@ -226,13 +225,13 @@ class Coordinator:
 
     def _complete(self, name: str) -> bool:
         """Add the final parts of replicas that had ended before the request; False if all had."""
-        here = staging(self.folder, name)
-        if not here.exists():
+        folder = staging(self.folder, name)
+        if not folder.exists():
             return False
-        there = checkpoint.parts(here)
+        ranks = checkpoint.parts(folder)
         for rank in self.run_state.living():
-            if rank not in there:  # members that joined after the request have no part in it
-                checkpoint.link_part(staging(self.folder, FINAL), here, rank)
+            if rank not in ranks:  # members that joined after the request have no part in it
+                checkpoint.link_part(staging(self.folder, FINAL), folder, rank)
         return True
 
     def commit_final(self) -> bool:
@@ -255,7 +254,7 @@ class Coordinator:
             else self.run_state.env_steps(rank)
             for rank in range(self.run.replicas)
         ]
-        about = {
+        manifest_fields = {
             "env_steps": sum(counts),
             "replica_env_steps": counts,
             "seconds": self.recorder.seconds,
@@ -264,29 +263,29 @@ class Coordinator:
             "dead": self.dead,
             "best": max(self.best, mean) if mean == mean else self.best_or_none(),
         }
-        checkpoint.commit(self.checkpoints, staging(self.folder, name), about)
+        checkpoint.commit(self.checkpoints, staging(self.folder, name), manifest_fields)
         if mean > self.best:
             self.best = mean
             checkpoint.keep_as_best(self.checkpoints)
-        self.event("checkpoint", f"checkpoint at {about['env_steps']:,} {self.run.unit}")
+        self.event("checkpoint", f"checkpoint at {manifest_fields['env_steps']:,} {self.run.unit}")
 
     def best_or_none(self) -> float | None:
         return None if self.best == float("-inf") else self.best
 
     def _clear_staging(self) -> None:
-        for left in self.checkpoints.glob(".staging-*"):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in self.checkpoints.glob(".staging-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
 
     def _restore(self, manifest: dict[str, Any]) -> None:
         self.steps_before = int(manifest["env_steps"])
         # the returns so far come with the first reading of metrics.jsonl
         if manifest["best"] is not None:
             self.best = float(manifest["best"])
-        self._next_at = self._after(int(manifest["env_steps"]))
+        self._next_at = self._next_checkpoint_after(int(manifest["env_steps"]))
         self.event("resumed", f"resumed at {manifest['env_steps']:,} env steps")
 
     def close(self) -> None:
-        """Never raises: what a full disk does not take here can be rebuilt from ``metrics.jsonl``."""
+        """Never raises: records that do not fit on a full disk can be rebuilt from ``metrics.jsonl``."""
         with contextlib.suppress(OSError, RunFailed):
             self._read()
         with contextlib.suppress(OSError):
@@ -303,15 +302,15 @@ def signals(coordinator: Interruptible, *, all_saved: bool = False) -> Iterator[
     """
 
     def handle(number: int) -> None:
-        name, again = signal.Signals(number).name, coordinator.interrupted
+        name, is_second = signal.Signals(number).name, coordinator.interrupted
         coordinator.interrupted, coordinator.signal = True, number
         if all_saved:
             raise SecondInterrupt(f"{name} came after the last checkpoint")
-        if again:
+        if is_second:
             raise SecondInterrupt(f"{name} came twice; nothing more was saved")
         coordinator.stop(f"{name}; once more stops without saving")
 
-    def note(number: int) -> None:
+    def record_signal(number: int) -> None:
         if coordinator.interrupted and number == signal.SIGINT:
             raise KeyboardInterrupt  # the user does not wait for the cleanup
         coordinator.interrupted, coordinator.signal = True, number
@@ -320,7 +319,7 @@ def signals(coordinator: Interruptible, *, all_saved: bool = False) -> Iterator[
     try:
         yield
     finally:
-        _install(note)
+        _install(record_signal)
 
 
 @contextmanager

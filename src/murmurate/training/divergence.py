@@ -39,10 +39,10 @@ class Probe:
         n = len(self.replica)
         with torch.no_grad():
             self._both[:n].copy_(self.replica.values())
-            own = self.replica.own_gradient
-            self._both[n:].copy_(self.replica.grad if own is None else own)
-            seen = self._gather_peers()
-            return self._compare({rank: (both[:n], both[n:]) for rank, both in seen.items()})
+            own_gradient = self.replica.own_gradient
+            self._both[n:].copy_(self.replica.grad if own_gradient is None else own_gradient)
+            vectors = self._gather_peers()
+            return self._compare({rank: (both[:n], both[n:]) for rank, both in vectors.items()})
 
     def _gather_peers(self) -> dict[int, Tensor]:
         if self.synchronous:

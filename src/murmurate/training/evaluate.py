@@ -24,14 +24,19 @@ _STRIP = 8
 
 
 def figures(
-    run: Run, where: Path, *, count: int | None = None, seed: int | None = None, best: Path | None = None
+    run: Run,
+    checkpoint_folder: Path,
+    *,
+    count: int | None = None,
+    seed: int | None = None,
+    best: Path | None = None,
 ) -> dict[str, Any]:
-    """The figures of the run's evaluation for the checkpoint folder ``where``.
+    """The figures of the run's evaluation of one checkpoint.
 
     count: number of games or the like, in place of the run's own. best: the folder of the best checkpoint, to
     evaluate beside it. Raises Refusal where the data set is gone or has changed.
     """
-    folder = run_folder(where)
+    folder = run_folder(checkpoint_folder)
     fingerprint = read_fingerprint(folder)
     if fingerprint is not None:
         refuse_missing(run.world)
@@ -42,7 +47,7 @@ def figures(
         return None if best is None or checkpoint.damage(best) is not None else load_agent(run, best)
 
     context = EvalContext(run.world, folder, chosen, fingerprint, count, load_best)
-    return run.evaluation.evaluate(load_agent(run, where), context)
+    return run.evaluation.evaluate(load_agent(run, checkpoint_folder), context)
 
 
 def evaluate_folder(
@@ -58,30 +63,30 @@ def evaluate_folder(
 
     which: ``last`` or ``best``. Raises Refusal if there is no such checkpoint.
     """
-    where = folder / "checkpoints" / which
+    checkpoint_folder = folder / "checkpoints" / which
     if which == "last":
-        where = checkpoint.newest(folder / "checkpoints")
-    elif (problem := checkpoint.damage(where)) is not None:
+        checkpoint_folder = checkpoint.newest(folder / "checkpoints")
+    elif (problem := checkpoint.damage(checkpoint_folder)) is not None:
         raise Refusal(f"{problem} Use the last checkpoint instead: leave out --best.")
     if video and importlib.util.find_spec("imageio_ffmpeg") is None:
         raise MissingExtra("imageio-ffmpeg", "video", "A video")
-    found = figures(run, where, count=count, seed=seed)
-    found.pop("best_eval_return_mean", None)  # it compares two checkpoints
-    film = write_video(run, where, folder / "videos" / "episode.mp4", seed) if video else None
+    result = figures(run, checkpoint_folder, count=count, seed=seed)
+    result.pop("best_eval_return_mean", None)  # it compares two checkpoints
+    film = write_video(run, checkpoint_folder, folder / "videos" / "episode.mp4", seed) if video else None
     return {
         "recipe": run.recipe,
-        "checkpoint": where.name,
-        **found,
+        "checkpoint": checkpoint_folder.name,
+        **result,
         "video": None if film is None else str(film),
     }
 
 
-def write_video(run: Run, where: Path, target: Path, seed: int | None = None) -> Path:
+def write_video(run: Run, checkpoint_folder: Path, target: Path, seed: int | None = None) -> Path:
     """One greedy game as an mp4 (H.264), and ``frames.png`` beside it. Raises Refusal where the world
     cannot be drawn."""
     import imageio_ffmpeg
 
-    frames = film(run, where, seed)
+    frames = film(run, checkpoint_folder, seed)
     if frames is None:
         raise Refusal(f"{run.recipe} has no pictures: it learns from {run.unit}. Leave --video out.")
     target.parent.mkdir(exist_ok=True)
@@ -98,22 +103,22 @@ def write_video(run: Run, where: Path, target: Path, seed: int | None = None) ->
     return target
 
 
-def film(run: Run, where: Path, seed: int | None = None) -> Frames | None:
+def film(run: Run, checkpoint_folder: Path, seed: int | None = None) -> Frames | None:
     """Frames [n, H, W, 3] of one greedy game on a seed not used in training; None where the world cannot be
     drawn."""
     torch.set_num_threads(run.placement.threads)
     chosen = derive_seed(run.seed, "film") if seed is None else seed
-    context = EvalContext(run.world, run_folder(where), chosen)
-    frames: Frames | None = run.evaluation.video(load_agent(run, where), context)
+    context = EvalContext(run.world, run_folder(checkpoint_folder), chosen)
+    frames: Frames | None = run.evaluation.video(load_agent(run, checkpoint_folder), context)
     return frames
 
 
 def write_picture(run: Run, folder: Path) -> None:
     """A strip of pictures of one game for the report, where the world can be drawn here."""
-    where = folder / "checkpoints" / "last"
-    if checkpoint.damage(where) is None:
+    checkpoint_folder = folder / "checkpoints" / "last"
+    if checkpoint.damage(checkpoint_folder) is None:
         with contextlib.suppress(Refusal):
-            if (frames := film(run, where)) is not None:
+            if (frames := film(run, checkpoint_folder)) is not None:
                 write_strip(frames, folder / "videos" / "frames.png")
 
 

@@ -23,7 +23,7 @@ class Ranks(Protocol):
     @property
     def leads(self) -> bool: ...
 
-    def begun(self) -> Path | None:
+    def earlier_folder(self) -> Path | None:
         """The run folder that these ranks claimed before the engine restarted them; None at their first
         start."""
         ...

@@ -21,7 +21,7 @@ from murmurate.spec import Batch, Outcome
 from murmurate.training.checkpoint import write_part
 from murmurate.training.divergence import Probe
 from murmurate.training.members import learner_of, open_source
-from murmurate.training.rejoin import Pace, StateTransfer, adopted
+from murmurate.training.rejoin import Pace, StateTransfer, state_to_load
 from murmurate.training.run import Run
 from murmurate.training.worker_context import (
     DRAIN_SECONDS,
@@ -60,8 +60,8 @@ class TrainingLoop:
             offset_seconds=context.offset_seconds,
         )
         bound_replicas = list(self.replicator.bound_replicas.values())
-        others = [self.barrier, *(probe.channel for probe in self.probes)]
-        self.timer = StepTimer(lambda: self.recorder.seconds, bound_replicas, others)
+        other_channels = [self.barrier, *(probe.channel for probe in self.probes)]
+        self.timer = StepTimer(lambda: self.recorder.seconds, bound_replicas, other_channels)
         self.env_steps = 0
         self.batches = 0
         self.updates = 0
@@ -78,17 +78,17 @@ class TrainingLoop:
         self._last_record = time.monotonic()
         self._last_steps = 0
         if context.restored is not None:
-            own = context.restored.own
-            if own:
+            has_own_part = context.restored.own
+            if has_own_part:
                 self._restore(context.restored)
             # no replica may update a shared vector that another is still restoring
             self.barrier.gather(torch.zeros(4, dtype=torch.float64))
-            if not own:  # after the others: what they restored into shared memory is kept
+            if not has_own_part:  # after the others: what they restored into shared memory is kept
                 self._restore(context.restored)
             context.restored = None  # it may hold a whole replay
             self.replicator.resumed()
             self.barrier.gather(torch.zeros(4, dtype=torch.float64))
-            if not own:
+            if not has_own_part:
                 self.replicator.rejoined()
         if context.joins and self.state_transfer is not None:
             self._join(self.state_transfer)
@@ -121,7 +121,7 @@ class TrainingLoop:
                     self._serve_requests(requests)
                     if self._is_over(requests):
                         break
-                self.timer.turn()
+                self.timer.end_iteration()
         self._finish(outcome)
 
     # -- counting and recording ---------------------------------------------------------------------
@@ -137,8 +137,10 @@ class TrainingLoop:
             self.context.run_state.set_pace(self.context.rank, seconds)
 
     def _alive(self, env_steps: int) -> bool:
-        """A heartbeat while the source prepares a batch; True requests a stop. Synchronous members stop
-        together, at a round."""
+        """Send a heartbeat while the source prepares a batch; returns whether to stop now.
+
+        Synchronous members stop together, at the end of a round.
+        """
         self.context.run_state.advance(self.context.rank, self.env_steps + env_steps, self.updates)
         return self.context.run_state.stop_requested and not self.synchronous
 
@@ -154,7 +156,10 @@ class TrainingLoop:
         self._prepare_probe(self.updates - before)
 
     def _crosses(self, before: int, after: int) -> bool:
-        """One update early, so that periodic averaging has not just made the replicas equal."""
+        """Whether a comparison is due.
+
+        It is, one update before each multiple: periodic averaging has not just made the replicas equal.
+        """
         every = self.run.probe_every_updates
         return bool(every) and (after + 1) // every > (before + 1) // every
 
@@ -211,8 +216,10 @@ class TrainingLoop:
             if self.state_transfer is not None:
                 self.state_transfer.serve_request(self._state_to_transfer)
             return stop, requested, run_state.total_env_steps()
-        own = torch.tensor([stop, requested, self.env_steps, run_state.transfer_request], dtype=torch.float64)
-        answers = self.barrier.gather(own)
+        own_requests = torch.tensor(
+            [stop, requested, self.env_steps, run_state.transfer_request], dtype=torch.float64
+        )
+        answers = self.barrier.gather(own_requests)
         absent = [rank for rank in range(run_state.size) if rank not in answers]
         total = sum(int(a[2]) for a in answers.values()) + sum(run_state.env_steps(r) for r in absent)
         requests = (
@@ -334,7 +341,7 @@ class TrainingLoop:
     def _restore(self, restored: Restored) -> None:
         state = restored.state
         saved = state["replicas"]
-        self.replicator.load(saved if restored.own else adopted(self.replicator, saved))
+        self.replicator.load(saved if restored.own else state_to_load(self.replicator, saved))
         self.learner.load(state["learner"])
         self.env_steps = self._last_steps = restored.env_steps
         self.updates = updates_of(self.learner)

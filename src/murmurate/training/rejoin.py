@@ -58,7 +58,7 @@ class StateTransfer:
             self.replicator.joined(rank)
 
     def serve_request(self, read_state: Callable[[], dict[str, Any]]) -> None:
-        """As ``admit_joined``; and, if this member is asked to be the donor, send ``read_state()`` to the
+        """As ``admit_joined``; and if this member is the donor of a new request, send ``read_state()`` to the
         joiner.
 
         Raises RunFailed when the disk is full.
@@ -98,11 +98,11 @@ class StateTransfer:
         donor, or ends this process.
         """
         self.run_state.ready(self.rank)
-        me = self.rank, self.run_state.incarnation(self.rank)
+        own_incarnation = self.rank, self.run_state.incarnation(self.rank)
         while not self.run_state.stop_requested:
             self.run_state.heartbeat(self.rank)
             request = TransferRequest.unpack(self.run_state.transfer_request)
-            if (request.joiner, request.incarnation) == me and self.run_state.has_transferred(
+            if (request.joiner, request.incarnation) == own_incarnation and self.run_state.has_transferred(
                 request.donor, request.number
             ):
                 self.served = request.packed()
@@ -127,12 +127,12 @@ def _folder_of(folder: Path, number: int) -> Path:
     return folder / "checkpoints" / f".staging-transfer-{number}"
 
 
-def adopted(replicator: Replicator, peer_state: dict[str, Any]) -> dict[str, Any]:
+def state_to_load(replicator: Replicator, peer_state: dict[str, Any]) -> dict[str, Any]:
     """A peer's ``Replicator.state()``, changed as this member must load it when it joins or resumes from a
     peer's part.
 
-    What is in shared memory has changed since the peer wrote, and is kept; the clock is then this rank's own
-    count in ``clocks``, which the others add up.
+    State in shared memory has changed since the peer wrote its own, and is kept. The clock is then this
+    rank's own count in ``clocks``, which the other members add up.
     """
     if Capability.SHARED_MEMORY not in replicator.strategy.needs:
         return peer_state
@@ -141,18 +141,20 @@ def adopted(replicator: Replicator, peer_state: dict[str, Any]) -> dict[str, Any
 
 def _keep_shared(bound: BoundReplica, peer_state: dict[str, Any]) -> dict[str, Any]:
     replica = bound.replica
-    present = {
+    shared_state = {
         f"{index}.{key}": value
         for index, (_, memory) in enumerate(entries(replica.optimizer))
         for key, value in memory.items()
     }
-    kept = {
+    kept_state = {
         "params": None,
         # before the first step moments exist only where they are shared; all zeros mean a restarted node
-        "optimizer": present if any(map(_is_set, present.values())) else peer_state["replica"]["optimizer"],
+        "optimizer": shared_state
+        if any(map(_is_set, shared_state.values()))
+        else peer_state["replica"]["optimizer"],
         "clock": int(peer_state["strategy"]["clocks"][bound.channel.rank]),
     }
-    return {**peer_state, "replica": {**peer_state["replica"], **kept}}
+    return {**peer_state, "replica": {**peer_state["replica"], **kept_state}}
 
 
 def _is_set(memory: Any) -> bool:

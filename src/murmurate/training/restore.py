@@ -25,9 +25,8 @@ def load_agent(run: Run, folder: Path) -> Any:
     spec = run.world.spec(read_fingerprint(run_folder(folder)))
     agent = run.learner.build(Context(spec, Replica, run.seed))
     states = [checkpoint.read_part(folder, rank) for rank in learners(run, folder)]
-    latest = max(
-        states, key=lambda state: state["seconds"]
-    )  # the part saved last has the newest state of the others
+    # the part saved last has the newest state of the others
+    latest = max(states, key=lambda state: state["seconds"])
     if (centre := run.replicas) in checkpoint.parts(folder):
         latest = checkpoint.read_part(folder, centre)
     for name, replica in agent.replicas.items():

@@ -73,13 +73,13 @@ def unclaim(folder: Path, existed: bool) -> None:
         folder.mkdir(exist_ok=True)
 
 
-def write_run(folder: Path, run: Run, **more: Any) -> None:
-    """``run.json``: the whole resolved Run, versions and hardware; and ``more``, unchanged."""
+def write_run(folder: Path, run: Run, **extra_fields: Any) -> None:
+    """``run.json``: the whole resolved Run, versions and hardware; and ``extra_fields``, unchanged."""
     write_json(
         folder / "run.json",
         {
             **plain(run),
-            **more,
+            **extra_fields,
             "unit": run.unit,
             "curves": [dataclasses.asdict(curve) for curve in run.evaluation.curves],
             "versions": versions(),
@@ -94,14 +94,14 @@ def read_run(folder: Path, recipe: Callable[[str], Run]) -> Run:
     path = folder / "run.json"
     try:
         stored = json.loads(path.read_text())
-        name, agreement = str(stored["recipe"]), str(stored["strategy"]["name"])
+        name, strategy_name = str(stored["recipe"]), str(stored["strategy"]["name"])
     except OSError as error:
         raise Refusal(f"{folder} holds no run (run.json: {error.strerror}). Check the path.") from None
     except (ValueError, KeyError, TypeError):
         raise Refusal(
             f"{path} is corrupt or was not written by murmurate. Name another run, or train anew with --out."
         ) from None
-    base = dataclasses.replace(recipe(name), strategy=strategy_class(agreement)())
+    base = dataclasses.replace(recipe(name), strategy=strategy_class(strategy_name)())
     try:
         rebuilt: Run = restore(base, stored)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -124,8 +124,8 @@ def plain(value: Any) -> Any:
                 fields |= inner
             else:
                 fields[option_name(field)] = inner
-        named = hasattr(type(value), "summary")
-        return {"name": type(value).name, **fields} if named else fields  # type: ignore[attr-defined]
+        has_name = hasattr(type(value), "summary")
+        return {"name": type(value).name, **fields} if has_name else fields  # type: ignore[attr-defined]
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
     return str(value) if isinstance(value, Path) else value
@@ -181,7 +181,7 @@ def versions() -> dict[str, str]:
 
 
 def hardware(run: Run | None = None) -> dict[str, Any]:
-    """The line that every published figure carries."""
+    """The hardware of this host, as stored with every run and every benchmark result."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "cpu": _cpu_name(),

@@ -54,7 +54,7 @@ class Finish:
 def train(run: Run, folder: Path, launcher: Launcher, read: Callable[[Path], Run]) -> Finish:
     """Check all that can be checked in advance, then run. Raises Refusal with nothing changed.
 
-    read: gives the Run of a run folder (``recipes.stored``).
+    read: returns the Run of a run folder (``recipes.stored``).
     """
     run = dataclasses.replace(run, strategy=run.learner.adapted(run.strategy))
     preflight(run, launcher)
@@ -65,15 +65,17 @@ def train(run: Run, folder: Path, launcher: Launcher, read: Callable[[Path], Run
     if not ranks.leads:
         return Finish(ranks.follow(read), None)
     with _refuse_all_ranks(ranks):
-        begun = ranks.begun()
-        if begun is None:
+        earlier_folder = ranks.earlier_folder()
+        if earlier_folder is None:
             return _begin(run, folder, launcher, ranks)
-        if any(checkpoint.damage(begun / "checkpoints" / name) is None for name in ("last", "previous")):
-            finish = resume(begun, lambda name: launcher, read, lambda _: run)
+        if any(
+            checkpoint.damage(earlier_folder / "checkpoints" / name) is None for name in ("last", "previous")
+        ):
+            finish = resume(earlier_folder, lambda name: launcher, read, lambda _: run)
         else:
-            unclaim(begun, existed=True)
-            finish = _begin(run, begun, launcher, ranks)
-        return dataclasses.replace(finish, folder=begun)
+            unclaim(earlier_folder, existed=True)
+            finish = _begin(run, earlier_folder, launcher, ranks)
+        return dataclasses.replace(finish, folder=earlier_folder)
 
 
 @contextlib.contextmanager
@@ -149,8 +151,11 @@ def _continue(run: Run, stored: Run, folder: Path, newest: Path, launcher: Launc
         parts[run.replicas] = run.replicas
     _check_fits(run, newest, saved)
     movable = {f.name: getattr(stored, f.name) for f in dataclasses.fields(run) if f.metadata.get("movable")}
-    before, now = plain(without_places(stored)), plain(without_places(dataclasses.replace(run, **movable)))
-    fixed = [name for name, value in now.items() if value != before[name]]
+    stored_fields, new_fields = (
+        plain(without_places(stored)),
+        plain(without_places(dataclasses.replace(run, **movable))),
+    )
+    fixed = [name for name, value in new_fields.items() if value != stored_fields[name]]
     if fixed:
         raise Refusal(
             f"{' and '.join(fixed)} cannot change on resume: what was learned so far depends on it. "
@@ -161,7 +166,7 @@ def _continue(run: Run, stored: Run, folder: Path, newest: Path, launcher: Launc
     record_data(folder, run.world)  # again, if the record was deleted
     if newest.name != "last":
         checkpoint.set_aside(newest.with_name("last"))
-    # each replica saved at a moment of its own, and the checkpoint was complete some time after that
+    # each replica saved at a different time, and the checkpoint was complete after the last of them
     counts = {rank: checkpoint.env_steps(newest, rank) for rank in saved}
     clocks = {rank: checkpoint.updates(newest, rank) for rank in learned}
     seconds = float(manifest["seconds"])
@@ -174,8 +179,8 @@ def preflight(run: Run, launcher: Launcher) -> None:
     run.validate()
     launcher.check(run)
     offered = launcher.capabilities(run)
-    where = f"the {launcher.name} launcher" + " across hosts" * (offered != launcher.offers)
-    check_capabilities(run.strategy, offered, where, _devices(run))
+    description = f"the {launcher.name} launcher" + " across hosts" * (offered != launcher.offers)
+    check_capabilities(run.strategy, offered, description, _devices(run))
     if run.compression != "none" and not run.strategy.needs & {Capability.MAIL, Capability.REGISTER}:
         raise Refusal(
             f"compression is {run.compression}, and {run.strategy.name} sends nothing that is compressed: "
@@ -185,11 +190,11 @@ def preflight(run: Run, launcher: Launcher) -> None:
     learner = _build_once(run)
     vector_bytes = 4 * sum(len(replica) for replica in learner.replicas.values())
     # per replica: its process, optimizer state, and at most three slots in each of two registers
-    held = run.replicas * run.source.memory_bytes(run)
-    needed = run.replicas * (150 * 2**20 + 16 * vector_bytes) + held
+    source_bytes = run.replicas * run.source.memory_bytes(run)
+    needed = run.replicas * (150 * 2**20 + 16 * vector_bytes) + source_bytes
     sources = (
-        f" (sources take {held // 2**20:,} MiB of it: --replay.capacity, --replay.folder, --actors)"
-        if held
+        f" (sources take {source_bytes // 2**20:,} MiB of it: --replay.capacity, --replay.folder, --actors)"
+        if source_bytes
         else ""
     )
     refuse_if_small(needed, f"{run.recipe} with {run.replicas} replica(s){sources}")

@@ -21,7 +21,7 @@ from murmurate.training.run_folder import write_json
 
 
 def disagreement(folder: Path, ranks: Sequence[int]) -> float | None:
-    """Of the parameters in the parts of a checkpoint; None with one part."""
+    """The relative spread of the parameters in the parts of a checkpoint; None with one part."""
     if len(ranks) < 2:
         return None
     vectors = []
@@ -41,7 +41,7 @@ def summarize(
 ) -> dict[str, Any]:
     """Evaluate, then write and return ``summary.json`` (fields: ``docs/metrics.md``).
 
-    Without ``evaluated`` empty is evaluated, and all figures of that are null.
+    Without ``evaluated`` the fields of the evaluation are null.
     """
     last = folder / "checkpoints" / "last"
     best = folder / "checkpoints" / "best"

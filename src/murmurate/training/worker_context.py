@@ -24,8 +24,8 @@ DRAIN_SECONDS = 10.0  # for deltas in flight to arrive before a checkpoint
 
 @dataclass
 class Restored:
-    """What a replica resumes from. One that had died resumes from a living replica's state (``own`` is
-    False), with its own count of env steps and new episodes."""
+    """What a replica resumes from: its own part of a checkpoint or, if it had died, that of a living replica
+    (``own`` is False), with its own count of env steps and new episodes."""
 
     state: dict[str, Any]
     env_steps: int

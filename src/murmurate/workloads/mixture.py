@@ -40,25 +40,25 @@ class Mixture:
         return q.scatter / q.nu.view(-1, *[1] * (q.scatter.dim() - 1))
 
     def responsibilities(self, table: Table) -> Tensor:
-        """[G, K] the probability of each component for each row; rows sum to 1."""
+        """[rows, K] the probability of each component for each row; rows sum to 1."""
         return torch.softmax(self._in_batches(table, log_joint), 1)
 
     def log_likelihood(self, table: Table) -> Tensor:
-        """[G] log predictive density of each row (nats, in the data's units)."""
+        """[rows] log predictive density of each row (nats, in the data's units)."""
         return self._in_batches(table, log_predictive)
 
-    def bounds(self, table: Table) -> Tensor:
-        """[G] each row's terms of the evidence lower bound (scikit-learn's ``score_samples``)."""
+    def elbo_per_row(self, table: Table) -> Tensor:
+        """[rows] each row's contribution to the evidence lower bound (scikit-learn's ``score_samples``)."""
         return torch.logsumexp(self._in_batches(table, log_joint), 1)
 
     def _in_batches(self, table: Table, function: Callable[[Tensor, Posterior], Tensor]) -> Tensor:
-        """``function`` of all rows [G, ...] float64, computed for a few rows at a time."""
+        """``function`` of all rows [rows, ...] float64, computed for a few rows at a time."""
         batches = centred(table, self.centre).chunk(max(1, -(-len(table) // _ROWS)))
         return torch.cat([function(batch, self.posterior) for batch in batches])
 
 
 def centred(table: Table, centre: Tensor) -> Tensor:
-    """[G, D] float64, the rows minus ``centre``. Raises ValueError for another number of columns."""
+    """[rows, D] float64, the rows minus ``centre``. Raises ValueError for another number of columns."""
     if table.columns != len(centre):
         raise ValueError(f"the table has {table.columns} columns, and the mixture {len(centre)}")
     return torch.from_numpy(table.values.astype("float64")) - centre

@@ -158,7 +158,7 @@ class GaussianMixture(nn.Module):
 
     def bound(self, x: Tensor, examples: Table, /) -> tuple[Tensor, float]:
         mixture = self.estimate(x)
-        return mixture.bounds(examples), -float(divergence(mixture.posterior, self.prior))
+        return mixture.elbo_per_row(examples), -float(divergence(mixture.posterior, self.prior))
 
     def refresh(self, x: Tensor, /) -> None:
         """No row follows from others."""

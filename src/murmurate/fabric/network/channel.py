@@ -13,7 +13,7 @@ from murmurate.fabric.network.collectives import NetworkCollectives
 from murmurate.fabric.network.compression import Compression, codec
 from murmurate.fabric.network.endpoint import Endpoint, digest
 from murmurate.fabric.network.fabric import OFFERED
-from murmurate.fabric.network.frames import Frame, Kind, Refused
+from murmurate.fabric.network.frames import Frame, FrameRejected, Kind
 from murmurate.fabric.network.mailbox import NetworkMailbox
 from murmurate.fabric.network.register import NetworkRegister
 from murmurate.fabric.network.shm_channel import ShmChannel
@@ -170,7 +170,7 @@ class NetworkChannel:
 
     # -- called by the endpoint (with the lock held) ----------------------------------------------------
 
-    def room(self, frame: Frame, length: int) -> Any:
+    def allocate_payload(self, frame: Frame, length: int) -> Any:
         self._check_length(frame, length)
         return self._endpoint.pool.take(length)
 
@@ -178,13 +178,17 @@ class NetworkChannel:
         if frame.kind is Kind.ROUND:
             self._collectives.check_length(frame, length)
         elif frame.kind is Kind.MAIL and not self._mailbox.fits(length, bool(frame.meta.get("short"))):
-            raise Refused("length", f"a message of {length} bytes on '{self.name}', which has {self._form}")
+            raise FrameRejected(
+                "length", f"a message of {length} bytes on '{self.name}', which has {self._form}"
+            )
         elif frame.kind is Kind.REGISTER and length != self._codec.wire_bytes:
-            raise Refused("length", f"a vector of {length} bytes on '{self.name}', which has {self._form}")
+            raise FrameRejected(
+                "length", f"a vector of {length} bytes on '{self.name}', which has {self._form}"
+            )
 
     def deliver(self, sender: int, frame: Frame) -> None:
         if sender not in self._position:
-            raise Refused("channel", f"a frame for '{self.name}' from a rank that is not in its group")
+            raise FrameRejected("channel", f"a frame for '{self.name}' from a rank that is not in its group")
         if frame.payload is not None:
             self._check_length(frame, frame.length)  # of a frame that arrived early it was not checked yet
         if frame.kind is Kind.REGISTER:
@@ -194,16 +198,16 @@ class NetworkChannel:
         else:
             self._collectives.deliver(sender, frame)
 
-    def announced(self, sender: int, key: str, rest: tuple[str, ...], value: Any) -> None:
+    def receive_announcement(self, sender: int, key: str, rest: tuple[str, ...], value: Any) -> None:
         if sender not in self._position:
-            raise Refused("channel", f"a frame for '{self.name}' from a rank that is not in its group")
+            raise FrameRejected("channel", f"a frame for '{self.name}' from a rank that is not in its group")
         try:
             if key == "taken":
-                self._mailbox.announced(sender, rest[0], value)
+                self._mailbox.receive_announcement(sender, rest[0], value)
             elif key in ("want", "nothing"):
-                self._register.announced(sender, key, value)
+                self._register.receive_announcement(sender, key, value)
             elif key == "group":
-                self._collectives.announced(rest, value)
+                self._collectives.receive_announcement(rest, value)
             elif key == "shm":
                 self._map(sender, value)
             elif key == "unmapped":
@@ -215,7 +219,7 @@ class NetworkChannel:
                 )
                 self._collectives.fail(self._mismatch)
         except (TypeError, ValueError, IndexError):
-            raise Refused("meta", f"a control message about '{key}' that cannot be read") from None
+            raise FrameRejected("meta", f"a control message about '{key}' that cannot be read") from None
 
     def due(self, peer: int) -> Frame | None:
         return self._register.due(peer) if peer in self._position else None

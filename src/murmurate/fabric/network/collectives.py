@@ -26,7 +26,7 @@ from murmurate.fabric.interface import FabricError, Traffic
 from murmurate.fabric.mean import ordered_mean
 from murmurate.fabric.network.endpoint import Endpoint
 from murmurate.fabric.network.engine import Attempt, Engine
-from murmurate.fabric.network.frames import Frame, Kind, Refused
+from murmurate.fabric.network.frames import Frame, FrameRejected, Kind
 from murmurate.fabric.network.process_group import DTYPES, ProcessGroups
 from murmurate.fabric.network.reduce_scatter import ACTS, ReduceScatter
 from murmurate.fabric.network.round import Result, RoundInput, RoundState
@@ -303,19 +303,19 @@ class NetworkCollectives:
 
     # -- incoming -----------------------------------------------------------------------------------
 
-    def announced(self, key: tuple[str, ...], value: str) -> None:
+    def receive_announcement(self, key: tuple[str, ...], value: str) -> None:
         """A member's entry for the rendezvous of a process group."""
         if self._groups is not None:
-            self._groups.announced(key, value)
+            self._groups.receive_announcement(key, value)
         self._endpoint.notify()
 
     def check_length(self, frame: Frame, length: int) -> None:
-        """Raises Refused."""
+        """Raises FrameRejected."""
         fits = length == self._bytes or (frame.meta.get("act") in ACTS and length < self._bytes)
         if frame.meta.get("act") == "result" and frame.meta.get("call") == "gather":
             fits = length == self._bytes * len(_ranks(frame.meta.get("members"), self._endpoint.size))
         if not fits:
-            raise Refused("length", f"{length} bytes in a round of vectors of {self._bytes}")
+            raise FrameRejected("length", f"{length} bytes in a round of vectors of {self._bytes}")
 
     def deliver(self, sender: int, frame: Frame) -> None:
         act, number, state = frame.meta.get("act"), frame.version, self._state
@@ -334,13 +334,13 @@ class NetworkCollectives:
             members = _ranks(frame.meta.get("members"), self._endpoint.size)
             versions = frame.meta.get("published")
             if not isinstance(versions, list) or len(versions) != len(members):
-                raise Refused("meta", "a result without its members' versions")
+                raise FrameRejected("meta", "a result without its members' versions")
             numbers = dict(zip(members, map(int, versions), strict=True))
             result = Result(number, str(frame.meta.get("call")), members, frame.payload, numbers)
             if number == state.round and not self._has_result(number):
                 self._accept_result(result)
         else:
-            raise Refused("meta", f"a round's message of unknown kind '{act}'")
+            raise FrameRejected("meta", f"a round's message of unknown kind '{act}'")
 
     def _receive_part(self, sender: int, number: int, frame: Frame) -> None:
         state = self._state
@@ -356,11 +356,11 @@ class NetworkCollectives:
         elif number < state.round:
             self._fail(sender, number, f"round {number} of channel '{self._name}' has long ended")
         else:
-            raise Refused("number", f"a part for round {number} in round {state.round}")
+            raise FrameRejected("number", f"a part for round {number} in round {state.round}")
 
     def _receive_piece(self, sender: int, number: int, frame: Frame) -> None:
         if number > self._state.round + 1:
-            raise Refused("number", f"a piece of round {number} in round {self._state.round}")
+            raise FrameRejected("number", f"a piece of round {number} in round {self._state.round}")
         if number == self._state.round + 1 or (number == self._state.round and not self._has_result(number)):
             self._direct.arrived(sender, frame)
         if number == self._state.round and frame.meta.get("call") != self._state.call:
@@ -390,5 +390,5 @@ class NetworkCollectives:
 
 def _ranks(value: Any, size: int) -> list[int]:
     if not isinstance(value, list) or not all(isinstance(r, int) and 0 <= r < size for r in value):
-        raise Refused("meta", "a result without a list of its members")
+        raise FrameRejected("meta", "a result without a list of its members")
     return value

@@ -19,10 +19,10 @@ from murmurate.fabric.network.frames import (
     NUMBERED,
     Closed,
     Frame,
+    FrameRejected,
     FrameWriter,
     Kind,
     Pipe,
-    Refused,
     SilenceTimeout,
 )
 from murmurate.fabric.network.handshake import Credentials, Handshake, dial, is_listening
@@ -45,12 +45,12 @@ class ConnectionOwner(Protocol):
     credentials: Credentials
     closed: bool
 
-    def room(self, connection: PeerConnection, frame: Frame, length: int) -> Any:
-        """A buffer for a payload (called without the lock); raises Refused."""
+    def allocate_payload(self, connection: PeerConnection, frame: Frame, length: int) -> Any:
+        """A buffer for a payload (called without the lock); raises FrameRejected."""
         ...
 
     def deliver(self, connection: PeerConnection, frame: Frame) -> None: ...
-    def announced(self, connection: PeerConnection, key: tuple[str, ...], value: Any) -> None: ...
+    def receive_announcement(self, connection: PeerConnection, key: tuple[str, ...], value: Any) -> None: ...
     def due(self, connection: PeerConnection) -> Frame | None:
         """The newest version of some vector that this peer has requested."""
         ...
@@ -197,7 +197,7 @@ class PeerConnection:
                 raise RuntimeError("a connection adopts connections of its own peer")
             if handshake.received > self.queue.posted:
                 self._pipe = None
-                raise Refused("number", f"rank {self.peer} acknowledges frames that were never sent")
+                raise FrameRejected("number", f"rank {self.peer} acknowledges frames that were never sent")
             self._acknowledge(handshake.received)
             self._unfinished = None
             self.queue.resend_all()
@@ -312,7 +312,7 @@ class PeerConnection:
         except ConnectionRefusedError:
             if not self._replace_if_restarted():
                 self._note_alive(False)
-        except Refused as refusal:
+        except FrameRejected as refusal:
             with self._owner.lock:
                 self._owner.refuse(refusal.cause, str(refusal), self.peer)
             self._replace_if_restarted()
@@ -342,12 +342,12 @@ class PeerConnection:
         silent_seconds = 0.0
         try:
             while True:
-                frame = pipe.receive(lambda frame, length: owner.room(self, frame, length))
+                frame = pipe.receive(lambda frame, length: owner.allocate_payload(self, frame, length))
                 with owner.lock:
                     if self._pipe is not pipe:
                         return
                     self._arrived(frame)
-        except Refused as refusal:
+        except FrameRejected as refusal:
             with owner.lock:
                 if self._pipe is pipe and not owner.closed:
                     owner.refuse(refusal.cause, str(refusal), self.peer)
@@ -373,14 +373,14 @@ class PeerConnection:
                 if key == ("received",):
                     self._acknowledge(int(value))
                 else:
-                    self._owner.announced(self, key, value)
+                    self._owner.receive_announcement(self, key, value)
             return
         if frame.kind in NUMBERED:
             if frame.number <= self.received:
                 self._owner.refuse("duplicate", f"message {frame.number} arrived twice", self.peer)
                 return
             if frame.number != self.received + 1:
-                raise Refused("number", f"message {frame.number} arrived after {self.received}")
+                raise FrameRejected("number", f"message {frame.number} arrived after {self.received}")
         self._owner.deliver(self, frame)  # may refuse: then it was not received
         if frame.kind in NUMBERED:
             self.received = frame.number

@@ -2,9 +2,10 @@
 
 A connection's keys come from an X25519 exchange in which both sides use an ephemeral key and the key that
 they published at the rendezvous (the three products of Noise's KK pattern), with the run's secret as the salt
-of HKDF-SHA256 and the whole exchange as its context. So only members that know the secret get keys, and they
-do not serve to read what was sent earlier. Pieces are sealed with an AEAD whose nonce is a counter: a piece
-that was changed, left out, repeated or moved is not accepted.
+of HKDF-SHA256 and the whole exchange as its context. So only members that know the secret get keys, and the
+keys are forward-secret: leaking the long-lived key or secret does not reveal earlier traffic. Pieces are
+sealed with an AEAD whose nonce is a counter: a piece that was changed, left out, repeated or moved is not
+accepted.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ __all__ = ["CIPHERS", "TAG_BYTES", "AeadStream", "Identity", "InvalidTag", "Peer
 
 @dataclass(frozen=True)
 class PeerRecord:
-    """What a member publishes at the rendezvous: where it listens, and its public key [32 bytes]."""
+    """What a member publishes at the rendezvous: where it listens, and its public key [32 bytes].
+
+    A record is signed for one run and one epoch (membership epoch: the n-th start of all the run's members).
+    """
 
     rank: int
     address: str
@@ -38,12 +42,12 @@ class PeerRecord:
     key: bytes
     incarnation: bytes
 
-    def sign(self, run: bytes, epoch: int, secret: bytes) -> bytes:
+    def sign(self, run_id: bytes, epoch: int, secret: bytes) -> bytes:
         body = self._body()
-        return json.dumps({**body, "proof": self._proof(run, epoch, secret)}).encode()
+        return json.dumps({**body, "proof": self._proof(run_id, epoch, secret)}).encode()
 
     @staticmethod
-    def read(text: bytes, run: bytes, epoch: int, secret: bytes) -> PeerRecord:
+    def read(text: bytes, run_id: bytes, epoch: int, secret: bytes) -> PeerRecord:
         """Raises ValueError if it was not made with the run's secret, or is not a record at all."""
         try:
             body = json.loads(text)
@@ -53,16 +57,16 @@ class PeerRecord:
         except (KeyError, TypeError, ValueError) as problem:
             raise ValueError(f"it is not a record ({problem!r})") from None
         if len(key) != 32 or len(incarnation) != 16:
-            raise ValueError("its key has the wrong length")
-        if not hmac.compare_digest(proof, record._proof(run, epoch, secret)):
+            raise ValueError("its key or incarnation has the wrong length")
+        if not hmac.compare_digest(proof, record._proof(run_id, epoch, secret)):
             raise ValueError("it was not made with this run's secret")
         return record
 
     def _body(self) -> dict[str, Any]:
         return {**asdict(self), "key": self.key.hex(), "incarnation": self.incarnation.hex()}
 
-    def _proof(self, run: bytes, epoch: int, secret: bytes) -> str:
-        content = json.dumps([run.hex(), epoch, self._body()], sort_keys=True).encode()
+    def _proof(self, run_id: bytes, epoch: int, secret: bytes) -> str:
+        content = json.dumps([run_id.hex(), epoch, self._body()], sort_keys=True).encode()
         return hmac.new(secret, content, hashlib.sha256).hexdigest()
 
 
@@ -82,7 +86,7 @@ def connection_keys(
     mine: X25519PrivateKey,
     ephemeral: X25519PrivateKey,
     their_key: bytes,
-    their_ephemeral: bytes,
+    their_ephemeral_bytes: bytes,
     context: bytes,
     secret: bytes,
     dials: bool,
@@ -92,13 +96,15 @@ def connection_keys(
     Raises ValueError for a public key of small order.
     """
     theirs = X25519PublicKey.from_public_bytes(their_key)
-    theirs_ephemeral = X25519PublicKey.from_public_bytes(their_ephemeral)
+    their_ephemeral = X25519PublicKey.from_public_bytes(their_ephemeral_bytes)
     products = [
-        ephemeral.exchange(theirs_ephemeral),
+        ephemeral.exchange(their_ephemeral),
         ephemeral.exchange(theirs),
-        mine.exchange(theirs_ephemeral),
+        mine.exchange(their_ephemeral),
     ]
-    if not dials:  # the same order on both sides: both ephemeral, the dialler's, the listener's
+    # both sides use this order: ephemeral-ephemeral, dialler's ephemeral-listener's static,
+    # dialler's static-listener's ephemeral
+    if not dials:
         products[1], products[2] = products[2], products[1]
     info = b"murmurate connection 1" + hashlib.sha256(context).digest()
     both = HKDF(hashes.SHA256(), 64, salt=secret, info=info).derive(b"".join(products))

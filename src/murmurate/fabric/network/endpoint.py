@@ -17,7 +17,7 @@ from murmurate.buffers import Pool
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network.connection import PeerConnection
 from murmurate.fabric.network.crypto import PeerRecord
-from murmurate.fabric.network.frames import Closed, Frame, Kind, Refused
+from murmurate.fabric.network.frames import Closed, Frame, FrameRejected, Kind
 from murmurate.fabric.network.handshake import Credentials, answer
 from murmurate.fabric.network.pending import PendingMessages
 from murmurate.fabric.processes.run_state import RunState
@@ -36,9 +36,9 @@ _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 20e-6, 500e-6  # of shared memory
 class Receiver(Protocol):
     """A channel, as the endpoint uses it; called with the lock held."""
 
-    def room(self, frame: Frame, length: int) -> Any: ...
+    def allocate_payload(self, frame: Frame, length: int) -> Any: ...
     def deliver(self, sender: int, frame: Frame) -> None: ...
-    def announced(self, sender: int, key: str, rest: tuple[str, ...], value: Any) -> None: ...
+    def receive_announcement(self, sender: int, key: str, rest: tuple[str, ...], value: Any) -> None: ...
     def due(self, peer: int) -> Frame | None: ...
     def local_peer_found(self, peer: int) -> None: ...
     def peer_restarted(self, peer: int) -> None: ...
@@ -180,7 +180,7 @@ class Endpoint:
                 if self.closed:
                     raise Closed
                 self.connections[handshake.rank].adopt(handshake)
-        except Refused as refusal:
+        except FrameRejected as refusal:
             with self.lock:
                 cause = "handshake" if refusal.cause == "truncated" else refusal.cause
                 self.refuse(cause, str(refusal))
@@ -207,12 +207,12 @@ class Endpoint:
 
     # -- called by connections --------------------------------------------------------------------
 
-    def room(self, connection: PeerConnection, frame: Frame, length: int) -> Any:
+    def allocate_payload(self, connection: PeerConnection, frame: Frame, length: int) -> Any:
         with self.lock:
             channel = self._channels.get(frame.channel)
             if channel is not None:
-                return channel.room(frame, length)
-            return self.pending.room(length)
+                return channel.allocate_payload(frame, length)
+            return self.pending.allocate_payload(length)
 
     def deliver(self, connection: PeerConnection, frame: Frame) -> None:
         if frame.kind is Kind.FINISHED:
@@ -223,14 +223,14 @@ class Endpoint:
         else:
             self.pending.keep(connection.peer, frame)
 
-    def announced(self, connection: PeerConnection, key: tuple[str, ...], value: Any) -> None:
+    def receive_announcement(self, connection: PeerConnection, key: tuple[str, ...], value: Any) -> None:
         if len(key) < 2:
-            raise Refused("meta", f"a control message about {key}")
+            raise FrameRejected("meta", f"a control message about {key}")
         channel = self._channel_named(key[1])
         if channel is not None:
-            channel.announced(connection.peer, key[0], key[2:], value)
+            channel.receive_announcement(connection.peer, key[0], key[2:], value)
         else:
-            self.pending.keep_announced(connection.peer, key, value)
+            self.pending.keep_announcement(connection.peer, key, value)
 
     def due(self, connection: PeerConnection) -> Frame | None:
         channels = list(self._channels.values())
@@ -256,7 +256,7 @@ class Endpoint:
             channel.local_peer_found(connection.peer)
 
     def peer_restarted(self, connection: PeerConnection) -> None:
-        self.pending.forget_announced(connection.peer)
+        self.pending.forget_announcements(connection.peer)
         for channel in self._channels.values():
             channel.peer_restarted(connection.peer)
 
@@ -274,23 +274,23 @@ class Endpoint:
             for peer, frame in self.pending.take(identity):
                 with self._refusing(peer):
                     channel.deliver(peer, frame)
-            for peer, key, value in self.pending.take_announced(identity):
+            for peer, key, value in self.pending.take_announcements(identity):
                 with self._refusing(peer):
-                    channel.announced(peer, key[0], key[2:], value)
+                    channel.receive_announcement(peer, key[0], key[2:], value)
 
     @contextlib.contextmanager
     def _refusing(self, rank: int) -> Iterator[None]:
         """Count a refusal within: the thread that read the frame of ``rank`` is not here to do it."""
         try:
             yield
-        except Refused as refusal:
+        except FrameRejected as refusal:
             self.refuse(refusal.cause, str(refusal), rank)
 
     def _channel_named(self, name: str) -> Receiver | None:
         try:
             return self._channels.get(bytes.fromhex(name))
         except ValueError:
-            raise Refused("meta", "a control message without a channel") from None
+            raise FrameRejected("meta", "a control message without a channel") from None
 
     def wait(self, condition: Any, deadline_seconds: float, in_memory: bool = False) -> bool:
         """Wait with the lock released; a death in the run state is noticed within 50 ms.

@@ -42,8 +42,8 @@ class Kind(enum.IntEnum):
 NUMBERED = frozenset({Kind.MAIL, Kind.ROUND, Kind.FINISHED})
 
 
-class Refused(Exception):
-    """A message or a connection was refused, for a ``cause`` by which refusals are counted."""
+class FrameRejected(Exception):
+    """A peer's message or connection is rejected; rejections are counted by ``cause``."""
 
     def __init__(self, cause: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -219,11 +219,11 @@ class Pipe:
 
     # -- receiving ----------------------------------------------------------------------------------
 
-    def receive(self, room: Callable[[Frame, int], Any]) -> Frame:
+    def receive(self, allocate: Callable[[Frame, int], Any]) -> Frame:
         """The next frame.
 
-        room: (frame without payload, length) -> a writable buffer of that length; raises Refused.
-        Raises Closed, Refused or OSError; the connection cannot be used afterwards.
+        allocate: (frame without payload, length) -> a writable buffer of that length; raises FrameRejected.
+        Raises Closed, FrameRejected or OSError; the connection cannot be used afterwards.
         """
         header = bytearray(_HEADER.size)
         self._receive_piece(memoryview(header), first=True)
@@ -231,13 +231,13 @@ class Pipe:
             _HEADER.unpack(header)
         )
         if run != self._origin.run:
-            raise Refused("run", "a message of another run")
+            raise FrameRejected("run", "a message of another run")
         if epoch != self._origin.epoch:
-            raise Refused("epoch", f"a message of epoch {epoch} in epoch {self._origin.epoch}")
+            raise FrameRejected("epoch", f"a message of epoch {epoch} in epoch {self._origin.epoch}")
         if magic != _MAGIC or kind not in Kind._value2member_map_:
-            raise Refused("kind", f"a message of an unknown kind ({kind})")
+            raise FrameRejected("kind", f"a message of an unknown kind ({kind})")
         if meta_length > META_LIMIT_BYTES:
-            raise Refused("length", f"a message whose JSON has {meta_length} bytes")
+            raise FrameRejected("length", f"a message whose JSON has {meta_length} bytes")
         frame = Frame(Kind(kind), channel, number, version, note)
         if meta_length:
             meta = bytearray(meta_length)
@@ -245,7 +245,7 @@ class Pipe:
             frame.meta = _parsed(meta)
         shared = self._shared_payload(length) if flags & _SHARED else None
         if length:
-            frame.payload = room(frame, length)
+            frame.payload = allocate(frame, length)
             payload = memoryview(frame.payload).cast("B")
             if shared is not None:
                 np.copyto(np.frombuffer(payload, dtype=np.uint8), shared)
@@ -253,7 +253,7 @@ class Pipe:
                 for start in range(0, length, PIECE_BYTES):
                     self._receive_piece(payload[start : start + PIECE_BYTES])
         elif frame.kind is Kind.MAIL or frame.kind is Kind.REGISTER:
-            raise Refused("length", "a vector without numbers")
+            raise FrameRejected("length", "a vector without numbers")
         return frame
 
     def _shared_payload(self, length: int) -> Bytes:
@@ -262,11 +262,13 @@ class Pipe:
         self._receive_piece(memoryview(text))
         address = RegionAddress(*ADDRESS.unpack(text))
         if self.local_peer is None or address.size_bytes != length:
-            raise Refused("meta", "a vector in memory that is not shared with this member")
+            raise FrameRejected("meta", "a vector in memory that is not shared with this member")
         try:
             return self.local_peer.region(address)
         except (OSError, ValueError) as problem:
-            raise Refused("memory", f"a vector that cannot be read in shared memory ({problem})") from None
+            raise FrameRejected(
+                "memory", f"a vector that cannot be read in shared memory ({problem})"
+            ) from None
 
     def _receive_piece(self, piece: memoryview, first: bool = False) -> None:
         """Fill ``piece`` from its sealed form, once that is authenticated."""
@@ -281,24 +283,24 @@ class Pipe:
                 read_whole(self._socket, [piece, memoryview(tag)], first)
                 self._receives.check(piece, tag)
         except InvalidTag:
-            raise Refused("checksum", "a message that was changed on its way") from None
+            raise FrameRejected("checksum", "a message that was changed on its way") from None
 
 
 def _parsed(meta: bytearray) -> dict[str, Any]:
     try:
         value = json.loads(meta)
     except (ValueError, RecursionError):
-        raise Refused("meta", "a message whose JSON cannot be read") from None
+        raise FrameRejected("meta", "a message whose JSON cannot be read") from None
     if not isinstance(value, dict):
-        raise Refused("meta", "a message whose JSON is not an object")
+        raise FrameRejected("meta", "a message whose JSON is not an object")
     return value
 
 
 def read_whole(sock: socket.socket, buffers: list[memoryview], first: bool = False) -> None:
     """Fill the buffers, usually in one system call.
 
-    first: a frame begins here, so the connection may end before it: Closed. Raises Refused where it ends
-    within a frame, SilenceTimeout after too long a silence.
+    first: a frame begins here, so the connection may end before it: Closed. Raises FrameRejected where it
+    ends within a frame, SilenceTimeout after too long a silence.
     """
     begun = not first
     while buffers:
@@ -311,7 +313,7 @@ def read_whole(sock: socket.socket, buffers: list[memoryview], first: bool = Fal
             raise SilenceTimeout("it was silent for too long") from None
         if count == 0:
             if begun:
-                raise Refused("truncated", "an incomplete message")
+                raise FrameRejected("truncated", "an incomplete message")
             raise Closed("it was closed")
         begun = True
         _drop(buffers, count)

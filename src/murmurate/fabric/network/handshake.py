@@ -20,7 +20,7 @@ from murmurate.fabric.network.crypto import (
     PeerRecord,
     connection_keys,
 )
-from murmurate.fabric.network.frames import Closed, Origin, Pipe, Refused, read_whole
+from murmurate.fabric.network.frames import Closed, FrameRejected, Origin, Pipe, read_whole
 from murmurate.fabric.network.shm_peer import ShmOwner, ShmPeer
 
 _HELLO = struct.Struct("<4sB16sQI16s32sQ")
@@ -82,13 +82,15 @@ class Hello(NamedTuple):
         magic, *fields = _HELLO.unpack(text)
         hello = Hello(*fields)
         if magic != _MAGIC:
-            raise Refused("handshake", "it does not follow the protocol of members")
+            raise FrameRejected("handshake", "it does not follow the protocol of members")
         if hello.run != credentials.run:
-            raise Refused("run", "a connection of another run")
+            raise FrameRejected("run", "a connection of another run")
         if hello.epoch != credentials.epoch:
-            raise Refused("epoch", f"a connection of epoch {hello.epoch} in epoch {credentials.epoch}")
+            raise FrameRejected("epoch", f"a connection of epoch {hello.epoch} in epoch {credentials.epoch}")
         if hello.cipher_number != credentials.cipher_number:
-            raise Refused("handshake", "it was started with another encryption: use the same for all members")
+            raise FrameRejected(
+                "handshake", "it was started with another encryption: use the same for all members"
+            )
         return hello
 
 
@@ -103,7 +105,7 @@ class Handshake:
 
 
 def dial(credentials: Credentials, record: PeerRecord, received: int, seconds: float) -> Handshake:
-    """Connect to a peer that listens. Raises OSError, Closed or Refused.
+    """Connect to a peer that listens. Raises OSError, Closed or FrameRejected.
 
     received: how many numbered frames of this peer's incarnation we have.
     """
@@ -115,7 +117,7 @@ def dial(credentials: Credentials, record: PeerRecord, received: int, seconds: f
         sock.sendall(ours.pack())
         theirs = Hello.read(sock, credentials)
         if theirs.rank != record.rank or theirs.incarnation != record.incarnation:
-            raise Refused("key", f"rank {theirs.rank} answers at the address of rank {record.rank}")
+            raise FrameRejected("key", f"rank {theirs.rank} answers at the address of rank {record.rank}")
         return _authenticate(sock, credentials, record, ephemeral, ours, theirs, dials=True)
     except BaseException:
         sock.close()
@@ -134,7 +136,9 @@ def answer(
     theirs = Hello.read(sock, credentials)
     record = record_of(theirs.rank, theirs.incarnation)
     if record is None:
-        raise Refused("key", f"it claims to be rank {theirs.rank}, and is not registered at the rendezvous")
+        raise FrameRejected(
+            "key", f"it claims to be rank {theirs.rank}, and is not registered at the rendezvous"
+        )
     ephemeral = X25519PrivateKey.generate()
     ours = _hello(credentials, ephemeral, received_of(theirs.rank))
     sock.sendall(ours.pack())
@@ -176,7 +180,7 @@ def _authenticate(
             dials,
         )
     except ValueError:
-        raise Refused("key", "its public key is invalid") from None
+        raise FrameRejected("key", "its public key is invalid") from None
     sends, receives = (AeadStream(key, credentials.encrypt, credentials.cipher) for key in keys)
     proof = hashlib.sha256(context).digest()
     sock.sendall(proof + sends.tag(proof))
@@ -184,13 +188,13 @@ def _authenticate(
     try:
         read_whole(sock, [memoryview(answer)], first=True)
     except Closed:
-        raise Refused("key", f"rank {record.rank} did not accept our proof, or sent none") from None
+        raise FrameRejected("key", f"rank {record.rank} did not accept our proof, or sent none") from None
     try:
         receives.check(memoryview(answer)[:_PROOF_BYTES], memoryview(answer)[_PROOF_BYTES:])
     except InvalidTag:
-        raise Refused("key", f"it claims to be rank {theirs.rank} and does not have its keys") from None
+        raise FrameRejected("key", f"it claims to be rank {theirs.rank} and does not have its keys") from None
     if bytes(answer[:_PROOF_BYTES]) != proof:
-        raise Refused("key", f"rank {theirs.rank} proved another exchange than this one")
+        raise FrameRejected("key", f"rank {theirs.rank} proved another exchange than this one")
     local_peer, peer_reads = _find_local_peer(sock, credentials, theirs.incarnation, sends, receives)
     set_timeouts(sock, credentials.silence_seconds)
     pipe = Pipe(sock, credentials.origin, sends, receives, peer_reads, local_peer)
@@ -217,7 +221,7 @@ def _exchange(sock: socket.socket, text: bytes, sends: AeadStream, receives: Aea
     try:
         receives.check(memoryview(received)[: len(text)], memoryview(received)[len(text) :])
     except InvalidTag:
-        raise Refused("key", "a message in the handshake was changed on its way") from None
+        raise FrameRejected("key", "a message in the handshake was changed on its way") from None
     return bytes(received[: len(text)])
 
 

@@ -20,7 +20,7 @@ from murmurate.buffers import Bytes, as_tensor
 from murmurate.fabric.interface import Message, Traffic
 from murmurate.fabric.network.compression import Codec, CopyReader, ErrorFeedback, WireCopy, begin_copy
 from murmurate.fabric.network.endpoint import Endpoint
-from murmurate.fabric.network.frames import Frame, Kind, Refused
+from murmurate.fabric.network.frames import Frame, FrameRejected, Kind
 from murmurate.fabric.network.shm_channel import STREAMS, Lane, ShmChannel
 from murmurate.fabric.processes.spsc_ring import check_message, encode_tag
 
@@ -238,10 +238,10 @@ class NetworkMailbox:
     def deliver(self, sender: int, frame: Frame) -> None:
         tag = frame.meta.get("tag")
         if not isinstance(tag, str):
-            raise Refused("meta", "a message without a tag")
+            raise FrameRejected("meta", "a message without a tag")
         stream = self._incoming.setdefault((sender, tag), _Incoming())
         if stream.waiting >= self.capacity:
-            raise Refused("queue", f"more messages under '{tag}' than the queue holds")
+            raise FrameRejected("queue", f"more messages under '{tag}' than the queue holds")
         x = self._decoded(frame.payload, bool(frame.meta.get("short")))
         self._enqueue(sender, tag, stream, x, frame.note)
 
@@ -262,7 +262,7 @@ class NetworkMailbox:
             self._traffic.bytes += self._codec.wire_bytes if x.numel() == self._count else x.nbytes
         self._messages[tag].append((Message(sender, x, note), stream.incarnation))
 
-    def announced(self, sender: int, tag: str, value: Any) -> None:
+    def receive_announcement(self, sender: int, tag: str, value: Any) -> None:
         stream = self._stream_to(sender, tag)
         stream.taken = max(stream.taken, min(int(value), stream.sent))
         self._endpoint.notify()

@@ -50,7 +50,7 @@ class ProcessGroups:
         self._failures = 0
         self._heard: dict[str, bytes] = {}  # entries of the members for the rendezvous of a group
 
-    def announced(self, key: tuple[str, ...], value: str) -> None:
+    def receive_announcement(self, key: tuple[str, ...], value: str) -> None:
         """A member's entry under (number of the group, key); with the lock held."""
         self._heard["/".join(key)] = bytes.fromhex(value)
 

@@ -269,7 +269,7 @@ class NetworkRegister:
         else:
             held.requested = False
 
-    def announced(self, sender: int, key: str, value: Any) -> None:
+    def receive_announcement(self, sender: int, key: str, value: Any) -> None:
         if key == "nothing":
             self._subscriptions[sender].answered = int(value)
             return

@@ -9,7 +9,7 @@ import itertools
 from collections import deque
 from typing import Any
 
-from murmurate.fabric.network.frames import Frame, Kind, Refused
+from murmurate.fabric.network.frames import Frame, FrameRejected, Kind
 
 _STATE_ITEMS = 500  # in one frame, so that it stays small
 
@@ -87,7 +87,7 @@ class SendQueue:
 
 
 def state_of(frame: Frame) -> list[tuple[tuple[str, ...], Any]]:
-    """((key parts), value) of a control frame. Raises Refused for a malformed one."""
+    """((key parts), value) of a control frame. Raises FrameRejected for a malformed one."""
     items = frame.meta.get("state", [])
     try:
         pairs = [(tuple(str(part) for part in item[:-1]), item[-1]) for item in items]
@@ -95,4 +95,4 @@ def state_of(frame: Frame) -> list[tuple[tuple[str, ...], Any]]:
             raise ValueError
         return pairs
     except (TypeError, ValueError, IndexError, KeyError):
-        raise Refused("meta", "a control message that cannot be read") from None
+        raise FrameRejected("meta", "a control message that cannot be read") from None

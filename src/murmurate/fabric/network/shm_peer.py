@@ -29,9 +29,9 @@ import numpy as np
 from murmurate.buffers import Bytes
 from murmurate.fabric.processes.shared_memory import open_memory
 
-_LEAST_BYTES = 64 << 10  # sending fewer bytes is faster than mapping them
-_MOST_REGIONS = 64  # of one member; each needs two descriptors (Python's mmap keeps one of its own)
-_MOST_MAPPED = 32  # regions of one peer
+_MIN_REGION_BYTES = 64 << 10  # sending fewer bytes is faster than mapping them
+_MAX_REGIONS = 64  # of one member; each needs two file descriptors (Python's mmap keeps one of its own)
+_MAX_CACHED_REGIONS = 32  # that stay mapped, of one peer
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # map all pages at once instead of by one fault each
 
 _MEMORY, _VECTOR = "murmurate-memory", "murmurate-vector"  # names of our files in /proc
@@ -54,7 +54,10 @@ ADDRESS = struct.Struct("<IQQ")
 
 
 class Region(np.ndarray[Any, Any]):
-    """[N] uint8 in shared memory. ``address``: of the whole region; None for a slice of it."""
+    """[N] uint8: a whole shared-memory file that holds one vector (see ``MemoryRange`` for the other kind).
+
+    ``address``: of the whole region; None for a slice of it.
+    """
 
     address: RegionAddress | None = None
 
@@ -64,7 +67,7 @@ class Region(np.ndarray[Any, Any]):
 
 
 class MemoryRange(NamedTuple):
-    """A range of bytes of a member's shared-memory file."""
+    """A page-aligned range of the one large, sparse file that each member has."""
 
     start: int
     size_bytes: int
@@ -79,8 +82,9 @@ class ShmOwner:
     def __init__(self, incarnation: bytes) -> None:
         self._regions: set[int] = set()  # descriptors
         self._unreadable: set[bytes] = set()  # incarnations whose memory could not be mapped after all
-        self._mapped: set[int] = set()  # ranges mapped now, own and peers'; each takes a descriptor
-        self._most_mapped = _descriptor_limit() // 2
+        # ids of the ranges mapped now, own and peers'; each takes a file descriptor
+        self._mapped_ranges: set[int] = set()
+        self._max_mapped_ranges = _descriptor_limit() // 2
         self._lock = threading.Lock()
         self._end = _PAGE
         self.descriptor = -1
@@ -98,7 +102,7 @@ class ShmOwner:
         return self.map(self.descriptor, where), where
 
     def release(self, where: MemoryRange) -> None:
-        """Return the pages of a range that is no longer used to the system."""
+        """Give the pages of an unused range back to the system."""
         with contextlib.suppress(OSError):
             with mmap.mmap(self.descriptor, where.size_bytes, offset=where.start) as memory:
                 memory.madvise(mmap.MADV_REMOVE)
@@ -107,17 +111,21 @@ class ShmOwner:
         """[where.size_bytes] of a member's file, writable. Raises OSError."""
         start, size_bytes = where
         if start < _PAGE or start % _PAGE or not 0 < size_bytes <= _MEMORY_BYTES - start:
-            raise OSError(f"no member's memory has {size_bytes} bytes at {start}")
-        if len(self._mapped) >= self._most_mapped:
-            raise OSError(f"{len(self._mapped)} ranges are mapped, half of the descriptors allowed")
+            raise OSError(
+                f"range [{start}, {start + size_bytes}) is not page-aligned or lies outside "
+                "the shared-memory file"
+            )
+        if len(self._mapped_ranges) >= self._max_mapped_ranges:
+            count = len(self._mapped_ranges)
+            raise OSError(f"too many mapped ranges ({count}): the limit is half of RLIMIT_NOFILE")
         memory = mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED, offset=start)
-        self._mapped.add(id(memory))
-        weakref.finalize(memory, self._mapped.discard, id(memory)).atexit = False
+        self._mapped_ranges.add(id(memory))
+        weakref.finalize(memory, self._mapped_ranges.discard, id(memory)).atexit = False
         return np.frombuffer(memory, dtype=np.uint8)
 
     def new_buffer(self, size_bytes: int) -> Bytes:
         """A ``Region`` if the system grants one, else an ordinary array."""
-        if self.descriptor < 0 or size_bytes < _LEAST_BYTES or len(self._regions) >= _MOST_REGIONS:
+        if self.descriptor < 0 or size_bytes < _MIN_REGION_BYTES or len(self._regions) >= _MAX_REGIONS:
             return np.empty(size_bytes, dtype=np.uint8)
         try:
             return self._new_region(size_bytes)
@@ -164,7 +172,7 @@ class ShmPeer:
 
     def __init__(self, owner: ShmOwner, pid: int, memory: int, on_failure: Callable[[], None]) -> None:
         self._owner, self._pid, self._memory, self._on_failure = owner, pid, memory, on_failure
-        self._mapped: OrderedDict[int, tuple[RegionAddress, Bytes]] = OrderedDict()  # by descriptor
+        self._cached_regions: OrderedDict[int, tuple[RegionAddress, Bytes]] = OrderedDict()  # by descriptor
         weakref.finalize(self, os.close, memory).atexit = False
 
     def map(self, where: MemoryRange) -> Bytes:
@@ -172,15 +180,15 @@ class ShmPeer:
         return self._owner.map(self._memory, where)
 
     def region(self, address: RegionAddress) -> Bytes:
-        """[size_bytes] a region of the peer, read-only. Raises OSError; the next connection then sends
-        vectors instead."""
-        known, memory = self._mapped.get(address.descriptor, (None, None))
+        """[size_bytes] a region of the peer, read-only. Raises OSError; after reconnecting, this peer's
+        vectors are sent over TCP."""
+        known, memory = self._cached_regions.get(address.descriptor, (None, None))
         if known != address or memory is None:  # the peer reused the descriptor for another region
             memory = self._map_region(address)
-            self._mapped[address.descriptor] = address, memory
-        self._mapped.move_to_end(address.descriptor)
-        if len(self._mapped) > _MOST_MAPPED:
-            self._mapped.popitem(last=False)
+            self._cached_regions[address.descriptor] = address, memory
+        self._cached_regions.move_to_end(address.descriptor)
+        if len(self._cached_regions) > _MAX_CACHED_REGIONS:
+            self._cached_regions.popitem(last=False)
         return memory
 
     def _map_region(self, address: RegionAddress) -> Bytes:

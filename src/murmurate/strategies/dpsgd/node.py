@@ -106,7 +106,10 @@ class Node:
         return self.replica.params.detach() - self.base
 
     def pushed(self, difference: Tensor, done: int) -> None:
-        """It was sent after ``done`` updates. Other threads go on, so the base advances by just that much."""
+        """``difference`` was sent after ``done`` updates.
+
+        Other threads go on, so the base advances by exactly ``difference``.
+        """
         self.pushed_at, self.oldest = done, self.version
         self.awaited = self.rank + 1
         self._advance(difference)
@@ -182,19 +185,19 @@ class Node:
         self._saved = {}
 
     def _restore(self) -> None:
-        saved, of = self._saved, int(self._saved["rank"])
-        own = of in self.ranks
-        self._set_vectors(saved, own)
+        saved, saved_rank = self._saved, int(self._saved["rank"])
+        is_own = saved_rank in self.ranks
+        self._set_vectors(saved, is_own)
         if len(self.ranks) == 1:  # no other member knows its count, so schedules go on from the donor's
-            self.clocks[self.rank] = max(self.clocks[self.rank], saved["clocks"][of])
+            self.clocks[self.rank] = max(self.clocks[self.rank], saved["clocks"][saved_rank])
         self.marks.copy_(saved["marks"])
-        self.pushed_at = min(self.pushed_at, self.done()) if own else self.done()
+        self.pushed_at = min(self.pushed_at, self.done()) if is_own else self.done()
         self.awaited = self.rank + 1
 
     def _vectors(self) -> dict[str, Any]:
         return {"params": self.replica.params.detach().clone(), "base": self.base.clone()}
 
-    def _set_vectors(self, saved: dict[str, Any], own: bool) -> None:
-        """own: the vectors are this node's; another node pushes its updates itself."""
+    def _set_vectors(self, saved: dict[str, Any], is_own: bool) -> None:
+        """Restore u and the base. is_own: they are this node's; another node pushes its updates itself."""
         self.replica.params.detach().copy_(saved["params"])
-        self.base.copy_(saved["base"] if own else saved["params"])
+        self.base.copy_(saved["base"] if is_own else saved["params"])

@@ -68,7 +68,7 @@ class SparseMaster(Master):
         self._logs: OrderedDict[int, float] = OrderedDict()
         self._former: OrderedDict[int, Rows] = OrderedDict()  # by version: the rows that its update changed
         self._unpacked: deque[tuple[Tensor, SparseDelta]] = deque(maxlen=_UNPACKED)
-        self._held: dict[int, int] = {}  # by node: the version that it got last
+        self._latest_version: dict[int, int] = {}  # by node: the newest version that it was sent
         self._record_scale()
 
     def _record_scale(self) -> None:
@@ -92,7 +92,7 @@ class SparseMaster(Master):
         return len(x) != len(self.replica)
 
     def is_valid(self, push: Tensor) -> bool:
-        """Whether it is a whole vector, or rows that v has."""
+        """Whether ``push`` is a whole vector, or rows that v has."""
         if not self._is_sparse(push):
             return True
         try:
@@ -129,17 +129,17 @@ class SparseMaster(Master):
             )
         if shrink >= 1:
             rho, shrink = rho * _MOST_SHRINK / shrink, _MOST_SHRINK
-        moves = [Rows(one.row, one.values) for one in pushes]
-        moves += [
+        changes = [Rows(push.row, push.values) for push in pushes]
+        changes += [
             Rows(v.row, (s.factor - 1) * v.excess) for s, v in zip(pushes, pulled, strict=True) if len(v.row)
         ]
         if self._keeps_rows:
-            self._keep(torch.cat([one.row for one in moves]))
+            self._keep(torch.cat([change.row for change in changes]))
         self.replica.scale.shrink(shrink)
         self._shrunk += math.log1p(-shrink)
-        for one in moves:
-            add_rows(self.replica.params.detach(), one, rho / self.replica.scale.value)
-            self._changed[one.row] = self.replica.clock + 1
+        for change in changes:
+            add_rows(self.replica.params.detach(), change, rho / self.replica.scale.value)
+            self._changed[change.row] = self.replica.clock + 1
         self.replica.scale.fold_when_small()
 
     def _dense(self, x: Tensor) -> Tensor:
@@ -185,21 +185,25 @@ class SparseMaster(Master):
             self._unpacked.clear()  # frees the slots of their messages
         if not self._keeps_rows:
             return
-        there = set(living)
+        living_ranks = set(living)
         for number, node in enumerate(self.nodes):
             if rank in node:
-                self._held[number] = self.replica.clock
+                self._latest_version[number] = self.replica.clock
         if self.pending:
             return
-        held = [self._held.get(number, 0) for number, node in enumerate(self.nodes) if there & {*node}]
-        oldest = min(held, default=self.replica.clock)
+        latest = [
+            self._latest_version.get(number, 0)
+            for number, node in enumerate(self.nodes)
+            if living_ranks & {*node}
+        ]
+        oldest = min(latest, default=self.replica.clock)
         while self._former and (next(iter(self._former)) < oldest or len(self._former) > _UPDATES_KEPT):
             self._former.popitem(last=False)
 
     def resumed(self, channel: Channel) -> None:
         """Forget all versions but the present one."""
-        for known in (self._logs, self._former, self._held, self._unpacked):
-            known.clear()
+        for records in (self._logs, self._former, self._latest_version, self._unpacked):
+            records.clear()
         self._shrunk = 0.0
         self._changed.fill_(self.replica.clock)
         self._record_scale()
@@ -217,16 +221,18 @@ class SparseMaster(Master):
 
     def _pulled(self, version: int) -> _Pulled:
         """The v of ``version``; the present one if it is too old to be known."""
-        nothing = torch.empty(0, self.width, dtype=self.replica.params.dtype)
+        no_excess = torch.empty(0, self.width, dtype=self.replica.params.dtype)
         steps = [at for at in self._former if at >= version]
-        known = len(steps) == self.replica.clock - version and version in self._logs
-        if not self._keeps_rows or not steps or not known:
-            return _Pulled(1.0, torch.empty(0, dtype=torch.int64), nothing)
-        then = self._logs[version]
-        every = torch.cat([self._former[at].row for at in steps])
-        values = torch.cat([math.exp(then - self._logs[at]) * self._former[at].values for at in steps])
-        row, which = torch.unique(every, return_inverse=True)
+        is_known = len(steps) == self.replica.clock - version and version in self._logs
+        if not self._keeps_rows or not steps or not is_known:
+            return _Pulled(1.0, torch.empty(0, dtype=torch.int64), no_excess)
+        log_at_version = self._logs[version]
+        rows = torch.cat([self._former[at].row for at in steps])
+        values = torch.cat(
+            [math.exp(log_at_version - self._logs[at]) * self._former[at].values for at in steps]
+        )
+        row, row_index = torch.unique(rows, return_inverse=True)
         # the first update that changed a row has its former value
-        first = torch.full_like(row, len(every)).scatter_reduce_(0, which, torch.arange(len(every)), "amin")
-        factor = math.exp(then - self._shrunk)
+        first = torch.full_like(row, len(rows)).scatter_reduce_(0, row_index, torch.arange(len(rows)), "amin")
+        factor = math.exp(log_at_version - self._shrunk)
         return _Pulled(factor, row, values[first] - factor * self._values(row))

@@ -141,33 +141,39 @@ class SparseNode(Node):
             return  # rows of v cannot repair it; the next push requests all of them
         afresh = afresh or bool(self._torn[0])
         u, base = self._views()
-        before, was = self.replica.scale.logarithm, float(self._scales[_BASE])
-        since = 0.0 if afresh else before - was  # of s
-        mine = self.touched.bool()
+        before, base_logarithm = self.replica.scale.logarithm, float(self._scales[_BASE])
+        since = 0.0 if afresh else before - base_logarithm  # of s
+        moved_here = self.touched.bool()
         if whole:
-            row, theirs, now = torch.arange(len(u)), x.view(-1, self.width), 0.0
+            row, reply_rows, new_logarithm = torch.arange(len(u)), x.view(-1, self.width), 0.0
         else:
             delta = SparseDelta.unpack(x, self.width)
-            now = was + math.log(delta.factor) - float(self._scales[_PUSHED])
-            only_mine = mine.clone()
-            only_mine[delta.row] = False
-            rest = only_mine.nonzero()[:, 0]
-            row = torch.cat([delta.row, rest])
-            theirs = torch.cat([delta.values * math.exp(-now), base.index_select(0, rest)])
-        sums = theirs
-        if not afresh and mine.any():  # else no update was made since the push
+            new_logarithm = base_logarithm + math.log(delta.factor) - float(self._scales[_PUSHED])
+            only_moved_here = moved_here.clone()
+            only_moved_here[delta.row] = False
+            other_rows = only_moved_here.nonzero()[:, 0]
+            row = torch.cat([delta.row, other_rows])
+            reply_rows = torch.cat(
+                [delta.values * math.exp(-new_logarithm), base.index_select(0, other_rows)]
+            )
+        sums = reply_rows
+        if not afresh and moved_here.any():  # else no update was made since the push
             # in units of the new u; rows that were not moved here have no updates
-            own = u.index_select(0, row).sub_(base.index_select(0, row))
-            sums = own.mul_(math.exp(before - now - since)).mul_(mine[row][:, None]).add_(theirs)
+            own_updates = u.index_select(0, row).sub_(base.index_select(0, row))
+            sums = (
+                own_updates.mul_(math.exp(before - new_logarithm - since))
+                .mul_(moved_here[row][:, None])
+                .add_(reply_rows)
+            )
         with self._changing(repairs=whole and afresh):
-            base.index_copy_(0, row, theirs)
+            base.index_copy_(0, row, reply_rows)
             u.index_copy_(0, row, sums)
-            self._scales[_BASE], self._scales[_PUSHED] = now, 0.0
-            self.replica.scale.restore(now + since)
+            self._scales[_BASE], self._scales[_PUSHED] = new_logarithm, 0.0
+            self.replica.scale.restore(new_logarithm + since)
             self._foreign = False
             if afresh:
                 self.touched.zero_()
-        if abs(now + since) > -_LEAST_LOGARITHM:
+        if abs(new_logarithm + since) > -_LEAST_LOGARITHM:
             self.fold()
 
     @contextlib.contextmanager

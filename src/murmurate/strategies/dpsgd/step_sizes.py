@@ -20,14 +20,14 @@ def refuse_shrinking(eta: float, rho: float, p: int, B: int, M: int) -> None:
     eta: the share of them that an update takes away. The p B updates of a push leave s = (1 - eta)^(pB) of v,
     so M pushes take rho M (1 - s) of it. Late pushes, of more updates, the master limits by itself.
     """
-    left = max(1 - eta, 0.0) ** (p * B)
-    taken = rho * M * (1 - left)
-    if taken < 1 or rho * M <= 1:  # the latter is a mean of the nodes' vectors
+    kept_share = max(1 - eta, 0.0) ** (p * B)
+    removed_share = rho * M * (1 - kept_share)
+    if removed_share < 1 or rho * M <= 1:  # the latter is a mean of the nodes' vectors
         return
-    most = 0.99 / (M * (1 - left))
+    max_rate = 0.99 / (M * (1 - kept_share))
     raise Refusal(
         f"parameters that must stay above 0 may fall below it: with eta = {eta:.3g} the p B = {p} x "
-        f"{B} updates before a push leave s = {left:.3g} of v, and the master takes "
-        f"rho sum(1 - s) = {rho:.3g} x {M} x {1 - left:.3g} = {taken:.3g} of it away, which "
-        f"must be below 1. Use --strategy.global-learning-rate {most:.2g} or less, or smaller steps."
+        f"{B} updates before a push leave s = {kept_share:.3g} of v, and the master takes "
+        f"rho sum(1 - s) = {rho:.3g} x {M} x {1 - kept_share:.3g} = {removed_share:.3g} of it away, which "
+        f"must be below 1. Use --strategy.global-learning-rate {max_rate:.2g} or less, or smaller steps."
     )

@@ -82,8 +82,10 @@ class DPSGD(Strategy):
     _pushes: CheckpointBarrier = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for what, least in (("threads", 0), ("local_updates", 1), ("batch", 1), ("delay_bound", 0)):
-            require(getattr(self, what) >= least, f"{what} is at least {least}, not {getattr(self, what)}")
+        for name, minimum in (("threads", 0), ("local_updates", 1), ("batch", 1), ("delay_bound", 0)):
+            require(
+                getattr(self, name) >= minimum, f"{name} is at least {minimum}, not {getattr(self, name)}"
+            )
         valid = self.global_learning_rate is None or self.global_learning_rate > 0
         require(valid, "global_learning_rate is above 0")
 
@@ -94,8 +96,8 @@ class DPSGD(Strategy):
         return memory | {Capability.MAIL, Capability.REGISTER}
 
     def check(self, replicas: int, *, shrinks: float = 0.0) -> None:
-        p, scaled, rho = self._sizes(replicas)
-        refuse_shrinking(scaled * shrinks, rho, p, self.local_updates, self.batch)
+        p, rate_factor, rho = self._sizes(replicas)
+        refuse_shrinking(rate_factor * shrinks, rho, p, self.local_updates, self.batch)
 
     def with_model_steps(self, rate: float) -> DPSGD:
         """eta = rho = rate / (p B M)^(1/4) (equation 13), unless the user has set rho."""
@@ -106,14 +108,14 @@ class DPSGD(Strategy):
     def _sizes(self, replicas: int) -> tuple[int, float, float]:
         """(p for so many replicas, the factor of Corollary 1 for eta and rho, rho)."""
         p = min(self.threads or replicas, replicas)
-        scaled = scaled_rate(1.0, p, self.local_updates, self.batch) if self.scale_rates else 1.0
-        return p, scaled, scaled * (self.global_learning_rate or 1 / -(-replicas // p))
+        rate_factor = scaled_rate(1.0, p, self.local_updates, self.batch) if self.scale_rates else 1.0
+        return p, rate_factor, rate_factor * (self.global_learning_rate or 1 / -(-replicas // p))
 
     def attach(self, replica: Replica, channel: Channel) -> None:
         replicas, self._pushes = replicas_of(channel), CheckpointBarrier(_PUSH)
-        p, scaled, rho = self._sizes(len(replicas))
+        p, rate_factor, rho = self._sizes(len(replicas))
         nodes, sparse = nodes_of(replicas, p), replica.row_width is not None
-        replica.scale_rates(scaled)
+        replica.scale_rates(rate_factor)
         node = (SparseNode if sparse else Node).join(replica, channel, nodes)
         if channel.rank != centre_of(channel):
             self._node = self._part = node
@@ -121,8 +123,10 @@ class DPSGD(Strategy):
             replica.count_steps_by(lambda: node.done() * len(replicas) // len(node.ranks))
             return
         optimizer = torch.optim.SGD([replica.params], rho, self.global_momentum)
-        how = replica, optimizer, nodes, self.batch, self.delay_bound
-        self._master = self._part = SparseMaster(*how, self.shrinks) if sparse else Master(*how)
+        master_arguments = replica, optimizer, nodes, self.batch, self.delay_bound
+        self._master = self._part = (
+            SparseMaster(*master_arguments, self.shrinks) if sparse else Master(*master_arguments)
+        )
 
     # -- a thread of a node (Algorithm 2) -------------------------------------------------------------
 
@@ -149,7 +153,7 @@ class DPSGD(Strategy):
                 self._pull(node, channel, wait=True)
 
     def _push(self, node: Node, channel: Channel) -> None:
-        """Line 10. If a leader is killed before it has noted its push, the next pushes the same again."""
+        """Line 10. If a leader is killed before it has noted its push, the next leader repeats the push."""
         done, update, deadline = node.done(), node.difference(), self.deadline_seconds
         if update is None:
             return
@@ -181,7 +185,7 @@ class DPSGD(Strategy):
         self._pushes.on_member(event)
 
     def drain(self, replica: Replica, channel: Channel, number: int, deadline_seconds: float) -> bool:
-        """The master has received all earlier pushes, applied or not; replies are sent again later."""
+        """The master receives all earlier pushes, applied or not; replies are sent again later."""
         centre = centre_of(channel)
         if channel.rank != centre:  # each thread, as each may have to lead
             return self._pushes.send_markers(channel, number, [centre], replica.params.detach())
