@@ -356,6 +356,7 @@ _gala.train(job, print)
 """
 
 
+@pytest.mark.slow
 def test_a_real_run_interrupted_by_ctrl_c_is_saved_and_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -203,7 +203,7 @@ def documents(folder, replica):
 @pytest.mark.parametrize(
     ("strategy", "victim"),
     [
-        ("hogwild", 1),
+        pytest.param("hogwild", 1, marks=pytest.mark.slow),
         ("dpsgd", 0),
         pytest.param("dpsgd", 1, marks=pytest.mark.slow),
         pytest.param("gala", 1, marks=pytest.mark.slow),

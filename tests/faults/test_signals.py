@@ -20,7 +20,11 @@ _LONG = ("--replicas", 2, "--env-steps", 10**9, "--record-every-seconds", 0.05)
 
 @pytest.mark.parametrize(
     ("number", "to_the_group", "code"),
-    [(signal.SIGINT, True, 130), (signal.SIGTERM, True, 143), (signal.SIGTERM, False, 143)],
+    [
+        (signal.SIGINT, True, 130),
+        pytest.param(signal.SIGTERM, True, 143, marks=pytest.mark.slow),
+        (signal.SIGTERM, False, 143),
+    ],
 )
 def test_once_saves_and_stops(number: signal.Signals, to_the_group: bool, code: int, tmp_path: Path) -> None:
     with training(tmp_path / "run", "cartpole-gala", *_LONG) as command:

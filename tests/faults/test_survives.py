@@ -26,7 +26,7 @@ _STEPS = 60_000
         ("gala", 4, 0),
         ("all-reduce", 3, 0),
         pytest.param("local-sgd", 3, 1, marks=pytest.mark.slow),
-        ("hogwild", 3, 0),
+        pytest.param("hogwild", 3, 0, marks=pytest.mark.slow),
     ],
 )
 def test_the_others_go_on_when_one_is_killed(

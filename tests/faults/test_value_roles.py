@@ -53,6 +53,7 @@ def test_a_killed_actor_is_replaced_and_a_resumed_run_has_its_replay(tmp_path: P
     until(lambda: not any(map(psutil.pid_exists, actors(resumed).values())), "its actors to be gone")
 
 
+@pytest.mark.slow
 def test_actors_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     with training(tmp_path / "run", "cartpole-apex-dqn", *_SMALL, *_OFTEN) as command:
         command.learning(1, records=3)
@@ -61,6 +62,7 @@ def test_actors_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
         command.leaves_nothing()
 
 
+@pytest.mark.slow
 def test_learners_with_banks_average_without_one_that_was_killed(tmp_path: Path) -> None:
     options = (*_SMALL, *_OFTEN, "--replicas", 3, "--env-steps", 15_000)
     with training(tmp_path / "run", "cartpole-spo-dqn", *options) as command:

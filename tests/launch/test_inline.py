@@ -55,7 +55,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("strategy", ["gala", "hogwild"])
+@pytest.mark.parametrize("strategy", ["gala", pytest.param("hogwild", marks=pytest.mark.slow)])
 def test_an_asynchronous_run_is_repeatable_from_its_seed(strategy: str, tmp_path: Path) -> None:
     # checkpoints on the way, whose moments must not depend on the clock either
     fields = {"updates": 40, "checkpoint_every_env_steps": 300}

@@ -67,7 +67,7 @@ murmurate.run(t.for_ever, replicas=2)
 """
 
 
-@pytest.mark.parametrize("victim", ["the launcher", "a member"])
+@pytest.mark.parametrize("victim", [pytest.param("the launcher", marks=pytest.mark.slow), "a member"])
 def test_no_worker_of_a_loader_outlives_a_kill(victim: str, tmp_path: Path) -> None:
     file = tmp_path / "pids"
     command = subprocess.Popen([sys.executable, "-c", COMMAND], env=environment() | {"PIDS": str(file)})
