@@ -51,7 +51,8 @@ def test_killed_and_resumed_equals_uninterrupted(
     options = (
         *more,
         *("--strategy", strategy, "--replicas", replicas, "--updates", updates, "--env-steps", "none"),
-        *("--checkpoint-every-env-steps", 2_000, "--record-every-seconds", 1e-9, "--probe-every-updates", 25),
+        *("--checkpoint-every-env-steps", 1_000 * replicas),
+        *("--record-every-seconds", 1e-9, "--probe-every-updates", 25),
     )
     trained(tmp_path / "whole", recipe, *options)
     with training(tmp_path / "killed", recipe, *options) as command:
