@@ -58,8 +58,7 @@ def test_the_others_go_on_when_one_is_killed(
             gaps = [b - a for a, b in itertools.pairwise(times)]
             after = [gap for gap, end in zip(gaps, times[1:], strict=True) if end > before]
             assert len(after) >= 3, "the run was over before the death could show"
-            # a wait for the dead would last until a deadline, which are 10 s and more
-            assert max(after) < 8 + median(gaps)
+            assert max(after) < 1 + median(gaps)
             assert command.records(rank)[-1]["updates"] > _updates_at(command.records(rank), before)
         _check_weights(strategy, [command.records(rank) for rank in survivors], replicas, before, died)
         assert checkpoint.damage(command.folder / "checkpoints" / "last") is None
