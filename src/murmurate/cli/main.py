@@ -239,9 +239,11 @@ def _resume(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _launched_here(folder: Path) -> bool:
+    from murmurate.record.stored import read_object
+
     try:
-        return bool(json.loads((folder / "run.json").read_text())["launcher"] == "local")
-    except (OSError, ValueError, KeyError, TypeError):  # ``resume`` reports what is wrong with it
+        return bool(read_object(folder / "run.json")["launcher"] == "local")
+    except (OSError, ValueError, LookupError):  # ``resume`` reports what is wrong with it
         return False
 
 

@@ -15,6 +15,7 @@ from murmurate.training.checkpoint import write_part
 from murmurate.training.divergence import Probe
 from murmurate.training.members import learner_of
 from murmurate.training.rejoin import Pace, StateTransfer
+from murmurate.training.restore import fitting
 from murmurate.training.run import Run
 from murmurate.training.worker_context import (
     DRAIN_SECONDS,
@@ -52,8 +53,9 @@ class CentreServer:
             else StateTransfer(context.admission, self.replicator, context.folder)
         )
         if context.restored is not None:
-            self.replicator.load(context.restored.state["replicas"])
-            restore_counts(self.replicator, context.restored.state)
+            with fitting("The centre's part of the checkpoint"):
+                self.replicator.load(context.restored.state["replicas"])
+                restore_counts(self.replicator, context.restored.state)
             self.barrier.gather(torch.zeros(4, dtype=torch.float64))
             self.replicator.resumed()
             self.barrier.gather(torch.zeros(4, dtype=torch.float64))

@@ -22,6 +22,7 @@ from murmurate.training.checkpoint import write_part
 from murmurate.training.divergence import Probe
 from murmurate.training.members import learner_of, open_source
 from murmurate.training.rejoin import Pace, StateTransfer, state_to_load
+from murmurate.training.restore import fitting
 from murmurate.training.run import Run
 from murmurate.training.worker_context import (
     DRAIN_SECONDS,
@@ -338,6 +339,7 @@ class TrainingLoop:
             "probed": self.probed,
         }
 
+    @fitting("The checkpoint")
     def _restore(self, restored: Restored) -> None:
         state = restored.state
         saved = state["replicas"]

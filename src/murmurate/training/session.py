@@ -22,7 +22,7 @@ from murmurate.training.coordinator import Coordinator, SecondInterrupt, signals
 from murmurate.training.data_record import check_data, record_data, refuse_missing, without_places
 from murmurate.training.launcher import Launcher, Ranks
 from murmurate.training.members import group_opener
-from murmurate.training.restore import learners
+from murmurate.training.restore import fitting, load_agent, refuse_not_finite
 from murmurate.training.run import Run
 from murmurate.training.run_folder import claim, held, plain, unclaim, write_run
 from murmurate.training.summary import summarize
@@ -133,8 +133,8 @@ def resume(
     if ranks is not None and not ranks.leads:
         return Finish(ranks.follow(read), None)
     with contextlib.nullcontext() if ranks is None else _refuse_all_ranks(ranks):
-        newest = checkpoint.newest(folder / "checkpoints")
         with held(folder):
+            newest = checkpoint.newest(folder / "checkpoints", lambda found: _check_fits(run, folder, found))
             return _continue(run, stored, folder, newest, launcher)
 
 
@@ -142,14 +142,11 @@ def _continue(run: Run, stored: Run, folder: Path, newest: Path, launcher: Launc
     check_data(folder, run.world)
     manifest = checkpoint.read_manifest(newest)
     saved = checkpoint.parts(newest)
-    if run.replicas != int(manifest["replicas"]):
-        raise Refusal(f"{folder} was made with {manifest['replicas']} replicas; resume with the same number.")
     # a replica that had died resumes from a living one's part
     learned = [rank for rank in saved if rank < run.replicas]
     parts = {rank: rank if rank in saved else learned[rank % len(learned)] for rank in range(run.replicas)}
     if run.strategy.centre:
         parts[run.replicas] = run.replicas
-    _check_fits(run, newest, saved)
     movable = {f.name: getattr(stored, f.name) for f in dataclasses.fields(run) if f.metadata.get("movable")}
     stored_fields, new_fields = (
         plain(without_places(stored)),
@@ -243,24 +240,28 @@ def _build_once(run: Run) -> Learner:
     return agent
 
 
-def _check_fits(run: Run, newest: Path, saved: list[int]) -> None:
-    """Raise Refusal if a checkpoint is of another network, or of another source."""
+def _check_fits(run: Run, folder: Path, found: Path) -> None:
+    """Raise Refusal if a checkpoint is of another network or of another source, or if it is damaged in what
+    its digests do not show."""
+    saved, count = checkpoint.parts(found), checkpoint.read_manifest(found)["replicas"]
+    if run.replicas != count:
+        raise Refusal(f"{folder} was made with {count} replicas; resume with the same number.")
+    learned = [rank for rank in saved if rank < run.replicas]
+    if not learned or (run.strategy.centre and run.replicas not in saved):
+        raise Refusal(f"{found} lacks the part of {'the centre' if learned else 'every replica'}.")
     agent = _build_once(run)
-    for rank in learners(run, newest):
-        state = checkpoint.read_part(newest, rank)
-        try:
+    for rank in learned:
+        state = checkpoint.read_part(found, rank)
+        checkpoint.updates(found, rank)
+        with fitting(found):
             for name, replica in agent.replicas.items():
                 saved_state = state["replicas"][name]["replica"]
                 replica.load(saved_state)
+                refuse_not_finite(replica.values(), f"a parameter of '{name}'")
                 if replica.state()["optimizer"].keys() != saved_state["optimizer"].keys():
                     raise ValueError("it was made with another optimizer")
             run.source.check_state(state["source"])
-        except Refusal as refusal:
-            raise Refusal(f"{newest} does not fit this run: {refusal}") from refusal
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise Refusal(
-                f"{newest} does not fit this run ({error}). Resume with the fields it was made with."
-            ) from error
+    load_agent(run, found)  # what of the centre's part is used, too
 
 
 def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None) -> Finish:
