@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from murmurate import __version__
 from murmurate.cli.topics_verbs import add_verbs
-from murmurate.errors import Refusal, RunFailed
+from murmurate.errors import Refusal, RunFailed, printable
 from murmurate.fabric.processes.fork_server import begin_fork_server, end_fork_server
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
@@ -43,10 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise Refusal(f"{verb} has no option {rest[0]}. See: murmurate {verb} --help")
         code: int = options.act(options, rest)
     except Refusal as refusal:
-        print(f"murmurate: {refusal}", file=sys.stderr)
+        print(f"murmurate: {printable(str(refusal))}", file=sys.stderr)
         return REFUSED
     except RunFailed as failure:
-        print(f"murmurate: {failure}", file=sys.stderr)
+        print(f"murmurate: {printable(str(failure))}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("murmurate: interrupted", file=sys.stderr)
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _sentence(message: Warning | str, category: type[Warning], *_: object) -> str:
     """Formats a warning like this command line's messages, without the line of code."""
-    return f"murmurate: warning: {message}\n"
+    return f"murmurate: warning: {printable(str(message))}\n"
 
 
 def _verb_first(arguments: Sequence[str]) -> list[str]:

@@ -176,7 +176,8 @@ class Coordinator:
     def _read(self) -> None:
         records = self.tail.poll()
         for record in records:
-            self.returns.extend(pair[0] for pair in record.get("episode_returns") or ())
+            pairs = record.get("episode_returns") or ()
+            self.returns.extend(pair[0] for pair in pairs if pair[0] is not None)
         self.console.feed(records)
         self.console.refresh()
         try:
