@@ -21,7 +21,7 @@ class MissingExtra(Refusal):
 
 
 class RunFailed(Exception):
-    """The run began and cannot go on (exit code 1); the last good checkpoint is kept."""
+    """The run began and cannot go on (exit code 1)."""
 
 
 def printable(text: str) -> str:

@@ -126,7 +126,7 @@ def test_words_of_an_older_tokeniser_are_told_from_another_corpus(tmp_path, caps
     assert run("topics", "fit", path, *few) == 0
     known = json.loads((folder / "source.json").read_text())
     del known["tokeniser"]
-    (folder / "source.json").write_text(json.dumps(seal(known | {"digest": "another"})))
+    (folder / "source.json").write_text(json.dumps(seal(known | {"digest": "another"}, "source.json")))
     capsys.readouterr()
     assert "is split into other words" in refused(capsys, "resume", folder, "--env-steps", 500)
 

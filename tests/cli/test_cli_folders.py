@@ -77,7 +77,7 @@ def test_a_run_file_that_does_not_fit_is_refused(
     for name, value in changes.items():
         both = isinstance(value, dict) and isinstance(stored[name], dict)
         stored[name] = {**stored[name], **value} if both else value
-    path.write_text(json.dumps(seal(stored)))
+    path.write_text(json.dumps(seal(stored, "run.json")))
     before = content(run_folder)
     assert words in refused(capsys, "resume", run_folder)
     assert content(run_folder) == before

@@ -106,7 +106,7 @@ def test_a_field_that_is_unknown_missing_or_of_another_type_is_refused_by_name(
         del part[old]
     else:
         part[old] = new
-    (tmp_path / "run.json").write_text(json.dumps(seal(stored)))
+    (tmp_path / "run.json").write_text(json.dumps(seal(stored, "run.json")))
     with pytest.raises(Refusal, match=words):
         read_run(tmp_path, recipe)
 

@@ -107,7 +107,7 @@ def _json(folder: Path, draw: random.Random) -> tuple[str, bool]:
         path.write_text("\n".join(lines) + "\n")
         return f"{how} in line {at} of {path.name}", False
     if resealed and isinstance(value, dict):
-        value = _sealed(value)
+        value = _sealed(value, path.name)
     path.write_text(_text(value))
     return f"{how} in {path.relative_to(folder)}{' resealed' * resealed}", resealed
 
@@ -124,7 +124,7 @@ def _part(folder: Path, draw: random.Random) -> tuple[str, bool]:
         save_file(tensors, path, metadata={"plain": _text(plain)})
         manifest = json.loads((path.parent / "state.json").read_text())
         manifest["parts"][path.name] = digest(path)
-        (path.parent / "state.json").write_text(json.dumps(seal(manifest)))
+        (path.parent / "state.json").write_text(json.dumps(seal(manifest, "state.json")))
     except Exception:  # damaged before
         return "nothing", True
     return f"{how} in {path.relative_to(folder)}", True
@@ -169,9 +169,9 @@ def _spoil(value: Any, draw: random.Random) -> str:
     return f"{kind} of {key}"
 
 
-def _sealed(value: dict[str, Any]) -> dict[str, Any]:
+def _sealed(value: dict[str, Any], name: str) -> dict[str, Any]:
     try:
-        return seal(json.loads(_text(value)))
+        return seal(json.loads(_text(value)), name)
     except (ValueError, RecursionError):
         return value
 

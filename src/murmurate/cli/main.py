@@ -54,6 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of stdout (head, for example) has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except OSError as error:
+        cause = f"{error.filename or 'A file'}: {error.strerror or error}"
+        print(
+            f"murmurate: {printable(cause)}. Check that the file is there and can be written.",
+            file=sys.stderr,
+        )
+        return FAILED
     finally:
         end_fork_server()
     return code
@@ -235,7 +242,7 @@ def _resume(options: argparse.Namespace, rest: list[str]) -> int:
     finish = resume(
         options.folder, launcher, stored, lambda run: change(run, rest, f"murmurate train {run.recipe}")
     )
-    return report_end(finish, options.folder)
+    return report_end(finish, finish.folder or options.folder)
 
 
 def _launched_here(folder: Path) -> bool:
@@ -249,16 +256,19 @@ def _launched_here(folder: Path) -> bool:
 
 def report_end(finish: Any, folder: Path) -> int:
     """Print how a run ended; returns the exit code."""
+    from murmurate.training.checkpoint import kept
+
     summary = finish.summary
     if summary is None:  # another rank reports it
         return int(finish.code)
     if summary["exit"].startswith("failed"):
-        print(f"murmurate: {summary['exit']}", file=sys.stderr)
+        print(f"murmurate: {summary['exit'].rstrip('. ')}. {kept(folder)}", file=sys.stderr)
     if finish.sentence:
         unit, seconds = finish.run.unit, summary["wall_seconds"]
         print(f"{summary['env_steps']:,} {unit} in {seconds:.0f} s. {finish.sentence}")
-    if len(summary["dead_replicas"]) < summary["replicas"]:
-        for rank in summary["dead_replicas"]:
+    dead = [rank for rank in summary["dead_replicas"] if rank < summary["replicas"]]  # else the centre's
+    if len(dead) < summary["replicas"]:
+        for rank in dead:
             print(f"replica {rank} died during the run; the others continued")
     print(f"The run is in {folder} — next: murmurate {finish.run.evaluation.next_command} {folder}")
     return int(finish.code)

@@ -24,11 +24,11 @@ _MOST_BYTES = 256 * 2**20
 _DEEPEST = 100
 
 
-def seal(value: dict[str, Any]) -> dict[str, Any]:
-    """``value`` as JSON gives it back, with its checksum."""
+def seal(value: dict[str, Any], name: str) -> dict[str, Any]:
+    """``value`` as JSON gives it back, with the checksum that it has in a file called ``name``."""
     plain: dict[str, Any] = json.loads(json.dumps(value))
     plain.pop(CHECKSUM, None)
-    return {**plain, CHECKSUM: _checksum(plain)}
+    return {**plain, CHECKSUM: _checksum(plain, name)}
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def read_object(path: Path) -> dict[str, Any]:
         number = value.get("format")
         if isinstance(number, int) and number >= FORMAT:
             raise ValueError(f"it has no {CHECKSUM}")
-    elif written != _checksum(value):
+    elif written != _checksum(value, path.name):
         raise Changed("it is not as it was written: its checksum does not fit")
     return value
 
@@ -108,6 +108,6 @@ def _content(path: Path) -> bytes:
         return file.read()
 
 
-def _checksum(plain: dict[str, Any]) -> str:
-    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+def _checksum(plain: dict[str, Any], name: str) -> str:
+    text = name + json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

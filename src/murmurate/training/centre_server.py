@@ -14,6 +14,7 @@ from murmurate.replicator.replicator import Replicator
 from murmurate.training.checkpoint import write_part
 from murmurate.training.divergence import Probe
 from murmurate.training.members import learner_of
+from murmurate.training.place import Place
 from murmurate.training.rejoin import Pace, StateTransfer
 from murmurate.training.restore import fitting
 from murmurate.training.run import Run
@@ -33,6 +34,7 @@ class CentreServer:
 
     def __init__(self, run: Run, context: WorkerContext) -> None:
         self.run, self.context = run, context
+        self.place = Place(context.folder)
         self.replicator = Replicator(run.strategy, context.fabric)
         self.learner: Learner = learner_of(run, context.rank, self.replicator)
         # the same channels in the same order as in every learner
@@ -72,7 +74,7 @@ class CentreServer:
         if learned and (message := self.replicator.no_update_warning):
             self.recorder.event("warning", message, member=self.context.rank)
         run_state.finished(self.context.rank)
-        write_part(staging(self.context.folder, FINAL), self.context.rank, self._state())
+        write_part(staging(self.place.now(), FINAL), self.context.rank, self._state())
         run_state.saved(self.context.rank, FINAL_REQUEST)
         self.recorder.close()
 
@@ -116,7 +118,7 @@ class CentreServer:
         self.saved_request = requested
         if self.replicator.drain(requested, DRAIN_SECONDS):
             self.replicator.publish()
-            write_part(staging(self.context.folder, str(requested)), self.context.rank, self._state())
+            write_part(staging(self.place.now(), str(requested)), self.context.rank, self._state())
             self.context.run_state.saved(self.context.rank, requested)
         else:
             self.context.run_state.skipped(self.context.rank, requested)

@@ -10,6 +10,7 @@ from one checkpoint to the next. Parts are written into a staging folder beside 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -43,7 +44,7 @@ def write_part(
     is full.
     """
     try:
-        staging.mkdir(parents=True, exist_ok=True)
+        staging.mkdir(exist_ok=True)
         for name, replay in (replays or {}).items():
             stem = f"replay-{rank}" if name == "replay" else f"replay.{name}-{rank}"
             part_file.write(staging, stem, replay, _link_unchanged)
@@ -253,16 +254,23 @@ def updates(checkpoint: Path, rank: int) -> int:
 def disk_failure(path: Path, error: Exception) -> RunFailed:
     number = getattr(error, "errno", None)
     if number in _FULL or "No space" in str(error) or "File too large" in str(error):
-        run = next((p for p in (path, *path.parents) if (p / "run.json").exists()), path)
         return RunFailed(
-            f"The disk that holds {path} is full; the last whole checkpoint is kept. "
-            f"Free some space, then run: murmurate resume {run}"
+            f"The disk that holds {path} is full: free some space (or raise the quota or file-size limit)."
         )
-    return RunFailed(f"Cannot write to {path}: {error}. The last whole checkpoint is kept.")
+    return RunFailed(f"Cannot write to {path}: {error}.")
+
+
+def kept(folder: Path) -> str:
+    """What is left of a run that has failed, in a sentence: from what lies in its folder."""
+    for name in ("last", "previous"):
+        with contextlib.suppress(Refusal):
+            steps = read_manifest(folder / "checkpoints" / name)["env_steps"]
+            return f"The checkpoint at {steps:,} env steps is kept: murmurate resume {folder}"
+    return "No checkpoint had been saved, so nothing that was learned is kept."
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
     with path.open("w") as file:
-        json.dump(seal(value), file, indent=1)
+        json.dump(seal(value, path.name), file, indent=1)
         file.flush()
         os.fsync(file.fileno())

@@ -21,6 +21,7 @@ from murmurate.spec import Batch, Outcome
 from murmurate.training.checkpoint import write_part
 from murmurate.training.divergence import Probe
 from murmurate.training.members import learner_of, open_source
+from murmurate.training.place import Place
 from murmurate.training.rejoin import Pace, StateTransfer, state_to_load
 from murmurate.training.restore import fitting
 from murmurate.training.run import Run
@@ -44,6 +45,7 @@ class TrainingLoop:
 
     def __init__(self, run: Run, context: WorkerContext) -> None:
         self.run, self.context = run, context
+        self.place = Place(context.folder)
         self.replicator = Replicator(run.strategy, context.fabric)
         self.learner: Learner = learner_of(run, context.rank, self.replicator)
         self.source = open_source(run, context.rank, self.learner, context.fabric)
@@ -280,7 +282,7 @@ class TrainingLoop:
         state = self.state()
         replays = state["source"].pop("replays", {})
         with self._sending_heartbeats():
-            write_part(staging(self.context.folder, name), self.context.rank, state, replays)
+            write_part(staging(self.place.now(), name), self.context.rank, state, replays)
 
     @contextlib.contextmanager
     def _sending_heartbeats(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -24,6 +25,7 @@ import torch
 
 import murmurate
 from murmurate.errors import Refusal
+from murmurate.record.reader import read_metrics
 from murmurate.record.stored import FORMAT, UNSOUND, Changed, read_object, refuse_foreign, seal
 from murmurate.strategies import strategy as strategy_class
 from murmurate.training.option_names import option_name
@@ -41,11 +43,15 @@ def claim(folder: Path) -> None:
             f"{folder} already holds a run. Go on with it: murmurate resume {folder}; "
             "or choose another folder with --out."
         )
+    existed = folder.exists()
     try:
-        if folder.exists() and any(folder.iterdir()):
+        if existed and any(folder.iterdir()):
             raise Refusal(f"{folder} is not empty and holds no run. Choose another folder with --out.")
         (folder / "checkpoints").mkdir(parents=True)
     except OSError as error:
+        if not existed:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
         raise Refusal(
             f"{folder} cannot be made: {error.strerror}. Choose another folder with --out."
         ) from error
@@ -83,6 +89,15 @@ def unclaim(folder: Path, existed: bool) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     if existed:
         folder.mkdir(exist_ok=True)
+
+
+def has_begun(folder: Path) -> bool:
+    """Whether the run in a folder has saved a checkpoint, or a replica has recorded anything."""
+    if any((folder / "checkpoints").glob("*/state.json")):
+        return True
+    path = folder / "metrics.jsonl"
+    records = read_metrics(path) if path.exists() else ()
+    return any(record["replica"] is not None and record.get("kind") != "event" for record in records)
 
 
 def write_run(folder: Path, run: Run, **extra_fields: Any) -> None:
@@ -242,7 +257,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     fresh = path.with_name(path.name + ".new")
     try:
         with fresh.open("w") as file:
-            file.write(json.dumps(seal(value), indent=1) + "\n")
+            file.write(json.dumps(seal(value, path.name), indent=1) + "\n")
             file.flush()
             os.fsync(file.fileno())
         os.replace(fresh, path)

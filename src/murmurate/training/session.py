@@ -22,9 +22,10 @@ from murmurate.training.coordinator import Coordinator, SecondInterrupt, signals
 from murmurate.training.data_record import check_data, record_data, refuse_missing, without_places
 from murmurate.training.launcher import Launcher, Ranks
 from murmurate.training.members import group_opener
+from murmurate.training.place import FolderGone, Place
 from murmurate.training.restore import fitting, load_agent, refuse_not_finite
 from murmurate.training.run import Run
-from murmurate.training.run_folder import claim, held, plain, unclaim, write_run
+from murmurate.training.run_folder import claim, has_begun, held, plain, unclaim, write_run
 from murmurate.training.summary import summarize
 from murmurate.training.worker_context import Resume
 
@@ -89,19 +90,36 @@ def _refuse_all_ranks(ranks: Ranks) -> Iterator[None]:
 
 
 def _begin(run: Run, folder: Path, launcher: Launcher, ranks: Ranks | None) -> Finish:
+    with claimed(folder):
+        if ranks is not None:
+            ranks.claimed(folder)
+        write_run(folder, run)
+        record_data(folder, run.world)
+        return _carry_out(run, folder, launcher, None)
+
+
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Around a new run, whose folder is made, and held. A run that fails before it has recorded or saved
+    anything leaves nothing behind. Raises Refusal if the folder cannot be made or written."""
     existed = folder.exists()
     claim(folder)
-    if ranks is not None:
-        ranks.claimed(folder)
+    place = Place(folder)
     try:
         with held(folder):
-            write_run(folder, run)
-            record_data(folder, run.world)
-            return _carry_out(run, folder, launcher, None)
-    except Refusal as refusal:
-        if any((folder / "checkpoints").glob("*/state.json")):  # the run had started: its folder is kept
-            raise RunFailed(f"{refusal} The checkpoints in {folder} are kept.") from refusal
+            yield
+    except FolderGone:
+        raise
+    except (Refusal, RunFailed, OSError) as error:
+        if place.now() != folder or has_begun(folder):
+            if isinstance(error, Refusal):
+                raise RunFailed(f"{error} {checkpoint.kept(place.now())}") from error
+            raise
         unclaim(folder, existed)
+        if isinstance(error, OSError):
+            raise Refusal(
+                f"{folder} cannot be written: {error.strerror}. Make room, or choose another with --out."
+            ) from error
         raise
 
 
@@ -265,8 +283,11 @@ def _check_fits(run: Run, folder: Path, found: Path) -> None:
 
 
 def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None) -> Finish:
-    coordinator = launcher.start(run, folder, resume)
     try:
+        coordinator = launcher.start(run, folder, resume)
+        folder = coordinator.folder  # it may have been moved
+        if isinstance(coordinator.failure, FolderGone):
+            raise coordinator.failure
         try:
             with signals(coordinator, all_saved=True):
                 code, reason = _exit_status(coordinator)
@@ -275,9 +296,13 @@ def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None
         except SecondInterrupt:
             code, reason = _exit_status(coordinator)
             summary = summarize(run, folder, coordinator, reason, evaluated=False)
+    except FolderGone:
+        raise
+    except RunFailed as failure:
+        raise RunFailed(f"{failure} {checkpoint.kept(folder)}") from failure
     except OSError as error:
-        raise checkpoint.disk_failure(folder, error) from error
-    return Finish(code, summary, run=run)
+        raise RunFailed(f"{checkpoint.disk_failure(folder, error)} {checkpoint.kept(folder)}") from error
+    return Finish(code, summary, folder if folder != coordinator.place.given else None, run)
 
 
 def _exit_status(coordinator: Coordinator) -> tuple[int, str]:
