@@ -32,8 +32,10 @@ def damage(folder: Path, draw: random.Random) -> tuple[str, bool]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Each kind of file about equally often: small ones decide as much as large ones."""
-    return sorted(path for path in folder.rglob("*") if path.is_file() and "tensorboard" not in path.parts)
+    """Files that a command reads; those of ``last`` and the run itself three times."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and "tensorboard" not in path.parts)
+    read = [path for path in files if path.suffix != ".html" and path.parent.name != "logs"]
+    return read + 2 * [path for path in read if path.parent.name == "last" or path.name == "run.json"]
 
 
 def _bytes(folder: Path, draw: random.Random) -> tuple[str, bool]:
