@@ -223,13 +223,15 @@ class GymSimulators:
                 observation[b] = self._arranged(raw)
         except (Exception, SystemExit) as problem:
             raise self._failure(b, "step", problem) from problem
-        self._check(observation, reward.astype(np.float32))
+        with np.errstate(over="ignore"):
+            given = reward.astype(np.float32)
+        self._check(observation, given)
         self._counter.tick(reward)
         truncated = (truncated | (self._counter.length >= self._limit)) & ~terminated
         over = terminated | truncated
         step = TimeStep(
             observation=torch.from_numpy(observation),
-            reward=torch.from_numpy(reward.astype(np.float32)),
+            reward=torch.from_numpy(given),
             terminated=torch.from_numpy(terminated),
             truncated=torch.from_numpy(truncated),
         )

@@ -14,9 +14,11 @@ import tempfile
 from collections.abc import Sequence
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
+from multiprocessing.util import get_temp_dir
 from typing import Any
 
 from murmurate.errors import Refusal
+from murmurate.fabric.processes import socket_folder
 
 OF_RUNS = ("murmurate.launch.preloaded",)
 _started_early: int | None = None  # pid of a fork server that was started early and is not in use yet
@@ -63,13 +65,14 @@ def end_fork_server() -> None:
 def _running(preload: Sequence[str]) -> ForkServerContext:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch makes its pools in the fork server
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(preload))
+    context.set_forkserver_preload([socket_folder.__name__, *preload])
     # A scheduler sends SIGTERM to every process, and without the fork server the launcher would not learn how
     # its workers end: so the fork server inherits blocked SIGINT and SIGTERM. Signals that arrive meanwhile
     # reach the launcher right after. The resource tracker's start would unblock them, so it comes first.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
+        os.environ[socket_folder.VARIABLE] = get_temp_dir()
         forkserver.ensure_running()
     except OSError as error:
         raise Refusal(
@@ -77,6 +80,7 @@ def _running(preload: Sequence[str]) -> ForkServerContext:
             "Set TMPDIR to a short path that can be written to, such as /tmp."
         ) from error
     finally:
+        os.environ.pop(socket_folder.VARIABLE, None)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
 

@@ -37,6 +37,7 @@ from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 
 FINISHED, FAILED, REFUSED, LATE, DIED = "finished", "failed", "refused", "late", "died"
 _UNKNOWN_CODE = 255  # multiprocessing's exit code of a process whose fork server has ended
+_REPORT_SECONDS = 2.0  # for the fork server to report an exit code; it may be stopped, or killed
 _LINGER_SECONDS = 60.0  # at most; the launcher ends members once it has all their results
 # the last is imported by an optimizer's first step, which would take each process a second
 _PRELOADED = ("murmurate.fabric.processes.fabric", "murmurate.fabric.network.channel", "torch._dynamo")
@@ -148,15 +149,15 @@ class WorkerProcess:
         self._end()
         code = self.process.exitcode
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-        if code == _UNKNOWN_CODE:
-            how = "its fork server ended before it, so the cause is not known"
+        if code in (None, _UNKNOWN_CODE):
+            how = "the fork server did not report how"
         self.exit = Exit(DIED, self.killed_because or how)
         return True
 
     def _end(self) -> None:
         self._handle.send(signal.SIGKILL)
         self._handle.wait()
-        self.process.join()
+        self.process.join(_REPORT_SECONDS)
 
     def close(self) -> None:
         self._end()
@@ -218,6 +219,7 @@ class WorkerProcesses:
 
     def close(self) -> None:
         self.kill()
+        self.run_state.detach()  # else its descriptor stays open until the next garbage collection
         self.memory_file.close()
         atexit.unregister(self.close)
 
