@@ -21,7 +21,12 @@ class MissingExtra(Refusal):
 
 
 class RunFailed(Exception):
-    """The run began and cannot go on (exit code 1); the last good checkpoint is kept."""
+    """The run began and cannot go on (exit code 1)."""
+
+
+def printable(text: str) -> str:
+    """``text`` for a terminal: control characters, which another's run folder may hold, are escaped."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> Refusal:

@@ -16,6 +16,7 @@ from murmurate.datasets.generated import generate
 from murmurate.datasets.writing import write
 from murmurate.errors import Refusal
 from murmurate.recipes import recipe
+from murmurate.record.stored import seal
 from murmurate.training.run_folder import read_run
 from murmurate.training.worker import work
 from murmurate.training.worker_context import WorkerContext
@@ -125,7 +126,7 @@ def test_words_of_an_older_tokeniser_are_told_from_another_corpus(tmp_path, caps
     assert run("topics", "fit", path, *few) == 0
     known = json.loads((folder / "source.json").read_text())
     del known["tokeniser"]
-    (folder / "source.json").write_text(json.dumps(known | {"digest": "another"}))
+    (folder / "source.json").write_text(json.dumps(seal(known | {"digest": "another"}, "source.json")))
     capsys.readouterr()
     assert "is split into other words" in refused(capsys, "resume", folder, "--env-steps", 500)
 

@@ -13,6 +13,7 @@ import pytest
 
 from murmurate.cli.main import main
 from murmurate.errors import Refusal
+from murmurate.record.stored import seal
 from murmurate.training import checkpoint
 from short_runs import SHORT, content, refused
 
@@ -72,7 +73,11 @@ def test_a_run_file_that_does_not_fit_is_refused(
     changes: dict[str, Any], words: str, run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = run_folder / "run.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    stored = json.loads(path.read_text())
+    for name, value in changes.items():
+        both = isinstance(value, dict) and isinstance(stored[name], dict)
+        stored[name] = {**stored[name], **value} if both else value
+    path.write_text(json.dumps(seal(stored, "run.json")))
     before = content(run_folder)
     assert words in refused(capsys, "resume", run_folder)
     assert content(run_folder) == before

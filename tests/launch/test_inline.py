@@ -15,6 +15,7 @@ import torch
 
 from murmurate.errors import Refusal
 from murmurate.recipes import recipe
+from murmurate.record.stored import seal
 from murmurate.simulation.cluster import Cluster
 from murmurate.simulation.start import simulate
 from murmurate.strategies import strategies
@@ -190,7 +191,7 @@ def _stored_rate(folder: Path, rate: float) -> None:
     """Another learning rate in run.json: no option leads there, as a resume refuses another agent."""
     stored = json.loads((folder / "run.json").read_text())
     stored["agent"]["learning_rate"] = rate
-    (folder / "run.json").write_text(json.dumps(stored))
+    (folder / "run.json").write_text(json.dumps(seal(stored, "run.json")))
 
 
 def test_not_a_number_stops_with_the_culprit_and_keeps_the_last_checkpoint(tmp_path: Path) -> None:

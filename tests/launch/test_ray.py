@@ -207,6 +207,6 @@ def test_all_killed_is_a_failure_that_keeps_the_last_checkpoint(tmp_path: Path) 
         for pid in command.pids().values():
             os.kill(pid, signal.SIGKILL)
         assert command.wait() == 1
-        assert "all replicas died; the last checkpoint is kept" in command.said()
+        assert "all replicas died. See logs/" in command.said()
         command.leaves_nothing()
     assert checkpoint.damage(checkpoint.newest(tmp_path / "run/checkpoints")) is None

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from murmurate.errors import RunFailed
-from murmurate.record.reader import Tail, read_metrics, truncate_after
+from murmurate.record.reader import Tail, parse_line, read_metrics, truncate_after
 from murmurate.record.recorder import Recorder
 
 
@@ -243,3 +243,33 @@ def test_a_file_that_cannot_be_opened_is_a_sentence_too(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(RunFailed, match="make the folder writable"):
         Recorder(tmp_path / "metrics.jsonl", 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"time_seconds": "1"},
+        {"time_seconds": None},
+        {"replica": "0"},
+        {"replica": 10**9},
+        {"env_steps": 10**400},
+        {"env_steps": [1]},
+        {"loss": 10**4000},
+        {"message": 5},
+        {"episode_returns": [[1.0]]},
+        {"episode_returns": [["1", 2]]},
+        {"spans": [["learn", 0.1]]},
+        {"staleness_counts": {"x": 1}},
+        {"gradient_cosine": ["1"]},
+        {"not_finite": [1]},
+        {"message": "\ud800"},
+    ],
+)
+def test_a_record_with_a_value_of_another_kind_is_damaged(fields: dict) -> None:
+    good = {"time_seconds": 1.0, "env_steps": 3, "updates": 1, "replica": 0}
+    assert parse_line(json.dumps(good, separators=(",", ":")).encode()) == good
+    assert parse_line(json.dumps(good | fields, separators=(",", ":")).encode()) is None
+
+
+def test_a_record_that_is_nested_too_deeply_is_damaged() -> None:
+    assert parse_line(b'{"time_seconds":1,"replica":0,"x":' + b"[" * 10**5 + b"]" * 10**5 + b"}") is None

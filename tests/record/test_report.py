@@ -6,6 +6,8 @@ import io
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from html.parser import HTMLParser
 from pathlib import Path
 
 import matplotlib.image
@@ -85,7 +87,7 @@ def test_gradient_cosines_are_averaged_by_pair(gala: tuple[Path, str]) -> None:
 
 def test_the_page_fetches_nothing_and_follows_the_theme(gala: tuple[Path, str]) -> None:
     _, page = gala
-    assert "http" not in page
+    assert "http" not in page.replace("http-equiv", "")
     assert not re.search(
         r"<(link|iframe|object|embed|base)\b|@import|<script(?! type=\"application/json\")", page
     )
@@ -368,3 +370,79 @@ def test_deaths_end_with_a_resume_or_a_return_and_the_summary_has_the_last_word(
     assert open_run(tmp_path / "run").deaths == {2: 6.0}
     (tmp_path / "run" / "summary.json").write_text('{"dead_replicas": [2, 3]}')
     assert open_run(tmp_path / "run").deaths == {2: 6.0, 3: 9.0}
+
+
+class _Markup(HTMLParser):
+    """The elements of a page with their attributes' names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[tuple[str, str]] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen |= {(tag, name) for name, _ in attrs} | {(tag, "")}
+
+
+def _markup(page: str) -> set[tuple[str, str]]:
+    parser = _Markup()
+    parser.feed(page)
+    return parser.seen
+
+
+_EVIL = "\"'--><evil on=1></title></style></script></svg><script>1</script>$x$ &lt;evil&gt; \\"
+
+
+def _evil(value: object) -> object:
+    """``value`` with hostile text in place of, or behind, each of its strings, keys included."""
+    if isinstance(value, str):
+        return value + _EVIL
+    if isinstance(value, list):
+        return [_evil(inner) for inner in value]
+    return {k: _evil(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("plays", [False, True])
+def test_no_element_or_attribute_comes_from_a_run_folder(several: bool, plays: bool, tmp_path: Path) -> None:
+    def pages(name: str, spoil: Callable[[object], object]) -> str:
+        folders = []
+        for i in range(1 + several):
+            folder = tmp_path / name / f"run{i}"
+            write_run(folder, seconds=60, seed=i, strategy={"name": f"gala{i}", "topology": "ring", "x": "y"})
+            curve = {"metric": "loss", "title": "Loss", "label": "loss", "text": "words", "digits": "1"}
+            run = json.loads((folder / "run.json").read_text()) | {"unit": "documents", "curves": [curve]}
+            kept = {"unit": "env steps"} if plays else {}
+            for file, more in ((folder / "run.json", {**run, **kept}), (folder / "summary.json", {})):
+                stored = {**json.loads(file.read_text()), **more}
+                spoilt = {**spoil(stored), **kept, **spoil({f"more{_EVIL}": {"deep": ["er"]}})}
+                file.write_text(json.dumps({k: v for k, v in spoilt.items() if k != "checksum"}))
+            if not plays:
+                run["curves"] = [spoil(curve) | {"metric": "loss"}]
+            lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+            for line in lines:
+                for key in ("event", "message"):
+                    if key in line:
+                        line[key] = spoil(line[key])
+                for span in line.get("spans", ()):
+                    span[0] = spoil(span[0]) if spoil is _evil and line["replica"] == 1 else span[0]
+            text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+            (folder / "metrics.jsonl").write_text(text)
+            if spoil is _evil:
+                folder = folder.rename(folder.with_name(f"run{i}{_EVIL.replace('/', ':')}"))
+            folders.append(folder)
+        return page_of(*folders)
+
+    harmless, page = pages("harmless", lambda value: value), pages("evil", _evil)
+    assert "evil on" in html.unescape(page)
+    assert _markup(page) - _markup(harmless) == set()
+    assert not any(name.startswith("on") for _, name in _markup(page))
+    svgs_of(page)
+
+
+def test_the_page_forbids_scripts_and_everything_from_elsewhere(gala: tuple[Path, str]) -> None:
+    _, page = gala
+    assert "default-src 'none'" in page
+    assert "script-src" not in page
+    (script,) = re.findall(r"<script[^>]*>", page)
+    assert 'type="application/json"' in script
+    assert page.index("Content-Security-Policy") < page.index("<title>")

@@ -17,8 +17,9 @@ import pytest
 import torch
 
 from murmurate.errors import Refusal, RunFailed
+from murmurate.record.stored import seal
 from murmurate.replay.interface import Chunk
-from murmurate.training import checkpoint
+from murmurate.training import checkpoint, part_file
 
 
 class Crash(BaseException):
@@ -131,7 +132,7 @@ def test_a_part_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
         raise Crash
 
     checkpoint.write_part(tmp_path / "s", 0, {"x": torch.ones(2)})
-    monkeypatch.setattr(checkpoint, "save_file", half)
+    monkeypatch.setattr(part_file, "save_file", half)
     with pytest.raises(Crash):
         checkpoint.write_part(tmp_path / "s", 1, {"x": torch.ones(2)})
     assert checkpoint.parts(tmp_path / "s") == [0]
@@ -158,8 +159,16 @@ def _flip_a_bit(path: Path) -> None:
 
 
 def _rewrite(path: Path, **fields: Any) -> None:
+    """With another checksum, as an attacker writes."""
     state = json.loads(path.read_text())
-    path.write_text(json.dumps({k: v for k, v in {**state, **fields}.items() if v is not None}))
+    path.write_text(
+        json.dumps(seal({k: v for k, v in {**state, **fields}.items() if v is not None}, "state.json"))
+    )
+
+
+def _change(path: Path, old: str, new: str) -> None:
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
 
 
 _DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -169,8 +178,28 @@ _DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "half a manifest": (lambda last: os.truncate(last / "state.json", 30), "corrupt"),
     "no manifest": (lambda last: (last / "state.json").unlink(), "holds no checkpoint"),
     "another's": (lambda last: _rewrite(last / "state.json", package="theirs"), "not written by murmurate"),
-    "of tomorrow": (lambda last: _rewrite(last / "state.json", format=2), "has format 2"),
-    "no list": (lambda last: (last / "state.json").write_text("[]"), "not written by murmurate"),
+    "of tomorrow": (lambda last: _rewrite(last / "state.json", format=3), "has format 3"),
+    "no list": (lambda last: (last / "state.json").write_text("[]"), "holds no JSON object"),
+    "another count": (
+        lambda last: _change(last / "state.json", '"replicas": 2', '"replicas": 3'),
+        "checksum",
+    ),
+    "no checksum": (lambda last: _change(last / "state.json", '"checksum"', '"checksun"'), "has no checksum"),
+    "a count in words": (lambda last: _rewrite(last / "state.json", replicas="two"), "corrupt (replicas)"),
+    "no time": (lambda last: _rewrite(last / "state.json", seconds=float("nan")), "corrupt (seconds)"),
+    "counts of one": (lambda last: _rewrite(last / "state.json", replica_env_steps=[1]), "replica_env_steps"),
+    "a part outside": (
+        lambda last: _rewrite(last / "state.json", parts={"../previous/replica-0.safetensors": "0"}),
+        "corrupt (parts)",
+    ),
+    "nested": (lambda last: (last / "state.json").write_text("[" * 10**5 + "]" * 10**5), "nested too deeply"),
+    "a link": (
+        lambda last: (
+            (last / "replica-0.safetensors").rename(last / "x"),
+            (last / "replica-0.safetensors").symlink_to("x"),
+        ),
+        "corrupt or missing",
+    ),
     "no parts": (lambda last: _rewrite(last / "state.json", parts={}), "corrupt"),
     "no parts at all": (lambda last: _rewrite(last / "state.json", parts=None), "corrupt"),
     "no count": (lambda last: _rewrite(last / "state.json", replicas=None), "corrupt"),
@@ -286,9 +315,7 @@ def test_a_full_disk_is_named_with_its_remedy(
             lambda: checkpoint.commit(tmp_path, staging, _about(2)),
             lambda: checkpoint.keep_as_best(tmp_path),
         ):
-            with pytest.raises(
-                RunFailed, match=r"is full; the last whole checkpoint is kept.* murmurate resume"
-            ):
+            with pytest.raises(RunFailed, match=r"is full: free some space"):
                 act()
     assert _mark(checkpoint.newest(tmp_path)) == 1
 
@@ -307,7 +334,7 @@ def test_the_full_disk_that_safetensors_meets_is_named_too(tmp_path: Path) -> No
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "s")], capture_output=True, text=True
     )
-    assert "is full; the last whole checkpoint is kept" in done.stdout, done.stderr
+    assert "is full: free some space" in done.stdout, done.stderr
     assert checkpoint.parts(tmp_path / "s") == []
 
 

@@ -14,6 +14,7 @@ import pytest
 from murmurate.cli.options import change
 from murmurate.errors import Refusal
 from murmurate.recipes import recipe
+from murmurate.record.stored import read_object, seal
 from murmurate.spec import Placement
 from murmurate.strategies import strategies
 from murmurate.training.run_folder import claim, read_run, unclaim, write_json, write_roles, write_run
@@ -76,17 +77,84 @@ def test_run_json_names_versions_hardware_and_command(tmp_path: Path) -> None:
     assert stored["command"]
 
 
-def test_fields_that_a_later_version_added_are_ignored_and_absent_ones_keep_their_default(
+@pytest.mark.parametrize(
+    ("place", "old", "new", "words"),
+    [
+        ("agent", "learning_rate", "learnin_rate", "no field is called 'learnin_rate'"),
+        ("", "simulators", "simulator", "no field is called 'simulator'"),
+        ("agent", "learning_rate", None, "learning_rate is missing"),
+        ("", "eval_episodes", None, "eval_episodes is missing"),
+        ("strategy", "topology", 3, "topology is 3"),
+        ("agent", "name", "dqn", "name is 'dqn' and not 'a2c'"),
+        ("agent", "optimizer", "sgd", "optimizer is 'sgd'"),
+        ("placement", "devices", [1], r"devices is \[1\]"),
+        ("", "seed", 10**4000, "seed is 1000"),
+        ("world", None, [], r"\[\] for the fields"),
+    ],
+)
+def test_a_field_that_is_unknown_missing_or_of_another_type_is_refused_by_name(
+    place: str, old: str | None, new: Any, words: str, tmp_path: Path
+) -> None:
+    write_run(tmp_path, recipe("cartpole-gala"))
+    stored = json.loads((tmp_path / "run.json").read_text())
+    part = stored[place] if place else stored
+    if old is None:
+        stored[place] = new
+    elif isinstance(new, str) and new.startswith(old[:5]):
+        part[new] = part.pop(old)
+    elif new is None:
+        del part[old]
+    else:
+        part[old] = new
+    (tmp_path / "run.json").write_text(json.dumps(seal(stored, "run.json")))
+    with pytest.raises(Refusal, match=words):
+        read_run(tmp_path, recipe)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [("learning_rate", "learnin_rate"), ('"seed": 0', '"seed": 1'), ('"checksum"', '"checksun"')],
+)
+def test_a_run_file_that_is_not_as_it_was_written_is_refused(damage: tuple[str, str], tmp_path: Path) -> None:
+    write_run(tmp_path, recipe("cartpole-gala"))
+    path = tmp_path / "run.json"
+    text = path.read_text()
+    assert damage[0] in text
+    path.write_text(text.replace(*damage, 1))
+    with pytest.raises(Refusal, match=r"changed since murmurate wrote it|corrupt"):
+        read_run(tmp_path, recipe)
+
+
+def test_a_run_file_of_before_checksums_is_read_with_the_present_defaults_and_a_warning(
     tmp_path: Path,
 ) -> None:
     run = dataclasses.replace(recipe("cartpole-gala"), seed=9)
     write_run(tmp_path, run)
     stored = json.loads((tmp_path / "run.json").read_text())
-    stored["tomorrow"] = 1
-    stored["agent"]["tomorrow"] = 1
-    del stored["eval_episodes"]
+    for name in ("format", "checksum", "eval_episodes", "restarts"):
+        del stored[name]
     (tmp_path / "run.json").write_text(json.dumps(stored))
-    assert read_run(tmp_path, recipe) == run
+    with pytest.warns(UserWarning, match="has no restarts, eval_episodes|has no eval_episodes, restarts"):
+        assert read_run(tmp_path, recipe) == run
+    stored["agent"]["gae_lambd"] = stored["agent"].pop("gae_lambda")
+    (tmp_path / "run.json").write_text(json.dumps(stored))
+    with pytest.raises(Refusal, match="no field is called 'gae_lambd'"):
+        read_run(tmp_path, recipe)
+
+
+def test_a_folder_with_links_out_of_it_or_pipes_in_it_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    write_run(folder, recipe("cartpole-gala"))
+    (folder / "inside").symlink_to("run.json")
+    read_run(folder, recipe)
+    (folder / "metrics.jsonl").symlink_to(tmp_path / "theirs")
+    with pytest.raises(Refusal, match="link out of the run folder"):
+        read_run(folder, recipe)
+    (folder / "metrics.jsonl").unlink()
+    os.mkfifo(folder / "metrics.jsonl")
+    with pytest.raises(Refusal, match="neither a file nor a folder"):
+        read_run(folder, recipe)
 
 
 def test_json_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +167,7 @@ def test_json_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "replace", crash)
     with pytest.raises(KeyboardInterrupt):
         write_json(path, {"a": 2})
-    assert json.loads(path.read_text()) == {"a": 1}
+    assert read_object(path) == {"a": 1}
 
 
 def test_a_claimed_folder_is_claimed_once(tmp_path: Path) -> None:

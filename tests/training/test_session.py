@@ -36,7 +36,7 @@ def test_a_refusal_after_the_run_began_takes_nothing_back(
         raise Refusal("the part cannot be read.")
 
     monkeypatch.setattr(session, "summarize", unreadable)
-    with pytest.raises(RunFailed, match=r"cannot be read\. The checkpoints in .* are kept"):
+    with pytest.raises(RunFailed, match=r"cannot be read\. The checkpoint at .* is kept"):
         train(run, tmp_path / "run")
     assert (tmp_path / "run" / "checkpoints" / "last" / "state.json").exists()
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from murmurate import __version__
 from murmurate.cli.topics_verbs import add_verbs
-from murmurate.errors import Refusal, RunFailed
+from murmurate.errors import Refusal, RunFailed, printable
 from murmurate.fabric.processes.fork_server import begin_fork_server, end_fork_server
 
 FAILED, REFUSED, INTERRUPTED, TERMINATED = 1, 2, 130, 143
@@ -45,16 +45,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise Refusal(f"{verb} has no option {rest[0]}. See: murmurate {verb} --help")
         code: int = options.act(options, rest)
     except Refusal as refusal:
-        print(f"murmurate: {refusal}", file=sys.stderr)
+        print(f"murmurate: {printable(str(refusal))}", file=sys.stderr)
         return REFUSED
     except RunFailed as failure:
-        print(f"murmurate: {failure}", file=sys.stderr)
+        print(f"murmurate: {printable(str(failure))}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt as interrupt:
         print("murmurate: interrupted", file=sys.stderr)
         return TERMINATED if isinstance(interrupt, _Terminated) else INTERRUPTED
     except BrokenPipeError:  # the reader of stdout (head, for example) has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as error:
+        cause = f"{error.filename or 'A file'}: {error.strerror or error}"
+        print(
+            f"murmurate: {printable(cause)}. Check that the file is there and can be written.",
+            file=sys.stderr,
+        )
         return FAILED
     finally:
         end_fork_server()
@@ -71,7 +78,7 @@ def _terminate(number: int, frame: object) -> NoReturn:
 
 def _sentence(message: Warning | str, category: type[Warning], *_: object) -> str:
     """Formats a warning like this command line's messages, without the line of code."""
-    return f"murmurate: warning: {message}\n"
+    return f"murmurate: warning: {printable(str(message))}\n"
 
 
 def _verb_first(arguments: Sequence[str]) -> list[str]:
@@ -245,28 +252,33 @@ def _resume(options: argparse.Namespace, rest: list[str]) -> int:
     finish = resume(
         options.folder, launcher, stored, lambda run: change(run, rest, f"murmurate train {run.recipe}")
     )
-    return report_end(finish, options.folder)
+    return report_end(finish, finish.folder or options.folder)
 
 
 def _launched_here(folder: Path) -> bool:
+    from murmurate.record.stored import read_object
+
     try:
-        return bool(json.loads((folder / "run.json").read_text())["launcher"] == "local")
-    except (OSError, ValueError, KeyError, TypeError):  # ``resume`` reports what is wrong with it
+        return bool(read_object(folder / "run.json")["launcher"] == "local")
+    except (OSError, ValueError, LookupError):  # ``resume`` reports what is wrong with it
         return False
 
 
 def report_end(finish: Any, folder: Path) -> int:
     """Print how a run ended; returns the exit code."""
+    from murmurate.training.checkpoint import kept
+
     summary = finish.summary
     if summary is None:  # another rank reports it
         return int(finish.code)
     if summary["exit"].startswith("failed"):
-        print(f"murmurate: {summary['exit']}", file=sys.stderr)
+        print(f"murmurate: {summary['exit'].rstrip('. ')}. {kept(folder)}", file=sys.stderr)
     if finish.sentence:
         unit, seconds = finish.run.unit, summary["wall_seconds"]
         print(f"{summary['env_steps']:,} {unit} in {seconds:.0f} s. {finish.sentence}")
-    if len(summary["dead_replicas"]) < summary["replicas"]:
-        for rank in summary["dead_replicas"]:
+    dead = [rank for rank in summary["dead_replicas"] if rank < summary["replicas"]]  # else the centre's
+    if len(dead) < summary["replicas"]:
+        for rank in dead:
             print(f"replica {rank} died during the run; the others continued")
     print(f"The run is in {folder} — next: murmurate {finish.run.evaluation.next_command} {folder}")
     return int(finish.code)

@@ -238,11 +238,14 @@ def _page(path: str, rows: list[dict[str, Any]]) -> str:
         )
     title = f"Topics of {html.escape(Path(path).name)}"
     return (
-        f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>"
-        + (f"<main>{''.join(blocks)}</main>\n")
+        f"<!doctype html><meta charset=utf-8>{_POLICY}<title>{title}</title><style>{_STYLE}</style>"
+        f"<h1>{title}</h1>" + (f"<main>{''.join(blocks)}</main>\n")
     )
 
 
+_POLICY = (
+    "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+)
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; color: #222 }
 main { display: grid; grid-template-columns: repeat(auto-fill, minmax(19em, 1fr)); gap: 1.6em }

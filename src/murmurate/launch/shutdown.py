@@ -13,7 +13,7 @@ from murmurate.errors import RunFailed
 from murmurate.training.coordinator import Coordinator
 
 STOP_DEADLINE_SECONDS = 75.0  # longer than the fabric's, which can name the silent member
-ALL_DIED = "all replicas died; the last checkpoint is kept. See logs/ in the run folder."
+ALL_DIED = "all replicas died. See logs/ in the run folder."
 _ASLEEP_SECONDS = 1.0
 
 
@@ -27,7 +27,7 @@ def members_to_kill(coordinator: Coordinator, late: Sequence[int]) -> Sequence[i
     if not any(run_state.has_finished(rank) for rank in range(run_state.size)):
         raise RunFailed(
             f"no replica stopped within {STOP_DEADLINE_SECONDS:g} s, and all were killed. "
-            "The last checkpoint is kept. See logs/ in the run folder."
+            "See logs/ in the run folder."
         )
     unfinished = [rank for rank in late if not run_state.has_finished(rank)]
     # the centre ends after the replicas, as it waits for all that are not known to be dead

@@ -155,10 +155,7 @@ def _watch(roles: list[_OwnRole], elastic: ElasticRanks, host: MemberHost, coord
         coordinator.poll()
         if ending.is_overdue():
             late = [rank for rank in range(run_state.size) if not run_state.has_saved(rank, FINAL_REQUEST)]
-            raise RunFailed(
-                f"rank(s) {late} did not stop within {shutdown.STOP_DEADLINE_SECONDS:g} s. "
-                "The last checkpoint is kept."
-            )
+            raise RunFailed(f"rank(s) {late} did not stop within {shutdown.STOP_DEADLINE_SECONDS:g} s.")
 
 
 def _take_end(rank: int, end: Exit | None, coordinator: Coordinator) -> None:
@@ -180,7 +177,7 @@ def _on_death(environment: Environment) -> str:
     """The consequences of a death, reported before the first update."""
     if not environment.restarts_allowed:
         return (
-            "A death ends the run; its last checkpoint is kept for murmurate resume. With torchrun "
+            "A death ends the run; murmurate resume goes on from its last checkpoint. With torchrun "
             "--max-restarts N, torch elastic starts all ranks again from there."
         )
     return (
@@ -243,7 +240,7 @@ class ElasticRanks(Rendezvous):
         answer = self.dismissed(lambda: host.is_gone(0, spec.leader, _SILENT_SECONDS))
         host.close()
         if answer is None:
-            raise RunFailed("rank 0 is gone before it could save the last checkpoint; the one before is kept")
+            raise RunFailed("rank 0 is gone before it could save the last checkpoint")
         return answer
 
 
@@ -260,5 +257,5 @@ def _exit_with_leader(leader: Process, host: MemberHost, member_ended: threading
     while not member_ended.wait(_POLL_SECONDS):
         orphaned = is_elastic and os.getppid() != parent
         if orphaned or host.is_gone(0, leader, _SILENT_SECONDS):
-            print("murmurate: rank 0 is gone; the last checkpoint is kept", file=sys.stderr, flush=True)
+            print("murmurate: rank 0 is gone, so this rank ends", file=sys.stderr, flush=True)
             os._exit(1)

@@ -18,6 +18,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from murmurate.errors import printable
 from murmurate.record.progress import Progress, ReplicaProgress
 
 PLAIN_INTERVAL_SECONDS = 10.0
@@ -206,7 +207,7 @@ class Console:
         style = _EVENT_STYLES.get(str(event.get("event")), "")
         text = Text(no_wrap=True, overflow="ellipsis")
         text.append(f"{clock(event['time_seconds'])}  ", style="dim")
-        return text.append(str(event.get("message", event.get("event"))), style=style)
+        return text.append(printable(str(event.get("message", event.get("event")))), style=style)
 
     def _seconds(self) -> float:
         return max(self._elapsed(), self.progress.seconds)
@@ -225,7 +226,7 @@ class Console:
         return self._console.encoding.startswith("utf")
 
     def _print(self, line: str) -> None:
-        self._console.print(Text(line), soft_wrap=True)
+        self._console.print(Text(printable(line)), soft_wrap=True)
 
 
 def clock(seconds: float) -> str:

@@ -81,7 +81,7 @@ def curves(
         if log_y:
             axes.set_yscale("log")
             axes.yaxis.set_minor_formatter(ticker.NullFormatter())
-            axes.yaxis.set_major_formatter(ticker.LogFormatterSciNotation())
+            axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: short(value)))
 
     return draw
 

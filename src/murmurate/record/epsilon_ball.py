@@ -24,6 +24,7 @@ from murmurate.topology import joint_contraction, mixing_matrix, second_singular
 
 Array = NDArray[np.float64]
 INTERVALS = 400
+MOST_REPLICAS = 2048  # of which a mixing matrix is made
 WINDOW_ROUNDS = 8
 _EXACT = 1e-12
 
@@ -61,6 +62,8 @@ def epsilon_ball(run: RecordedRun) -> Ball | str:
     name = run.strategy.get("topology")
     if run.replicas < 2:
         return "There is one replica, so there are no peers to disagree with."
+    if run.replicas > MOST_REPLICAS:
+        return f"{run.replicas:,} replicas are too many for a mixing matrix."
     if not isinstance(name, str):
         return f"The strategy {run.strategy_name} has no topology, so Proposition 1 does not apply."
     if not run.has("update_norm") or not run.has("distance_to_mean"):

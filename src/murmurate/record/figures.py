@@ -65,7 +65,13 @@ def svg(draw: Draw, width: float = 5.2, height: float = 2.9, name: str = "") -> 
     name: makes the ids of the page's figures different, and is read out by screen readers.
     """
     with matplotlib.rc_context(
-        {"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif", "font.size": 10}
+        {
+            "svg.fonttype": "none",
+            "svg.hashsalt": name,
+            "font.family": "sans-serif",
+            "font.size": 10,
+            "text.parse_math": False,  # a label may be anybody's text
+        }
     ):
         figure = Figure(figsize=(width, height), layout="constrained")
         draw(figure.add_subplot())

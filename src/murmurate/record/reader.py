@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from murmurate.record.kinds import is_sound
 from murmurate.record.recorder import LINE_START
+from murmurate.record.stored import parse
 
 Record = dict[str, Any]
 
@@ -24,10 +25,10 @@ def parse_line(line: bytes) -> Record | None:
     if start < 0:
         return None
     try:
-        record = json.loads(line[start:])
+        record = parse(line[start:])
     except ValueError:
         return None
-    return record if isinstance(record, dict) and "replica" in record else None
+    return record if is_sound(record) else None
 
 
 def read_metrics(path: Path | str) -> list[Record]:
@@ -115,12 +116,12 @@ def _later(
     if time_seconds is not None and record["time_seconds"] > time_seconds:
         return True
     replica = record["replica"]
-    if replica in updates and record.get("updates", 0) > updates[replica]:
+    if replica in updates and (record.get("updates") or 0) > updates[replica]:
         return True
     if env_steps is None or replica is None:
         return False
     limit = env_steps.get(replica) if isinstance(env_steps, Mapping) else env_steps
-    return limit is not None and record["env_steps"] > limit
+    return limit is not None and (record.get("env_steps") or 0) > limit
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -142,13 +142,8 @@ def _plain(value: Any) -> tuple[Any, bool]:
 
 
 def _failure(path: Path, error: OSError) -> RunFailed:
-    folder = path.parent
     if error.errno in _FULL:
         return RunFailed(
-            f"The disk that holds {path} is full; free some space (or raise the quota or file-size "
-            f"limit), then run: murmurate resume {folder}"
+            f"The disk that holds {path} is full: free some space (or raise the quota or file-size limit)."
         )
-    return RunFailed(
-        f"Cannot write {path}: {error.strerror or error}; make the folder writable, "
-        f"then run: murmurate resume {folder}"
-    )
+    return RunFailed(f"Cannot write {path}: {error.strerror or error}. Make the folder writable.")

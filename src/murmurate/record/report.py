@@ -22,6 +22,7 @@ from murmurate.record.console import clock
 from murmurate.record.figures import COLOURS, number
 from murmurate.record.groups import RunGroup, env_steps_per_second, grouped, seconds
 from murmurate.record.runs import RecordedRun, open_run
+from murmurate.record.stored import UNSOUND
 
 _FACTS = (
     "env_steps", "frames", "updates", "wall_seconds", "env_steps_per_second", "train_return_mean",
@@ -39,7 +40,14 @@ def report(directories: Sequence[Path | str], out: Path | str) -> Path:
     if not directories:
         raise Refusal("There is nothing to report on; give one or more run folders.")
     runs = [open_run(directory) for directory in directories]
-    page = _render(runs)
+    try:
+        page = _render(runs)
+    except UNSOUND as error:  # the values are of the right kinds, and make no sense together
+        folders = " and ".join(str(run.folder) for run in runs)
+        raise Refusal(
+            f"What {folders} recorded cannot be drawn ({type(error).__name__}: {error}). Leave out the run "
+            "whose metrics.jsonl or summary.json is damaged."
+        ) from error
     out = Path(out)
     if out.is_dir():
         out = out / "report.html"
@@ -47,11 +55,10 @@ def report(directories: Sequence[Path | str], out: Path | str) -> Path:
     try:
         temporary.write_text(page, encoding="utf-8")
         os.replace(temporary, out)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         temporary.unlink(missing_ok=True)
-        raise Refusal(
-            f"Cannot write {out}: {error.strerror}; give another file with --out, or make room."
-        ) from error
+        cause = getattr(error, "strerror", error)
+        raise Refusal(f"Cannot write {out}: {cause}; give another file with --out, or make room.") from error
     return out
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+import zipfile
+import zlib
 from pathlib import Path
 
 import matplotlib.image
@@ -17,10 +19,13 @@ from murmurate.record.figures import svg
 from murmurate.record.groups import RunGroup
 from murmurate.record.runs import RecordedRun
 from murmurate.record.sections import LegendKey, Section, legend
+from murmurate.record.stored import UNSOUND
 from murmurate.topology import topology
 
 STRIP_FRAMES = 8
 DRAWN_COSINES = 32
+_MOST_BYTES = 256 * 2**20  # of pictures in an archive
+MOST_COSINES = 2048  # replicas: the square of it is held in memory
 
 
 def disagreement(group: RunGroup) -> Section:
@@ -57,9 +62,11 @@ def disagreement(group: RunGroup) -> Section:
 def mean_cosines(run: RecordedRun) -> NDArray[np.float64] | None:
     """[n, n] mean over the run of the cosine between gradients of two replicas; nan where never recorded.
 
-    Row i is what replica i recorded. None if there are none between two replicas.
+    Row i is what replica i recorded. None if there are none between two replicas, or too many replicas.
     """
     size = run.replicas
+    if size > MOST_COSINES or not any(isinstance(r.get("gradient_cosine"), list) for r in run.records):
+        return None
     total, known = np.zeros((size, size)), np.zeros((size, size))
     for record in run.records:
         row, i = record.get("gradient_cosine"), int(record["replica"])
@@ -138,7 +145,8 @@ def episode(run: RecordedRun) -> Section:
     folder = run.folder / "videos"
     picture = folder / "frames.png"
     archives = sorted(folder.glob("*.npz"), key=lambda path: (path.stat().st_mtime, path.name))
-    strip = picture.read_bytes() if picture.is_file() else film_strip(archives[-1]) if archives else None
+    fits = picture.is_file() and picture.stat().st_size < _MOST_BYTES
+    strip = picture.read_bytes() if fits else film_strip(archives[-1]) if archives else None
     if strip is None:
         return Section("An episode", f"No video was made; make one with: murmurate eval {run.folder} --video")
     return Section("An episode", image="data:image/png;base64," + base64.b64encode(strip).decode())
@@ -147,10 +155,16 @@ def episode(run: RecordedRun) -> Section:
 def film_strip(archive: Path) -> bytes | None:
     """Frames of an npz ([T, H, W] or [T, H, W, 3] uint8, its largest array), evenly chosen, as one PNG.
 
-    None if the archive holds no such array.
+    None if the archive holds no such array, or is damaged or very large.
     """
-    with np.load(archive, allow_pickle=False) as arrays:
-        videos = [a for a in arrays.values() if a.dtype == np.uint8 and a.ndim in (3, 4) and len(a)]
+    try:
+        with zipfile.ZipFile(archive) as members:
+            if sum(member.file_size for member in members.infolist()) > _MOST_BYTES:
+                return None
+        with np.load(archive, allow_pickle=False) as arrays:
+            videos = [a for a in arrays.values() if a.dtype == np.uint8 and a.ndim in (3, 4) and len(a)]
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error, *UNSOUND):
+        return None
     if not videos:
         return None
     frames = max(videos, key=lambda a: a.size)

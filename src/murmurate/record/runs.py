@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import reprlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmurate.errors import Refusal
+from murmurate.record.kinds import RUN, SUMMARY, Kinds, first_unsound
 from murmurate.record.reader import Record, read_metrics
+from murmurate.record.stored import read_object, refuse_foreign
 
 Array = NDArray[np.float64]
 Axis = Literal["total_env_steps", "time_seconds", "total_bytes"]
@@ -205,9 +207,9 @@ class RecordedRun:
         last = max(self.last_heard(replica) for replica in self.histories)
         latest = [history[-1] for history in self.histories.values()]
         if key == "env_steps":
-            return sum(int(r["env_steps"]) for r in latest)
+            return sum(int(r.get("env_steps") or 0) for r in latest)
         if key == "updates":
-            return int(np.median([r["updates"] for r in latest]))
+            return int(np.median([r.get("updates") or 0 for r in latest]))
         if key == ("virtual_seconds" if self.virtual else "wall_seconds"):
             return last
         if key == "env_steps_per_second":
@@ -261,20 +263,21 @@ def open_run(folder: Path | str) -> RecordedRun:
     folder = Path(folder)
     if not folder.is_dir():
         raise Refusal(f"There is no folder {folder}; give the folder that murmurate train wrote (its --out).")
+    refuse_foreign(folder)
     run_file, metrics_file = folder / "run.json", folder / "metrics.jsonl"
     if not run_file.is_file() or not metrics_file.is_file():
         missing = run_file.name if not run_file.is_file() else metrics_file.name
         raise Refusal(
             f"{folder} is not a run folder: it has no {missing}; give a folder that murmurate train wrote."
         )
-    run = _object(run_file)
+    run = _object(run_file, RUN)
     if "recipe" not in run:
         raise Refusal(
             f"{run_file} names no recipe, so another program wrote it; "
             "give a folder that murmurate train wrote."
         )
     summary_file = folder / "summary.json"
-    summary = _object(summary_file) if summary_file.is_file() else {}
+    summary = _object(summary_file, SUMMARY) if summary_file.is_file() else {}
     lines = sorted(read_metrics(metrics_file), key=lambda line: line["time_seconds"])
     events = [line for line in lines if line.get("kind") == "event"]
     records = [line for line in lines if line.get("kind") != "event" and line["replica"] is not None]
@@ -287,13 +290,13 @@ def open_run(folder: Path | str) -> RecordedRun:
     return RecordedRun(folder, run, summary, records, events, centre, members)
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _object(path: Path, kinds: Kinds) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
+        content = read_object(path)
+        if (wrong := first_unsound(content, kinds)) is not None:
+            raise ValueError(f"{wrong} is {reprlib.repr(content[wrong])}")
     except (ValueError, OSError) as error:
         raise Refusal(
             f"{path} cannot be read ({error}); restore it from a backup or leave this run out."
         ) from error
-    if not isinstance(content, dict):
-        raise Refusal(f"{path} holds no JSON object; restore it from a backup or leave this run out.")
     return content

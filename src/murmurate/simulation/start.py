@@ -32,8 +32,8 @@ from murmurate.training import checkpoint
 from murmurate.training.coordinator import SecondInterrupt, signals, signals_restored
 from murmurate.training.data_record import record_data
 from murmurate.training.run import Run
-from murmurate.training.run_folder import claim, held, plain, unclaim, write_roles, write_run
-from murmurate.training.session import FAILED, FINISHED, Finish, preflight, resolved
+from murmurate.training.run_folder import plain, write_roles, write_run
+from murmurate.training.session import FAILED, FINISHED, Finish, claimed, preflight, resolved
 from murmurate.training.worker_context import member_state, staging
 
 LAUNCHER = "simulated"
@@ -53,16 +53,10 @@ def simulate(run: Run, cluster: Cluster, folder: Path, quiet: bool = False) -> F
     run = dataclasses.replace(resolved(run), launcher=LAUNCHER)
     if any(device != "cpu" for device in run.placement.devices):
         raise Refusal("a simulated cluster runs on the CPU. Use --placement.devices cpu.")
-    existed = folder.exists()
-    claim(folder)
-    try:
-        with held(folder):
-            write_run(folder, run, simulated=plain(cluster))
-            record_data(folder, run.world)
-            return Simulation(run, cluster, folder, quiet).carry_out()
-    except Refusal:
-        unclaim(folder, existed)
-        raise
+    with claimed(folder):
+        write_run(folder, run, simulated=plain(cluster))
+        record_data(folder, run.world)
+        return Simulation(run, cluster, folder, quiet).carry_out()
 
 
 class Simulation:

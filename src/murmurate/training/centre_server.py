@@ -14,7 +14,9 @@ from murmurate.replicator.replicator import Replicator
 from murmurate.training.checkpoint import write_part
 from murmurate.training.divergence import Probe
 from murmurate.training.members import learner_of
+from murmurate.training.place import Place
 from murmurate.training.rejoin import Pace, StateTransfer
+from murmurate.training.restore import fitting
 from murmurate.training.run import Run
 from murmurate.training.worker_context import (
     DRAIN_SECONDS,
@@ -33,6 +35,7 @@ class CentreServer:
 
     def __init__(self, run: Run, context: WorkerContext) -> None:
         self.run, self.context = run, context
+        self.place = Place(context.folder)
         self.replicator = Replicator(run.strategy, context.fabric)
         self.learner: Learner = learner_of(run, context.rank, self.replicator)
         # the same channels in the same order as in every learner
@@ -53,8 +56,9 @@ class CentreServer:
             else StateTransfer(context.admission, self.replicator, context.folder)
         )
         if context.restored is not None:
-            self.replicator.load(context.restored.state["replicas"])
-            restore_counts(self.replicator, context.restored.state)
+            with fitting("The centre's part of the checkpoint"):
+                self.replicator.load(context.restored.state["replicas"])
+                restore_counts(self.replicator, context.restored.state)
             self.barrier.gather(torch.zeros(4, dtype=torch.float64))
             self.replicator.resumed()
             self.barrier.gather(torch.zeros(4, dtype=torch.float64))
@@ -122,7 +126,7 @@ class CentreServer:
 
     def _write(self, name: str) -> None:
         with sending_heartbeats(self.context.run_state, self.context.rank):
-            write_part(staging(self.context.folder, name), self.context.rank, self._state())
+            write_part(staging(self.place.now(), name), self.context.rank, self._state())
 
     def _state(self) -> dict[str, object]:
         return member_state(self.replicator, self.recorder.seconds) | {

@@ -1,36 +1,36 @@
 """Checkpoints: named tensors in safetensors, everything else in JSON; never pickle, never incomplete.
 
 ``checkpoints/last``, ``previous`` and ``best`` each hold a ``replica-<i>.safetensors`` a replica and one
-``state.json`` with a checksum of each. The contents of a replica's
-replay are in ``replay-<i>.safetensors`` (``replay.<name>-<i>`` for further replays); ``best`` is for
-evaluation and has none. Chunks of a replay's images are separate files; unchanged ones are hard-linked from
-one checkpoint to the next. Parts are written into a staging folder beside ``last``, which is renamed to
+``state.json`` with a checksum of each and of itself; files that it does not list are never read. The contents
+of a replica's replay are in ``replay-<i>.safetensors`` (``replay.<name>-<i>`` for further replays); ``best``
+is for evaluation and has none. Chunks of a replay's images are separate files; unchanged ones are hard-linked
+from one checkpoint to the next. Parts are written into a staging folder beside ``last``, which is renamed to
 ``last`` when complete.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import hashlib
 import json
 import os
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from murmurate.errors import Refusal, RunFailed
-from murmurate.replay.interface import Chunk
+from murmurate.record.stored import FORMAT, seal
+from murmurate.training import part_file
+from murmurate.training.manifest import NAME, digest, files, read_manifest, replay_files
+from murmurate.training.manifest import ranks as parts
+from murmurate.training.part_file import sync
 
-FORMAT = 1
-_REQUIRED = frozenset({"env_steps", "seconds", "replicas"})  # keys of every state.json
-_REPLAY_STEM = re.compile(r"replay(?:\.(?P<name>[^-]+))?-(?P<rank>\d+)")
+__all__ = ["parts", "read_manifest"]
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -44,40 +44,25 @@ def write_part(
     is full.
     """
     try:
-        staging.mkdir(parents=True, exist_ok=True)
+        staging.mkdir(exist_ok=True)
         for name, replay in (replays or {}).items():
-            _write(staging, _replay_stem(name, rank), replay)
-        _write(staging, f"replica-{rank}", state)
+            stem = f"replay-{rank}" if name == "replay" else f"replay.{name}-{rank}"
+            part_file.write(staging, stem, replay, _link_unchanged)
+        part_file.write(staging, f"replica-{rank}", state, _link_unchanged)
     except (OSError, SafetensorError) as error:
         raise disk_failure(staging, error) from error
 
 
-def _write(folder: Path, name: str, state: dict[str, Any]) -> None:
-    tensors: dict[str, torch.Tensor] = {}
-    chunks: list[Chunk] = []
-    plain = _split(state, (), tensors, chunks)
-    listed = _listed(folder.parent / "last") if chunks else {}
-    for chunk in chunks:
-        path = folder / _chunk_file(name, chunk.name)
-        path.unlink(missing_ok=True)
-        try:
-            if path.name not in listed:
-                raise FileNotFoundError(path)
-            os.link(folder.parent / "last" / path.name, path)
-        except OSError:  # no such chunk, or a file system without hard links
-            _save(path, {"x": chunk.values.detach().cpu().contiguous()})
-    _save(folder / f"{name}.safetensors", tensors, {"plain": json.dumps(plain)})
-
-
-def _save(path: Path, tensors: dict[str, torch.Tensor], about: dict[str, str] | None = None) -> None:
-    fresh = path.with_name(f".{path.stem}.new")
-    save_file(tensors, fresh, metadata=about)
-    _sync(fresh)
-    fresh.rename(path)
-
-
-def _chunk_file(name: str, chunk: str) -> str:
-    return f"{name}-{chunk}.safetensors"
+def _link_unchanged(path: Path) -> bool:
+    """Link a chunk of the checkpoint ``last`` into a staging folder; False if it cannot be."""
+    last = path.parent.parent / "last"
+    try:
+        if path.name not in _listed(last):
+            return False
+        os.link(last / path.name, path)
+    except OSError:  # no such chunk, or a file system without hard links
+        return False
+    return True
 
 
 def link_part(source: Path, target: Path, rank: int) -> None:
@@ -98,17 +83,17 @@ def commit(folder: Path, staging: Path, manifest_fields: dict[str, Any]) -> None
     A crash at any point leaves at least one complete checkpoint under ``last`` or ``previous``. Raises
     RunFailed when the disk is full, ValueError if nothing is staged.
     """
-    parts = sorted(staging.glob("repl*-*.safetensors"))
+    parts = [staging / name for name in files(staging)]
     if not parts:
         raise ValueError(f"{staging} has no part of any replica: there is nothing to commit")
     try:
         linked_digests = _digests_of_linked(parts, folder / "last")
-        digests = {part.name: linked_digests.get(part.name) or _digest(part) for part in parts}
+        digests = {part.name: linked_digests.get(part.name) or digest(part) for part in parts}
         manifest = {"format": FORMAT, "package": "murmurate", "parts": digests, **manifest_fields}
-        _write_json(staging / "state.json", manifest)
+        _write_json(staging / NAME, manifest)
         for part in parts:
-            _sync(part)
-        _sync(staging)
+            sync(part)
+        sync(staging)
         last, previous, old = folder / "last", folder / "previous", folder / ".old"
         if last.exists():
             if previous.exists():
@@ -116,7 +101,7 @@ def commit(folder: Path, staging: Path, manifest_fields: dict[str, Any]) -> None
                 previous.rename(old)
             last.rename(previous)
         staging.rename(last)
-        _sync(folder)
+        sync(folder)
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise disk_failure(folder, error) from error
@@ -132,7 +117,7 @@ def _listed(checkpoint: Path) -> dict[str, str]:
     """Digests by file name; empty for a checkpoint whose state.json cannot be read."""
     try:
         return dict(read_manifest(checkpoint)["parts"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except Refusal:
         return {}
 
 
@@ -151,11 +136,11 @@ def keep_as_best(folder: Path) -> None:
         kept_parts = {name: digest for name, digest in manifest["parts"].items() if (fresh / name).exists()}
         _write_json(fresh / "state.json", {**manifest, "parts": kept_parts})
         for path in fresh.iterdir():
-            _sync(path)
+            sync(path)
         if best.exists():
             best.rename(old)
         fresh.rename(best)
-        _sync(folder)
+        sync(folder)
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise disk_failure(folder, error) from error
@@ -170,16 +155,16 @@ def restore_best(folder: Path) -> None:
         old.rename(best)
 
 
-def newest(folder: Path) -> Path:
+def newest(folder: Path, fits: Callable[[Path], object] = lambda checkpoint: None) -> Path:
     """The newest complete checkpoint in ``folder``. Falls back, with a warning, to the one before and, where
     only replays are damaged in both (they share unchanged chunks), to the newest without its replays.
 
-    Raises Refusal if there is none.
+    fits: raises Refusal for a checkpoint that is not of this run. Raises Refusal if there is none.
     """
     problems: list[str] = []
     for name in ("last", "previous"):
         candidate = folder / name
-        problem = damage(candidate)
+        problem = damage(candidate) or _unfit(candidate, fits)
         if problem is None:
             for former in problems:
                 warnings.warn(f"{former} Going on from {candidate} instead.", stacklevel=2)
@@ -187,7 +172,8 @@ def newest(folder: Path) -> Path:
         problems.append(problem)
     for name in ("last", "previous"):
         candidate = folder / name
-        if damage(candidate, replays=False) is None:
+        whole = damage(candidate) is None
+        if not whole and (damage(candidate, replays=False) or _unfit(candidate, fits)) is None:
             _set_replays_aside(candidate)
             warnings.warn(
                 f"{problems[0]} Going on from {candidate} with empty replays; the rest of them is kept there "
@@ -195,7 +181,17 @@ def newest(folder: Path) -> Path:
                 stacklevel=2,
             )
             return candidate
+    if damage(folder / "last") is None:
+        raise Refusal(problems[0])
     raise Refusal(f"{problems[0]} There is no other to fall back to: start again with murmurate train.")
+
+
+def _unfit(checkpoint: Path, fits: Callable[[Path], object]) -> str | None:
+    try:
+        fits(checkpoint)
+    except Refusal as refusal:
+        return str(refusal)
+    return None
 
 
 def _set_replays_aside(checkpoint: Path) -> None:
@@ -216,154 +212,65 @@ def set_aside(checkpoint: Path) -> None:
 def damage(checkpoint: Path, replays: bool = True) -> str | None:
     """What is wrong with a checkpoint, in a sentence; None if it is complete. replays: check them too."""
     try:
-        manifest = json.loads((checkpoint / "state.json").read_text())
-    except FileNotFoundError:
-        return f"{checkpoint} holds no checkpoint."
-    except ValueError:
-        return f"{checkpoint}/state.json is corrupt."
-    except OSError as error:
-        return f"{checkpoint} cannot be read ({error.strerror})."
-    if not isinstance(manifest, dict) or manifest.get("package") != "murmurate":
-        return f"{checkpoint} was not written by murmurate."
-    if manifest.get("format") != FORMAT:
-        return f"{checkpoint} has format {manifest.get('format')}, and this version reads {FORMAT}."
-    listed = manifest.get("parts")
-    if not isinstance(listed, dict) or not listed or not manifest.keys() >= _REQUIRED:
-        return f"{checkpoint}/state.json is corrupt."
-    for name, digest in listed.items():
+        listed = read_manifest(checkpoint)["parts"]
+    except Refusal as refusal:
+        return str(refusal)
+    for name, written in listed.items():
         if not replays and name.startswith("replay"):
             continue
-        part = checkpoint / name
-        if not part.exists() or _digest(part) != digest:
-            return f"{part} is corrupt or missing."
+        try:
+            if digest(checkpoint / name) == written:
+                continue
+        except OSError:
+            pass
+        return f"{checkpoint / name} is corrupt or missing."
     return None
-
-
-def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    manifest: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
-    return manifest
 
 
 def read_part(checkpoint: Path, rank: int) -> dict[str, Any]:
     """One replica's nested state. Raises Refusal if it is unreadable."""
-    return _read(checkpoint / f"replica-{rank}.safetensors")
+    return part_file.read(checkpoint / f"replica-{rank}.safetensors", files(checkpoint))
 
 
 def read_replays(checkpoint: Path, rank: int) -> dict[str, dict[str, Any]]:
     """The states of one replica's replays, by name. Raises Refusal if one is unreadable."""
-    replays = {}
-    for path in sorted(checkpoint.glob(f"replay*-{rank}.safetensors")):
-        if (match := _REPLAY_STEM.fullmatch(path.stem)) and int(match["rank"]) == rank:
-            replays[match["name"] or "replay"] = _read(path)
-    return replays
-
-
-def _replay_stem(name: str, rank: int) -> str:
-    return f"replay-{rank}" if name == "replay" else f"replay.{name}-{rank}"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        plain = _read_plain(path)
-        joined: dict[str, Any] = _join(plain, (), load_file(path), path)
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        ArithmeticError,
-        MemoryError,
-        SafetensorError,
-    ) as error:
-        raise Refusal(f"{path} cannot be read ({error}). Resume from another checkpoint.") from error
-    return joined
+    listed = files(checkpoint)
+    return {
+        name: part_file.read(checkpoint / file, listed)
+        for name, file in replay_files(checkpoint, rank).items()
+    }
 
 
 def env_steps(checkpoint: Path, rank: int) -> int:
-    """Env steps of one replica when it wrote its part, without reading the tensors."""
-    return int(_read_plain(checkpoint / f"replica-{rank}.safetensors")["d"]["env_steps"]["v"])
+    """Env steps of one replica when it wrote its part, without reading the tensors. Raises Refusal."""
+    return part_file.read_count(checkpoint / f"replica-{rank}.safetensors", "env_steps")
 
 
 def updates(checkpoint: Path, rank: int) -> int:
-    """Updates of one replica when it wrote its part, without reading the tensors."""
-    return int(_read_plain(checkpoint / f"replica-{rank}.safetensors")["d"]["updates"]["v"])
-
-
-def parts(checkpoint: Path) -> list[int]:
-    """Ranks that have a part."""
-    return sorted(int(p.stem.split("-")[1]) for p in checkpoint.glob("replica-*.safetensors"))
+    """Updates of one replica when it wrote its part, without reading the tensors. Raises Refusal."""
+    return part_file.read_count(checkpoint / f"replica-{rank}.safetensors", "updates")
 
 
 def disk_failure(path: Path, error: Exception) -> RunFailed:
     number = getattr(error, "errno", None)
     if number in _FULL or "No space" in str(error) or "File too large" in str(error):
-        run = next((p for p in (path, *path.parents) if (p / "run.json").exists()), path)
         return RunFailed(
-            f"The disk that holds {path} is full; the last whole checkpoint is kept. "
-            f"Free some space, then run: murmurate resume {run}"
+            f"The disk that holds {path} is full: free some space (or raise the quota or file-size limit)."
         )
-    return RunFailed(f"Cannot write to {path}: {error}. The last whole checkpoint is kept.")
+    return RunFailed(f"Cannot write to {path}: {error}.")
 
 
-_TENSOR = "<tensor>"
-_LARGE_BYTES = 64 * 2**20  # larger tensors (a replay's images) are written without a copy
+def kept(folder: Path) -> str:
+    """What is left of a run that has failed, in a sentence: from what lies in its folder."""
+    for name in ("last", "previous"):
+        with contextlib.suppress(Refusal):
+            steps = read_manifest(folder / "checkpoints" / name)["env_steps"]
+            return f"The checkpoint at {steps:,} env steps is kept: murmurate resume {folder}"
+    return "No checkpoint had been saved, so nothing that was learned is kept."
 
 
-def _key(path: tuple[str, ...]) -> str:
-    return "/".join(step.replace("%", "%25").replace("/", "%2F") for step in path)
-
-
-def _split(value: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor], chunks: list[Chunk]) -> Any:
-    """``value`` without its tensors, which go to ``tensors`` under their path, and without its chunks."""
-    if isinstance(value, Chunk):
-        chunks.append(value)
-        return {"c": value.name}
-    if isinstance(value, torch.Tensor):
-        # a copy, because safetensors refuses tensors that share memory
-        copy = value.nbytes < _LARGE_BYTES
-        tensors[_key(path)] = value.detach().to("cpu", copy=copy).contiguous()
-        return _TENSOR
-    if isinstance(value, dict):
-        return {"d": {str(k): _split(v, (*path, str(k)), tensors, chunks) for k, v in value.items()}}
-    if isinstance(value, (list, tuple)):
-        return {"l": [_split(v, (*path, str(i)), tensors, chunks) for i, v in enumerate(value)]}
-    return {"v": value}
-
-
-def _join(value: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor], file: Path) -> Any:
-    if value == _TENSOR:
-        return tensors[_key(path)]
-    if "c" in value:
-        name = str(value["c"])
-        return Chunk(name, load_file(file.with_name(_chunk_file(file.stem, name)))["x"])
-    if "d" in value:
-        return {k: _join(v, (*path, k), tensors, file) for k, v in value["d"].items()}
-    if "l" in value:
-        return [_join(v, (*path, str(i)), tensors, file) for i, v in enumerate(value["l"])]
-    return value["v"]
-
-
-def _read_plain(path: Path) -> Any:
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        return json.loads(json.loads(file.read(size))["__metadata__"]["plain"])
-
-
-def _write_json(path: Path, value: Any) -> None:
+def _write_json(path: Path, value: dict[str, Any]) -> None:
     with path.open("w") as file:
-        json.dump(value, file, indent=1)
+        json.dump(seal(value, path.name), file, indent=1)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -23,6 +23,7 @@ from murmurate.record.reader import Tail
 from murmurate.record.recorder import Recorder
 from murmurate.record.tensorboard import TensorBoard
 from murmurate.training import checkpoint
+from murmurate.training.place import Place
 from murmurate.training.run import Run
 from murmurate.training.worker_context import FINAL, Resume, staging
 
@@ -52,6 +53,7 @@ class Coordinator:
         offset_seconds = 0.0 if resume is None else resume.offset_seconds
         self.run, self.folder, self.run_state = run, folder, run_state
         self.checkpoints = folder / "checkpoints"
+        self.place = Place(folder)
         self.saving_seconds = run.saving_seconds()
         self.recorder = Recorder(folder / "metrics.jsonl", None, started_at, offset_seconds=offset_seconds)
         self.tail = Tail(folder / "metrics.jsonl")
@@ -93,6 +95,7 @@ class Coordinator:
     def poll(self) -> None:
         """Read new records; request and commit checkpoints; stop the run when due. Call it a few times a
         second."""
+        self._follow_folder()
         self._read()
         self._commit_if_ready()
         self._give_up_if_late()
@@ -137,10 +140,7 @@ class Coordinator:
         message = f"{self.name(rank)} died ({how}); {consequence}"
         self.event("died", message, member=rank, epoch=self.run_state.epoch, **details)
         if rank >= self.run.replicas:
-            raise RunFailed(
-                f"the centre died ({how}), and with it its state. The last checkpoint is kept; go on "
-                f"from it: murmurate resume {self.folder}"
-            )
+            raise RunFailed(f"the centre died ({how}), and with it its state.")
 
     def failed(self, rank: int, error: str) -> RunFailed:
         """The exception to raise for a worker whose ``error`` ends the run; also recorded as an event."""
@@ -172,10 +172,19 @@ class Coordinator:
     def return_mean(self) -> float:
         return sum(self.returns) / len(self.returns) if self.returns else float("nan")
 
+    def _follow_folder(self) -> None:
+        """Stop the run if its folder was moved, and write the rest there. Raises FolderGone."""
+        now = self.place.now()
+        if now != self.folder:
+            self.folder, self.checkpoints = now, now / "checkpoints"
+            self.tail.path, self.tensorboard.folder = now / "metrics.jsonl", now / "tensorboard"
+            self.stop(f"the run folder was moved to {now}")
+
     def _read(self) -> None:
         records = self.tail.poll()
         for record in records:
-            self.returns.extend(pair[0] for pair in record.get("episode_returns") or ())
+            pairs = record.get("episode_returns") or ()
+            self.returns.extend(pair[0] for pair in pairs if pair[0] is not None)
         self.console.feed(records)
         self.console.refresh()
         try:
@@ -231,14 +240,18 @@ class Coordinator:
         return True
 
     def commit_final(self) -> bool:
-        """Commit the replicas' final parts; False if there are none."""
+        """Commit the replicas' final parts; False if there are none. Raises RunFailed if the run folder was
+        moved: the user looks for it where it was."""
+        self._follow_folder()
         self._read()
         self._pending = 0
-        if not any(staging(self.folder, FINAL).glob("replica-*.safetensors")):
-            return False
-        self._commit(FINAL)
-        self._clear_staging()
-        return True
+        saved = any(staging(self.folder, FINAL).glob("replica-*.safetensors"))
+        if saved:
+            self._commit(FINAL)
+            self._clear_staging()
+        if self.folder != self.place.given:
+            raise RunFailed(f"the run folder {self.place.given} was moved to {self.folder}.")
+        return saved
 
     def _commit(self, name: str) -> None:
         self._read()
@@ -283,6 +296,7 @@ class Coordinator:
     def close(self) -> None:
         """Never raises: records that do not fit on a full disk can be rebuilt from ``metrics.jsonl``."""
         with contextlib.suppress(OSError, RunFailed):
+            self._follow_folder()
             self._read()
         with contextlib.suppress(OSError):
             self.tensorboard.close()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from murmurate.errors import Refusal
+from murmurate.record.stored import UNSOUND, read_object
 from murmurate.spec import World
 from murmurate.training.run_folder import write_json
 
@@ -26,16 +26,13 @@ def read_fingerprint(folder: Path) -> dict[str, Any] | None:
     """Of a run folder's data set; None where the run learns in simulators. Raises Refusal."""
     path = folder / _FILE
     try:
-        stored = json.loads(path.read_text())
-        if not isinstance(stored, dict):
-            raise TypeError(f"it holds a {type(stored).__name__}")
+        return read_object(path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise Refusal(
             f"{path} cannot be read ({error}). Delete it, if the data set is as it was when the run began."
         ) from error
-    return stored
 
 
 def check_data(folder: Path, world: World, *, thorough: bool = True) -> None:
@@ -48,7 +45,7 @@ def check_data(folder: Path, world: World, *, thorough: bool = True) -> None:
         return
     try:
         world.check_fingerprint(fingerprint, thorough)
-    except (LookupError, TypeError, ValueError) as error:
+    except UNSOUND as error:
         raise Refusal(
             f"{folder / _FILE} cannot be read ({error!r}). Delete it, if the data set is as it was when the "
             "run began."

@@ -65,7 +65,7 @@ def evaluate_folder(
     """
     checkpoint_folder = folder / "checkpoints" / which
     if which == "last":
-        checkpoint_folder = checkpoint.newest(folder / "checkpoints")
+        checkpoint_folder = checkpoint.newest(folder / "checkpoints", lambda found: load_agent(run, found))
     elif (problem := checkpoint.damage(checkpoint_folder)) is not None:
         raise Refusal(f"{problem} Use the last checkpoint instead: leave out --best.")
     if video and importlib.util.find_spec("imageio_ffmpeg") is None:

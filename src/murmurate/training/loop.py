@@ -18,7 +18,9 @@ from murmurate.spec import Batch, Outcome
 from murmurate.training.checkpoint import write_part
 from murmurate.training.divergence import Probe
 from murmurate.training.members import learner_of, open_source
+from murmurate.training.place import Place
 from murmurate.training.rejoin import Pace, StateTransfer, state_to_load
+from murmurate.training.restore import fitting
 from murmurate.training.run import Run
 from murmurate.training.worker_context import (
     DRAIN_SECONDS,
@@ -40,6 +42,7 @@ class TrainingLoop:
 
     def __init__(self, run: Run, context: WorkerContext) -> None:
         self.run, self.context = run, context
+        self.place = Place(context.folder)
         self.replicator = Replicator(run.strategy, context.fabric)
         self.learner: Learner = learner_of(run, context.rank, self.replicator)
         self.source = open_source(run, context.rank, self.learner, context.fabric)
@@ -277,7 +280,7 @@ class TrainingLoop:
         state = self.state()
         replays = state["source"].pop("replays", {})
         with sending_heartbeats(self.context.run_state, self.context.rank):
-            write_part(staging(self.context.folder, name), self.context.rank, state, replays)
+            write_part(staging(self.place.now(), name), self.context.rank, state, replays)
 
     def _finish(self, outcome: Outcome | None) -> None:
         if outcome is not None:
@@ -319,6 +322,7 @@ class TrainingLoop:
             "probed": self.probed,
         }
 
+    @fitting("The checkpoint")
     def _restore(self, restored: Restored) -> None:
         state = restored.state
         saved = state["replicas"]

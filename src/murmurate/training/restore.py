@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from murmurate.errors import Refusal
+from murmurate.record.stored import UNSOUND
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.training import checkpoint
@@ -14,31 +19,59 @@ from murmurate.training.data_record import read_fingerprint
 from murmurate.training.run import Run
 
 
+@contextlib.contextmanager
+def fitting(saved: Path | str) -> Iterator[None]:
+    """Around code that loads ``saved``: raises Refusal where that does not fit this run."""
+    try:
+        yield
+    except Refusal as refusal:
+        raise Refusal(f"{saved} does not fit this run: {refusal}") from refusal
+    except UNSOUND as error:
+        cause = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise Refusal(
+            f"{saved} does not fit this run ({cause}). Resume with the fields it was made with."
+        ) from error
+
+
 def load_agent(run: Run, folder: Path) -> Any:
     """The learner (an agent, where it acts) with the consensus parameters of a checkpoint folder
     (``checkpoints/last``, say).
 
     Floating-point buffers are the mean over the replicas saved in it. A data set is not read: the run
-    folder stores its spec. Raises Refusal if the checkpoint is damaged.
+    folder stores its spec. Raises Refusal if the checkpoint is damaged, or not of this run.
     """
     torch.set_num_threads(run.placement.threads)
-    spec = run.world.spec(read_fingerprint(run_folder(folder)))
-    agent = run.learner.build(Context(spec, Replica, run.seed))
-    states = [checkpoint.read_part(folder, rank) for rank in learners(run, folder)]
-    # the part saved last has the newest state of the others
-    latest = max(states, key=lambda state: state["seconds"])
-    if (centre := run.replicas) in checkpoint.parts(folder):
-        latest = checkpoint.read_part(folder, centre)
-    for name, replica in agent.replicas.items():
-        with torch.no_grad():
-            for key, values in replica.named_views():
-                values.copy_(latest["consensus"][name]["params"][key])
-            for key, buffer in replica.module.named_buffers():
-                saved = [s["replicas"][name]["replica"]["buffers"][key] for s in states]
-                mean = torch.stack(saved).mean(0) if buffer.is_floating_point() else saved[0]
-                buffer.copy_(mean)
-        replica.reload()
+    fingerprint = read_fingerprint(run_folder(folder))
+    with fitting(folder):
+        agent = run.learner.build(Context(run.world.spec(fingerprint), Replica, run.seed))
+        states = [checkpoint.read_part(folder, rank) for rank in learners(run, folder)]
+        # the part saved last has the newest state of the others
+        latest = max(states, key=lambda state: state["seconds"])
+        if (centre := run.replicas) in checkpoint.parts(folder):
+            latest = checkpoint.read_part(folder, centre)
+        for name, replica in agent.replicas.items():
+            with torch.no_grad():
+                for key, values in replica.named_views():
+                    _copy(values, latest["consensus"][name]["params"][key], key)
+                for key, buffer in replica.module.named_buffers():
+                    saved = [s["replicas"][name]["replica"]["buffers"][key] for s in states]
+                    mean = torch.stack(saved).mean(0) if buffer.is_floating_point() else saved[0]
+                    _copy(buffer, mean, key)
+            replica.reload()
     return agent
+
+
+def _copy(values: Tensor, saved: Tensor, name: str) -> None:
+    if saved.shape != values.shape:
+        raise ValueError(f"{name} is of shape {list(saved.shape)}, and of this run {list(values.shape)}")
+    refuse_not_finite(saved, name)
+    values.copy_(saved)
+
+
+def refuse_not_finite(saved: Tensor, name: str) -> None:
+    """Raise ValueError for parameters or buffers that are not finite: no checkpoint is saved with them."""
+    if not torch.isfinite(saved).all():
+        raise ValueError(f"{name} is not finite")
 
 
 def run_folder(checkpoint_folder: Path) -> Path:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import json
 import os
 import platform
+import reprlib
 import shutil
 import socket
 import sys
 import types
 import typing
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,9 +25,15 @@ import torch
 
 import murmurate
 from murmurate.errors import Refusal
+from murmurate.record.reader import read_metrics
+from murmurate.record.stored import FORMAT, UNSOUND, Changed, read_object, refuse_foreign, seal
 from murmurate.strategies import strategy as strategy_class
 from murmurate.training.option_names import option_name
 from murmurate.training.run import Run
+
+# what run.json holds beside the fields of the Run
+_BESIDE = frozenset({"format", "unit", "curves", "versions", "hardware", "command", "simulated"})
+_LARGEST = 2**1000  # of an integer: a float can be made of it
 
 
 def claim(folder: Path) -> None:
@@ -34,11 +43,15 @@ def claim(folder: Path) -> None:
             f"{folder} already holds a run. Go on with it: murmurate resume {folder}; "
             "or choose another folder with --out."
         )
+    existed = folder.exists()
     try:
-        if folder.exists() and any(folder.iterdir()):
+        if existed and any(folder.iterdir()):
             raise Refusal(f"{folder} is not empty and holds no run. Choose another folder with --out.")
         (folder / "checkpoints").mkdir(parents=True)
     except OSError as error:
+        if not existed:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
         raise Refusal(
             f"{folder} cannot be made: {error.strerror}. Choose another folder with --out."
         ) from error
@@ -50,7 +63,12 @@ def held(folder: Path) -> Iterator[None]:
 
     The kernel releases the lock when the process ends, however it ends.
     """
-    descriptor = os.open(folder / "checkpoints", os.O_RDONLY)
+    try:
+        descriptor = os.open(folder / "checkpoints", os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise Refusal(
+            f"{folder} holds no checkpoint ({error.strerror}). Start again with murmurate train."
+        ) from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -73,11 +91,21 @@ def unclaim(folder: Path, existed: bool) -> None:
         folder.mkdir(exist_ok=True)
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether the run in a folder has saved a checkpoint, or a replica has recorded anything."""
+    if any((folder / "checkpoints").glob("*/state.json")):
+        return True
+    path = folder / "metrics.jsonl"
+    records = read_metrics(path) if path.exists() else ()
+    return any(record["replica"] is not None and record.get("kind") != "event" for record in records)
+
+
 def write_run(folder: Path, run: Run, **extra_fields: Any) -> None:
     """``run.json``: the whole resolved Run, versions and hardware; and ``extra_fields``, unchanged."""
     write_json(
         folder / "run.json",
         {
+            "format": FORMAT,
             **plain(run),
             **extra_fields,
             "unit": run.unit,
@@ -90,24 +118,45 @@ def write_run(folder: Path, run: Run, **extra_fields: Any) -> None:
 
 
 def read_run(folder: Path, recipe: Callable[[str], Run]) -> Run:
-    """The Run of a folder; ``recipe`` resolves its name. Raises Refusal if there is none."""
+    """The Run of a folder; ``recipe`` resolves its name. Raises Refusal if there is none.
+
+    ``run.json`` must be as it was written (see ``stored``). A field that no part of the Run has is refused. A
+    field that is missing is refused, too, unless it is younger than the file: ``since`` in its metadata is
+    the ``format`` that first has it. Files of before format 2 have no checksum and name no format: there
+    missing fields have their defaults, with a warning that names them.
+    """
     path = folder / "run.json"
+    refuse_foreign(folder)
     try:
-        stored = json.loads(path.read_text())
+        stored = read_object(path)
+        number = stored.get("format", 1)
+        if not isinstance(number, int) or not 1 <= number <= FORMAT:
+            raise Refusal(f"{path} has format {number!r}, and this version reads up to {FORMAT}.")
         name, strategy_name = str(stored["recipe"]), str(stored["strategy"]["name"])
     except OSError as error:
         raise Refusal(f"{folder} holds no run (run.json: {error.strerror}). Check the path.") from None
-    except (ValueError, KeyError, TypeError):
+    except Changed:
+        raise Refusal(
+            f"{path} was changed since murmurate wrote it. Restore it, and give what shall change as an "
+            f"option, as in murmurate resume {folder} --env-steps 100000; or train anew with --out."
+        ) from None
+    except UNSOUND:
         raise Refusal(
             f"{path} is corrupt or was not written by murmurate. Name another run, or train anew with --out."
         ) from None
     base = dataclasses.replace(recipe(name), strategy=strategy_class(strategy_name)())
+    missing: list[str] = []
     try:
-        rebuilt: Run = restore(base, stored)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        rebuilt: Run = restore(base, stored, number, missing, beside=_BESIDE)
+    except UNSOUND as error:
         raise Refusal(
             f"{path} does not fit this version of murmurate ({error}). Train anew with --out."
         ) from error
+    if missing:
+        warnings.warn(
+            f"{path} is of an earlier version and has no {', '.join(missing)}: the default is taken.",
+            stacklevel=2,
+        )
     return rebuilt
 
 
@@ -131,45 +180,90 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def restore(like: Any, stored: Any) -> Any:
+def restore(
+    like: Any,
+    stored: Any,
+    number: int = FORMAT,
+    missing: list[str] | None = None,
+    *,
+    beside: frozenset[str] = frozenset(),
+) -> Any:
     """``stored`` in the shape of ``like``: dataclasses and tuples as they were.
 
-    Raises TypeError for a value of another type than a field has.
+    number: the format of the file. missing: filled with the fields that a file of an earlier format lacks.
+    beside: names in ``stored`` that are not fields. Raises TypeError for a value of another type than a field
+    has, a name that is no field's, or a field that the format has and ``stored`` has not.
     """
-    if not dataclasses.is_dataclass(like) or isinstance(like, type):
-        return tuple(stored) if isinstance(like, tuple) else stored
+    if not isinstance(stored, dict):
+        raise TypeError(f"there is {reprlib.repr(stored)} for the fields of {type(like).__name__}")
+    names = set(_names(like))
+    if unknown_names := sorted(stored.keys() - names - beside):
+        raise TypeError(f"no field is called {reprlib.repr(unknown_names)[1:-1]}")
+    if "name" in names and stored.get("name", like.name) != like.name:
+        raise TypeError(f"name is {reprlib.repr(stored['name'])} and not '{like.name}'")
     kinds = typing.get_type_hints(type(like))
     changes = {}
     for field in dataclasses.fields(like):
-        name, flat = option_name(field), field.metadata.get("flat")
-        if not field.init or (name not in stored and not flat):
+        if not field.init:
             continue
-        value = restore(getattr(like, field.name), stored if flat else stored[name])
-        if not _is(kinds[field.name], value):
-            raise TypeError(f"{name} is {value!r}")
-        changes[field.name] = value
+        name, inner = option_name(field), getattr(like, field.name)
+        if field.metadata.get("flat"):
+            own = {key: value for key, value in stored.items() if key in _names(inner)}
+            changes[field.name] = restore(inner, own, number, missing)
+        elif name not in stored:
+            if number > 1 and number >= field.metadata.get("since", 0):
+                raise TypeError(f"{name} is missing")
+            if missing is not None:
+                missing.append(name)
+        elif dataclasses.is_dataclass(inner):
+            changes[field.name] = restore(inner, stored[name], number, missing)
+        else:
+            value = tuple(stored[name]) if isinstance(stored[name], list) else stored[name]
+            if not _is(kinds[field.name], value):
+                raise TypeError(f"{name} is {reprlib.repr(stored[name])}")
+            changes[field.name] = value
     return dataclasses.replace(like, **changes)
 
 
+def _names(like: Any) -> Iterator[str]:
+    """The names under which ``plain`` writes what is in ``like``."""
+    if hasattr(type(like), "summary"):
+        yield "name"
+    for field in dataclasses.fields(like):
+        if field.metadata.get("flat"):
+            yield from _names(getattr(like, field.name))
+        elif field.init:
+            yield option_name(field)
+
+
 def _is(kind: Any, value: Any) -> bool:
-    """Whether a plain ``value`` is valid for a field of type ``kind``; nested ones are already checked."""
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return any(_is(inner, value) for inner in typing.get_args(kind))
-    if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return kind not in (bool, str, type(None)) or isinstance(value, kind)
+    """Whether a plain ``value`` is valid for a field of type ``kind``."""
+    origin, inside = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return any(_is(inner, value) for inner in inside)
+    if origin is typing.Literal:
+        return isinstance(value, str) and value in inside
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_is(inside[0], inner) for inner in value)
+    if kind in (int, float) and isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < _LARGEST
+    if kind is str:
+        return isinstance(value, str) and "\0" not in value
+    return kind is Any or isinstance(value, kind)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` so that a reader sees the old file or the new one."""
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write ``value``, with its checksum, so that a reader sees the old file or the new one."""
     fresh = path.with_name(path.name + ".new")
-    with fresh.open("w") as file:
-        file.write(json.dumps(value, indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
+    try:
+        with fresh.open("w") as file:
+            file.write(json.dumps(seal(value, path.name), indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 def versions() -> dict[str, str]:

@@ -22,9 +22,10 @@ from murmurate.training.coordinator import Coordinator, SecondInterrupt, signals
 from murmurate.training.data_record import check_data, record_data, refuse_missing, without_places
 from murmurate.training.launcher import Launcher, Ranks
 from murmurate.training.members import group_opener
-from murmurate.training.restore import learners
+from murmurate.training.place import FolderGone, Place
+from murmurate.training.restore import fitting, load_agent, refuse_not_finite
 from murmurate.training.run import Run
-from murmurate.training.run_folder import claim, held, plain, unclaim, write_run
+from murmurate.training.run_folder import claim, has_begun, held, plain, unclaim, write_run
 from murmurate.training.summary import summarize
 from murmurate.training.worker_context import Resume
 
@@ -89,19 +90,36 @@ def _refuse_all_ranks(ranks: Ranks) -> Iterator[None]:
 
 
 def _begin(run: Run, folder: Path, launcher: Launcher, ranks: Ranks | None) -> Finish:
+    with claimed(folder):
+        if ranks is not None:
+            ranks.claimed(folder)
+        write_run(folder, run)
+        record_data(folder, run.world)
+        return _carry_out(run, folder, launcher, None)
+
+
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Around a new run, whose folder is made, and held. A run that fails before it has recorded or saved
+    anything leaves nothing behind. Raises Refusal if the folder cannot be made or written."""
     existed = folder.exists()
     claim(folder)
-    if ranks is not None:
-        ranks.claimed(folder)
+    place = Place(folder)
     try:
         with held(folder):
-            write_run(folder, run)
-            record_data(folder, run.world)
-            return _carry_out(run, folder, launcher, None)
-    except Refusal as refusal:
-        if any((folder / "checkpoints").glob("*/state.json")):  # the run had started: its folder is kept
-            raise RunFailed(f"{refusal} The checkpoints in {folder} are kept.") from refusal
+            yield
+    except FolderGone:
+        raise
+    except (Refusal, RunFailed, OSError) as error:
+        if place.now() != folder or has_begun(folder):
+            if isinstance(error, Refusal):
+                raise RunFailed(f"{error} {checkpoint.kept(place.now())}") from error
+            raise
         unclaim(folder, existed)
+        if isinstance(error, OSError):
+            raise Refusal(
+                f"{folder} cannot be written: {error.strerror}. Make room, or choose another with --out."
+            ) from error
         raise
 
 
@@ -133,8 +151,8 @@ def resume(
     if ranks is not None and not ranks.leads:
         return Finish(ranks.follow(read), None)
     with contextlib.nullcontext() if ranks is None else _refuse_all_ranks(ranks):
-        newest = checkpoint.newest(folder / "checkpoints")
         with held(folder):
+            newest = checkpoint.newest(folder / "checkpoints", lambda found: _check_fits(run, folder, found))
             return _continue(run, stored, folder, newest, launcher)
 
 
@@ -142,14 +160,11 @@ def _continue(run: Run, stored: Run, folder: Path, newest: Path, launcher: Launc
     check_data(folder, run.world)
     manifest = checkpoint.read_manifest(newest)
     saved = checkpoint.parts(newest)
-    if run.replicas != int(manifest["replicas"]):
-        raise Refusal(f"{folder} was made with {manifest['replicas']} replicas; resume with the same number.")
     # a replica that had died resumes from a living one's part
     learned = [rank for rank in saved if rank < run.replicas]
     parts = {rank: rank if rank in saved else learned[rank % len(learned)] for rank in range(run.replicas)}
     if run.strategy.centre:
         parts[run.replicas] = run.replicas
-    _check_fits(run, newest, saved)
     movable = {f.name: getattr(stored, f.name) for f in dataclasses.fields(run) if f.metadata.get("movable")}
     stored_fields, new_fields = (
         plain(without_places(stored)),
@@ -243,29 +258,36 @@ def _build_once(run: Run) -> Learner:
     return agent
 
 
-def _check_fits(run: Run, newest: Path, saved: list[int]) -> None:
-    """Raise Refusal if a checkpoint is of another network, or of another source."""
+def _check_fits(run: Run, folder: Path, found: Path) -> None:
+    """Raise Refusal if a checkpoint is of another network or of another source, or if it is damaged in what
+    its digests do not show."""
+    saved, count = checkpoint.parts(found), checkpoint.read_manifest(found)["replicas"]
+    if run.replicas != count:
+        raise Refusal(f"{folder} was made with {count} replicas; resume with the same number.")
+    learned = [rank for rank in saved if rank < run.replicas]
+    if not learned or (run.strategy.centre and run.replicas not in saved):
+        raise Refusal(f"{found} lacks the part of {'the centre' if learned else 'every replica'}.")
     agent = _build_once(run)
-    for rank in learners(run, newest):
-        state = checkpoint.read_part(newest, rank)
-        try:
+    for rank in learned:
+        state = checkpoint.read_part(found, rank)
+        checkpoint.updates(found, rank)
+        with fitting(found):
             for name, replica in agent.replicas.items():
                 saved_state = state["replicas"][name]["replica"]
                 replica.load(saved_state)
+                refuse_not_finite(replica.values(), f"a parameter of '{name}'")
                 if replica.state()["optimizer"].keys() != saved_state["optimizer"].keys():
                     raise ValueError("it was made with another optimizer")
             run.source.check_state(state["source"])
-        except Refusal as refusal:
-            raise Refusal(f"{newest} does not fit this run: {refusal}") from refusal
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise Refusal(
-                f"{newest} does not fit this run ({error}). Resume with the fields it was made with."
-            ) from error
+    load_agent(run, found)  # what of the centre's part is used, too
 
 
 def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None) -> Finish:
-    coordinator = launcher.start(run, folder, resume)
     try:
+        coordinator = launcher.start(run, folder, resume)
+        folder = coordinator.folder  # it may have been moved
+        if isinstance(coordinator.failure, FolderGone):
+            raise coordinator.failure
         try:
             with signals(coordinator, all_saved=True):
                 code, reason = _exit_status(coordinator)
@@ -274,9 +296,13 @@ def _carry_out(run: Run, folder: Path, launcher: Launcher, resume: Resume | None
         except SecondInterrupt:
             code, reason = _exit_status(coordinator)
             summary = summarize(run, folder, coordinator, reason, evaluated=False)
+    except FolderGone:
+        raise
+    except RunFailed as failure:
+        raise RunFailed(f"{failure} {checkpoint.kept(folder)}") from failure
     except OSError as error:
-        raise checkpoint.disk_failure(folder, error) from error
-    return Finish(code, summary, run=run)
+        raise RunFailed(f"{checkpoint.disk_failure(folder, error)} {checkpoint.kept(folder)}") from error
+    return Finish(code, summary, folder if folder != coordinator.place.given else None, run)
 
 
 def _exit_status(coordinator: Coordinator) -> tuple[int, str]:

@@ -1,0 +1,183 @@
+"""Damages to a run folder, drawn from a generator: bits, lengths, names, links, JSON values, tensors."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from murmurate.record.stored import seal
+from murmurate.training.manifest import digest
+
+_DEEP = "<deep>"
+_VALUES: tuple[Any, ...] = (
+    None, True, -1, 0, 1, 3, 2**63, 10**30, 10**400, 1e308, -1e308, float("nan"), float("inf"), 0.5, "",
+    "x", "9" * 5000, "../../outside", "/etc/passwd", "\x1b]52;c;\x07", "\x00", "\ud800", "<script>", "$x_{$",
+    [], {}, [[]], {"v": 1}, {"name": "x"}, [1, "2", None], _DEEP,
+)  # fmt: skip
+
+
+def damage(folder: Path, draw: random.Random) -> tuple[str, bool]:
+    """Damage a run folder once; returns how, and whether checksums and digests were made to fit again."""
+    kinds: list[Callable[[Path, random.Random], tuple[str, bool]]] = [_bytes, _names, _json, _part]
+    return draw.choices(kinds, weights=(3, 2, 5, 3))[0](folder, draw)
+
+
+def _files(folder: Path) -> list[Path]:
+    """Each kind of file about equally often: small ones decide as much as large ones."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and "tensorboard" not in path.parts)
+
+
+def _bytes(folder: Path, draw: random.Random) -> tuple[str, bool]:
+    path = draw.choice(_files(folder))
+    content = bytearray(path.read_bytes())
+    kind = draw.choice(("bits", "cut", "longer", "noise", "utf-8", "empty", "nesting"))
+    at = draw.randrange(len(content) + 1)
+    if kind == "bits" and content:
+        for _ in range(draw.randint(1, 8)):
+            content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    elif kind == "cut":
+        del content[at:]
+    elif kind == "longer":
+        content += draw.randbytes(draw.randint(1, 100))
+    elif kind == "noise":
+        content[at : at + 50] = draw.randbytes(50)
+    elif kind == "utf-8":
+        content[at:at] = b"\xff\xfe\xed\xa0\x80"
+    elif kind == "nesting":
+        content[:] = b"[" * 10**5 if draw.random() < 0.5 else b'{"a":' * 10**5
+    else:
+        content.clear()
+    path.unlink()  # a copy has no other name; a hard link may have
+    path.write_bytes(bytes(content))
+    return f"{kind} in {path.relative_to(folder)}", False
+
+
+def _names(folder: Path, draw: random.Random) -> tuple[str, bool]:
+    files = _files(folder)
+    path, other = draw.choice(files), draw.choice(files)
+    kind = draw.choice(("gone", "renamed", "swapped", "folder", "link in", "link out", "pipe", "no folder"))
+    if kind == "swapped" and path != other:
+        spare = path.with_name("spare")
+        path.rename(spare)
+        other.rename(path)
+        spare.rename(other)
+    elif kind == "renamed":
+        path.rename(path.with_name(path.name[:-1] + draw.choice("xyz")))
+    elif kind == "no folder":
+        if path.parent != folder:
+            shutil.rmtree(path.parent)
+    else:
+        content = path.read_bytes()
+        path.unlink()
+        if kind == "folder":
+            path.mkdir()
+        elif kind == "link in":
+            path.symlink_to(other)
+        elif kind == "link out":
+            outside = folder.with_name(folder.name + "-outside")
+            outside.write_bytes(content)
+            path.symlink_to(outside)
+        elif kind == "pipe":
+            os.mkfifo(path)
+    return f"{kind}: {path.relative_to(folder)} ({other.name})", False
+
+
+def _json(folder: Path, draw: random.Random) -> tuple[str, bool]:
+    files = [path for path in _files(folder) if path.suffix in (".json", ".jsonl")]
+    path = draw.choice(files)
+    resealed = draw.random() < 0.6
+    try:
+        lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+        at = draw.randrange(len(lines))
+        value = json.loads(lines[at])
+        how = _spoil(value, draw)
+    except (ValueError, TypeError, LookupError, RecursionError):  # damaged before
+        return "nothing", False
+    if path.suffix == ".jsonl":
+        lines[at] = _text(value, separators=(",", ":"))
+        path.write_text("\n".join(lines) + "\n")
+        return f"{how} in line {at} of {path.name}", False
+    if resealed and isinstance(value, dict):
+        value = _sealed(value, path.name)
+    path.write_text(_text(value))
+    return f"{how} in {path.relative_to(folder)}{' resealed' * resealed}", resealed
+
+
+def _part(folder: Path, draw: random.Random) -> tuple[str, bool]:
+    """Damage what is in a part, with a digest and a checksum that fit again."""
+    path = draw.choice(sorted(folder.glob("checkpoints/*/*.safetensors")) or [folder])
+    try:
+        with safe_open(path, framework="pt") as file:
+            plain = json.loads((file.metadata() or {})["plain"])
+        tensors = load_file(path)
+        how = _spoil_tensor(tensors, draw) if draw.random() < 0.4 else _spoil(plain, draw)
+        path.unlink()
+        save_file(tensors, path, metadata={"plain": _text(plain)})
+        manifest = json.loads((path.parent / "state.json").read_text())
+        manifest["parts"][path.name] = digest(path)
+        (path.parent / "state.json").write_text(json.dumps(seal(manifest, "state.json")))
+    except Exception:  # damaged before
+        return "nothing", True
+    return f"{how} in {path.relative_to(folder)}", True
+
+
+def _spoil_tensor(tensors: dict[str, torch.Tensor], draw: random.Random) -> str:
+    name = draw.choice(sorted(tensors))
+    value = tensors[name]
+    kind = draw.choice(("nan", "shape", "dtype", "gone", "empty"))
+    if kind == "nan" and value.is_floating_point():
+        tensors[name] = torch.full_like(value, draw.choice((float("nan"), float("inf"))))
+    elif kind == "shape":
+        tensors[name] = torch.zeros(draw.choice(((1,), (3, 5), ())), dtype=value.dtype)
+    elif kind == "dtype":
+        tensors[name] = value.to(draw.choice((torch.int64, torch.float64, torch.bool)))
+    elif kind == "gone":
+        del tensors[name]
+    else:
+        tensors[name] = value.flatten()[:0]
+    return f"{kind} of tensor {name}"
+
+
+def _spoil(value: Any, draw: random.Random) -> str:
+    """Change one place somewhere in ``value``."""
+    place: Any = value
+    while True:
+        key: Any = draw.choice(list(place) if isinstance(place, dict) else range(len(place)))
+        if not isinstance(place[key], (dict, list)) or not place[key] or draw.random() < 0.2:
+            break
+        place = place[key]
+    kind = draw.choice(("value", "value", "value", "name", "gone", "more"))
+    if kind == "name" and isinstance(place, dict) and key:
+        letter = draw.randrange(len(key))
+        place[key[:letter] + draw.choice("abcxyz_/") + key[letter + 1 :]] = place.pop(key)
+    elif kind == "gone":
+        del place[key]
+    elif kind == "more" and isinstance(place, dict):
+        place["more"] = draw.choice(_VALUES)
+    else:
+        place[key] = draw.choice(_VALUES)
+        return f"{key} = {str(place[key])[:20]!r}"
+    return f"{kind} of {key}"
+
+
+def _sealed(value: dict[str, Any], name: str) -> dict[str, Any]:
+    try:
+        return seal(json.loads(_text(value)), name)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _text(value: Any, **options: Any) -> str:
+    """``value`` as JSON; what is marked as deep nested more deeply than a parser goes."""
+    deep = "[" * 3000 + "]" * 3000
+    text: str = json.dumps(value, **options).replace(f'"{_DEEP}"', deep)
+    return text

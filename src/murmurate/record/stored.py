@@ -1,0 +1,113 @@
+"""The JSON files of a run folder: written with a checksum, and read with suspicion.
+
+A run folder may be damaged, changed by hand, or somebody else's. So a file is read only if it is a file of
+the folder, not very large and not deeply nested, and if its checksum fits. Files written before there were
+checksums (of ``format`` 1, or of none) are read without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from murmurate.errors import Refusal
+
+FORMAT = 2  # of run.json and state.json; since 2 they have a checksum
+CHECKSUM = "checksum"
+# what code raises on values of other types or sizes than it was written for
+UNSOUND = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
+_MOST_BYTES = 256 * 2**20
+_DEEPEST = 100
+
+
+def seal(value: dict[str, Any], name: str) -> dict[str, Any]:
+    """``value`` as JSON gives it back, with the checksum that it has in a file called ``name``."""
+    plain: dict[str, Any] = json.loads(json.dumps(value))
+    plain.pop(CHECKSUM, None)
+    return {**plain, CHECKSUM: _checksum(plain, name)}
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, without its checksum. Raises OSError, and ValueError with the cause for a
+    file that is not as this package wrote it."""
+    value = parse(_content(path))
+    if not isinstance(value, dict):
+        raise ValueError("it holds no JSON object")
+    written = value.pop(CHECKSUM, None)
+    if written is None:
+        number = value.get("format")
+        if isinstance(number, int) and number >= FORMAT:
+            raise ValueError(f"it has no {CHECKSUM}")
+    elif written != _checksum(value, path.name):
+        raise Changed("it is not as it was written: its checksum does not fit")
+    return value
+
+
+class Changed(ValueError):
+    """Valid JSON, but not what was written."""
+
+
+def parse(text: bytes | str) -> Any:
+    """JSON from a run folder. Raises ValueError, also for what is nested too deeply or is no text."""
+    text = text.decode() if isinstance(text, bytes) else text
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if "\\ud" in text or "\\uD" in text:  # else there is no half of a pair, which nothing can print
+        json.dumps(value, ensure_ascii=False).encode()
+    layer = [value]
+    for _ in range(_DEEPEST):
+        layer = [
+            inner
+            for outer in layer
+            if isinstance(outer, (dict, list))
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not layer:
+            return value
+    raise ValueError("it is nested too deeply")
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raise Refusal for a run folder with a link out of it, or anything but files and folders.
+
+    Reading these may never end, and what a run writes through a link changes something else.
+    """
+    root = os.path.realpath(folder)
+    for place, folders, files in os.walk(root):
+        for name in (*folders, *files):
+            path = os.path.join(place, name)
+            try:
+                mode = os.lstat(path).st_mode
+            except FileNotFoundError:  # of a run that is going on
+                continue
+            if stat.S_ISLNK(mode):
+                if not os.path.realpath(path).startswith(root + os.sep):
+                    raise Refusal(
+                        f"{path} is a link out of the run folder. Put what it leads to in its place, if you "
+                        "trust it."
+                    )
+            elif not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                raise Refusal(
+                    f"{path} is neither a file nor a folder, so murmurate has not made it. Remove it."
+                )
+
+
+def _content(path: Path) -> bytes:
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is not a file")
+        if status.st_size > _MOST_BYTES:
+            raise ValueError(f"it has {status.st_size:,} bytes")
+        return file.read()
+
+
+def _checksum(plain: dict[str, Any], name: str) -> str:
+    text = name + json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

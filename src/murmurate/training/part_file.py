@@ -1,0 +1,126 @@
+"""A part of a checkpoint as a file: named tensors in safetensors, all else as JSON in its metadata."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from murmurate.errors import Refusal
+from murmurate.record.stored import UNSOUND, parse
+from murmurate.replay.interface import Chunk
+
+_TENSOR = "<tensor>"
+_LARGE_BYTES = 64 * 2**20  # larger tensors (a replay's images) are written without a copy
+UNREADABLE = (OSError, SafetensorError, *UNSOUND)
+
+
+def write(folder: Path, name: str, state: dict[str, Any], link: Callable[[Path], bool]) -> None:
+    """Write nested ``state`` as ``<name>.safetensors``, each chunk in it as a file beside it.
+
+    link: links the file of an unchanged chunk to its path, or returns False.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    chunks: list[Chunk] = []
+    plain = _split(state, (), tensors, chunks)
+    for chunk in chunks:
+        path = folder / chunk_file(name, chunk.name)
+        path.unlink(missing_ok=True)
+        if not link(path):
+            _save(path, {"x": chunk.values.detach().cpu().contiguous()})
+    _save(folder / f"{name}.safetensors", tensors, {"plain": json.dumps(plain)})
+
+
+def read(path: Path, listed: dict[str, str]) -> dict[str, Any]:
+    """The nested state in a part. listed: the files of its checkpoint. Raises Refusal if it is unreadable."""
+    try:
+        if path.name not in listed:
+            raise LookupError("the checkpoint's state.json does not list it")
+        joined = _join(_plain(path), (), load_file(path), path, listed)
+        if not isinstance(joined, dict):
+            raise TypeError("it holds no state")
+    except UNREADABLE as error:
+        raise Refusal(f"{path} cannot be read ({error}). Resume from another checkpoint.") from error
+    return joined
+
+
+def read_count(path: Path, name: str) -> int:
+    """A whole number of a part, without reading the tensors. Raises Refusal."""
+    try:
+        value = _plain(path)["d"][name]["v"]
+        if not isinstance(value, int) or value < 0:
+            raise TypeError(f"{name} is {value!r}")
+    except UNREADABLE as error:
+        raise Refusal(f"{path} cannot be read ({error}). Resume from another checkpoint.") from error
+    return value
+
+
+def chunk_file(name: str, chunk: str) -> str:
+    return f"{name}-{chunk}.safetensors"
+
+
+def sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _save(path: Path, tensors: dict[str, torch.Tensor], about: dict[str, str] | None = None) -> None:
+    fresh = path.with_name(f".{path.stem}.new")
+    save_file(tensors, fresh, metadata=about)
+    sync(fresh)
+    fresh.rename(path)
+
+
+def _plain(path: Path) -> Any:
+    with safe_open(path, framework="pt") as file:
+        return parse(file.metadata()["plain"])
+
+
+def _key(path: tuple[str, ...]) -> str:
+    return "/".join(step.replace("%", "%25").replace("/", "%2F") for step in path)
+
+
+def _split(value: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor], chunks: list[Chunk]) -> Any:
+    """``value`` without its tensors, which go to ``tensors`` under their path, and without its chunks."""
+    if isinstance(value, Chunk):
+        chunks.append(value)
+        return {"c": value.name}
+    if isinstance(value, torch.Tensor):
+        # a copy, because safetensors refuses tensors that share memory
+        copy = value.nbytes < _LARGE_BYTES
+        tensors[_key(path)] = value.detach().to("cpu", copy=copy).contiguous()
+        return _TENSOR
+    if isinstance(value, dict):
+        return {"d": {str(k): _split(v, (*path, str(k)), tensors, chunks) for k, v in value.items()}}
+    if isinstance(value, (list, tuple)):
+        return {"l": [_split(v, (*path, str(i)), tensors, chunks) for i, v in enumerate(value)]}
+    return {"v": value}
+
+
+def _join(
+    value: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor], file: Path, listed: dict[str, str]
+) -> Any:
+    if value == _TENSOR:
+        return tensors[_key(path)]
+    ((kind, inner),) = value.items()
+    if kind == "c":
+        name = chunk_file(file.stem, inner)
+        if name not in listed:
+            raise LookupError(f"the checkpoint's state.json does not list {name}")
+        return Chunk(inner, load_file(file.with_name(name))["x"])
+    if kind == "d":
+        return {k: _join(v, (*path, k), tensors, file, listed) for k, v in inner.items()}
+    if kind == "l":
+        return [_join(v, (*path, str(i)), tensors, file, listed) for i, v in enumerate(inner)]
+    if kind != "v":
+        raise LookupError(f"it holds a value of kind {kind!r}")
+    return inner

@@ -1,0 +1,48 @@
+"""Where the folder of a run that is going on is: it may be moved or removed at any time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from murmurate.errors import RunFailed
+
+
+class FolderGone(RunFailed):
+    """The run folder was removed while the run was going on: nothing can be written to it."""
+
+
+class Place:
+    """A run folder that is followed when it is moved within its file system.
+
+    It holds the folder's ``checkpoints`` open: what has its path later is not taken for it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.given = folder
+        self._descriptor = os.open(folder / "checkpoints", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+    def now(self) -> Path:
+        """The folder's present path. Raises FolderGone."""
+        if self._is_at(self.given):
+            return self.given
+        try:
+            path = Path(os.readlink(f"/proc/self/fd/{self._descriptor}")).parent
+        except OSError:  # no /proc
+            path = self.given
+        if not self._is_at(path):
+            raise FolderGone(
+                f"The run folder {self.given} was removed, or moved to another disk, while the run was going "
+                "on. What was learned is lost, unless it is there."
+            )
+        return path
+
+    def _is_at(self, folder: Path) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), os.stat(folder / "checkpoints"))
+        except OSError:
+            return False
