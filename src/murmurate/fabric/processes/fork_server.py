@@ -19,6 +19,7 @@ from typing import Any
 
 from murmurate.errors import Refusal
 from murmurate.fabric.processes import socket_folder
+from murmurate.fabric.processes.process_handle import is_stopped
 
 OF_RUNS = ("murmurate.launch.preloaded",)
 _started_early: int | None = None  # pid of a fork server that was started early and is not in use yet
@@ -55,11 +56,22 @@ def end_fork_server() -> None:
     command's output open."""
     global _started_early
     if _started_early is not None and _started_early == _pid():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(_started_early, signal.SIGKILL)
-        with contextlib.suppress(OSError, AttributeError):
-            _server()._stop()  # reaps it, so that a later command starts another one
+        _kill()
     _started_early = None
+
+
+def end_stopped_fork_server() -> None:
+    """End a fork server that SIGSTOP has stopped: a start of a worker would wait for it, and it would remain
+    after the run. The next start of a worker starts another one."""
+    if _pid() is not None and is_stopped(_pid()):
+        _kill()
+
+
+def _kill() -> None:
+    with contextlib.suppress(ProcessLookupError, TypeError):
+        os.kill(_pid(), signal.SIGKILL)  # type: ignore[arg-type]
+    with contextlib.suppress(OSError, AttributeError):
+        _server()._stop()  # reaps it
 
 
 def _running(preload: Sequence[str]) -> ForkServerContext:

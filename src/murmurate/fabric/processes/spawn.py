@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from murmurate.fabric.interface import Fabric
-from murmurate.fabric.processes.fork_server import OF_RUNS, fork_server
+from murmurate.fabric.processes.fork_server import OF_RUNS, end_stopped_fork_server, fork_server
 from murmurate.fabric.processes.process_handle import ProcessHandle, is_stopped
 from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
@@ -191,6 +191,7 @@ class WorkerProcesses:
         """Start a process that does ``work``, which is pickled. joins: it replaces an ended one."""
         if rank in self.by_rank:
             self.by_rank[rank].close()
+        end_stopped_fork_server()
         ours, theirs = self._context.Pipe(duplex=False)
         packed = pickle.dumps(work)  # torch's own pickling would move tensors to shared memory
         method = multiprocessing.get_start_method(allow_none=True)
@@ -221,6 +222,7 @@ class WorkerProcesses:
         self.kill()
         self.run_state.detach()  # else its descriptor stays open until the next garbage collection
         self.memory_file.close()
+        end_stopped_fork_server()
         atexit.unregister(self.close)
 
 
