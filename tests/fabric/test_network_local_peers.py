@@ -248,20 +248,30 @@ def test_memory_that_cannot_be_mapped_is_sent_instead(monkeypatch):
         assert torch.equal(here.wait("x", 20.0).x, vector(1))
 
 
+def withdraw_while_writing(monkeypatch, fabrics, lane):
+    """The next vector of member 0 is encoded before member 1 opens its channel, which finds no memory.
+
+    Returns a list that will hold the channel of member 1.
+    """
+    there, encode = [], ExactCodec.encode
+
+    def encode_and_withdraw(codec, x, wire):
+        encode(codec, x, wire)
+        monkeypatch.setattr(ExactCodec, "encode", encode)
+        there.append(fabrics[1].channel("model", LIKE))
+        until(lambda: lane.withdrawn)
+        assert there[0].version(0) == 0
+
+    monkeypatch.setattr(ExactCodec, "encode", encode_and_withdraw)
+    return there
+
+
 def test_a_message_that_is_being_written_when_memory_turns_out_unreadable_is_sent(monkeypatch):
     with members(2) as fabrics:
         monkeypatch.setattr(near(fabrics[1], 0), "map", refuse)
-        here, there = fabrics[0].channel("model", LIKE), []
-        lane, encode = here._shm.lanes[1], ExactCodec.encode
-
-        def and_then_it_is_withdrawn(codec, x, wire):
-            encode(codec, x, wire)
-            monkeypatch.setattr(ExactCodec, "encode", encode)
-            there.append(fabrics[1].channel("model", LIKE))
-            until(lambda: lane.withdrawn)
-
+        here = fabrics[0].channel("model", LIKE)
         assert here.send(1, "x", vector(0))
-        monkeypatch.setattr(ExactCodec, "encode", and_then_it_is_withdrawn)
+        there = withdraw_while_writing(monkeypatch, fabrics, here._shm.lanes[1])
         assert here.send(1, "x", vector(1))
         assert here.send(1, "x", vector(2))
         for value in range(3):
@@ -272,17 +282,8 @@ def test_a_message_that_is_being_written_when_memory_turns_out_unreadable_is_sen
 def test_a_vector_that_is_being_written_when_memory_turns_out_unreadable_is_sent(monkeypatch):
     with members(2) as fabrics:
         monkeypatch.setattr(near(fabrics[1], 0), "map", refuse)
-        here, there = fabrics[0].channel("model", LIKE), []
-        lane, encode = here._shm.lanes[1], ExactCodec.encode
-
-        def and_then_it_is_withdrawn(codec, x, wire):
-            encode(codec, x, wire)
-            monkeypatch.setattr(ExactCodec, "encode", encode)
-            there.append(fabrics[1].channel("model", LIKE))
-            until(lambda: lane.withdrawn)
-            assert there[0].version(0) == 0
-
-        monkeypatch.setattr(ExactCodec, "encode", and_then_it_is_withdrawn)
+        here = fabrics[0].channel("model", LIKE)
+        there = withdraw_while_writing(monkeypatch, fabrics, here._shm.lanes[1])
         assert here.publish(vector(1)) == 1
         assert there[0].wait_newer([0], [0], 5.0)
         assert torch.equal(there[0].peek(0)[0], vector(1))

@@ -43,6 +43,11 @@ class Written:
         replicas = sum(role["role"] == "replica" for role in lines)
         return {role["index"] + replicas * (role["role"] == "center"): role["pid"] for role in lines}
 
+    def manifest(self) -> dict[str, Any]:
+        """``state.json`` of the last checkpoint."""
+        found: dict[str, Any] = json.loads((self.folder / "checkpoints" / "last" / "state.json").read_text())
+        return found
+
     def has_checkpoint(self) -> bool:
         return (self.folder / "checkpoints" / "last" / "state.json").exists()
 
@@ -149,8 +154,11 @@ class Command(Written):
 
     def leaves_nothing(self) -> None:
         """No process of the session remains, and no socket or other temporary file."""
-        until(lambda: not self.members(), f"all processes gone; there are {self.members()}")
+        self.leaves_no_process()
         until(lambda: not self.left(), f"no temporary files; there are {self.left()}")
+
+    def leaves_no_process(self) -> None:
+        until(lambda: not self.members(), f"all processes gone; there are {self.members()}")
 
     def left(self) -> list[str]:
         return [str(path) for path in self.temporary.rglob("*")]

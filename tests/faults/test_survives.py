@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -55,11 +53,10 @@ def test_the_others_go_on_when_one_is_killed(
         survivors = [rank for rank in range(replicas) if rank != victim]
         for rank in survivors:
             times = [record["time_seconds"] for record in command.records(rank)]
-            gaps = [b - a for a, b in itertools.pairwise(times)]
-            after = [gap for gap, end in zip(gaps, times[1:], strict=True) if end > before]
-            assert len(after) >= 3, "the run was over before the death could show"
-            assert max(after) < 1 + median(gaps)
+            assert sum(time > before for time in times) >= 3, "the run was over before the death could show"
             assert command.records(rank)[-1]["updates"] > _updates_at(command.records(rank), before)
+        # they learned of the death, and did not wait for the deadline of a member that is silent
+        assert command.events("silent") == []
         _check_weights(strategy, [command.records(rank) for rank in survivors], replicas, before, died)
         assert checkpoint.damage(command.folder / "checkpoints" / "last") is None
         assert set(survivors) <= set(checkpoint.parts(command.folder / "checkpoints" / "last"))

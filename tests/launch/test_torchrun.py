@@ -182,6 +182,19 @@ def test_without_restarts_a_death_is_a_failure_that_keeps_the_checkpoint(tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["gala", "all-reduce"])
+def test_a_frozen_rank_ends_the_run_and_is_named(strategy: str, tmp_path: Path) -> None:
+    fields = (*_SHORT, "--strategy", strategy, "--env-steps", 10**9, "--record-every-seconds", 0.1)
+    with ranks(tmp_path / "run", *fields, size=3) as command:
+        command.learning(3)
+        os.kill(command.pids()[1], signal.SIGSTOP)
+        assert command.wait() == 1, command.said()
+        assert [event["member"] for event in command.events("excluded")] == [1]
+        assert "replica 1: silent" in command.summary()["exit"]
+        command.leaves_nothing()
+
+
+@pytest.mark.slow
 def test_a_folder_of_another_run_is_refused_at_every_attempt(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     alone(folder, "--updates", 2)

@@ -44,10 +44,17 @@ def test_each_replica_learns_from_a_loader_with_workers(launcher):
     assert [sum(shares) for shares in zip(*result, strict=True)] == whole
 
 
+def start_as_an_orphan(worker):
+    parent = os.getppid()
+    until(lambda: os.getppid() != parent)
+
+
 def for_ever(loop):
     with open(os.environ["PIDS"], "a") as pids:
         while True:
-            batches = iter(loader())  # kept, and its workers with it
+            # torch's worker looks for its parent after this function only
+            late = DataLoader(loader().dataset, num_workers=2, worker_init_fn=start_as_an_orphan)
+            batches = iter(late)  # kept, and its workers with it
             for worker in batches._workers:
                 pids.write(f"{loop.rank} {os.getpid()} {worker.pid}\n")
             pids.flush()

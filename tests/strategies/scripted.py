@@ -91,8 +91,8 @@ class Number(nn.Module):
 class Cast:
     """One member a rank, at ``starts``; ``step(rank, by)`` moves its number up by ``by`` and agrees."""
 
-    def __init__(self, strategy: Strategy, starts: list[float]) -> None:
-        self.script = Script(len(starts))
+    def __init__(self, strategy: Strategy, starts: list[float], script: Script | None = None) -> None:
+        self.script = script or Script(len(starts))
         self.replicas = []
         self.bound_replicas = []
         for rank, start in enumerate(starts):

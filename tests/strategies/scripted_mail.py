@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 
-import torch
-
-from laws.problems import Point
 from murmurate.fabric.interface import Capability, Message
-from murmurate.replicator.replicator import Replicator
 from murmurate.strategies.interface import Strategy
-from strategies.scripted import Script, ScriptedMember
+from strategies.scripted import Cast, Script, ScriptedMember
 
 
 class MailScript(Script):
@@ -52,23 +48,11 @@ class MailMember(ScriptedMember):
         return self.receive(tag)
 
 
-class MailCast:
-    """One member a rank, at the numbers ``starts``; see ``scripted.Cast``."""
+class MailCast(Cast):
+    """A cast whose messages, at most ``capacity`` a stream, are delivered when the test says so."""
 
-    def __init__(self, strategy: Strategy, starts: list[float], capacity: int = 64, seeds=None) -> None:
-        self.script = MailScript(len(starts), capacity)
-        self.replicas, self.bound_replicas = [], []
-        for rank, start in enumerate(starts):
-            replicator = Replicator(strategy, self.script.member(rank))
-            self.replicas.append(
-                replicator.replicate("x", Point(start), lambda p: torch.optim.SGD(p, lr=1.0))
-            )
-            self.bound_replicas.append(replicator.bound_replicas["x"])
-
-    def step(self, rank: int, by: float) -> tuple[float, int, int, int]:
-        """(its number afterwards, round, heard, staleness)."""
-        exchange = self.replicas[rank].follow(torch.tensor([-by], dtype=torch.float64))
-        return (self.replicas[rank].params.item(), *exchange)
+    def __init__(self, strategy: Strategy, starts: list[float], capacity: int = 64) -> None:
+        super().__init__(strategy, starts, MailScript(len(starts), capacity))
 
     def draws(self, rank: int, *peers: int) -> None:
         """Script whom ``rank`` draws from now on."""

@@ -21,7 +21,7 @@ from murmurate.cli.topics_verbs import add_verbs
 from murmurate.errors import Refusal, RunFailed, printable
 from murmurate.fabric.processes.fork_server import begin_fork_server, end_fork_server
 
-FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+FAILED, REFUSED, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 
 class _Parser(argparse.ArgumentParser):
@@ -34,6 +34,8 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code (design, section 7)."""
     warnings.formatwarning = _sentence  # type: ignore[assignment]
+    if arguments is None:  # this process is the command
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         options, rest = _parser().parse_known_args(
             _verb_first(sys.argv[1:] if arguments is None else arguments)
@@ -48,9 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RunFailed as failure:
         print(f"murmurate: {printable(str(failure))}", file=sys.stderr)
         return FAILED
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print("murmurate: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return TERMINATED if isinstance(interrupt, _Terminated) else INTERRUPTED
     except BrokenPipeError:  # the reader of stdout (head, for example) has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
@@ -64,6 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         end_fork_server()
     return code
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM before or after a run, which has handlers of its own: end as at Ctrl-C, and clean up."""
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise _Terminated
 
 
 def _sentence(message: Warning | str, category: type[Warning], *_: object) -> str:

@@ -14,6 +14,7 @@ from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.processes.spawn import FINISHED, REFUSED
 from murmurate.launch import shutdown
+from murmurate.launch.heartbeats import EngineMember, HeartbeatMonitor
 from murmurate.launch.host_memory import Process, lend
 from murmurate.launch.job_spec import JobSpec, MemberHost, fresh_secret, prove
 from murmurate.launch.ray_actor import STORE_SECONDS, WorkerActor, WorkerInfo
@@ -206,12 +207,15 @@ class RayJob:
 
     def watch(self) -> None:
         """Until every member has ended: handle ends and replacements, and let the coordinator work."""
-        ending = shutdown.Shutdown(self.coordinator)
+        ending, heartbeats = shutdown.Shutdown(self.coordinator), HeartbeatMonitor(self.coordinator)
         while self.awaited:
             ended, _ = self.ray.wait(list(self.awaited), num_returns=len(self.awaited), timeout=_POLL_SECONDS)
             for end in ended:
                 self._take_end(self.awaited.pop(end), end)
             self.coordinator.poll()
+            running = [EngineMember(rank, self.workers[rank].process) for rank in self.awaited.values()]
+            for silent in heartbeats.poll(running):
+                self.ray.kill(self.actors[silent.rank])
             if not self.coordinator.is_due:
                 self._poll_replacements()
             if ending.is_overdue():

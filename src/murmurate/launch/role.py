@@ -33,6 +33,7 @@ from murmurate.training.run import Run
 from murmurate.training.worker import work
 from murmurate.training.worker_context import Resume, WorkerContext
 
+_AFTER_EXCLUSION_SECONDS = 15.0  # the launcher excludes a silent member before the fabric ends the run
 _STOP_SECONDS = 2.0  # for the launcher, which got the same signal, to ask all workers to stop
 
 
@@ -58,6 +59,7 @@ def replica(
             worker.memory_file,
             worker.run_state,
             worker.rank,
+            deadline_seconds=run.hang_after_seconds + _AFTER_EXCLUSION_SECONDS,
             joins=joins,
             by_agreement=run.strategy.synchronous,
         )
@@ -86,11 +88,13 @@ def run_member(run: Run, context: Callable[[], WorkerContext]) -> Exit:
     except Refusal as refusal:
         return Exit(REFUSED, str(refusal))
     except RunFailed as failure:
+        if failure.__cause__ is not None:
+            traceback.print_exc()
         return Exit(FAILED, str(failure))
     except (NotFinite, FabricError) as failure:
         traceback.print_exc()
         return Exit(FAILED, str(failure))
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a library's or a simulator's exit is no end of the run
         traceback.print_exc()
         return Exit(FAILED, f"{describe(error)} (see logs/ in the run folder)")
     return Exit(FINISHED)
@@ -104,12 +108,19 @@ def fix_arithmetic(threads: int) -> None:
     torch.set_flush_denormal(True)
 
 
+def log_name(rank: int) -> str:
+    """The log of ``rank`` within the run folder."""
+    return f"logs/replica-{rank}.log"
+
+
 def keep_log(folder: Path, rank: int) -> None:
-    """Redirect this process's output to its log in the run folder."""
-    log = os.open(folder / "logs" / f"replica-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    """Redirect this process's output to its log in the run folder; SIGUSR1 writes all stacks there."""
+    log = os.open(folder / log_name(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    os.close(log)
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
 
 
 def leave_unless_stopping(run_state: RunState) -> None:

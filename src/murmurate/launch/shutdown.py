@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from murmurate.errors import RunFailed
-from murmurate.launch.failure_detector import CAP_SECONDS
 from murmurate.training.coordinator import Coordinator
 
 STOP_DEADLINE_SECONDS = 75.0  # longer than the fabric's, which can name the silent member
@@ -69,7 +68,8 @@ class Shutdown:
         unfinished = [rank for rank in replicas if self.run_state.is_alive(rank) and rank not in finished]
         if self.coordinator.is_due or not unfinished:
             return True
-        return bool(finished) and all(now - self._beats[rank][1] > CAP_SECONDS for rank in unfinished)
+        last_beats = [self._beats[rank][1] for rank in unfinished]
+        return bool(finished) and all(now - beat > self.run.hang_after_seconds for beat in last_beats)
 
     def _listen(self, now: float) -> None:
         # this process, too, was stopped, by Ctrl-Z for instance: missed heartbeats then mean nothing

@@ -15,6 +15,7 @@ from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Capability
 from murmurate.fabric.processes.spawn import FINISHED, REFUSED, Exit
 from murmurate.launch import shutdown
+from murmurate.launch.heartbeats import EngineMember, HeartbeatMonitor
 from murmurate.launch.host_memory import Process
 from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder, fresh_secret, prove
 from murmurate.launch.rendezvous import Environment, RankInfo, Rendezvous
@@ -135,6 +136,7 @@ def _watch(roles: list[_OwnRole], elastic: ElasticRanks, host: MemberHost, coord
     """Until every member has saved its last part. Raises RunFailed for one that ended before, Refusal."""
     run_state = host.run_state
     ending = shutdown.Shutdown(coordinator)
+    heartbeats = HeartbeatMonitor(coordinator, replaceable=False)
     while not run_state.saved_by_all(FINAL_REQUEST):
         time.sleep(_POLL_SECONDS)
         for role in roles:
@@ -145,6 +147,11 @@ def _watch(roles: list[_OwnRole], elastic: ElasticRanks, host: MemberHost, coord
             if gone and not run_state.has_saved(rank, FINAL_REQUEST):
                 _take_end(rank, elastic.reported(rank), coordinator)
                 _raise_death(rank, peer, elastic.environment, coordinator)
+        members = [EngineMember(role.rank, elastic.process) for role in roles]
+        members += [EngineMember(rank, peer.process) for rank, peer in elastic.others.items()]
+        unsaved = [member for member in members if not run_state.has_saved(member.rank, FINAL_REQUEST)]
+        for silent in heartbeats.poll(unsaved):
+            raise coordinator.failed(silent.rank, f"silent. {_on_death(elastic.environment)}")
         coordinator.poll()
         if ending.is_overdue():
             late = [rank for rank in range(run_state.size) if not run_state.has_saved(rank, FINAL_REQUEST)]

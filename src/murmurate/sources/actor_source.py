@@ -16,6 +16,7 @@ import torch
 
 from murmurate.agents.interface import Agent
 from murmurate.errors import RunFailed
+from murmurate.fabric.processes.process_handle import is_stopped
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.replicator.learner import updates_of
 from murmurate.sources.actor import ActorSettings
@@ -29,6 +30,7 @@ _CHECK_SECONDS = 0.5  # between two checks of the actor processes
 # an actor counts as hung after the longer of this time without a step, and ``_SLOWEST_FACTOR`` times its
 # longest time between two steps so far
 _SILENCE_SECONDS = 60.0
+_STOPPED_SECONDS = 10.0  # without a step, where the operating system says that its process is stopped
 _SLOWEST_FACTOR = 20
 _STARTUP_SECONDS = 300.0  # before its first step
 _DEATHS = 5  # the run fails after so many deaths of one actor in a row, each without a step
@@ -61,6 +63,8 @@ class _Actor:
 
     @property
     def is_hung(self) -> bool:
+        if self.silent_seconds > _STOPPED_SECONDS and self.process and is_stopped(self.process.pid):
+            return True
         if not self.has_sent:
             return self.silent_seconds > _STARTUP_SECONDS
         return self.silent_seconds > max(_SILENCE_SECONDS, _SLOWEST_FACTOR * self.longest_seconds)

@@ -89,7 +89,7 @@ class RolloutSource:
         if steps < 1:
             raise ValueError(f"rollouts need at least one step, got {steps}")
         self.policy = policy
-        self.alive: Callable[[int], bool] = lambda played: False  # not called: a rollout is short
+        self.alive: Callable[[int], bool] = lambda played: False  # a rollout is short: it does not stop early
         self._steps, self._device = steps, torch.device(device)
         self._groups = SimulatorGroups(groups, policy, seed, self._device)
         spec, parts, shapes = self._groups.spec, self._groups.parts, dict(behaviour or {})
@@ -111,6 +111,7 @@ class RolloutSource:
         buffers.begin(observation, groups.first, groups.joined_memory())
         episodes: list[Episode] = []
         for t in range(self._steps + 1):
+            self.alive(0)
             for g, group in enumerate(groups.groups):
                 if t > 0:
                     episodes += buffers.put(t, g, group.receive())

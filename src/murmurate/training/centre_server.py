@@ -25,6 +25,7 @@ from murmurate.training.worker_context import (
     WorkerContext,
     member_state,
     restore_counts,
+    sending_heartbeats,
     staging,
 )
 
@@ -74,7 +75,7 @@ class CentreServer:
         if learned and (message := self.replicator.no_update_warning):
             self.recorder.event("warning", message, member=self.context.rank)
         run_state.finished(self.context.rank)
-        write_part(staging(self.place.now(), FINAL), self.context.rank, self._state())
+        self._write(FINAL)
         run_state.saved(self.context.rank, FINAL_REQUEST)
         self.recorder.close()
 
@@ -118,10 +119,14 @@ class CentreServer:
         self.saved_request = requested
         if self.replicator.drain(requested, DRAIN_SECONDS):
             self.replicator.publish()
-            write_part(staging(self.place.now(), str(requested)), self.context.rank, self._state())
+            self._write(str(requested))
             self.context.run_state.saved(self.context.rank, requested)
         else:
             self.context.run_state.skipped(self.context.rank, requested)
+
+    def _write(self, name: str) -> None:
+        with sending_heartbeats(self.context.run_state, self.context.rank):
+            write_part(staging(self.place.now(), name), self.context.rank, self._state())
 
     def _state(self) -> dict[str, object]:
         return member_state(self.replicator, self.recorder.seconds) | {

@@ -77,7 +77,6 @@ class Coordinator:
         self.steps_before = 0
         self.seconds_before = offset_seconds
         self.stopped_because = ""
-        self.slowest_save_seconds: float | None = None  # from the request for a checkpoint to its last part
         self.skipped = 0  # checkpoints given up because a member's deltas were in flight
         self.is_admitting = False  # a replica is joining: no checkpoint meanwhile
         self._cleared = 0  # staging folders up to this checkpoint number are deleted
@@ -203,9 +202,6 @@ class Coordinator:
         if not self._pending or not self.run_state.saved_by_all(self._pending):
             return
         name, self._pending = str(self._pending), 0
-        self.slowest_save_seconds = max(
-            self.slowest_save_seconds or 0.0, time.monotonic() - self._requested_at
-        )
         if self._complete(name):
             self._commit(name)
         # of checkpoints that were given up; no replica writes to these folders any more

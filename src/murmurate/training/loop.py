@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -33,11 +30,11 @@ from murmurate.training.worker_context import (
     WorkerContext,
     member_state,
     restore_counts,
+    sending_heartbeats,
     staging,
 )
 
 _FINISH_DEADLINE_SECONDS = 10.0
-_HEARTBEAT_SECONDS = 1.0
 
 
 class TrainingLoop:
@@ -99,6 +96,7 @@ class TrainingLoop:
     def run_to_end(self) -> None:
         """Train until the run's end or a request to stop; write this replica's part of the final
         checkpoint."""
+        self.context.run_state.heartbeat(self.context.rank)  # the first reset may hang
         self.replicator.publish()
         outcome: Outcome | None = None
         # a joiner begins where its peers have just agreed on the requests
@@ -281,25 +279,8 @@ class TrainingLoop:
     def _save(self, name: str) -> None:
         state = self.state()
         replays = state["source"].pop("replays", {})
-        with self._sending_heartbeats():
+        with sending_heartbeats(self.context.run_state, self.context.rank):
             write_part(staging(self.place.now(), name), self.context.rank, state, replays)
-
-    @contextlib.contextmanager
-    def _sending_heartbeats(self) -> Iterator[None]:
-        """Send heartbeats while writing: gigabytes take longer than the deadline for heartbeats."""
-        done = threading.Event()
-
-        def send() -> None:
-            while not done.wait(_HEARTBEAT_SECONDS):
-                self.context.run_state.heartbeat(self.context.rank)
-
-        thread = threading.Thread(target=send, daemon=True)
-        if self.run.source.saved_bytes(self.run):
-            thread.start()
-        try:
-            yield
-        finally:
-            done.set()
 
     def _finish(self, outcome: Outcome | None) -> None:
         if outcome is not None:

@@ -40,6 +40,9 @@ class Run:
     restarts: how often each replica that died is started again, with a living peer's state (launcher
         ``local``). With 0 the run goes on without it: what killed it, for example too little memory, may kill
         it again.
+    hang_after_seconds: a replica without a sign of life for so long, as when its environment hangs, is ended
+        and started again with a living peer's state (launcher ``local``), at most three times; the run fails
+        if there is no such peer. Raise it for environments whose single step or reset takes longer.
     compression: of vectors that go between hosts (launchers ``torchrun`` and ``ray``) by register and mail:
         ``bfloat16``, or ``int8`` with error feedback. Refused under a strategy that uses neither; where all
         members turn out to share one host's memory it has no effect, and an event says so.
@@ -63,6 +66,7 @@ class Run:
     probe_every_updates: int = field(default=200, metadata={"movable": True})
     record_every_seconds: float = field(default=1.0, metadata={"movable": True})
     restarts: int = field(default=0, metadata={"movable": True})
+    hang_after_seconds: float = field(default=120.0, metadata={"movable": True})
     compression: Literal["none", "bfloat16", "int8"] = field(default="none", metadata={"movable": True})
 
     def validate(self) -> None:
@@ -82,6 +86,8 @@ class Run:
                 raise Refusal(f"{name} is {getattr(self, name)}; it must be at least {least_value}.")
         if not self.record_every_seconds > 0:
             raise Refusal("record_every_seconds must be above 0.")
+        if not 5 <= self.hang_after_seconds <= 1e6:
+            raise Refusal(f"hang_after_seconds is {self.hang_after_seconds:g}; it must be between 5 and 1e6.")
         if self.placement.threads < 1 or not self.placement.devices:
             raise Refusal("a placement names at least one device, and at least one thread a process.")
         self.strategy.check(self.replicas)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from murmurate.training.rejoin import Admission
 
 FINAL = "final"
 FINAL_REQUEST = FINAL_DRAIN
+_HEARTBEAT_SECONDS = 1.0
 DRAIN_SECONDS = 10.0  # for deltas in flight to arrive before a checkpoint
 
 
@@ -115,6 +118,22 @@ def restore_counts(replicator: Replicator, state: dict[str, Any]) -> None:
     traffic.waiting_seconds = float(state["waiting_seconds"])
     # strategies restore their own count of refused messages
     traffic.refused = max(0, int(state.get("refused", 0)) - replicator.refused)
+
+
+@contextlib.contextmanager
+def sending_heartbeats(run_state: RunState, rank: int) -> Iterator[None]:
+    """Send heartbeats while writing: that takes long for gigabytes, or on a slow disk."""
+    done = threading.Event()
+
+    def send() -> None:
+        while not done.wait(_HEARTBEAT_SECONDS):
+            run_state.heartbeat(rank)
+
+    threading.Thread(target=send, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def staging(folder: Path, name: str) -> Path:

@@ -198,8 +198,14 @@ class GymSimulators:
     def reset(self, seed: int) -> TimeStep:
         self._counter.clear()
         self._observation = self._blank()
-        for b, env in enumerate(self._envs):
-            self._observation[b] = self._arranged(env.reset(seed=simulator_seed(seed, self._first + b))[0])
+        b = 0
+        try:
+            for b, env in enumerate(self._envs):
+                seed_of_b = simulator_seed(seed, self._first + b)
+                self._observation[b] = self._arranged(env.reset(seed=seed_of_b)[0])
+        except (Exception, SystemExit) as problem:
+            raise self._failure(b, "reset", problem) from problem
+        self._check(self._observation)
         return first_step(torch.from_numpy(self._observation))
 
     def send(self, action: Tensor) -> None:
@@ -210,15 +216,22 @@ class GymSimulators:
         reward = np.empty(self.size, np.float64)
         terminated = np.empty(self.size, np.bool_)
         truncated = np.empty(self.size, np.bool_)
-        for b, (env, action) in enumerate(zip(self._envs, self._actions, strict=True)):
-            raw, reward[b], terminated[b], truncated[b], _ = env.step(action)
-            observation[b] = self._arranged(raw)
+        b = 0
+        try:
+            for b, (env, action) in enumerate(zip(self._envs, self._actions, strict=True)):
+                raw, reward[b], terminated[b], truncated[b], _ = env.step(action)
+                observation[b] = self._arranged(raw)
+        except (Exception, SystemExit) as problem:
+            raise self._failure(b, "step", problem) from problem
+        with np.errstate(over="ignore"):
+            given = reward.astype(np.float32)
+        self._check(observation, given)
         self._counter.tick(reward)
         truncated = (truncated | (self._counter.length >= self._limit)) & ~terminated
         over = terminated | truncated
         step = TimeStep(
             observation=torch.from_numpy(observation),
-            reward=torch.from_numpy(reward.astype(np.float32)),
+            reward=torch.from_numpy(given),
             terminated=torch.from_numpy(terminated),
             truncated=torch.from_numpy(truncated),
         )
@@ -226,8 +239,12 @@ class GymSimulators:
             step.episodes = self._counter.finish(over)
             if truncated.any():
                 step.final_observation = step.observation.clone()
-            for b in np.flatnonzero(over).tolist():
-                observation[b] = self._arranged(self._envs[b].reset()[0])
+            try:
+                for b in np.flatnonzero(over).tolist():
+                    observation[b] = self._arranged(self._envs[b].reset()[0])
+            except (Exception, SystemExit) as problem:
+                raise self._failure(b, "reset", problem) from problem
+            self._check(observation)
         self._observation = observation
         return step
 
@@ -275,6 +292,28 @@ class GymSimulators:
     def close(self) -> None:
         for env in self._envs:
             env.close()
+
+    def _check(self, observation: npt.NDArray[Any], reward: npt.NDArray[Any] | None = None) -> None:
+        """Raise RunFailed, with the simulator and its step, for numbers that are not finite."""
+        given = {"reward": reward, "observation": observation if self._dtype == np.float32 else None}
+        for name, values in given.items():
+            if values is None or np.isfinite(values).all():
+                continue
+            b = int(np.flatnonzero(~np.isfinite(values.reshape(self.size, -1)).all(1))[0])
+            wrong = values[b].reshape(-1)
+            value = wrong[~np.isfinite(wrong)][0]
+            raise errors.RunFailed(
+                f"the environment {self._where(b)} gave {value} as its {name}. Mend the environment, or "
+                "register it with a wrapper that replaces such values."
+            )
+
+    def _failure(self, b: int, call: str, problem: BaseException) -> errors.RunFailed:
+        kind = type(problem).__name__
+        return errors.RunFailed(f"the environment {self._where(b)} raised {kind} in {call}: {problem}")
+
+    def _where(self, b: int) -> str:
+        step = int(self._counter.length[b]) + 1
+        return f"{self._spec.name} (simulator {self._first + b}, step {step} of its episode)"
 
     def _arranged(self, observation: Any) -> Any:
         """An observation in the spec's shape: colours first, the images of a stack one after the other."""

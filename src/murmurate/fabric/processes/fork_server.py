@@ -14,9 +14,12 @@ import tempfile
 from collections.abc import Sequence
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
+from multiprocessing.util import get_temp_dir
 from typing import Any
 
 from murmurate.errors import Refusal
+from murmurate.fabric.processes import socket_folder
+from murmurate.fabric.processes.process_handle import is_stopped
 
 OF_RUNS = ("murmurate.launch.preloaded",)
 _started_early: int | None = None  # pid of a fork server that was started early and is not in use yet
@@ -53,23 +56,35 @@ def end_fork_server() -> None:
     command's output open."""
     global _started_early
     if _started_early is not None and _started_early == _pid():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(_started_early, signal.SIGKILL)
-        with contextlib.suppress(OSError, AttributeError):
-            _server()._stop()  # reaps it, so that a later command starts another one
+        _kill()
     _started_early = None
+
+
+def end_stopped_fork_server() -> None:
+    """End a fork server that SIGSTOP has stopped: a start of a worker would wait for it, and it would remain
+    after the run. The next start of a worker starts another one."""
+    if _pid() is not None and is_stopped(_pid()):
+        _kill()
+
+
+def _kill() -> None:
+    with contextlib.suppress(ProcessLookupError, TypeError):
+        os.kill(_pid(), signal.SIGKILL)  # type: ignore[arg-type]
+    with contextlib.suppress(OSError, AttributeError):
+        _server()._stop()  # reaps it
 
 
 def _running(preload: Sequence[str]) -> ForkServerContext:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch makes its pools in the fork server
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(preload))
+    context.set_forkserver_preload([socket_folder.__name__, *preload])
     # A scheduler sends SIGTERM to every process, and without the fork server the launcher would not learn how
     # its workers end: so the fork server inherits blocked SIGINT and SIGTERM. Signals that arrive meanwhile
     # reach the launcher right after. The resource tracker's start would unblock them, so it comes first.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
+        os.environ[socket_folder.VARIABLE] = get_temp_dir()
         forkserver.ensure_running()
     except OSError as error:
         raise Refusal(
@@ -77,6 +92,7 @@ def _running(preload: Sequence[str]) -> ForkServerContext:
             "Set TMPDIR to a short path that can be written to, such as /tmp."
         ) from error
     finally:
+        os.environ.pop(socket_folder.VARIABLE, None)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
 

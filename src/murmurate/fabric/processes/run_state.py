@@ -68,6 +68,10 @@ class RunState:
         self._rows[:] = 0
         self._rows[_ALIVE] = 1
 
+    def detach(self) -> None:
+        """Keep the present counts in memory of this process alone, so that shared memory can be released."""
+        self._header, self._rows = self._header.copy(), self._rows.copy()
+
     # -- written by members, each in its own column
 
     def advance(self, rank: int, env_steps: int, clock: int) -> None:

@@ -2,7 +2,7 @@
 the process that started them (here called the launcher).
 
 Runs, scripts and ``run_members`` start their workers here. A worker is no daemon, so it may start processes
-of its own, as a data loader does; those that it started through ``multiprocessing`` end with it.
+of its own, as a data loader does; those that it forked end with it, however it ends.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any, NoReturn
 
 import numpy as np
-import psutil
 import torch
 
 from murmurate.fabric.interface import Fabric
-from murmurate.fabric.processes.fork_server import OF_RUNS, fork_server
+from murmurate.fabric.processes.fork_server import OF_RUNS, end_stopped_fork_server, fork_server
+from murmurate.fabric.processes.process_handle import ProcessHandle, is_stopped
 from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 
 FINISHED, FAILED, REFUSED, LATE, DIED = "finished", "failed", "refused", "late", "died"
+_UNKNOWN_CODE = 255  # multiprocessing's exit code of a process whose fork server has ended
+_REPORT_SECONDS = 2.0  # for the fork server to report an exit code; it may be stopped, or killed
 _LINGER_SECONDS = 60.0  # at most; the launcher ends members once it has all their results
 # the last is imported by an optimizer's first step, which would take each process a second
 _PRELOADED = ("murmurate.fabric.processes.fabric", "murmurate.fabric.network.channel", "torch._dynamo")
@@ -108,6 +110,8 @@ class WorkerProcess:
         self.exit: Exit | None = None
         self.killed_because = ""
         self._pipe = pipe
+        # multiprocessing's sentinel would also report the end of the fork server, which workers survive
+        self._handle = ProcessHandle(process.pid or 0)
 
     @property
     def ended(self) -> bool:
@@ -115,22 +119,22 @@ class WorkerProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal or a debugger has stopped it; a slow worker is not stopped."""
-        try:
-            status = psutil.Process(self.process.pid).status()
-        except psutil.Error:
-            return False
-        return bool(status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP))
+        """Whether SIGSTOP, or a terminal's Ctrl-Z, has stopped it; a slow worker is not stopped."""
+        return is_stopped(self.process.pid)
+
+    def dump_stacks(self) -> None:
+        """Let it write the stacks of its threads to its log (see ``role.keep_log``)."""
+        self._handle.send(signal.SIGUSR1)
 
     def kill(self, because: str = "") -> None:
         """SIGKILL: afterwards even a process that was stopped or stuck writes nothing any more."""
         self.killed_because = because
-        self.process.kill()
+        self._handle.send(signal.SIGKILL)
 
     @property
     def awaited(self) -> list[Any]:
         """Objects that become ready when it reports its end, or dies."""
-        return [self._pipe, self.process.sentinel]
+        return [self._pipe, self._handle]
 
     def poll(self) -> bool:
         """Whether it has ended; then sets ``exit``."""
@@ -138,20 +142,26 @@ class WorkerProcess:
             if self._pipe.poll():
                 self.exit = pickle.loads(self._pipe.recv_bytes())
                 if self.exit is not None and self.exit.how != FINISHED:
-                    self.process.kill()
-                    self.process.join()
+                    self._end()
                 return True
-            if self.process.is_alive():
+            if not self._handle.has_ended():
                 return False
-        self.process.join()
+        self._end()
         code = self.process.exitcode
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+        if code in (None, _UNKNOWN_CODE):
+            how = "the fork server did not report how"
         self.exit = Exit(DIED, self.killed_because or how)
         return True
 
+    def _end(self) -> None:
+        self._handle.send(signal.SIGKILL)
+        self._handle.wait()
+        self.process.join(_REPORT_SECONDS)
+
     def close(self) -> None:
-        self.process.kill()
-        self.process.join()
+        self._end()
+        self._handle.close()
         self._pipe.close()
 
 
@@ -181,6 +191,7 @@ class WorkerProcesses:
         """Start a process that does ``work``, which is pickled. joins: it replaces an ended one."""
         if rank in self.by_rank:
             self.by_rank[rank].close()
+        end_stopped_fork_server()
         ours, theirs = self._context.Pipe(duplex=False)
         packed = pickle.dumps(work)  # torch's own pickling would move tensors to shared memory
         method = multiprocessing.get_start_method(allow_none=True)
@@ -209,7 +220,9 @@ class WorkerProcesses:
 
     def close(self) -> None:
         self.kill()
+        self.run_state.detach()  # else its descriptor stays open until the next garbage collection
         self.memory_file.close()
+        end_stopped_fork_server()
         atexit.unregister(self.close)
 
 
@@ -225,6 +238,7 @@ def _run_worker(
     multiprocessing.set_start_method(method, force=True)
     faulthandler.enable()
     threading.Thread(target=_exit_with_launcher, daemon=True).start()
+    _end_forked_processes_with_this_one()
     worker = Worker(rank, memory_file, open_run_state(memory_file, size))
     with worker.afterwards:
         try:
@@ -271,6 +285,20 @@ def _exit_with_launcher() -> None:
         # the launcher cannot remove the fork server's socket any more
         shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)
         exit_now(1)
+
+
+def _end_forked_processes_with_this_one() -> None:
+    # A data loader's worker looks for its parent once it has started, so it would miss an earlier death.
+    worker = ProcessHandle(os.getpid())
+
+    def exit_with_worker() -> None:
+        worker.wait()
+        os._exit(1)
+
+    def watch() -> None:
+        threading.Thread(target=exit_with_worker, daemon=True).start()
+
+    os.register_at_fork(after_in_child=watch)
 
 
 # -- members as functions ---------------------------------------------------------------------------------

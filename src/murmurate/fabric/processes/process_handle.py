@@ -1,0 +1,54 @@
+"""Processes that this one observes and ends without being their parent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from multiprocessing.connection import wait
+
+import psutil
+
+
+def is_stopped(pid: int | None) -> bool:
+    """Whether SIGSTOP, or a terminal's Ctrl-Z, has stopped the process."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
+
+
+class ProcessHandle:
+    """A handle of one process (a pidfd of Linux 5.3): it never means a later process with the same pid.
+
+    It can be waited for, as by ``multiprocessing.connection.wait``.
+    """
+
+    def __init__(self, pid: int) -> None:
+        try:
+            self._descriptor: int | None = os.pidfd_open(pid)
+        except ProcessLookupError:  # it has ended and was waited for
+            self._descriptor = os.open(os.devnull, os.O_RDONLY)
+
+    def fileno(self) -> int:
+        if self._descriptor is None:
+            raise ValueError("the handle is closed")
+        return self._descriptor
+
+    def has_ended(self) -> bool:
+        return self._descriptor is None or bool(wait([self.fileno()], 0))
+
+    def wait(self) -> None:
+        if self._descriptor is not None:
+            wait([self._descriptor])
+
+    def send(self, number: signal.Signals) -> None:
+        """No effect on a process that has ended."""
+        if self._descriptor is not None:
+            with contextlib.suppress(ProcessLookupError, OSError):
+                signal.pidfd_send_signal(self._descriptor, number)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

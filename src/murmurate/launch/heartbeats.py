@@ -1,0 +1,160 @@
+"""Heartbeats: which members of a run are silent, and which of them are to be excluded (docs/decisions/0010).
+
+A member sends heartbeats while it works and while it waits for others, so only one that is stopped, or stuck
+in an environment or in native code, sends none. It is *silent* then, which is reported. At a deadline it is
+to be *excluded*, because it holds up synchronous rounds, checkpoints and the run's end.
+
+The deadline follows the times that rounds have taken where others wait for the member, or where the operating
+system says that its process is stopped; a member of an asynchronous run that may just be slow has the time
+that ``Run.hang_after_seconds`` gives it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from murmurate.fabric.processes.process_handle import is_stopped
+from murmurate.launch.host_memory import Process, this_host
+from murmurate.launch.role import log_name
+from murmurate.training.coordinator import Coordinator
+
+FLOOR_SECONDS = 5.0
+STOPPED_SECONDS = 10.0  # for a stopped process whose rounds are not known yet
+ENDS_RUN_SECONDS = 20.0  # at least, for a centre and for the last replica: the run ends with them
+ROUNDS = 20.0
+_ASLEEP_SECONDS = 1.0
+
+
+def patience(pace_seconds: float, cap_seconds: float) -> float:
+    """How long a member may send no heartbeat when rounds take ``pace_seconds`` (a high quantile)."""
+    return min(max(ROUNDS * pace_seconds, FLOOR_SECONDS), cap_seconds)
+
+
+class Monitored(Protocol):
+    """The process of a member."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def is_stopped(self) -> bool: ...
+    def dump_stacks(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class EngineMember:
+    """A member whose process another engine started; whether it is stopped shows only on this host."""
+
+    rank: int
+    process: Process
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.process.host == this_host() and is_stopped(self.process.pid)
+
+    def dump_stacks(self) -> None:
+        """No effect: this process must not signal those of another engine."""
+
+
+Member = TypeVar("Member", bound=Monitored)
+
+
+@dataclass
+class _Heartbeats:
+    """The last heartbeat of one member."""
+
+    beats: int = 0
+    since: float = 0.0
+    silent: bool = False
+
+
+class HeartbeatMonitor:
+    """The heartbeats of one run's members, or of one epoch's: ``poll`` it a few times a second.
+
+    replaceable: whether an excluded replica can be replaced while the others go on.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        replaceable: bool = True,
+    ) -> None:
+        self.coordinator, self.run_state = coordinator, coordinator.run_state
+        self.run = coordinator.run
+        self._replaceable = replaceable
+        self._clock = clock
+        self._polled_at = clock()
+        self._heartbeats = [_Heartbeats() for _ in range(self.run.members)]
+
+    def poll(self, members: Iterable[Member]) -> Sequence[Member]:
+        """Check all ``members`` that have not ended; returns those to be excluded."""
+        now = self._clock()
+        if now - self._polled_at > _ASLEEP_SECONDS:
+            # this process, too, was stopped, by Ctrl-Z for instance: missed heartbeats then mean nothing
+            for heartbeat in self._heartbeats:
+                heartbeat.since = now
+        self._polled_at = now
+        return [member for member in members if self._is_lost(member, now)]
+
+    def is_silent(self, rank: int) -> bool:
+        return self._heartbeats[rank].silent
+
+    def forget(self, rank: int) -> None:
+        """Its process has ended; another one may begin."""
+        self._heartbeats[rank] = _Heartbeats(since=self._clock())
+
+    def _is_lost(self, member: Monitored, now: float) -> bool:
+        rank, name = member.rank, self.coordinator.name(member.rank)
+        heartbeat, beats = self._heartbeats[rank], self.run_state.beats(rank)
+        # a member that is still being built sends none, and opening a data set may take long
+        if beats != heartbeat.beats or (beats == 0 and not member.is_stopped):
+            if heartbeat.silent:
+                message = f"{name} answers again after {now - heartbeat.since:.1f} s"
+                self.coordinator.event("woke", message, member=rank)
+            heartbeat.beats, heartbeat.since, heartbeat.silent = beats, now, False
+            return False
+        silent_seconds = now - heartbeat.since
+        if silent_seconds < FLOOR_SECONDS / 2:
+            return False
+        is_stopped = member.is_stopped
+        expected, allowed = self._deadlines(rank, is_stopped)
+        if silent_seconds > expected / 2 and not heartbeat.silent:
+            heartbeat.silent = True
+            if beats and not is_stopped:
+                member.dump_stacks()
+            consequence = "the others wait for it" if self._blocks_others() else "the others go on"
+            message = f"{name} has sent no heartbeat for {silent_seconds:.1f} s; {consequence}"
+            self.coordinator.event("silent", message, member=rank)
+        if silent_seconds <= allowed:
+            return False
+        cause = "its process is stopped" if is_stopped else f"see where in {log_name(rank)}"
+        message = f"{name} was silent for {silent_seconds:.1f} s ({cause}) and is excluded"
+        self.coordinator.event("excluded", message, member=rank, deadline_seconds=allowed)
+        return True
+
+    def _deadlines(self, rank: int, is_stopped: bool) -> tuple[float, float]:
+        """(the longest silence that its rounds explain, the one after which it is excluded), in seconds."""
+        cap = self.run.hang_after_seconds
+        if self.run_state.pace(rank) == 0:
+            allowed = min(STOPPED_SECONDS, cap) if is_stopped else cap
+            return allowed, allowed
+        expected = patience(max(self.run_state.pace(member) for member in self.run_state.living()), cap)
+        # writing a checkpoint to a slow disk takes as long as it takes
+        is_busy = self.coordinator.is_saving or self.coordinator.is_admitting
+        if not is_stopped and (is_busy or not self._blocks_others()):
+            return expected, cap
+        return expected, max(expected, ENDS_RUN_SECONDS) if self._ends_run(rank) else expected
+
+    def _blocks_others(self) -> bool:
+        return self.run.strategy.synchronous and self.run.members > 1
+
+    def _ends_run(self, rank: int) -> bool:
+        """Whether the run ends with this member."""
+        if rank >= self.run.replicas or not self._replaceable:
+            return True
+        others = [other for other in self.run_state.living() if other not in (rank, self.run.replicas)]
+        return all(self.is_silent(other) for other in others)
