@@ -13,6 +13,7 @@ import json
 import os
 import random
 import resource
+import runpy
 import shutil
 import signal
 import subprocess
@@ -26,7 +27,6 @@ from typing import Any
 import torch
 
 from murmurate.bench._damages import damage
-from murmurate.cli.main import main
 from murmurate.launch import inline
 from murmurate.recipes import stored
 from murmurate.record.report import report  # noqa: F401  imported before the forks
@@ -106,7 +106,7 @@ def _train(folder: Path, options: tuple[str, ...]) -> Saved:
     child = os.fork()
     if not child:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        os._exit(main(["train", *options, "--out", str(folder)]) or main(["report", str(folder)]))
+        os._exit(_command("train", *options, "--out", str(folder)) or _command("report", str(folder)))
     if os.waitpid(child, 0)[1]:
         raise RuntimeError(f"{' '.join(options)} could not be trained")
     run, shown = stored(folder), open_run(folder)
@@ -160,20 +160,28 @@ def _act(saved: Saved, verb: str, folder: Path, said: Path, whole: bool) -> None
         if whole:
             _compare_what_is_loaded(saved, verb)
         options = saved.end if verb == "resume" else ()
-        code = main([verb, str(folder), *options])
+        code = _command(verb, str(folder), *options)
         if whole and not code and verb == "report":
             shown = open_run(folder)
             _check((shown.run, shown.summary) in (saved.shown, (saved.shown[0], {})), "the report's facts")
     except _Silent as silent:
         print(f"other values: {silent}")
         code = 77
-    except SystemExit as leave:
-        code = int(leave.code or 0) if isinstance(leave.code, (int, type(None))) else 1
     except BaseException:
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _command(*arguments: str) -> int:
+    """``murmurate`` with these arguments, in this process; returns its exit code."""
+    sys.argv = ["murmurate", *arguments]
+    try:
+        runpy.run_module("murmurate", run_name="__main__")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    return 0
 
 
 def _compare_what_is_loaded(saved: Saved, verb: str) -> None:
