@@ -94,6 +94,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Trainer:
 
 def save(folder: Path, env_steps: int) -> None:
     staging = folder / "checkpoints" / ".staging"
+    staging.parent.mkdir(parents=True, exist_ok=True)
     write_part(staging, 0, {"env_steps": env_steps})
     commit(folder / "checkpoints", staging, {"env_steps": env_steps, "seconds": 1.0, "replicas": 1})
 

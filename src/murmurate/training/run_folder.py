@@ -218,8 +218,12 @@ def restore(
         elif dataclasses.is_dataclass(inner):
             changes[field.name] = restore(inner, stored[name], number, missing)
         else:
-            value = tuple(stored[name]) if isinstance(stored[name], list) else stored[name]
-            if not _is(kinds[field.name], value):
+            value, kind = stored[name], kinds[field.name]
+            if isinstance(value, list) and not _is(kind, value):
+                value = tuple(value)
+            if isinstance(inner, Path) and isinstance(value, str):
+                value = Path(value)
+            if not _is(kind, value):
                 raise TypeError(f"{name} is {reprlib.repr(stored[name])}")
             changes[field.name] = value
     return dataclasses.replace(like, **changes)
@@ -242,14 +246,15 @@ def _is(kind: Any, value: Any) -> bool:
     if origin in (typing.Union, types.UnionType):
         return any(_is(inner, value) for inner in inside)
     if origin is typing.Literal:
-        return isinstance(value, str) and value in inside
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_is(inside[0], inner) for inner in value)
+        return any(value == known and type(value) is type(known) for known in inside)
+    if origin is tuple and isinstance(value, tuple):
+        each = inside[:1] * len(value) if inside[-1] is Ellipsis else inside
+        return len(each) == len(value) and all(map(_is, each, value))
     if kind in (int, float) and isinstance(value, int):
         return not isinstance(value, bool) and abs(value) < _LARGEST
     if kind is str:
         return isinstance(value, str) and "\0" not in value
-    return kind is Any or isinstance(value, kind)
+    return kind is Any or isinstance(value, origin or kind)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
