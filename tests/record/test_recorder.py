@@ -211,7 +211,7 @@ def test_tail_yields_each_record_once_when_its_line_is_complete(tmp_path: Path) 
 
 def test_a_full_disk_stops_the_run_with_a_sentence() -> None:
     with Recorder("/dev/full", 0, 0.0) as recorder:
-        with pytest.raises(RunFailed, match=r"The disk that holds /dev/full is full; free .* resume"):
+        with pytest.raises(RunFailed, match=r"The disk that holds /dev/full is full: free some space"):
             recorder.record({"loss": 1.0})
 
 
@@ -241,7 +241,7 @@ with Recorder({str(path)!r}, 0, 0.0) as recorder:
 
 def test_a_file_that_cannot_be_opened_is_a_sentence_too(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(RunFailed, match="make the folder writable"):
+    with pytest.raises(RunFailed, match="Make the folder writable"):
         Recorder(tmp_path / "metrics.jsonl", 0, 0.0)
 
 

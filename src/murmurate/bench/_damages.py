@@ -27,13 +27,17 @@ _VALUES: tuple[Any, ...] = (
 
 def damage(folder: Path, draw: random.Random) -> tuple[str, bool]:
     """Damage a run folder once; returns how, and whether checksums and digests were made to fit again."""
+    if not any(path.suffix == ".json" for path in _files(folder)):
+        return "nothing", False  # by damages before
     kinds: list[Callable[[Path, random.Random], tuple[str, bool]]] = [_bytes, _names, _json, _part]
     return draw.choices(kinds, weights=(3, 2, 5, 3))[0](folder, draw)
 
 
 def _files(folder: Path) -> list[Path]:
-    """Each kind of file about equally often: small ones decide as much as large ones."""
-    return sorted(path for path in folder.rglob("*") if path.is_file() and "tensorboard" not in path.parts)
+    """Files that a command reads; those of ``last`` and the run itself three times."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and "tensorboard" not in path.parts)
+    read = [path for path in files if path.suffix != ".html" and path.parent.name != "logs"]
+    return read + 2 * [path for path in read if path.parent.name == "last" or path.name == "run.json"]
 
 
 def _bytes(folder: Path, draw: random.Random) -> tuple[str, bool]:
@@ -100,7 +104,7 @@ def _json(folder: Path, draw: random.Random) -> tuple[str, bool]:
         at = draw.randrange(len(lines))
         value = json.loads(lines[at])
         how = _spoil(value, draw)
-    except (ValueError, TypeError, LookupError, RecursionError):  # damaged before
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):  # damaged before
         return "nothing", False
     if path.suffix == ".jsonl":
         lines[at] = _text(value, separators=(",", ":"))
@@ -114,8 +118,11 @@ def _json(folder: Path, draw: random.Random) -> tuple[str, bool]:
 
 def _part(folder: Path, draw: random.Random) -> tuple[str, bool]:
     """Damage what is in a part, with a digest and a checksum that fit again."""
-    path = draw.choice(sorted(folder.glob("checkpoints/*/*.safetensors")) or [folder])
+    paths = [path for path in _files(folder) if path.suffix == ".safetensors"]
+    path = draw.choice(paths or [folder])
     try:
+        if not (path.parent / "state.json").is_file():  # a pipe has no end
+            return "nothing", True
         with safe_open(path, framework="pt") as file:
             plain = json.loads((file.metadata() or {})["plain"])
         tensors = load_file(path)
@@ -155,12 +162,17 @@ def _spoil(value: Any, draw: random.Random) -> str:
         if not isinstance(place[key], (dict, list)) or not place[key] or draw.random() < 0.2:
             break
         place = place[key]
-    kind = draw.choice(("value", "value", "value", "name", "gone", "more"))
+    kind = draw.choice(("value", "value", "near", "near", "name", "gone", "more"))
     if kind == "name" and isinstance(place, dict) and key:
         letter = draw.randrange(len(key))
         place[key[:letter] + draw.choice("abcxyz_/") + key[letter + 1 :]] = place.pop(key)
     elif kind == "gone":
         del place[key]
+    elif kind == "near" and isinstance(place[key], (bool, int, float)):  # what no type shows
+        place[key] = (
+            not place[key] if isinstance(place[key], bool) else place[key] + draw.choice((1, 0.5, -1))
+        )
+        return f"{key} = {place[key]!r}"
     elif kind == "more" and isinstance(place, dict):
         place["more"] = draw.choice(_VALUES)
     else:
