@@ -28,10 +28,6 @@ class ExampleSourceConfig(SourceConfig):
                 f"{run.learner.name} learns from {requires.unit}, which have no returns. Leave "
                 "--stop-at-return out."
             )
-        if requires.batch < 1:
-            raise Refusal(
-                f"agent.batch is {requires.batch}; a batch is of at least one. Use --agent.batch 32."
-            )
         run.strategy.check(run.replicas, shrinks=requires.shrinks)
 
     def batches(self, run: RunView) -> int | None:

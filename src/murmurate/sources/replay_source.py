@@ -12,6 +12,7 @@ from torch import Tensor
 
 from murmurate.agents.interface import Action, Agent, Policy
 from murmurate.errors import Refusal
+from murmurate.ranges import NonNegativeInt, PositiveInt
 from murmurate.replay.config import ReplayConfig, memory_bytes, open_replay, replay_bytes
 from murmurate.replay.memory import refuse_full_disk
 from murmurate.sources.actor_source import ActorPlan, ActorSource
@@ -43,19 +44,16 @@ class ReplaySourceConfig(SourceConfig):
     random_env_steps: env steps of each learner, at its start, whose actions are uniformly random.
     """
 
-    simulators: int = 16
+    simulators: PositiveInt = 16
     double_buffer: bool = False
     replay: ReplayConfig = field(default_factory=ReplayConfig)
-    actors: int = 0
-    random_env_steps: int = 0
+    actors: NonNegativeInt = 0
+    random_env_steps: NonNegativeInt = 0
 
     gives: ClassVar[str] = "transitions"
 
     def check(self, run: RunView) -> None:
         check_simulators(self.simulators, self.double_buffer)
-        for name in ("actors", "random_env_steps"):
-            if getattr(self, name) < 0:
-                raise Refusal(f"{name} is {getattr(self, name)}; it must be at least 0.")
         if self.actors > self.simulators:
             raise Refusal(
                 f"{self.actors} actors share {self.simulators} simulators, and each needs one. Use --actors "

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from murmurate.agents.interface import Agent, Policy
 from murmurate.errors import Refusal
+from murmurate.ranges import PositiveInt
 from murmurate.sources.interface import RunView, SourceConfig, SourceContext
 from murmurate.sources.simulator_groups import (
     SimulatorGroups,
@@ -30,7 +31,7 @@ class RolloutSourceConfig(SourceConfig):
         in native threads.
     """
 
-    simulators: int = 16
+    simulators: PositiveInt = 16
     double_buffer: bool = False
 
     gives: ClassVar[str] = "rollouts"
