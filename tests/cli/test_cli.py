@@ -15,11 +15,11 @@ from murmurate.cli.main import _new_folder, _parser, main
 from murmurate.cli.options import change, options
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability
-from murmurate.fabric.processes.shared_memory import refuse_if_small
+from murmurate.fabric.processes import memory_limits
 from murmurate.launch.local import Local
 from murmurate.recipes import recipe
 from murmurate.strategies import strategies
-from murmurate.training import session
+from murmurate.training import memory, session
 from short_runs import SHORT, altered, content, preflight, refused
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cli_surface.json"
@@ -150,12 +150,7 @@ def test_an_empty_folder_may_be_given(tmp_path: Path) -> None:
 def test_too_little_memory_is_refused_with_both_sizes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse_if_small(2**30, "a run", available_bytes=2**30)
-    with pytest.raises(Refusal, match=r"a run needs 1024 MiB of shared memory and 512 MiB are free"):
-        refuse_if_small(2**30, "a run", available_bytes=2**29)
-    monkeypatch.setattr(
-        session, "refuse_if_small", lambda needed, what: refuse_if_small(needed, what, available_bytes=2**27)
-    )
+    monkeypatch.setattr(memory_limits, "available_bytes", lambda: 2**27)
     line = refused(capsys, "train", "cartpole-gala", "--out", tmp_path / "run")
     assert "cartpole-gala with 4 replica(s) needs" in line
     assert "128 MiB are free. Use fewer replicas" in line
@@ -164,7 +159,7 @@ def test_too_little_memory_is_refused_with_both_sizes(
 
 def test_more_replicas_and_larger_networks_need_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     needed: list[int] = []
-    monkeypatch.setattr(session, "refuse_if_small", lambda size, what: needed.append(size))
+    monkeypatch.setattr(memory, "refuse_if_small", lambda size, what, each: needed.append(size))
     small = recipe("cartpole-gala")
     wide = dataclasses.replace(small, learner=dataclasses.replace(small.learner, hidden=512))
     for run in (small, dataclasses.replace(small, replicas=8), wide):

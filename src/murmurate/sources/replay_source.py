@@ -20,10 +20,12 @@ from murmurate.sources.bank_weights import LIKE, BankWeights
 from murmurate.sources.interface import RunView, Source, SourceConfig, SourceContext
 from murmurate.sources.replay_sampler import ReplaySampler
 from murmurate.sources.simulator_groups import (
+    SIMULATOR_BYTES,
     SimulatorGroups,
     check_saved_simulators,
     check_simulators,
     open_groups,
+    step_bytes,
 )
 from murmurate.sources.steps import random_actions, steps_of
 from murmurate.spec import Batch, Episode, derive_seed
@@ -89,7 +91,10 @@ class ReplaySourceConfig(SourceConfig):
         stored = self._store_bytes(run)
         if self.replay.folder:
             refuse_full_disk(Path(self.replay.folder), run.replicas * stored)
-        return memory_bytes(self.replay, stored) + self.actors * _ACTOR_BYTES
+        requires, step = run.learner.requires, step_bytes(run)
+        batches = 2 * (1 + self.replay.ahead) * requires.batch * step
+        pending = self.simulators * (SIMULATOR_BYTES + requires.n_step * step)
+        return int(memory_bytes(self.replay, stored) + batches + pending + self.actors * _ACTOR_BYTES)
 
     def saved_bytes(self, run: RunView) -> int:
         return self._store_bytes(run) if self.replay.saved else 0

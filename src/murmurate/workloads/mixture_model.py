@@ -27,7 +27,7 @@ from murmurate.losses.mixture import (
 from murmurate.ranges import NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval, check_ranges
 from murmurate.replica.sparse import Rows
 from murmurate.replicator.learner import Context, LearnerConfig
-from murmurate.spec import Examples, derive_seed
+from murmurate.spec import EnvSpec, Examples, derive_seed
 from murmurate.workloads.conjugate import ConjugateLearner, StepDelay, StepRule, StepSize, step_size
 from murmurate.workloads.mixture import Mixture, centred
 
@@ -83,6 +83,9 @@ class MixtureModel(LearnerConfig):
         least = columns - 1 if self.covariance == "full" else 0
         if self.freedom is not None and not self.freedom > least:
             raise ValueError(f"freedom is {self.freedom}; with {columns} columns it must be above {least}")
+
+    def vector_bytes(self, spec: EnvSpec) -> int:
+        return 8 * self.components * width_of(spec.observation_shape[0], self.covariance == "full")
 
     def build(self, context: Context) -> ConjugateLearner[Mixture]:
         """The learner. The prior and the initial parameters are computed from ``context.examples``; without

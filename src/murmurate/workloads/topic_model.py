@@ -29,7 +29,7 @@ from murmurate.ranges import (
 from murmurate.replica.sparse import Rows
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, LearnerConfig
-from murmurate.spec import Examples, derive_seed
+from murmurate.spec import EnvSpec, Examples, derive_seed
 from murmurate.workloads.conjugate import ConjugateLearner, StepDelay, StepRule, StepSize, step_size
 from murmurate.workloads.topics import Topics
 
@@ -84,6 +84,9 @@ class TopicModel(LearnerConfig):
     def adapted(self, strategy: Any) -> Any:
         """Under ``paper`` a strategy with a step size of its own (DPSGD's rho) takes it from this config."""
         return strategy.with_model_steps(self.rate) if self.step_rule == "paper" else strategy
+
+    def vector_bytes(self, spec: EnvSpec) -> int:
+        return 4 * (spec.observation_shape[0] + 1) * width_for(self.topics)
 
     def build(self, context: Context, start: Tensor | None = None) -> ConjugateLearner[Topics]:
         """The learner. ``init`` uses ``context.examples``; without these the initial parameters are random.
