@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from murmurate.datasets.interface import Split, Subset, other_data, split_indice
 from murmurate.datasets.reading import Skipped, detect_kind, read
 from murmurate.datasets.tokens import STOP_WORDS, VERSION, DocumentFrequency, Tokens, stop_words_in
 from murmurate.errors import Refusal
-from murmurate.ranges import NonNegativeFloat, PositiveInt, Seed
+from murmurate.ranges import NonNegativeFloat, PositiveInt, Range, Seed
 from murmurate.spec import EnvSpec, World
 
 
@@ -51,7 +51,7 @@ class CorpusWorld(World):
     cache: str | None = field(default=None, metadata={"place": True})
     transpose: bool = False
     one_based: bool | None = None
-    vocabulary_size: PositiveInt | None = None
+    vocabulary_size: Annotated[int, Range(1, 2**31 - 2)] | None = None
     min_letters: PositiveInt = Tokens.min_letters
     stop_words: str | None = field(default=None, metadata={"place": True})
     min_df: DocumentFrequency = Tokens.min_df

@@ -65,7 +65,7 @@ def split_indices(
     """
     sizes = []
     for name, share in (("validation", validation), ("test", test)):
-        if share >= 1 and share != int(share):
+        if not share >= 0 or (share >= 1 and share != int(share)):
             raise Refusal(f"world.{name} is {share}; give a number of examples, or a share below 1.")
         sizes.append(int(share) if share >= 1 else round(share * count))
     if count - sum(sizes) < 1:
