@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 import random
 import sys
@@ -13,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from murmurate.bench._fuzz_process import attack as _attack
-from murmurate.cli.main import main
-from murmurate.cli.options import Option, options
+from murmurate.bench._fuzz_process import run_command
 from murmurate.datasets.generated import generate
 from murmurate.datasets.writing import write
+from murmurate.ranges import NumberKind
 from murmurate.recipes import pairs, recipe
 from murmurate.simulation.cluster import Cluster
 from murmurate.strategies import strategies, strategy
@@ -32,11 +33,12 @@ _NUMBER_TEXT = """
 -inf Infinity 2147483647 2147483648 9223372036854775807 9223372036854775808 18446744073709551616 1_0 1__0 _1
 0x10 1e e1 +1 1. .5 1,2 1;2 1/2
 """
+_EDGES = ("0", "1", "2", "3", "0.0", "0.5", "1.0", "1e-300", "5e-324", "1e-9", "0.999999", "7", "1e9", "1e30")
 _NUMBERS = (*_NUMBER_TEXT.split(), "9" * 30, "9" * 5_000)
 _WORD_TEXT = """
 '; %s%n {0} $HOME - -- --- none None true false yes no null [] {} cpu cuda:0 meta ring complete torus
---replicas /dev/null /dev/zero / . .. /proc/self/mem /no/such/file ~ ports=maybe latency=nan bandwidth=0 constant:0
-constant:nan lognormal:1e308,1e308 straggler:0.01,inf trace:/dev/zero
+--replicas /dev/null /dev/zero / . .. /proc/self/mem /no/such/file ~ ports=maybe latency=nan bandwidth=0
+constant:0 constant:nan lognormal:1e308,1e308 straggler:0.01,inf trace:/dev/zero
 """
 _NOT_ASCII = ("\u0663", "\u0967\u0968", "\uff11", "\u00b2", "\u2161", "\u221e", "\U0001f41f", "\udcff\udc80")
 _WORDS = (*_WORD_TEXT.split(), *_NOT_ASCII, "", " ", "\n", "\x1b[31m", "a" * 300, "a" * 5_000)
@@ -53,7 +55,7 @@ _LIMITS["world.max-frames-per-episode"] = "400"
 
 def attack(count: int, seed: int) -> dict[str, int]:
     """So many argument vectors, drawn from ``seed``; returns how many had which outcome."""
-    return _attack(_attempt, _vectors(count, random.Random(seed)), preload=__name__)
+    return _attack(_attempt, _vectors(count, random.Random(seed)), preload="murmurate.cli.main")
 
 
 def _attempt(vector: Sequence[str], folder: Path) -> str:
@@ -63,11 +65,7 @@ def _attempt(vector: Sequence[str], folder: Path) -> str:
     np.save(folder / "table.npy", np.random.default_rng(0).normal(size=(40, 3)))
     (folder / "empty").touch()
     (folder / "damaged").write_bytes(os.urandom(100))
-    try:
-        code = main(vector)
-    except SystemExit as end:  # of argparse, for -h
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    return {0: "accepted", 2: "refused"}.get(code, "failed")
+    return run_command(vector)
 
 
 def _vectors(count: int, draw: random.Random) -> Iterator[list[str]]:
@@ -94,7 +92,7 @@ def _training(verb: str, draw: random.Random) -> list[str]:
         run = recipe("cartpole-a2c")
     vector += _of(run, "", draw, draw.randint(1, 4))
     if verb == "simulate":
-        known = list(options(Cluster()))
+        known = list(_options(Cluster()))
         for option in draw.sample(known, draw.randint(0, 3)):
             vector += _option(option, draw)
         vector = [*vector, "--replicas", "2"]
@@ -110,9 +108,15 @@ def _recipe(draw: random.Random) -> str:
     return name if draw.random() < 0.97 else draw.choice((*_WORDS, name[:-1], name + "-gala"))
 
 
+def _options(config: Any) -> Iterator[Any]:
+    """``murmurate.cli.options.options``; the command line is above this package."""
+    found: Iterator[Any] = importlib.import_module("murmurate.cli.options").options(config)
+    return found
+
+
 def _of(run: Any, path: str, draw: random.Random, drawn: int) -> list[str]:
     """Options for the fields of a run, a valid place for its data, and limits."""
-    known = {option.name: option for option in options(run)}
+    known = {option.name: option for option in _options(run)}
     vector = [path] if path else []
     if not path and "world.path" in known:
         data = {"documents": "docword.small.txt", "rows": "table.npy"}[run.world.unit]
@@ -120,10 +124,12 @@ def _of(run: Any, path: str, draw: random.Random, drawn: int) -> list[str]:
             "--world.path",
             data if draw.random() < 0.95 else draw.choice((*_WORDS, "empty", "damaged")),
         ]
-    names = [name for name in known if name not in _NOT_DRAWN]
+    inside = draw.random() < 0.5  # all numbers within their ranges: what is wrong shows later
+    names = [name for name in known if name not in _NOT_DRAWN and (known[name].numbers or not inside)]
     for name in draw.choices(names, k=drawn):
-        vector += _option(known[name], draw)
-    if draw.random() < 0.05:
+        number = known[name].numbers
+        vector += [f"--{name}", _inside(number[0], draw)] if inside else _option(known[name], draw)
+    if not inside and draw.random() < 0.05:
         vector += _anything(draw)
     for name, value in _LIMITS.items():
         if name in known and (name != "updates" or draw.random() < 0.8):
@@ -138,12 +144,14 @@ def _of(run: Any, path: str, draw: random.Random, drawn: int) -> list[str]:
     ]
 
 
-def _option(option: Option, draw: random.Random) -> list[str]:
+def _option(option: Any, draw: random.Random) -> list[str]:
     """With a value of its type, at an edge, of another type, twice, or missing."""
     kind = draw.random()
     text = ",".join(map(str, option.value)) if isinstance(option.value, tuple) else str(option.value)
-    if kind < 0.15:
+    if kind < 0.1:
         value = text
+    elif kind < 0.65 and option.numbers:
+        value = _inside(draw.choice(option.numbers), draw)
     elif kind < 0.75 and ("integer" in option.type_name() or "number" in option.type_name()):
         value = draw.choice(_NUMBERS)
     elif kind < 0.9 and "|" in option.type_name():
@@ -155,6 +163,14 @@ def _option(option: Option, draw: random.Random) -> list[str]:
     name = option.name if draw.random() < 0.97 else draw.choice((option.name[:-1], option.name + "x", ""))
     words = [f"--{name}={value}"] if draw.random() < 0.3 else [f"--{name}", value]
     return words * (2 if draw.random() < 0.05 else 1)
+
+
+def _inside(number: NumberKind, draw: random.Random) -> str:
+    """A number of a range, mostly at one of its ends."""
+    whole, most = number.type is int, number.range.most
+    values = [number.type(float(edge)) for edge in _EDGES if not whole or float(edge).is_integer()]
+    values += [int(most) if whole else most, number.type(number.range.least)]
+    return str(draw.choice([value for value in values if value in number.range]))
 
 
 def _anything(draw: random.Random) -> list[str]:

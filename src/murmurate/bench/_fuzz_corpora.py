@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from murmurate.bench._fuzz_process import attack as _attack
-from murmurate.cli.main import main
+from murmurate.bench._fuzz_process import run_command
 from murmurate.datasets.corpus import LARGEST_COUNT
 from murmurate.datasets.generated import generate
 from murmurate.datasets.reading import read
@@ -41,7 +41,7 @@ _NUMBERS = (
 
 def attack(count: int, seed: int) -> dict[str, int]:
     """So many damaged files, drawn from ``seed``; returns how many had which outcome."""
-    return _attack(_attempt, _cases(count, random.Random(seed)), preload=__name__)
+    return _attack(_attempt, _cases(count, random.Random(seed)))
 
 
 def _cases(count: int, draw: random.Random) -> Iterator[tuple[str, int]]:
@@ -62,19 +62,8 @@ def _attempt(case: tuple[str, int], folder: Path) -> str:
         table = read_table(path)
         return "accepted" if np.isfinite(table.values).all() and len(table) else "silent"
     if draw.random() < 0.05:
-        arguments = [
-            "topics",
-            "fit",
-            str(path),
-            "--updates",
-            "1",
-            "--out",
-            str(folder / "run"),
-            "--topics",
-            "2",
-        ]
-        code = main([*arguments, "--launcher", "inline", "--minutes", "0.05"])
-        return {0: "accepted", 2: "refused"}.get(code, "failed")
+        limits = ["--updates", "1", "--minutes", "0.05", "--launcher", "inline", "--topics", "2"]
+        return run_command(["topics", "fit", str(path), *limits, "--out", str(folder / "run")])
     return _read(name, path, draw)
 
 

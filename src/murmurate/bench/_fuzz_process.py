@@ -6,12 +6,13 @@ import json
 import multiprocessing
 import os
 import resource
+import runpy
 import signal
 import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,17 @@ def attack(
                 print(f"{outcome} ({peak_bytes:,} bytes): {case!r}\n{said}", file=sys.stderr, flush=True)
             _remove(place)
     return dict(counts)
+
+
+def run_command(arguments: Sequence[str]) -> str:
+    """Run ``murmurate`` with these arguments in this process; returns the outcome's name."""
+    sys.argv = ["murmurate", *arguments]
+    try:
+        runpy.run_module("murmurate", run_name="__main__")
+    except SystemExit as end:
+        codes: dict[object, str] = {0: "accepted", None: "accepted", 2: "refused"}
+        return codes.get(end.code, "failed")
+    return "accepted"
 
 
 def _child(attempt: Attempt, case: Any, place: Path) -> None:
