@@ -11,7 +11,6 @@ accepted.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 import os
 from dataclasses import asdict, dataclass, field
@@ -31,10 +30,7 @@ __all__ = ["CIPHERS", "TAG_BYTES", "AeadStream", "Identity", "InvalidTag", "Peer
 
 @dataclass(frozen=True)
 class PeerRecord:
-    """What a member publishes at the rendezvous: where it listens, and its public key [32 bytes].
-
-    A record is signed for one run and one epoch (membership epoch: the n-th start of all the run's members).
-    """
+    """What a member publishes at the rendezvous: where it listens, and its public key [32 bytes]."""
 
     rank: int
     address: str
@@ -42,32 +38,23 @@ class PeerRecord:
     key: bytes
     incarnation: bytes
 
-    def sign(self, run_id: bytes, epoch: int, secret: bytes) -> bytes:
-        body = self._body()
-        return json.dumps({**body, "proof": self._proof(run_id, epoch, secret)}).encode()
+    def pack(self) -> bytes:
+        return json.dumps(
+            {**asdict(self), "key": self.key.hex(), "incarnation": self.incarnation.hex()}
+        ).encode()
 
     @staticmethod
-    def read(text: bytes, run_id: bytes, epoch: int, secret: bytes) -> PeerRecord:
-        """Raises ValueError if it was not made with the run's secret, or is not a record at all."""
+    def read(text: bytes) -> PeerRecord:
+        """Raises ValueError if it is not a record."""
         try:
             body = json.loads(text)
             key, incarnation = bytes.fromhex(body["key"]), bytes.fromhex(body["incarnation"])
             record = PeerRecord(int(body["rank"]), str(body["address"]), int(body["port"]), key, incarnation)
-            proof = str(body["proof"])
         except (KeyError, TypeError, ValueError) as problem:
             raise ValueError(f"it is not a record ({problem!r})") from None
         if len(key) != 32 or len(incarnation) != 16:
             raise ValueError("its key or incarnation has the wrong length")
-        if not hmac.compare_digest(proof, record._proof(run_id, epoch, secret)):
-            raise ValueError("it was not made with this run's secret")
         return record
-
-    def _body(self) -> dict[str, Any]:
-        return {**asdict(self), "key": self.key.hex(), "incarnation": self.incarnation.hex()}
-
-    def _proof(self, run_id: bytes, epoch: int, secret: bytes) -> str:
-        content = json.dumps([run_id.hex(), epoch, self._body()], sort_keys=True).encode()
-        return hmac.new(secret, content, hashlib.sha256).hexdigest()
 
 
 @dataclass
