@@ -302,8 +302,6 @@ class TestOfAStranger:
             "epoch": 0,
             "rank": 1,
             "incarnation": b"\0" * 16,
-            "ephemeral": os.urandom(32),
-            "received": 0,
         }
         return Hello(**{**fields, **changes}).pack()
 
