@@ -77,6 +77,7 @@ class Endpoint:
         self.pending = PendingMessages(size)
         self._next_channel: dict[int, int] = {}  # by peer: which channel is asked first
         self._listener = Listener(address, size, self._accept, self._refuse_connection)
+        self.port = self._listener.port
         try:
             self._rendezvous(address)
         except BaseException:
@@ -88,8 +89,7 @@ class Endpoint:
     def _rendezvous(self, address: str) -> None:
         """Publish our record, wait for those of all others, and then for the connections."""
         me = self.credentials
-        port, identity = self._listener.port, me.identity
-        record = PeerRecord(self.rank, address, port, identity.public, identity.incarnation)
+        record = PeerRecord(self.rank, address, self.port, me.identity.public, me.identity.incarnation)
         self._store.set(str(self.rank), record.pack())
         end = time.monotonic() + self.deadline_seconds
         others = [rank for rank in range(self.size) if rank != self.rank]
