@@ -163,6 +163,13 @@ def _parser() -> argparse.ArgumentParser:
     doctor = verbs.add_parser("doctor", help="check this machine, with advice for what is missing")
     doctor.add_argument("--json", action="store_true")
     doctor.set_defaults(act=_doctor)
+    secret = verbs.add_parser(
+        "secret",
+        help="print a new MURMURATE_SECRET, for runs on several hosts",
+        description="Print a random secret. Members of a run on several hosts authenticate and encrypt what "
+        "they send each other with the one in MURMURATE_SECRET: set it to the same on every host.",
+    )
+    secret.set_defaults(act=_secret)
     return parser
 
 
@@ -361,6 +368,13 @@ def _doctor(options: argparse.Namespace, rest: list[str]) -> int:
         print(json.dumps(report))
     else:
         show(report)
+    return 0
+
+
+def _secret(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.launch.secret import drawn_secret
+
+    print(drawn_secret())
     return 0
 
 
