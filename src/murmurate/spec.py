@@ -10,11 +10,13 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from murmurate.ranges import Range
 
 Metric = Tensor | float | Callable[[], Tensor | float]
 
@@ -231,7 +233,7 @@ class Placement:
     """
 
     devices: tuple[str, ...] = ("cpu",)
-    threads: int = 1
+    threads: Annotated[int, Range(1, 4096)] = 1
 
     def device(self, rank: int) -> torch.device:
         return torch.device(self.devices[rank % len(self.devices)])

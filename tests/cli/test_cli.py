@@ -15,11 +15,11 @@ from murmurate.cli.main import _new_folder, _parser, main
 from murmurate.cli.options import change, options
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability
-from murmurate.fabric.processes.shared_memory import refuse_if_small
+from murmurate.fabric.processes import memory_limits
 from murmurate.launch.local import Local
 from murmurate.recipes import recipe
 from murmurate.strategies import strategies
-from murmurate.training import session
+from murmurate.training import memory, session
 from short_runs import SHORT, altered, content, preflight, refused
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cli_surface.json"
@@ -60,24 +60,31 @@ _REFUSALS: dict[str, tuple[list[str], str]] = {
         [_G, "--strategy", "solo", "--replicas", "2"],
         "the run has 2. Use --replicas 1, or let them agree: --strategy all-reduce",
     ),
-    "no replica": ([_G, "--replicas", "0"], "replicas is 0; a run needs at least one. Use --replicas 1"),
+    "no replica": ([_G, "--replicas", "0"], "replicas is 0; it must be from 1 to 1000000. Use --replicas 4"),
     "fewer than no replica": ([_G, "--replicas", "-2"], "replicas is -2"),
     "no simulator": ([_G, "--simulators", "0"], "simulators is 0"),
     "half a simulator": ([_G, "--simulators", "1", "--double-buffer"], "each half of a double buffer"),
-    "steps backwards": ([_G, "--env-steps", "-5"], "env_steps is -5; give a positive number"),
-    "no time": ([_G, "--minutes", "0"], "minutes is 0.0; give a positive number"),
+    "steps backwards": ([_G, "--env-steps", "-5"], "env-steps is -5; it must be at least 1"),
+    "no time": ([_G, "--minutes", "0"], "--minutes is 0.0; it must be above 0"),
     "no end": ([_G, "--env-steps", "none"], "no end: give --env-steps, --updates or --minutes"),
-    "no game to play": ([_G, "--eval-episodes", "0"], "eval_episodes is 0; it must be at least 1"),
+    "no game to play": ([_G, "--eval-episodes", "0"], "--eval-episodes is 0; it must be at least 1"),
     "no rollout": ([_G, "--agent.steps", "0"], "agent.steps is 0"),
-    "no thread": ([_G, "--placement.threads", "0"], "at least one thread"),
+    "more than all": ([_G, "--agent.discount", "2"], "--agent.discount is 2.0; it must be from 0 to 1"),
+    "beyond": ([_G, "--agent.rmsprop-alpha", "2147483648"], "from 0 to 1. Use --agent.rmsprop-alpha 0.99"),
+    "infinite": ([_G, "--agent.value-coefficient", "inf"], "--agent.value-coefficient is inf"),
+    "no number": ([_G, "--agent.gae-lambda", "nan"], "--agent.gae-lambda is nan; it must be from 0 to 1"),
+    "threads": ([_G, "--placement.threads", "1e308"], "(309 digits); it must be from 1 to 4096"),
+    "too large for a float": ([_G, "--replicas", "1e999"], "takes integer, not '1e999'"),
+    "digits of another script": ([_G, "--replicas", "\u0663"], "takes integer, not '\u0663'"),
+    "no thread": ([_G, "--placement.threads", "0"], "--placement.threads is 0; it must be from 1 to 4096"),
     "never recorded": ([_G, "--record-every-seconds", "0"], "must be above 0"),
     "no device": ([_G, "--placement.devices", "gpu"], "'gpu' is no device. Use --placement.devices cpu"),
     "topology": ([_G, "--strategy.topology", "rign"], "no topology called 'rign'"),
-    "rate backwards": ([_G, "--agent.learning-rate", "-1"], "Invalid learning rate"),
-    "no width": ([_G, "--agent.hidden", "0"], "sizes must be"),
+    "rate backwards": ([_G, "--agent.learning-rate", "-1"], "learning-rate is -1.0; it must be at least 0"),
+    "no width": ([_G, "--agent.hidden", "0"], "--agent.hidden is 0; it must be at least 1"),
     "period": (
         [_G, "--strategy", "local-sgd", "--strategy.period", "0"],
-        "--strategy.period: period counts updates between means and is at least 1, not 0",
+        "--strategy.period is 0; it must be at least 1. Use --strategy.period 10",
     ),
 }  # fmt: skip
 
@@ -107,7 +114,7 @@ _USAGE = {
         "eval has no option --foo. See: murmurate eval --help",
     ),
     "no folder": (["resume"], "required: folder. See: murmurate resume --help"),
-    "word for a number": (["eval", "DIR", "--episodes", "x"], "invalid int value: 'x'"),
+    "word for a number": (["eval", "DIR", "--episodes", "x"], "'x' is no integer at least 1"),
     "list": (["list", "recipies"], "no list called 'recipies'. Did you mean 'recipes'?"),
 }
 
@@ -143,12 +150,7 @@ def test_an_empty_folder_may_be_given(tmp_path: Path) -> None:
 def test_too_little_memory_is_refused_with_both_sizes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse_if_small(2**30, "a run", available_bytes=2**30)
-    with pytest.raises(Refusal, match=r"a run needs 1024 MiB of shared memory and 512 MiB are free"):
-        refuse_if_small(2**30, "a run", available_bytes=2**29)
-    monkeypatch.setattr(
-        session, "refuse_if_small", lambda needed, what: refuse_if_small(needed, what, available_bytes=2**27)
-    )
+    monkeypatch.setattr(memory_limits, "available_bytes", lambda: 2**27)
     line = refused(capsys, "train", "cartpole-gala", "--out", tmp_path / "run")
     assert "cartpole-gala with 4 replica(s) needs" in line
     assert "128 MiB are free. Use fewer replicas" in line
@@ -157,7 +159,7 @@ def test_too_little_memory_is_refused_with_both_sizes(
 
 def test_more_replicas_and_larger_networks_need_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     needed: list[int] = []
-    monkeypatch.setattr(session, "refuse_if_small", lambda size, what: needed.append(size))
+    monkeypatch.setattr(memory, "refuse_if_small", lambda size, what, each: needed.append(size))
     small = recipe("cartpole-gala")
     wide = dataclasses.replace(small, learner=dataclasses.replace(small.learner, hidden=512))
     for run in (small, dataclasses.replace(small, replicas=8), wide):

@@ -133,7 +133,7 @@ def test_what_makes_no_sense_is_refused(path, folder, capsys, tmp_path):
     for arguments, words in [
         ((*fit,), "Say which corpus"),
         ((*fit, tmp_path / "no.txt"), "no.txt"),
-        ((*fit, path, "--passes", 0), "passes is 0"),
+        ((*fit, path, "--passes", 0), "--passes: '0' is no number above 0"),
         ((*fit, path, "--topics", 0), "topics is 0"),
         ((*fit, path, "--topic", 5), "no field called 'topic'"),
         ((*fit, path, "--strategy", "dpsdg"), "dpsgd"),
@@ -141,7 +141,7 @@ def test_what_makes_no_sense_is_refused(path, folder, capsys, tmp_path):
         ((*fit, path, "--test", 600), "nothing is left"),
         ((*fit, path, "--min-df", 3), "an option of text"),
         ((*fit, path, "--stop-words", tmp_path / "no.txt"), "no.txt cannot be read"),
-        (("topics", "show", folder, "--words", 0), "words is 0"),
+        (("topics", "show", folder, "--words", 0), "--words: '0' is no integer at least 1"),
         (("topics", "transform", folder, path, "--out", tmp_path / "w.csv"), ".npz nor .parquet"),
         (("train", "corpus-lda"), "say which corpus"),
     ]:

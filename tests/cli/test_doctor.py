@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import resource
+import subprocess
+import sys
 from collections import namedtuple
 from types import SimpleNamespace
 
@@ -15,6 +17,7 @@ from murmurate import native
 from murmurate.cli import doctor
 from murmurate.cli.main import main
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.launch.secret import drawn_secret
 
 
 def _look(name: str) -> dict[str, str]:
@@ -87,6 +90,34 @@ def test_no_shared_memory_is_bad_and_there_is_a_way_without(monkeypatch: pytest.
     assert check["status"] == "bad"
     assert "Permission denied" in check["found"]
     assert "--launcher inline" in check["advice"]
+
+
+def test_it_judges_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, status in (("", "note"), ("secret", "bad"), (drawn_secret(), "ok")):
+        monkeypatch.setenv("MURMURATE_SECRET", text)
+        check = _look("secret")
+        assert check["status"] == status
+        assert ("murmurate secret" in check["advice"]) is (status != "ok")
+
+
+def test_a_store_of_torchrun_that_other_hosts_reach_is_noted() -> None:
+    """A process that is called torchrun, and listens where it is told to."""
+    script = (
+        "import socket, sys\n"
+        "server = socket.create_server((sys.argv[2], 0))\n"
+        "print(server.getsockname()[1], flush=True)\n"
+        "sys.stdin.read()"
+    )
+    others = _look("torchrun's store")["status"]  # of tests that run at the same time
+    for address, status in (("127.0.0.1", others), ("0.0.0.0", "note")):
+        command = [sys.executable, "-c", script, "torchrun", address]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as torchrun:
+            assert torchrun.stdout is not None
+            torchrun.stdout.readline()
+            check = _look("torchrun's store")
+            torchrun.kill()
+        assert check["status"] == status
+        assert (status == "ok") or "etcd-v2" in check["advice"]
 
 
 def test_one_core_is_told_what_it_means(monkeypatch: pytest.MonkeyPatch) -> None:

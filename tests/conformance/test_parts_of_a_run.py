@@ -142,7 +142,6 @@ def test_a_joiner_is_given_what_neither_a_peer_nor_its_own_first_start_was(run: 
 def test_an_evaluation_gives_plain_figures_and_a_sentence(run: Run, tmp_path: Path) -> None:
     learner = build_learner(run, 0, Replica)
     evaluation = altered(run, **({"eval_episodes": 1} if run.world.unit == "env steps" else {})).evaluation
-    evaluation.check()
     context = EvalContext(run.world, tmp_path, 0, run.world.fingerprint())
     figures = json.loads(json.dumps(evaluation.evaluate(learner, context)))
     again = json.loads(json.dumps(evaluation.evaluate(learner, context)))

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 import torch.distributed as dist
 
+from murmurate.fabric.network.authenticated_store import AuthenticatedStore
 from murmurate.fabric.network.crypto import PeerRecord
 from murmurate.fabric.network.endpoint import digest
 from murmurate.fabric.network.fabric import NetworkFabric
@@ -135,6 +136,9 @@ class Detour(dist.Store):
     def set(self, key, value):
         self._store.set(key, value)
 
+    def check(self, keys):
+        return self._store.check(keys)
+
     def wait(self, keys, timeout):
         self._store.wait(keys, timeout)
 
@@ -142,13 +146,18 @@ class Detour(dist.Store):
         text = self._store.get(key)
         if not key.endswith("/0"):
             return text
-        run, epoch = digest(RUN, size_bytes=16), 0
-        card = PeerRecord.read(text, run, epoch, SECRET)
+        card = PeerRecord.read(board(self._store).opened("0", text))
         if self.cable is None:
             self.cable = Cable(card.port)
-        return PeerRecord(0, card.address, self.cable.port, card.key, card.incarnation).sign(
-            run, epoch, SECRET
-        )
+        detoured = PeerRecord(0, card.address, self.cable.port, card.key, card.incarnation)
+        other = dist.HashStore()
+        board(other).set("0", detoured.pack())
+        return other.get(key)
+
+
+def board(store, secret=SECRET):
+    """Where the members keep their records."""
+    return AuthenticatedStore(store, f"murmurate/{digest(RUN, size_bytes=16).hex()}/0", secret)
 
 
 @contextlib.contextmanager

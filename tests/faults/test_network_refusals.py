@@ -16,14 +16,24 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fabric.networked import RUN, SECRET, N, at_once, channels, fill, members
+from fabric.networked import RUN, SECRET, N, at_once, board, channels, fill, members
 from murmurate.errors import MissingExtra
 from murmurate.fabric.interface import FabricError
+from murmurate.fabric.network import listener
 from murmurate.fabric.network.crypto import AeadStream, Identity, PeerRecord
 from murmurate.fabric.network.endpoint import digest
 from murmurate.fabric.network.fabric import NetworkFabric
-from murmurate.fabric.network.frames import META_LIMIT_BYTES, Closed, Frame, FrameRejected, Kind, Origin, Pipe
-from murmurate.fabric.network.handshake import Credentials, Hello, dial
+from murmurate.fabric.network.frames import (
+    META_LIMIT_BYTES,
+    Closed,
+    Frame,
+    FrameRejected,
+    Kind,
+    Origin,
+    Pipe,
+    SilenceTimeout,
+)
+from murmurate.fabric.network.handshake import Credentials, Hello, dial, set_timeouts
 from murmurate.fabric.network.shm_peer import Region, RegionAddress
 from waiting import until
 
@@ -44,11 +54,9 @@ class Rogue:
         self._listener = socket.create_server(("127.0.0.1", 0))
         port = self._listener.getsockname()[1]
         card = PeerRecord(1, "127.0.0.1", port, self.me.identity.public, self.me.identity.incarnation)
-        run, epoch = self.me.run, self.me.epoch
-        store.set(f"murmurate/{run.hex()}/{epoch}/1", card.sign(run, epoch, SECRET).decode())
-        key = f"murmurate/{run.hex()}/{epoch}/0"
-        store.wait([key])
-        self.victim = PeerRecord.read(store.get(key), run, epoch, SECRET)
+        board(store).set("1", card.pack())
+        until(lambda: board(store).check("0"))
+        self.victim = PeerRecord.read(board(store).get("0"))
         self.numbered = 0
         self.connect()
 
@@ -289,7 +297,7 @@ class TestOfAStranger:
     """Connections of those who cannot prove that they belong to the run."""
 
     def talk(self, fabric, say):
-        port = fabric.endpoint._listener.getsockname()[1]
+        port = fabric.endpoint.port
         with socket.create_connection(("127.0.0.1", port), timeout=10) as line, contextlib.suppress(OSError):
             say(line)
             line.shutdown(socket.SHUT_WR)
@@ -303,8 +311,6 @@ class TestOfAStranger:
             "epoch": 0,
             "rank": 1,
             "incarnation": b"\0" * 16,
-            "ephemeral": os.urandom(32),
-            "received": 0,
         }
         return Hello(**{**fields, **changes}).pack()
 
@@ -345,7 +351,7 @@ class TestOfAStranger:
             card = PeerRecord(
                 0,
                 "127.0.0.1",
-                endpoint._listener.getsockname()[1],
+                endpoint.port,
                 endpoint.credentials.identity.public,
                 endpoint.credentials.identity.incarnation,
             )
@@ -369,12 +375,45 @@ class TestOfAStranger:
             assert endpoint.connections[1].times_connected == 1
             self.still_works(fabrics)
 
+    def test_who_says_nothing_is_ended_in_time(self, monkeypatch):
+        monkeypatch.setattr(listener, "_HANDSHAKE_SECONDS", 0.1)
+        with members(2) as fabrics:
+            port = fabrics[0].endpoint.port
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as line:
+                line.sendall(self.hello()[:20])
+                assert line.recv(1) == b""
+
+    def test_while_no_more_files_can_be_opened_the_listener_waits(self, caplog):
+        with members(2) as fabrics, caplog.at_level(logging.WARNING, "murmurate.fabric.network.fabric"):
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            port = fabrics[0].endpoint.port
+            with socket.socket() as line:
+                highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+                resource.setrlimit(resource.RLIMIT_NOFILE, (highest, hard))
+                fillers = []
+                try:
+                    with contextlib.suppress(OSError):
+                        while True:
+                            fillers.append(os.dup(0))
+                    line.connect(("127.0.0.1", port))
+                    until(lambda: fabrics[0].refused.get("resources", 0) > 2)
+                finally:
+                    for filler in fillers:
+                        os.close(filler)
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                assert sum("none can be accepted" in record.message for record in caplog.records) <= 2
+                line.settimeout(20)
+                line.sendall(b"x" * 200)
+                until(lambda: fabrics[0].refused.get("handshake"), "it was accepted, read and refused")
+            self.still_works(fabrics)
+
     def test_in_great_numbers_cannot_keep_members_apart(self):
         with members(2) as fabrics:
-            port = fabrics[0].endpoint._listener.getsockname()[1]
+            port = fabrics[0].endpoint.port
             lines = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
             until(lambda: fabrics[0].refused.get("crowd", 0) >= 30)
-            assert threading.active_count() < 60
+            until(lambda: threading.active_count() < 40)
+            assert len(fabrics[0].endpoint._listener._half_open) <= 6, "of one address"
             self.still_works(fabrics)
             for line in lines:
                 line.close()
@@ -399,7 +438,7 @@ def test_a_member_without_the_secret_is_refused_at_the_rendezvous(caplog):
 @pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b"\xff", json.dumps({"rank": 0, "key": 5}).encode()])
 def test_an_invalid_record_is_refused(text):
     with pytest.raises(ValueError, match="it is not a record"):
-        PeerRecord.read(text, b"r" * 16, 0, SECRET)
+        PeerRecord.read(text)
 
 
 def test_a_member_that_does_not_arrive_is_named():
@@ -416,6 +455,37 @@ def test_the_missing_package_is_named_with_its_extra(monkeypatch):
     )
     with pytest.raises(MissingExtra, match=r"pip install 'murmurate\[network\]'"):
         NetworkFabric(0, 1, dist.HashStore(), run_id=RUN)
+
+
+def test_a_message_that_lost_some_bytes_is_not_filled_up_with_heartbeats():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+    keys = os.urandom(32), os.urandom(32)
+    pipe, peer = (
+        Pipe(sock, Origin(b"r" * 8, 0), *(AeadStream(key) for key in order))
+        for sock, order in ((ours, keys), (theirs, keys[::-1]))
+    )
+    set_timeouts(theirs, 1.0)
+    ended = threading.Event()
+
+    def send():
+        frame = Frame(Kind.MAIL, CHANNEL, meta={"tag": "x"}, payload=bytes(200_000))
+        parts = [bytes(part) for piece in pipe._pieces(frame, None, None, None) for part in piece]
+        ours.sendall(b"".join(parts)[:-50_000])
+        while not ended.wait(0.1):
+            pipe.writer(Frame(Kind.CONTROL)).write()
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        with pytest.raises(SilenceTimeout):
+            peer.receive(lambda frame, length: bytearray(length))
+    finally:
+        ended.set()
+        thread.join()
+        ours.close()
+        theirs.close()
 
 
 @pytest.mark.parametrize("encrypt", ENCRYPTED)

@@ -103,3 +103,18 @@ def in_session(process: psutil.Process, session: int) -> bool:
 
 def test_a_server_that_others_live_under_is_not_ended() -> None:
     assert asked("--seed", "1", used="1")["running"] is True
+
+
+_PREFLIGHT = """
+import sys
+from murmurate.launch import launcher
+from murmurate.recipes import recipe
+from murmurate.training.session import preflight
+preflight(recipe("cartpole-gala"), launcher("local"))
+assert "torch" in sys.modules and "torch._dynamo" not in sys.modules
+"""
+
+
+def test_a_launcher_does_not_import_torchs_compiler() -> None:
+    """The fork server does, for all workers; the launcher would take two seconds for it before each run."""
+    subprocess.run([sys.executable, "-c", _PREFLIGHT], check=True, timeout=120)

@@ -197,9 +197,9 @@ def test_film_and_evaluation_agree_on_a_whole_game() -> None:
 
 
 def test_bad_settings_are_refused() -> None:
-    with pytest.raises(Refusal, match="frame_skip must be at least 1, got 0"):
+    with pytest.raises(Refusal, match="frame_skip is 0; it must be from 1 to 1000"):
         AtariWorld("pong", frame_skip=0)
-    with pytest.raises(Refusal, match="sticky between 0 and 1"):
+    with pytest.raises(Refusal, match=r"sticky is 1\.5; it must be from 0 to 1"):
         AtariWorld("pong", sticky=1.5)
     with pytest.raises(Refusal, match="Did you mean 'pong'"):
         AtariWorld("pongo").open(1, training=True)

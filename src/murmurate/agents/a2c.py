@@ -5,8 +5,9 @@ Gradient of GALA eq. 2-4: policy gradient on the n-step advantage, TD error on t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from murmurate.losses.returns import generalized_advantages
 from murmurate.losses.value import value_loss
 from murmurate.nets.actor_critic import actor_critic
 from murmurate.nets.torso import AUTO, checked_torso
+from murmurate.ranges import AnyFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, Range, UnitInterval
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.spec import Batch, EnvSpec, Outcome, Rollouts, Trajectory, derive_generator
@@ -47,21 +49,21 @@ class A2C(LearnerConfig):
     name: ClassVar[str] = "a2c"
     summary: ClassVar[str] = "advantage actor-critic on n-step returns"
 
-    steps: int = 5
-    discount: float = 0.99
-    gae_lambda: float = 1.0
-    learning_rate: float = 7e-4
-    learning_rate_end: float = 1.0
-    rmsprop_epsilon: float = 1e-5
-    rmsprop_alpha: float = 0.99
-    entropy_coefficient: float = 0.01
-    value_coefficient: float = 0.5
+    steps: PositiveInt = 5
+    discount: UnitInterval = 0.99
+    gae_lambda: UnitInterval = 1.0
+    learning_rate: NonNegativeFloat = 7e-4
+    learning_rate_end: NonNegativeFloat = 1.0
+    rmsprop_epsilon: NonNegativeFloat = 1e-5
+    rmsprop_alpha: UnitInterval = 0.99
+    entropy_coefficient: AnyFloat = 0.01
+    value_coefficient: NonNegativeFloat = 0.5
     normalize_advantages: bool = False
-    clip: float = 0.5
+    clip: Annotated[float, Range(0, math.inf, above=True)] = 0.5
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     torso: str = AUTO
-    hidden: int = 64
-    recurrent: int = 0
+    hidden: PositiveInt = 64
+    recurrent: NonNegativeInt = 0
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
 
     def __post_init__(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from murmurate.losses.q_learning import q_step
 from murmurate.nets.q_network import q_network
 from murmurate.nets.target import TargetNetwork
 from murmurate.nets.torso import AUTO, checked_torso
+from murmurate.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, UnitInterval
 from murmurate.replay.interface import Sample
 from murmurate.replica.adam import Adam
 from murmurate.replica.vector import Replica
@@ -49,21 +51,21 @@ class DQN(LearnerConfig):
     name: ClassVar[str] = "dqn"
     summary: ClassVar[str] = "Q-learning from replay: double, dueling, n-step, prioritized"
 
-    batch: int = 32
-    n_step: int = 1
-    discount: float = 0.99
-    learning_rate: float = 1e-4
-    learning_rate_end: float = 1.0
-    adam_epsilon: float = 1e-8
-    clip: float = 10.0
-    target_every: int = 2_000
+    batch: PositiveInt = 32
+    n_step: PositiveInt = 1
+    discount: UnitInterval = 0.99
+    learning_rate: NonNegativeFloat = 1e-4
+    learning_rate_end: NonNegativeFloat = 1.0
+    adam_epsilon: NonNegativeFloat = 1e-8
+    clip: Annotated[float, Range(0, math.inf, above=True)] = 10.0
+    target_every: NonNegativeInt = 2_000
     selector: Literal["online", "agreed", "target"] = "online"
     dueling: bool = False
     exploration: Literal["annealed", "ladder"] = "annealed"
-    epsilon: float = 0.01
-    explore_updates: int = 25_000
+    epsilon: UnitInterval = 0.01
+    explore_updates: NonNegativeInt = 25_000
     torso: str = AUTO
-    hidden: int = 128
+    hidden: PositiveInt = 128
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
 
     def __post_init__(self) -> None:

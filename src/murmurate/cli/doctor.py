@@ -16,6 +16,7 @@ import torch
 from murmurate import native
 from murmurate.errors import Refusal
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.launch import exposure, secret
 from murmurate.spec import native_bfloat16
 from murmurate.training.run_folder import hardware, versions
 
@@ -26,7 +27,7 @@ def findings() -> dict[str, Any]:
     """``{"checks": [{"name", "status", "found", "advice"}], "ok": bool, "hardware", "versions"}``."""
     functions: list[Callable[[], dict[str, str]]] = [
         _cores, _threads, _memory, _shared_memory, _open_files, _gpu, _bfloat16, _kernels, _torso, _roms,
-        _mujoco, _video,
+        _mujoco, _video, _secret, _store,
     ]  # fmt: skip
     checks = [check() for check in functions]
     return {
@@ -151,6 +152,21 @@ def _mujoco() -> dict[str, str]:
     if importlib.util.find_spec("mujoco") is None:
         return _check("MuJoCo", _NOTE, "not installed", "pip install 'murmurate[mujoco]'")
     return _check("MuJoCo", _OK, "installed")
+
+
+def _secret() -> dict[str, str]:
+    text = os.environ.get(secret.VARIABLE, "")
+    if not text:
+        return _check("secret", _NOTE, "not set", "runs on several hosts should have one: murmurate secret")
+    if why := secret.weakness(text):
+        return _check("secret", _BAD, f"can be guessed: {why}", "murmurate secret prints a good one")
+    return _check("secret", _OK, "set", f"the same {secret.VARIABLE} on every host")
+
+
+def _store() -> dict[str, str]:
+    if where := exposure.torchrun_listens():
+        return _check("torchrun's store", _NOTE, f"listens on {where}", exposure.DANGER)
+    return _check("torchrun's store", _OK, "none that other hosts reach")
 
 
 def _video() -> dict[str, str]:

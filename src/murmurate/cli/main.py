@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from murmurate import __version__
+from murmurate.cli.options import number_argument
 from murmurate.cli.topics_verbs import add_verbs
 from murmurate.errors import Refusal, RunFailed, printable
 from murmurate.fabric.processes.fork_server import begin_fork_server, end_fork_server
+from murmurate.ranges import PositiveInt, Seed
 
 FAILED, REFUSED, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
@@ -127,10 +129,11 @@ def _parser() -> argparse.ArgumentParser:
     resume.set_defaults(act=_resume)
     evaluate = verbs.add_parser("eval", help="evaluate a run on games or held-out data")
     evaluate.add_argument("folder", type=Path)
-    evaluate.add_argument("--episodes", type=int, default=None, help="games, instead of the run's number")
+    count = number_argument(PositiveInt)
+    evaluate.add_argument("--episodes", type=count, help="games, instead of the run's number")
     evaluate.add_argument("--video", action="store_true", help="write videos/episode.mp4")
     evaluate.add_argument("--best", action="store_true", help="the best checkpoint instead of the last")
-    evaluate.add_argument("--seed", type=int, default=None)
+    evaluate.add_argument("--seed", type=number_argument(Seed))
     evaluate.add_argument("--json", action="store_true")
     evaluate.set_defaults(act=_eval)
     report = verbs.add_parser("report", help="write report.html for one run, or a comparison of several")
@@ -160,6 +163,13 @@ def _parser() -> argparse.ArgumentParser:
     doctor = verbs.add_parser("doctor", help="check this machine, with advice for what is missing")
     doctor.add_argument("--json", action="store_true")
     doctor.set_defaults(act=_doctor)
+    secret = verbs.add_parser(
+        "secret",
+        help="print a new MURMURATE_SECRET, for runs on several hosts",
+        description="Print a random secret. Members of a run on several hosts authenticate and encrypt what "
+        "they send each other with the one in MURMURATE_SECRET: set it to the same on every host.",
+    )
+    secret.set_defaults(act=_secret)
     return parser
 
 
@@ -358,6 +368,13 @@ def _doctor(options: argparse.Namespace, rest: list[str]) -> int:
         print(json.dumps(report))
     else:
         show(report)
+    return 0
+
+
+def _secret(options: argparse.Namespace, rest: list[str]) -> int:
+    from murmurate.launch.secret import drawn_secret
+
+    print(drawn_secret())
     return 0
 
 

@@ -5,16 +5,18 @@ They are read from the dataclasses, so each new field of an agent, world or stra
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import difflib
 import re
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, Union
 
 from murmurate.errors import Refusal
+from murmurate.ranges import NumberKind, OutOfRange, check_number, number_kinds, numbers_of
 from murmurate.training.option_names import option_name
 
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
@@ -23,13 +25,14 @@ _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 @dataclasses.dataclass(frozen=True)
 class Option:
     """A field as an option. name: without dashes. path: of the field in the config. about: its
-    documentation."""
+    documentation. numbers: with their ranges."""
 
     name: str
     path: tuple[str, ...]
     kind: Any
     value: Any
     about: str
+    numbers: tuple[NumberKind, ...] = ()
 
     def type_name(self) -> str:
         return _type_name(self.kind)
@@ -55,9 +58,9 @@ def options(config: Any, path: tuple[str, ...] = (), prefix: str = "") -> Iterat
         elif any(dataclasses.is_dataclass(kind) for kind in typing.get_args(kinds[field.name])):
             continue  # an optional part that this run does not have
         else:
-            yield Option(
-                name.replace("_", "-"), field_path, kinds[field.name], inner, docs.get(field.name, "")
-            )
+            numbers = numbers_of(config.__class__).get(field.name, ())
+            about = docs.get(field.name, "")
+            yield Option(name.replace("_", "-"), field_path, kinds[field.name], inner, about, numbers)
 
 
 def change(config: Any, arguments: Sequence[str], command: str) -> Any:
@@ -82,8 +85,11 @@ def change(config: Any, arguments: Sequence[str], command: str) -> Any:
         while not equals and left and not left[0].startswith("--") and (many or not words):
             words.append(left.pop(0))
         new = _read(known[name], words)
+        check_number(f"--{name}", new, known[name].numbers, known[name].value)
         try:
             config = _put(config, known[name].path, new)
+        except OutOfRange:
+            raise
         except ValueError as error:  # a dataclass that checks its own fields
             raise Refusal(f"--{name}: {error}.") from error
     return config
@@ -114,11 +120,16 @@ def divide(
 def show(config: Any) -> str:
     """One line for each option: name, type, documentation and current value."""
     rows = [
-        (f"--{o.name} {o.type_name()}", f"{o.about}{' ' * bool(o.about)}({_plain(o.value)})")
+        (f"--{o.name} {o.type_name()}", f"{o.about}{' ' * bool(o.about)}({_plain(o.value)}{_range(o)})")
         for o in options(config)
     ]
     width = max(len(left) for left, _ in rows)
     return "\n".join(f"  {left:<{width}}  {right}" for left, right in rows)
+
+
+def _range(option: Option) -> str:
+    demands = dict.fromkeys(str(kind.range) for kind in option.numbers if kind.annotated)
+    return f"; {' or '.join(demands)}" * bool(demands)
 
 
 def _unknown_field(name: str, known: dict[str, Option], command: str) -> Refusal:
@@ -168,12 +179,30 @@ def _value(kind: Any, word: str) -> Any:
         return word
     if kind is bool:
         return parse_bool(word)
-    if kind is int and word.replace("_", "").lower().count("e") == 1:
+    if kind in (int, float) and not word.isascii():  # Python reads digits of all scripts
+        raise ValueError
+    if kind is int and word.lower().count("e") == 1:
         number = float(word)  # 1e6 is a natural way to write a number of steps
-        if number != int(number):
+        if not number.is_integer():
             raise ValueError
         return int(number)
     return kind(word)
+
+
+def number_argument(kind: Any) -> Callable[[str], Any]:
+    """A converter for argparse of words to numbers of an annotated type, such as ``PositiveInt``."""
+    (number,) = number_kinds(kind)
+
+    def convert(word: str) -> Any:
+        try:
+            if number.holds(value := _value(number.type, word)):
+                return value
+        except ValueError:
+            pass
+        whole = "integer" if number.type is int else "number"
+        raise argparse.ArgumentTypeError(f"'{word}' is no {whole} {number.range}")
+
+    return convert
 
 
 def parse_bool(word: str) -> bool:

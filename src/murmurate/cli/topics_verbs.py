@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from murmurate.cli.options import parse_bool
+from murmurate.cli.options import number_argument, parse_bool
 from murmurate.fabric.processes.fork_server import begin_fork_server
+from murmurate.ranges import PositiveFloat, PositiveInt, Seed
 
 
 def add_verbs(verbs: Any, report_end: Callable[[Any, Path], int]) -> None:
@@ -25,14 +26,14 @@ def add_verbs(verbs: Any, report_end: Callable[[Any, Path], int]) -> None:
 
     fit = verbs.add_parser("fit", help="find the topics of a corpus", add_help=False, allow_abbrev=False)
     fit.add_argument("corpus", nargs="?", type=Path, help="a file or folder; docs/corpora.md says which")
-    fit.add_argument("--passes", type=float, default=None, help="through the corpus (default 5)")
+    fit.add_argument("--passes", type=number_argument(PositiveFloat), help="through the corpus (default 5)")
     fit.add_argument("--strategy", help="how the replicas agree; see: murmurate list strategies")
     fit.add_argument("--out", type=Path, help="run folder (default: runs/topics-<time>)")
     fit.add_argument("-h", "--help", action="store_true", dest="fields_help")
     fit.set_defaults(act=act)
     show = verbs.add_parser("show", help="top words of each topic, as a table and as a page")
     show.add_argument("folder", type=Path)
-    show.add_argument("--words", type=int, default=10)
+    show.add_argument("--words", type=number_argument(PositiveInt), default=10)
     show.add_argument(
         "--out", type=Path, default=None, help="the page (default: topics.html in the run folder)"
     )
@@ -48,7 +49,7 @@ def add_verbs(verbs: Any, report_end: Callable[[Any, Path], int]) -> None:
     evaluate.add_argument("folder", type=Path)
     evaluate.add_argument("corpus", type=Path, nargs="?")
     _add_reading_options(evaluate)
-    evaluate.add_argument("--seed", type=int, default=0, help="of the words held out")
+    evaluate.add_argument("--seed", type=number_argument(Seed), default=0, help="of the words held out")
     evaluate.add_argument("--json", action="store_true")
     evaluate.set_defaults(act=_later("evaluate_command"))
 
@@ -62,7 +63,12 @@ def _add_reading_options(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument("--transpose", action="store_true", default=None, help="it is [words, documents]")
     verb.add_argument("--vocabulary", help="a file with a word a line (default: the one in its folder)")
-    verb.add_argument("--vocabulary-size", type=int, metavar="V", help="where the format does not say")
+    verb.add_argument(
+        "--vocabulary-size",
+        type=number_argument(PositiveInt),
+        metavar="V",
+        help="where the format does not say",
+    )
     verb.add_argument("--cache", help="folder for the converted corpus (default: its folder)")
 
 

@@ -14,6 +14,7 @@ from murmurate.datasets.corpus import LARGEST_COUNT, sort_and_sum
 
 Entries = NDArray[np.int32]  # [3, n]: document, word, count
 _BUCKET = 1 << 20  # entries of a bucket, about
+_EMPTY_TIMES = 10  # so many times more documents than those with words are a mistake
 
 
 class Unordered(Exception):
@@ -92,6 +93,13 @@ class CorpusWriter:
         """[D]: the number of distinct words of each document."""
         self.add_documents(self._last_document)
         self.close()
+        with_words = sum(len(part) for _, part in self._lengths)
+        if documents > _EMPTY_TIMES * (with_words + _BUCKET):
+            raise self._errors.refusal(
+                "its sizes",
+                f"{documents:,} documents, and all words are in the first {with_words:,} of them or fewer",
+                "Correct the number of documents.",
+            )
         lengths = np.zeros(documents, np.int64)
         for first, part in self._lengths:
             lengths[first : first + len(part)] += part

@@ -78,6 +78,8 @@ class Triples(LineFormat):
     """An entry a line, ``document word count``, below a header: UCI and Matrix Market."""
 
     def parse_chunk(self, first: int, chunk: bytes) -> Parsed | None:
+        if chunk.isspace():
+            return _columns([])
         values, separators = _integers(chunk)
         if len(values) % 3 or not len(values):
             return None

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from murmurate.datasets._lines import Lines
 from murmurate.datasets._record_errors import RecordErrors, quoted
 
-_LARGEST = 2**31 - 2
+LARGEST = 2**31 - 2
+_LONGEST = 100_000  # lines of a header
 _SIZE = re.compile(rb"\s*[0-9]{1,18}\s*")
 
 
@@ -57,6 +58,8 @@ def matrix_market(lines: Lines, transpose: bool, errors: RecordErrors) -> Header
         )
     line = lines.line()
     while line is not None and (line.startswith(b"%") or not line.strip()):
+        if lines.number > _LONGEST:
+            raise errors.refusal(lines.number, "the header does not end", "Is the file complete?")
         line = lines.line()
     sizes = (line or b"").split()
     if len(sizes) != 3 or not all(map(_SIZE.fullmatch, sizes)):
@@ -70,8 +73,8 @@ def matrix_market(lines: Lines, transpose: bool, errors: RecordErrors) -> Header
 
 def _checked(header: Header, errors: RecordErrors) -> Header:
     largest = max(header.documents, header.vocabulary_size)
-    if largest > _LARGEST:
+    if largest > LARGEST:
         raise errors.refusal(
-            header.lines, f"{largest:,} documents or words", f"At most {_LARGEST:,} of either can be read."
+            header.lines, f"{largest:,} documents or words", f"At most {LARGEST:,} of either can be read."
         )
     return header

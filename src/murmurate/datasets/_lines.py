@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from murmurate.datasets._archives import refuse_inflated
 from murmurate.datasets._record_errors import RecordErrors, refuse_unreadable
 from murmurate.errors import Refusal
 
@@ -27,7 +28,7 @@ class Lines:
         with refuse_unreadable(path):
             self._opened = open(path, "rb")  # noqa: SIM115
             compressed = self._opened.peek(2)[:2] == b"\x1f\x8b"
-        self._gzip = _TolerantGzip(self._opened) if compressed else None
+        self._gzip = TolerantGzip(self._opened, path) if compressed else None
         self._file = io.BufferedReader(self._gzip) if self._gzip else self._opened
 
     def __enter__(self) -> Lines:
@@ -87,11 +88,11 @@ class Lines:
         )
 
 
-class _TolerantGzip(io.RawIOBase):
+class TolerantGzip(io.RawIOBase):
     """The text of a gzip file. Damage ends it early, without an exception, and is described in ``damage``."""
 
-    def __init__(self, file: io.BufferedReader) -> None:
-        self._text = gzip.GzipFile(fileobj=file)
+    def __init__(self, file: io.BufferedReader, path: Path) -> None:
+        self._text, self._packed, self._path, self._bytes = gzip.GzipFile(fileobj=file), file, path, 0
         self.damage = ""
 
     def readable(self) -> bool:
@@ -105,6 +106,8 @@ class _TolerantGzip(io.RawIOBase):
         except (zlib.error, gzip.BadGzipFile) as error:
             self.damage = f"the gzip is corrupt ({error})"
         else:
+            self._bytes += len(text)
+            refuse_inflated(self._path, self._packed.tell(), self._bytes, "unpack it first (gunzip)")
             buffer[: len(text)] = text
             return len(text)
         return 0

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from murmurate.datasets._archives import load_arrays
 from murmurate.datasets._corpus_writer import CorpusWriter
 from murmurate.datasets._entries import Parsed, sound
-from murmurate.datasets._headers import Header
+from murmurate.datasets._headers import LARGEST, Header
 from murmurate.datasets._record_errors import RecordErrors, refuse_unreadable
 from murmurate.datasets.corpus import blocks
 from murmurate.errors import Refusal
@@ -36,8 +36,8 @@ def convert(path: Path, transpose: bool, errors: RecordErrors, folder: Path) -> 
 def _coordinates(path: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], tuple[int, ...]]:
     """Rows, columns, counts [N], and the shape, of a csr, csc or coo matrix. Raises Refusal."""
     try:
-        with refuse_unreadable(path), np.load(path, allow_pickle=False) as stored:
-            parts = {name: stored[name] for name in stored.files}
+        with refuse_unreadable(path):
+            parts = load_arrays(path)
         form = np.asarray(parts["format"], np.str_).item()
         shape, counts = (int(parts["shape"][0]), int(parts["shape"][1])), parts["data"]
         if counts.dtype.kind not in "biuf":
@@ -45,18 +45,27 @@ def _coordinates(path: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], 
         if form == "coo":
             rows, columns = parts["row"], parts["col"]
         elif form in ("csr", "csc"):
-            lengths = np.diff(parts["indptr"].astype(np.int64))
+            starts = parts["indptr"].astype(np.int64)
+            lengths = starts[1:] - starts[:-1]
+            if not ((lengths >= 0).all() and lengths.sum() == len(parts["indices"])):
+                raise ValueError("indptr does not rise from 0 to the number of indices")
             rows, columns = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths), parts["indices"]
         else:
             raise Refusal(
                 f"{path} is a sparse matrix of format {form}. Save it as csr: save_npz(path, m.tocsr())."
             )
+        if rows.dtype.kind not in "iu" or columns.dtype.kind not in "iu":
+            raise ValueError(f"indices of types {rows.dtype} and {columns.dtype}")
+        if min(shape) < 0 or max(shape) > LARGEST:
+            raise ValueError(f"a shape of {shape}; at most {LARGEST:,} documents or words can be read")
+        if any(part.ndim != 1 for part in (rows, columns, counts)):
+            raise ValueError("its arrays are not one-dimensional")
         if not len(rows) == len(columns) == len(counts):
             raise ValueError(f"{len(rows)} rows, {len(columns)} columns and {len(counts)} counts")
         if form == "csc":
             rows, columns = columns, rows
         return rows, columns, counts.astype(np.int8) if counts.dtype.kind == "b" else counts, shape
-    except (zipfile.BadZipFile, ValueError, KeyError, IndexError, EOFError, TypeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
         raise Refusal(
             f"{path} is cut short, damaged, or no sparse matrix of scipy ({error}). Write it again with "
             "scipy.sparse.save_npz."

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from murmurate.errors import Refusal
 
+_MOST_SKIPPED = 1_000_000
+
 
 @dataclass
 class Skipped:
@@ -43,6 +45,12 @@ class RecordErrors:
         if not self.skip:
             raise self.refusal(where, detail, "Correct the file, or leave out what is wrong with skip_bad.")
         self.causes[cause] += count
+        if self.causes.total() > _MOST_SKIPPED:
+            raise self.refusal(
+                where,
+                f"more than {_MOST_SKIPPED:,} errors, the last one: {detail}",
+                "Is the file of the kind it was read as?",
+            )
 
     def refusal(self, where: int | str, detail: str, remedy: str) -> Refusal:
         """The error for what cannot be skipped."""

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.interface import Split, Subset, other_data, split_indices
 from murmurate.datasets.reading import Skipped, detect_kind, read
-from murmurate.datasets.tokens import STOP_WORDS, VERSION, Tokens, stop_words_in
+from murmurate.datasets.tokens import STOP_WORDS, VERSION, DocumentFrequency, Tokens, stop_words_in
 from murmurate.errors import Refusal
+from murmurate.ranges import NonNegativeFloat, PositiveInt, Range, Seed
 from murmurate.spec import EnvSpec, World
 
 
@@ -43,19 +44,19 @@ class CorpusWorld(World):
     path: str = field(default="", metadata={"place": True})
     kind: str | None = None
     vocabulary: str | None = field(default=None, metadata={"place": True})
-    validation: float = 0.02
-    test: float = 0.05
-    split_seed: int = 0
+    validation: NonNegativeFloat = 0.02
+    test: NonNegativeFloat = 0.05
+    split_seed: Seed = 0
     skip_bad: bool = False
     cache: str | None = field(default=None, metadata={"place": True})
     transpose: bool = False
     one_based: bool | None = None
-    vocabulary_size: int | None = None
-    min_letters: int = Tokens.min_letters
+    vocabulary_size: Annotated[int, Range(1, 2**31 - 2)] | None = None
+    min_letters: PositiveInt = Tokens.min_letters
     stop_words: str | None = field(default=None, metadata={"place": True})
-    min_df: int | float = Tokens.min_df
-    max_df: int | float = Tokens.max_df
-    max_vocabulary: int | None = Tokens.max_vocabulary
+    min_df: DocumentFrequency = Tokens.min_df
+    max_df: DocumentFrequency = Tokens.max_df
+    max_vocabulary: PositiveInt | None = Tokens.max_vocabulary
 
     name: ClassVar[str] = "corpus"
     unit: ClassVar[str] = "documents"

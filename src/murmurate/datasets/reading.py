@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from murmurate.datasets import _cache, _entries, _headers, _matrices, _texts
+from murmurate.datasets._archives import refuse_special
 from murmurate.datasets._format_detection import KINDS, detect_kind
 from murmurate.datasets._lines import Lines
 from murmurate.datasets._record_errors import RecordErrors, Skipped
@@ -67,6 +68,9 @@ def read(
         source = source.resolve()  # a cache beside it needs a name
     if not source.exists():
         raise Refusal(f"There is no {source}. Check the path; corpora are not downloaded.")
+    refuse_special(source)
+    if vocabulary_size is not None and not 0 < vocabulary_size <= _headers.LARGEST:
+        raise Refusal(f"vocabulary_size is {vocabulary_size}; it must be from 1 to {_headers.LARGEST}.")
     kind = kind or detect_kind(source)
     options = {
         "transpose": transpose or None,

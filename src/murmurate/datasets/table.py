@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import gzip
+import contextlib
 import hashlib
+import io
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from murmurate.datasets._archives import load_arrays, refuse_special
+from murmurate.datasets._lines import TolerantGzip
 from murmurate.errors import Refusal
 
 _BLOCK = 1 << 16  # rows that are read at a time
+_LONGEST_HEADER = 1_000_000  # lines before the first row
 _SEPARATORS = (",", ";", "\t")
 
 
@@ -77,6 +82,7 @@ def read_table(path: Path) -> Table:
     Text has a row a line, with commas, semicolons, tabs or spaces between numbers, and optionally a first
     line with the names of the columns. Raises Refusal that names the line or row that is wrong.
     """
+    refuse_special(path)
     try:
         table = Table(_read(path))
         if not len(table):
@@ -84,10 +90,14 @@ def read_table(path: Path) -> Table:
         table.check()
     except OSError as error:
         raise Refusal(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (ValueError, EOFError) as error:
-        raise Refusal(f"{path} is no table of numbers: {error}.") from error
     except Refusal as refusal:
-        raise Refusal(f"{path}: {refusal}") from refusal
+        raise Refusal(str(refusal) if str(path) in str(refusal) else f"{path}: {refusal}") from refusal
+    except MemoryError as error:
+        raise Refusal(
+            f"{path} does not fit in memory ({error}). Save it with np.save: it is mapped."
+        ) from error
+    except Exception as error:  # numpy and gzip raise a dozen kinds for damaged files
+        raise Refusal(f"{path} is no table of numbers: {error}.") from error
     return table
 
 
@@ -95,24 +105,39 @@ def _read(path: Path) -> NDArray[Any]:
     if path.suffix == ".npy":
         return _as_columns(np.load(path, mmap_mode="r", allow_pickle=False))
     if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as arrays:
-            if len(arrays.files) != 1:
-                raise Refusal(f"it holds {arrays.files}; a table's file holds one array.")
-            return _as_columns(arrays[arrays.files[0]])
+        arrays = load_arrays(path)
+        if len(arrays) != 1:
+            raise Refusal(f"it holds {list(arrays)}; a table's file holds one array.")
+        return _as_columns(next(iter(arrays.values())))
     separator, skipped = _layout(path)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _text(path) as lines:
         warnings.filterwarnings("ignore", message=".*input contained no data")
-        return np.loadtxt(path, delimiter=separator, skiprows=skipped, ndmin=2, dtype=np.float64)
+        return np.loadtxt(lines, delimiter=separator, skiprows=skipped, ndmin=2, dtype=np.float64)
 
 
 def _as_columns(values: NDArray[Any]) -> NDArray[Any]:
     return values[:, None] if values.ndim == 1 else values
 
 
+@contextlib.contextmanager
+def _text(path: Path) -> Iterator[TextIO]:
+    """The lines of a file, gzip or not."""
+    with open(path, "rb") as file:
+        if path.suffix == ".gz":
+            unpacked = TolerantGzip(file, path)
+            yield io.TextIOWrapper(io.BufferedReader(unpacked))
+            if unpacked.damage:
+                raise Refusal(f"{unpacked.damage}.")
+        else:
+            yield io.TextIOWrapper(file)
+
+
 def _layout(path: Path) -> tuple[str | None, int]:
     """(the separator of numbers, None for spaces; the number of lines before the first row)."""
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
+    with _text(path) as lines:
         for number, line in enumerate(lines):
+            if number == _LONGEST_HEADER:
+                raise Refusal(f"its first {_LONGEST_HEADER:,} lines hold no row.")
             text = line.partition("#")[0].strip()
             if not text:
                 continue

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from murmurate.datasets.interface import Split, Subset, other_data, split_indices
 from murmurate.datasets.table import Table, read_table
 from murmurate.errors import Refusal
+from murmurate.ranges import NonNegativeFloat, Seed
 from murmurate.spec import EnvSpec, World
 
 
@@ -28,9 +29,9 @@ class TableWorld(World):
     """
 
     path: str = field(default="", metadata={"place": True})
-    validation: float = 0.02
-    test: float = 0.05
-    split_seed: int = 0
+    validation: NonNegativeFloat = 0.02
+    test: NonNegativeFloat = 0.05
+    split_seed: Seed = 0
 
     name: ClassVar[str] = "table"
     unit: ClassVar[str] = "rows"

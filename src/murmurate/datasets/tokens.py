@@ -17,6 +17,7 @@ import numpy as np
 from murmurate.datasets._record_errors import refuse_unreadable
 from murmurate.datasets.corpus import Corpus, RemappedCorpus, blocks
 from murmurate.errors import Refusal
+from murmurate.ranges import NonNegativeInt, PositiveInt, UnitInterval, check_ranges
 
 _STOP_TEXT = """
 a about above across after afterwards again against all almost alone along already also although always am
@@ -38,6 +39,7 @@ wasn way we well went were weren what whatever when whenever where whereas where
 while who whoever whole whom whose why will with within without won would wouldn yet you your yours yourself
 yourselves
 """
+DocumentFrequency = NonNegativeInt | UnitInterval  # a number of documents, or a share of them
 VERSION = 2  # of the tokeniser; version 1 did not treat signs on letters as part of words
 STOP_WORDS = frozenset(_STOP_TEXT.split())
 _LETTER = r"[^\W\d_]"
@@ -57,22 +59,14 @@ class Tokens:
     (None: all).
     """
 
-    min_letters: int = 2
+    min_letters: PositiveInt = 2
     stop_words: frozenset[str] = STOP_WORDS
-    min_df: int | float = 2
-    max_df: int | float = 0.95
-    max_vocabulary: int | None = None
+    min_df: DocumentFrequency = 2
+    max_df: DocumentFrequency = 0.95
+    max_vocabulary: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        for name in ("min_df", "max_df"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or value < 0 or (isinstance(value, float) and value > 1):
-                raise Refusal(
-                    f"{name} is {value}. Give a number of documents (a whole number), or a share of them "
-                    "from 0.0 to 1.0."
-                )
-        if self.max_vocabulary is not None and self.max_vocabulary < 1:
-            raise Refusal(f"max_vocabulary is {self.max_vocabulary}. Give 1 or more, or None for all words.")
+        check_ranges(self)
 
     def words_of(self, text: str) -> list[str]:
         stop, shortest = self.stop_words, self.min_letters

@@ -16,6 +16,7 @@ from torch import Tensor
 from murmurate.agents.interface import Agent, Policy
 from murmurate.errors import Refusal
 from murmurate.evaluation.interface import EvalContext, Evaluation
+from murmurate.ranges import PositiveInt
 from murmurate.spec import Episode, TimeStep, derive_generator, derive_seed
 from murmurate.worlds.interface import Picture, Simulators, SimulatorWorld
 
@@ -45,11 +46,7 @@ class Games(Evaluation):
     eval_episodes: number of games with the final, and with the best parameters.
     """
 
-    eval_episodes: int = 10
-
-    def check(self) -> None:
-        if self.eval_episodes < 1:
-            raise Refusal(f"eval_episodes is {self.eval_episodes}; it must be at least 1.")
+    eval_episodes: PositiveInt = 10
 
     def evaluate(self, learner: Agent, context: EvalContext) -> dict[str, Any]:
         """eval_return_mean, eval_return_stderr (None for one game), episodes, returns, and

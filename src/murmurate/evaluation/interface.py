@@ -53,10 +53,6 @@ class Evaluation(Protocol):
     next_command: ClassVar[str] = "report"
     curves: ClassVar[tuple[Curve, ...]] = ()
 
-    def check(self) -> None:
-        """Raise Refusal for values out of range."""
-        return None
-
     def evaluate(self, learner: Any, context: EvalContext) -> dict[str, Any]:
         """Figures by name, as plain values, for ``summary.json`` and ``murmurate eval --json``."""
         ...

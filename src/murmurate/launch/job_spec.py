@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 import time
@@ -15,6 +14,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Fabric
+from murmurate.fabric.network.authenticated_store import AuthenticatedStore, Unauthentic
 from murmurate.fabric.network.fabric import Compression, NetworkFabric
 from murmurate.fabric.network.store_run_state import StoreRunState
 from murmurate.fabric.processes.fabric import ProcessFabric
@@ -22,6 +22,7 @@ from murmurate.fabric.processes.run_state import RunState
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.processes.spawn import open_run_state
 from murmurate.launch.host_memory import Offer, Process, borrow, this_host
+from murmurate.launch.secret import SET_IT, VARIABLE, user_secret
 from murmurate.training.worker_context import Resume, WorkerContext
 
 _PROOF = "job"
@@ -33,7 +34,7 @@ class JobSpec:
     """What the leader announces to all members about one epoch of a run.
 
     offer: of its host's memory, which all members share; None if they do not, and talk over the network.
-    secret: of this epoch's connections, in hexadecimal; empty where every host has set MURMURATE_SECRET.
+    secret: of this epoch's connections, in hexadecimal; empty where the leader has set MURMURATE_SECRET.
     started_at, elapsed_seconds: start of the run on the leader's clock, and the time since then.
     compression: of what goes over the network.
     """
@@ -81,7 +82,7 @@ class MemberHost:
     """One process of a job, with the run state and the fabrics of ``mine``, the members in it.
 
     store: of this epoch alone. leads: this process writes what a launcher writes on the run state.
-    address: under which other hosts reach this one.
+    address: under which other hosts reach this one. Raises Refusal for another secret than the leader's.
     """
 
     def __init__(
@@ -99,8 +100,14 @@ class MemberHost:
             if leads:
                 self.run_state.open()
         else:
+            place = f"murmurate/{spec.run_id}/{spec.epoch}"
             run_states = PrefixStore("run_state", store).clone()  # type: ignore[attr-defined]
-            self.run_state = StoreRunState(spec.members, run_states, mine, leads)
+            try:
+                self.run_state = StoreRunState(
+                    spec.members, AuthenticatedStore(run_states, place, self._secret()), mine, leads
+                )
+            except Unauthentic as problem:
+                raise Refusal(f"{problem}. {SET_IT}") from problem
 
     def worker_context(self, rank: int) -> WorkerContext:
         """The context of ``rank``, a member of this process. Raises Refusal if its part is unreadable."""
@@ -114,7 +121,11 @@ class MemberHost:
         """Whether the process of ``rank`` has ended or, on another host, has been silent for longer."""
         has_ended = process.is_gone()
         if has_ended is None and isinstance(self.run_state, StoreRunState):
-            return self.run_state.lost or self.run_state.silent_seconds(rank) > silent_seconds
+            run_state = self.run_state
+            silence = run_state.silent_seconds(rank)
+            if process == self.spec.leader:
+                silence = max(silence, run_state.leader_silent_seconds())
+            return run_state.lost or silence > silent_seconds
         return bool(has_ended)
 
     def flush(self) -> None:
@@ -148,13 +159,21 @@ class MemberHost:
             store,
             run_id=spec.run_id,
             epoch=spec.epoch,
-            secret=bytes.fromhex(spec.secret) or os.environ["MURMURATE_SECRET"].encode(),
+            secret=self._secret(),
             address=self._address,
             run_state=self.run_state,
             compression=spec.compression,
         )
         self._fabrics.append(fabric)
         return fabric
+
+    def _secret(self) -> bytes:
+        """Of all that goes between hosts: the user's, or else the one that was drawn for this epoch."""
+        mine, drawn = user_secret(), bytes.fromhex(self.spec.secret)
+        if bool(mine) == bool(drawn):
+            here, there = ("has", "has not") if mine else ("has not", "has")
+            raise Refusal(f"this host {here} {VARIABLE} and the one that started the run {there}. {SET_IT}")
+        return mine or drawn
 
     def _memory_file(self, offer: Offer) -> SharedMemoryFile:
         """The leader's memory, opened again for each member, which takes its regions from the beginning."""
@@ -166,8 +185,11 @@ class MemberHost:
 
 
 def fresh_secret() -> str:
-    """A key for the connections of one epoch; empty where the user has set MURMURATE_SECRET."""
-    return "" if os.environ.get("MURMURATE_SECRET") else secrets.token_hex(32)
+    """A key for the connections of one epoch; empty where the user has set MURMURATE_SECRET.
+
+    Raises Refusal if that can be guessed.
+    """
+    return "" if user_secret() else secrets.token_hex(32)
 
 
 def prove(folder: Path) -> str:

@@ -2,7 +2,8 @@
 
 All of it goes through the c10d store that the engine's environment names. A group may be started again
 under the same store, so each start is an *epoch* of its own: rank 0 draws its number, the others register
-with a nonce of their own, and only an announcement that repeats that nonce is meant for them.
+with a nonce of their own, and only an announcement that repeats that nonce is meant for them. The store is
+open to whoever reaches its port, so all that ranks read in it is authenticated with the run's secret.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import dataclasses
 import datetime
 import json
 import os
+import re
 import secrets
 import socket
 import time
+import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +24,17 @@ from pathlib import Path
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from murmurate.errors import Refusal
+from murmurate.fabric.network.authenticated_store import AuthenticatedStore, Unauthentic
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.processes.spawn import Exit
 from murmurate.launch.host_memory import Offer, Process, borrow, lend, this_host
 from murmurate.launch.job_spec import JobSpec
+from murmurate.launch.secret import SET_IT, VARIABLE, user_secret
 
 _GATHER_SECONDS = 300.0  # imports and the opening of simulators, on a busy machine
 _STORE_SECONDS = 60.0
 _POLL_SECONDS = 0.02
+_NO_RUN_ID = "none"  # torchrun's, without --rdzv-id
 _COMMAND = "torchrun --nproc-per-node 2 -m murmurate train cartpole-gala --launcher torchrun"
 
 
@@ -57,7 +63,7 @@ class Environment:
                 environment["MASTER_ADDR"],
                 int(environment["MASTER_PORT"]),
                 int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0")),
-                environment.get("TORCHELASTIC_RUN_ID", "none"),
+                environment.get("TORCHELASTIC_RUN_ID", _NO_RUN_ID),
                 environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             )
         except KeyError as missing:
@@ -88,8 +94,13 @@ class Rendezvous:
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self.process = Process.this()
-        self._root = PrefixStore(f"murmurate/{environment.run_id}", _connect(environment))
-        self.epoch = self._root.add("epoch", 1) if self.leads else 0
+        secret = user_secret()
+        self._engine_store = _connect(environment)
+        self.run_id = _run_id(environment, self._engine_store)
+        self._place = f"murmurate/{urllib.parse.quote(self.run_id, safe='')}"
+        self._root = AuthenticatedStore(self._engine_store, self._place, secret)
+        # drawn, so that nothing that was written in another start fits into this one
+        self._enter(secrets.randbits(62) if self.leads else 0)
         self.offer: Offer | None = None
         self.others: dict[int, RankInfo] = {}
         self._memory_file: SharedMemoryFile | None = None
@@ -98,37 +109,41 @@ class Rendezvous:
     def leads(self) -> bool:
         return self.environment.rank == 0
 
+    def _enter(self, epoch: int) -> None:
+        self.epoch = epoch
+        self._messages = self._root.part(f"epoch-{epoch}")
+
     @property
     def store(self) -> Store:
         """The part of the store that belongs to this epoch."""
-        return PrefixStore(f"epoch-{self.epoch}", self._root)
+        return PrefixStore(f"{self._place}/epoch-{self.epoch}", self._engine_store)
 
     # -- what outlives an epoch
 
     def earlier_folder(self) -> Path | None:
         """The run folder that rank 0 claimed in an earlier epoch of this group."""
-        return Path(self._root.get("folder").decode()) if self._root.check(["folder"]) else None
+        return Path(self._trusted(self._root, "folder").decode()) if self._root.check("folder") else None
 
     def claimed(self, folder: Path) -> None:
-        self._root.set("folder", str(folder.resolve()))
+        self._root.set("folder", str(folder.resolve()).encode())
 
     # -- the leader
 
     def gather(self) -> bool:
         """Offer this host's memory and wait for the others; returns whether all of them share it.
 
-        Raises Refusal naming the ranks that are missing.
+        Raises Refusal naming the ranks that are missing, or have another secret.
         """
         self._memory_file = SharedMemoryFile.create()
         self.offer = lend(self._memory_file)
-        self.store.set("offer", json.dumps(dataclasses.asdict(self.offer)))
-        self._root.set("current", str(self.epoch))
+        self._messages.set("offer", json.dumps(dataclasses.asdict(self.offer)).encode())
+        self._root.set("current", str(self.epoch).encode())
         until = time.monotonic() + _GATHER_SECONDS
         silent = set(range(1, self.environment.size))
         while silent:
             for rank in sorted(silent):
-                if self.store.check([f"rank/{rank}"]):
-                    plain = json.loads(self.store.get(f"rank/{rank}"))
+                if self._messages.check(f"rank/{rank}"):
+                    plain = json.loads(self._trusted(self._messages, f"rank/{rank}", rank))
                     self.others[rank] = RankInfo(**{**plain, "process": Process(**plain["process"])})
                     silent.remove(rank)
             if silent and time.monotonic() > until:
@@ -143,21 +158,22 @@ class Rendezvous:
         # each rank recognizes by its nonce that the job is for its present start
         nonces = {str(rank): peer.nonce for rank, peer in self.others.items()}
         announcement = {"nonces": nonces, "spec": dataclasses.asdict(spec)}
-        self.store.set("announcement", json.dumps(announcement, default=str))  # a path as its name
+        # a path as its name
+        self._messages.set("announcement", json.dumps(announcement, default=str).encode())
 
     def dismiss(self, code: int, deadline_seconds: float = 5.0) -> None:
         """Tell the others to end with this exit code; returns once they have read it."""
-        self.store.set("over", str(code))
+        self._messages.set("over", str(code).encode())
         until = time.monotonic() + deadline_seconds
         while time.monotonic() < until and any(not o.process.is_gone() for o in self.others.values()):
-            if self.store.add("heard", 0) >= len(self.others):
+            if all(self._messages.check(f"heard/{rank}") for rank in self.others):
                 return
             time.sleep(_POLL_SECONDS)
 
     def reported(self, rank: int) -> Exit | None:
         """How ``rank`` ended, if it reported that."""
-        key = f"exit/{rank}"
-        return Exit(**json.loads(self.store.get(key))) if self.store.check([key]) else None
+        report = self._messages.find(f"exit/{rank}")
+        return None if report is None else Exit(**json.loads(report))
 
     # -- the others
 
@@ -166,17 +182,19 @@ class Rendezvous:
         nonce = secrets.token_hex(8)
         until = time.monotonic() + _GATHER_SECONDS
         while True:
-            if self._root.check(["current"]):
-                current = int(self._root.get("current"))
-                if current != self.epoch:
-                    self.epoch = current
+            if self._root.check("current"):
+                current = int(self._current(nonce))
+                enters = current != self.epoch
+                if enters:
+                    self._enter(current)
+                if self._messages.find("refused") is not None:
+                    raise Refusal("rank 0 refused to start; see its output")
+                if enters:
                     self._register(nonce)
-                if self.store.check(["announcement"]):
-                    announced = json.loads(self.store.get("announcement"))
+                if self._messages.check("announcement"):
+                    announced = json.loads(self._trusted(self._messages, "announcement"))
                     if announced["nonces"].get(str(self.environment.rank)) == nonce:
                         return JobSpec.restored(announced["spec"])
-                if self.store.check(["refused"]):
-                    raise Refusal("rank 0 refused to start; see its output")
             if time.monotonic() > until:
                 raise Refusal(
                     f"rank 0 did not call within {_GATHER_SECONDS:g} s. Look at its output, and give every "
@@ -184,28 +202,40 @@ class Rendezvous:
                 )
             time.sleep(_POLL_SECONDS)
 
+    def _current(self, nonce: str) -> bytes:
+        """The leader's epoch. Raises Refusal if it has another secret, and lets it refuse this rank too."""
+        try:
+            return self._root.get("current")
+        except Unauthentic as problem:
+            if problem.content.isdigit():
+                self._enter(int(problem.content[:20]))
+                self._introduce(nonce, shares=False)
+            raise self._refusal(problem) from problem
+
     def _register(self, nonce: str) -> None:
-        self.offer = Offer(**json.loads(self.store.get("offer")))
+        self.offer = Offer(**json.loads(self._trusted(self._messages, "offer")))
         memory_file = borrow(self.offer)
         if memory_file is not None:
             memory_file.close()
-        own_info = RankInfo(
-            nonce, self.process, socket.gethostname(), self.address(), memory_file is not None
-        )
-        self.store.set(f"rank/{self.environment.rank}", json.dumps(dataclasses.asdict(own_info)))
+        self._introduce(nonce, shares=memory_file is not None)
+
+    def _introduce(self, nonce: str, shares: bool) -> None:
+        own_info = RankInfo(nonce, self.process, socket.gethostname(), self.address(), shares)
+        text = json.dumps(dataclasses.asdict(own_info))
+        self._messages.set(f"rank/{self.environment.rank}", text.encode())
 
     def report(self, end: Exit) -> None:
         """Report to the leader how this rank ended."""
-        self.store.set(f"exit/{self.environment.rank}", json.dumps(dataclasses.asdict(end)))
+        self._messages.set(f"exit/{self.environment.rank}", json.dumps(dataclasses.asdict(end)).encode())
 
     def dismissed(self, leader_is_gone: Callable[[], bool]) -> int | None:
         """The exit code that the leader publishes once every rank has saved; None if it ends before."""
         while True:
             is_gone = leader_is_gone()
-            if self.store.check(["over"]):
-                code = int(self.store.get("over"))
-                self.store.add("heard", 1)
-                return code
+            code = self._messages.find("over")
+            if code is not None:
+                self._messages.set(f"heard/{self.environment.rank}", b"1")
+                return int(code)
             if is_gone:
                 return None
             time.sleep(_POLL_SECONDS)
@@ -214,8 +244,22 @@ class Rendezvous:
 
     def refuse(self) -> None:
         """Announce that the leader does not start, so that the others do not wait."""
-        self._root.set("current", str(self.epoch))
-        self.store.set("refused", "1")
+        self._messages.set("refused", b"1")
+        self._root.set("current", str(self.epoch).encode())
+
+    def _trusted(self, store: AuthenticatedStore, key: str, writer: int = 0) -> bytes:
+        """What rank ``writer`` has written. Raises Refusal if it has another secret."""
+        try:
+            return store.get(key)
+        except Unauthentic as problem:
+            raise self._refusal(problem, writer) from problem
+
+    def _refusal(self, problem: Unauthentic, writer: int = 0) -> Refusal:
+        return Refusal(
+            f"rank {writer}{_claimed(problem.content)} has another {VARIABLE} than rank "
+            f"{self.environment.rank}, or none; or a stranger has written into the store ({problem}). "
+            f"{SET_IT}"
+        )
 
     def address(self) -> str:
         """The address at which the other hosts reach this one."""
@@ -225,6 +269,25 @@ class Rendezvous:
     def close(self) -> None:
         if self._memory_file is not None:
             self._memory_file.close()
+
+
+def _claimed(content: bytes) -> str:
+    """Where the writer of a registration says it is; it may be anybody."""
+    try:
+        info = json.loads(content)
+        return f" (process {int(info['process']['pid'])} on {ascii(info['name'])[:80]})"
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ""
+
+
+def _run_id(environment: Environment, store: Store) -> str:
+    """The engine's or, where the user gave none, one that the first rank to come draws for all."""
+    if environment.run_id != _NO_RUN_ID:
+        return environment.run_id
+    drawn = store.compare_set("murmurate/run_id", "", secrets.token_hex(8)).decode(errors="replace")
+    if not re.fullmatch("[0-9a-f]{16}", drawn):
+        raise Refusal(f"a stranger has written {ascii(drawn)[:80]} into the store as the run's id. {SET_IT}")
+    return drawn
 
 
 def _connect(environment: Environment) -> TCPStore:

@@ -18,9 +18,6 @@ from typing import IO, Any, Literal
 
 import torch
 
-# imported by a process's first optimizer, in 1.6 s: here the fork server imports it once for all members
-import torch._dynamo
-
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Capability, Fabric
 from murmurate.fabric.processes.fabric import ProcessFabric
@@ -43,7 +40,7 @@ from murmurate.strategies import strategy as strategy_by_name
 from murmurate.strategies.interface import Strategy
 
 Main = Callable[[OwnLoop], Any]
-_PRELOADED = ("murmurate.launch.script",)
+_PRELOADED = ("murmurate.launch.script", "torch._dynamo")  # an optimizer imports the second, for 1.6 s
 _POLL_SECONDS = 1.0
 
 

@@ -15,11 +15,13 @@ from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Capability
 from murmurate.fabric.processes.spawn import FINISHED, REFUSED, Exit
 from murmurate.launch import shutdown
+from murmurate.launch.exposure import DANGER, listens_beyond_loopback
 from murmurate.launch.heartbeats import EngineMember, HeartbeatMonitor
 from murmurate.launch.host_memory import Process
 from murmurate.launch.job_spec import JobSpec, MemberHost, check_folder, fresh_secret, prove
 from murmurate.launch.rendezvous import Environment, RankInfo, Rendezvous
 from murmurate.launch.role import fix_arithmetic, leave_unless_stopping, run_member
+from murmurate.launch.secret import VARIABLE, user_secret
 from murmurate.training.coordinator import Coordinator, SecondInterrupt, signals
 from murmurate.training.launcher import Launcher
 from murmurate.training.run import Run
@@ -74,7 +76,7 @@ class Torchrun(Launcher):
         shares = elastic.gather()
         started_at = time.monotonic()
         spec = JobSpec(
-            run_id=elastic.environment.run_id,
+            run_id=elastic.run_id,
             epoch=elastic.epoch,
             members=run.members,
             leader=elastic.process,
@@ -90,6 +92,8 @@ class Torchrun(Launcher):
         host = MemberHost(spec, elastic.store, own_ranks, leads=True, address=elastic.address())
         coordinator = Coordinator(run, folder, host.run_state, started_at, resume)
         coordinator.event("launcher", _on_death(elastic.environment))
+        if danger := _danger(elastic.environment):
+            coordinator.event("warning", danger)
         if spec.idle_compression:
             coordinator.event("warning", spec.idle_compression)
         elastic.announce(spec)
@@ -184,6 +188,15 @@ def _on_death(environment: Environment) -> str:
         f"A death ends all ranks; torch elastic starts them again from the last checkpoint, "
         f"at most {environment.restarts_allowed} time(s)."
     )
+
+
+def _danger(environment: Environment) -> str:
+    """What strangers can do to a run whose store other hosts can reach; empty if they cannot."""
+    where = listens_beyond_loopback(lambda socket: socket.laddr.port == environment.port)
+    if not where:
+        return ""
+    unprotected = f" {VARIABLE} is not set: anyone who reaches it can also stop this run or take part in it."
+    return f"the store of torchrun listens on {where}: {DANGER}." + unprotected * (not user_secret())
 
 
 def _unblock(roles: list[_OwnRole], host: MemberHost, coordinator: Coordinator) -> None:

@@ -36,6 +36,8 @@ def orthogonal_(module: nn.Module, gain: float, generator: torch.Generator) -> N
 
 
 def _orthogonal_rows_(weight: Tensor, gain: float, generator: torch.Generator) -> None:
+    if weight.is_meta:  # a net that is built for its sizes alone
+        return
     matrix = torch.empty(weight.shape[0], weight[0].numel(), device=generator.device)
     nn.init.orthogonal_(matrix, gain, generator=generator)
     with torch.no_grad():

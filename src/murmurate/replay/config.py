@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 
 from murmurate.errors import Refusal
+from murmurate.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval
 from murmurate.replay.frame_replay import FrameReplay
 from murmurate.replay.interface import Replay
 from murmurate.replay.memory import in_folder, private
@@ -53,43 +54,29 @@ class ReplayConfig:
     publish_every: own updates between publications of the parameters to actors; for runs with actors.
     """
 
-    capacity: int = 1_000_000
-    alpha: float = 0.6
-    alpha_end: float | None = None
-    beta: float = 0.4
-    beta_end: float = 1.0
-    epsilon: float = 1e-6
-    learning_starts: int = 20_000
-    samples_per_insert: float = 8.0
-    fit_every: int = 0
-    segments: int = 1
+    capacity: PositiveInt = 1_000_000
+    alpha: UnitInterval = 0.6
+    alpha_end: UnitInterval | None = None
+    beta: UnitInterval = 0.4
+    beta_end: UnitInterval = 1.0
+    epsilon: NonNegativeFloat = 1e-6
+    learning_starts: NonNegativeInt = 20_000
+    samples_per_insert: PositiveFloat = 8.0
+    fit_every: NonNegativeInt = 0
+    segments: PositiveInt = 1
     segment_draws: Literal["each", "one"] = "each"
     weights: Literal["own", "all"] = "own"
-    ahead: int = 0
+    ahead: NonNegativeInt = 0
     saved: bool = field(default=True, metadata={"place": True})
     folder: str | None = field(default=None, metadata={"place": True})
-    publish_every: int = 10
+    publish_every: NonNegativeInt = 10
 
     def __post_init__(self) -> None:
         if self.folder:  # absolute, because a run may be resumed from another working directory
             object.__setattr__(self, "folder", os.path.abspath(self.folder))
 
     def validate(self, batch: int) -> None:
-        """Raise Refusal for values out of range, and for those that do not fit batches of ``batch``."""
-        if batch < 1:
-            raise Refusal(f"agent.batch is {batch}; it must be at least 1. Use --agent.batch 32.")
-        if not 0 < self.samples_per_insert < math.inf:
-            raise Refusal(
-                f"replay.samples_per_insert is {self.samples_per_insert}; it must be finite and above 0, or "
-                "nothing is ever learned. Use --replay.samples-per-insert 8."
-            )
-        for name in ("alpha", "alpha_end", "beta", "beta_end"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise Refusal(f"replay.{name} is {getattr(self, name)}; it lies between 0 and 1.")
-        for name in ("epsilon", "fit_every", "ahead", "learning_starts", "publish_every"):
-            if not getattr(self, name) >= 0:
-                raise Refusal(f"replay.{name} is {getattr(self, name)}; it is not negative.")
+        """Raise Refusal for values that do not fit one another, or batches of ``batch``."""
         if self.fit_every and self.fit_every * self.samples_per_insert % batch:
             # the least number of steps that allows whole batches
             least = (batch / Fraction(self.samples_per_insert).limit_denominator(10_000)).numerator
@@ -116,10 +103,10 @@ class ReplayConfig:
             )
 
     def _validate_segments(self, batch: int) -> None:
-        if not 1 <= self.segments <= self.capacity // batch:
+        if self.segments > self.capacity // batch:
             raise Refusal(
-                f"replay.segments is {self.segments}: there is at least one, and each holds a batch of "
-                f"{batch} of the {self.capacity} that are kept. Use --replay.segments "
+                f"replay.segments is {self.segments}, and each holds a batch of {batch} of the "
+                f"{self.capacity} that are kept. Use --replay.segments "
                 f"{max(1, self.capacity // batch // 4)}."
             )
         if self.capacity % self.segments:

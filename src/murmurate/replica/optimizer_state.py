@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,23 @@ def entries(optimizer: torch.optim.Optimizer) -> Iterator[tuple[nn.Parameter, di
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             yield parameter, optimizer.state[parameter]
+
+
+def construct(make_optimizer: MakeOptimizer, parameters: list[Any]) -> torch.optim.Optimizer:
+    """``make_optimizer(parameters)``, without the import of torch's compiler.
+
+    That takes a launcher, which never steps an optimizer, two seconds.
+
+    torch imports it in a constructor only to keep that out of compiled code.
+    """
+    function = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
+    if function is None or "torch._dynamo" in sys.modules or hasattr(function, "__dynamo_disable"):
+        return make_optimizer(parameters)
+    function.__dynamo_disable = function
+    try:
+        return make_optimizer(parameters)
+    finally:
+        del function.__dynamo_disable
 
 
 def materialise(optimizer: torch.optim.Optimizer, make_optimizer: MakeOptimizer) -> None:

@@ -22,7 +22,7 @@ from murmurate.replica.layout import (
     refuse_late_hooks,
     view,
 )
-from murmurate.replica.optimizer_state import MakeOptimizer, check_start, entries, materialise
+from murmurate.replica.optimizer_state import MakeOptimizer, check_start, construct, entries, materialise
 from murmurate.replica.scale import Scale
 from murmurate.replica.sparse import Rows, check_plain, check_rows
 from murmurate.replica.state_dict import load_into, state_of
@@ -125,7 +125,7 @@ class Replica:
         self.params.grad = self._storage_grad
         self._slices: list[nn.Parameter] = []
         self._point_module()
-        self.optimizer = make_optimizer(self._optimizer_input())
+        self.optimizer = construct(make_optimizer, self._optimizer_input())
         self._initial_lr = [group["lr"] for group in self.optimizer.param_groups]
         disable_rnn_flattening(module)
 

@@ -85,6 +85,11 @@ class LearnerConfig(Protocol):
         """``strategy`` with hyper-parameters that follow from this config's, where the user gave none."""
         return strategy
 
+    def vector_bytes(self, spec: EnvSpec) -> int | None:
+        """Bytes of all replicas' vectors; None: a run counts them by building the learner on torch's ``meta``
+        device, where tensors have sizes and no memory."""
+        return None
+
     def build(self, context: Context) -> Any:
         """The ``Learner`` of one replica; an ``Agent`` where the requirement is of env steps.
 

@@ -7,10 +7,11 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from murmurate.errors import Refusal
 from murmurate.fabric.simulated.latency import Compute, Network, compute_model
+from murmurate.ranges import NonNegativeFloat, PositiveSeconds, Range, check_ranges
 from murmurate.record.reader import read_metrics
 
 # keys of --network, and the field of Network that each sets
@@ -53,28 +54,22 @@ class Cluster:
 
     compute: str = "constant:0.01"
     network: str = "latency=1e-4,bandwidth=1e9"
-    loss: float = 0.0
-    crash_every_seconds: float | None = None
-    restart_after_seconds: float | None = None
-    pause_every_seconds: float | None = None
-    pause_seconds: float = 10.0
-    cut_every_seconds: float | None = None
-    cut_seconds: float = 10.0
-    partition: tuple[float, ...] = ()
-    late_join: tuple[float, ...] = ()
-    lines: int = 100
+    loss: Annotated[float, Range(0, 1, below=True)] = 0.0
+    crash_every_seconds: PositiveSeconds | None = None
+    restart_after_seconds: PositiveSeconds | None = None
+    pause_every_seconds: PositiveSeconds | None = None
+    pause_seconds: PositiveSeconds = 10.0
+    cut_every_seconds: PositiveSeconds | None = None
+    cut_seconds: PositiveSeconds = 10.0
+    partition: tuple[NonNegativeFloat, ...] = ()
+    late_join: tuple[NonNegativeFloat, ...] = ()
+    lines: Annotated[int, Range(1, 1_000_000)] = 100
 
     def validate(self) -> None:
         """Raise Refusal for invalid values."""
         self.compute_model()
         self.network_model()
-        for name in (
-            "crash_every_seconds", "restart_after_seconds", "pause_every_seconds", "pause_seconds",
-            "cut_every_seconds", "cut_seconds", "lines",
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise Refusal(f"{name} is {value}; it must be above 0. Use --{name.replace('_', '-')} 10.")
+        check_ranges(self)
         if self.partition and not (
             len(self.partition) == 3
             and 0 <= self.partition[0] < self.partition[1]

@@ -14,6 +14,9 @@ from murmurate.errors import Refusal
 from murmurate.sources.interface import RunView, SourceConfig, SourceContext
 from murmurate.spec import Batch, derive_seed
 
+_SAMPLED = 100  # examples whose size is taken for that of all
+_INDEX_BYTES = 24  # of an example of a batch: its number, copied
+
 
 @dataclass(frozen=True)
 class ExampleSourceConfig(SourceConfig):
@@ -28,10 +31,6 @@ class ExampleSourceConfig(SourceConfig):
                 f"{run.learner.name} learns from {requires.unit}, which have no returns. Leave "
                 "--stop-at-return out."
             )
-        if requires.batch < 1:
-            raise Refusal(
-                f"agent.batch is {requires.batch}; a batch is of at least one. Use --agent.batch 32."
-            )
         run.strategy.check(run.replicas, shrinks=requires.shrinks)
 
     def batches(self, run: RunView) -> int | None:
@@ -39,6 +38,14 @@ class ExampleSourceConfig(SourceConfig):
             return None
         batch: int = run.learner.requires.batch
         return max(1, run.env_steps // (run.replicas * batch))
+
+    def memory_bytes(self, run: RunView) -> int:
+        train = cast(DataSet, run.world).divided().train
+        sample = train.select(np.arange(min(len(train), _SAMPLED)))
+        fields = sample if isinstance(sample, tuple) else vars(sample).values()
+        size = sum(int(getattr(value, "nbytes", 0)) for value in fields)
+        batch: int = run.learner.requires.batch
+        return batch * (_INDEX_BYTES + 2 * size // max(min(len(train), _SAMPLED), 1))
 
     def open(self, context: SourceContext) -> ExampleSource:
         run = context.run

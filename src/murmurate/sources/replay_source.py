@@ -12,6 +12,7 @@ from torch import Tensor
 
 from murmurate.agents.interface import Action, Agent, Policy
 from murmurate.errors import Refusal
+from murmurate.ranges import NonNegativeInt, PositiveInt
 from murmurate.replay.config import ReplayConfig, memory_bytes, open_replay, replay_bytes
 from murmurate.replay.memory import refuse_full_disk
 from murmurate.sources.actor_source import ActorPlan, ActorSource
@@ -19,10 +20,12 @@ from murmurate.sources.bank_weights import LIKE, BankWeights
 from murmurate.sources.interface import RunView, Source, SourceConfig, SourceContext
 from murmurate.sources.replay_sampler import ReplaySampler
 from murmurate.sources.simulator_groups import (
+    SIMULATOR_BYTES,
     SimulatorGroups,
     check_saved_simulators,
     check_simulators,
     open_groups,
+    step_bytes,
 )
 from murmurate.sources.steps import random_actions, steps_of
 from murmurate.spec import Batch, Episode, derive_seed
@@ -43,19 +46,16 @@ class ReplaySourceConfig(SourceConfig):
     random_env_steps: env steps of each learner, at its start, whose actions are uniformly random.
     """
 
-    simulators: int = 16
+    simulators: PositiveInt = 16
     double_buffer: bool = False
     replay: ReplayConfig = field(default_factory=ReplayConfig)
-    actors: int = 0
-    random_env_steps: int = 0
+    actors: NonNegativeInt = 0
+    random_env_steps: NonNegativeInt = 0
 
     gives: ClassVar[str] = "transitions"
 
     def check(self, run: RunView) -> None:
         check_simulators(self.simulators, self.double_buffer)
-        for name in ("actors", "random_env_steps"):
-            if getattr(self, name) < 0:
-                raise Refusal(f"{name} is {getattr(self, name)}; it must be at least 0.")
         if self.actors > self.simulators:
             raise Refusal(
                 f"{self.actors} actors share {self.simulators} simulators, and each needs one. Use --actors "
@@ -91,7 +91,10 @@ class ReplaySourceConfig(SourceConfig):
         stored = self._store_bytes(run)
         if self.replay.folder:
             refuse_full_disk(Path(self.replay.folder), run.replicas * stored)
-        return memory_bytes(self.replay, stored) + self.actors * _ACTOR_BYTES
+        requires, step = run.learner.requires, step_bytes(run)
+        batches = 2 * (1 + self.replay.ahead) * requires.batch * step
+        pending = self.simulators * (SIMULATOR_BYTES + requires.n_step * step)
+        return int(memory_bytes(self.replay, stored) + batches + pending + self.actors * _ACTOR_BYTES)
 
     def saved_bytes(self, run: RunView) -> int:
         return self._store_bytes(run) if self.replay.saved else 0

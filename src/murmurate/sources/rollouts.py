@@ -11,12 +11,15 @@ from torch import Tensor
 
 from murmurate.agents.interface import Agent, Policy
 from murmurate.errors import Refusal
+from murmurate.ranges import PositiveInt
 from murmurate.sources.interface import RunView, SourceConfig, SourceContext
 from murmurate.sources.simulator_groups import (
+    SIMULATOR_BYTES,
     SimulatorGroups,
     check_saved_simulators,
     check_simulators,
     open_groups,
+    step_bytes,
 )
 from murmurate.spec import Batch, EnvSpec, Episode, Shapes, TimeStep, Trajectory, derive_seed
 from murmurate.worlds.interface import Simulators, SimulatorWorld
@@ -30,7 +33,7 @@ class RolloutSourceConfig(SourceConfig):
         in native threads.
     """
 
-    simulators: int = 16
+    simulators: PositiveInt = 16
     double_buffer: bool = False
 
     gives: ClassVar[str] = "rollouts"
@@ -46,6 +49,10 @@ class RolloutSourceConfig(SourceConfig):
             return None
         steps: int = run.learner.requires.steps
         return max(1, run.env_steps // (run.replicas * self.simulators * steps))
+
+    def memory_bytes(self, run: RunView) -> int:
+        steps: int = run.learner.requires.steps
+        return self.simulators * (SIMULATOR_BYTES + 2 * (steps + 1) * step_bytes(run))
 
     def check_state(self, state: dict[str, Any]) -> None:
         check_saved_simulators(state, self.simulators)

@@ -7,6 +7,7 @@ of groups changes nothing else: seeds, and the order of simulators in batches, a
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,8 +16,19 @@ from torch import Tensor
 
 from murmurate.agents.interface import Policy
 from murmurate.errors import Refusal
+from murmurate.sources.interface import RunView
 from murmurate.spec import EnvSpec, derive_generator, derive_seed
 from murmurate.worlds.interface import Simulators, SimulatorWorld
+
+SIMULATOR_BYTES = 2_000  # at least, of one
+
+
+def step_bytes(run: RunView) -> int:
+    """Memory of one step of one simulator: its observation, action and a few numbers."""
+    spec = run.world.spec()
+    seen = math.prod(spec.observation_shape) * spec.observation_dtype.itemsize
+    recorded = sum(math.prod(shape) for shape in run.learner.requires.behaviour.values())
+    return int(seen + 4 * (math.prod(spec.action_shape) + recorded) + 16)
 
 
 def check_simulators(simulators: int, double_buffer: bool) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from murmurate.errors import Refusal
 from murmurate.fabric.interface import Capability, Channel, FabricError, Message
+from murmurate.ranges import PositiveInt, Seconds, UnitInterval
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.strategies.checkpoint_barrier import IDLE_SECONDS, CheckpointBarrier
 from murmurate.strategies.interface import (
@@ -18,7 +19,6 @@ from murmurate.strategies.interface import (
     Strategy,
     centre_of,
     replicas_of,
-    require,
 )
 from murmurate.strategies.reply import discard_replies, require_centre, wait_for_reply
 
@@ -45,10 +45,10 @@ class Elastic(Strategy):
     deadline_seconds: of sending and waiting; afterwards the replica goes on, and moves later.
     """
 
-    moving_rate: float | None = None
-    period: int = 10
+    moving_rate: UnitInterval | None = None
+    period: PositiveInt = 10
     wait: bool = True
-    deadline_seconds: float = 10.0
+    deadline_seconds: Seconds = 10.0
 
     name: ClassVar[str] = "elastic"
     summary: ClassVar[str] = "every tau replica and centre move towards each other; update"
@@ -69,11 +69,6 @@ class Elastic(Strategy):
     _awaited: bool = field(default=False, init=False, repr=False, compare=False)
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
     _moved_at: int = field(default=0, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        require(self.period >= 1, f"period counts updates between moves and is at least 1, not {self.period}")
-        valid = self.moving_rate is None or 0 <= self.moving_rate <= 1
-        require(valid, f"moving_rate is a weight from 0 to 1, not {self.moving_rate}")
 
     def attach(self, replica: Replica, channel: Channel) -> None:
         self._pushes = CheckpointBarrier(_PUSH)
@@ -170,8 +165,8 @@ class SynchronousElastic(Strategy):
     moving_rate: beta; None is 0.8 / p with p replicas. Refused above 1 / p, where the centre would overshoot.
     """
 
-    moving_rate: float | None = None
-    period: int = 10
+    moving_rate: UnitInterval | None = None
+    period: PositiveInt = 10
 
     name: ClassVar[str] = "synchronous-elastic"
     summary: ClassVar[str] = "every tau all replicas and the centre move towards each other; update"
@@ -188,11 +183,6 @@ class SynchronousElastic(Strategy):
 
     _centre: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
     _beta: float = field(default=0.0, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        require(self.period >= 1, f"period counts updates between moves and is at least 1, not {self.period}")
-        valid = self.moving_rate is None or 0 <= self.moving_rate <= 1
-        require(valid, f"moving_rate is a weight from 0 to 1, not {self.moving_rate}")
 
     def attach(self, replica: Replica, channel: Channel) -> None:
         self._beta = moving_rate(self.moving_rate, channel.size)

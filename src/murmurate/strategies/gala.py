@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Channel
+from murmurate.ranges import NonNegativeInt, Seconds
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.strategies.interface import Behaviour, MemberEvent, Strategy, mean_of_published
 from murmurate.topology import Topology, topology
@@ -26,8 +27,8 @@ class GALA(Strategy):
     """
 
     topology: str = "ring"
-    staleness_bound: int = 100
-    deadline_seconds: float = 0.5
+    staleness_bound: NonNegativeInt = 100
+    deadline_seconds: Seconds = 0.5
 
     name: ClassVar[str] = "gala"
     summary: ClassVar[str] = "update; publish without waiting; average once every in-peer has published"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Channel
+from murmurate.ranges import check_ranges
 from murmurate.replica.vector import Exchange, Replica
 
 FINAL_DRAIN = 1 << 40  # the number of the ``drain`` after which a member sends no more
@@ -68,6 +69,9 @@ class Strategy:
 
     # deltas of this member that were refused as too old, that it refused, or that found a queue full
     refused: int = field(default=0, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
     @property
     def needs(self) -> frozenset[Capability]:
@@ -144,12 +148,6 @@ class Strategy:
 
     def on_member(self, event: MemberEvent) -> None:
         """A member has died or joined; called between two steps."""
-
-
-def require(valid: bool, sentence: str) -> None:
-    """Raise ValueError with ``sentence`` for an invalid hyper-parameter."""
-    if not valid:
-        raise ValueError(sentence)
 
 
 def centre_of(channel: Channel) -> int:

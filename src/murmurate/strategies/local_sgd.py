@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Channel
+from murmurate.ranges import NonNegativeFloat, PositiveInt, UnitInterval
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.strategies.interface import Behaviour, Strategy
 
@@ -28,9 +29,9 @@ class LocalSGD(Strategy):
     Optimizer moments stay local.
     """
 
-    period: int = 10
-    outer_learning_rate: float | None = None
-    outer_momentum: float = 0.0
+    period: PositiveInt = 10
+    outer_learning_rate: NonNegativeFloat | None = None
+    outer_momentum: UnitInterval = 0.0
     outer_nesterov: bool = False
 
     name: ClassVar[str] = "local-sgd"
@@ -48,10 +49,6 @@ class LocalSGD(Strategy):
 
     _outer: torch.optim.Optimizer | None = field(default=None, init=False, repr=False, compare=False)
     _agreed: Tensor = field(default_factory=lambda: torch.empty(0), init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.period < 1:
-            raise ValueError(f"period counts updates between means and is at least 1, not {self.period}")
 
     def attach(self, replica: Replica, channel: Channel) -> None:
         if self.outer_learning_rate is not None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Channel, Message
+from murmurate.ranges import NonNegativeInt, PositiveInt, Seconds
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.strategies.checkpoint_barrier import IDLE_SECONDS, CheckpointBarrier
 from murmurate.strategies.interface import (
@@ -21,7 +22,6 @@ from murmurate.strategies.interface import (
     Strategy,
     centre_of,
     replicas_of,
-    require,
 )
 from murmurate.strategies.reply import discard_replies, require_centre, wait_for_reply
 
@@ -45,11 +45,11 @@ class ParameterServer(Strategy):
         the reply when it arrives.
     """
 
-    period: int = 1
+    period: PositiveInt = 1
     local_steps: bool = True
     wait: bool = True
-    delay_bound: int = 0
-    deadline_seconds: float = 10.0
+    delay_bound: NonNegativeInt = 0
+    deadline_seconds: Seconds = 10.0
 
     name: ClassVar[str] = "parameter-server"
     summary: ClassVar[str] = "every tau push the accumulated gradient, pull; the centre updates"
@@ -76,14 +76,6 @@ class ParameterServer(Strategy):
     _awaited: bool = field(default=False, init=False, repr=False, compare=False)
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
     _pulled_at: int = field(default=0, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        require(
-            self.period >= 1, f"period counts updates between pushes and is at least 1, not {self.period}"
-        )
-        require(
-            self.delay_bound >= 0, f"delay_bound counts updates and is at least 0, not {self.delay_bound}"
-        )
 
     def attach(self, replica: Replica, channel: Channel) -> None:
         self._rank, self._pushes = channel.rank, CheckpointBarrier(_PUSH)

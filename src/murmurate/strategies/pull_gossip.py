@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Channel
+from murmurate.ranges import PositiveInt, Seed, UnitInterval
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.spec import derive_generator
-from murmurate.strategies.interface import Behaviour, Strategy, mean_of_published, require
+from murmurate.strategies.interface import Behaviour, Strategy, mean_of_published
 from murmurate.topology import Topology, topology
 
 
@@ -30,12 +31,12 @@ class PullGossip(Strategy):
     No replica waits: a peer that has published nothing yet is not mixed with.
     """
 
-    mixing: float = 0.5
-    period: int = 1
+    mixing: UnitInterval = 0.5
+    period: PositiveInt = 1
     stale: bool = False
     with_self: bool = False
     topology: str = "complete"
-    seed: int = 0
+    seed: Seed = 0
 
     name: ClassVar[str] = "pull-gossip"
     summary: ClassVar[str] = "update; every tau updates mix with one random peer"
@@ -53,10 +54,6 @@ class PullGossip(Strategy):
     _graph: Topology | None = field(default=None, init=False, repr=False, compare=False)
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
     _agreed_at: int = field(default=0, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        require(0 <= self.mixing <= 1, f"mixing is a weight from 0 to 1, not {self.mixing}")
-        require(self.period >= 1, f"period counts updates between mixes and is at least 1, not {self.period}")
 
     def attach(self, replica: Replica, channel: Channel) -> None:
         self._graph = topology(self.topology)

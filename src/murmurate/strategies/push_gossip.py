@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Channel
+from murmurate.ranges import PositiveInt, Seed, UnitInterval
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.spec import derive_generator
-from murmurate.strategies.interface import Behaviour, Strategy, mean_of_published, require
+from murmurate.strategies.interface import Behaviour, Strategy, mean_of_published
 from murmurate.topology import Topology, topology
 
 _TAG = "theta"
@@ -36,12 +37,12 @@ class PushGossip(Strategy):
     sent, and counted in ``refused``.
     """
 
-    mixing: float | None = None
-    period: int = 1
+    mixing: UnitInterval | None = None
+    period: PositiveInt = 1
     stale: bool = False
     with_self: bool = False
     topology: str = "complete"
-    seed: int = 0
+    seed: Seed = 0
 
     name: ClassVar[str] = "push-gossip"
     summary: ClassVar[str] = "update; every tau updates send to one random peer; average the vectors received"
@@ -59,11 +60,6 @@ class PushGossip(Strategy):
     _graph: Topology | None = field(default=None, init=False, repr=False, compare=False)
     _rounds: int = field(default=0, init=False, repr=False, compare=False)
     _agreed_at: int = field(default=0, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        valid = self.mixing is None or 0 <= self.mixing <= 1
-        require(valid, f"mixing is a weight from 0 to 1, not {self.mixing}")
-        require(self.period >= 1, f"period counts updates between sends and is at least 1, not {self.period}")
 
     def attach(self, replica: Replica, channel: Channel) -> None:
         self._graph = topology(self.topology)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Channel, Message
+from murmurate.ranges import PositiveInt, Range
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.strategies.checkpoint_barrier import CheckpointBarrier
-from murmurate.strategies.interface import Behaviour, MemberEvent, Strategy, mean_of_published, require
+from murmurate.strategies.interface import Behaviour, MemberEvent, Strategy, mean_of_published
 from murmurate.topology import Topology, topology
 
 _TAG = "mass"
@@ -35,8 +36,8 @@ class PushSum(Strategy):
     """
 
     topology: str = "exponential"
-    period: int = 1
-    least_weight: float = 0.5
+    period: PositiveInt = 1
+    least_weight: Annotated[float, Range(0, 1, above=True, below=True)] = 0.5
 
     name: ClassVar[str] = "push-sum"
     summary: ClassVar[str] = "update; send shares of sum and weight; train their quotient"
@@ -57,11 +58,6 @@ class PushSum(Strategy):
     _agreed_at: int = field(default=0, init=False, repr=False, compare=False)
     _sent_version: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     _graph: Topology | None = field(default=None, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        require(self.period >= 1, f"period counts updates between sends and is at least 1, not {self.period}")
-        valid = 0 < self.least_weight < 1
-        require(valid, f"least_weight lies between 0 and 1, not at {self.least_weight}")
 
     def attach(self, replica: Replica, channel: Channel) -> None:
         self._graph, self._mail = topology(self.topology), CheckpointBarrier(_TAG)

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from murmurate.fabric.interface import Capability, Channel, FabricError, Message
+from murmurate.ranges import PositiveInt, Seconds, Seed, UnitInterval
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.spec import derive_generator
-from murmurate.strategies.interface import Behaviour, MemberEvent, Strategy, require
+from murmurate.strategies.interface import Behaviour, MemberEvent, Strategy
 from murmurate.topology import topology
 
 _TAG = "theta"
@@ -38,13 +39,13 @@ class SynchronousGossip(Strategy):
     """
 
     direction: Literal["pull", "push"] = "pull"
-    mixing: float | None = None
-    period: int = 1
+    mixing: UnitInterval | None = None
+    period: PositiveInt = 1
     stale: bool = False
     with_self: bool = False
     topology: str = "complete"
-    deadline_seconds: float = 60.0
-    seed: int = 0
+    deadline_seconds: Seconds = 60.0
+    seed: Seed = 0
 
     name: ClassVar[str] = "synchronous-gossip"
     summary: ClassVar[str] = "update; every tau updates mix with one random peer in a common round"
@@ -64,12 +65,9 @@ class SynchronousGossip(Strategy):
     _dead: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        require(self.direction in ("pull", "push"), f"direction is pull or push, not {self.direction}")
-        valid = self.mixing is None or 0 <= self.mixing <= 1
-        require(valid, f"mixing is a weight from 0 to 1, not {self.mixing}")
-        require(
-            self.period >= 1, f"period counts updates between rounds and is at least 1, not {self.period}"
-        )
+        super().__post_init__()
+        if self.direction not in ("pull", "push"):
+            raise ValueError(f"direction is pull or push, not {self.direction}")
 
     def attach(self, replica: Replica, channel: Channel) -> None:
         topology(self.topology)  # refuses an unknown name here, before the first round

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
 from murmurate.errors import Refusal
 from murmurate.evaluation.interface import Evaluation
+from murmurate.ranges import AnyFloat, NonNegativeInt, PositiveInt, PositiveSeconds, Range, Seed, check_ranges
 from murmurate.replicator.learner import LearnerConfig
 from murmurate.sources.interface import SourceConfig
 from murmurate.spec import Placement, World
@@ -54,42 +55,32 @@ class Run:
     strategy: Strategy
     source: SourceConfig = field(metadata={"flat": True})
     evaluation: Evaluation = field(metadata={"flat": True, "movable": True})
-    replicas: int = 1
-    env_steps: int | None = field(default=None, metadata={"movable": True})
-    updates: int | None = field(default=None, metadata={"movable": True})
-    minutes: float | None = field(default=None, metadata={"movable": True})
-    stop_at_return: float | None = field(default=None, metadata={"movable": True})
-    seed: int = 0
+    replicas: Annotated[int, Range(1, 1_000_000)] = 1
+    env_steps: PositiveInt | None = field(default=None, metadata={"movable": True})
+    updates: PositiveInt | None = field(default=None, metadata={"movable": True})
+    minutes: Annotated[float, Range(0, 1e8, above=True)] | None = field(
+        default=None, metadata={"movable": True}
+    )
+    stop_at_return: AnyFloat | None = field(default=None, metadata={"movable": True})
+    seed: Seed = 0
     launcher: str = field(default="local", metadata={"movable": True})
     placement: Placement = field(default_factory=Placement, metadata={"movable": True})
-    checkpoint_every_env_steps: int = field(default=250_000, metadata={"movable": True})
-    probe_every_updates: int = field(default=200, metadata={"movable": True})
-    record_every_seconds: float = field(default=1.0, metadata={"movable": True})
-    restarts: int = field(default=0, metadata={"movable": True})
-    hang_after_seconds: float = field(default=120.0, metadata={"movable": True})
+    checkpoint_every_env_steps: PositiveInt = field(default=250_000, metadata={"movable": True})
+    probe_every_updates: NonNegativeInt = field(default=200, metadata={"movable": True})
+    record_every_seconds: PositiveSeconds = field(default=1.0, metadata={"movable": True})
+    restarts: NonNegativeInt = field(default=0, metadata={"movable": True})
+    hang_after_seconds: Annotated[float, Range(5, 1e6)] = field(
+        default=120.0, metadata={"movable": True, "since": 2}
+    )
     compression: Literal["none", "bfloat16", "int8"] = field(default="none", metadata={"movable": True})
 
     def validate(self) -> None:
-        """Raise Refusal for values that make no sense."""
-        if self.replicas < 1:
-            raise Refusal(f"replicas is {self.replicas}; a run needs at least one. Use --replicas 1.")
-        for name in ("env_steps", "updates", "minutes"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                option = name.replace("_", "-")
-                raise Refusal(f"{name} is {value}; give a positive number, as in --{option} 100000.")
+        """Raise Refusal for a number outside its range (``ranges``), and for what makes no sense together."""
+        check_ranges(self)
         if self.env_steps is None and self.updates is None and self.minutes is None:
             raise Refusal("the run has no end: give --env-steps, --updates or --minutes.")
-        least = {"checkpoint_every_env_steps": 1, "probe_every_updates": 0, "seed": 0, "restarts": 0}
-        for name, least_value in least.items():
-            if getattr(self, name) < least_value:
-                raise Refusal(f"{name} is {getattr(self, name)}; it must be at least {least_value}.")
-        if not self.record_every_seconds > 0:
-            raise Refusal("record_every_seconds must be above 0.")
-        if not 5 <= self.hang_after_seconds <= 1e6:
-            raise Refusal(f"hang_after_seconds is {self.hang_after_seconds:g}; it must be between 5 and 1e6.")
-        if self.placement.threads < 1 or not self.placement.devices:
-            raise Refusal("a placement names at least one device, and at least one thread a process.")
+        if not self.placement.devices:
+            raise Refusal("a placement names at least one device. Use --placement.devices cpu.")
         self.strategy.check(self.replicas)
         requires = self.learner.requires
         if self.world.unit != requires.unit:
@@ -103,7 +94,6 @@ class Run:
                 f"{self.source.gives}."
             )
         self.source.check(self)
-        self.evaluation.check()
 
     @property
     def members(self) -> int:

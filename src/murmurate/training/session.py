@@ -12,7 +12,6 @@ import torch
 
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import Capability, Fabric
-from murmurate.fabric.processes.shared_memory import refuse_if_small
 from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
 from murmurate.record.reader import truncate_after
 from murmurate.replicator.learner import Context, Learner
@@ -22,6 +21,7 @@ from murmurate.training.coordinator import Coordinator, SecondInterrupt, signals
 from murmurate.training.data_record import check_data, record_data, refuse_missing, without_places
 from murmurate.training.launcher import Launcher, Ranks
 from murmurate.training.members import group_opener
+from murmurate.training.memory import bytes_of, exceeds_memory, planned_bytes, refuse_too_small, too_large
 from murmurate.training.place import FolderGone, Place
 from murmurate.training.restore import fitting, load_agent, refuse_not_finite
 from murmurate.training.run import Run
@@ -202,17 +202,11 @@ def preflight(run: Run, launcher: Launcher) -> None:
             "mail and register are, collectives and shared memory are not. Leave it out, or use "
             "--strategy gala."
         )
+    planned = planned_bytes(run)
+    refuse_too_small(run, planned or 0)
     learner = _build_once(run)
-    vector_bytes = 4 * sum(len(replica) for replica in learner.replicas.values())
-    # per replica: its process, optimizer state, and at most three slots in each of two registers
-    source_bytes = run.replicas * run.source.memory_bytes(run)
-    needed = run.replicas * (150 * 2**20 + 16 * vector_bytes) + source_bytes
-    sources = (
-        f" (sources take {source_bytes // 2**20:,} MiB of it: --replay.capacity, --replay.folder, --actors)"
-        if source_bytes
-        else ""
-    )
-    refuse_if_small(needed, f"{run.recipe} with {run.replicas} replica(s){sources}")
+    if planned is None:
+        refuse_too_small(run, bytes_of(learner))
 
 
 def _devices(run: Run) -> set[str]:
@@ -251,7 +245,11 @@ def _build_once(run: Run) -> Learner:
     size = 1 + run.strategy.centre
     try:
         agent = SimulatedFabric(size, seed=0, keep_log=False).run([build] * size)[0]
-    except ValueError as error:
+    except (ValueError, RuntimeError, MemoryError, OverflowError) as error:
+        if exceeds_memory(error):
+            raise too_large(run, error) from error
+        if not isinstance(error, ValueError):
+            raise
         raise Refusal(f"{run.recipe} cannot be made like this: {error}. Change that field.") from error
     if isinstance(agent, Crashed):
         raise RuntimeError("the simulated fabric reported a crash that was not injected")

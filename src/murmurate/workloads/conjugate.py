@@ -13,12 +13,13 @@ the parameters of a net. It is a table of rows; a mini-batch may touch only a fe
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from murmurate.datasets.interface import ExampleSet
+from murmurate.ranges import Range
 from murmurate.replica.sparse import Rows
 from murmurate.replica.vector import Replica
 from murmurate.spec import Batch, Outcome
@@ -26,6 +27,8 @@ from murmurate.spec import Batch, Outcome
 Estimate = TypeVar("Estimate", covariant=True)
 
 StepRule = Literal["robbins-monro", "average", "paper"]
+StepSize = Annotated[float, Range(0, 1, above=True, below=True)]
+StepDelay = Annotated[float, Range(1, 1e30)]  # from 1 the first step does not go beyond lambda-hat
 _REFRESH_UPDATES = 1_000  # between two recomputations of the redundant part of a table
 _VALIDATION = 500  # validation examples, at most
 
@@ -157,14 +160,3 @@ class ConjugateLearner(Generic[Estimate]):
 def step_size(t: int, rule: StepRule, *, rate: float, delay: float, forgetting: float) -> float:
     """eta after ``t`` updates: (delay + t) ** -forgetting under the Robbins-Monro rule, else ``rate``."""
     return float((delay + t) ** -forgetting) if rule == "robbins-monro" else rate
-
-
-def check_steps(*, rate: float, delay: float, forgetting: float) -> None:
-    """Raise ValueError for step-size parameters out of range."""
-    if not 0 < rate < 1:
-        raise ValueError(f"rate is {rate}; a step towards lambda-hat must lie between 0 and 1")
-    if not (delay >= 1 and 0 <= forgetting <= 1):
-        raise ValueError(
-            f"delay is {delay:g} and forgetting {forgetting:g}; delay must be at least 1, so that the first "
-            "step does not go beyond lambda-hat, and forgetting must lie between 0 and 1"
-        )

@@ -24,10 +24,11 @@ from murmurate.losses.mixture import (
     statistics,
     width_of,
 )
+from murmurate.ranges import NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval, check_ranges
 from murmurate.replica.sparse import Rows
 from murmurate.replicator.learner import Context, LearnerConfig
-from murmurate.spec import Examples, derive_seed
-from murmurate.workloads.conjugate import ConjugateLearner, StepRule, check_steps, step_size
+from murmurate.spec import EnvSpec, Examples, derive_seed
+from murmurate.workloads.conjugate import ConjugateLearner, StepDelay, StepRule, StepSize, step_size
 from murmurate.workloads.mixture import Mixture, centred
 
 _INIT_ROWS = 20_000  # rows from which the prior and the initial parameters are computed
@@ -55,18 +56,18 @@ class MixtureModel(LearnerConfig):
     name: ClassVar[str] = "gmm"
     summary: ClassVar[str] = "Bayesian Gaussian mixture by stochastic variational inference"
 
-    components: int = 10
-    batch: int = 256
+    components: PositiveInt = 10
+    batch: PositiveInt = 256
     covariance: Literal["full", "diagonal"] = "full"
-    concentration: float | None = None
-    precision: float = 1.0
-    freedom: float | None = None
+    concentration: PositiveFloat | None = None
+    precision: PositiveFloat = 1.0
+    freedom: PositiveFloat | None = None
     step_rule: StepRule = "robbins-monro"
-    rate: float = 0.1
-    delay: float = 10.0
-    forgetting: float = 0.7
+    rate: StepSize = 0.1
+    delay: StepDelay = 10.0
+    forgetting: UnitInterval = 0.7
     init: Literal["k-means", "random"] = "k-means"
-    validate_every: int = 100
+    validate_every: NonNegativeInt = 100
 
     @property
     def requires(self) -> Examples:
@@ -78,17 +79,13 @@ class MixtureModel(LearnerConfig):
 
     def check(self, columns: int) -> None:
         """Raise ValueError for hyper-parameters out of range."""
-        for name in ("components", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("concentration", "precision"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} is {value}; it must be above 0")
+        check_ranges(self)
         least = columns - 1 if self.covariance == "full" else 0
         if self.freedom is not None and not self.freedom > least:
             raise ValueError(f"freedom is {self.freedom}; with {columns} columns it must be above {least}")
-        check_steps(rate=self.rate, delay=self.delay, forgetting=self.forgetting)
+
+    def vector_bytes(self, spec: EnvSpec) -> int:
+        return 8 * self.components * width_of(spec.observation_shape[0], self.covariance == "full")
 
     def build(self, context: Context) -> ConjugateLearner[Mixture]:
         """The learner. The prior and the initial parameters are computed from ``context.examples``; without

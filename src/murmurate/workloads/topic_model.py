@@ -18,11 +18,19 @@ from murmurate.datasets.corpus import Corpus
 from murmurate.datasets.interface import ExampleSet
 from murmurate.losses.checks import check_shape
 from murmurate.losses.topics import Documents, expected_topics, fold_in, width_for
+from murmurate.ranges import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    UnitInterval,
+    check_ranges,
+)
 from murmurate.replica.sparse import Rows
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, LearnerConfig
-from murmurate.spec import Examples, derive_seed
-from murmurate.workloads.conjugate import ConjugateLearner, StepRule, check_steps, step_size
+from murmurate.spec import EnvSpec, Examples, derive_seed
+from murmurate.workloads.conjugate import ConjugateLearner, StepDelay, StepRule, StepSize, step_size
 from murmurate.workloads.topics import Topics
 
 # documents from which each topic is initialised, and their share of its words (init "documents")
@@ -52,18 +60,18 @@ class TopicModel(LearnerConfig):
     name: ClassVar[str] = "lda"
     summary: ClassVar[str] = "latent Dirichlet allocation by stochastic variational inference"
 
-    topics: int = 50
-    batch: int = 256
-    alpha: float | None = None
-    prior: float | None = None
-    iterations: int = 20
-    tolerance: float = 1e-3
+    topics: PositiveInt = 50
+    batch: PositiveInt = 256
+    alpha: PositiveFloat | None = None
+    prior: PositiveFloat | None = None
+    iterations: PositiveInt = 20
+    tolerance: NonNegativeFloat = 1e-3
     step_rule: StepRule = "robbins-monro"
-    rate: float = 0.1
-    delay: float = 30.0
-    forgetting: float = 0.7
+    rate: StepSize = 0.1
+    delay: StepDelay = 30.0
+    forgetting: UnitInterval = 0.7
     init: Literal["documents", "random", "svi"] = "documents"
-    validate_every: int = 100
+    validate_every: NonNegativeInt = 100
 
     @property
     def requires(self) -> Examples:
@@ -77,23 +85,15 @@ class TopicModel(LearnerConfig):
         """Under ``paper`` a strategy with a step size of its own (DPSGD's rho) takes it from this config."""
         return strategy.with_model_steps(self.rate) if self.step_rule == "paper" else strategy
 
-    def check(self) -> None:
-        """Raise ValueError for hyper-parameters out of range."""
-        for name in ("topics", "batch", "iterations"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("alpha", "prior"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} is {value}; the parameter of a Dirichlet must be above 0")
-        check_steps(rate=self.rate, delay=self.delay, forgetting=self.forgetting)
+    def vector_bytes(self, spec: EnvSpec) -> int:
+        return 4 * (spec.observation_shape[0] + 1) * width_for(self.topics)
 
     def build(self, context: Context, start: Tensor | None = None) -> ConjugateLearner[Topics]:
         """The learner. ``init`` uses ``context.examples``; without these the initial parameters are random.
 
         start: lambda [V, K] to continue from, in place of ``init``.
         """
-        self.check()
+        check_ranges(self)
         words, documents = context.spec.observation_shape[0], context.spec.examples
         if start is None:
             initial = _initial(self, words, documents, context.seed, context.examples)

@@ -9,7 +9,7 @@ clipped to [-1, 1] and the loss of a life ends the learner's episode while the g
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from murmurate import errors
+from murmurate.ranges import Range, UnitInterval, check_ranges
 from murmurate.spec import EnvSpec, TimeStep
 from murmurate.worlds.episodes import EpisodeCounter
 from murmurate.worlds.generators import simulator_seed
@@ -63,11 +64,11 @@ class AtariWorld(SimulatorWorld):
     """
 
     game: str = field(metadata={"in_name": True})
-    frame_skip: int = 4
-    stack: int = 4
-    noop_max: int = 30
-    sticky: float = 0.0
-    max_frames_per_episode: int = 108_000
+    frame_skip: Annotated[int, Range(1, 1000)] = 4
+    stack: Annotated[int, Range(1, 1000)] = 4
+    noop_max: Annotated[int, Range(0, 1_000_000)] = 30
+    sticky: UnitInterval = 0.0
+    max_frames_per_episode: Annotated[int, Range(1, 2**31 - 1)] = 108_000
     clip_rewards: bool = True
     life_loss: bool = True
     fire_reset: bool = True
@@ -75,14 +76,7 @@ class AtariWorld(SimulatorWorld):
     images: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name in ("frame_skip", "stack", "max_frames_per_episode"):
-            if getattr(self, name) < 1:
-                raise errors.Refusal(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if self.noop_max < 0 or not 0 <= self.sticky <= 1:
-            raise errors.Refusal(
-                f"noop_max must be at least 0 and sticky between 0 and 1, got {self.noop_max} and "
-                f"{self.sticky}."
-            )
+        check_ranges(self)
 
     @property
     def name(self) -> str:

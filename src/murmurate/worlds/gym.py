@@ -22,6 +22,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from torch import Tensor
 
 from murmurate import errors
+from murmurate.ranges import PositiveInt, check_ranges
 from murmurate.spec import EnvSpec, TimeStep
 from murmurate.worlds.cartpole import CartPoleSimulators
 from murmurate.worlds.env_state import Saver, Unsavable, quiet_models, saver
@@ -83,11 +84,10 @@ class GymWorld(SimulatorWorld):
     """
 
     id: str = field(metadata={"in_name": True})
-    max_episode_steps: int | None = None
+    max_episode_steps: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        if self.max_episode_steps is not None and self.max_episode_steps < 1:
-            raise errors.Refusal(f"max_episode_steps must be at least 1, got {self.max_episode_steps}.")
+        check_ranges(self)
 
     @property
     def name(self) -> str:

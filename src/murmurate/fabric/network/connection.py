@@ -316,7 +316,9 @@ class PeerConnection:
             with self._owner.lock:
                 self._owner.refuse(refusal.cause, str(refusal), self.peer)
             self._replace_if_restarted()
-        except (Closed, OSError):
+        except Closed:  # it is not ready, or is another process now, which cannot read our handshake
+            self._replace_if_restarted()
+        except OSError:
             pass
 
     def _replace_if_restarted(self) -> bool:

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from murmurate.buffers import Pool
 from murmurate.fabric.interface import FabricError
+from murmurate.fabric.network.authenticated_store import AuthenticatedStore, Unauthentic
 from murmurate.fabric.network.connection import PeerConnection
 from murmurate.fabric.network.crypto import PeerRecord
 from murmurate.fabric.network.frames import Closed, Frame, FrameRejected, Kind
 from murmurate.fabric.network.handshake import Credentials, answer
+from murmurate.fabric.network.listener import Listener
 from murmurate.fabric.network.pending import PendingMessages
 from murmurate.fabric.processes.run_state import RunState
 
@@ -27,9 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("murmurate.fabric.network.fabric")
 
-_HANDSHAKE_SECONDS = 5.0
-_SPARE_HANDSHAKES = 16  # at once, beyond one for each member
 _JOIN_SECONDS = 2.0
+_REFUSED_SECONDS = 5.0  # how long a record with another secret is waited out: it may be of an earlier process
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 20e-6, 500e-6  # of shared memory
 
 
@@ -69,16 +70,14 @@ class Endpoint:
         shm = credentials.shm
         self.parts = Pool() if shm is None else Pool(keep=16, fresh=shm.new_buffer)
         self.connections: dict[int, PeerConnection] = {}
-        self._run_state, self._store = run_state, store
+        self._run_state = run_state
+        place = f"murmurate/{credentials.run.hex()}/{credentials.epoch}"
+        self._store = AuthenticatedStore(store, place, credentials.secret)
         self._channels: dict[bytes, Receiver] = {}
         self.pending = PendingMessages(size)
         self._next_channel: dict[int, int] = {}  # by peer: which channel is asked first
-        self._handshakes: set[socket.socket] = set()  # connections that have not authenticated yet
-        self._listener = socket.create_server(
-            (address, 0), family=_family(address), backlog=size + _SPARE_HANDSHAKES
-        )
-        self._acceptor = threading.Thread(target=self._listen, name="listener", daemon=True)
-        self._acceptor.start()
+        self._listener = Listener(address, size, self._accept, self._refuse_connection)
+        self.port = self._listener.port
         try:
             self._rendezvous(address)
         except BaseException:
@@ -90,9 +89,8 @@ class Endpoint:
     def _rendezvous(self, address: str) -> None:
         """Publish our record, wait for those of all others, and then for the connections."""
         me = self.credentials
-        port = self._listener.getsockname()[1]
-        record = PeerRecord(self.rank, address, port, me.identity.public, me.identity.incarnation)
-        self._store.set(self._key(self.rank), record.sign(me.run, me.epoch, me.secret).decode())
+        record = PeerRecord(self.rank, address, self.port, me.identity.public, me.identity.incarnation)
+        self._store.set(str(self.rank), record.pack())
         end = time.monotonic() + self.deadline_seconds
         others = [rank for rank in range(self.size) if rank != self.rank]
         records = {rank: self._await_record(rank, end) for rank in others}
@@ -107,35 +105,34 @@ class Endpoint:
             )
 
     def _await_record(self, rank: int, end: float) -> PeerRecord:
-        problem = "it did not arrive"
+        problem, refused = "it did not arrive", False
         while (left := end - time.monotonic()) > 0:
             try:
-                self._store.wait([self._key(rank)], datetime.timedelta(seconds=left))
+                self._store.wait(str(rank), datetime.timedelta(seconds=left))
             except RuntimeError:  # torch's DistStoreError, at the deadline
                 break
             record, problem = self._read_record(rank)
             if record is not None:
                 return record
+            if not refused:
+                refused, end = True, min(end, time.monotonic() + _REFUSED_SECONDS)
             time.sleep(min(0.05, max(left, 0.0)))
+        patience = min(self.deadline_seconds, _REFUSED_SECONDS) if refused else self.deadline_seconds
         raise FabricError(
-            f"rank {self.rank} waited {self.deadline_seconds:g} s for rank {rank} at the rendezvous: "
+            f"rank {self.rank} waited {patience:g} s for rank {rank} at the rendezvous: "
             f"{problem}. Look at its log, and start all members with the same run id, epoch and secret."
         )
 
     def _read_record(self, rank: int) -> tuple[PeerRecord | None, str]:
-        me = self.credentials
         try:
-            record = PeerRecord.read(self._store.get(self._key(rank)), me.run, me.epoch, me.secret)
+            record = PeerRecord.read(self._store.get(str(rank)))
             if record.rank != rank:
                 raise ValueError(f"it is that of rank {record.rank}")
-        except ValueError as problem:
+        except (Unauthentic, ValueError) as problem:
             with self.lock:
                 self.refuse("key", f"the record of rank {rank} is refused: {problem}", rank)
             return None, str(problem)
         return record, ""
-
-    def _key(self, rank: int) -> str:
-        return f"murmurate/{self.credentials.run.hex()}/{self.credentials.epoch}/{rank}"
 
     def current_record(self, rank: int) -> PeerRecord | None:
         try:
@@ -145,37 +142,12 @@ class Endpoint:
 
     # -- the listener -------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            with self.lock:
-                crowded = len(self._handshakes) >= self.size + _SPARE_HANDSHAKES
-                if crowded:
-                    self.refuse("crowd", "too many connections that have not authenticated yet")
-                else:
-                    self._handshakes.add(sock)
-            if crowded:
-                sock.close()
-            else:
-                threading.Thread(target=self._accept, args=(sock,), daemon=True).start()
-
-    def _accept(self, sock: socket.socket) -> None:
-        """A handshake that ends within its deadline, whatever the other side does."""
-        limit = threading.Timer(_HANDSHAKE_SECONDS, _shut_down, (sock,))
-        limit.daemon = True
-        limit.start()
+    def _accept(self, sock: socket.socket, seconds: float) -> None:
+        """The listener's side of a handshake; called in a thread of its own."""
         try:
             handshake = answer(
-                self.credentials,
-                sock,
-                self._record_of,
-                lambda rank: self.connections[rank].received,
-                _HANDSHAKE_SECONDS,
+                self.credentials, sock, self._record_of, lambda rank: self.connections[rank].received, seconds
             )
-            limit.cancel()
             with self.lock:
                 if self.closed:
                     raise Closed
@@ -187,10 +159,6 @@ class Endpoint:
             sock.close()
         except (Closed, OSError, RuntimeError):
             sock.close()
-        finally:
-            limit.cancel()
-            with self.lock:
-                self._handshakes.discard(sock)
 
     def _record_of(self, rank: int, incarnation: bytes) -> PeerRecord | None:
         """The record with which that member may connect; a restarted one's is read from the store."""
@@ -250,6 +218,10 @@ class Endpoint:
         if count & (count - 1) == 0:
             who = "" if rank is None else f" (rank {rank})"
             log.warning("refused [%s, no. %d]%s: %s", cause, count, who, sentence)
+
+    def _refuse_connection(self, cause: str, sentence: str) -> None:
+        with self.lock:
+            self.refuse(cause, sentence)
 
     def local_peer_found(self, connection: PeerConnection) -> None:
         for channel in self._channels.values():
@@ -367,27 +339,12 @@ class Endpoint:
     def _close_connections(self) -> None:
         with self.lock:
             self.closed = True
-            handshakes = list(self._handshakes)
             self.notify()
-        with contextlib.suppress(OSError):  # closing alone does not wake an accept
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for sock in handshakes:
-            _shut_down(sock)
+        self._listener.close(_JOIN_SECONDS)
         for connection in self.connections.values():
             connection.close()
         for connection in self.connections.values():
             connection.join(_JOIN_SECONDS)
-        self._acceptor.join(_JOIN_SECONDS)
-
-
-def _shut_down(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def digest(*names: object, size_bytes: int = 8) -> bytes:

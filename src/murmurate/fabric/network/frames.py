@@ -11,6 +11,7 @@ import enum
 import json
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -25,6 +26,7 @@ PIECE_BYTES = 1 << 20  # large enough for little overhead of Python, small enoug
 META_LIMIT_BYTES = 1 << 18
 _SHARED = 1  # flag of a frame whose payload is not sent, but read in its sender's shared memory
 _READ_BYTES = 1 << 18  # at a time, so that the sender reuses the kernel's pages while they are in the cache
+_TRICKLE_BYTES_PER_SECOND = 1 << 10
 _MAGIC = b"mu"
 _HEADER = struct.Struct("<2sBB8sQ8sQQdIQ")
 
@@ -300,10 +302,12 @@ def read_whole(sock: socket.socket, buffers: list[memoryview], first: bool = Fal
     """Fill the buffers, usually in one system call.
 
     first: a frame begins here, so the connection may end before it: Closed. Raises FrameRejected where it
-    ends within a frame, SilenceTimeout after too long a silence.
+    ends within a frame, SilenceTimeout after too long a silence, or if hardly anything comes: heartbeats
+    would fill up a piece that has lost some bytes, in an hour.
     """
     begun = not first
     while buffers:
+        since = time.monotonic()
         try:
             if len(buffers[0]) > _READ_BYTES:
                 count = sock.recv_into(buffers[0][:_READ_BYTES], 0, socket.MSG_WAITALL)
@@ -317,6 +321,9 @@ def read_whole(sock: socket.socket, buffers: list[memoryview], first: bool = Fal
             raise Closed("it was closed")
         begun = True
         _drop(buffers, count)
+        seconds = time.monotonic() - since
+        if buffers and seconds > 0.5 and count < _TRICKLE_BYTES_PER_SECOND * seconds:
+            raise SilenceTimeout("it trickled")
 
 
 def _drop(buffers: list[memoryview], count: int) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
-
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from murmurate.fabric.network.crypto import (
     TAG_BYTES,
@@ -18,16 +17,17 @@ from murmurate.fabric.network.crypto import (
     Identity,
     InvalidTag,
     PeerRecord,
-    connection_keys,
 )
-from murmurate.fabric.network.frames import Closed, FrameRejected, Origin, Pipe, read_whole
+from murmurate.fabric.network.frames import FrameRejected, Origin, Pipe, read_whole
+from murmurate.fabric.network.noise import Noise, message_bytes
 from murmurate.fabric.network.shm_peer import ShmOwner, ShmPeer
 
-_HELLO = struct.Struct("<4sB16sQI16s32sQ")
-_MAGIC = b"MRM2"
+_HELLO = struct.Struct("<4sB16sQI16s")
+_MAGIC = b"MRM3"
 _CIPHER_NUMBERS = {"aes-256-gcm": 1, "chacha20-poly1305": 2}
-_PROOF_BYTES = 32
-_MEMORY = struct.Struct("<Ii")  # a process, and the descriptor of its shared-memory file
+_COUNT = struct.Struct("<Q")  # of numbered frames that arrived
+_ANSWER = struct.Struct("<QIi")  # the same; a process, and the descriptor of its shared-memory file
+_LOCAL = struct.Struct("<Ii?")  # such a process and descriptor; whether it can read the memory of the other
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,19 @@ class Credentials:
         return Origin(self.run[:8], self.epoch)
 
     @property
+    def handshake_cipher(self) -> str:
+        """Also of tags, where pieces are not encrypted."""
+        return self.cipher if self.encrypt else "aes-256-gcm"
+
+    @property
     def cipher_number(self) -> int:
         """0 without encryption."""
         return _CIPHER_NUMBERS[self.cipher] if self.encrypt else 0
 
 
 class Hello(NamedTuple):
-    """The first message, in clear; its claims are trusted once the keys derived from it are proved.
-
-    received: how many numbered frames of the receiver's incarnation the sender has.
+    """The beginning of a connection, in clear, and the prologue of the Noise messages that follow: its claims
+    are trusted once the first of those is authenticated.
     """
 
     cipher_number: int
@@ -69,17 +73,13 @@ class Hello(NamedTuple):
     epoch: int
     rank: int
     incarnation: bytes
-    ephemeral: bytes
-    received: int
 
     def pack(self) -> bytes:
         return _HELLO.pack(_MAGIC, *self)
 
     @staticmethod
     def read(sock: socket.socket, credentials: Credentials) -> Hello:
-        text = bytearray(_HELLO.size)
-        read_whole(sock, [memoryview(text)], first=True)
-        magic, *fields = _HELLO.unpack(text)
+        magic, *fields = _HELLO.unpack(_received(sock, _HELLO.size))
         hello = Hello(*fields)
         if magic != _MAGIC:
             raise FrameRejected("handshake", "it does not follow the protocol of members")
@@ -112,13 +112,24 @@ def dial(credentials: Credentials, record: PeerRecord, received: int, seconds: f
     sock = socket.create_connection((record.address, record.port), timeout=seconds)
     try:
         set_timeouts(sock, seconds)
-        ephemeral = X25519PrivateKey.generate()
-        ours = _hello(credentials, ephemeral, received)
-        sock.sendall(ours.pack())
-        theirs = Hello.read(sock, credentials)
-        if theirs.rank != record.rank or theirs.incarnation != record.incarnation:
-            raise FrameRejected("key", f"rank {theirs.rank} answers at the address of rank {record.rank}")
-        return _authenticate(sock, credentials, record, ephemeral, ours, theirs, dials=True)
+        hello = Hello(
+            credentials.cipher_number,
+            credentials.run,
+            credentials.epoch,
+            credentials.rank,
+            credentials.identity.incarnation,
+        ).pack()
+        with _refusing(f"rank {record.rank} does not have its keys, or the run's secret"):
+            noise = _noise(credentials, hello, record, initiates=True)
+            sock.sendall(hello + noise.write(_COUNT.pack(received)))
+            answer = noise.read(_received(sock, message_bytes(_ANSWER.size)))
+        peer_received, *memory = _ANSWER.unpack(answer)
+        sends, receives = _streams(credentials, noise)
+        local_peer = _local_peer(credentials, memory, record)
+        # until it has this, the listener may be talking to a replay
+        _send(sock, sends, _LOCAL.pack(*_memory(credentials), local_peer is not None))
+        (peer_reads,) = struct.unpack("?", _read(sock, receives, 1))
+        return _finished(sock, credentials, record, peer_received, sends, receives, local_peer, peer_reads)
     except BaseException:
         sock.close()
         raise
@@ -139,90 +150,84 @@ def answer(
         raise FrameRejected(
             "key", f"it claims to be rank {theirs.rank}, and is not registered at the rendezvous"
         )
-    ephemeral = X25519PrivateKey.generate()
-    ours = _hello(credentials, ephemeral, received_of(theirs.rank))
-    sock.sendall(ours.pack())
-    return _authenticate(sock, credentials, record, ephemeral, ours, theirs, dials=False)
+    with _refusing(f"it claims to be rank {theirs.rank}, and does not have its keys, or the run's secret"):
+        noise = _noise(credentials, theirs.pack(), record, initiates=False)
+        (peer_received,) = _COUNT.unpack(noise.read(_received(sock, message_bytes(_COUNT.size))))
+        received = received_of(theirs.rank)
+        sock.sendall(noise.write(_ANSWER.pack(received, *_memory(credentials))))
+    sends, receives = _streams(credentials, noise)
+    *memory, peer_reads = _LOCAL.unpack(_read(sock, receives, _LOCAL.size))
+    local_peer = _local_peer(credentials, memory, record)
+    _send(sock, sends, bytes([local_peer is not None]))
+    return _finished(sock, credentials, record, peer_received, sends, receives, local_peer, peer_reads)
 
 
-def _hello(credentials: Credentials, ephemeral: X25519PrivateKey, received: int) -> Hello:
-    return Hello(
-        credentials.cipher_number,
-        credentials.run,
-        credentials.epoch,
-        credentials.rank,
-        credentials.identity.incarnation,
-        ephemeral.public_key().public_bytes_raw(),
-        received,
+@contextlib.contextmanager
+def _refusing(sentence: str) -> Iterator[None]:
+    try:
+        yield
+    except (InvalidTag, ValueError):  # ValueError: a public key of small order
+        raise FrameRejected("key", sentence) from None
+
+
+def _noise(credentials: Credentials, hello: bytes, record: PeerRecord, initiates: bool) -> Noise:
+    psk = hashlib.blake2b(credentials.secret, digest_size=32, person=b"murmurate noise").digest()
+    return Noise(
+        initiates, credentials.handshake_cipher, psk, hello, credentials.identity.private, record.key
     )
 
 
-def _authenticate(
+def _streams(credentials: Credentials, noise: Noise) -> tuple[AeadStream, AeadStream]:
+    sends, receives = (
+        AeadStream(key, credentials.encrypt, credentials.handshake_cipher) for key in noise.split()
+    )
+    return sends, receives
+
+
+def _memory(credentials: Credentials) -> tuple[int, int]:
+    """Our process, and the descriptor of its shared-memory file; -1 if it has none."""
+    return os.getpid(), -1 if credentials.shm is None else credentials.shm.descriptor
+
+
+def _local_peer(credentials: Credentials, memory: list[int], record: PeerRecord) -> ShmPeer | None:
+    """The authenticated peer's memory, if it can be read here."""
+    pid, descriptor = memory
+    shm = credentials.shm
+    return None if shm is None else shm.open_peer(pid, descriptor, record.incarnation)
+
+
+def _finished(
     sock: socket.socket,
     credentials: Credentials,
     record: PeerRecord,
-    ephemeral: X25519PrivateKey,
-    ours: Hello,
-    theirs: Hello,
-    dials: bool,
+    peer_received: int,
+    sends: AeadStream,
+    receives: AeadStream,
+    local_peer: ShmPeer | None,
+    peer_reads: bool,
 ) -> Handshake:
-    """Derive the keys, and have each side prove that it has them."""
-    hellos = [ours.pack(), theirs.pack()]
-    context = b"".join(hellos if dials else reversed(hellos))
-    try:
-        keys = connection_keys(
-            credentials.identity.private,
-            ephemeral,
-            record.key,
-            theirs.ephemeral,
-            context,
-            credentials.secret,
-            dials,
-        )
-    except ValueError:
-        raise FrameRejected("key", "its public key is invalid") from None
-    sends, receives = (AeadStream(key, credentials.encrypt, credentials.cipher) for key in keys)
-    proof = hashlib.sha256(context).digest()
-    sock.sendall(proof + sends.tag(proof))
-    answer = bytearray(_PROOF_BYTES + TAG_BYTES)
-    try:
-        read_whole(sock, [memoryview(answer)], first=True)
-    except Closed:
-        raise FrameRejected("key", f"rank {record.rank} did not accept our proof, or sent none") from None
-    try:
-        receives.check(memoryview(answer)[:_PROOF_BYTES], memoryview(answer)[_PROOF_BYTES:])
-    except InvalidTag:
-        raise FrameRejected("key", f"it claims to be rank {theirs.rank} and does not have its keys") from None
-    if bytes(answer[:_PROOF_BYTES]) != proof:
-        raise FrameRejected("key", f"rank {theirs.rank} proved another exchange than this one")
-    local_peer, peer_reads = _find_local_peer(sock, credentials, theirs.incarnation, sends, receives)
     set_timeouts(sock, credentials.silence_seconds)
-    pipe = Pipe(sock, credentials.origin, sends, receives, peer_reads, local_peer)
-    return Handshake(pipe, theirs.rank, theirs.incarnation, theirs.received)
+    reads = peer_reads and credentials.shm is not None
+    pipe = Pipe(sock, credentials.origin, sends, receives, reads, local_peer)
+    return Handshake(pipe, record.rank, record.incarnation, peer_received)
 
 
-def _find_local_peer(
-    sock: socket.socket, credentials: Credentials, incarnation: bytes, sends: AeadStream, receives: AeadStream
-) -> tuple[ShmPeer | None, bool]:
-    """(the authenticated peer's memory, if it can be read here, whether the peer can read ours)."""
-    shm = credentials.shm
-    ours = _MEMORY.pack(os.getpid(), -1 if shm is None else shm.descriptor)
-    pid, descriptor = _MEMORY.unpack(_exchange(sock, ours, sends, receives))
-    local_peer = None if shm is None else shm.open_peer(pid, descriptor, incarnation)
-    reads = _exchange(sock, bytes([local_peer is not None]), sends, receives)
-    return local_peer, shm is not None and reads == b"\1"
-
-
-def _exchange(sock: socket.socket, text: bytes, sends: AeadStream, receives: AeadStream) -> bytes:
-    """Send ``text``, and receive the peer's of the same length."""
+def _send(sock: socket.socket, sends: AeadStream, text: bytes) -> None:
     sock.sendall(text + sends.tag(text))
-    received = bytearray(len(text) + TAG_BYTES)
-    read_whole(sock, [memoryview(received)], first=True)
-    try:
-        receives.check(memoryview(received)[: len(text)], memoryview(received)[len(text) :])
-    except InvalidTag:
-        raise FrameRejected("key", "a message in the handshake was changed on its way") from None
-    return bytes(received[: len(text)])
+
+
+def _read(sock: socket.socket, receives: AeadStream, length: int) -> bytes:
+    """The first text under the new keys."""
+    text = _received(sock, length + TAG_BYTES)
+    with _refusing("a message in the handshake was changed on its way, or it does not have the keys"):
+        receives.check(text[:length], text[length:])
+    return text[:length]
+
+
+def _received(sock: socket.socket, length: int) -> bytes:
+    text = bytearray(length)
+    read_whole(sock, [memoryview(text)], first=True)
+    return bytes(text)
 
 
 def set_timeouts(sock: socket.socket, seconds: float) -> None:

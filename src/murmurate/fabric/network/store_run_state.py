@@ -3,23 +3,27 @@
 Every cell has one writer, so there are no conflicts: a thread pushes this process's columns when they have
 changed, and pulls all others in one request. A copy is late by a cycle or two, which the users of a run state
 tolerate: they act on a request when they see it. Each push carries a heartbeat, which tells a silent process
-from an idle one.
+from an idle one. What was not written by its member is left out, so its writer becomes silent.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
 
 import numpy as np
-from torch.distributed import Store  # type: ignore[attr-defined]
 
 from murmurate.fabric.interface import FabricError
+from murmurate.fabric.network.authenticated_store import AuthenticatedStore, Unauthentic
 from murmurate.fabric.processes.run_state import LAUNCHER_ROWS, MEMBER_ROWS, RunState
+
+log = logging.getLogger("murmurate.fabric.network.fabric")
 
 _CYCLE_SECONDS = 0.05
 _HEARTBEAT_SECONDS = 1.0
+_REFUSED_SECONDS = 3.0  # after which a leader with another secret is given up
 
 
 class StoreRunState(RunState):
@@ -27,18 +31,27 @@ class StoreRunState(RunState):
 
     leads: this process also writes the launcher's cells (stop, checkpoint, which members live).
     store: must have a connection of its own (``store.clone()``): a wait on it would delay the run state.
-    Raises FabricError if the leader has not opened the run state within ``deadline_seconds``.
+    Raises FabricError if the leader has not opened the run state within ``deadline_seconds``, Unauthentic if
+    it was opened with another secret.
     """
 
     def __init__(
-        self, size: int, store: Store, mine: Sequence[int], leads: bool, deadline_seconds: float = 60.0
+        self,
+        size: int,
+        store: AuthenticatedStore,
+        mine: Sequence[int],
+        leads: bool,
+        deadline_seconds: float = 60.0,
     ) -> None:
         cells = np.zeros(self.cells_needed(size), dtype=np.int64)
         super().__init__(size, cells)
         self._store, self._mine, self._leads = store, tuple(mine), leads
         self._theirs = [rank for rank in range(size) if rank not in self._mine]
         self._pushed: dict[str, bytes] = {}
-        self._beats = dict.fromkeys(self._theirs, (0, time.monotonic()))
+        self._keys = [_column(rank) for rank in self._theirs] + ([] if leads else [_HEADER_KEY])
+        self._pulled: dict[str, bytes] = {}
+        self._beats = dict.fromkeys(self._keys, (0, time.monotonic()))
+        self.refused = 0  # values that were not written by their member
         self._beat, self._beat_at = 0, 0.0
         self.lost = False  # the store has failed: nothing is pushed or pulled any more
         self._closing = threading.Event()
@@ -53,16 +66,21 @@ class StoreRunState(RunState):
         super().open()
         if self._leads and self._thread is None:
             for rank in self._theirs:
-                self._set(_column(rank), np.zeros(_COLUMN, dtype=np.int64))
+                self._store.set(_column(rank), np.zeros(_COLUMN, dtype=np.int64).tobytes())
             self._start()
 
     # -- the other processes
 
     def silent_seconds(self, rank: int) -> float:
         """Time since the last heartbeat of the process that writes column ``rank``; 0 for this one's."""
-        if rank in self._mine:
-            return 0.0
-        return time.monotonic() - self._beats[rank][1]
+        return self._silence(_column(rank))
+
+    def leader_silent_seconds(self) -> float:
+        """Time since the last heartbeat of the process that leads; 0 for this one."""
+        return self._silence(_HEADER_KEY)
+
+    def _silence(self, key: str) -> float:
+        return time.monotonic() - self._beats[key][1] if key in self._beats else 0.0
 
     def close(self) -> None:
         """Push the last changes, and stop."""
@@ -93,11 +111,19 @@ class StoreRunState(RunState):
 
     def _await_leader(self, deadline_seconds: float) -> None:
         until = time.monotonic() + deadline_seconds
-        while not self._store.check([_HEADER_KEY]):
+        refused: Unauthentic | None = None
+        while True:
+            try:
+                if self._store.check(_HEADER_KEY):
+                    self._store.get(_HEADER_KEY)
+                    return self._start()
+            except Unauthentic as problem:  # of a stranger, whom the leader writes over, or so are we
+                until = min(until, time.monotonic() + _REFUSED_SECONDS) if refused is None else until
+                refused = problem
             if time.monotonic() > until:
-                raise FabricError(f"the leader did not open the run state within {deadline_seconds:g} s")
+                late = FabricError(f"the leader did not open the run state within {deadline_seconds:g} s")
+                raise refused or late
             time.sleep(_CYCLE_SECONDS)
-        self._start()
 
     def _synchronize(self) -> None:
         while not self._closing.wait(_CYCLE_SECONDS) and self.exchange():
@@ -108,31 +134,41 @@ class StoreRunState(RunState):
         if now - self._beat_at >= _HEARTBEAT_SECONDS:
             self._beat, self._beat_at = self._beat + 1, now
         for rank in self._mine:
-            column = np.append(self._rows[MEMBER_ROWS, rank], self._beat)
-            self._set(_column(rank), column)
+            self._set(_column(rank), self._rows[MEMBER_ROWS, rank])
         if self._leads:
             self._set(_HEADER_KEY, np.concatenate([self._header, *self._rows[list(LAUNCHER_ROWS)]]))
 
     def _set(self, key: str, cells: np.ndarray) -> None:
-        content = cells.tobytes()
+        content = np.append(cells, self._beat).tobytes()
         if self._pushed.get(key) != content:
-            self._store.set(key, content)  # type: ignore[arg-type]
+            self._store.set(key, content)
             self._pushed[key] = content
 
     def _pull(self) -> None:
-        wanted = [_column(rank) for rank in self._theirs] + ([] if self._leads else [_HEADER_KEY])
-        if not wanted:
-            return
-        answers = [np.frombuffer(answer, dtype=np.int64) for answer in self._store.multi_get(wanted)]
-        if not self._leads:
-            header = answers.pop()
-            self._header[:] = header[: len(self._header)]
-            self._rows[list(LAUNCHER_ROWS)] = header[len(self._header) :].reshape(-1, self.size)
         now = time.monotonic()
-        for rank, column in zip(self._theirs, answers, strict=True):
-            self._rows[MEMBER_ROWS, rank] = column[:-1]
-            if int(column[-1]) != self._beats[rank][0]:
-                self._beats[rank] = int(column[-1]), now
+        for key, value in zip(self._keys, self._store.values(self._keys) if self._keys else [], strict=True):
+            if self._pulled.get(key) == value:
+                continue
+            self._pulled[key] = value
+            try:
+                content = np.frombuffer(self._store.opened(key, value), dtype=np.int64)
+            except Unauthentic as problem:
+                self._refuse(problem)
+                continue
+            cells, beat = content[:-1], int(content[-1])
+            if key == _HEADER_KEY:
+                self._header[:] = cells[: len(self._header)]
+                self._rows[list(LAUNCHER_ROWS)] = cells[len(self._header) :].reshape(-1, self.size)
+            else:
+                self._rows[MEMBER_ROWS, self._theirs[self._keys.index(key)]] = cells
+            if beat != self._beats[key][0]:
+                self._beats[key] = beat, now
+
+    def _refuse(self, problem: Unauthentic) -> None:
+        """Log the first of them and then ever fewer, so that the log stays short."""
+        self.refused += 1
+        if self.refused & (self.refused - 1) == 0:
+            log.warning("refused [run state, no. %d]: %s", self.refused, problem)
 
 
 _COLUMN = len(MEMBER_ROWS) + 1  # and the heartbeat

@@ -21,7 +21,7 @@ from murmurate.errors import Refusal
 from murmurate.fabric.processes import socket_folder
 from murmurate.fabric.processes.process_handle import is_stopped
 
-OF_RUNS = ("murmurate.launch.preloaded",)
+OF_RUNS = ("murmurate.launch._preloaded",)
 _started_early: int | None = None  # pid of a fork server that was started early and is not in use yet
 
 

@@ -17,11 +17,9 @@ from multiprocessing.reduction import DupFd
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor
 
-from murmurate.errors import Refusal
 from murmurate.fabric.interface import FabricError
 
 MEMORY_NAME = "murmurate"  # of the file, in /proc
@@ -126,15 +124,3 @@ def fence(lock: threading.Lock) -> None:
         pass
     with lock:
         pass
-
-
-def refuse_if_small(needed_bytes: int, what: str, available_bytes: int | None = None) -> None:
-    """Raise Refusal when the host cannot hold ``needed_bytes`` of shared memory."""
-    if available_bytes is None:
-        available_bytes = int(psutil.virtual_memory().available)
-    if needed_bytes > available_bytes:
-        raise Refusal(
-            f"{what} needs {needed_bytes / 2**20:.0f} MiB of shared memory and "
-            f"{available_bytes / 2**20:.0f} MiB are free. Use fewer replicas or a smaller network, "
-            "or give the container more memory."
-        )

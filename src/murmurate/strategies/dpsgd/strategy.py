@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from murmurate.fabric.interface import Capability, Channel, Message
+from murmurate.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Seconds, UnitInterval
 from murmurate.replica.vector import Exchange, Replica
 from murmurate.strategies.checkpoint_barrier import IDLE_SECONDS, CheckpointBarrier
 from murmurate.strategies.dpsgd.master import Master
@@ -20,7 +21,7 @@ from murmurate.strategies.dpsgd.node import REPLY, Node, nodes_of
 from murmurate.strategies.dpsgd.sparse_master import SparseMaster
 from murmurate.strategies.dpsgd.sparse_node import SparseNode
 from murmurate.strategies.dpsgd.step_sizes import refuse_shrinking, scaled_rate
-from murmurate.strategies.interface import Behaviour, MemberEvent, Strategy, centre_of, replicas_of, require
+from murmurate.strategies.interface import Behaviour, MemberEvent, Strategy, centre_of, replicas_of
 from murmurate.strategies.reply import discard_replies, require_centre, wait_for_reply
 
 _PUSH, _LOST = "update", "v"
@@ -50,16 +51,16 @@ class DPSGD(Strategy):
     deadline_seconds: of a push or a wait. Afterwards the node goes on, and pushes or pulls later.
     """
 
-    threads: int = 2
-    local_updates: int = 10
-    batch: int = 1
-    global_learning_rate: float | None = None
-    global_momentum: float = 0.0
+    threads: NonNegativeInt = 2
+    local_updates: PositiveInt = 10
+    batch: PositiveInt = 1
+    global_learning_rate: PositiveFloat | None = None
+    global_momentum: UnitInterval = 0.0
     scale_rates: bool = False
     wait: bool = False
-    delay_bound: int = 0
+    delay_bound: NonNegativeInt = 0
     shrinks: Literal["present", "pulled"] = "present"
-    deadline_seconds: float = 10.0
+    deadline_seconds: Seconds = 10.0
 
     name: ClassVar[str] = "dpsgd"
     summary: ClassVar[str] = "lock-free inside a node; every B updates push u - v; the master applies M"
@@ -80,14 +81,6 @@ class DPSGD(Strategy):
     _master: Master = field(init=False, repr=False, compare=False)  # at the centre
     _part: Node | Master = field(init=False, repr=False, compare=False)  # either of the two
     _pushes: CheckpointBarrier = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        for name, minimum in (("threads", 0), ("local_updates", 1), ("batch", 1), ("delay_bound", 0)):
-            require(
-                getattr(self, name) >= minimum, f"{name} is at least {minimum}, not {getattr(self, name)}"
-            )
-        valid = self.global_learning_rate is None or self.global_learning_rate > 0
-        require(valid, "global_learning_rate is above 0")
 
     @property
     def needs(self) -> frozenset[Capability]:

@@ -1,0 +1,372 @@
+"""Hostile byte streams against a live fabric of two members.
+
+They exchange through a line that damages what it carries, while strangers send them noise, forged, cut,
+changed and repeated hellos, or nothing at all. The members check every value that they get, so that what goes
+wrong in silence is counted too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import random
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+_RUN, _SECRET = "fuzz", b"the secret of a run that strangers attack"
+_COUNT = 20_000  # numbers in a vector
+_MEMBERS_BEGIN_SECONDS, _PROGRESS_SECONDS = 60.0, 30.0
+_HELLO_BYTES = 105  # the clear part and the first message of the handshake
+_HEARD_BYTES = 4096  # of a session, to be repeated
+_ANSWER_BYTES = 64  # what a listener says to a hello that it has not believed yet
+_PATIENCE_SECONDS = 1.0
+_HALF_OPEN = 30  # connections that a stranger keeps
+_BATCH = 25
+
+
+def attack(count: int, seed: int) -> dict[str, int]:
+    """The outcomes of ``count`` attempts drawn from ``seed``, by name.
+
+    accepted: strangers who were taken for a member. silent: values that were not what was sent. exchanges:
+    that the members made meanwhile. Raises RuntimeError if they do not begin.
+    """
+    generator = random.Random(seed)
+    outcomes: Counter[str] = Counter(attempts=count, accepted=0, tracebacks=0, hangs=0, silent=0)
+    with tempfile.TemporaryDirectory(prefix="murmurate-") as folder:
+        strangers = _Strangers(generator, Path(folder))
+        try:
+            strangers.begin()
+            for number in range(count):
+                outcomes["accepted"] += strangers.attempt()
+                if number % _BATCH == _BATCH - 1 and not strangers.members_go_on():
+                    outcomes["hangs"] += 1
+                    break
+            outcomes.update(strangers.end())
+        finally:
+            strangers.close()
+    return dict(outcomes)
+
+
+class _Strangers:
+    """Two members, the line between them, and all that is done to them."""
+
+    def __init__(self, generator: random.Random, folder: Path) -> None:
+        self._generator, self._folder = generator, folder
+        self._line = _Line(random.Random(generator.random()), folder / "target")
+        self._members: list[subprocess.Popen[str]] = []
+        self._kept: list[socket.socket] = []
+        self._ports: list[int] = []
+        self._first_bytes = self._peak_bytes = 0
+
+    def begin(self) -> None:
+        for rank in range(2):
+            words = f"{rank}, Path({str(self._folder)!r}), {self._line.port}"
+            command = f"from murmurate.bench._fuzz_network import Path, member; member({words})"
+            with (self._folder / f"{rank}.log").open("w") as log:
+                self._members.append(
+                    subprocess.Popen(
+                        [sys.executable, "-c", command],
+                        stdin=subprocess.PIPE,
+                        stdout=log,
+                        stderr=log,
+                        text=True,
+                    )
+                )
+        end = time.monotonic() + _MEMBERS_BEGIN_SECONDS
+        while min(self._progress()) < 5:
+            if time.monotonic() > end or any(member.poll() is not None for member in self._members):
+                raise RuntimeError(f"the members did not begin: {self._said()}")
+            time.sleep(0.05)
+        self._ports = [json.loads((self._folder / f"{rank}.port").read_text()) for rank in range(2)]
+        self._first_bytes = self._resident()
+
+    def attempt(self) -> bool:
+        """Whether a stranger was taken for a member."""
+        self._peak_bytes = max(self._peak_bytes, self._resident())
+        acts = (self._half_open, self._damage_the_line, self._damage_the_store, *[self._talk] * 7)
+        return self._generator.choice(acts)()
+
+    def members_go_on(self) -> bool:
+        before, end = self._progress(), time.monotonic() + _PROGRESS_SECONDS
+        while time.monotonic() < end:
+            if all(now > then for now, then in zip(self._progress(), before, strict=True)):
+                return True
+            time.sleep(0.01)
+        return False
+
+    def end(self) -> Counter[str]:
+        outcomes: Counter[str] = Counter(refused=0, exchanges=min(self._progress()))
+        for member in self._members:
+            with contextlib.suppress(OSError):
+                assert member.stdin is not None
+                member.stdin.close()
+        for rank, member in enumerate(self._members):
+            try:
+                member.wait(_PROGRESS_SECONDS)
+            except subprocess.TimeoutExpired:
+                outcomes["hangs"] += 1
+                continue
+            with contextlib.suppress(OSError, ValueError):
+                outcomes["refused"] += sum(
+                    json.loads((self._folder / f"{rank}.refused").read_text()).values()
+                )
+        outcomes["tracebacks"] = self._said().count("Traceback (most recent call last)")
+        outcomes["silent"] = self._said().count("wrong value")
+        outcomes["peak_bytes"] = self._peak_bytes - self._first_bytes
+        return outcomes
+
+    def close(self) -> None:
+        for member in self._members:
+            member.kill()
+            member.wait()
+        for sock in self._kept:
+            sock.close()
+        self._line.close()
+
+    # -- what strangers do
+
+    def _half_open(self) -> bool:
+        """Connect and say nothing, or a part of a hello, and stay."""
+        self._kept.append(self._connected())
+        with contextlib.suppress(OSError):
+            self._kept[-1].sendall(self._hello()[: self._generator.choice((0, 1, 20, 49, 60))])
+        if len(self._kept) > _HALF_OPEN:
+            self._kept.pop(0).close()
+        return False
+
+    def _damage_the_line(self) -> bool:
+        self._line.damage(self._generator.choice(("flip", "cut", "repeat", "leave out", "hold")))
+        return False
+
+    def _damage_the_store(self) -> bool:
+        from murmurate.fabric.network.endpoint import digest
+
+        store = dist.FileStore(str(self._folder / "store"), 3)  # type: ignore[attr-defined]
+        key = f"murmurate/{digest(_RUN, size_bytes=16).hex()}/0/{self._generator.randrange(2)}"
+        changed: Any = self._generator.choice((bytes(500), store.get(key)[:-1] + b"x"))
+        store.set(key, changed)
+        return False
+
+    def _talk(self) -> bool:
+        """Say something, and listen to the end; whether more came back than strangers are told."""
+        said, heard = self._stream(), 0
+        with self._connected() as sock, contextlib.suppress(OSError):
+            while said:
+                piece = len(said) if len(said) > 4096 else self._generator.randint(1, len(said))
+                sock.sendall(said[:piece])
+                said = said[piece:]
+            sock.shutdown(socket.SHUT_WR)
+            while chunk := sock.recv(1 << 16):
+                heard += len(chunk)
+        return heard > _ANSWER_BYTES
+
+    def _stream(self) -> bytes:
+        draw, hello = self._generator, bytearray(self._hello())
+        kind = draw.choice(("noise", "much", "cut", "flip", "field", "replay", "session", "own keys"))
+        if kind == "noise":
+            return draw.randbytes(draw.randrange(1, 2000))
+        if kind == "much":
+            return bytes(hello[:49]) + draw.randbytes(draw.choice((57, 4096, 1 << 20)))
+        if kind == "cut":
+            return bytes(hello[: draw.randrange(len(hello))])
+        if kind == "flip":
+            hello[draw.randrange(len(hello))] ^= 1 << draw.randrange(8)
+        elif kind == "field":  # cipher, run, epoch, rank or incarnation
+            start, stop = draw.choice(((4, 5), (5, 21), (21, 29), (29, 33), (33, 49)))
+            hello[start:stop] = draw.choice((b"\xff", b"\0")) * (stop - start)
+        elif kind == "session":
+            return self._line.heard
+        elif kind == "own keys":
+            hello[49:] = draw.randbytes(len(hello) - 49)
+        return bytes(hello)
+
+    def _hello(self) -> bytes:
+        """A true one, as it was heard on the line: it names run, epoch, rank and incarnation of rank 1."""
+        return self._line.heard[:_HELLO_BYTES]
+
+    def _connected(self) -> socket.socket:
+        port = self._generator.choice(self._ports)
+        return socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE_SECONDS)
+
+    # -- what can be seen of the members
+
+    def _progress(self) -> list[int]:
+        """Exchanges of each so far."""
+        files = [self._folder / f"{rank}.progress" for rank in range(2)]
+        return [file.stat().st_size if file.exists() else 0 for file in files]
+
+    def _resident(self) -> int:
+        with contextlib.suppress(psutil.Error):
+            return sum(psutil.Process(member.pid).memory_info().rss for member in self._members)
+        return 0
+
+    def _said(self) -> str:
+        return "".join(path.read_text(errors="replace") for path in self._folder.glob("*.log"))
+
+
+class _Line:
+    """Carries bytes between rank 1 and rank 0, keeps what rank 1 said last, and damages on request."""
+
+    def __init__(self, generator: random.Random, target: Path) -> None:
+        self._generator, self._target = generator, target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.heard = b""
+        self._wanted = ""
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def damage(self, kind: str) -> None:
+        """The next piece that passes."""
+        self._wanted = kind
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._carry, args=(near,), daemon=True).start()
+
+    def _carry(self, near: socket.socket) -> None:
+        said = b""
+        with contextlib.suppress(OSError), near:
+            with socket.create_connection(("127.0.0.1", int(self._target.read_text()))) as far:
+                other = {near: far, far: near}
+                while True:
+                    for line in select.select([near, far], [], [])[0]:
+                        data = line.recv(1 << 16)
+                        if not data:
+                            return
+                        if line is near and len(said) < _HEARD_BYTES:
+                            said += data
+                            if len(said) >= _HELLO_BYTES:
+                                self.heard = said
+                        for piece in self._damaged(data):
+                            other[line].sendall(piece)
+
+    def _damaged(self, data: bytes) -> list[bytes]:
+        kind, self._wanted = self._wanted, ""
+        place = self._generator.randrange(len(data))
+        if kind == "flip":
+            return [data[:place], bytes([data[place] ^ 1 << self._generator.randrange(8)]), data[place + 1 :]]
+        if kind == "repeat":
+            return [data, data]
+        if kind == "leave out":
+            return [data[:place]]
+        if kind == "cut":
+            raise OSError("cut")
+        if kind == "hold":
+            time.sleep(0.1)
+        return [data]
+
+
+# -- the members, each in a process of its own ------------------------------------------------------------
+
+
+class _Detour(Store):
+    """What rank 1 sees of the store: rank 0 is at the end of the line."""
+
+    def __init__(self, store: Any, port: int, target: Path) -> None:
+        super().__init__()
+        self._store, self._port, self._target = store, port, target
+
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
+        self._store.set(key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._store.check(keys))
+
+    def wait(self, keys: list[str], *timeout: Any) -> None:
+        self._store.wait(keys, *timeout)
+
+    def get(self, key: str) -> bytes:
+        from murmurate.fabric.network.authenticated_store import AuthenticatedStore
+        from murmurate.fabric.network.crypto import PeerRecord
+
+        value: bytes = self._store.get(key)
+        place, _, rank = key.rpartition("/")
+        if rank != "0":
+            return value
+        record = PeerRecord.read(AuthenticatedStore(self._store, place, _SECRET).opened(rank, value))
+        self._target.write_text(str(record.port))
+        detour = dist.HashStore()  # type: ignore[attr-defined]
+        AuthenticatedStore(detour, place, _SECRET).set(
+            rank, dataclasses.replace(record, port=self._port).pack()
+        )
+        return bytes(detour.get(key))
+
+
+def member(rank: int, folder: Path, line: int) -> None:
+    """Exchange with the other member until stdin ends, by all three protocols; print every wrong value."""
+    from murmurate.fabric.network.fabric import NetworkFabric
+
+    store: Any = dist.FileStore(str(folder / "store"), 3)  # type: ignore[attr-defined]
+    if rank == 1:
+        store = _Detour(store, line, folder / "target")
+    fabric = NetworkFabric(
+        rank, 2, store, run_id=_RUN, secret=_SECRET, silence_seconds=2.0, shared_memory=False
+    )
+    (folder / f"{rank}.port").write_text(str(fabric.endpoint.port))
+    ended = threading.Event()
+    threading.Thread(target=_end_with_stdin, args=(ended,), daemon=True).start()
+    channel = fabric.channel("fuzz", torch.zeros(_COUNT))
+    expect = _Expectation()
+    with (folder / f"{rank}.progress").open("wb", buffering=0) as progress:
+        for number in itertools.count(1):
+            # both end after the same mean: the last number says whether one of them wants to
+            x = torch.full((_COUNT,), float(number * (rank + 1)))
+            x[-1] = float(ended.is_set())
+            expect.equal("members", channel.mean_(x), 2)
+            expect.all("mean", x[:-1], number * 1.5)
+            channel.publish(torch.full((_COUNT,), float(number)))
+            channel.send(1 - rank, "mail", torch.full((_COUNT,), float(number)), note=number)
+            message = channel.wait("mail", _PROGRESS_SECONDS)
+            expect.equal("note", None if message is None else message.note, number)
+            if message is not None:
+                expect.all("message", message.x, number)
+            if channel.version(1 - rank):
+                published, version = channel.peek(1 - rank)
+                expect.all("published", published, version)
+            progress.write(b".")
+            if x[-1]:
+                break
+    (folder / f"{rank}.refused").write_text(json.dumps(fabric.refused))
+    fabric.close(5.0)
+
+
+def _end_with_stdin(ended: threading.Event) -> None:
+    sys.stdin.read()
+    ended.set()
+
+
+class _Expectation:
+    def equal(self, what: str, value: object, expected: object) -> None:
+        if value != expected:
+            print(f"wrong value of {what}: {value} instead of {expected}", flush=True)
+
+    def all(self, what: str, x: torch.Tensor, expected: float) -> None:
+        if not bool((x == expected).all()):
+            print(
+                f"wrong value of {what}: {float(x.min())} to {float(x.max())} instead of {expected}",
+                flush=True,
+            )

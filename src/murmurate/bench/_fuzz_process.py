@@ -1,0 +1,120 @@
+"""Attempts in processes of their own, forked from a server that has imported the package: for fuzzing."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+import runpy
+import signal
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from murmurate.errors import Refusal, RunFailed
+
+Attempt = Callable[[Any, Path], str]  # (what is tried, an empty folder) -> the outcome's name
+_NAMES = (
+    "attempts",
+    "refused",
+    "accepted",
+    "failed",
+    "tracebacks",
+    "hangs",
+    "deaths",
+    "silent",
+    "peak_bytes",
+)
+_TRACEBACK = "Traceback (most recent call last)"
+
+
+def attack(
+    attempt: Attempt, cases: Iterable[Any], *, deadline_seconds: float = 60.0, preload: str = ""
+) -> dict[str, int]:
+    """Try each of ``cases``, and count the outcomes. preload: a module that the server imports.
+
+    What fell (a traceback, a hang, a death by a signal) is printed to stderr with its case. ``peak_bytes`` is
+    the largest resident memory that an attempt took beyond what a process has that does nothing.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([preload, __name__] if preload else [__name__])
+    counts = Counter(dict.fromkeys(_NAMES, 0))
+    with tempfile.TemporaryDirectory(prefix="murmurate-fuzz-") as folder:
+        for number, case in enumerate(cases):
+            place = Path(folder) / str(number)
+            (place / "work").mkdir(parents=True)
+            process = context.Process(target=_child, args=(attempt, case, place))
+            process.start()
+            process.join(deadline_seconds)
+            outcome, peak_bytes = _outcome(process, place)
+            counts["attempts"] += 1
+            counts[outcome] += 1
+            counts["peak_bytes"] = max(counts["peak_bytes"], peak_bytes)
+            if outcome not in ("refused", "accepted", "failed") or peak_bytes > 1 << 30:
+                said = (place / "output").read_text(errors="replace")[-2_000:]
+                print(f"{outcome} ({peak_bytes:,} bytes): {case!r}\n{said}", file=sys.stderr, flush=True)
+            _remove(place)
+    return dict(counts)
+
+
+def run_command(arguments: Sequence[str]) -> str:
+    """Run ``murmurate`` with these arguments in this process; returns the outcome's name."""
+    sys.argv = ["murmurate", *arguments]
+    try:
+        runpy.run_module("murmurate", run_name="__main__")
+    except SystemExit as end:
+        codes: dict[object, str] = {0: "accepted", None: "accepted", 2: "refused"}
+        return codes.get(end.code, "failed")
+    return "accepted"
+
+
+def _child(attempt: Attempt, case: Any, place: Path) -> None:
+    os.setsid()  # so that all its processes can be ended
+    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    output = os.open(place / "output", os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.chdir(place / "work")
+    try:
+        outcome = attempt(case, place / "work")
+    except Refusal as refusal:
+        print(refusal)
+        outcome = "refused"
+    except (RunFailed, SystemExit):
+        outcome = "failed"
+    except BaseException:
+        traceback.print_exc()
+        outcome = "tracebacks"
+    sys.stdout.flush()
+    sys.stderr.flush()
+    both = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    (place / "outcome").write_text(json.dumps([outcome, (max(both) - base) * 1024]))
+    os._exit(0)
+
+
+def _outcome(process: Any, place: Path) -> tuple[str, int]:
+    if process.is_alive():
+        os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+        return "hangs", 0
+    try:
+        outcome, peak_bytes = json.loads((place / "outcome").read_text())
+    except OSError:
+        return "deaths", 0
+    if _TRACEBACK in (place / "output").read_text(errors="replace"):
+        outcome = "tracebacks"
+    return outcome, int(peak_bytes)
+
+
+def _remove(folder: Path) -> None:
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink(missing_ok=True)
+    folder.rmdir()

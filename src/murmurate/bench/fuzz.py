@@ -1,0 +1,47 @@
+"""Hostile input, drawn anew each time: argument vectors, run folders, corpora, and bytes at a live fabric.
+
+None may end in a traceback or a hang, be loaded as other values than were saved, or take much memory.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from murmurate.bench import _fuzz_arguments, _fuzz_corpora, _fuzz_folders, _fuzz_network
+from murmurate.bench._result import Log
+
+NAME = "fuzz"
+SUMMARY = "random arguments, damaged run folders and corpora, hostile bytes: tracebacks, hangs, silent loads"
+
+
+@dataclass(frozen=True)
+class FuzzPlan:
+    """How many of each; seed: None draws one."""
+
+    arguments: int = 100
+    folders: int = 100
+    corpora: int = 100
+    network: int = 100
+    seed: int | None = None
+
+
+QUICK, FULL = FuzzPlan(), FuzzPlan(arguments=2000, folders=2000, corpora=500, network=500)
+_PARTS = {
+    "arguments": _fuzz_arguments,
+    "folders": _fuzz_folders,
+    "corpora": _fuzz_corpora,
+    "network": _fuzz_network,
+}
+
+
+def measure(plan: FuzzPlan, log: Log) -> dict[str, Any]:
+    """Counts of outcomes, by part."""
+    seed = random.SystemRandom().randrange(2**31) if plan.seed is None else plan.seed
+    result: dict[str, Any] = {"seed": seed}
+    for name, part in _PARTS.items():
+        count = getattr(plan, name)
+        log(f"{name}: {count} attempts, seed {seed}")
+        result[name] = part.attack(count, seed)
+    return result

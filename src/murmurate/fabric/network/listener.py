@@ -1,0 +1,102 @@
+"""The port of a member: strangers can neither end it nor keep members away from it.
+
+Half-open connections, those whose handshake has not ended, are bounded in time, and in number for each
+address and for all. A member's handshake takes milliseconds, so where there are too many the oldest is ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+_HANDSHAKE_SECONDS = 5.0
+_SPARE_OF_ADDRESS, _SPARE = 4, 16  # half-open connections, beyond one for each member
+_SWEEP_SECONDS = 0.25
+
+
+class Listener:
+    """Accepts connections and lets ``authenticate`` take each, in a thread of its own, until ``close``.
+
+    members: of the run. refuse: called with a cause and a sentence, from any thread.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        members: int,
+        authenticate: Callable[[socket.socket, float], None],
+        refuse: Callable[[str, str], None],
+    ) -> None:
+        self._authenticate, self._refuse = authenticate, refuse
+        self._most, self._most_of_address = members + _SPARE, members + _SPARE_OF_ADDRESS
+        self._lock = threading.Lock()
+        self._half_open: dict[socket.socket, tuple[str, float]] = {}  # address and time; oldest first
+        self._closing = threading.Event()
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._socket = socket.create_server((address, 0), family=family, backlog=members + _SPARE)
+        self._socket.settimeout(_SWEEP_SECONDS)
+        self.port: int = self._socket.getsockname()[1]
+        self._thread = threading.Thread(target=self._listen, name="listener", daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while not self._closing.is_set():
+            try:
+                sock, address = self._socket.accept()
+                with self._lock:
+                    self._half_open[sock] = str(address[0]), time.monotonic()
+                threading.Thread(target=self._take, args=(sock,), daemon=True).start()
+            except TimeoutError:
+                pass
+            except (OSError, RuntimeError) as problem:  # no descriptor or no thread is left: others may end
+                if not self._closing.wait(_SWEEP_SECONDS):
+                    self._refuse(
+                        "resources", f"connections have to wait, as none can be accepted ({problem})"
+                    )
+            self._make_room()
+
+    def _take(self, sock: socket.socket) -> None:
+        try:
+            self._authenticate(sock, _HANDSHAKE_SECONDS)
+        finally:
+            with self._lock:
+                self._half_open.pop(sock, None)
+
+    def _make_room(self) -> None:
+        """End the half-open connections that take too long, and the oldest of the address with too many."""
+        oldest = time.monotonic() - _HANDSHAKE_SECONDS
+        crowded = 0
+        with self._lock:
+            ended = [sock for sock, (_, since) in self._half_open.items() if since < oldest]
+            count = Counter(address for address, _ in self._half_open.values())
+            while count and (count.total() > self._most or max(count.values()) > self._most_of_address):
+                ((crowd, _),) = count.most_common(1)
+                ended.append(
+                    next(s for s, (a, _) in self._half_open.items() if a == crowd and s not in ended)
+                )
+                count[crowd] -= 1
+                crowded += 1
+            for sock in ended:
+                del self._half_open[sock]
+                _shut_down(sock)
+        for _ in range(crowded):
+            self._refuse("crowd", "too many connections that have not authenticated yet")
+
+    def close(self, seconds: float) -> None:
+        """End the thread, within ``seconds``, and all connections that are half open."""
+        self._closing.set()
+        _shut_down(self._socket)  # closing alone does not wake an accept
+        self._socket.close()
+        with self._lock:
+            for sock in self._half_open:
+                _shut_down(sock)
+        self._thread.join(seconds)
+
+
+def _shut_down(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)

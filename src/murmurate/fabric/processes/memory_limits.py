@@ -1,0 +1,75 @@
+"""How much memory this host, this process's control groups and its limits leave."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import psutil
+
+from murmurate.errors import Refusal
+
+GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+# of a control group, version 2 and 1: its limit and its use; and lines with what it can give back at once
+_FILES = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory"))
+_RECLAIMABLE = ("inactive_file ", "total_inactive_file ")
+
+
+def available_bytes() -> int:
+    """What all processes of this run may take together: of the host's memory, and in each of this process's
+    control groups."""
+    return min(int(psutil.virtual_memory().available), *_left_in_groups(), 2**63)
+
+
+def address_space_bytes() -> int:
+    """What one process may still map, if it has mapped as much as this one (``ulimit -v``)."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return 2**63 if limit == resource.RLIM_INFINITY else max(0, limit - psutil.Process().memory_info().vms)
+
+
+def refuse_if_small(needed_bytes: int, what: str, each_bytes: int = 0) -> None:
+    """Raise Refusal when the host cannot hold ``needed_bytes``, or one of the processes ``each_bytes``."""
+    left, of = available_bytes(), "of memory"
+    if needed_bytes <= left:
+        needed_bytes, left, of = each_bytes, address_space_bytes(), "of address space (ulimit -v)"
+    if needed_bytes > left:
+        raise Refusal(
+            f"{what} needs {_mebibytes(needed_bytes)} {of} and {_mebibytes(left)} are free. Use fewer "
+            "replicas or a smaller network, or give it more memory."
+        )
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count // 2**20} MiB" if count < 2**60 else f"{Decimal(count):.0e} bytes"
+
+
+def _left_in_groups() -> Iterator[int]:
+    """What the memory limit of each of this process's control groups leaves."""
+    try:
+        lines = OWN_GROUPS.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        for (limit, used, tree), chosen in zip(
+            _FILES, (controllers == "", "memory" in controllers), strict=True
+        ):
+            group = GROUPS / tree / path.lstrip("/")
+            while chosen and group.is_relative_to(GROUPS):
+                left = _left(group, limit, used)
+                if left is not None:
+                    yield left
+                group = group.parent
+
+
+def _left(group: Path, limit: str, used: str) -> int | None:
+    """None where the group has no limit, or is not to be seen from here."""
+    try:
+        most, now = int((group / limit).read_text()), int((group / used).read_text())
+        stat = (group / "memory.stat").read_text().splitlines()
+    except (OSError, ValueError):  # "max" is no limit
+        return None
+    reclaimable = max((int(line.split()[1]) for line in stat if line.startswith(_RECLAIMABLE)), default=0)
+    return max(0, most - now + reclaimable)

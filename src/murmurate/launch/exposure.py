@@ -1,0 +1,45 @@
+"""Whether other hosts can reach the store of torchrun, through which strangers can run code."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+DANGER = (
+    "under --rdzv-backend c10d torch executes what anyone who reaches it writes there. Close its port to "
+    "others by a firewall, or use a private network, an ssh tunnel or --rdzv-backend etcd-v2 "
+    "(docs/launchers.md)"
+)
+
+
+def listens_beyond_loopback(wanted: Callable[[Any], bool]) -> str:
+    """Where a wanted socket of this host can be reached by others; empty if nowhere.
+
+    wanted: takes a listening socket as psutil gives it.
+    """
+    try:
+        sockets = psutil.net_connections("tcp")
+    except (psutil.Error, OSError):  # some systems show them to root alone
+        return ""
+    for socket in sockets:
+        if socket.status != psutil.CONN_LISTEN or not socket.laddr or not wanted(socket):
+            continue
+        if not ipaddress.ip_address(socket.laddr.ip).is_loopback:
+            return f"{socket.laddr.ip} port {socket.laddr.port}"
+    return ""
+
+
+def torchrun_listens() -> str:
+    """Where others can reach the store of a torchrun on this host; empty if nowhere."""
+    return listens_beyond_loopback(lambda socket: socket.pid is not None and _is_torchrun(socket.pid))
+
+
+def _is_torchrun(pid: int) -> bool:
+    try:
+        words = " ".join(psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return False
+    return "torch.distributed.run" in words or "torchrun" in words

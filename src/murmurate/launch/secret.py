@@ -1,0 +1,39 @@
+"""The secret that the members of a run on several hosts share: MURMURATE_SECRET."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+
+from murmurate.errors import Refusal
+
+VARIABLE = "MURMURATE_SECRET"
+_CHARACTERS = 32
+_PAIRS = 20  # of neighbours: a word that is repeated has few different ones
+SET_IT = f"Set {VARIABLE} to the same on every host, or on none; murmurate secret prints a good one."
+
+
+def drawn_secret() -> str:
+    """A new one, of 256 random bits."""
+    return secrets.token_urlsafe(32)
+
+
+def user_secret() -> bytes:
+    """That of the environment; empty if there is none. Raises Refusal if it could be guessed.
+
+    Whoever listens on the network can try guesses by himself, as many as he has time for.
+    """
+    text = os.environ.get(VARIABLE, "")
+    if text and weakness(text):
+        raise Refusal(f"{VARIABLE} can be guessed: {weakness(text)}. {SET_IT}")
+    return text.encode()
+
+
+def weakness(text: str) -> str:
+    """Why it can be guessed; empty for a good one."""
+    if len(text) < _CHARACTERS:
+        return f"it has {len(text)} characters, and {_CHARACTERS} are the least"
+    if len({*itertools.pairwise(text)}) < _PAIRS:
+        return "it repeats itself"
+    return ""

@@ -1,0 +1,141 @@
+"""The ranges of configs' numbers: annotations, which one function checks for every config.
+
+    discount: UnitInterval = 0.99
+    period: PositiveInt = 10
+    rate: Annotated[float, Range(0, 10)] = 0.1
+
+A float without one must be finite, an integer must fit in 64 bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Annotated, Any, Union
+
+from murmurate.errors import Refusal
+
+# Bounds of fields without one of their own: counts are exact as floats, products of a few numbers do not
+# overflow float64, and waits accept the seconds.
+_LARGEST_COUNT, _LARGEST_NUMBER, _LARGEST_SECONDS = 2**53, 1e30, 1e9
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from ``least`` to ``most``; infinity only where one of these is.
+
+    above: without ``least`` itself. below: without ``most`` itself.
+    """
+
+    least: float
+    most: float = _LARGEST_COUNT
+    above: bool = False
+    below: bool = False
+
+    def __contains__(self, number: float) -> bool:
+        return (self.least < number if self.above else self.least <= number) and (
+            number < self.most if self.below else number <= self.most
+        )
+
+    def __str__(self) -> str:
+        return self.demand(self.least)
+
+    def demand(self, number: float) -> str:
+        """The range in words, without the bound that only a computer sets, unless ``number`` is beyond it."""
+        low = f"{'above' if self.above else 'at least'} {_plain(self.least)}"
+        high = f"{'below' if self.below else 'at most'} {_plain(self.most)}"
+        if self.most >= _LARGEST_COUNT:
+            return high if number > self.most else low if self.least > -_LARGEST_COUNT else "finite"
+        return f"{low} and {high}" if self.above or self.below else f"from {low[9:]} to {high[8:]}"
+
+
+PositiveInt = Annotated[int, Range(1)]
+NonNegativeInt = Annotated[int, Range(0)]
+Seed = Annotated[int, Range(0, 2**63 - 1)]
+UnitInterval = Annotated[float, Range(0, 1)]
+PositiveFloat = Annotated[float, Range(0, _LARGEST_NUMBER, above=True)]
+NonNegativeFloat = Annotated[float, Range(0, _LARGEST_NUMBER)]
+AnyFloat = Annotated[float, Range(-_LARGEST_NUMBER, _LARGEST_NUMBER)]
+Seconds = Annotated[float, Range(0, _LARGEST_SECONDS)]
+PositiveSeconds = Annotated[float, Range(0, _LARGEST_SECONDS, above=True)]
+
+_UNANNOTATED = {int: Range(-(2**63), 2**63 - 1), float: Range(-_LARGEST_NUMBER, _LARGEST_NUMBER)}
+
+
+class OutOfRange(Refusal, ValueError):
+    """The number of a field is outside its range."""
+
+
+@dataclass(frozen=True)
+class NumberKind:
+    """One of the kinds of number that a field may have. annotated: the field gives its range."""
+
+    type: type
+    range: Range
+    annotated: bool
+
+    def holds(self, value: object) -> bool:
+        if isinstance(value, bool) or not isinstance(value, Integral if self.type is int else Real):
+            return False
+        return value in self.range  # type: ignore[operator]  # mypy takes no int for a Real
+
+    def demand(self, value: Any) -> str:
+        """What a number must be, in words."""
+        whole = "an integer " * (self.type is int and not isinstance(value, Integral))
+        return whole + self.range.demand(value)
+
+
+def number_kinds(kind: Any) -> tuple[NumberKind, ...]:
+    """The kinds of number that a type hint with its annotations allows, also as items of a tuple."""
+    if typing.get_origin(kind) is Annotated:
+        base, *extras = typing.get_args(kind)
+        ranges = [extra for extra in extras if isinstance(extra, Range)]
+        if base in _UNANNOTATED:
+            return (NumberKind(base, ranges[0] if ranges else _UNANNOTATED[base], bool(ranges)),)
+        return number_kinds(base)
+    if kind in _UNANNOTATED:
+        return (NumberKind(kind, _UNANNOTATED[kind], False),)
+    if typing.get_origin(kind) in (Union, types.UnionType, tuple):
+        return tuple(found for inner in typing.get_args(kind) for found in number_kinds(inner))
+    return ()
+
+
+@functools.cache
+def numbers_of(config: Any) -> dict[str, tuple[NumberKind, ...]]:
+    """The kinds of number of each field of a dataclass; without fields that hold no number."""
+    hints = typing.get_type_hints(config, include_extras=True)
+    fields = [field.name for field in dataclasses.fields(config) if field.init]
+    return {name: kinds for name in fields if (kinds := number_kinds(hints[name]))}
+
+
+def check_ranges(config: Any, prefix: str = "") -> None:
+    """Raise OutOfRange for the first number of a dataclass, or of one inside it, that is outside its field's
+    range. Fields are called as on the command line, after ``prefix``."""
+    for field in dataclasses.fields(config):
+        if not field.init:
+            continue
+        name, value = prefix + str(field.metadata.get("option", field.name)), getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            check_ranges(value, prefix if field.metadata.get("flat") else f"{name}.")
+        else:
+            check_number(name, value, numbers_of(config.__class__).get(field.name, ()), field.default)
+
+
+def check_number(name: str, value: Any, kinds: Sequence[NumberKind], default: Any = None) -> None:
+    """Raise OutOfRange if ``value``, or an item of it, is a number of none of ``kinds``."""
+    for number in value if isinstance(value, tuple) else (value,):
+        if kinds and isinstance(number, Real) and not any(kind.holds(number) for kind in kinds):
+            demands = " or ".join(dict.fromkeys(kind.demand(number) for kind in kinds))
+            valid = any(kind.holds(default) for kind in kinds)
+            remedy = f" Use --{name.removeprefix('--').replace('_', '-')} {default}." if valid else ""
+            raise OutOfRange(f"{name} is {_plain(number)}; it must be {demands}.{remedy}")
+
+
+def _plain(number: object) -> str:
+    text = str(number)
+    return text if len(text) < 25 else f"{text[:6]}... ({len(text)} digits)"

@@ -1,0 +1,65 @@
+"""The memory that a run needs, compared with what there is before any of it is taken."""
+
+from __future__ import annotations
+
+import torch
+
+from murmurate.errors import Refusal
+from murmurate.fabric.processes.memory_limits import refuse_if_small
+from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context, Learner
+from murmurate.training.run import Run
+
+
+def refuse_too_small(run: Run, vector_bytes: int) -> None:
+    """Raise Refusal if there is too little memory for sources, and replicas with vectors of so many bytes."""
+    source_bytes = run.source.memory_bytes(run)
+    sources = (
+        f" (sources take {run.replicas * source_bytes // 2**20:,} MiB of it: --simulators, "
+        "--replay.capacity, --replay.folder, --actors, --agent.batch)"
+        if source_bytes > 2**20
+        else ""
+    )
+    # per replica: its process, optimizer state, and at most three slots, which all map,
+    # in each of two registers
+    refuse_if_small(
+        run.replicas * (150 * 2**20 + 16 * vector_bytes + source_bytes),
+        f"{run.recipe} with {run.replicas} replica(s){sources}",
+        (16 + 6 * (run.members - 1)) * vector_bytes + source_bytes,
+    )
+
+
+def planned_bytes(run: Run) -> int | None:
+    """Bytes of the learner's vectors, without memory for them; None if it cannot be built without memory."""
+    spec, meta = run.world.spec(), torch.device("meta")
+    planned = run.learner.vector_bytes(spec)
+    if planned is not None:
+        return planned
+    try:
+        with meta:
+            return bytes_of(run.learner.build(Context(spec, Replica, run.seed, meta)))
+    except Refusal:
+        raise
+    except Exception as error:  # of code that computes with its values: the real building says what is wrong
+        if exceeds_memory(error):
+            raise too_large(run, error) from error
+        return None
+
+
+def bytes_of(learner: Learner) -> int:
+    vectors = [replica.params for replica in learner.replicas.values()]
+    return sum(vector.numel() * vector.element_size() for vector in vectors)
+
+
+def exceeds_memory(error: Exception) -> bool:
+    """Whether torch or numpy had too little memory, or could not even compute how much they need."""
+    words = ("overflow", "allocate", "not enough memory", "dimension is too large")
+    named = isinstance(error, (RuntimeError, ValueError)) and any(
+        word in str(error).lower() for word in words
+    )
+    return named or isinstance(error, (MemoryError, OverflowError))
+
+
+def too_large(run: Run, error: Exception) -> Refusal:
+    cause = (str(error).splitlines() or ["out of memory"])[0]
+    return Refusal(f"{run.recipe} does not fit in memory ({cause}). Use a smaller network or batch.")

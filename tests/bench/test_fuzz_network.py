@@ -1,0 +1,40 @@
+"""Hostile byte streams at a live fabric: nothing is believed, nothing falls, and what goes wrong is seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from murmurate.bench import _fuzz_network
+from murmurate.bench._fuzz_network import attack
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def test_a_live_fabric_stands_hostile_streams() -> None:
+    outcomes = attack(150, seed=21)
+    bad = {name: outcomes[name] for name in ("accepted", "tracebacks", "hangs", "silent")}
+    assert not any(bad.values()), bad
+    assert outcomes["refused"] > 50, "strangers were heard"
+    assert outcomes["exchanges"] > 10
+    assert outcomes["peak_bytes"] < 2**30
+
+
+def test_a_member_that_believes_everything_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces that were changed on their way are taken: their values are counted, or end in an error."""
+    gullible = (
+        "from murmurate.fabric.network import crypto; "
+        "crypto.AeadStream.encrypt = property(lambda self: False, lambda self, value: None); "
+        "crypto.AeadStream.check = lambda self, piece, tag: self._nonce(); "
+    )
+    popen = _fuzz_network.subprocess.Popen
+
+    def start(words: list[str], **options: Any) -> Any:
+        return popen([*words[:-1], gullible + words[-1]], **options)
+
+    monkeypatch.setattr(_fuzz_network.subprocess, "Popen", start)
+    monkeypatch.setattr(_fuzz_network, "_PROGRESS_SECONDS", 10.0)
+    monkeypatch.setattr(_fuzz_network._Strangers, "attempt", lambda self: self._damage_the_line())
+    outcomes = attack(500, seed=5)
+    assert outcomes["silent"] + outcomes["tracebacks"] + outcomes["hangs"] > 0

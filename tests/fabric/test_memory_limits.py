@@ -1,0 +1,77 @@
+"""What a host, a control group and a limit of the process leave."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from murmurate.errors import Refusal
+from murmurate.fabric.processes import memory_limits
+from murmurate.fabric.processes.memory_limits import available_bytes, refuse_if_small
+
+
+def test_what_is_free_is_a_share_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0 < available_bytes() < 2**50
+    monkeypatch.setattr(memory_limits, "available_bytes", lambda: 2**30)
+    refuse_if_small(2**30, "a run")
+    monkeypatch.setattr(memory_limits, "available_bytes", lambda: 2**30 - 1)
+    with pytest.raises(Refusal, match="a run needs 1024 MiB of memory and 1023 MiB are free"):
+        refuse_if_small(2**30, "a run")
+    with pytest.raises(Refusal, match=r"needs 1e\+300 bytes of memory"):
+        refuse_if_small(10**300, "a run")
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("0::/outer/inner", ("memory.max", "memory.current", "inactive_file")),
+        (
+            "4:cpu,memory:/outer/inner",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ),
+    ],
+)
+def test_the_tightest_of_the_control_groups_counts(
+    line: str, names: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit, used, reclaimable = names
+    tree = tmp_path if line.startswith("0") else tmp_path / "memory"
+    inner = tree / "outer" / "inner"
+    inner.mkdir(parents=True)
+    for group, most, now in ((inner, "max", 10), (inner.parent, str(2**20), 2**19)):
+        (group / limit).write_text(f"{most}\n")
+        (group / used).write_text(f"{now}\n")
+        (group / "memory.stat").write_text(f"anon 5\n{reclaimable} 100\n")
+    listed = tmp_path / "cgroup"
+    listed.write_text(f"3:pids:/other\n{line}\n")
+    monkeypatch.setattr(memory_limits, "GROUPS", tmp_path)
+    monkeypatch.setattr(memory_limits, "OWN_GROUPS", listed)
+    assert available_bytes() == 2**20 - 2**19 + 100
+    listed.unlink()
+    assert available_bytes() > 2**20
+
+
+_RUN = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (6 * 2**30,) * 2)
+from murmurate.cli.main import main
+code = main(["train", "cartpole-gala", "--agent.hidden", sys.argv[1], "--out", sys.argv[2]])
+print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("hidden", ["100_000", "9_000", "1e9", "9007199254740992"])
+def test_a_network_that_cannot_fit_is_refused_before_any_of_it_is_made(hidden: str, tmp_path: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", _RUN, hidden, str(tmp_path / "run")], capture_output=True, text=True
+    )
+    assert process.returncode == 2, process.stderr
+    assert "Traceback" not in process.stderr
+    assert "smaller network" in process.stderr
+    peak_kib = int(process.stdout.split("peak ")[1])
+    assert peak_kib < 2**20, "no more than the libraries take"
+    assert not (tmp_path / "run").exists()
