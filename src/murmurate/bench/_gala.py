@@ -9,7 +9,6 @@ checkpoint. Equal runs of the two benchmarks have the same folder, so one benchm
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import re
@@ -27,6 +26,7 @@ from murmurate.bench._cache import set_aside
 from murmurate.bench._result import Log, format_number
 from murmurate.errors import RunFailed
 from murmurate.recipes import recipe
+from murmurate.record.stored import read_object
 from murmurate.training import checkpoint
 from murmurate.training.run_folder import write_json
 
@@ -107,7 +107,7 @@ class Job:
     def summary(self, end: int) -> Summary | None:
         """The summary at ``end`` env steps; None if the run has not got there."""
         try:
-            summary: Summary = json.loads(self.summary_file(end).read_text())
+            summary: Summary = read_object(self.summary_file(end))
         except FileNotFoundError:
             return None
         return summary
@@ -220,7 +220,7 @@ def _train_to(job: Job, end: int) -> Summary:
     output = job.folder.with_suffix(".log")
     code = murmurate(words, output)
     try:
-        summary: Summary = json.loads((job.folder / "summary.json").read_text())
+        summary: Summary = read_object(job.folder / "summary.json")
     except FileNotFoundError:
         summary = {"exit": "without a summary", "env_steps": 0}
     finished = code == 0 and summary["exit"] == "finished" and summary["env_steps"] >= end
