@@ -34,7 +34,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 
 
 def attack(
-    attempt: Attempt, cases: Iterable[Any], *, deadline_seconds: float = 60.0, preload: str = ""
+    attempt: Attempt, cases: Iterable[Any], *, deadline_seconds: float = 240.0, preload: str = ""
 ) -> dict[str, int]:
     """Try each of ``cases``, and count the outcomes. preload: a module that the server imports.
 

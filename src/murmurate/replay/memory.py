@@ -68,9 +68,17 @@ def in_folder(folder: Path) -> Allocate:
 
 
 def refuse_full_disk(folder: Path, size_bytes: int) -> None:
-    """Raise Refusal if the disk of ``folder`` (which may not exist yet) has less than ``size_bytes`` free."""
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    free = psutil.disk_usage(str(existing)).free
+    """Raise Refusal if ``folder`` (which may not exist yet) cannot be written to, or its disk has less than
+    ``size_bytes`` free."""
+    try:
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        free = psutil.disk_usage(str(existing)).free
+    except OSError as error:
+        raise Refusal(f"replay.folder cannot be used: {error.strerror}. Name another folder.") from error
+    if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
+        raise Refusal(
+            f"replay.folder is {folder}, and {existing} is no folder to write to. Name another folder."
+        )
     if size_bytes > free:
         raise Refusal(
             f"the replays need {size_bytes / 2**30:.1f} GiB and {folder} has {free / 2**30:.1f} GiB left. "

@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 
 TAG_BYTES = 16
 REKEY_PIECES = 1 << 16  # of at most 1 MiB: NIST and TLS allow AES-GCM some hundred GB under one key
-_LAST_NONCE = 2**64 - 1
-# by name: the class, and the byte order of its nonces
+_LAST_COUNT = 2**64 - 1
+# by name: the class, and byte order and shift that make Noise's 12 bytes of a count
 CIPHERS: dict[str, Any] = {
-    "aes-256-gcm": (AESGCM, "big"),
-    "chacha20-poly1305": (ChaCha20Poly1305, "little"),
+    "aes-256-gcm": (AESGCM, "big", 0),
+    "chacha20-poly1305": (ChaCha20Poly1305, "little", 32),
 }
 
 __all__ = ["CIPHERS", "TAG_BYTES", "AeadStream", "Identity", "InvalidTag", "PeerRecord"]
@@ -78,7 +78,7 @@ class AeadStream:
 
     def __init__(self, key: bytes, encrypt: bool = True, cipher: str = "aes-256-gcm") -> None:
         self.encrypt = encrypt
-        self._cipher, self._byteorder = CIPHERS[cipher if encrypt else "aes-256-gcm"]
+        self._cipher, self._byteorder, self._shift = CIPHERS[cipher if encrypt else "aes-256-gcm"]
         self._aead = self._cipher(key)
         self._count = 0
 
@@ -86,12 +86,11 @@ class AeadStream:
         """Of the next piece; may change the key."""
         count = self._count
         if not count % REKEY_PIECES and count:
-            self._aead = self._cipher(self._aead.encrypt(self._packed(_LAST_NONCE), bytes(32), None)[:32])
+            last = (_LAST_COUNT << self._shift).to_bytes(12, self._byteorder)
+            self._aead = self._cipher(self._aead.encrypt(last, bytes(32), None)[:32])
         self._count = count + 1
-        return self._packed(count)
-
-    def _packed(self, count: int) -> bytes:
-        return b"\0\0\0\0" + count.to_bytes(8, self._byteorder)
+        nonce: bytes = (count << self._shift).to_bytes(12, self._byteorder)
+        return nonce
 
     def seal(self, text: bytes, context: bytes) -> bytes:
         nonce = self._nonce()

@@ -1,0 +1,55 @@
+"""Fuzzing notices what falls, and finds nothing that falls."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from murmurate.bench import _fuzz_arguments, _fuzz_corpora
+from murmurate.bench._fuzz_process import attack, run_command
+from murmurate.errors import Refusal, RunFailed
+
+
+def _falls(case: str, folder: Path) -> str:
+    """Ends as ``case`` says."""
+    if case == "refused":
+        raise Refusal("no")
+    if case == "failed":
+        raise RunFailed("not now")
+    if case == "raised":
+        raise ValueError("unforeseen")
+    if case == "printed":
+        print("Traceback (most recent call last):", file=sys.stderr)
+    if case == "command":
+        return run_command(["list", "nothing"])
+    if case == "hung":
+        signal.pause()
+    if case == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if case == "large":
+        bytearray(200 << 20)
+    (folder / "left" / "behind").mkdir(parents=True)
+    return "accepted"
+
+
+def test_each_way_to_end_is_counted(capfd: pytest.CaptureFixture[str]) -> None:
+    cases = ["refused", "failed", "raised", "printed", "command", "hung", "killed", "accepted"]
+    counts = attack(_falls, cases, deadline_seconds=10)
+    peak_bytes = counts.pop("peak_bytes")
+    once = dict.fromkeys(("accepted", "failed", "hangs", "deaths"), 1)
+    assert counts == {"attempts": 8, "refused": 2, "tracebacks": 2, "silent": 0, **once}
+    assert "tracebacks" in capfd.readouterr().err, "what fell is shown"
+    assert attack(_falls, ["large"], deadline_seconds=60)["peak_bytes"] > peak_bytes + (100 << 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [_fuzz_arguments, _fuzz_corpora])
+def test_nothing_falls(part) -> None:  # type: ignore[no-untyped-def]
+    counts = part.attack(40, 7)
+    assert counts["attempts"] == 40
+    assert not any(counts[name] for name in ("tracebacks", "hangs", "deaths", "silent"))
+    assert counts["peak_bytes"] < 1 << 30
