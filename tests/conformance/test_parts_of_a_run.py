@@ -20,6 +20,7 @@ from murmurate.recipes import algorithms
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import updates_of
 from murmurate.training.members import build_learner, open_only_source, open_source
+from murmurate.training.memory import bytes_of, planned_bytes
 from murmurate.training.run import Run
 from short_runs import altered
 from smallest import smallest
@@ -69,6 +70,10 @@ def test_a_learner_begins_alike_from_one_seed_and_acts_with_replicas_of_its_own(
     assert updates_of(one) == 0
     if run.world.unit == "env steps":
         assert set(one.acting) <= set(one.replicas)
+
+
+def test_its_vectors_are_counted_without_memory_for_them(run: Run) -> None:
+    assert planned_bytes(run) == bytes_of(build_learner(run, 0, Replica))
 
 
 def test_a_learner_makes_as_many_updates_as_it_says(run: Run) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.interface import FabricError
+from murmurate.fabric.processes.memory_limits import refuse_if_small
 from murmurate.fabric.simulated.fabric import MailFaults, Member, SimulatedFabric
 from murmurate.launch.inline import Inline
 from murmurate.record.step_timer import NO_TRACE, TraceSchedule
@@ -31,6 +32,7 @@ from murmurate.spec import derive_seed
 from murmurate.training import checkpoint
 from murmurate.training.coordinator import SecondInterrupt, signals, signals_restored
 from murmurate.training.data_record import record_data
+from murmurate.training.memory import planned_bytes
 from murmurate.training.run import Run
 from murmurate.training.run_folder import plain, write_roles, write_run
 from murmurate.training.session import FAILED, FINISHED, Finish, claimed, preflight, resolved
@@ -41,6 +43,7 @@ _DEADLINE_SECONDS = 600.0  # virtual: for collectives
 _LATEST_SECONDS = 60.0  # virtual: for the last vectors to arrive before their mean is taken
 _END = "simulated"
 _STEPS_OF_A_BURST = 20
+_MEMBER_BYTES = 500_000  # of a member beside its vectors: its learner, its simulators, its stack
 
 
 @signals_restored()
@@ -50,6 +53,10 @@ def simulate(run: Run, cluster: Cluster, folder: Path, quiet: bool = False) -> F
     run.validate()
     # two replicas suffice for the checks, and need less memory than a thousand processes
     preflight(dataclasses.replace(run, replicas=min(run.replicas, 2)), Inline())
+    refuse_if_small(
+        run.members * (_MEMBER_BYTES + 16 * (planned_bytes(run) or 0)),
+        f"{run.recipe} with {run.replicas} replicas",
+    )
     run = dataclasses.replace(resolved(run), launcher=LAUNCHER)
     if any(device != "cpu" for device in run.placement.devices):
         raise Refusal("a simulated cluster runs on the CPU. Use --placement.devices cpu.")
