@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import re
 import socket
@@ -232,8 +233,9 @@ def test_what_a_stranger_writes_into_the_store_is_refused(
 
 
 def test_a_strangers_word_neither_ends_a_rank_nor_reports_its_death(
-    server: TCPStore, monkeypatch: pytest.MonkeyPatch
+    server: TCPStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(rendezvous, "_POLL_SECONDS", 0.0)
     monkeypatch.setenv("MURMURATE_SECRET", drawn_secret())
     leader, one = Rendezvous(around(server, 0)), Rendezvous(around(server, 1))
     one._enter(leader.epoch)
@@ -241,7 +243,12 @@ def test_a_strangers_word_neither_ends_a_rank_nor_reports_its_death(
     stranger.set("over", b"0")
     stranger.set("exit/1", b'{"how": "failed", "error": "says the stranger"}')
     assert leader.reported(1) is None
-    assert one.dismissed(lambda: True) is None
+    looks = iter([False] * 100 + [True])
+    with caplog.at_level(logging.WARNING):
+        assert one.dismissed(lambda: next(looks)) is None
+    assert 0 < sum("refused [store" in record.message for record in caplog.records) < 10, (
+        "the log stays short"
+    )
     leader.dismiss(3, deadline_seconds=0.0)
     assert one.dismissed(lambda: True) == 3
 

@@ -166,7 +166,7 @@ class Rendezvous:
         self._messages.set("over", str(code).encode())
         until = time.monotonic() + deadline_seconds
         while time.monotonic() < until and any(not o.process.is_gone() for o in self.others.values()):
-            if all(self._messages.check(f"heard/{rank}") for rank in self.others):
+            if all(self._messages.find(f"heard/{rank}") is not None for rank in self.others):
                 return
             time.sleep(_POLL_SECONDS)
 

@@ -44,6 +44,7 @@ class AuthenticatedStore:
         self._key = hashlib.blake2b(secret, digest_size=64, person=b"murmurate store").digest()
         self._written: dict[str, int] = {}  # sequence numbers
         self._read: dict[str, int] = {}
+        self.refused = 0
 
     def part(self, name: str) -> AuthenticatedStore:
         return AuthenticatedStore(self._store, f"{self._place}/{name}", self._secret)
@@ -76,8 +77,14 @@ class AuthenticatedStore:
         try:
             return self.get(key) if self.check(key) else None
         except Unauthentic as problem:
-            log.warning("refused: %s", problem)
+            self.refuse(problem)
             return None
+
+    def refuse(self, problem: Unauthentic) -> None:
+        """Count it; log the first and then ever fewer, so that the log stays short."""
+        self.refused += 1
+        if self.refused & (self.refused - 1) == 0:
+            log.warning("refused [store, no. %d]: %s", self.refused, problem)
 
     def values(self, keys: Sequence[str]) -> list[bytes]:
         """As they are in the store, in one request: each is for ``opened``."""

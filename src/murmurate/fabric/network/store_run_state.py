@@ -8,7 +8,6 @@ from an idle one. What was not written by its member is left out, so its writer 
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -18,8 +17,6 @@ import numpy as np
 from murmurate.fabric.interface import FabricError
 from murmurate.fabric.network.authenticated_store import AuthenticatedStore, Unauthentic
 from murmurate.fabric.processes.run_state import LAUNCHER_ROWS, MEMBER_ROWS, RunState
-
-log = logging.getLogger("murmurate.fabric.network.fabric")
 
 _CYCLE_SECONDS = 0.05
 _HEARTBEAT_SECONDS = 1.0
@@ -51,7 +48,6 @@ class StoreRunState(RunState):
         self._keys = [_column(rank) for rank in self._theirs] + ([] if leads else [_HEADER_KEY])
         self._pulled: dict[str, bytes] = {}
         self._beats = dict.fromkeys(self._keys, (0, time.monotonic()))
-        self.refused = 0  # values that were not written by their member
         self._beat, self._beat_at = 0, 0.0
         self.lost = False  # the store has failed: nothing is pushed or pulled any more
         self._closing = threading.Event()
@@ -70,6 +66,11 @@ class StoreRunState(RunState):
             self._start()
 
     # -- the other processes
+
+    @property
+    def refused(self) -> int:
+        """How many values were not written by their member."""
+        return self._store.refused
 
     def silent_seconds(self, rank: int) -> float:
         """Time since the last heartbeat of the process that writes column ``rank``; 0 for this one's."""
@@ -153,7 +154,7 @@ class StoreRunState(RunState):
             try:
                 content = np.frombuffer(self._store.opened(key, value), dtype=np.int64)
             except Unauthentic as problem:
-                self._refuse(problem)
+                self._store.refuse(problem)
                 continue
             cells, beat = content[:-1], int(content[-1])
             if key == _HEADER_KEY:
@@ -163,12 +164,6 @@ class StoreRunState(RunState):
                 self._rows[MEMBER_ROWS, self._theirs[self._keys.index(key)]] = cells
             if beat != self._beats[key][0]:
                 self._beats[key] = beat, now
-
-    def _refuse(self, problem: Unauthentic) -> None:
-        """Log the first of them and then ever fewer, so that the log stays short."""
-        self.refused += 1
-        if self.refused & (self.refused - 1) == 0:
-            log.warning("refused [run state, no. %d]: %s", self.refused, problem)
 
 
 _COLUMN = len(MEMBER_ROWS) + 1  # and the heartbeat
