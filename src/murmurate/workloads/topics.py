@@ -264,5 +264,5 @@ def _tokens(corpus: Corpus | RemappedCorpus) -> int:
 
 
 def _perplexity(nats: float) -> float:
-    """exp of the nats of a word; at most e^700, the order of the largest float (a prior near 0 exceeds it)."""
+    """exp of the nats of a word; at most e^700, near the largest float (a prior near 0 exceeds it)."""
     return math.exp(min(nats, 700.0))
