@@ -64,6 +64,13 @@ sys.exit(code)
 """
 
 
+def test_an_ordinary_network_fits(tmp_path: Path) -> None:
+    short = ["--updates", "1", "--eval-episodes", "1", "--launcher", "inline"]
+    source = _RUN.replace("sys.argv[2]]", f"sys.argv[2], *{short}]")
+    command = [sys.executable, "-c", source, "64", str(tmp_path / "run")]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+
+
 @pytest.mark.parametrize("hidden", ["100_000", "9_000", "1e9", "9007199254740992"])
 def test_a_network_that_cannot_fit_is_refused_before_any_of_it_is_made(hidden: str, tmp_path: Path) -> None:
     process = subprocess.run(

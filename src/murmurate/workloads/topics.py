@@ -107,12 +107,12 @@ class Topics:
             tokens += int(counts.sum())
         if not tokens:
             raise ValueError("no word was held out: the documents are too short, or there are none")
-        return math.exp(-log / tokens)
+        return _perplexity(-log / tokens)
 
     def bound_perplexity(self, corpus: Corpus | RemappedCorpus) -> float:
         """exp(-bound / tokens) with the documents' terms of the evidence lower bound alone, so that it does
         not depend on how many documents there are. Raises ValueError for a corpus without a token."""
-        return math.exp(-self.document_bound(corpus) / _tokens(corpus))
+        return _perplexity(-self.document_bound(corpus) / _tokens(corpus))
 
     def full_bound_perplexity(
         self, corpus: Corpus | RemappedCorpus, *, prior: float, documents: int | None = None
@@ -125,7 +125,7 @@ class Topics:
         """
         scale = 1.0 if documents is None else documents / len(corpus)
         bound = scale * self.document_bound(corpus) + self.topic_bound(prior)
-        return math.exp(-bound / (scale * _tokens(corpus)))
+        return _perplexity(-bound / (scale * _tokens(corpus)))
 
     def document_bound(self, corpus: Corpus | RemappedCorpus) -> float:
         """The documents' terms of the evidence lower bound."""
@@ -261,3 +261,8 @@ def _tokens(corpus: Corpus | RemappedCorpus) -> int:
     if not corpus.tokens:
         raise ValueError("a corpus without a word has no perplexity")
     return corpus.tokens
+
+
+def _perplexity(nats: float) -> float:
+    """exp of the nats of a word; at most e^700, near the largest float (a prior near 0 exceeds it)."""
+    return math.exp(min(nats, 700.0))
