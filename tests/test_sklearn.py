@@ -202,7 +202,15 @@ def test_a_pipeline_over_text_has_named_topics():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "replicas"), [("hogwild", 2), ("all-reduce", 2), (GALA(), 2), ("dpsgd", 2), ("dpsgd", 1)]
+    ("strategy", "replicas"),
+    [
+        ("all-reduce", 2),
+        ("dpsgd", 2),
+        *(
+            pytest.param(*more, marks=pytest.mark.slow)
+            for more in (("hogwild", 2), (GALA(), 2), ("dpsgd", 1))
+        ),
+    ],
 )
 def test_replicas_on_real_processes_find_topics_together(strategy, replicas):
     alone = fitted(max_iter=4, batch_size=25)

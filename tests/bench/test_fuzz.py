@@ -36,6 +36,7 @@ def _falls(case: str, folder: Path) -> str:
     return "accepted"
 
 
+@pytest.mark.slow
 def test_each_way_to_end_is_counted(capfd: pytest.CaptureFixture[str]) -> None:
     cases = ["refused", "failed", "raised", "printed", "command", "hung", "killed", "accepted"]
     counts = attack(_falls, cases, deadline_seconds=10)

@@ -71,7 +71,15 @@ def test_an_ordinary_network_fits(tmp_path: Path) -> None:
     assert subprocess.run(command, capture_output=True).returncode == 0
 
 
-@pytest.mark.parametrize("hidden", ["100_000", "9_000", "1e9", "9007199254740992"])
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        "9_000",
+        "1e9",
+        pytest.param("100_000", marks=pytest.mark.slow),
+        pytest.param("9007199254740992", marks=pytest.mark.slow),
+    ],
+)
 def test_a_network_that_cannot_fit_is_refused_before_any_of_it_is_made(hidden: str, tmp_path: Path) -> None:
     process = subprocess.run(
         [sys.executable, "-c", _RUN, hidden, str(tmp_path / "run")], capture_output=True, text=True

@@ -81,6 +81,7 @@ def test_one_that_hangs_is_ended_and_its_replica_comes_back(tmp_path: Path) -> N
         command.leaves_nothing()
 
 
+@pytest.mark.slow
 def test_where_all_hang_the_run_ends(tmp_path: Path) -> None:
     options = ("--replicas", 2, "--strategy", "all-reduce", "--hang-after-seconds", 5, "--env-steps", 10**9)
     with broken(tmp_path / "run", "hangs", *options) as command:

@@ -60,7 +60,7 @@ def _removed(folder: Path) -> bool:
     return not folder.exists()
 
 
-@pytest.mark.parametrize("limit", [100, 4_000])
+@pytest.mark.parametrize("limit", [100, pytest.param(4_000, marks=pytest.mark.slow)])
 def test_a_start_that_cannot_write_leaves_nothing_half(limit: int, tmp_path: Path) -> None:
     options = ["cartpole-a2c", "--launcher", "inline", "--updates", "2", "--simulators", "2"]
     command = [sys.executable, "-m", "murmurate", "train", *options, "--out", str(tmp_path / "run")]

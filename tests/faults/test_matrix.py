@@ -78,7 +78,6 @@ DEFAULT: list[Case] = [
     ("middle", signal.SIGSTOP, "training", "push-sum"),
     ("fork server", signal.SIGKILL, "training", "gala"),
     ("all but one", signal.SIGSTOP, "start-up", "all-reduce"),
-    ("centre", signal.SIGSTOP, "checkpoint", "parameter-server"),
 ]
 SLOW = ALL if os.environ.get("MURMURATE_MATRIX") == "whole" else pairwise(ALL)
 

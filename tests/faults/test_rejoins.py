@@ -66,7 +66,7 @@ def _is_same(one: dict[str, Any], other: dict[str, Any], keys: tuple[str, ...]) 
 @pytest.mark.parametrize(
     ("strategy", "victim"),
     [
-        ("gala", 1),
+        pytest.param("gala", 1, marks=pytest.mark.slow),
         ("all-reduce", 0),
         pytest.param("all-reduce", 2, marks=pytest.mark.slow),
         pytest.param("local-sgd", 0, marks=pytest.mark.slow),

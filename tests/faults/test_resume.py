@@ -37,7 +37,11 @@ _SEGMENTS = ("--replay.segments", 4)
         ("cartpole-a2c", "all-reduce", 2, "launcher", ()),
         pytest.param("cartpole-a2c", "local-sgd", 2, "everybody", (), marks=pytest.mark.slow),
         pytest.param("cartpole-a2c", "solo", 1, "everybody", (), marks=pytest.mark.slow),
-        ("cartpole-dqn", "local-sgd", 2, "everybody", (*_REPLAY, *_SEGMENTS, "--agent.selector", "agreed")),
+        pytest.param(
+            *("cartpole-dqn", "local-sgd", 2, "everybody"),
+            (*_REPLAY, *_SEGMENTS, "--agent.selector", "agreed"),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             *("cartpole-dqn", "solo", 1, "everybody", (*_REPLAY, "--replay.alpha", 0, "--replay.ahead", 0)),
             marks=pytest.mark.slow,

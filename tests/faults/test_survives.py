@@ -21,7 +21,7 @@ _STEPS = 60_000
     ("strategy", "replicas", "victim"),
     [
         pytest.param("gala", 4, 2, marks=pytest.mark.slow),
-        ("gala", 4, 0),
+        pytest.param("gala", 4, 0, marks=pytest.mark.slow),
         ("all-reduce", 3, 0),
         pytest.param("local-sgd", 3, 1, marks=pytest.mark.slow),
         pytest.param("hogwild", 3, 0, marks=pytest.mark.slow),

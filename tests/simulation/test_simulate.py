@@ -192,7 +192,7 @@ def test_the_command_writes_a_folder_that_report_and_eval_read(tmp_path, capsys)
     assert main(["eval", str(folder), "--episodes", "1", "--json"]) == 0
 
 
-@pytest.mark.parametrize(("replicas", "shown"), [(3, 3), (20, 12)])
+@pytest.mark.parametrize(("replicas", "shown"), [(3, 3), pytest.param(20, 12, marks=pytest.mark.slow)])
 def test_its_page_shows_the_waits_for_the_straggler_in_virtual_time(tmp_path, replicas, shown):
     """Alone or joined, lines say how stale all updates were, and spans what a dozen members did."""
     summary = result(

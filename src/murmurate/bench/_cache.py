@@ -11,6 +11,7 @@ from typing import Any
 from murmurate.bench._commands import run_murmurate
 from murmurate.bench._result import Log
 from murmurate.record.runs import RecordedRun, open_run
+from murmurate.record.stored import read_object
 from murmurate.training.run_folder import write_json
 
 
@@ -47,5 +48,5 @@ def cached_value(where: Path, name: str, key: Any, compute: Callable[[], Any]) -
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
     path = where / f"{name.replace(' ', '-')}-{digest}.json"
     if not path.exists():
-        write_json(path, compute())
-    return json.loads(path.read_text())
+        write_json(path, {"value": compute()})
+    return read_object(path)["value"]

@@ -78,6 +78,7 @@ class CentreServer:
         self._write(FINAL)
         run_state.saved(self.context.rank, FINAL_REQUEST)
         self.recorder.close()
+        self.place.close()
 
     def _poll(self) -> None:
         """Between two requests: save, record, send a heartbeat, admit members that were started again."""

@@ -302,6 +302,7 @@ class Coordinator:
             self.tensorboard.close()
         self.recorder.close()
         self._clear_staging()
+        self.place.close()
 
 
 @contextmanager

@@ -305,6 +305,7 @@ class TrainingLoop:
         self.recorder.event("finished", f"replica {self.context.rank} has finished", member=self.context.rank)
         self.recorder.close()
         self.source.close()
+        self.place.close()
 
     # -- state --------------------------------------------------------------------------------------
 

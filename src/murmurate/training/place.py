@@ -22,9 +22,15 @@ class Place:
         self.given = folder
         self._descriptor = os.open(folder / "checkpoints", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
+    def close(self) -> None:
+        """After the last write."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):
-            os.close(self._descriptor)
+            self.close()
 
     def now(self) -> Path:
         """The folder's present path. Raises FolderGone."""

@@ -121,6 +121,8 @@ def claimed(folder: Path) -> Iterator[None]:
                 f"{folder} cannot be written: {error.strerror}. Make room, or choose another with --out."
             ) from error
         raise
+    finally:
+        place.close()
 
 
 def resolved(run: Run) -> Run:
