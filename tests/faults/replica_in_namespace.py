@@ -51,9 +51,9 @@ def main(namespace, address, rank, size, folder):
     )
     deltas = fabric.channel("deltas", torch.zeros(PARAMETERS))
     module = Point()
-    replica = Replicator(PullGossip(seed=1), fabric).replicate(
-        "model", module, lambda parameters: torch.optim.SGD(parameters, lr=0.1)
-    )
+    replicator = Replicator(PullGossip(seed=1), fabric)
+    replica = replicator.replicate("model", module, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    models = replicator.bound_replicas["model"].channel
     others = [other for other in range(size) if other != rank]
     total = torch.zeros(PARAMETERS)
     sent, heard, order, living = 0, dict.fromkeys(others, 0), True, set()
@@ -100,7 +100,7 @@ def main(namespace, address, rank, size, folder):
         if message is not None:
             expected[message.sender] = int(message.note)
         take(0.05)
-    apart = _mix(replica, deltas, size)
+    apart = _mix(replica, models, deltas)
     outcome = {
         "total": total.unique().tolist(),
         "sent": sent,
@@ -120,15 +120,18 @@ def main(namespace, address, rank, size, folder):
     fabric.close()
 
 
-def _mix(replica, deltas, size):
+def _mix(replica, models, deltas):
     """How far apart all are before and after 60 rounds of gossip without gradients."""
+    others = [rank for rank in range(deltas.size) if rank != deltas.rank]
     apart = []
     for rounds in (0, 60):
-        for _ in range(rounds):
+        begun = [models.version(other) for other in others]
+        for number in range(rounds):
             replica.follow(torch.zeros(PARAMETERS))
-            deltas.gather(replica.params)  # a round trip, in which the vectors of the others arrive
+            # mixing is what is tested here: each round waits for the vectors of the round before
+            models.wait_newer(others, [first + number for first in begun], 1.0)
         vectors = torch.stack(list(deltas.gather(replica.params).values()))
-        if len(vectors) != size:
+        if len(vectors) != deltas.size:
             raise RuntimeError("somebody is missing at the end")
         apart.append(float((vectors - vectors.mean(0)).abs().max()))
     return apart

@@ -215,7 +215,7 @@ def test_parameters_that_are_not_finite_never_become_a_checkpoint(
     folder = tmp_path / "run"
     assert train(short(updates=10), folder).code == 0
     before = {p.name: p.read_bytes() for p in (folder / "checkpoints" / "last").iterdir()}
-    # one update more: its loss is fine, and the parameters are not, which no rate within its range brings about
+    # one update more: its loss is fine, and the parameters are not, which no rate within its range causes
     monkeypatch.setattr("murmurate.training.run.check_ranges", lambda run: None)
     _stored_rate(folder, float("inf"))
     finish = resume(folder, lambda run: dataclasses.replace(run, updates=11))
