@@ -30,14 +30,14 @@ def printable(text: str) -> str:
 
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> Refusal:
-    """A refusal for a name nobody knows, with the nearest one that somebody does."""
+    """A refusal of an unknown name, with the nearest known one."""
     names = sorted(known)
     near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else ""
-    return Refusal(f"There is no {kind} called '{given}'.{hint} Run: murmurate list {plural(kind)}")
+    return Refusal(f"There is no {kind} called '{given}'.{hint} Run: murmurate list {list_argument(kind)}")
 
 
-def plural(kind: str) -> str:
-    """The list of the command line that has all names of this kind."""
+def list_argument(kind: str) -> str:
+    """The argument of ``murmurate list`` that shows all names of this kind."""
     lists = {"strategy": "strategies", "game": "recipes", "world": "recipes", "list": "--help"}
     return lists.get(kind, kind + "s")

@@ -46,10 +46,11 @@ QUICK, FULL = SPOScalingPlan(), SPOScalingPlan(turns=400)
 
 
 def measure(plan: SPOScalingPlan, log: Log) -> dict[str, Any]:
-    """Measured and predicted seconds an update for each number of learners and period.
+    """Measured and predicted seconds per update for each number of learners and each period.
 
     Learners share this machine's cores: the model's parts are multiplied by the learners per core.
-    ``scaling_factor`` is per learner, ``scaling_factor_of_cores`` per core that they have.
+    ``scaling_factor`` is relative to the number of learners, ``scaling_factor_of_cores`` to the smaller of
+    learners and cores.
     """
     cores = len(os.sched_getaffinity(0))
     alone: float | None = None

@@ -1,8 +1,8 @@
 """From steps to transitions: n-step returns that end where episodes end, for many simulators at once.
 
 From s_t: R = r_t + g r_{t+1} + .. + g^{k-1} r_{t+k-1} and the discount g^k of what follows s_{t+k}, with
-k = n, or less where the episode was terminated before, and then the discount is 0 (Sutton and Barto 2018,
-eq. 7.1). A truncated episode did not end: its last steps bootstrap from its final observation.
+k = n, or less where the episode ends before. The discount is 0 where it was terminated (Sutton and Barto
+2018, eq. 7.1); where it was truncated, its last steps bootstrap from its final observation.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ class SynchronousGossip(Strategy):
         theta_i <- (1 - beta) theta_i + beta theta_j.
     stale: exchange the vectors from before the update (section 3.6).
     with_self: a member may draw itself too, from all p members as in Theorem 2; then it mixes nothing.
-    topology: the peers that may be drawn: ``complete`` is all, as in the paper; or, to pull, the in-peers
-        and, to push, the out-peers in ``ring``, ``exponential``, ..., of a time-varying graph those of the
-        round. The graph contains dead members too, as all members must draw the same table.
+    topology: the peers that may be drawn: ``complete`` is all, as in the paper; of ``ring``, ``exponential``,
+        ..., the in-peers (pull) or the out-peers (push), in a time-varying graph those of the round. The
+        graph contains dead members too, as all members must draw the same peers.
     """
 
     direction: Literal["pull", "push"] = "pull"
@@ -130,7 +130,7 @@ class SynchronousGossip(Strategy):
         while missing := [j for j in senders if j not in received]:
             message = channel.wait(_TAG, 0.05)
             if message is None:
-                # deaths first: then all that the dead have sent has arrived
+                # deaths are read before the last receive, so that no message of a dead sender is missed
                 dead = [j for j in missing if j not in channel.living()]
                 message = channel.receive(_TAG)
                 if message is None:

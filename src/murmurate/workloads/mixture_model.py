@@ -43,11 +43,12 @@ class MixtureModel(LearnerConfig):
     covariance: of a component: ``full``, or ``diagonal``.
     concentration: alpha_0 of the Dirichlet prior of the weights; none is 1 / K. precision: beta_0, the weight
         in rows of the prior's mean, which is the mean of the data. freedom: nu_0 of the Wishart prior of a
-        precision; none is the number of columns. Its scatter W_0^-1 is the covariance of the data.
+        component's precision matrix; none is the number of columns. The prior's scatter W_0^-1 is the
+        covariance of the data.
     step_rule: for the local step size eta at update t, and the weight rho of a pushed step.
         ``robbins-monro``: eta = (delay + t) ** -forgetting; ``average``: eta is the constant ``rate``; with
-        both, the steps of several replicas are averaged. ``paper``: eta = rho = rate / (p B M) ** 0.25
-        (Mohamad et al., equation 13); the two multiply.
+        either of these, rho averages the steps of several replicas. ``paper``: eta = rho =
+        rate / (p B M) ** 0.25 (Mohamad et al., equation 13), so a step has the size eta rho.
     init: ``k-means`` begins with the k-means clusters of a sample of rows, ``random`` assigns these to the
         nearest of K random rows.
     validate_every: own updates between evaluations of the likelihood of some validation rows; 0: never.
@@ -158,7 +159,7 @@ class GaussianMixture(nn.Module):
         return mixture.elbo_per_row(examples), -float(divergence(mixture.posterior, self.prior))
 
     def refresh(self, x: Tensor, /) -> None:
-        """No row follows from others."""
+        """Nothing to do: no row is derived from others."""
 
     def estimate(self, x: Tensor, /) -> Mixture:
         return Mixture(posterior(x.cpu().clone(), self.prior), self.centre.cpu().clone())

@@ -99,7 +99,7 @@ class NetworkChannel:
         if self.size == 1:
             return 1
         result = self._run_round("mean", x)
-        (mean,) = self._vectors(result.parts)
+        (mean,) = self._vectors(result.data)
         if result.divisor == 1:
             x.detach().copy_(mean)
         elif x.device.type == "cpu":
@@ -115,14 +115,14 @@ class NetworkChannel:
         result = self._run_round(f"broadcast {self._fabric_rank(root)}", x if self.rank == root else None)
         if self._fabric_rank(root) not in result.members:
             raise FabricError(f"rank {root} died before it could broadcast on channel '{self.name}'")
-        x.detach().copy_(self._vectors(result.parts)[0])
+        x.detach().copy_(self._vectors(result.data)[0])
 
     def gather(self, x: Tensor) -> dict[int, Tensor]:
         self._check(x)
         if self.size == 1:
             return {self.rank: x.detach().clone()}
         result = self._run_round("gather", x)
-        vectors = self._vectors(result.parts)
+        vectors = self._vectors(result.data)
         return {
             self._position[rank]: v.to(x.device, copy=True)
             for rank, v in zip(result.members, vectors, strict=True)
@@ -217,7 +217,7 @@ class NetworkChannel:
                     f"channel '{self.name}' is for {self._form} at rank {self.rank} and for {value} at rank "
                     f"{sender}: give all members the same model and settings."
                 )
-                self._collectives.fail(self._mismatch)
+                self._collectives.fail_all_rounds(self._mismatch)
         except (TypeError, ValueError, IndexError):
             raise FrameRejected("meta", f"a control message about '{key}' that cannot be read") from None
 

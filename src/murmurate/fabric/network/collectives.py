@@ -7,8 +7,9 @@ send their vectors to the leader, the lowest living member. The leader waits for
 which took part, and sends the result to all. When the leader dies, each member sends its last result, and its
 own part in the present round, to the next one, which so gets the result if any living member has it.
 
-A member that was frozen may find the others' parts when it continues, although they have left it out. So a
-result counts only while no other member can have left this one out: see ``_lease_seconds``.
+A member that was frozen may wake up and compute a result from vectors that have arrived, although the others
+have excluded it. So it accepts an engine's result only within a time in which none can have excluded it: see
+``_lease_seconds``.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ from murmurate.fabric.network.process_group import DTYPES, ProcessGroups
 from murmurate.fabric.network.reduce_scatter import ACTS, ReduceScatter
 from murmurate.fabric.network.round import Result, RoundInput, RoundState
 
-_LEAST_BYTES = 256 << 10  # of a vector that an engine carries: it sends more messages than the leader
-_GRACE_SECONDS = 1.0  # how long after its own deadline a member waits for the leader's to pass
+# of a vector that an engine carries; for smaller ones the leader needs fewer messages
+_LEAST_BYTES = 256 << 10
+# how long a member waits for the leader's deadline after its own, and for frames in flight after a finish
+_GRACE_SECONDS = 1.0
 
 
 class NetworkCollectives:
@@ -54,7 +57,7 @@ class NetworkCollectives:
         self._traffic, self._version = traffic, version
         self._state = RoundState(set(group))
         self._mismatch = ""
-        self._direct = ReduceScatter(endpoint, identity, count, dtype, traffic)
+        self._reduce_scatter = ReduceScatter(endpoint, identity, count, dtype, traffic)
         # others leave this member out after half of the deadline, counted from when they last heard of it
         self._lease_seconds = endpoint.deadline_seconds / 2 - endpoint.credentials.silence_seconds
         self._groups: ProcessGroups | None = None
@@ -77,8 +80,8 @@ class NetworkCollectives:
         if result is None:
             result = self._by_leader(state.round, call, x, end)
         with endpoint.lock:
-            for old in [r for r in state.parts if r < state.round]:
-                del state.parts[old]
+            for old in [r for r in state.contributions if r < state.round]:
+                del state.contributions[old]
         return result
 
     def _by_engine(self, number: int, call: str, x: Tensor | None, members: list[int]) -> Result | None:
@@ -87,10 +90,10 @@ class NetworkCollectives:
         end = time.monotonic() + self._lease_seconds
 
         def is_void() -> bool:
-            since = (self._groups and self._groups.since) or number
-            asked = any(state.again.get(rank, 0) >= since for rank in members)
+            first = (self._groups and self._groups.since) or number  # of the rounds of the present groups
+            repeated = any(state.repeat.get(rank, 0) >= first for rank in members)
             late = time.monotonic() > end
-            return asked or late or bool(self._mismatch) or not state.members.issuperset(members)
+            return repeated or late or bool(self._mismatch) or not state.members.issuperset(members)
 
         finished_at: list[float] = []  # when a member was first seen to have finished
 
@@ -107,14 +110,16 @@ class NetworkCollectives:
         with contextlib.suppress(RuntimeError):  # gloo's
             groups = self._groups
             by_group = groups is not None and groups.make(attempt)
-            engine: Engine = groups if groups is not None and by_group and call == "mean" else self._direct
+            engine: Engine = self._reduce_scatter
+            if groups is not None and by_group and call == "mean":
+                engine = groups
             carried = engine.carry(attempt)
         with endpoint.lock:
             reached = all(
                 endpoint.connections[rank].connected or self._is_gone(rank) for rank in attempt.others
             )
             if carried is not None and reached and not is_void():
-                state.last = Result(number, call, members, carried.parts, carried.versions, carried.divisor)
+                state.last = Result(number, call, members, carried.data, carried.versions, carried.divisor)
                 return state.last
             state.asked = number
             for rank in attempt.others:
@@ -126,7 +131,7 @@ class NetworkCollectives:
     def _by_leader(self, number: int, call: str, x: Tensor | None, end: float) -> Result:
         own = None
         if x is not None:
-            own = self._endpoint.parts.take(self._bytes)
+            own = self._endpoint.buffers.take(self._bytes)
             as_tensor(own, self.dtype).copy_(x)
         endpoint, state = self._endpoint, self._state
         with endpoint.lock:
@@ -150,12 +155,12 @@ class NetworkCollectives:
                 raise FabricError(self._left_out_message(endpoint.rank))
             return state.last
 
-    def fail(self, sentence: str) -> None:
+    def fail_all_rounds(self, sentence: str) -> None:
         """Let every round fail from now on: the members' channels do not match."""
         self._mismatch = sentence
         self._endpoint.notify()
 
-    # -- a member's part (all with the lock held) ---------------------------------------------------
+    # -- as a member (all with the lock held) -------------------------------------------------------
 
     def _has_result(self, number: int) -> bool:
         return self._state.last is not None and self._state.last.round == number
@@ -164,7 +169,8 @@ class NetworkCollectives:
         return min(rank for rank in self._state.members if not self._is_excluded(rank))
 
     def _is_excluded(self, rank: int) -> bool:
-        """Whether it is gone, or long out of reach while most members, or half with the lowest, are not.
+        """Whether it is gone, or long out of reach while we reach a majority of the members. Of two halves,
+        the one with the lowest rank counts as the majority.
 
         So at most one side of a partition continues without the other.
         """
@@ -178,11 +184,12 @@ class NetworkCollectives:
         return len(here) > len(there) or (len(here) == len(there) and min(here) < min(there))
 
     def _is_gone(self, rank: int) -> bool:
-        """Whether it is dead or finished, and has also replied if we asked it for a result."""
+        """Whether no result of the round can come from it: it is dead; or it has finished and, if we asked it
+        to repeat the round, it had not reached that or is no longer connected."""
         endpoint, state = self._endpoint, self._state
         if not endpoint.gone(rank) or state.asked < state.round or endpoint.dead(rank):
             return endpoint.gone(rank)
-        return state.behind.get(rank) == state.round or not endpoint.connections[rank].connected
+        return state.not_reached.get(rank) == state.round or not endpoint.connections[rank].connected
 
     def _advance(self, number: int, part: RoundInput, sent_to: list[int]) -> None:
         """Send our part to the present leader; or as the leader, complete the round once all have arrived."""
@@ -192,7 +199,7 @@ class NetworkCollectives:
         leader = self._leader()
         if leader not in sent_to[-1:]:
             if leader == endpoint.rank:
-                state.parts.setdefault(number, {})[endpoint.rank] = part
+                state.contributions.setdefault(number, {})[endpoint.rank] = part
             else:
                 if state.leader not in (None, leader) and state.last is not None:
                     self._send_result(leader, state.last)  # the former leader may have sent it only to us
@@ -212,7 +219,7 @@ class NetworkCollectives:
         state = self._state
         if state.leader != self._endpoint.rank:
             return [] if state.leader is None else [state.leader]
-        arrived = state.parts.get(number, {})
+        arrived = state.contributions.get(number, {})
         return sorted(r for r in state.members if r not in arrived and not self._is_excluded(r))
 
     def _missing_message(self, number: int, silent: list[int]) -> str:
@@ -228,14 +235,15 @@ class NetworkCollectives:
         )
 
     def _expire(self, number: int) -> None:
-        """At the deadline the leader tells all members which are missing; the others just wait for that."""
+        """At the deadline the leader tells the members that have contributed who is missing; the others wait
+        for that."""
         state = self._state
         if state.leader == self._endpoint.rank and not self._has_result(number):
             state.failed[number] = self._missing_message(number, self._silent(number))
-            for rank in state.parts.get(number, {}):
-                self._fail(rank, number, state.failed[number])
+            for rank in state.contributions.get(number, {}):
+                self._tell_failed(rank, number, state.failed[number])
 
-    def _fail(self, rank: int, number: int, sentence: str) -> None:
+    def _tell_failed(self, rank: int, number: int, sentence: str) -> None:
         self._notify(rank, number, "failed", why=sentence)
 
     def _notify(self, rank: int, number: int, act: str, **more: str) -> None:
@@ -243,11 +251,11 @@ class NetworkCollectives:
             frame = Frame(Kind.ROUND, self._identity, version=number, meta={"act": act, **more})
             self._endpoint.connections[rank].post(frame)
 
-    # -- the leader's part --------------------------------------------------------------------------
+    # -- as the leader ------------------------------------------------------------------------------
 
     def _complete(self, number: int) -> None:
         state = self._state
-        parts = state.parts[number]
+        parts = state.contributions[number]
         if any(r not in parts and not self._is_excluded(r) for r in state.members) or number in state.failed:
             return
         parts = {rank: part for rank, part in parts.items() if rank in state.members}
@@ -258,33 +266,33 @@ class NetworkCollectives:
                 "Make the same calls in the same order on all members."
             )
             for rank in parts:
-                self._fail(rank, number, state.failed[number])
+                self._tell_failed(rank, number, state.failed[number])
             return
         self._accept_result(self._result(number, parts))
 
     def _result(self, number: int, contributions: dict[int, RoundInput]) -> Result:
         call, members = contributions[self._endpoint.rank].call, sorted(contributions)
         inputs = {rank: part.x for rank, part in contributions.items() if part.x is not None}
-        parts: Any = None
+        data: Any = None
         if call == "mean" and len(inputs) == 1:
-            parts = inputs[members[0]]
+            data = inputs[members[0]]
         elif call == "mean":
-            parts = self._endpoint.parts.take(self._bytes)
+            data = self._endpoint.buffers.take(self._bytes)
             vectors = {rank: as_tensor(x, self.dtype) for rank, x in inputs.items()}
-            as_tensor(parts, self.dtype).copy_(ordered_mean(vectors))
+            as_tensor(data, self.dtype).copy_(ordered_mean(vectors))
         elif call.startswith("broadcast"):
-            parts = inputs.get(int(call.split()[1]))
+            data = inputs.get(int(call.split()[1]))
         else:
             vectors_in_order = [as_tensor(inputs[rank], self.dtype) for rank in members]
-            parts = torch.cat(vectors_in_order).view(torch.uint8).numpy()
+            data = torch.cat(vectors_in_order).view(torch.uint8).numpy()
         versions = {rank: part.version for rank, part in contributions.items()}
-        return Result(number, call, members, parts, versions)
+        return Result(number, call, members, data, versions)
 
     def _accept_result(self, result: Result) -> None:
         """Keep a result, and pass it on to the members that have sent their part here."""
         self._state.last = result
         self._state.members = set(result.members)
-        for rank in self._state.parts.get(result.round, {}):
+        for rank in self._state.contributions.get(result.round, {}):
             if rank != self._endpoint.rank:
                 self._send_result(rank, result)
         self._endpoint.notify()
@@ -297,8 +305,8 @@ class NetworkCollectives:
             "members": result.members,
             "published": [result.versions[rank] for rank in result.members],
         }
-        self._traffic.bytes += 0 if result.parts is None else memoryview(result.parts).nbytes
-        frame = Frame(Kind.ROUND, self._identity, version=result.round, meta=meta, payload=result.parts)
+        self._traffic.bytes += 0 if result.data is None else memoryview(result.data).nbytes
+        frame = Frame(Kind.ROUND, self._identity, version=result.round, meta=meta, payload=result.data)
         self._endpoint.connections[to].post(frame)
 
     # -- incoming -----------------------------------------------------------------------------------
@@ -327,7 +335,7 @@ class NetworkCollectives:
         elif act == "again":
             self._receive_repeat_request(sender, number)
         elif act == "behind":
-            state.behind[sender] = number
+            state.not_reached[sender] = number
         elif act == "failed":
             state.failed[number] = str(frame.meta.get("why"))
         elif act == "result":
@@ -346,15 +354,15 @@ class NetworkCollectives:
         state = self._state
         part = RoundInput(str(frame.meta.get("call")), frame.payload, int(frame.meta.get("published", 0)))
         if sender not in state.members:
-            self._fail(sender, number, self._left_out_message(sender))
+            self._tell_failed(sender, number, self._left_out_message(sender))
         elif number in state.failed:
-            self._fail(sender, number, state.failed[number])
+            self._tell_failed(sender, number, state.failed[number])
         elif state.last is not None and number == state.last.round:
             self._send_result(sender, state.last)
         elif state.round <= number <= state.round + 1:
-            state.parts.setdefault(number, {})[sender] = part
+            state.contributions.setdefault(number, {})[sender] = part
         elif number < state.round:
-            self._fail(sender, number, f"round {number} of channel '{self._name}' has long ended")
+            self._tell_failed(sender, number, f"round {number} of channel '{self._name}' has long ended")
         else:
             raise FrameRejected("number", f"a part for round {number} in round {state.round}")
 
@@ -362,17 +370,17 @@ class NetworkCollectives:
         if number > self._state.round + 1:
             raise FrameRejected("number", f"a piece of round {number} in round {self._state.round}")
         if number == self._state.round + 1 or (number == self._state.round and not self._has_result(number)):
-            self._direct.arrived(sender, frame)
+            self._reduce_scatter.arrived(sender, frame)
         if number == self._state.round and frame.meta.get("call") != self._state.call:
-            self._state.again[sender] = number  # the leader will report the difference
+            self._state.repeat[sender] = number  # the leader will report the difference
 
     def _receive_repeat_request(self, sender: int, number: int) -> None:
         """``sender`` got no result of that round from an engine."""
         state, groups = self._state, self._groups
         if sender not in state.members:
-            self._fail(sender, number, self._left_out_message(sender))
+            self._tell_failed(sender, number, self._left_out_message(sender))
             return
-        state.again[sender] = number
+        state.repeat[sender] = number
         idle = state.last is not None and state.last.round == state.round
         if groups is not None and idle and number >= groups.since:
             groups.drop()
@@ -384,7 +392,7 @@ class NetworkCollectives:
     def peer_restarted(self, peer: int) -> None:
         """A restarted member does not know the rounds, and takes no further part in them."""
         self._state.members.discard(peer)
-        for parts in self._state.parts.values():
+        for parts in self._state.contributions.values():
             parts.pop(peer, None)
 
 

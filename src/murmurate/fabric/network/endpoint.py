@@ -68,7 +68,7 @@ class Endpoint:
         self.wires = Pool()  # for outgoing payloads
         # for outgoing payloads of collectives, which local peers read in shared memory
         shm = credentials.shm
-        self.parts = Pool() if shm is None else Pool(keep=16, fresh=shm.new_buffer)
+        self.buffers = Pool() if shm is None else Pool(keep=16, fresh=shm.new_buffer)
         self.connections: dict[int, PeerConnection] = {}
         self._run_state = run_state
         place = f"murmurate/{credentials.run.hex()}/{credentials.epoch}"

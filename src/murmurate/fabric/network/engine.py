@@ -33,10 +33,10 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Carried:
-    """The result of an attempt. parts: a buffer of vectors, still to be divided by ``divisor``. versions: of
+    """The result of an attempt. data: a buffer of vectors, still to be divided by ``divisor``. versions: of
     each member's register before the round."""
 
-    parts: Any
+    data: Any
     versions: dict[int, int]
     divisor: int = 1
 

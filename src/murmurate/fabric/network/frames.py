@@ -71,7 +71,8 @@ class PayloadSource(Protocol):
 class Frame:
     """One message on a connection.
 
-    number: among the numbered frames; 0 for others. version: of a register, or the number of a round.
+    number: sequence number of the frame; 0 for frames that are not numbered. version: of a register; in
+    frames of collectives the round.
     payload: anything with a buffer of ``length`` bytes. source: of a payload that is still being copied.
     """
 
@@ -199,19 +200,19 @@ class Pipe:
         for start in range(0, len(payload), PIECE_BYTES):
             stop = min(start + PIECE_BYTES, len(payload))
             piece = payload[start:stop] if source is None else source.read(start, stop)
-            yield parts + self._sealed_in_place(piece)
+            yield parts + self._sealed_in_buffer(piece)
             parts = []
             if source is not None:
                 source.copy_up_to(stop)
 
-    def _sealed_copy(self, text: bytes) -> list[Any]:
+    def _sealed_copy(self, content: bytes) -> list[Any]:
         if not self._sends.encrypt:
-            return [text, self._sends.tag(text)]
-        sealed = bytearray(len(text) + TAG_BYTES)
-        self._sends.seal_into(text, sealed)
+            return [content, self._sends.tag(content)]
+        sealed = bytearray(len(content) + TAG_BYTES)
+        self._sends.seal_into(content, sealed)
         return [sealed]
 
-    def _sealed_in_place(self, piece: memoryview) -> list[Any]:
+    def _sealed_in_buffer(self, piece: memoryview) -> list[Any]:
         """The result must be written before the next piece is sealed."""
         if not self._sends.encrypt:
             return [piece, self._sends.tag(piece)]
@@ -302,8 +303,8 @@ def read_whole(sock: socket.socket, buffers: list[memoryview], first: bool = Fal
     """Fill the buffers, usually in one system call.
 
     first: a frame begins here, so the connection may end before it: Closed. Raises FrameRejected where it
-    ends within a frame, SilenceTimeout after too long a silence, or if hardly anything comes: heartbeats
-    would fill up a piece that has lost some bytes, in an hour.
+    ends within a frame, SilenceTimeout after too long a silence, or if less than a kilobyte a second comes:
+    after lost bytes the next heartbeats would else fill the gap, very slowly.
     """
     begun = not first
     while buffers:

@@ -55,7 +55,7 @@ class ReduceScatter:
         endpoint, others = self._endpoint, len(attempt.others)
         gathers = attempt.call == "gather"
         rows = others + 1 if gathers else 1
-        parts = endpoint.parts.take(rows * self._count * self._dtype.itemsize)
+        parts = endpoint.buffers.take(rows * self._count * self._dtype.itemsize)
         awaited = {"mean": 2 * others, "gather": others}.get(attempt.call, others)
         round = _Progress(
             attempt,
@@ -147,7 +147,7 @@ class ReduceScatter:
     def _post(self, attempt: Attempt, to: list[int], act: str, bucket: int, piece: Tensor | None) -> None:
         payload = None
         if piece is not None:
-            payload = self._endpoint.parts.take(piece.numel() * self._dtype.itemsize)
+            payload = self._endpoint.buffers.take(piece.numel() * self._dtype.itemsize)
             as_tensor(payload, self._dtype).copy_(piece)
         meta = {"act": act, "call": attempt.call, "bucket": bucket}
         meta |= {"members": list(attempt.members), "published": attempt.published}

@@ -14,27 +14,27 @@ from murmurate.buffers import Bytes, as_tensor
 class Result:
     """The result of one round.
 
-    members: those that took part. parts: a buffer of one vector [N], or of one for each member, still to be
+    members: those that took part. data: a buffer of one vector [N], or of one for each member, still to be
     divided by ``divisor``; None if no vector came. versions: of each member's register before the round.
     """
 
     round: int
     call: str
     members: list[int]
-    parts: Any
+    data: Any
     versions: dict[int, int]
     divisor: int = 1
 
     def divide(self, dtype: torch.dtype) -> None:
         """To be called before the result is shared."""
         if self.divisor > 1:
-            as_tensor(self.parts, dtype).div_(self.divisor)
+            as_tensor(self.data, dtype).div_(self.divisor)
             self.divisor = 1
 
 
 @dataclass
 class RoundInput:
-    """One member's part in a round that the leader carries."""
+    """One member's contribution to a round that the leader carries."""
 
     call: str
     x: Bytes | None
@@ -45,9 +45,9 @@ class RoundInput:
 class RoundState:
     """One member's state of the rounds of one channel.
 
-    asked: the newest round that an engine could not carry here, so that the others were asked for it.
-    again: the same of other members, by rank. behind: a round that a member had not reached when it was
-    asked, by rank. parts: as leader, by round and rank.
+    asked: the newest round that an engine could not carry here, so that the others were asked to repeat it.
+    repeat: the newest round that another member asked to repeat, by rank. not_reached: a round that a member
+    had not reached when it was asked, by rank. contributions: as leader, by round and rank.
     """
 
     members: set[int]
@@ -55,8 +55,8 @@ class RoundState:
     call: str = ""
     leader: int | None = None
     last: Result | None = None
-    parts: dict[int, dict[int, RoundInput]] = field(default_factory=dict)
+    contributions: dict[int, dict[int, RoundInput]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     asked: int = 0
-    again: dict[int, int] = field(default_factory=dict)
-    behind: dict[int, int] = field(default_factory=dict)
+    repeat: dict[int, int] = field(default_factory=dict)
+    not_reached: dict[int, int] = field(default_factory=dict)
