@@ -84,7 +84,8 @@ def _running(preload: Sequence[str]) -> ForkServerContext:
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
-        os.environ[socket_folder.VARIABLE] = get_temp_dir()
+        if multiprocessing.parent_process() is None:  # else it is the parent's folder, which still needs it
+            os.environ[socket_folder.VARIABLE] = get_temp_dir()
         forkserver.ensure_running()
     except OSError as error:
         raise Refusal(
