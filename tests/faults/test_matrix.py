@@ -20,6 +20,7 @@ import pytest
 from faults.commands import Command, trained, training
 from faults.test_value_roles import actors
 from murmurate.cli.main import main
+from murmurate.fabric.processes.process_handle import is_stopped
 from waiting import until
 
 pytestmark = pytest.mark.timeout(600)
@@ -172,10 +173,6 @@ def forkserver(command: Command) -> int:
     """Where all workers have ended."""
     (server,) = [p.pid for p in command.members() if "forkserver" in " ".join(p.cmdline())]
     return server
-
-
-def is_stopped(pid: int) -> bool:
-    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
 
 
 @pytest.mark.slow

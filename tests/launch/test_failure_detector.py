@@ -11,7 +11,13 @@ import pytest
 from murmurate.fabric.processes.run_state import RunState, TransferRequest
 from murmurate.fabric.processes.spawn import DIED, Exit
 from murmurate.launch.failure_detector import EXCLUDED, REJOINS, FailureDetector
-from murmurate.launch.heartbeats import ENDS_RUN_SECONDS, FLOOR_SECONDS, STOPPED_SECONDS, patience
+from murmurate.launch.heartbeats import (
+    ENDS_RUN_SECONDS,
+    FLOOR_SECONDS,
+    STOPPED_SECONDS,
+    HeartbeatMonitor,
+    patience,
+)
 from murmurate.recipes import recipe
 from murmurate.strategies import strategies
 from murmurate.training.rejoin import Pace
@@ -171,6 +177,19 @@ def test_under_an_asynchronous_strategy_a_stopped_one_is_excluded_as_in_a_round(
     assert not scene.workers[1].dumped, "it could not"
     scene.die(1)
     assert scene.told(1) == ["silent", "excluded", "restarted"]
+
+
+def test_an_exclusion_is_said_once_though_the_process_takes_a_while_to_end() -> None:
+    scene = Scene("gala")
+    scene.live(1.0)
+    monitor, worker = HeartbeatMonitor(scene.coordinator, lambda: scene.now), scene.workers[1]
+    worker.is_stopped = True
+    excluded = 0
+    for _ in range(200):
+        scene.now += 0.1
+        excluded += len(monitor.poll([worker]))
+    assert excluded == 1
+    assert scene.told(1) == ["silent", "excluded"]
 
 
 def test_a_run_is_not_ended_by_a_short_stop_of_its_centre_or_of_all() -> None:

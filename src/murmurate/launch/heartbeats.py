@@ -68,6 +68,7 @@ class _Heartbeats:
     beats: int = 0
     since: float = 0.0
     silent: bool = False
+    excluded: bool = False  # reported once: its process may take a while to end
 
 
 class HeartbeatMonitor:
@@ -118,7 +119,7 @@ class HeartbeatMonitor:
             heartbeat.beats, heartbeat.since, heartbeat.silent = beats, now, False
             return False
         silent_seconds = now - heartbeat.since
-        if silent_seconds < FLOOR_SECONDS / 2:
+        if silent_seconds < FLOOR_SECONDS / 2 or heartbeat.excluded:
             return False
         is_stopped = member.is_stopped
         expected, allowed = self._deadlines(rank, is_stopped)
@@ -131,6 +132,7 @@ class HeartbeatMonitor:
             self.coordinator.event("silent", message, member=rank)
         if silent_seconds <= allowed:
             return False
+        heartbeat.excluded = True
         cause = "its process is stopped" if is_stopped else f"see where in {log_name(rank)}"
         message = f"{name} was silent for {silent_seconds:.1f} s ({cause}) and is excluded"
         self.coordinator.event("excluded", message, member=rank, deadline_seconds=allowed)

@@ -30,7 +30,7 @@ from murmurate.fabric.network.engine import Attempt, Engine
 from murmurate.fabric.network.frames import Frame, FrameRejected, Kind
 from murmurate.fabric.network.process_group import DTYPES, ProcessGroups
 from murmurate.fabric.network.reduce_scatter import ACTS, ReduceScatter
-from murmurate.fabric.network.round import Result, RoundInput, RoundState
+from murmurate.fabric.network.round import Result, RoundInput, RoundState, member_ranks
 
 # of a vector that an engine carries; for smaller ones the leader needs fewer messages
 _LEAST_BYTES = 256 << 10
@@ -321,7 +321,7 @@ class NetworkCollectives:
         """Raises FrameRejected."""
         fits = length == self._bytes or (frame.meta.get("act") in ACTS and length < self._bytes)
         if frame.meta.get("act") == "result" and frame.meta.get("call") == "gather":
-            fits = length == self._bytes * len(_ranks(frame.meta.get("members"), self._endpoint.size))
+            fits = length == self._bytes * len(member_ranks(frame.meta.get("members"), self._endpoint.size))
         if not fits:
             raise FrameRejected("length", f"{length} bytes in a round of vectors of {self._bytes}")
 
@@ -339,7 +339,7 @@ class NetworkCollectives:
         elif act == "failed":
             state.failed[number] = str(frame.meta.get("why"))
         elif act == "result":
-            members = _ranks(frame.meta.get("members"), self._endpoint.size)
+            members = member_ranks(frame.meta.get("members"), self._endpoint.size)
             versions = frame.meta.get("published")
             if not isinstance(versions, list) or len(versions) != len(members):
                 raise FrameRejected("meta", "a result without its members' versions")
@@ -394,9 +394,3 @@ class NetworkCollectives:
         self._state.members.discard(peer)
         for parts in self._state.contributions.values():
             parts.pop(peer, None)
-
-
-def _ranks(value: Any, size: int) -> list[int]:
-    if not isinstance(value, list) or not all(isinstance(r, int) and 0 <= r < size for r in value):
-        raise FrameRejected("meta", "a result without a list of its members")
-    return value

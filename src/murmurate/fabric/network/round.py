@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from murmurate.buffers import Bytes, as_tensor
+from murmurate.fabric.network.frames import FrameRejected
 
 
 @dataclass
@@ -60,3 +61,10 @@ class RoundState:
     asked: int = 0
     repeat: dict[int, int] = field(default_factory=dict)
     not_reached: dict[int, int] = field(default_factory=dict)
+
+
+def member_ranks(value: Any, size: int) -> list[int]:
+    """The members that a result claims to have. Raises FrameRejected for what is no list of ranks."""
+    if not isinstance(value, list) or not all(isinstance(r, int) and 0 <= r < size for r in value):
+        raise FrameRejected("meta", "a result without a list of its members")
+    return value
