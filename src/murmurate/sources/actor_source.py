@@ -125,6 +125,7 @@ class ActorSource:
         self._next_actor = self._lag = self._lag_max = 0
         self._checked_at = 0.0
         self._events: list[tuple[str, str]] = []
+        self._restarts = 0  # of simulators
         self._started = False
 
     def fields(self) -> dict[str, Any]:
@@ -133,6 +134,7 @@ class ActorSource:
             "actor_lag_updates": self._lag,
             "actor_lag_updates_max": self._lag_max,
             "actor_deaths": sum(actor.starts - 1 for actor in self._actors if actor.starts),
+            **({"simulator_restarts": self._restarts} if self._restarts else {}),
         }
 
     def events(self) -> Sequence[tuple[str, str]]:
@@ -176,6 +178,7 @@ class ActorSource:
         self._sampler.before_steps()
         self._sampler.insert(actor.first_simulator, record.steps)
         actor.ring.drop()
+        self._restarts += record.restarts
         self._lag = updates_of(self.learner) + 1 - record.version
         self._lag_max = max(self._lag_max, self._lag)
         return [
