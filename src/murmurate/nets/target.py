@@ -50,14 +50,22 @@ class TargetNetwork:
         self.since = 0
         return True
 
-    @torch.no_grad()
     def move(self) -> None:
         """Move towards the net now. Buffers are copied."""
+        self._blend(self.polyak)
+
+    def reset(self) -> None:
+        """Copy the net now, whatever ``polyak`` is."""
+        self._blend(1.0)
+        self.since = 0
+
+    @torch.no_grad()
+    def _blend(self, share: float) -> None:
         for own, new in zip(self.net.parameters(), self.source.parameters(), strict=True):
-            if self.polyak == 1:
+            if share == 1:
                 own.copy_(new)
             else:
-                own.lerp_(new, self.polyak)
+                own.lerp_(new, share)
         for buffer, new_buffer in zip(self.net.buffers(), self.source.buffers(), strict=True):
             buffer.copy_(new_buffer)
 
