@@ -46,8 +46,8 @@ class ARM(LearnerConfig):
         several batches. None: on-policy, without weights.
     evaluate: ``policy`` draws actions from the learned policy, as in training; ``greedy`` takes the one with
         the greatest advantage. The best policy of a partially observed task may be stochastic.
-    torso: mlp, nature2013, nature2015 or a function of your own, FILE.py:FUNCTION (docs/worlds.md); auto is
-        nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
+    torso: mlp, nature2013, nature2015, jin2018 or a function of your own, FILE.py:FUNCTION (docs/worlds.md);
+        auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
     precision: of the torso; ``auto`` is bfloat16 for images where the device has native bfloat16 arithmetic.
     """
 
