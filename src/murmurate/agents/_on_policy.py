@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from murmurate.losses.divergence import categorical_kl, gaussian_kl
 from murmurate.losses.policy import categorical_log_prob_and_entropy, gaussian_entropy, gaussian_log_prob
 from murmurate.losses.returns import generalized_advantages
 from murmurate.spec import EnvSpec, Trajectory
@@ -32,6 +35,19 @@ def log_prob_and_entropy(policy: Tensor, action: Tensor, spec: EnvSpec) -> tuple
         return categorical_log_prob_and_entropy(policy, action)
     mean, log_std = policy.chunk(2, -1)
     return gaussian_log_prob(mean, log_std, action), gaussian_entropy(mean, log_std)
+
+
+def divergence(old: Tensor, new: Tensor, spec: EnvSpec) -> Tensor:
+    """KL(old || new) [...] of two policies with parameters [..., A]."""
+    if spec.actions:
+        return categorical_kl(old, new)
+    return gaussian_kl(*old.chunk(2, -1), *new.chunk(2, -1))
+
+
+def explained_variance(value: Tensor, advantage: Tensor) -> float:
+    """1 - Var(G - V) / Var(G): 1 for a perfect critic, 0 for a constant one; NaN if all returns are equal."""
+    spread = float((advantage + value).var())
+    return 1.0 - float(advantage.var()) / spread if spread > 0.0 else math.nan
 
 
 def advantages(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._auto import linear_schedule, resolve_auto
-from murmurate.agents._on_policy import advantages, draw, log_prob_and_entropy
+from murmurate.agents._on_policy import advantages, draw, explained_variance, log_prob_and_entropy
 from murmurate.agents.interface import Action
 from murmurate.losses.surrogate import clipped_surrogate, clipped_value_loss
 from murmurate.losses.value import value_loss
@@ -182,7 +182,7 @@ class PPOAgent:
         return Outcome(
             {name: torch.stack([x[name] for x in figures]).mean() for name in names}
             | {
-                "explained_variance": lambda: _explained_variance(data.behaviour["value"], advantage),
+                "explained_variance": lambda: explained_variance(data.behaviour["value"], advantage),
                 "learning_rate": self.replica.optimizer.param_groups[0]["lr"],
             }
         )
@@ -260,9 +260,3 @@ class PPOAgent:
 
     def load(self, state: dict[str, Any]) -> None:
         pass
-
-
-def _explained_variance(value: Tensor, advantage: Tensor) -> float:
-    """1 - Var(G - V) / Var(G): 1 for a perfect critic, 0 for a constant one; NaN if all returns are equal."""
-    spread = float((advantage + value).var())
-    return 1.0 - float(advantage.var()) / spread if spread > 0.0 else math.nan
