@@ -169,10 +169,12 @@ class Rollouts:
 
     behaviour: shapes, for one simulator, of the tensors (float32) that ``act`` returns beside the action, by
     name ("log_probability": (), say); they arrive as ``Trajectory.behaviour``.
+    simulators: at least this many of each learner.
     """
 
     steps: int
     behaviour: Shapes = field(default_factory=dict)
+    simulators: int = 1
 
     kind: ClassVar[str] = "rollouts"
     unit: ClassVar[str] = "env steps"

@@ -13,14 +13,9 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._auto import linear_schedule, resolve_auto
+from murmurate.agents._on_policy import advantages, draw, log_prob_and_entropy
 from murmurate.agents.interface import Action
-from murmurate.losses.policy import (
-    categorical_log_prob_and_entropy,
-    gaussian_entropy,
-    gaussian_log_prob,
-    policy_gradient,
-)
-from murmurate.losses.returns import generalized_advantages
+from murmurate.losses.policy import policy_gradient
 from murmurate.losses.value import value_loss
 from murmurate.nets.actor_critic import actor_critic
 from murmurate.nets.torso import AUTO, checked_torso
@@ -141,17 +136,7 @@ class A2CAgent:
         greedy: bool = False,
     ) -> Action:
         policy, _, memory = self._forward(observation, memory, first)
-        if self.spec.actions:
-            if greedy:
-                return Action(policy.argmax(-1), memory)
-            # Gumbel-max: argmax of logits + Gumbel noise is a draw from softmax(logits)
-            noise = torch.empty_like(policy).exponential_(generator=generator)
-            return Action((policy - noise.log()).argmax(-1), memory)
-        mean, log_std = policy.chunk(2, -1)
-        if greedy:
-            return Action(mean, memory)
-        noise = torch.empty_like(mean).normal_(generator=generator)
-        return Action(mean + noise * log_std.exp(), memory)
+        return Action(draw(policy, self.spec, generator, greedy), memory)
 
     def _forward(
         self, observation: Tensor, memory: Tensor | None, first: Tensor
@@ -166,7 +151,7 @@ class A2CAgent:
         data: Trajectory = batch.data
         policy, value, memory = self.net.unroll(data.observation, data.memory, data.first)
         advantage, target = self._targets(data, value.detach(), memory)
-        log_prob, entropy = self._log_prob_and_entropy(policy, data.action)
+        log_prob, entropy = log_prob_and_entropy(policy, data.action, self.spec)
         c = self.config
         if c.normalize_advantages:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
@@ -192,18 +177,10 @@ class A2CAgent:
         """Advantages and value targets [T, B], bootstrapped with the present critic. memory: after step T."""
         first = data.terminated[-1] | data.truncated[-1]
         _, last_value, _ = self._forward(data.last_observation, memory, first)
-        truncated_value = torch.zeros_like(value)
-        if data.truncated_observation is not None:
-            truncated_value[data.truncated] = self._truncated_values(data, data.truncated_observation)
-        advantage = generalized_advantages(
-            data.reward,
-            value,
-            data.terminated,
-            data.truncated,
-            last_value.view(-1),
-            truncated_value,
-            discount=self.config.discount,
-            lambda_=self.config.gae_lambda,
+        final, c = data.truncated_observation, self.config
+        final_value = None if final is None else self._truncated_values(data, final)
+        advantage = advantages(
+            data, value, last_value.view(-1), final_value, discount=c.discount, lambda_=c.gae_lambda
         )
         return advantage, advantage + value
 
@@ -222,12 +199,6 @@ class A2CAgent:
             if memory is not None and len(observation):
                 values.append(self._forward(observation, memory[data.truncated[t]], never)[1])
         return torch.cat(values)
-
-    def _log_prob_and_entropy(self, policy: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        if self.spec.actions:
-            return categorical_log_prob_and_entropy(policy, action)
-        mean, log_std = policy.chunk(2, -1)
-        return gaussian_log_prob(mean, log_std, action), gaussian_entropy(mean, log_std)
 
     def state(self) -> dict[str, Any]:
         """Empty: the replica saves its own state."""
