@@ -26,7 +26,7 @@ def one_step(
     return policy[0], value[0], memory
 
 
-def draw(spec: EnvSpec, policy: Tensor, generator: torch.Generator, greedy: bool) -> Tensor:
+def draw(policy: Tensor, spec: EnvSpec, generator: torch.Generator, greedy: bool) -> Tensor:
     """Actions [B] or [B, D] from the policy's parameters [B, A]; the most probable ones if ``greedy``."""
     if spec.actions:
         if greedy:
@@ -41,7 +41,7 @@ def draw(spec: EnvSpec, policy: Tensor, generator: torch.Generator, greedy: bool
     return mean + noise * log_std.exp()
 
 
-def log_prob_and_entropy(spec: EnvSpec, policy: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+def log_prob_and_entropy(policy: Tensor, action: Tensor, spec: EnvSpec) -> tuple[Tensor, Tensor]:
     """log pi(a) and the entropy, both [...], from the policy's parameters [..., A]."""
     if spec.actions:
         return categorical_log_prob_and_entropy(policy, action)

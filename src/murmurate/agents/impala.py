@@ -141,14 +141,14 @@ class IMPALAAgent:
         greedy: bool = False,
     ) -> Action:
         policy, _, memory = one_step(self.net, observation, memory, first)
-        action = draw(self.spec, policy, generator, greedy)
-        log_prob, _ = log_prob_and_entropy(self.spec, policy, action)
+        action = draw(policy, self.spec, generator, greedy)
+        log_prob, _ = log_prob_and_entropy(policy, action, self.spec)
         return Action(action, memory, behaviour={"log_probability": log_prob})
 
     def learn(self, batch: Batch) -> Outcome:
         data: Trajectory = batch.data
         policy, value, memory = self.net.unroll(data.observation, data.memory, data.first)
-        log_prob, entropy = log_prob_and_entropy(self.spec, policy, data.action)
+        log_prob, entropy = log_prob_and_entropy(policy, data.action, self.spec)
         rho = (log_prob.detach() - data.behaviour["log_probability"]).exp()
         corrected = self._vtrace(data, rho, value.detach(), memory)
         policy_loss = policy_gradient(log_prob, corrected.advantage_t)
