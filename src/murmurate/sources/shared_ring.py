@@ -102,6 +102,11 @@ class ActorRing:
         return int(self._marks[0] - self._marks[1])
 
     @property
+    def beats(self) -> int:
+        """Number of steps that were put."""
+        return int(self._marks[0])
+
+    @property
     def has_room(self) -> bool:
         """Whether a step may be put. A full ring has room once half of it is free again, so that the producer
         wakes up less often."""
