@@ -6,16 +6,18 @@ from typing import Any
 
 from murmurate.agents.impala import IMPALA
 from murmurate.evaluation.games import Games
-from murmurate.sources.rollouts import RolloutSourceConfig
+from murmurate.sources.trajectory_source import TrajectorySourceConfig
 from murmurate.strategies.all_reduce import AllReduce
 from murmurate.training.run import Run
 from murmurate.worlds.registry import world
 
 ALGORITHM = "impala"
+_ACTORS = 2
 
 
 def recipe(name: str) -> Run:
-    """One learner; ``--replicas N`` adds learners that all-reduce."""
+    """One learner and its two actors; ``--replicas N`` adds learners that all-reduce, each with its own
+    actors. With ``--actors 0`` a learner acts itself."""
     return Run(recipe=f"{name}-{ALGORITHM}", strategy=AllReduce(), **settings(name))
 
 
@@ -26,7 +28,7 @@ def settings(name: str) -> dict[str, Any]:
         return {
             "world": chosen,
             "learner": IMPALA(precision="auto"),
-            "source": RolloutSourceConfig(simulators=32),
+            "source": TrajectorySourceConfig(actors=_ACTORS, simulators=32),
             "evaluation": Games(),
             "env_steps": 10_000_000,
         }
@@ -43,7 +45,7 @@ def settings(name: str) -> dict[str, Any]:
         return {
             "world": chosen,
             "learner": agent,
-            "source": RolloutSourceConfig(simulators=8),
+            "source": TrajectorySourceConfig(actors=_ACTORS, simulators=8),
             "evaluation": Games(),
             "env_steps": 500_000,
             "checkpoint_every_env_steps": 20_000,  # the best is chosen from these
@@ -51,7 +53,7 @@ def settings(name: str) -> dict[str, Any]:
     return {
         "world": chosen,
         "learner": agent,
-        "source": RolloutSourceConfig(simulators=16),
+        "source": TrajectorySourceConfig(actors=_ACTORS, simulators=16),
         "evaluation": Games(),
         "env_steps": 1_000_000,
     }

@@ -34,8 +34,8 @@ class ActorSettings:
 
     first_simulator: its index among the learner's simulators. global_first_simulator: its index among the
     ``total_simulators`` of all replicas. incarnation: identifies this start of the process;
-    each start has its own random seeds. parameters: file descriptor and number of the shared parameters.
-    ring: file descriptor.
+    each start has its own random seeds. random_env_steps, queue: see ``ActorPlan``; random_env_steps is this
+    actor's share. parameters: file descriptor and number of the shared parameters. ring: file descriptor.
     """
 
     world: SimulatorWorld
@@ -47,6 +47,7 @@ class ActorSettings:
     seed: int
     incarnation: str
     random_env_steps: int
+    queue: int
     parameters: tuple[int, int]
     ring: int
 

@@ -55,6 +55,7 @@ class ActorPlan:
 
     actors: number of processes that share its ``simulators``. rank, replicas: of the learner; the epsilons
         are spread over the simulators of all learners. random_env_steps: of all these actors together.
+    queue: trajectories that wait, of each, where they make trajectories.
     """
 
     world: SimulatorWorld
@@ -64,6 +65,7 @@ class ActorPlan:
     rank: int
     replicas: int
     random_env_steps: int = 0
+    queue: int = 0
 
 
 @dataclass
@@ -223,6 +225,7 @@ class ActorProcesses(Generic[R]):
             seed=self._seed,
             incarnation=f"{batches} {actor.starts}",
             random_env_steps=plan.random_env_steps * actor.simulators // plan.simulators,
+            queue=plan.queue,
             parameters=(self._memory_file.descriptor, len(self.parameters)),
             ring=actor.memory_file.descriptor,
         )
