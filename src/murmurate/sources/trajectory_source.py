@@ -134,7 +134,7 @@ class TrajectorySource:
         )
         learner.assign_simulators(rank * config.simulators, run.replicas * config.simulators)
         memory, requires = learner.initial_memory(1), run.learner.requires
-        shape = TrajectoryShape(
+        self._shape = shape = TrajectoryShape(
             run.world.spec(),
             requires.steps,
             config.simulators // config.actors,
@@ -148,7 +148,6 @@ class TrajectorySource:
             lambda memory_file, _: TrajectoryRing(memory_file, shape, config.queue),
             seed=self._seed,
         )
-        self._trajectory_steps = shape.steps * shape.size
         self._joined = [JoinedTrajectories(shape, config.batch, context.device) for _ in range(2)]
         self._batches = self._dropped = self._lag_max = 0
         self._lags: list[int] = []  # of the trajectories since the last record
@@ -171,7 +170,7 @@ class TrajectorySource:
             if actor is None:
                 continue
             queued = actor.ring.oldest()
-            played += self._trajectory_steps
+            played += self._shape.steps * self._shape.size
             episodes += [
                 Episode(actor.first_simulator + e.simulator, e.episode_return, e.length)
                 for e in queued.episodes
