@@ -165,7 +165,8 @@ class Requirement(Protocol):
 
 @dataclass(frozen=True)
 class Rollouts:
-    """A ``Trajectory`` of ``steps`` env steps of every simulator, each used once, on-policy.
+    """A ``Trajectory`` of ``steps`` env steps of every simulator, each used once; by the present policy,
+    unless the source has actors.
 
     behaviour: shapes, for one simulator, of the tensors (float32) that ``act`` returns beside the action, by
     name ("log_probability": (), say); they arrive as ``Trajectory.behaviour``.

@@ -15,7 +15,8 @@ from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeInt, PositiveInt
 from murmurate.replay.config import ReplayConfig, memory_bytes, open_replay, replay_bytes
 from murmurate.replay.memory import refuse_full_disk
-from murmurate.sources.actor_source import ActorPlan, ActorSource
+from murmurate.sources.actor_processes import ActorPlan
+from murmurate.sources.actor_source import ActorSource
 from murmurate.sources.bank_weights import LIKE, BankWeights
 from murmurate.sources.interface import RunView, Source, SourceConfig, SourceContext
 from murmurate.sources.replay_sampler import ReplaySampler, Sampler
