@@ -19,7 +19,7 @@ from murmurate.sources.actor_processes import ActorPlan
 from murmurate.sources.actor_source import ActorSource
 from murmurate.sources.bank_weights import LIKE, BankWeights
 from murmurate.sources.interface import RunView, Source, SourceConfig, SourceContext
-from murmurate.sources.replay_sampler import ReplaySampler
+from murmurate.sources.replay_sampler import ReplaySampler, Sampler
 from murmurate.sources.simulator_groups import (
     SIMULATOR_BYTES,
     SimulatorGroups,
@@ -158,8 +158,9 @@ class ReplaySourceConfig(SourceConfig):
 
 
 class ReplaySource:
-    """Yields ``Batch(data=Sample)`` without end (a ``Source``): all simulators take a step whenever the
-    learner has drawn each transition ``samples_per_insert`` times on average.
+    """Yields the batches of ``sampler`` without end (a ``Source``): all simulators take a step whenever no
+    batch is due. With a ``ReplaySampler`` it is due until each transition has been drawn
+    ``samples_per_insert`` times on average.
 
     groups: opened simulators (see ``open_groups``), closed by ``close``. A batch is valid until the next one
         is requested.
@@ -171,7 +172,7 @@ class ReplaySource:
         self,
         groups: Sequence[Simulators],
         policy: Policy,
-        sampler: ReplaySampler,
+        sampler: Sampler,
         *,
         seed: int,
         assign: Callable[[int], None] = lambda index: None,
