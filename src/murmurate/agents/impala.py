@@ -33,8 +33,8 @@ PositiveOrInfinite = Annotated[float, Range(0, math.inf, above=True)]
 class IMPALA(LearnerConfig):
     """Hyper-parameters; the defaults are the paper's on Atari (its Appendix G).
 
-    torso: mlp, nature2013, nature2015, jin2018 or a function of your own, FILE.py:FUNCTION (docs/worlds.md);
-        auto is nature2013 for images and mlp for vectors.
+    torso: mlp, nature2013, nature2015, jin2018, impala2018 (the paper's deep one) or a function of your own,
+        FILE.py:FUNCTION (docs/worlds.md); auto is nature2013 for images and mlp for vectors.
     recurrent: width of an LSTM after the torso; 0: none.
     steps: of a trajectory. discount: per env step.
     rho_bar, c_bar, policy_rho_bar: largest weights of a TD error, of what follows it, and of an advantage.
