@@ -27,11 +27,11 @@ class EnvSpec:
 
     ``actions`` is the number of discrete actions, or 0 where actions are vectors of shape ``action_shape``.
     Their bounds ``action_low`` and ``action_high`` have one number for each of its dimensions, in row-major
-    order; by default -1 and 1. ``stacked``: an observation is the last few images [stack, H, W] of its
-    episode, the newest last (at its beginning the first image is repeated). ``examples``: the size of a data
-    set; 0 for simulators.
+    order; by default -1 and 1. ``stacked``: an observation is the last few images of its episode, the newest
+    last (at its beginning the first image is repeated): [stack * channels, H, W], each image of ``channels``
+    channels. ``examples``: the size of a data set; 0 for simulators.
 
-    Raises ``ValueError`` for a wrong number of bounds.
+    Raises ``ValueError`` for a wrong number of bounds, and channels that do not divide those of a stack.
     """
 
     name: str
@@ -43,6 +43,7 @@ class EnvSpec:
     action_high: tuple[float, ...] = ()
     frames_per_step: int = 1
     stacked: bool = False
+    channels: int = 1
     examples: int = 0
 
     def __post_init__(self) -> None:
@@ -52,6 +53,8 @@ class EnvSpec:
             if len(bounds) != dimensions:
                 raise ValueError(f"{name} has {len(bounds)} bounds for {dimensions} dimensions of an action")
             object.__setattr__(self, name, bounds)
+        if self.stacked and self.observation_shape[0] % self.channels:
+            raise ValueError(f"{self.observation_shape[0]} channels are no images of {self.channels}")
 
     @property
     def images(self) -> bool:
@@ -73,8 +76,9 @@ class TimeStep:
     """What ``B`` simulators return for one action each (or for a reset).
 
     Simulators reset within the step that ends an episode: ``observation`` is then the first of the
-    next one. ``reward`` is what the agent learns from (clipped where the world is configured so);
-    ``episodes`` have unclipped returns.
+    next one. ``reward`` is what the agent learns from (clipped or scaled where the world is configured so);
+    ``episodes`` have the returns of what the game gave. ``restarts``: a sentence for each simulator that was
+    replaced because it failed; its episode ends truncated and is not among ``episodes``.
     """
 
     observation: Tensor  # [B, ...]
@@ -83,6 +87,7 @@ class TimeStep:
     truncated: Tensor  # [B] bool
     final_observation: Tensor | None = None  # [B, ...]; rows valid where truncated; None if nowhere
     episodes: Sequence[Episode] = ()
+    restarts: Sequence[str] = ()
 
 
 @dataclass
@@ -170,10 +175,12 @@ class Rollouts:
 
     behaviour: shapes, for one simulator, of the tensors (float32) that ``act`` returns beside the action, by
     name ("log_probability": (), say); they arrive as ``Trajectory.behaviour``.
+    simulators: at least this many of each learner.
     """
 
     steps: int
     behaviour: Shapes = field(default_factory=dict)
+    simulators: int = 1
 
     kind: ClassVar[str] = "rollouts"
     unit: ClassVar[str] = "env steps"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,12 @@ from murmurate.cli.main import main
 from murmurate.cli.options import change
 from murmurate.errors import Refusal
 from murmurate.recipes import algorithms, recipe, recipe_names
+from murmurate.replica.vector import Replica
+from murmurate.replicator.collectives import Group
 from murmurate.strategies import strategies
 from murmurate.training import checkpoint
+from murmurate.training.members import build_learner
+from murmurate.training.run import Run
 from short_runs import preflight, train
 from smallest import recipe_of, smallest
 
@@ -34,7 +39,7 @@ def test_every_recipe_resolves_and_its_run_stands() -> None:
 
 
 @pytest.mark.parametrize("world", ["cartpole", "pendulum", "hopper", "pong", "space-invaders"])
-@pytest.mark.parametrize("algorithm", ["a2c", "gala"])
+@pytest.mark.parametrize("algorithm", ["a2c", "gala", "ppo"])
 def test_preflight_of_the_shipped_recipes_passes(world: str, algorithm: str) -> None:
     preflight(recipe(f"{world}-{algorithm}"))
 
@@ -137,14 +142,28 @@ def carried() -> list[Any]:
     ]
 
 
+def needs_collectives(run: Run) -> bool:
+    """Whether its learner asks for collectives among replicas, as its context would tell it."""
+    asked: list[Group] = []
+
+    def open_group() -> Group:
+        asked.append(Group.of_one())
+        return asked[0]
+
+    build_learner(run, 0, Replica, open_group)
+    return bool(asked)
+
+
 @pytest.mark.parametrize(("algorithm", "strategy"), carried())
 def test_every_strategy_carries_every_recipe(algorithm: str, strategy: str, tmp_path: Path) -> None:
+    """Or refuses it, where its learner needs collectives and the replicas do not wait for one another."""
     run = dataclasses.replace(
         smallest(algorithm, tmp_path),
         strategy=strategies()[strategy](),
         replicas=1 if strategy == "solo" else 2,
     )
     updates = {"local-sgd": 10, "synchronous-elastic": 11}.get(strategy, 2)  # so that a round is among them
+    a_batch = run.learner.updates(1)
     short = f"--launcher inline --updates {updates} --env-steps none"
     if run.world.unit == "env steps":
         short += " --simulators 2 --eval-episodes 1"
@@ -152,8 +171,13 @@ def test_every_strategy_carries_every_recipe(algorithm: str, strategy: str, tmp_
         short += " --replay.learning-starts 50"
     if hasattr(run.source, "actors"):  # actors are processes: tests/sources
         short += " --actors 0"
-    finish = train(change(run, short.split(), ""), tmp_path / "run")
+    run = change(run, short.split(), "")
+    if needs_collectives(run) and not run.strategy.common_rounds:
+        with pytest.raises(Refusal, match="collectives among its replicas"):
+            train(run, tmp_path / "run")
+        return
+    finish = train(run, tmp_path / "run")
     assert finish.code == 0
     assert finish.summary["strategy"] == strategy
-    assert finish.summary["updates"] == updates
+    assert finish.summary["updates"] == math.ceil(updates / a_batch) * a_batch
     assert checkpoint.parts(tmp_path / "run" / "checkpoints" / "last") == list(range(run.members))

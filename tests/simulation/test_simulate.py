@@ -249,7 +249,8 @@ def test_its_page_shows_the_waits_for_the_straggler_in_virtual_time(tmp_path, re
         (Cluster(network="ports=perhaps"), "yes or no"),
         (Cluster(network="collective=star"), "ring, tree or fastest"),
         (Cluster(loss=1.0), "not a share"),
-        (Cluster(crash_every_seconds=0), "above 0"),
+        (Cluster(crash_every_seconds=0), "crash_every_seconds is 0"),
+        (Cluster(pause_every_seconds=1e-300), "pause_every_seconds is 1e-300"),  # would never end
         (Cluster(partition=(1.0, 0.5, 0.5)), "a start, an end and a share"),
         (Cluster(late_join=(1.0, 1.0)), "a share and seconds"),
     ],

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._auto import linear_schedule, resolve_auto
-from murmurate.agents._policy import bootstrap_values, draw, log_prob_and_entropy, one_step
+from murmurate.agents._on_policy import draw, log_prob_and_entropy
+from murmurate.agents._policy import bootstrap_values, one_step
 from murmurate.agents.interface import Action
 from murmurate.losses.policy import policy_gradient
 from murmurate.losses.value import value_loss
@@ -174,7 +175,10 @@ class IMPALAAgent:
 
     def _vtrace(self, data: Trajectory, rho: Tensor, value: Tensor, memory: Tensor | None) -> VTrace:
         """Bootstrapped with the present critic. memory: after step T."""
-        last_value, truncated_value = bootstrap_values(self.net, data, memory)
+        last_value, final_value = bootstrap_values(self.net, data, memory)
+        truncated_value = torch.zeros_like(value)
+        if final_value is not None:
+            truncated_value[data.truncated] = final_value
         c = self.config
         return vtrace(
             rho,

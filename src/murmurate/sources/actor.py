@@ -6,6 +6,9 @@ step is computed here, from action values that acting needs anyway.
 
 from __future__ import annotations
 
+import dataclasses
+import sys
+
 import torch
 from torch import Tensor
 
@@ -57,7 +60,9 @@ class ActorLoop:
             step = self._simulators.receive()
             first = step.terminated | step.truncated
             steps = steps_of(observation, action, step)._replace(action_value=action.action_value)
-            pending = ActorStep(steps, list(step.episodes), version)
+            pending = ActorStep(steps, list(step.episodes), version, len(step.restarts))
+            for message in step.restarts:
+                print(message, file=sys.stderr, flush=True)
 
     def _with_random_actions(self, action: Action) -> Action:
         random = random_actions(self._spec, self.settings.simulators, self._generator)
@@ -75,7 +80,7 @@ class ActorLoop:
         while not self._ring.has_room:
             self._backoff.sleep()
         self._backoff.reset()
-        self._ring.put(ActorStep(steps, record.episodes, record.version))
+        self._ring.put(dataclasses.replace(record, steps=steps))
 
     def _value(self, observation: Tensor) -> Tensor:
         no_episode_begins = torch.zeros(len(observation), dtype=torch.bool)

@@ -52,6 +52,7 @@ class ActorSource:
         )
         self._backoff = Backoff()
         self._lag = self._lag_max = 0
+        self._restarts = 0  # of simulators
 
     def fields(self) -> dict[str, Any]:
         return {
@@ -59,6 +60,7 @@ class ActorSource:
             "actor_lag_updates": self._lag,
             "actor_lag_updates_max": self._lag_max,
             "actor_deaths": self._processes.deaths,
+            **({"simulator_restarts": self._restarts} if self._restarts else {}),
         }
 
     def events(self) -> Sequence[tuple[str, str]]:
@@ -96,6 +98,7 @@ class ActorSource:
         self._sampler.before_steps()
         self._sampler.insert(actor.first_simulator, record.steps)
         actor.ring.drop()
+        self._restarts += record.restarts
         self._lag = updates_of(self.learner) + 1 - record.version
         self._lag_max = max(self._lag_max, self._lag)
         return [

@@ -193,10 +193,10 @@ class ReplaySource:
         return self._sampler.exact and self._groups.exact
 
     def fields(self) -> dict[str, Any]:
-        return self._sampler.fields()
+        return {**self._sampler.fields(), **self._groups.fields()}
 
     def events(self) -> Sequence[tuple[str, str]]:
-        return ()
+        return self._groups.events()
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -223,6 +223,7 @@ class ReplaySource:
         episodes = []
         for g, (group, part) in enumerate(zip(groups.groups, groups.parts, strict=True)):
             step = group.receive()
+            groups.note(step.restarts)
             self._sampler.insert(part.start, steps_of(self._observations[g], actions[g], step))
             self._observations[g] = step.observation
             torch.logical_or(step.terminated, step.truncated, out=groups.first[part])

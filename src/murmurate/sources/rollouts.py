@@ -40,9 +40,16 @@ class RolloutSourceConfig(SourceConfig):
 
     def check(self, run: RunView) -> None:
         check_simulators(self.simulators, self.double_buffer)
-        steps = run.learner.requires.steps
-        if steps < 1:
-            raise Refusal(f"agent.steps is {steps}; a rollout has at least one. Use --agent.steps 5.")
+        requires = run.learner.requires
+        if requires.steps < 1:
+            raise Refusal(
+                f"agent.steps is {requires.steps}; a rollout has at least one. Use --agent.steps 5."
+            )
+        if self.simulators < requires.simulators:
+            raise Refusal(
+                f"{run.learner.name} divides a rollout of {self.simulators} simulators into more minibatches "
+                f"than it has parts. Use --simulators {requires.simulators} or fewer --agent.minibatches."
+            )
 
     def batches(self, run: RunView) -> int | None:
         if run.env_steps is None:
@@ -121,7 +128,9 @@ class RolloutSource:
             self.alive(0)
             for g, group in enumerate(groups.groups):
                 if t > 0:
-                    episodes += buffers.put(t, g, group.receive())
+                    step = group.receive()
+                    groups.note(step.restarts)
+                    episodes += buffers.put(t, g, step)
                 if t < self._steps:
                     group.send(self._act(buffers, t, g))
         self._observation = buffers.observation[self._steps]
@@ -130,10 +139,10 @@ class RolloutSource:
         return Batch(buffers.trajectory(), self._steps * groups.size, episodes)
 
     def fields(self) -> dict[str, Any]:
-        return {}
+        return self._groups.fields()
 
     def events(self) -> Sequence[tuple[str, str]]:
-        return ()
+        return self._groups.events()
 
     def state(self) -> dict[str, Any]:
         """Between two batches only."""
