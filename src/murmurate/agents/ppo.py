@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._auto import linear_schedule, resolve_auto
-from murmurate.agents._on_policy import advantages, draw, explained_variance, log_prob_and_entropy
+from murmurate.agents._on_policy import (
+    advantages,
+    draw,
+    explained_variance,
+    log_prob_and_entropy,
+    log_probability,
+)
+from murmurate.agents._running import RunningStatistics
 from murmurate.agents.interface import Action
 from murmurate.losses.surrogate import clipped_surrogate, clipped_value_loss
 from murmurate.losses.value import value_loss
@@ -39,6 +46,8 @@ class PPO(LearnerConfig):
     torso: mlp, nature2013, nature2015 or a function of your own, FILE.py:FUNCTION (docs/worlds.md); auto is
         nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
     recurrent: width of an LSTM after the torso; 0: none.
+    normalize_observations: by their running mean and deviation, limited to +-10 (vectors only).
+    scale_rewards: by the running deviation of discounted returns, limited to +-10.
     precision: of the torso; ``auto`` is bfloat16 for images where the device has native bfloat16 arithmetic.
     """
 
@@ -62,6 +71,8 @@ class PPO(LearnerConfig):
     torso: str = AUTO
     hidden: PositiveInt = 64
     recurrent: NonNegativeInt = 0
+    normalize_observations: bool = False
+    scale_rewards: bool = False
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
 
     def __post_init__(self) -> None:
@@ -114,6 +125,7 @@ class PPOAgent:
             torso=config.torso,
             hidden=(config.hidden, config.hidden),
             recurrent=config.recurrent,
+            normalize=config.normalize_observations,
             generator=derive_generator(context.seed, "network"),
         ).to(device)
         self.replica: Replica = context.replicate(
@@ -124,6 +136,11 @@ class PPOAgent:
             schedule=linear_schedule(config.learning_rate_end, context.updates),
             compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
             in_compute=lambda name: name.startswith("torso."),
+        )
+        self.running = RunningStatistics(
+            context,
+            self.net.normalizer,
+            discount=config.discount if config.scale_rewards else None,
         )
 
     @property
@@ -155,8 +172,7 @@ class PPOAgent:
     ) -> Action:
         policy, value, memory = self._forward(observation, memory, first)
         action = draw(policy, self.spec, generator, greedy)
-        log_prob, _ = log_prob_and_entropy(policy, action, self.spec)
-        behaviour = {"log_probability": log_prob, "value": value}
+        behaviour = {"log_probability": log_probability(policy, action, self.spec), "value": value}
         if memory is not None:
             behaviour["memory"] = memory
         return Action(action, memory, behaviour=behaviour)
@@ -171,13 +187,14 @@ class PPOAgent:
         return policy[0], value[0], memory
 
     def learn(self, batch: Batch) -> Outcome:
-        data: Trajectory = batch.data
+        data = self.running.with_scaled_rewards(batch.data)
         advantage = self._advantages(data)
         generator = derive_generator(self.seed, "minibatches", self.clock)
         figures: list[dict[str, Tensor]] = []
         for _ in range(self.config.epochs):
             for minibatch in self._minibatches(data, advantage, generator):
                 figures.append(self._update(minibatch))
+        self.running.include(data.observation)
         names = figures[0]
         return Outcome(
             {name: torch.stack([x[name] for x in figures]).mean() for name in names}
@@ -255,8 +272,9 @@ class PPOAgent:
             }
 
     def state(self) -> dict[str, Any]:
-        """Empty: the replica saves its own state, and the order of minibatches follows from its clock."""
-        return {}
+        """Of the rewards' scale; the replica saves its own state, and the order of minibatches follows from
+        its clock."""
+        return self.running.state()
 
     def load(self, state: dict[str, Any]) -> None:
-        pass
+        self.running.load(state)
