@@ -11,6 +11,7 @@ import torch
 from laws.problems import same
 from murmurate.agents.ppo import PPO
 from murmurate.fabric.simulated.fabric import SimulatedFabric
+from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
 from murmurate.replicator.replicator import Replicator
 from murmurate.spec import Batch, EnvSpec, Trajectory
@@ -38,9 +39,7 @@ def learn(config, strategy, rollouts, fabric):
 
 def recorded(config, rank):
     """Rollouts of one policy; after the first update they are off it, which the ratios take into account."""
-    policy = config.build(
-        Context(SPEC, Replicator(Solo(), SimulatedFabric(1, seed=0).member(0)).replicate, 3)
-    )
+    policy = config.build(Context(SPEC, Replica, 3))
     return [
         dataclasses.replace(played(policy, 10 * rank + i, simulators=2, ends=0.0), memory=None)
         for i in range(BATCHES)
