@@ -27,11 +27,11 @@ class EnvSpec:
 
     ``actions`` is the number of discrete actions, or 0 where actions are vectors of shape ``action_shape``.
     Their bounds ``action_low`` and ``action_high`` have one number for each of its dimensions, in row-major
-    order; by default -1 and 1. ``stacked``: an observation is the last few images [stack, H, W] of its
-    episode, the newest last (at its beginning the first image is repeated). ``examples``: the size of a data
-    set; 0 for simulators.
+    order; by default -1 and 1. ``stacked``: an observation is the last few images of its episode, the newest
+    last (at its beginning the first image is repeated): [stack * channels, H, W], each image of ``channels``
+    channels. ``examples``: the size of a data set; 0 for simulators.
 
-    Raises ``ValueError`` for a wrong number of bounds.
+    Raises ``ValueError`` for a wrong number of bounds, and channels that do not divide those of a stack.
     """
 
     name: str
@@ -43,6 +43,7 @@ class EnvSpec:
     action_high: tuple[float, ...] = ()
     frames_per_step: int = 1
     stacked: bool = False
+    channels: int = 1
     examples: int = 0
 
     def __post_init__(self) -> None:
@@ -52,6 +53,8 @@ class EnvSpec:
             if len(bounds) != dimensions:
                 raise ValueError(f"{name} has {len(bounds)} bounds for {dimensions} dimensions of an action")
             object.__setattr__(self, name, bounds)
+        if self.stacked and self.observation_shape[0] % self.channels:
+            raise ValueError(f"{self.observation_shape[0]} channels are no images of {self.channels}")
 
     @property
     def images(self) -> bool:
@@ -73,8 +76,9 @@ class TimeStep:
     """What ``B`` simulators return for one action each (or for a reset).
 
     Simulators reset within the step that ends an episode: ``observation`` is then the first of the
-    next one. ``reward`` is what the agent learns from (clipped where the world is configured so);
-    ``episodes`` have unclipped returns.
+    next one. ``reward`` is what the agent learns from (clipped or scaled where the world is configured so);
+    ``episodes`` have the returns of what the game gave. ``restarts``: a sentence for each simulator that was
+    replaced because it failed; its episode ends truncated and is not among ``episodes``.
     """
 
     observation: Tensor  # [B, ...]
@@ -83,6 +87,7 @@ class TimeStep:
     truncated: Tensor  # [B] bool
     final_observation: Tensor | None = None  # [B, ...]; rows valid where truncated; None if nowhere
     episodes: Sequence[Episode] = ()
+    restarts: Sequence[str] = ()
 
 
 @dataclass
@@ -100,6 +105,20 @@ class Trajectory:
     memory: Tensor | None = None  # [B, M]: recurrent state before step 0
     # [T, B, ...] by name: what the agent recorded beside its actions (see ``Rollouts.behaviour``)
     behaviour: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class SequenceSample:
+    """``B`` sequences of up to ``n`` steps, time-major. One ends early, after ``length`` of them, where its
+    episode or the data do; what follows is zero, except for ``observation``, where it is arbitrary."""
+
+    observation: Tensor  # [n, B, ...], or [1, B, ...]: see ``Sequences.every``
+    action: Tensor  # [n, B] int64, or [n, B, D] float32
+    reward: Tensor  # [n, B] float32
+    length: Tensor  # [B] int64, at least 1
+    terminated: Tensor  # [B] bool: the last step ended the task
+    last_observation: Tensor  # [B, ...]: after the last step; of a truncated episode, its final observation
+    behaviour: Mapping[str, Tensor] = field(default_factory=dict)  # [n, B, ...] by name
 
 
 class World(Protocol):
@@ -151,7 +170,8 @@ class Requirement(Protocol):
 
 @dataclass(frozen=True)
 class Rollouts:
-    """A ``Trajectory`` of ``steps`` env steps of every simulator, each used once, on-policy.
+    """A ``Trajectory`` of ``steps`` env steps of every simulator, each used once; by the present policy,
+    unless the source has actors.
 
     behaviour: shapes, for one simulator, of the tensors (float32) that ``act`` returns beside the action, by
     name ("log_probability": (), say); they arrive as ``Trajectory.behaviour``.
@@ -179,6 +199,24 @@ class Transitions:
     behaviour: Shapes = field(default_factory=dict)
 
     kind: ClassVar[str] = "transitions"
+    unit: ClassVar[str] = "env steps"
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Batches of ``batch`` sequences of up to ``steps`` env steps, drawn from recent trajectories
+    (``SequenceSample``).
+
+    every: whether the observations before all steps are needed, or only those before the first.
+    behaviour: as in ``Rollouts``; of all steps.
+    """
+
+    batch: int
+    steps: int
+    every: bool = False
+    behaviour: Shapes = field(default_factory=dict)
+
+    kind: ClassVar[str] = "sequences"
     unit: ClassVar[str] = "env steps"
 
 

@@ -89,13 +89,13 @@ def test_rows_hold_the_newest_transitions(kind, steps):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("simulators", [1, 2])
-def test_frames_are_stacked_again_as_they_were(kind, steps, simulators):
+@pytest.mark.parametrize(("simulators", "colours"), [(1, ()), (2, ()), (2, (3,))])
+def test_frames_are_stacked_again_as_they_were(kind, steps, simulators, colours):
     """Every transition that can be drawn has the stacks it was put in with; and most of the ring can."""
     stack, length = 4, 120
     replay = FrameReplay(
         KINDS[kind](length * simulators),
-        (2, 2),
+        (*colours, 2, 2),
         simulators=simulators,
         stack=stack,
         steps=steps,
@@ -106,7 +106,8 @@ def test_frames_are_stacked_again_as_they_were(kind, steps, simulators):
         """The last four numbers of the episode; before its first one there is its first one."""
         shown = [max(number - k, first) for k in reversed(range(stack))]
         # a byte tells stream and number apart well enough
-        return torch.stack([torch.full((2, 2), (97 * simulator + n) % 256, dtype=torch.uint8) for n in shown])
+        grey = [torch.full((1, 2, 2), (97 * simulator + n) % 256, dtype=torch.uint8) for n in shown]
+        return torch.cat([torch.cat([image + 50 * c for c in range(*(colours or (1,)))]) for image in grey])
 
     oracle = [{} for _ in range(simulators)]
     for simulator in range(simulators):

@@ -14,7 +14,7 @@ import rich.table
 import torch
 
 from murmurate import native
-from murmurate.errors import Refusal
+from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch import exposure, secret
 from murmurate.spec import native_bfloat16
@@ -27,7 +27,7 @@ def findings() -> dict[str, Any]:
     """``{"checks": [{"name", "status", "found", "advice"}], "ok": bool, "hardware", "versions"}``."""
     functions: list[Callable[[], dict[str, str]]] = [
         _cores, _threads, _memory, _shared_memory, _open_files, _gpu, _bfloat16, _kernels, _torso, _roms,
-        _mujoco, _video, _secret, _store,
+        _mujoco, _doom, _video, _secret, _store,
     ]  # fmt: skip
     checks = [check() for check in functions]
     return {
@@ -152,6 +152,22 @@ def _mujoco() -> dict[str, str]:
     if importlib.util.find_spec("mujoco") is None:
         return _check("MuJoCo", _NOTE, "not installed", "pip install 'murmurate[mujoco]'")
     return _check("MuJoCo", _OK, "installed")
+
+
+def _doom() -> dict[str, str]:
+    from murmurate.worlds import vizdoom
+
+    if not vizdoom.names():
+        return _check("Doom", _NOTE, "not installed", "pip install 'murmurate[doom]'")
+    try:
+        simulators = vizdoom.DoomWorld("my-way-home").open(1, training=False)
+        try:
+            simulators.reset(0)
+        finally:
+            simulators.close()
+    except (Refusal, RunFailed) as problem:
+        return _check("Doom", _BAD, "does not start", str(problem))
+    return _check("Doom", _OK, "starts")
 
 
 def _secret() -> dict[str, str]:

@@ -160,7 +160,7 @@ def replay_bytes(
             f"replay.segments is {config.segments}, but images are stored in one ring for each simulator, "
             "which has no segments. Use --replay.segments 1."
         )
-    stack, *shape = spec.observation_shape
+    stack, shape = _image(spec)
     ring, window = config.capacity // simulators, stack + steps
     # the first stack of each episode also takes frames of the ring: half of it is reserved for these
     if ring < 2 * window or simulators * (ring - window) < 2 * batch:
@@ -212,10 +212,10 @@ def open_replay(
         sampler = Segmented(segments, whole=config.segment_draws == "one", seed=seed)
     allocate = in_folder(Path(config.folder) / f"replica-{rank}") if config.folder else private
     if images:
-        stack, *shape = spec.observation_shape
+        stack, shape = _image(spec)
         return FrameReplay(
             sampler,
-            tuple(shape),
+            shape,
             simulators=simulators,
             stack=stack,
             steps=steps,
@@ -234,3 +234,10 @@ def open_replay(
         allocate=allocate,
         behaviour=behaviour,
     )
+
+
+def _image(spec: EnvSpec) -> tuple[int, tuple[int, ...]]:
+    """(images in a stack, shape of one: [H, W] or [C, H, W])."""
+    channels, height, width = spec.observation_shape
+    colours = () if spec.channels == 1 else (spec.channels,)
+    return channels // spec.channels, (*colours, height, width)

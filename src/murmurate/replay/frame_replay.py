@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,8 @@ class FrameReplay:
     """See ``Replay``; each image is stored once. A key is the stream (simulator) and the number in it of the
     newest frame of a transition's observation.
 
-    sampler: over simulators x length slots; each simulator has its own ring. behaviour: shapes of the tensors
-    stored with each action, by name.
+    sampler: over simulators x length slots; each simulator has its own ring. shape: of an image, [H, W] or
+    [C, H, W]. behaviour: shapes of the tensors stored with each action, by name.
     """
 
     def __init__(
@@ -59,7 +60,9 @@ class FrameReplay:
         self.sampler, self.steps, self.inserted = sampler, steps, 0
         self.frames = Frames(length, shape, streams=simulators, stack=stack, steps=steps, allocate=allocate)
         one = Column((), torch.float32)
-        self._observation = Column((stack, *shape), torch.uint8)
+        self._stack = (stack, *shape)
+        channels = shape[:-2]  # none where an image is [H, W]
+        self._observation = Column((stack * math.prod(channels), *shape[-2:]), torch.uint8)
         self._action = Column((), torch.int64)
         columns = {"action": self._action, "reward": one, "discount": one}
         columns |= recorded_columns(self._behaviour)
@@ -87,14 +90,14 @@ class FrameReplay:
         return bool((self._heads + self.frames.window > self.frames.length).any())
 
     def observe(self, low: int, steps: Steps) -> int:
-        """Observations are [b, stack, H, W] uint8, the newest image last."""
+        """Observations are [b, stack * C, H, W] uint8, the newest image last."""
         check_steps(steps, low, len(self._heads), self._observation, self._action, self._behaviour)
         count, length = steps.reward.shape[0], self.frames.length
         here, streams = slice(low, low + count), np.arange(low, low + count)
         terminated, truncated = steps.terminated.numpy(), steps.truncated.numpy()
         begins = self._first[here].copy()
         if begins.any():
-            for image in steps.observation[torch.from_numpy(begins)].unbind(1):
+            for image in self._images(steps.observation[torch.from_numpy(begins)]).unbind(1):
                 self._append(streams[begins], image)
         push(self._frame_numbers[:, here], self._heads[here] - 1)
         push(self._actions[:, here], steps.action.numpy())
@@ -102,7 +105,7 @@ class FrameReplay:
             push(history[:, here], steps.behaviour[name.removeprefix(RECORDED)].detach().numpy())
         self._errors.step(low, count, steps.action_value)
         completed = self._returns.step(low, steps.reward.numpy(), terminated, truncated)
-        image = steps.next_observation[:, -1]
+        image = self._images(steps.next_observation)[:, -1]
         self._append(streams, image)
         # windows always span n further frames; after a termination these are never used (discount 0)
         if self.steps > 1 and terminated.any():
@@ -127,6 +130,10 @@ class FrameReplay:
         self.sampler.put(torch.from_numpy(slots), self._errors.errors(completed, low, steps.next_value))
         self.inserted += len(slots)
         return len(slots)
+
+    def _images(self, observation: Tensor) -> Tensor:
+        """[b, stack, (C,) H, W]."""
+        return observation.reshape(len(observation), *self._stack)
 
     def _append(self, streams: Integers, images: Tensor) -> None:
         """Append one frame to each of ``streams``, and remove the transitions that used the overwritten

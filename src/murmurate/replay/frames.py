@@ -28,8 +28,10 @@ _CHUNK_BYTES = 16 << 20  # of a ring, in a checkpoint
 
 
 class FrameWindow(NamedTuple):
-    """frames: [B, stack + n, H, W] uint8. s is the first ``stack`` of them, s' the last ``stack``. after:
-    [B, stack, H, W], s' where some transitions are shorter than n steps; else None."""
+    """frames: [B, stack + n, (C,) H, W] uint8. s is the first ``stack`` of them, s' the last ``stack``.
+    after: [B, stack, (C,) H, W], s' where some transitions are shorter than n steps; else None.
+
+    Observations are [B, stack * C, H, W]."""
 
     frames: Tensor
     stack: int
@@ -37,18 +39,24 @@ class FrameWindow(NamedTuple):
 
     @property
     def observation(self) -> Tensor:
-        return self.frames[:, : self.stack]
+        return _joined(self.frames[:, : self.stack])
 
     @property
     def next_observation(self) -> Tensor:
-        return self.frames[:, -self.stack :] if self.after is None else self.after
+        return _joined(self.frames[:, -self.stack :] if self.after is None else self.after)
+
+
+def _joined(stack: Tensor) -> Tensor:
+    """[B, S, C, H, W] as [B, S * C, H, W]; a view, also of a part of a window."""
+    return stack.flatten(1, 2) if stack.dim() == 5 else stack
 
 
 class Frames:
     """Rings of ``length`` frames, one for each of ``streams``; slots are numbered stream after stream.
 
-    stack: frames of an observation. steps: n, from s to s'. The first stack + n - 1 frames of each ring are
-    repeated behind its end, so that every window is contiguous.
+    shape: of a frame, [H, W] or [C, H, W]. stack: frames of an observation. steps: n, from s to s'.
+    The first stack + n - 1 frames of each ring are repeated behind its end, so that every window is
+    contiguous.
     """
 
     def __init__(
@@ -80,8 +88,8 @@ class Frames:
         self._names: dict[tuple[int, int], str] = {}  # of chunks as they were loaded
 
     def append(self, streams: Integers, heads: Integers, images: Tensor) -> None:
-        """Images [S, H, W] uint8, one for each of ``streams`` [S], numbered ``heads`` [S] in them; each takes
-        the place of the one ``length`` before it."""
+        """Images [S, (C,) H, W] uint8, one for each of ``streams`` [S], numbered ``heads`` [S] in them; each
+        takes the place of the one ``length`` before it."""
         at, new = heads % self.length, images.numpy()
         place = streams * self._pitch + at
         self._whole[place] = new  # torch's index_copy_ takes five times as long
@@ -90,7 +98,7 @@ class Frames:
             self._whole[place[again] + self.length] = new[again]
 
     def buffers(self, count: int, pinned: bool = False) -> Tensor:
-        """[count, stack + n, H, W] for ``read`` to write into; reused once nothing refers to it."""
+        """[count, stack + n, (C,) H, W] for ``read`` to write into; reused once nothing refers to it."""
         shape = (count, self.window, *self.shape)
         if pinned:
             return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
@@ -132,7 +140,7 @@ class Frames:
             native.kernels.gather(self._address, size, size * count, *places)
 
     def save(self, heads: list[int]) -> list[list[Chunk]]:
-        """For each stream its frames [F, H, W] in the order of the ring, in chunks; views."""
+        """For each stream its frames [F, (C,) H, W] in the order of the ring, in chunks; views."""
         whole = self._frames.view(self.streams, self._pitch, *self.shape)
         saved = []
         for stream, head in enumerate(heads):

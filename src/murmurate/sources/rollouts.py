@@ -128,7 +128,9 @@ class RolloutSource:
             self.alive(0)
             for g, group in enumerate(groups.groups):
                 if t > 0:
-                    episodes += buffers.put(t, g, group.receive())
+                    step = group.receive()
+                    groups.note(step.restarts)
+                    episodes += buffers.put(t, g, step)
                 if t < self._steps:
                     group.send(self._act(buffers, t, g))
         self._observation = buffers.observation[self._steps]
@@ -137,10 +139,10 @@ class RolloutSource:
         return Batch(buffers.trajectory(), self._steps * groups.size, episodes)
 
     def fields(self) -> dict[str, Any]:
-        return {}
+        return self._groups.fields()
 
     def events(self) -> Sequence[tuple[str, str]]:
-        return ()
+        return self._groups.events()
 
     def state(self) -> dict[str, Any]:
         """Between two batches only."""

@@ -67,12 +67,13 @@ class SharedParameters:
 
 @dataclass
 class ActorStep:
-    """One step of an actor's simulators, the episodes that ended with it, and the version of the parameters
-    it used."""
+    """One step of an actor's simulators, the episodes that ended with it, the version of the parameters it
+    used, and how many simulators were replaced in it."""
 
     steps: Steps
     episodes: list[Episode]
     version: int
+    restarts: int = 0
 
 
 class ActorRing:
@@ -102,6 +103,11 @@ class ActorRing:
         return int(self._marks[0] - self._marks[1])
 
     @property
+    def beats(self) -> int:
+        """Number of steps that were put."""
+        return int(self._marks[0])
+
+    @property
     def has_room(self) -> bool:
         """Whether a step may be put. A full ring has room once half of it is free again, so that the producer
         wakes up less often."""
@@ -119,7 +125,7 @@ class ActorRing:
         for name, value in behaviour.items():
             slot[f"behaviour.{name}"].copy_(value)
         has_values = record.steps.action_value is not None
-        slot["about"].copy_(torch.tensor([record.version, len(record.episodes), has_values]))
+        slot["about"].copy_(torch.tensor([record.version, len(record.episodes), has_values, record.restarts]))
         for k, episode in enumerate(record.episodes):
             slot["episodes"][k] = torch.tensor(
                 [episode.simulator, episode.episode_return, episode.length], dtype=torch.float64
@@ -132,11 +138,11 @@ class ActorRing:
         fence(self._lock)
         number = int(self._marks[1]) % SLOTS
         slot, steps = self._slots[number], self._steps[number]
-        version, ended, has_values = slot["about"].tolist()
+        version, ended, has_values, restarts = slot["about"].tolist()
         if not has_values:
             steps = steps._replace(action_value=None, next_value=None)
         episodes = [Episode(int(s), r, int(n)) for s, r, n in slot["episodes"][:ended].tolist()]
-        return ActorStep(steps, episodes, version)
+        return ActorStep(steps, episodes, version, restarts)
 
     def drop(self) -> None:
         """Free the oldest step's slot."""
@@ -151,10 +157,13 @@ class Backoff:
     def __init__(self) -> None:
         self._seconds, self._slept = _SHORTEST_SECONDS, 0.0
 
-    def sleep(self) -> None:
-        time.sleep(self._seconds)
-        self._slept += self._seconds
-        self._seconds = min(2 * self._seconds, _LONGEST_SECONDS)
+    def sleep(self) -> float:
+        """Returns the seconds slept."""
+        begun, seconds = time.monotonic(), self._seconds
+        time.sleep(seconds)
+        self._slept += seconds
+        self._seconds = min(2 * seconds, _LONGEST_SECONDS)
+        return time.monotonic() - begun
 
     def reset(self) -> None:
         """The wait has ended."""
@@ -191,6 +200,6 @@ def _shapes(spec: EnvSpec, size: int, recorded: Shapes) -> dict[str, tuple[tuple
         "action_value": number,
         "next_value": number,
         **{name: ((size, *shape), torch.float32) for name, shape in recorded.items()},
-        "about": ((3,), torch.int64),
+        "about": ((4,), torch.int64),
         "episodes": ((size, 3), torch.float64),
     }

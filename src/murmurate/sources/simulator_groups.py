@@ -73,6 +73,7 @@ class SimulatorGroups:
         parts: the slice of each group among all simulators. size: of all groups together.
         first: [size] bool, whether the next observation begins an episode.
         memory: of each group; None where the agent is not recurrent.
+        restarts: how many simulators were replaced because they had failed.
 
     Raises ``ValueError`` for no group, or groups of different worlds.
     """
@@ -96,6 +97,8 @@ class SimulatorGroups:
         self.size = self.parts[-1].stop
         self.first = torch.ones(self.size, dtype=torch.bool)
         self.memory: list[Tensor | None] = [None] * len(self.groups)
+        self.restarts = 0
+        self._events: list[tuple[str, str]] = []
         self._policy, self._seed, self._device, self._on_reset = policy, seed, device, on_reset
 
     @property
@@ -106,6 +109,20 @@ class SimulatorGroups:
     def exact(self) -> bool:
         """Whether all groups can be saved."""
         return all(group.state() is not None for group in self.groups)
+
+    def note(self, restarts: Sequence[str]) -> None:
+        """Count the simulators that were replaced (``TimeStep.restarts``)."""
+        self.restarts += len(restarts)
+        self._events += [("simulator restarted", message) for message in restarts]
+
+    def fields(self) -> dict[str, int]:
+        """``simulator_restarts``, once there are any."""
+        return {"simulator_restarts": self.restarts} if self.restarts else {}
+
+    def events(self) -> list[tuple[str, str]]:
+        """Those since the last call."""
+        events, self._events = self._events, []
+        return events
 
     def start(self, batches: int) -> list[Tensor]:
         """Begin new episodes, seeded by the number of batches so far: the observations of each group."""
@@ -120,6 +137,7 @@ class SimulatorGroups:
     def _reset(self, g: int, batches: int) -> Tensor:
         group, part = self.groups[g], self.parts[g]
         step = group.reset(derive_seed(self._seed, "games", batches))
+        self.note(step.restarts)
         self.first[part] = True
         self.memory[g] = self._policy.initial_memory(group.size)
         self._on_reset(part.start, group.size)

@@ -17,24 +17,39 @@ import torch
 from torch import Tensor
 
 from murmurate import errors
-from murmurate.ranges import Range, UnitInterval, check_ranges
+from murmurate.ranges import NonNegativeInt, Range, UnitInterval, check_ranges
 from murmurate.spec import EnvSpec, TimeStep
 from murmurate.worlds.episodes import EpisodeCounter
 from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.interface import Picture, SimulatorWorld, first_step
+from murmurate.worlds.occlusion import OccludedStacks, check_rectangle
+
+_SCREEN = (210, 160)  # rows, columns
+_SIDE = 84
+_OCCLUDED = "-occluded"
+# left, right, top, bottom and colour that Jin (2.5, "Atari") hides: the middle of Pong's field
+_JINS_OCCLUSIONS = {"pong": ((55, 105, 34, 194), (144, 72, 17))}
 
 
 def names() -> list[str]:
-    """Every game; none without ale-py."""
+    """Every game, and those of which Jin has an occluded variant; none without ale-py."""
     try:
-        return games()
+        return [*games(), *(game + _OCCLUDED for game in _JINS_OCCLUSIONS)]
     except errors.MissingExtra:
         return []
 
 
 def world(name: str) -> AtariWorld | None:
     """The game called ``name`` (in hyphens), or None. Raises ``MissingExtra`` without ale-py."""
-    return AtariWorld(name.replace("-", "_")) if name in games() else None
+    game = name.removesuffix(_OCCLUDED)
+    if game not in games():
+        return None
+    if game == name:
+        return AtariWorld(game.replace("-", "_"))
+    if game not in _JINS_OCCLUSIONS:
+        return None
+    rectangle, colour = _JINS_OCCLUSIONS[game]
+    return AtariWorld(game, occlude=rectangle, occlude_colour=colour)
 
 
 def games() -> list[str]:
@@ -61,6 +76,9 @@ class AtariWorld(SimulatorWorld):
     the probability that a frame repeats the action of the frame before (Machado et al. 2018, section
     5.2, advise 0.25; DeepMind's protocol has 0). A game cut off by ``max_frames_per_episode`` (30
     minutes) is truncated, not terminated. ``clip_rewards`` and ``life_loss`` act in training only.
+
+    occlude: left, right, top and bottom of a rectangle of the screen of 160 x 210 that is hidden: columns
+        left to right - 1, rows top to bottom - 1; empty for none. occlude_colour: red, green, blue.
     """
 
     game: str = field(metadata={"in_name": True})
@@ -72,15 +90,22 @@ class AtariWorld(SimulatorWorld):
     clip_rewards: bool = True
     life_loss: bool = True
     fire_reset: bool = True
+    occlude: tuple[NonNegativeInt, ...] = field(default=(), metadata={"since": 3})
+    occlude_colour: tuple[Annotated[int, Range(0, 255)], ...] = field(
+        default=(0, 0, 0), metadata={"since": 3}
+    )
 
     images: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        check_rectangle(self.occlude, self.occlude_colour, _SCREEN[1], _SCREEN[0])
 
     @property
     def name(self) -> str:
-        return self.game.replace("_", "-")
+        game = self.game.replace("_", "-")
+        jins = (self.occlude, self.occlude_colour) == _JINS_OCCLUSIONS.get(game)
+        return game + _OCCLUDED * jins
 
     def open(
         self, simulators: int, *, training: bool, threads: int = 1, first: int = 0, picture: bool = False
@@ -89,7 +114,7 @@ class AtariWorld(SimulatorWorld):
 
     def vector(self, simulators: int, threads: int, life_loss: bool, **view: Any) -> Any:
         """ale-py's vector environment of this world. view: options that override the preprocessing."""
-        game_name(self.name)
+        game_name(self.game.replace("_", "-"))
         from ale_py.vector_env import AtariVectorEnv
 
         settings: dict[str, Any] = {"stack_num": self.stack, **view}
@@ -112,7 +137,8 @@ class AtariWorld(SimulatorWorld):
 
 
 class AtariSimulators:
-    """``B`` games of one ``AtariWorld``. Observations are [B, stack, 84, 84] uint8.
+    """``B`` games of one ``AtariWorld``. Observations are [B, stack, 84, 84] uint8. With a hidden rectangle
+    ale-py gives whole screens, after its maximum over two, which are hidden, reduced and stacked here.
 
     They cannot be saved, because ale-py's vector environment does not expose its state.
     """
@@ -120,13 +146,18 @@ class AtariSimulators:
     def __init__(
         self, world: AtariWorld, size: int, training: bool, threads: int, first: int, picture: bool
     ) -> None:
-        self._env = world.vector(size, threads, life_loss=training and world.life_loss)
-        # The same games in colour and full size: equal seeds and actions give equal games.
-        self._picture_env = (
-            world.vector(size, threads, False, stack_num=1, img_height=210, img_width=160, grayscale=False)
-            if picture
+        whole = {"stack_num": 1, "img_height": _SCREEN[0], "img_width": _SCREEN[1]}
+        self._env = world.vector(
+            size, threads, life_loss=training and world.life_loss, **(whole if world.occlude else {})
+        )
+        self._occluded = (
+            OccludedStacks(size, world.stack, _SIDE, world.occlude, world.occlude_colour)
+            if world.occlude
             else None
         )
+        # The same games in colour and full size: equal seeds and actions give equal games.
+        self._picture_env = world.vector(size, threads, False, **whole, grayscale=False) if picture else None
+        self._world = world
         self._clip = training and world.clip_rewards
         self._first = first
         self._size = size
@@ -136,7 +167,7 @@ class AtariSimulators:
         self._spec = EnvSpec(
             stacked=True,
             name=world.name,
-            observation_shape=tuple(self._env.single_observation_space.shape),
+            observation_shape=(world.stack, _SIDE, _SIDE),
             observation_dtype=torch.uint8,
             actions=int(self._env.single_action_space.n),
             frames_per_step=world.frame_skip,
@@ -155,9 +186,11 @@ class AtariSimulators:
         seeds = np.array([simulator_seed(seed, self._first + b) % (2**31 - 2) + 1 for b in range(self._size)])
         observation, info = self._env.reset(seed=seeds)
         if self._picture_env is not None:
-            self._picture = self._picture_env.reset(seed=seeds)[0][0, 0]
+            self._picture = self._hidden(self._picture_env.reset(seed=seeds)[0][0, 0])
         self._counter.clear()
         self._games_before = info["frame_number"] - info["episode_frame_number"]
+        if self._occluded is not None:
+            observation = self._occluded.first(observation[:, 0])
         return first_step(torch.from_numpy(observation))
 
     def send(self, action: Tensor) -> None:
@@ -174,7 +207,7 @@ class AtariSimulators:
     def receive(self) -> TimeStep:
         observation, score, terminated, truncated, info = self._env.recv()
         if self._picture_env is not None:
-            self._picture = self._picture_env.recv()[0][0, 0]
+            self._picture = self._hidden(self._picture_env.recv()[0][0, 0])
         self._counter.tick(score)
         # The number of frames in earlier games changes exactly when a new game has begun. Neither
         # `terminated` (life losses), `lives` (Pong has none) nor a decrease of the frame number (a game may
@@ -182,12 +215,16 @@ class AtariSimulators:
         games_before = info["frame_number"] - info["episode_frame_number"]
         over = games_before != self._games_before
         self._games_before = games_before
+        final = info["final_obs"] if truncated.any() else None
+        if self._occluded is not None:
+            final = None if final is None else self._occluded.shifted(final[:, 0])
+            observation = self._occluded.next(observation[:, 0], over)
         return TimeStep(
             observation=torch.from_numpy(observation),
             reward=torch.from_numpy((np.clip(score, -1, 1) if self._clip else score).astype(np.float32)),
             terminated=torch.from_numpy(terminated),
             truncated=torch.from_numpy(truncated),
-            final_observation=torch.from_numpy(info["final_obs"]) if truncated.any() else None,
+            final_observation=None if final is None else torch.from_numpy(final),
             episodes=self._counter.finish(over) if over.any() else (),
         )
 
@@ -201,6 +238,12 @@ class AtariSimulators:
         if self._picture is None:
             raise ValueError("no picture: open the world with picture=True, then reset")
         return self._picture
+
+    def _hidden(self, picture: Picture) -> Picture:
+        if self._world.occlude:
+            left, right, top, bottom = self._world.occlude
+            picture[top:bottom, left:right] = self._world.occlude_colour
+        return picture
 
     def close(self) -> None:
         # The C++ destructor joins the worker threads.

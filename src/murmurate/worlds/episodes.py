@@ -37,6 +37,11 @@ class EpisodeCounter:
         self.length[over] = 0
         return ended
 
+    def forget(self, lost: npt.NDArray[np.bool_]) -> None:
+        """Restart the counts of the simulators in ``lost`` [B] bool."""
+        self.episode_return[lost] = 0
+        self.length[lost] = 0
+
     def state(self) -> dict[str, Any]:
         return {
             "episode_return": torch.from_numpy(self.episode_return.copy()),

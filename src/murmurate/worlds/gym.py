@@ -282,7 +282,7 @@ class GymSimulators:
         try:
             return np.asarray(self._envs[0].render(), np.uint8)
         except gymnasium.error.DependencyNotInstalled as problem:
-            raise errors.MissingExtra("pygame", "video", f"A picture of {self._spec.name}") from problem
+            raise errors.MissingExtra("pygame-ce", "video", f"A picture of {self._spec.name}") from problem
         except Exception as problem:  # the type of MuJoCo's errors depends on the platform
             raise errors.Refusal(
                 f"A picture of {self._spec.name} cannot be drawn here ({problem}). On a machine without a "

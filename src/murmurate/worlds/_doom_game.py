@@ -1,0 +1,158 @@
+"""One game of ViZDoom, for the server of rendered games. Imports no torch."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import stat
+from pathlib import Path
+
+import cv2
+import numpy as np
+import psutil
+import vizdoom
+
+from murmurate.worlds._game_server import Frame, Unusable
+
+SCREEN = (120, 160, 3)  # rows, columns, colours as rendered
+SIDE = 84  # pixels of a frame
+_NAMES_OF_MEMORY = ("SM", "MQCtr", "MQDoom")  # as ViZDoom calls what the two processes share
+_REINSTALL = "Run: pip install --force-reinstall vizdoom"
+
+
+def presses(buttons: int, combine: bool) -> list[list[bool]]:
+    """The buttons that each action presses: all 2^n combinations (button k is bit k of the action's number),
+    or none and then each alone."""
+    if combine:
+        return [list(reversed(held)) for held in itertools.product((False, True), repeat=buttons)]
+    return [[k == held for k in range(buttons)] for held in range(-1, buttons)]
+
+
+class DoomGame:
+    """See ``Game``. It runs in a process of its own, which ViZDoom starts.
+
+    file: the scenario's, without its ending. The others: see ``DoomWorld``.
+    """
+
+    def __init__(
+        self,
+        *,
+        file: str,
+        buttons: tuple[str, ...],
+        combine: bool,
+        skill: int | None,
+        frame_skip: int,
+        timeout: int | None,
+        occlude: tuple[int, ...],
+        occlude_colour: tuple[int, ...],
+    ) -> None:
+        self._frame_skip, self._occlude, self._occlude_colour = frame_skip, occlude, occlude_colour
+        self._presses = presses(len(buttons), combine)
+        self._game = game = vizdoom.DoomGame()
+        self._process: int | None = None
+        self._tics = 0  # in this episode
+        self._load(Path(vizdoom.scenarios_path) / f"{file}.cfg")
+        self._timeout = timeout or game.get_episode_timeout()
+        self._screen: Frame = np.zeros(SCREEN, np.uint8)
+        game.set_available_buttons([_button(name) for name in buttons])
+        game.set_available_game_variables([])
+        if skill is not None:
+            game.set_doom_skill(skill)
+        # ViZDoom's own time-out ends an episode without a last frame, so tics are counted here
+        game.set_episode_timeout(0)
+        game.set_screen_resolution(vizdoom.ScreenResolution.RES_160X120)
+        game.set_screen_format(vizdoom.ScreenFormat.RGB24)
+        game.set_window_visible(False)
+        game.set_mode(vizdoom.Mode.PLAYER)
+        game.set_doom_config_path(f"game-{id(self)}.ini")  # it writes its settings there
+        if (launcher := _ends_with_parent()) is not None:
+            game.set_vizdoom_path(str(launcher))
+
+    def begin(self, seed: int | None) -> Frame:
+        game = self._game
+        if seed is not None:
+            game.set_seed(seed % 2**32)
+        if game.is_running():
+            game.new_episode()
+        else:
+            self._start()
+        self._tics = 0
+        return self._frame()
+
+    def step(self, action: int) -> tuple[Frame, float, bool, bool]:
+        tics = self._frame_skip
+        if self._timeout:
+            tics = min(tics, self._timeout - self._tics)
+        reward = self._game.make_action(self._presses[action], tics)
+        self._tics += tics
+        if self._game.is_episode_finished():
+            return self._screen, reward, True, False
+        return self._frame(), reward, False, 0 < self._timeout <= self._tics
+
+    def picture(self) -> Frame:
+        return self._screen
+
+    def kill(self) -> bool:
+        if self._process is None:
+            return False
+        os.kill(self._process, signal.SIGKILL)
+        return True
+
+    def close(self) -> None:
+        self._game.close()
+
+    def _load(self, config: Path) -> None:
+        if not config.is_file():
+            raise Unusable(f"The scenario file {config} is missing from the package vizdoom. {_REINSTALL}")
+        self._game.load_config(str(config))
+        for path in (self._game.get_doom_scenario_path(), self._game.get_doom_game_path()):
+            if path and not Path(path).is_file():  # none: the game of the package
+                raise Unusable(f"The file {path} is missing from the package vizdoom. {_REINSTALL}")
+
+    def _start(self) -> None:
+        game = self._game
+        game.init()
+        identifier = game.get_instance_id()
+        for child in psutil.Process().children():
+            if identifier in child.cmdline():
+                self._process = child.pid
+        # both processes have opened what they share: without names nothing is left if they are killed
+        for name in _NAMES_OF_MEMORY:
+            Path(f"/dev/shm/ViZDoom{name}{identifier}").unlink(missing_ok=True)
+
+    def _frame(self) -> Frame:
+        """[3, 84, 84]: the screen reduced by averaging over areas, as DeepMind's preprocessing of Atari."""
+        screen = self._game.get_state().screen_buffer
+        if screen.shape != SCREEN:
+            raise ValueError(f"it gave a screen of {list(screen.shape)}")
+        if self._occlude:
+            left, right, top, bottom = self._occlude
+            screen[top:bottom, left:right] = self._occlude_colour
+        self._screen = screen
+        small = cv2.resize(screen, (SIDE, SIDE), interpolation=cv2.INTER_AREA)
+        return np.asarray(small, np.uint8).transpose(2, 0, 1)
+
+
+def _button(name: str) -> vizdoom.Button:
+    try:
+        return vizdoom.Button.__members__[name.replace("-", "_").upper()]
+    except KeyError:
+        known = ", ".join(b.lower().replace("_", "-") for b in vizdoom.Button.__members__)
+        raise Unusable(f"ViZDoom has no button '{name}'. Use some of {known}.") from None
+
+
+def _ends_with_parent() -> Path | None:
+    """A program that starts the game's, so that the kernel kills it when this process ends; None where the
+    system has no such thing."""
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        return None
+    path = Path("vizdoom-until-parent-ends").absolute()
+    if not path.exists():
+        fresh = path.with_suffix(f".{os.getpid()}-{id(path)}")
+        fresh.write_text(f'#!/bin/sh\nexec "{setpriv}" --pdeathsig KILL "{vizdoom.exe_path}" "$@"\n')
+        fresh.chmod(fresh.stat().st_mode | stat.S_IXUSR)
+        fresh.rename(path)
+    return path

@@ -1,0 +1,331 @@
+"""The process in which rendered games run: ``python -m murmurate.worlds._game_server``, with a socket as its
+standard input. ``rendered.py`` is the other end.
+
+It imports no torch. Several threads step its games, which wait most of the time for processes of their own.
+A game that raises, hangs or gives what is no frame is replaced by a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import mmap
+import os
+import pickle
+import socket
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Frame = npt.NDArray[np.uint8]
+
+OPEN, RESET, STEP = b"o", b"r", b"s"  # requests
+DONE, REFUSED, FAILED = b"d", b"n", b"f"  # answers
+_HEADER = struct.Struct("<cI")  # kind, bytes that follow
+_FAILURES = 5  # of one game in a row, each without ``_WORKS`` steps in between
+_WORKS = 10
+_CHECK_SECONDS = 0.5
+_CLOSE_SECONDS = 4.0
+_START_SECONDS = 60.0  # to start a game
+
+
+class Unusable(Exception):
+    """A game that cannot be started here. The message says what to install or to change."""
+
+
+class Game(Protocol):
+    """One game. It begins an episode by ``begin``; ``frame`` is then what is seen now."""
+
+    def begin(self, seed: int | None) -> Frame:
+        """Begin an episode: its first frame [C, H, W]. seed: of this and the following ones."""
+        ...
+
+    def step(self, action: int) -> tuple[Frame, float, bool, bool]:
+        """(frame, reward, terminated, truncated); the frame does not matter where terminated."""
+        ...
+
+    def picture(self) -> Frame:
+        """What is seen now, in the size of the screen [H, W, 3]."""
+        ...
+
+    def kill(self) -> bool:
+        """Called by another thread while ``begin`` or ``step`` hangs: make it raise. False: nothing can."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a server is opened with.
+
+    game: "module:Class" of a ``Game``, made with ``options``; its import must not import torch.
+    first: number of the first game, for messages. frame: shape [C, H, W].
+    screen: shape of a picture of game 0, if one is wanted. threads: that step games.
+    hang_seconds: after which a game counts as hung. descriptor: of the shared memory (see ``Shared``).
+    """
+
+    game: str
+    options: Mapping[str, Any]
+    name: str
+    size: int
+    first: int
+    frame: tuple[int, int, int]
+    screen: tuple[int, int, int] | None
+    threads: int
+    hang_seconds: float
+    descriptor: int
+
+    def make(self) -> Game:
+        """Raises ``Unusable``."""
+        module, _, kind = self.game.partition(":")
+        try:
+            made: Game = getattr(importlib.import_module(module), kind)(**self.options)
+        except ImportError as problem:
+            raise Unusable(f"The world {self.name} cannot be opened here: {problem}") from problem
+        return made
+
+
+class Shared:
+    """The results of a step, in memory that both processes map.
+
+    frame: [B, C, H, W], newest of each game. final: [B, C, H, W], last frames of truncated episodes.
+    reward, terminated, truncated: [B]. lost: [B], whether the episode ended because its game was replaced.
+    screen: a picture of game 0, or None.
+    """
+
+    def __init__(
+        self, descriptor: int, size: int, frame: tuple[int, int, int], screen: tuple[int, int, int] | None
+    ) -> None:
+        fields: list[tuple[str, Any, tuple[int, ...]]] = [
+            ("frame", np.uint8, (size, *frame)),
+            ("final", np.uint8, (size, *frame)),
+            ("reward", np.float64, (size,)),
+            ("terminated", np.bool_, (size,)),
+            ("truncated", np.bool_, (size,)),
+            ("lost", np.bool_, (size,)),
+            ("screen", np.uint8, screen or (1,)),
+        ]
+        kind = np.dtype(fields, align=True)
+        os.ftruncate(descriptor, kind.itemsize)
+        whole = np.frombuffer(mmap.mmap(descriptor, kind.itemsize), kind)
+        views: list[Any] = [whole[name][0] for name, *_ in fields]
+        self.frame, self.final, self.reward, self.terminated, self.truncated, self.lost = views[:6]
+        self.screen: Frame | None = views[6] if screen else None
+
+
+def send(connection: socket.socket, kind: bytes, payload: bytes = b"") -> None:
+    connection.sendall(_HEADER.pack(kind, len(payload)) + payload)
+
+
+def receive(connection: socket.socket) -> tuple[bytes, bytes]:
+    """(kind, payload). Raises EOFError where the other end is closed."""
+    kind, length = _HEADER.unpack(_exactly(connection, _HEADER.size))
+    return kind, _exactly(connection, length)
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        part = connection.recv(count - len(parts))
+        if not part:
+            raise EOFError("the other end is closed")
+        parts += part
+    return bytes(parts)
+
+
+class _Slot:
+    """One game, and its place in the shared memory."""
+
+    def __init__(self, settings: Settings, shared: Shared, index: int) -> None:
+        self._settings, self._shared, self._index = settings, shared, index
+        self._game: Game | None = None
+        self._seed, self._failures, self._steps_since, self._replaced = 0, 0, 0, 0
+        self._since: float | None = None  # when the present call began
+        self._allowed_seconds = 0.0
+        self.messages: list[str] = []
+
+    @property
+    def name(self) -> str:
+        return f"{self._settings.name} (simulator {self._settings.first + self._index})"
+
+    def begin(self, seed: int) -> None:
+        self._seed, self._failures, self._steps_since = seed, 0, 0
+        try:
+            self._begin(seed)
+        except Unusable:
+            raise
+        except Exception as problem:
+            self._replace(problem)
+        self._end(0.0, False, False)
+
+    def step(self, action: int) -> None:
+        index, shared = self._index, self._shared
+        try:
+            with self._watched(self._settings.hang_seconds):
+                assert self._game is not None
+                frame, reward, terminated, truncated = self._game.step(action)
+                if not math.isfinite(reward):
+                    raise ValueError(f"it gave {reward} as its reward")
+                if not terminated:
+                    _copy(frame, shared.final[index] if truncated else shared.frame[index])
+        except Exception as problem:
+            shared.final[index] = shared.frame[index]  # the last one of the episode that was lost
+            self._replace(problem)
+            self._end(0.0, False, True, lost=True)
+            return
+        if terminated or truncated:
+            try:
+                self._begin(None)
+            except Exception as problem:
+                self._replace(problem)
+        self._steps_since += 1
+        if self._steps_since == _WORKS:
+            self._failures = 0
+        self._end(reward, terminated, truncated)
+
+    def hangs(self) -> bool:
+        """Kill the game if its call takes too long. Whether nothing ends that call."""
+        began, game = self._since, self._game
+        seconds = 0.0 if began is None else time.monotonic() - began
+        if seconds < self._allowed_seconds or began is None:
+            return False
+        return game is None or seconds > 2 * self._allowed_seconds or not game.kill()
+
+    def close(self) -> None:
+        if self._game is not None:
+            with contextlib.suppress(Exception):
+                self._game.close()
+            self._game = None
+
+    def _begin(self, seed: int | None) -> None:
+        with self._watched(_START_SECONDS if self._game is None else self._settings.hang_seconds):
+            if self._game is None:
+                self._game = self._settings.make()
+            _copy(self._game.begin(seed), self._shared.frame[self._index])
+
+    def _replace(self, problem: Exception) -> None:
+        """Begin an episode of a new game, with a seed of its own."""
+        while True:
+            self._failures, self._steps_since = self._failures + 1, 0
+            cause = f"{type(problem).__name__}: {problem}"
+            if self._failures > _FAILURES:
+                raise RuntimeError(f"{self.name} failed {self._failures} times in a row, at last by {cause}")
+            self.close()
+            self._replaced += 1
+            self.messages.append(f"{self.name} is started again after {cause}")
+            seed = int(np.random.SeedSequence([self._seed, self._replaced]).generate_state(1, np.uint64)[0])
+            try:
+                return self._begin(seed)
+            except Unusable:
+                raise
+            except Exception as another:
+                problem = another
+
+    def _end(self, reward: float, terminated: bool, truncated: bool, lost: bool = False) -> None:
+        index, shared = self._index, self._shared
+        shared.lost[index] = lost
+        shared.reward[index] = reward
+        shared.terminated[index] = terminated
+        shared.truncated[index] = truncated and not terminated
+        if index == 0 and shared.screen is not None and self._game is not None:
+            _copy(self._game.picture(), shared.screen)
+
+    @contextlib.contextmanager
+    def _watched(self, seconds: float) -> Iterator[None]:
+        self._allowed_seconds, self._since = seconds, time.monotonic()
+        try:
+            yield
+        finally:
+            self._since = None
+
+
+def _copy(frame: Frame, to: Frame) -> None:
+    if frame.shape != to.shape or frame.dtype != np.uint8:
+        raise ValueError(f"it gave a frame of {frame.dtype} {list(frame.shape)}, not uint8 {list(to.shape)}")
+    to[...] = frame
+
+
+class _Server:
+    def __init__(self, settings: Settings) -> None:
+        self._shared = Shared(settings.descriptor, settings.size, settings.frame, settings.screen)
+        self._slots = [_Slot(settings, self._shared, b) for b in range(settings.size)]
+        self._threads = min(settings.threads, settings.size)
+        # kept: some games may only be touched by the thread that made them
+        self._pool = ThreadPoolExecutor(self._threads)
+
+    def answer(self, kind: bytes, payload: bytes) -> bytes:
+        """Do what is asked; messages about replaced games, pickled."""
+        values = np.frombuffer(payload, np.uint64 if kind == RESET else np.int64).tolist()
+        self._all(_Slot.begin if kind == RESET else _Slot.step, values)
+        messages = [message for slot in self._slots for message in slot.messages]
+        for slot in self._slots:
+            slot.messages.clear()
+        return pickle.dumps(messages) if messages else b""
+
+    def close(self) -> None:
+        wait([self._pool.submit(self._close_games)], timeout=_CLOSE_SECONDS)
+
+    def _close_games(self) -> None:
+        for slot in self._slots:
+            slot.close()
+
+    def _all(self, call: Callable[[_Slot, int], None], values: Sequence[int]) -> None:
+        """``call`` for each slot with its value, each thread taking the next slot."""
+        order = iter(list(zip(self._slots, values, strict=True)))  # a list's ``next`` is atomic
+
+        def work() -> None:
+            for slot, value in order:
+                call(slot, value)
+
+        left: set[Future[None]] = {self._pool.submit(work) for _ in range(self._threads)}
+        while left:
+            done, left = wait(left, timeout=_CHECK_SECONDS)
+            for future in done:
+                future.result()
+            if sum(slot.hangs() for slot in self._slots):
+                os._exit(4)  # a call that nothing ends: the other process starts another server
+
+
+def main() -> None:
+    connection = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # what games print belongs to the log
+    kind, payload = receive(connection)
+    settings: Settings = pickle.loads(payload)
+    if "cv2" in sys.modules:
+        sys.modules["cv2"].setNumThreads(1)
+    server: _Server | None = None
+    with tempfile.TemporaryDirectory(prefix="murmurate-games-") as folder:
+        os.chdir(folder)  # some games write their settings to the working directory
+        try:
+            server = _Server(settings)
+            while True:
+                kind, payload = receive(connection)
+                try:
+                    send(connection, DONE, server.answer(kind, payload))
+                except Unusable as problem:
+                    send(connection, REFUSED, str(problem).encode())
+                except RuntimeError as problem:
+                    send(connection, FAILED, str(problem).encode())
+        except (EOFError, ConnectionError):
+            pass
+        finally:
+            if server is not None:
+                server.close()
+    os._exit(0)  # threads may still wait for a game that does not end
+
+
+if __name__ == "__main__":
+    from murmurate.worlds import _game_server  # under its name, so that games raise the same ``Unusable``
+
+    _game_server.main()

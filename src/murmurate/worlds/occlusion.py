@@ -1,0 +1,70 @@
+"""A rectangle of the screen that an agent does not see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from murmurate.errors import Refusal
+
+Images = npt.NDArray[np.uint8]
+_GREY = (0.299, 0.587, 0.114)  # shares of red, green and blue
+
+
+def check_rectangle(rectangle: Sequence[int], colour: Sequence[int], width: int, height: int) -> None:
+    """Raise Refusal unless ``rectangle`` is (left, right, top, bottom) within a screen, or empty, and
+    ``colour`` is (red, green, blue)."""
+    if len(colour) != 3:
+        raise Refusal(f"a colour has 3 numbers, not {len(colour)}. Use --world.occlude-colour 0 0 0.")
+    if not rectangle:
+        return
+    left, right, top, bottom = rectangle if len(rectangle) == 4 else (0, 0, 0, 0)
+    if not (0 <= left < right <= width and 0 <= top < bottom <= height):
+        raise Refusal(
+            f"{list(rectangle)} is no left, right, top and bottom within a screen of {width} x {height}: "
+            f"use --world.occlude 0 {width // 2} 0 {height // 2}."
+        )
+
+
+class OccludedStacks:
+    """Stacks of small grey images in which a rectangle of the screen is hidden, made as ale-py makes those
+    without one: reduced by averaging over areas; at the beginning of a game earlier images are 0.
+
+    rectangle: left, right, top, bottom of the screen. colour: red, green, blue.
+    """
+
+    def __init__(
+        self, size: int, stack: int, side: int, rectangle: Sequence[int], colour: Sequence[int]
+    ) -> None:
+        import cv2
+
+        self._cv2: Any = cv2
+        self._side = side
+        self._left, self._right, self._top, self._bottom = rectangle
+        self._grey = round(sum(share * part for share, part in zip(_GREY, colour, strict=True)))
+        self._stacks: Images = np.zeros((size, stack, side, side), np.uint8)
+
+    def first(self, screens: Images) -> Images:
+        """[B, 210, 160] of games that begin, to [B, stack, side, side]."""
+        return self.next(screens, np.ones(len(screens), np.bool_))
+
+    def next(self, screens: Images, over: npt.NDArray[np.bool_]) -> Images:
+        """[B, 210, 160] to [B, stack, side, side]. over: [B], games that begin with this screen."""
+        stacks = self.shifted(screens)
+        if over.any():
+            stacks[over, :-1] = 0
+        self._stacks = stacks
+        return stacks
+
+    def shifted(self, screens: Images) -> Images:
+        """The stacks with ``screens`` as their newest; what the next ones are made of does not change."""
+        stacks = np.empty_like(self._stacks)
+        stacks[:, :-1] = self._stacks[:, 1:]
+        for screen, into in zip(screens, stacks[:, -1], strict=True):
+            hidden = screen.copy()
+            hidden[self._top : self._bottom, self._left : self._right] = self._grey
+            into[...] = self._cv2.resize(hidden, (self._side, self._side), interpolation=self._cv2.INTER_AREA)
+        return stacks

@@ -1,0 +1,273 @@
+"""Simulators of games that give pictures and run in a process of their own (``_game_server.py``).
+
+That process ends with this one, however this one ends, and takes what a game starts with it. A game that
+crashes, hangs or gives what is no picture is replaced by a new one: its episode ends truncated, with its last
+frame and without a reward, and is not among ``TimeStep.episodes``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from murmurate import errors
+from murmurate.buffers import Pool, as_tensor
+from murmurate.spec import EnvSpec, TimeStep, derive_seed
+from murmurate.worlds import _game_server as server
+from murmurate.worlds._game_server import Settings, Shared
+from murmurate.worlds.episodes import EpisodeCounter
+from murmurate.worlds.generators import simulator_seed
+from murmurate.worlds.interface import Picture, first_step
+
+HANG_SECONDS = 10.0
+_SERVER_SECONDS = 90.0  # without an answer; the server itself replaces games that hang
+_FAILURES = 3  # of the server in a row, each without ``_WORKS`` steps in between
+_WORKS = 10
+_CLOSE_SECONDS = 5.0
+
+
+class RenderedSimulators:
+    """``B`` games of one world. Observations are [B, stack * C, H, W] uint8, the newest frame last.
+
+    game: "module:Class" of a ``Game``, made with ``options``. spec: ``stacked``. scale: of the rewards that
+    an agent learns from; episodes have the unscaled ones. threads: of the server. screen: shape [H, W, 3] of
+    pictures of simulator 0, if they are wanted.
+
+    They cannot be saved: a resumed run begins new episodes.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        game: str,
+        options: Mapping[str, Any],
+        size: int,
+        *,
+        first: int = 0,
+        scale: float = 1.0,
+        threads: int = 1,
+        screen: tuple[int, int, int] | None = None,
+        hang_seconds: float = HANG_SECONDS,
+    ) -> None:
+        channels, height, width = spec.observation_shape
+        self._spec, self._size, self._first, self._scale = spec, size, first, scale
+        self._stack = channels // spec.channels
+        self._frame = (spec.channels, height, width)
+        self._memory = _memory_file()
+        self._settings = Settings(
+            game, options, spec.name, size, first, self._frame, screen, threads, hang_seconds, self._memory
+        )
+        self._shared = Shared(self._memory, size, self._frame, screen)
+        self._pool = Pool()
+        self._counter = EpisodeCounter(size)
+        self._observation = self._empty()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self._seed, self._failures, self._steps_since = 0, 0, 0
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._spec
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def reset(self, seed: int) -> TimeStep:
+        self._seed, self._failures, self._steps_since = seed, 0, 0
+        self._counter.clear()
+        messages = self._begin()
+        step = first_step(self._first_stacks())
+        step.restarts = messages
+        return step
+
+    def send(self, action: Tensor) -> None:
+        chosen = action.numpy()
+        if chosen.min() < 0 or chosen.max() >= self._spec.actions:
+            raise ValueError(
+                f"{self._spec.name} has actions 0 to {self._spec.actions - 1}, got {action.tolist()}"
+            )
+        with contextlib.suppress(OSError):  # receive notices a server that is gone
+            self._request(server.STEP, chosen.astype(np.int64))
+
+    def receive(self) -> TimeStep:
+        shared = self._shared
+        try:
+            messages = self._answer()
+        except (OSError, EOFError) as problem:
+            return self._all_lost(problem)
+        self._steps_since += 1
+        if self._steps_since == _WORKS:
+            self._failures = 0
+        before, observation = self._observation, self._empty()
+        stacks, old = self._stacks(observation), self._stacks(before)
+        stacks[:, :-1], stacks[:, -1] = old[:, 1:], shared.frame
+        reward, terminated, truncated = shared.reward, shared.terminated.copy(), shared.truncated.copy()
+        self._counter.tick(reward)
+        step = TimeStep(
+            observation,
+            torch.from_numpy((reward * self._scale).astype(np.float32)),
+            torch.from_numpy(terminated),
+            torch.from_numpy(truncated),
+            restarts=messages,
+        )
+        over = terminated | truncated
+        if over.any():
+            if truncated.any():
+                step.final_observation = observation.clone()
+                self._stacks(step.final_observation)[truncated, -1] = shared.final[truncated]
+            stacks[over] = shared.frame[over, None]
+            self._counter.forget(shared.lost)
+            step.episodes = self._counter.finish(over & ~shared.lost)
+        self._observation = observation
+        return step
+
+    def state(self) -> dict[str, Any] | None:
+        return None
+
+    def load(self, state: dict[str, Any]) -> TimeStep:
+        raise ValueError(f"{self._spec.name} cannot be saved, so there is no state to load: call reset")
+
+    def picture(self) -> Picture:
+        if self._shared.screen is None:
+            raise ValueError("no picture: open the world with picture=True, then reset")
+        return self._shared.screen.copy()
+
+    def close(self) -> None:
+        process, connection = self._process, self._connection
+        self._process = self._connection = None
+        if process is None or connection is None:
+            return
+        connection.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_CLOSE_SECONDS)
+        _kill(process)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+            os.close(self._memory)
+
+    def _begin(self) -> tuple[str, ...]:
+        """Begin new episodes in all games; messages about what was replaced on the way."""
+        messages: tuple[str, ...] = ()
+        while True:
+            try:
+                if self._process is None:
+                    self._open()
+                seeds = [simulator_seed(self._seed, self._first + b) for b in range(self._size)]
+                self._request(server.RESET, np.array(seeds, np.uint64))
+                return messages + self._answer()
+            except (OSError, EOFError) as problem:
+                messages += self._note_failure(problem)
+
+    def _note_failure(self, problem: Exception) -> tuple[str, ...]:
+        """Close what is left of the server. Raises RunFailed where it fails again and again."""
+        self._failures, self._steps_since = self._failures + 1, 0
+        how = "gave no answer"
+        if self._process is not None:
+            if not isinstance(problem, TimeoutError):  # it closed its end, so it is about to end
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    how = f"ended with code {self._process.wait(_CLOSE_SECONDS)}"
+            _kill(self._process)
+        self.close()
+        cause = f"the process of {self._spec.name} (simulators {self._first} to {self._last}) {how}"
+        if self._failures > _FAILURES:
+            raise errors.RunFailed(f"{cause}, {self._failures} times in a row. See logs/ in the run folder.")
+        return tuple([f"{cause} and is started again"] * self._size)
+
+    def _all_lost(self, problem: Exception) -> TimeStep:
+        """The step in which the server failed: all episodes end."""
+        messages = self._note_failure(problem)
+        # other seeds than those that may have led here
+        self._seed = derive_seed(self._seed, "replaced games", self._failures)
+        messages += self._begin()
+        final = self._observation.clone()
+        stacks, old = self._stacks(final), self._stacks(self._observation)
+        stacks[:, :-1], stacks[:, -1] = old[:, 1:], old[:, -1]
+        self._counter.clear()
+        step = first_step(self._first_stacks())
+        step.truncated, step.final_observation, step.restarts = ~step.truncated, final, messages
+        return step
+
+    @property
+    def _last(self) -> int:
+        return self._first + self._size - 1
+
+    # -- the server -----------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        here, there = socket.socketpair()
+        with there:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "murmurate.worlds._game_server"],
+                stdin=there.fileno(),
+                pass_fds=(self._memory,),
+                start_new_session=True,  # what the games start is killed with it
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        self._connection = here
+        here.settimeout(_SERVER_SECONDS)
+        server.send(here, server.OPEN, pickle.dumps(self._settings))
+
+    def _request(self, kind: bytes, values: npt.NDArray[Any]) -> None:
+        if self._connection is None:
+            raise EOFError("it is not open")
+        server.send(self._connection, kind, values.tobytes())
+
+    def _answer(self) -> tuple[str, ...]:
+        """Messages about replaced games. Raises Refusal and RunFailed as the server says."""
+        if self._connection is None:
+            raise EOFError("it is not open")
+        kind, payload = server.receive(self._connection)
+        if kind == server.REFUSED:
+            self.close()
+            raise errors.Refusal(payload.decode())
+        if kind == server.FAILED:
+            self.close()
+            raise errors.RunFailed(payload.decode())
+        return tuple(pickle.loads(payload)) if payload else ()
+
+    # -- stacks ---------------------------------------------------------------------------------------
+
+    def _empty(self) -> Tensor:
+        shape = (self._size, *self._spec.observation_shape)
+        return as_tensor(self._pool.take(math.prod(shape)), torch.uint8).view(shape)
+
+    def _stacks(self, observation: Tensor) -> npt.NDArray[np.uint8]:
+        """[B, stack, C, H, W] in the observation's memory."""
+        return observation.numpy().reshape(self._size, self._stack, *self._frame)
+
+    def _first_stacks(self) -> Tensor:
+        self._observation = self._empty()
+        self._stacks(self._observation)[:] = self._shared.frame[:, None]
+        return self._observation
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """With all that it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _memory_file() -> int:
+    """The descriptor of a file without a name."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("murmurate-games")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
