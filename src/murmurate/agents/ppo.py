@@ -18,6 +18,7 @@ from murmurate.agents._on_policy import (
     log_prob_and_entropy,
     log_probability,
 )
+from murmurate.agents._policy import one_step
 from murmurate.agents._running import RunningStatistics
 from murmurate.agents.interface import Action
 from murmurate.losses.surrogate import clipped_surrogate, clipped_value_loss
@@ -170,21 +171,12 @@ class PPOAgent:
         generator: torch.Generator,
         greedy: bool = False,
     ) -> Action:
-        policy, value, memory = self._forward(observation, memory, first)
+        policy, value, memory = one_step(self.net, observation, memory, first)
         action = draw(policy, self.spec, generator, greedy)
         behaviour = {"log_probability": log_probability(policy, action, self.spec), "value": value}
         if memory is not None:
             behaviour["memory"] = memory
         return Action(action, memory, behaviour=behaviour)
-
-    def _forward(
-        self, observation: Tensor, memory: Tensor | None, first: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        if memory is None:
-            policy, value = self.net(observation)
-            return policy, value, None
-        policy, value, memory = self.net.unroll(observation[None], memory, first[None])
-        return policy[0], value[0], memory
 
     def learn(self, batch: Batch) -> Outcome:
         data = self.running.with_scaled_rewards(batch.data)
@@ -211,13 +203,13 @@ class PPOAgent:
         value, memory, c = data.behaviour["value"], data.behaviour.get("memory"), self.config
         first = data.terminated[-1] | data.truncated[-1]
         last = None if memory is None else memory[-1]
-        _, last_value, _ = self._forward(data.last_observation, last, first)
+        _, last_value, _ = one_step(self.net, data.last_observation, last, first)
         final_value = None
         if data.truncated_observation is not None:
             # each is read with the recurrent state of its episode
             before = None if memory is None else memory[data.truncated]
             never = torch.zeros(len(data.truncated_observation), dtype=torch.bool, device=value.device)
-            _, final_value, _ = self._forward(data.truncated_observation, before, never)
+            _, final_value, _ = one_step(self.net, data.truncated_observation, before, never)
         return advantages(data, value, last_value, final_value, discount=c.discount, lambda_=c.gae_lambda)
 
     def _minibatches(
