@@ -59,6 +59,24 @@ def test_the_defaults_that_the_design_promises() -> None:
     assert recipe("pong-a2c").source.simulators == 16
 
 
+def test_the_settings_of_ppo_are_those_that_cleanrl_publishes() -> None:
+    """Its vf_coef of 0.5 has a factor of one half before the squared error."""
+    for world, simulators, expected in (
+        ("cartpole", 4, (128, 4, 4, 0.2, 2.5e-4, 0.01, 500_000)),
+        ("pong", 8, (128, 4, 4, 0.1, 2.5e-4, 0.01, 10_000_000)),
+        ("pendulum", 1, (2048, 10, 32, 0.2, 3e-4, 0.0, 1_000_000)),
+    ):
+        run = recipe(f"{world}-ppo")
+        c = run.learner
+        found = (c.steps, c.epochs, c.minibatches, c.ratio_clip, c.learning_rate, c.entropy_coefficient)
+        assert (*found, run.env_steps) == expected
+        assert run.source.simulators == simulators
+        assert c.value_clip == c.ratio_clip
+        assert (c.discount, c.gae_lambda, c.value_coefficient, c.clip) == (0.99, 0.95, 0.25, 0.5)
+        assert (c.learning_rate_end, c.adam_epsilon, c.normalize_advantages) == (0.0, 1e-5, True)
+        assert c.normalize_observations == c.scale_rewards == (world == "pendulum")
+
+
 def test_a_registered_environment_gets_what_suits_its_kind() -> None:
     """And one that has a name of ours gets what it gets by that name."""
     for algorithm in [a for a in algorithms() if recipe_of(a).world.unit == "env steps"]:

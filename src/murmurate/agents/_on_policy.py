@@ -29,6 +29,14 @@ def draw(policy: Tensor, spec: EnvSpec, generator: torch.Generator, greedy: bool
     return mean + noise * log_std.exp()
 
 
+def log_probability(policy: Tensor, action: Tensor, spec: EnvSpec) -> Tensor:
+    """Log-probabilities [...] of actions, for the parameters ``policy`` [..., A]."""
+    if spec.actions:
+        return policy.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+    mean, log_std = policy.chunk(2, -1)
+    return gaussian_log_prob(mean, log_std, action)
+
+
 def log_prob_and_entropy(policy: Tensor, action: Tensor, spec: EnvSpec) -> tuple[Tensor, Tensor]:
     """Log-probabilities of actions, and entropies, [...] each, for the parameters ``policy`` [..., A]."""
     if spec.actions:

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._auto import linear_schedule, resolve_auto
-from murmurate.agents._on_policy import advantages, draw, explained_variance, log_prob_and_entropy
+from murmurate.agents._on_policy import (
+    advantages,
+    draw,
+    explained_variance,
+    log_prob_and_entropy,
+    log_probability,
+)
+from murmurate.agents._policy import one_step
+from murmurate.agents._running import RunningStatistics
 from murmurate.agents.interface import Action
 from murmurate.losses.surrogate import clipped_surrogate, clipped_value_loss
 from murmurate.losses.value import value_loss
@@ -39,6 +47,8 @@ class PPO(LearnerConfig):
     torso: mlp, nature2013, nature2015 or a function of your own, FILE.py:FUNCTION (docs/worlds.md); auto is
         nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
     recurrent: width of an LSTM after the torso; 0: none.
+    normalize_observations: by their running mean and deviation, limited to +-10 (vectors only).
+    scale_rewards: by the running deviation of discounted returns, limited to +-10.
     precision: of the torso; ``auto`` is bfloat16 for images where the device has native bfloat16 arithmetic.
     """
 
@@ -62,6 +72,8 @@ class PPO(LearnerConfig):
     torso: str = AUTO
     hidden: PositiveInt = 64
     recurrent: NonNegativeInt = 0
+    normalize_observations: bool = False
+    scale_rewards: bool = False
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
 
     def __post_init__(self) -> None:
@@ -114,6 +126,7 @@ class PPOAgent:
             torso=config.torso,
             hidden=(config.hidden, config.hidden),
             recurrent=config.recurrent,
+            normalize=config.normalize_observations,
             generator=derive_generator(context.seed, "network"),
         ).to(device)
         self.replica: Replica = context.replicate(
@@ -124,6 +137,11 @@ class PPOAgent:
             schedule=linear_schedule(config.learning_rate_end, context.updates),
             compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
             in_compute=lambda name: name.startswith("torso."),
+        )
+        self.running = RunningStatistics(
+            context,
+            self.net.normalizer,
+            discount=config.discount if config.scale_rewards else None,
         )
 
     @property
@@ -153,31 +171,22 @@ class PPOAgent:
         generator: torch.Generator,
         greedy: bool = False,
     ) -> Action:
-        policy, value, memory = self._forward(observation, memory, first)
+        policy, value, memory = one_step(self.net, observation, memory, first)
         action = draw(policy, self.spec, generator, greedy)
-        log_prob, _ = log_prob_and_entropy(policy, action, self.spec)
-        behaviour = {"log_probability": log_prob, "value": value}
+        behaviour = {"log_probability": log_probability(policy, action, self.spec), "value": value}
         if memory is not None:
             behaviour["memory"] = memory
         return Action(action, memory, behaviour=behaviour)
 
-    def _forward(
-        self, observation: Tensor, memory: Tensor | None, first: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        if memory is None:
-            policy, value = self.net(observation)
-            return policy, value, None
-        policy, value, memory = self.net.unroll(observation[None], memory, first[None])
-        return policy[0], value[0], memory
-
     def learn(self, batch: Batch) -> Outcome:
-        data: Trajectory = batch.data
+        data = self.running.with_scaled_rewards(batch.data)
         advantage = self._advantages(data)
         generator = derive_generator(self.seed, "minibatches", self.clock)
         figures: list[dict[str, Tensor]] = []
         for _ in range(self.config.epochs):
             for minibatch in self._minibatches(data, advantage, generator):
                 figures.append(self._update(minibatch))
+        self.running.include(data.observation)
         names = figures[0]
         return Outcome(
             {name: torch.stack([x[name] for x in figures]).mean() for name in names}
@@ -194,13 +203,13 @@ class PPOAgent:
         value, memory, c = data.behaviour["value"], data.behaviour.get("memory"), self.config
         first = data.terminated[-1] | data.truncated[-1]
         last = None if memory is None else memory[-1]
-        _, last_value, _ = self._forward(data.last_observation, last, first)
+        _, last_value, _ = one_step(self.net, data.last_observation, last, first)
         final_value = None
         if data.truncated_observation is not None:
             # each is read with the recurrent state of its episode
             before = None if memory is None else memory[data.truncated]
             never = torch.zeros(len(data.truncated_observation), dtype=torch.bool, device=value.device)
-            _, final_value, _ = self._forward(data.truncated_observation, before, never)
+            _, final_value, _ = one_step(self.net, data.truncated_observation, before, never)
         return advantages(data, value, last_value, final_value, discount=c.discount, lambda_=c.gae_lambda)
 
     def _minibatches(
@@ -255,8 +264,9 @@ class PPOAgent:
             }
 
     def state(self) -> dict[str, Any]:
-        """Empty: the replica saves its own state, and the order of minibatches follows from its clock."""
-        return {}
+        """Of the rewards' scale; the replica saves its own state, and the order of minibatches follows from
+        its clock."""
+        return self.running.state()
 
     def load(self, state: dict[str, Any]) -> None:
-        pass
+        self.running.load(state)

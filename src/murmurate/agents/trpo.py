@@ -13,10 +13,12 @@ from torch.func import functional_call
 
 from murmurate.agents._auto import linear_schedule
 from murmurate.agents._on_policy import advantages, divergence, draw, explained_variance, log_prob_and_entropy
+from murmurate.agents._running import RunningStatistics
 from murmurate.agents.interface import Action
 from murmurate.losses.surrogate import surrogate
 from murmurate.losses.trust_region import LineSearch, Product, fisher_product, line_search, natural_step
 from murmurate.losses.value import value_loss
+from murmurate.nets.moments import ObservationNormalizer
 from murmurate.nets.single_head import policy_net, value_net
 from murmurate.nets.torso import AUTO, checked_torso, usual_torso
 from murmurate.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Range, UnitInterval
@@ -42,6 +44,8 @@ class TRPO(LearnerConfig):
     value_learning_rate: of Adam, for the value net. value_epochs: passes over each rollout.
     value_minibatches: parts of a rollout, and so the updates of a pass.
     learning_rate_end: over the run ``value_learning_rate`` falls linearly to this share (1: constant).
+    normalize_observations: by their running mean and deviation, limited to +-10 (vectors only).
+    scale_rewards: by the running deviation of discounted returns, limited to +-10.
     torso: of both nets: mlp, nature2013, nature2015 or a function of your own, FILE.py:FUNCTION
         (docs/worlds.md); auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two
         layers.
@@ -63,6 +67,8 @@ class TRPO(LearnerConfig):
     value_epochs: PositiveInt = 10
     value_minibatches: PositiveInt = 16
     learning_rate_end: NonNegativeFloat = 1.0
+    normalize_observations: bool = False
+    scale_rewards: bool = False
     torso: str = AUTO
     hidden: PositiveInt = 64
 
@@ -98,6 +104,13 @@ class TRPOAgent:
         hidden = (config.hidden, config.hidden)
         self.policy_net = policy_net(spec, generator=generator, torso=config.torso, hidden=hidden).to(device)
         self.value_net = value_net(spec, generator=generator, torso=config.torso, hidden=hidden).to(device)
+        normalizer = None
+        if config.normalize_observations:
+            normalizer = ObservationNormalizer(spec.observation_shape, spec.observation_dtype).to(device)
+            self.policy_net.normalizer = self.value_net.normalizer = normalizer
+        self.running = RunningStatistics(
+            context, normalizer, discount=config.discount if config.scale_rewards else None
+        )
         # the step is computed here: the optimizer subtracts what it is given
         self.policy: Replica = context.replicate(
             "policy", self.policy_net, lambda parameters: torch.optim.SGD(parameters, lr=1.0)
@@ -139,11 +152,12 @@ class TRPOAgent:
         return Action(draw(self.policy_net(observation), self.spec, generator, greedy), None)
 
     def learn(self, batch: Batch) -> Outcome:
-        data: Trajectory = batch.data
+        data = self.running.with_scaled_rewards(batch.data)
         value, advantage = self._values_and_advantages(data)
         objective = _Objective(self, data, self._normalized(advantage))
         found, gradient_norm = self._improve(objective)
         critic_loss = self._fit_values(data.observation, advantage + value)
+        self.running.include(data.observation)
         return Outcome(
             {
                 "loss": found.loss,
@@ -216,11 +230,11 @@ class TRPOAgent:
         return max(1, _PASS_NUMBERS // math.prod(self.spec.observation_shape))
 
     def state(self) -> dict[str, Any]:
-        """Empty: the replicas save their own state."""
-        return {}
+        """Of the rewards' scale; the replicas save their own state."""
+        return self.running.state()
 
     def load(self, state: dict[str, Any]) -> None:
-        pass
+        self.running.load(state)
 
 
 class _Rows(NamedTuple):

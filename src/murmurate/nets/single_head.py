@@ -16,15 +16,20 @@ from murmurate.spec import EnvSpec
 
 
 class SingleHead(nn.Module):
-    """A head over a torso: observations [B, ...] to [B, A], float32."""
+    """A head over a torso: observations [B, ...] to [B, A], float32.
+
+    normalizer: what the torso reads of an observation; None: itself. Several nets may share one.
+    """
 
     def __init__(self, torso: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.torso = torso
         self.head = head
+        self.normalizer: nn.Module | None = None
 
     def forward(self, observation: Tensor) -> Tensor:
-        out: Tensor = self.head(self.torso(observation))
+        seen = observation if self.normalizer is None else self.normalizer(observation)
+        out: Tensor = self.head(self.torso(seen))
         return out.float()
 
 

@@ -50,6 +50,8 @@ def settings(name: str) -> dict[str, Any]:
             value_clip=0.2,
             learning_rate=3e-4,
             entropy_coefficient=0.0,
+            normalize_observations=True,
+            scale_rewards=True,
         ),
         "source": RolloutSourceConfig(simulators=1),
         "evaluation": Games(),

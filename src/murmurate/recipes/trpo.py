@@ -42,7 +42,13 @@ def settings(name: str) -> dict[str, Any]:
         }
     return {
         "world": chosen,
-        "learner": TRPO(steps=2048, gae_lambda=0.95, value_minibatches=32),
+        "learner": TRPO(
+            steps=2048,
+            gae_lambda=0.95,
+            value_minibatches=32,
+            normalize_observations=True,
+            scale_rewards=True,
+        ),
         "source": RolloutSourceConfig(simulators=1),
         "evaluation": Games(),
         "env_steps": 1_000_000,
