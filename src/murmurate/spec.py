@@ -107,6 +107,20 @@ class Trajectory:
     behaviour: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass
+class SequenceSample:
+    """``B`` sequences of up to ``n`` steps, time-major. One ends early, after ``length`` of them, where its
+    episode or the data do; what follows is zero, except for ``observation``, where it is arbitrary."""
+
+    observation: Tensor  # [n, B, ...], or [1, B, ...]: see ``Sequences.every``
+    action: Tensor  # [n, B] int64, or [n, B, D] float32
+    reward: Tensor  # [n, B] float32
+    length: Tensor  # [B] int64, at least 1
+    terminated: Tensor  # [B] bool: the last step ended the task
+    last_observation: Tensor  # [B, ...]: after the last step; of a truncated episode, its final observation
+    behaviour: Mapping[str, Tensor] = field(default_factory=dict)  # [n, B, ...] by name
+
+
 class World(Protocol):
     """Simulators, or a fixed set of examples. A frozen, picklable config.
 
@@ -161,14 +175,17 @@ class Requirement(Protocol):
 
 @dataclass(frozen=True)
 class Rollouts:
-    """A ``Trajectory`` of ``steps`` env steps of every simulator, each used once, on-policy.
+    """A ``Trajectory`` of ``steps`` env steps of every simulator, each used once; by the present policy,
+    unless the source has actors.
 
     behaviour: shapes, for one simulator, of the tensors (float32) that ``act`` returns beside the action, by
     name ("log_probability": (), say); they arrive as ``Trajectory.behaviour``.
+    simulators: at least this many of each learner.
     """
 
     steps: int
     behaviour: Shapes = field(default_factory=dict)
+    simulators: int = 1
 
     kind: ClassVar[str] = "rollouts"
     unit: ClassVar[str] = "env steps"
@@ -187,6 +204,24 @@ class Transitions:
     behaviour: Shapes = field(default_factory=dict)
 
     kind: ClassVar[str] = "transitions"
+    unit: ClassVar[str] = "env steps"
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Batches of ``batch`` sequences of up to ``steps`` env steps, drawn from recent trajectories
+    (``SequenceSample``).
+
+    every: whether the observations before all steps are needed, or only those before the first.
+    behaviour: as in ``Rollouts``; of all steps.
+    """
+
+    batch: int
+    steps: int
+    every: bool = False
+    behaviour: Shapes = field(default_factory=dict)
+
+    kind: ClassVar[str] = "sequences"
     unit: ClassVar[str] = "env steps"
 
 

@@ -124,6 +124,20 @@ def test_before_it_enters_a_joiner_is_dead_to_the_others_and_alone_with_itself(
     assert list(joiner.living()) == [0, 1], "itself, and whom it knows to live"
 
 
+@pytest.mark.parametrize("by_agreement", [False, True])
+def test_a_member_of_the_beginning_that_is_slow_to_start_admits_who_was_restarted_meanwhile(
+    host: Callable[[int], Host], by_agreement: bool
+) -> None:
+    """Otherwise it waits in its first round for a joiner, which waits for its state."""
+    here = host(2)
+    rebirth(here, 1, by_agreement)
+    fabric, channel = here.door(0, by_agreement=by_agreement)
+    assert list(fabric.living()) == [0]
+    assert channel.mean_(full(1.0)) == 1, "nobody waits for it"
+    fabric.admit(1, 1)
+    assert list(fabric.living()) == [0, 1]
+
+
 def test_a_member_that_has_entered_gets_mail_at_once_and_strategies_hear_of_it_between_two_steps(
     host: Callable[[int], Host],
 ) -> None:

@@ -10,7 +10,8 @@ import itertools
 import os
 import random
 import signal
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -93,13 +94,16 @@ def cases() -> list[object]:
 
 
 @pytest.mark.parametrize("case", cases())
-def test_it_goes_on_or_ends_as_documented_leaves_nothing_and_resumes(case: Case, tmp_path: Path) -> None:
+def test_it_goes_on_or_ends_as_documented_leaves_nothing_and_resumes(
+    case: Case, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """``--junitxml FILE`` also writes the seconds from the signal to a new checkpoint or the end."""
     victim, number, stage, strategy = case
     with at_stage(tmp_path / "run", stage, strategy, victim == "actor") as command:
         saved = len(command.events("checkpoint"))
         for pid in pids(command, victim):
             os.kill(pid, number)
-        code = outcome(victim, number)
+        hurt, code = time.monotonic(), outcome(victim, number)
         if code == GOES_ON and victim == "launcher":
             until(lambda: command.process.poll() is None and is_stopped(command.process.pid))
             os.kill(command.process.pid, signal.SIGCONT)
@@ -111,10 +115,12 @@ def test_it_goes_on_or_ends_as_documented_leaves_nothing_and_resumes(case: Case,
                 f"two checkpoints after it; it said: {command.said()}",
             )
             assert command.process.poll() is None, f"it ended: {command.said()}"
+            record_property("seconds", time.monotonic() - hurt)
             os.kill(command.process.pid, signal.SIGINT)
             assert command.wait() == 130, command.said()
         else:
             assert command.wait() == code, command.said()
+            record_property("seconds", time.monotonic() - hurt)
         assert "Traceback" not in command.said()
         command.leaves_nothing() if number != signal.SIGKILL else command.leaves_no_process()
         steps = command.manifest()["env_steps"] if command.has_checkpoint() else None

@@ -121,6 +121,21 @@ def test_a_killed_replica_comes_back_with_a_living_peers_state(
             assert heard[0] == heard[-1] == 3
 
 
+@pytest.mark.slow
+def test_a_learner_whose_replicas_have_collectives_of_their_own_goes_on_after_a_death(tmp_path: Path) -> None:
+    """TRPO: the one that comes back takes part in the means, and the policies stay equal to the bit."""
+    options = ("--replicas", 3, "--restarts", 1, "--simulators", 2, "--agent.value-epochs", 2, *_OFTEN)
+    with training(tmp_path / "run", "cartpole-trpo", *options) as command:
+        command.learning(3, records=3)
+        os.kill(command.pids()[1], signal.SIGKILL)
+        _learning_again(command, 1)
+        summary = _stop(command)
+        assert _names(summary, 1) == ["died", "restarted", "joined"]
+        last = command.folder / "checkpoints" / "last"
+        policies = [checkpoint.read_part(last, rank)["replicas"]["policy"]["replica"] for rank in range(3)]
+        assert all(_is_same(policies[0], policy, ("params",)) for policy in policies[1:])
+
+
 def test_the_death_of_the_centre_fails_the_run_and_names_it(tmp_path: Path) -> None:
     options = ("--strategy", "parameter-server", "--replicas", 2, "--restarts", 5, *_OFTEN)
     often = ("--checkpoint-every-env-steps", 500)

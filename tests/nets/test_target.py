@@ -72,6 +72,29 @@ def test_a_move_goes_its_share_of_the_way() -> None:
         assert torch.equal(target.net[1].running_mean, source[1].running_mean)  # type: ignore[index]
 
 
+def test_small_moves_of_a_bfloat16_net_are_not_rounded_off() -> None:
+    source = net().bfloat16()
+    target, other = TargetNetwork(source, polyak=1e-3), TargetNetwork(source, polyak=1e-3)
+    start = [x.clone().float() for x in source.parameters()]
+    changed(source)
+    for step in range(3000):
+        target.after_update(0, True)
+        if step == 1499:
+            other.load(target.state())
+        elif step >= 1500:
+            other.after_update(0, True)
+    share = (1 - 1e-3) ** 3000
+    for old, new, own, loaded in zip(
+        start, source.parameters(), target.net.parameters(), other.net.parameters(), strict=True
+    ):
+        torch.testing.assert_close(own.float(), new + (old - new) * share, rtol=1e-2, atol=1e-2)
+        assert (own - old).abs().max() > 0.9
+        assert torch.equal(own, loaded)
+    target.reset()
+    for own, new in zip(target.net.parameters(), source.parameters(), strict=True):
+        assert torch.equal(own, new)
+
+
 def test_it_is_a_copy_without_gradients_that_answers_as_the_net_did() -> None:
     source = net().eval()
     target, x = TargetNetwork(source), torch.randn(5, 3)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 Grid = Sequence[Sequence[float]]
 
 
-def _last_step(t: int, b: int, terminated: Grid, truncated: Grid) -> int:
+def last_step(t: int, b: int, terminated: Grid, truncated: Grid) -> int:
     """The step that ends the episode step t belongs to, or the last of the rollout."""
     for e in range(t, len(terminated)):
         if terminated[e][b] or truncated[e][b]:
@@ -19,7 +19,7 @@ def _last_step(t: int, b: int, terminated: Grid, truncated: Grid) -> int:
     return len(terminated) - 1
 
 
-def _value_after(
+def value_after(
     e: int, b: int, terminated: Grid, truncated: Grid, last_value: Sequence[float], truncated_value: Grid
 ) -> float:
     """What the rest is worth after step e, which ends its episode or the rollout."""
@@ -43,9 +43,9 @@ def n_step_returns(
     out = [[0.0] * batch for _ in range(steps)]
     for t in range(steps):
         for b in range(batch):
-            e = _last_step(t, b, terminated, truncated)
+            e = last_step(t, b, terminated, truncated)
             rewards = sum(gamma ** (k - t) * r[k][b] for k in range(t, e + 1))
-            after = _value_after(e, b, terminated, truncated, last_value, truncated_value)
+            after = value_after(e, b, terminated, truncated, last_value, truncated_value)
             out[t][b] = rewards + gamma ** (e + 1 - t) * after
     return out
 
@@ -65,12 +65,12 @@ def generalized_advantages(
     out = [[0.0] * batch for _ in range(steps)]
     for t in range(steps):
         for b in range(batch):
-            e = _last_step(t, b, terminated, truncated)
+            e = last_step(t, b, terminated, truncated)
             for k in range(t, e + 1):
                 if k < e:
                     following = v[k + 1][b]
                 else:
-                    following = _value_after(e, b, terminated, truncated, last_value, truncated_value)
+                    following = value_after(e, b, terminated, truncated, last_value, truncated_value)
                 delta = r[k][b] + gamma * following - v[k][b]
                 out[t][b] += (gamma * lambda_) ** (k - t) * delta
     return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,12 @@ from murmurate.cli.main import main
 from murmurate.cli.options import change
 from murmurate.errors import Refusal
 from murmurate.recipes import algorithms, recipe, recipe_names
+from murmurate.replica.vector import Replica
+from murmurate.replicator.collectives import Group
 from murmurate.strategies import strategies
 from murmurate.training import checkpoint
+from murmurate.training.members import build_learner
+from murmurate.training.run import Run
 from short_runs import preflight, train
 from smallest import recipe_of, smallest
 
@@ -34,7 +39,7 @@ def test_every_recipe_resolves_and_its_run_stands() -> None:
 
 
 @pytest.mark.parametrize("world", ["cartpole", "pendulum", "hopper", "pong", "space-invaders"])
-@pytest.mark.parametrize("algorithm", ["a2c", "gala"])
+@pytest.mark.parametrize("algorithm", ["a2c", "gala", "ppo"])
 def test_preflight_of_the_shipped_recipes_passes(world: str, algorithm: str) -> None:
     preflight(recipe(f"{world}-{algorithm}"))
 
@@ -52,6 +57,24 @@ def test_the_defaults_that_the_design_promises() -> None:
         5,
     )
     assert recipe("pong-a2c").source.simulators == 16
+
+
+def test_the_settings_of_ppo_are_those_that_cleanrl_publishes() -> None:
+    """Its vf_coef of 0.5 has a factor of one half before the squared error."""
+    for world, simulators, expected in (
+        ("cartpole", 4, (128, 4, 4, 0.2, 2.5e-4, 0.01, 500_000)),
+        ("pong", 8, (128, 4, 4, 0.1, 2.5e-4, 0.01, 10_000_000)),
+        ("pendulum", 1, (2048, 10, 32, 0.2, 3e-4, 0.0, 1_000_000)),
+    ):
+        run = recipe(f"{world}-ppo")
+        c = run.learner
+        found = (c.steps, c.epochs, c.minibatches, c.ratio_clip, c.learning_rate, c.entropy_coefficient)
+        assert (*found, run.env_steps) == expected
+        assert run.source.simulators == simulators
+        assert c.value_clip == c.ratio_clip
+        assert (c.discount, c.gae_lambda, c.value_coefficient, c.clip) == (0.99, 0.95, 0.25, 0.5)
+        assert (c.learning_rate_end, c.adam_epsilon, c.normalize_advantages) == (0.0, 1e-5, True)
+        assert c.normalize_observations == c.scale_rewards == (world == "pendulum")
 
 
 def test_a_registered_environment_gets_what_suits_its_kind() -> None:
@@ -137,22 +160,42 @@ def carried() -> list[Any]:
     ]
 
 
+def needs_collectives(run: Run) -> bool:
+    """Whether its learner asks for collectives among replicas, as its context would tell it."""
+    asked: list[Group] = []
+
+    def open_group() -> Group:
+        asked.append(Group.of_one())
+        return asked[0]
+
+    build_learner(run, 0, Replica, open_group)
+    return bool(asked)
+
+
 @pytest.mark.parametrize(("algorithm", "strategy"), carried())
 def test_every_strategy_carries_every_recipe(algorithm: str, strategy: str, tmp_path: Path) -> None:
+    """Or refuses it, where its learner needs collectives and the replicas do not wait for one another."""
     run = dataclasses.replace(
         smallest(algorithm, tmp_path),
         strategy=strategies()[strategy](),
         replicas=1 if strategy == "solo" else 2,
     )
     updates = {"local-sgd": 10, "synchronous-elastic": 11}.get(strategy, 2)  # so that a round is among them
+    a_batch = run.learner.updates(1)
     short = f"--launcher inline --updates {updates} --env-steps none"
     if run.world.unit == "env steps":
         short += " --simulators 2 --eval-episodes 1"
     if run.source.gives == "transitions":
-        # actors are processes: tests/sources/test_actor_source.py
-        short += " --replay.learning-starts 50 --actors 0"
-    finish = train(change(run, short.split(), ""), tmp_path / "run")
+        short += " --replay.learning-starts 50"
+    if hasattr(run.source, "actors"):  # actors are processes: tests/sources
+        short += " --actors 0"
+    run = change(run, short.split(), "")
+    if needs_collectives(run) and not run.strategy.common_rounds:
+        with pytest.raises(Refusal, match="collectives among its replicas"):
+            train(run, tmp_path / "run")
+        return
+    finish = train(run, tmp_path / "run")
     assert finish.code == 0
     assert finish.summary["strategy"] == strategy
-    assert finish.summary["updates"] == updates
+    assert finish.summary["updates"] == math.ceil(updates / a_batch) * a_batch
     assert checkpoint.parts(tmp_path / "run" / "checkpoints" / "last") == list(range(run.members))

@@ -13,6 +13,7 @@ from murmurate.fabric.interface import FabricError
 from murmurate.fabric.simulated.fabric import Crashed, SimulatedFabric
 from murmurate.launch.script import run
 from murmurate.replicator.collectives import Group
+from murmurate.replicator.gather import TensorExchange
 from murmurate.replicator.user_loop import OwnLoop
 from murmurate.strategies import strategies
 from murmurate.strategies.all_reduce import AllReduce
@@ -355,6 +356,20 @@ def test_a_mean_is_over_the_living_whenever_one_dies(call):
         given = torch.stack([draw(10 * step + rank, 1500) for rank in range(3)])
         assert torch.allclose(y, given.mean(0)) or torch.allclose(y, given[[0, 2]].mean(0))
     assert torch.allclose(one[-1][0], torch.stack([draw(50, 1500), draw(52, 1500)]).mean(0))
+
+
+def test_a_member_that_joins_late_counts_its_calls_as_the_others_do():
+    def member(door):
+        exchange = TensorExchange(door)
+        group = Group(exchange)
+        for _ in range(3):
+            group.mean(1.0)
+        if door.rank == 1:
+            exchange = TensorExchange(door)  # as in a process that has taken a dead one's place
+            group = Group(exchange)
+        return [float(group.mean(float(door.rank))) for _ in range(2)], exchange._calls
+
+    assert simulated(3, member) == [([1.0, 1.0], 5)] * 3
 
 
 def test_what_cannot_be_handed_in():

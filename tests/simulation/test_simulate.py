@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 
 import psutil
 import pytest
@@ -16,7 +18,7 @@ from murmurate.record.report import report
 from murmurate.record.runs import open_run
 from murmurate.record.timelines import timeline
 from murmurate.simulation.cluster import Cluster
-from murmurate.simulation.start import simulate
+from murmurate.simulation.start import Simulation, simulate
 from murmurate.strategies import strategies, strategy
 from murmurate.strategies.dpsgd.master import Master
 from short_runs import altered, refused
@@ -169,6 +171,23 @@ def test_a_thousand_replicas_in_one_thread(tmp_path, name):
     assert psutil.Process().num_threads() < 20
 
 
+def test_sigterm_while_a_large_cluster_is_being_built_ends_it_at_once(tmp_path, monkeypatch):
+    built, build = [], Simulation._learner
+
+    def interrupted(self, member):
+        built.append(member.rank)
+        if len(built) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return build(self, member)
+
+    monkeypatch.setattr(Simulation, "_learner", interrupted)
+    finish = simulate(run_of(replicas=40), Cluster(), tmp_path / "run", quiet=True)
+    assert len(built) == 3
+    assert finish.code == 128 + signal.SIGTERM
+    assert finish.summary["exit"] == "interrupted"
+    assert not (tmp_path / "run" / "checkpoints" / "last").exists()
+
+
 def test_a_trace_of_numbers_and_of_a_run(tmp_path):
     numbers = tmp_path / "numbers.txt"
     numbers.write_text("0.02 0.02\n0.02")
@@ -230,7 +249,8 @@ def test_its_page_shows_the_waits_for_the_straggler_in_virtual_time(tmp_path, re
         (Cluster(network="ports=perhaps"), "yes or no"),
         (Cluster(network="collective=star"), "ring, tree or fastest"),
         (Cluster(loss=1.0), "not a share"),
-        (Cluster(crash_every_seconds=0), "above 0"),
+        (Cluster(crash_every_seconds=0), "crash_every_seconds is 0"),
+        (Cluster(pause_every_seconds=1e-300), "pause_every_seconds is 1e-300"),  # would never end
         (Cluster(partition=(1.0, 0.5, 0.5)), "a start, an end and a share"),
         (Cluster(late_join=(1.0, 1.0)), "a share and seconds"),
     ],

@@ -20,8 +20,9 @@ from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.interface import Steps
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
-from murmurate.sources import actor_source as acted_module
-from murmurate.sources.actor_source import ActorPlan, ActorSource
+from murmurate.sources import actor_processes
+from murmurate.sources.actor_processes import ActorPlan
+from murmurate.sources.actor_source import ActorSource
 from murmurate.sources.replay_sampler import ReplaySampler
 from murmurate.sources.shared_ring import SLOTS, ActorRing, ActorStep, SharedParameters
 from murmurate.spec import EnvSpec, Episode
@@ -152,7 +153,7 @@ def acted(
 
 
 def pids(source: ActorSource) -> list[int]:
-    return [actor.process.pid for actor in source._actors if actor.process is not None]
+    return [actor.process.pid for actor in source._processes.actors if actor.process is not None]
 
 
 def alive(pid: int) -> bool:
@@ -175,7 +176,7 @@ def test_actors_play_with_the_learners_parameters_and_are_held_back() -> None:
             assert drawn <= 4.0 * (played - 64)
             assert drawn > 4.0 * (played - 64 - 2 * 5) - 16
         # a learner that rests finds both actors waiting for it
-        until(lambda: all(actor.ring.waiting_records > SLOTS // 2 for actor in source._actors))
+        until(lambda: all(actor.ring.waiting_records > SLOTS // 2 for actor in source._processes.actors))
         fields = source.fields()
         assert 0 <= fields["actor_lag_updates"] <= fields["actor_lag_updates_max"] < 150
         # newer parameters have come to the actors: no step is older than what may have waited, and some
@@ -220,7 +221,7 @@ def test_an_actor_that_dies_is_started_again_and_told_of() -> None:
         assert [kind for kind, _ in reported] == ["actor died", "actor began"]
         assert "actor 1 of replica 0 died (signal 9)" in reported[0][1]
         assert source.fields()["actor_deaths"] == 1
-        taken = source._actors[1].ring
+        taken = source._processes.actors[1].ring
         before = int(taken._marks[1])
         while int(taken._marks[1]) < before + 10:
             learner.learn(next(source))
@@ -228,7 +229,7 @@ def test_an_actor_that_dies_is_started_again_and_told_of() -> None:
 
 
 def test_actors_that_hang_are_started_again_and_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acted_module, "_SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(actor_processes, "_SILENCE_SECONDS", 1.0)
     with acted() as (source, learner):
         for _ in range(20):
             learner.learn(next(source))
@@ -236,7 +237,7 @@ def test_actors_that_hang_are_started_again_and_told_of(monkeypatch: pytest.Monk
         stopped = pids(source)
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
-        for actor in source._actors:  # whatever they took until now on a machine that is busy
+        for actor in source._processes.actors:  # whatever they took until now on a machine that is busy
             actor.has_sent, actor.longest_seconds = True, 0.0
         for _ in range(200):
             learner.learn(next(source))
@@ -268,10 +269,10 @@ def test_actors_end_with_a_learner_that_is_killed() -> None:
 
 
 def test_actors_that_cannot_begin_end_the_run_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("murmurate.sources.actor_source._DEATHS", 2)
+    monkeypatch.setattr(actor_processes, "_DEATHS", 2)
     broken = dataclasses.replace(AGENT, target_every=-1)
     with acted(actors=1) as (source, _):
-        source.plan = dataclasses.replace(source.plan, agent=broken)
+        source._processes.plan = dataclasses.replace(source.plan, agent=broken)
         with pytest.raises(RunFailed, match="died 2 times without having made a step"):
             next(source)
 

@@ -13,14 +13,10 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._auto import linear_schedule, resolve_auto
+from murmurate.agents._on_policy import advantages, draw, log_prob_and_entropy
+from murmurate.agents._policy import bootstrap_values, one_step
 from murmurate.agents.interface import Action
-from murmurate.losses.policy import (
-    categorical_log_prob_and_entropy,
-    gaussian_entropy,
-    gaussian_log_prob,
-    policy_gradient,
-)
-from murmurate.losses.returns import generalized_advantages
+from murmurate.losses.policy import policy_gradient
 from murmurate.losses.value import value_loss
 from murmurate.nets.actor_critic import actor_critic
 from murmurate.nets.torso import AUTO, checked_torso
@@ -34,8 +30,8 @@ from murmurate.spec import Batch, EnvSpec, Outcome, Rollouts, Trajectory, derive
 class A2C(LearnerConfig):
     """Hyper-parameters; the defaults are those of A2C on Atari (Stooke and Abbeel 2018, Appendix).
 
-    torso: mlp, nature2013, nature2015 or a function of your own, FILE.py:FUNCTION (docs/worlds.md); auto is
-        nature2013 for images and mlp for vectors.
+    torso: mlp, nature2013, nature2015, jin2018 or a function of your own, FILE.py:FUNCTION (docs/worlds.md);
+        auto is nature2013 for images and mlp for vectors.
     recurrent: width of an LSTM after the torso; 0: none.
     steps: of a rollout. discount: per env step.
     gae_lambda: 1 is the n-step return (GALA Algorithm 1); below 1 is GAE.
@@ -140,33 +136,14 @@ class A2CAgent:
         generator: torch.Generator,
         greedy: bool = False,
     ) -> Action:
-        policy, _, memory = self._forward(observation, memory, first)
-        if self.spec.actions:
-            if greedy:
-                return Action(policy.argmax(-1), memory)
-            # Gumbel-max: argmax of logits + Gumbel noise is a draw from softmax(logits)
-            noise = torch.empty_like(policy).exponential_(generator=generator)
-            return Action((policy - noise.log()).argmax(-1), memory)
-        mean, log_std = policy.chunk(2, -1)
-        if greedy:
-            return Action(mean, memory)
-        noise = torch.empty_like(mean).normal_(generator=generator)
-        return Action(mean + noise * log_std.exp(), memory)
-
-    def _forward(
-        self, observation: Tensor, memory: Tensor | None, first: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        if memory is None:
-            policy, value = self.net(observation)
-            return policy, value, None
-        policy, value, memory = self.net.unroll(observation[None], memory, first[None])
-        return policy[0], value[0], memory
+        policy, _, memory = one_step(self.net, observation, memory, first)
+        return Action(draw(policy, self.spec, generator, greedy), memory)
 
     def learn(self, batch: Batch) -> Outcome:
         data: Trajectory = batch.data
         policy, value, memory = self.net.unroll(data.observation, data.memory, data.first)
         advantage, target = self._targets(data, value.detach(), memory)
-        log_prob, entropy = self._log_prob_and_entropy(policy, data.action)
+        log_prob, entropy = log_prob_and_entropy(policy, data.action, self.spec)
         c = self.config
         if c.normalize_advantages:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
@@ -187,47 +164,14 @@ class A2CAgent:
             }
         )
 
-    @torch.no_grad()
     def _targets(self, data: Trajectory, value: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
         """Advantages and value targets [T, B], bootstrapped with the present critic. memory: after step T."""
-        first = data.terminated[-1] | data.truncated[-1]
-        _, last_value, _ = self._forward(data.last_observation, memory, first)
-        truncated_value = torch.zeros_like(value)
-        if data.truncated_observation is not None:
-            truncated_value[data.truncated] = self._truncated_values(data, data.truncated_observation)
-        advantage = generalized_advantages(
-            data.reward,
-            value,
-            data.terminated,
-            data.truncated,
-            last_value.view(-1),
-            truncated_value,
-            discount=self.config.discount,
-            lambda_=self.config.gae_lambda,
+        last_value, final_value = bootstrap_values(self.net, data, memory)
+        c = self.config
+        advantage = advantages(
+            data, value, last_value, final_value, discount=c.discount, lambda_=c.gae_lambda
         )
         return advantage, advantage + value
-
-    def _truncated_values(self, data: Trajectory, final: Tensor) -> Tensor:
-        """[K] values of the final observations [K, ...] of truncated episodes, in row-major order."""
-        memory = data.memory
-        if memory is None:
-            value: Tensor = self.net(final)[1]
-            return value
-        # each is read with the recurrent state of its episode at that step
-        counts = data.truncated.sum(1).tolist()
-        values: list[Tensor] = []
-        for t, observation in enumerate(torch.split(final, counts)):
-            _, _, memory = self._forward(data.observation[t], memory, data.first[t])
-            never = torch.zeros(len(observation), dtype=torch.bool, device=final.device)
-            if memory is not None and len(observation):
-                values.append(self._forward(observation, memory[data.truncated[t]], never)[1])
-        return torch.cat(values)
-
-    def _log_prob_and_entropy(self, policy: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        if self.spec.actions:
-            return categorical_log_prob_and_entropy(policy, action)
-        mean, log_std = policy.chunk(2, -1)
-        return gaussian_log_prob(mean, log_std, action), gaussian_entropy(mean, log_std)
 
     def state(self) -> dict[str, Any]:
         """Empty: the replica saves its own state."""

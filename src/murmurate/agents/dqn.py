@@ -43,8 +43,8 @@ class DQN(LearnerConfig):
     adam_epsilon: added to the root of the mean squares. Rainbow's 1.5e-4 suits larger gradients: on Pong 95%
         of these roots are below 1.1e-5, and it would make the mean step 28 times smaller.
     dueling: separate streams for the state's value and the actions' advantages (Wang et al. 2016).
-    torso: mlp, nature2013, nature2015 or a function of your own, FILE.py:FUNCTION (docs/worlds.md); auto is
-        nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
+    torso: mlp, nature2013, nature2015, jin2018 or a function of your own, FILE.py:FUNCTION (docs/worlds.md);
+        auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
     precision: of the torso; ``auto`` is bfloat16 for images where the device has native bfloat16 arithmetic.
     """
 

@@ -50,7 +50,7 @@ _PLACES = _PLACE_TEXT.split()
 _NOT_DRAWN = ("launcher",)  # drawn apart
 # what bounds an attempt that is accepted; the last of repeated options counts
 _LIMITS = {"minutes": "0.02", "eval-episodes": "1", "updates": "3", "record-every-seconds": "0.2"}
-_LIMITS["world.max-frames-per-episode"] = "400"
+_LIMITS |= {"world.max-frames-per-episode": "400", "world.max-episode-steps": "400"}
 
 
 def attack(count: int, seed: int) -> dict[str, int]:

@@ -65,8 +65,8 @@ Member = TypeVar("Member", bound=Monitored)
 class _Heartbeats:
     """The last heartbeat of one member."""
 
+    since: float
     beats: int = 0
-    since: float = 0.0
     silent: bool = False
     excluded: bool = False  # reported once: its process may take a while to end
 
@@ -89,7 +89,7 @@ class HeartbeatMonitor:
         self._replaceable = replaceable
         self._clock = clock
         self._polled_at = clock()
-        self._heartbeats = [_Heartbeats() for _ in range(self.run.members)]
+        self._heartbeats = [_Heartbeats(since=self._polled_at) for _ in range(self.run.members)]
 
     def poll(self, members: Iterable[Member]) -> Sequence[Member]:
         """Check all ``members`` that have not ended; returns those to be excluded."""

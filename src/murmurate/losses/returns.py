@@ -51,6 +51,36 @@ def generalized_advantages(
     Raises:
         ValueError: on a wrong rank, shape or dtype, or a truncated step without its value.
     """
+    bootstrapped, discount_t = bootstrapped_rewards(
+        r_t, v_t, terminated_t, truncated_t, last_value, truncated_value, discount=discount
+    )
+    check_lambda(lambda_)
+    with torch.no_grad():
+        v_tp1 = torch.cat([v_t[1:], last_value.unsqueeze(0)])
+        delta_t = torch.addcmul(bootstrapped, discount_t, v_tp1) - v_t
+        return discounted_sums(delta_t, discount_t * lambda_)
+
+
+def check_lambda(lambda_: float) -> None:
+    if not 0.0 <= lambda_ <= 1.0:
+        raise ValueError(f"lambda_ must be in [0, 1], but it is {lambda_}")
+
+
+def bootstrapped_rewards(
+    r_t: Tensor,
+    v_t: Tensor,
+    terminated_t: Tensor,
+    truncated_t: Tensor,
+    last_value: Tensor,
+    truncated_value: Tensor | None,
+    *,
+    discount: float | Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Rewards, at a truncated step with the discounted value of its final observation; and the discount of
+    what follows in the same episode, 0 at its end. Both [T, B], without gradient.
+
+    The arguments, and what is raised, are those of ``generalized_advantages``. discount may be [T, B].
+    """
     check_rank(2, r_t=r_t)
     check_shape(r_t.shape, "r_t", v_t=v_t, terminated_t=terminated_t, truncated_t=truncated_t)
     check_bool(terminated_t=terminated_t, truncated_t=truncated_t)
@@ -59,23 +89,21 @@ def generalized_advantages(
         check_shape(r_t.shape, "r_t", truncated_value=truncated_value)
     elif truncated_t.any():
         raise ValueError("a step is truncated: give truncated_value, the value of its final observation")
-    if not 0.0 <= discount <= 1.0:
+    if isinstance(discount, Tensor):
+        check_shape(r_t.shape, "r_t", discount=discount)
+    elif not 0.0 <= discount <= 1.0:
         raise ValueError(f"discount must be in [0, 1], but it is {discount}")
-    if not 0.0 <= lambda_ <= 1.0:
-        raise ValueError(f"lambda_ must be in [0, 1], but it is {lambda_}")
     with torch.no_grad():
         discount_t = torch.where(terminated_t | truncated_t, r_t.new_zeros(()), discount)
         bootstrapped = r_t
         if truncated_value is not None:
-            at_limit = torch.add(r_t, truncated_value, alpha=discount)
+            at_limit = r_t + discount * truncated_value
             bootstrapped = torch.where(truncated_t & ~terminated_t, at_limit, r_t)
-        v_tp1 = torch.cat([v_t[1:], last_value.unsqueeze(0)])
-        delta_t = torch.addcmul(bootstrapped, discount_t, v_tp1) - v_t
-        return _discounted_sums(delta_t, discount_t * lambda_)
+        return bootstrapped, discount_t
 
 
-def _discounted_sums(delta_t: Tensor, decay_t: Tensor) -> Tensor:
-    """x_t = delta_t + decay_t * x_{t+1} with x_T = 0: one fused operation a step."""
+def discounted_sums(delta_t: Tensor, decay_t: Tensor) -> Tensor:
+    """x_t = delta_t + decay_t * x_{t+1} with x_T = 0, [T, B]: one fused operation a step."""
     x = torch.zeros_like(delta_t[0])
     out = torch.empty_like(delta_t)
     rows, deltas, decays = out.unbind(0), delta_t.unbind(0), decay_t.unbind(0)

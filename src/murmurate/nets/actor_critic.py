@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from murmurate.nets.initialize import orthogonal_
+from murmurate.nets.moments import ObservationNormalizer
 from murmurate.nets.recurrent import LSTMCore
 from murmurate.nets.torso import AUTO, build_torso, seeded_by
 from murmurate.spec import EnvSpec
@@ -43,6 +44,7 @@ class ActorCritic(nn.Module):
         policy_head: features to the policy's parameters [..., A].
         value_head: features to [..., 1].
         value_torso: a separate torso of the value function; None: it shares ``torso``.
+        normalizer: what the torsos read of an observation; None: itself.
 
     Raises:
         ValueError: for a core together with a value torso, because the core would serve only one torso.
@@ -55,6 +57,7 @@ class ActorCritic(nn.Module):
         policy_head: nn.Module,
         value_head: nn.Module,
         value_torso: nn.Module | None = None,
+        normalizer: nn.Module | None = None,
     ) -> None:
         super().__init__()
         if core is not None and value_torso is not None:
@@ -64,6 +67,7 @@ class ActorCritic(nn.Module):
         self.policy_head = policy_head
         self.value_head = value_head
         self.value_torso = value_torso
+        self.normalizer = normalizer
         self.memory_size = 0 if core is None else core.memory_size
 
     def initial_memory(self, batch: int) -> Tensor | None:
@@ -84,6 +88,7 @@ class ActorCritic(nn.Module):
         """
         if self.core is not None:
             raise ValueError("this net is recurrent: call unroll with its memory, not forward")
+        observation = self._read(observation)
         return self._heads(self.torso(observation), observation)
 
     def unroll(
@@ -108,7 +113,7 @@ class ActorCritic(nn.Module):
                 f"observation [T, B, ...] and first [T, B] do not match: they are "
                 f"{list(observation.shape)} and {list(first.shape)}"
             )
-        flat = observation.flatten(0, 1)
+        flat = self._read(observation.flatten(0, 1))
         features = self.torso(flat)
         if self.core is not None:
             if memory is None:
@@ -119,6 +124,9 @@ class ActorCritic(nn.Module):
             features = features.flatten(0, 1)
         policy, value = self._heads(features, flat)
         return policy.view(steps, batch, -1), value.view(steps, batch), memory
+
+    def _read(self, observation: Tensor) -> Tensor:
+        return observation if self.normalizer is None else self.normalizer(observation)
 
     def _heads(self, features: Tensor, observation: Tensor) -> tuple[Tensor, Tensor]:
         value_features = features if self.value_torso is None else self.value_torso(observation)
@@ -134,6 +142,7 @@ def actor_critic(
     torso: str = AUTO,
     hidden: Sequence[int] = (64, 64),
     recurrent: int = 0,
+    normalize: bool = False,
 ) -> ActorCritic:
     """The net for a world, orthogonally initialised: gain sqrt(2) in the torso, 0.01 and 1 in the heads.
 
@@ -146,12 +155,15 @@ def actor_critic(
         torso: its name (``nets/torso.py``); "auto" is nature2013 for images and mlp for vectors.
         hidden: widths of the MLP's layers (tanh).
         recurrent: width of an LSTM between torso and heads (orthogonal, gain 1); 0 for none.
+        normalize: observations, by their running moments (``nets/moments.py``).
 
     Raises:
         ValueError: for an unknown torso, or one that cannot read the world's observations.
     """
     with seeded_by(generator):
         net = _build(spec, torso, hidden, recurrent)
+    if normalize:
+        net.normalizer = ObservationNormalizer(spec.observation_shape, spec.observation_dtype)
     for trunk in (net.torso, net.value_torso):
         if trunk is not None:
             orthogonal_(trunk, math.sqrt(2.0), generator)

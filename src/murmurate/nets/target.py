@@ -31,6 +31,8 @@ class TargetNetwork:
         self.source, self.every, self.polyak = net, every, polyak
         self.net = copy.deepcopy(net).requires_grad_(False)
         self.since = 0  # own updates since the last move
+        # moved in float32: small moves of bfloat16 parameters would be rounded off
+        self._exact = [p.float() if p.element_size() < 4 else p for p in self.net.parameters()]
 
     def __call__(self, observation: Tensor) -> Tensor:
         values: Tensor = self.net(observation)
@@ -50,20 +52,41 @@ class TargetNetwork:
         self.since = 0
         return True
 
-    @torch.no_grad()
     def move(self) -> None:
         """Move towards the net now. Buffers are copied."""
-        for own, new in zip(self.net.parameters(), self.source.parameters(), strict=True):
-            if self.polyak == 1:
-                own.copy_(new)
+        self._blend(self.polyak)
+
+    def reset(self) -> None:
+        """Copy the net now, whatever ``polyak`` is."""
+        self._blend(1.0)
+        self.since = 0
+
+    @torch.no_grad()
+    def _blend(self, share: float) -> None:
+        for own, exact, new in zip(self.net.parameters(), self._exact, self.source.parameters(), strict=True):
+            if share == 1:
+                exact.copy_(new)
             else:
-                own.lerp_(new, self.polyak)
+                exact.lerp_(new.float(), share)
+            if own.dtype != exact.dtype:
+                own.copy_(exact)
         for buffer, new_buffer in zip(self.net.buffers(), self.source.buffers(), strict=True):
             buffer.copy_(new_buffer)
 
     def state(self) -> dict[str, Any]:
-        return {"net": dict(self.net.state_dict()), "since": self.since}
+        return {"net": dict(self.net.state_dict()), "since": self.since, "exact": self._rounded()}
 
+    def _rounded(self) -> list[Tensor]:
+        """The float32 values of the parameters that are stored in less."""
+        pairs = zip(self.net.parameters(), self._exact, strict=True)
+        return [exact for own, exact in pairs if own.dtype != exact.dtype]
+
+    @torch.no_grad()
     def load(self, state: dict[str, Any]) -> None:
         self.net.load_state_dict(state["net"])
+        for own, exact in zip(self.net.parameters(), self._exact, strict=True):
+            exact.copy_(own)
+        if self.polyak < 1:
+            for exact, saved in zip(self._rounded(), state["exact"], strict=True):
+                exact.copy_(saved)
         self.since = int(state["since"])

@@ -74,6 +74,7 @@ class TensorExchange:
         }
         arrived = self._exchange(_pack(header, tensors))
         messages = {rank: _unpack(message) for rank, message in arrived.items()}
+        self._count_as_the_others(messages)
         own_header = messages[self.rank][0]
         for rank, (header, _) in messages.items():
             if _must_match(header) != _must_match(own_header):
@@ -85,6 +86,15 @@ class TensorExchange:
             rank: Contribution(tensors, bool(header["gradient"]))
             for rank, (header, tensors) in messages.items()
         }
+
+    def _count_as_the_others(self, messages: dict[int, tuple[dict[str, Any], list[Tensor]]]) -> None:
+        """A member that joined late takes over the number of calls at its first one."""
+        newest = max(header["number"] for header, _ in messages.values())
+        for header, _ in messages.values():
+            if header["number"] == 1:
+                header["number"] = newest
+        if self._calls == 1:
+            self._calls = newest
 
     def _exchange(self, message: Tensor) -> dict[int, Tensor]:
         pieces = {

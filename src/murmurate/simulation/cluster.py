@@ -28,6 +28,10 @@ _NETWORK = {
 }
 
 
+# a mean time of less would make more faults in a second than a computer can simulate
+FaultSeconds = Annotated[float, Range(1e-3, 1e9)]
+
+
 @dataclass(frozen=True)
 class Cluster:
     """All seconds are virtual; every replica has a processor of its own.
@@ -55,11 +59,11 @@ class Cluster:
     compute: str = "constant:0.01"
     network: str = "latency=1e-4,bandwidth=1e9"
     loss: Annotated[float, Range(0, 1, below=True)] = 0.0
-    crash_every_seconds: PositiveSeconds | None = None
+    crash_every_seconds: FaultSeconds | None = None
     restart_after_seconds: PositiveSeconds | None = None
-    pause_every_seconds: PositiveSeconds | None = None
+    pause_every_seconds: FaultSeconds | None = None
     pause_seconds: PositiveSeconds = 10.0
-    cut_every_seconds: PositiveSeconds | None = None
+    cut_every_seconds: FaultSeconds | None = None
     cut_seconds: PositiveSeconds = 10.0
     partition: tuple[NonNegativeFloat, ...] = ()
     late_join: tuple[NonNegativeFloat, ...] = ()

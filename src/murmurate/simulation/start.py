@@ -128,6 +128,8 @@ class Simulation:
     # -- members ------------------------------------------------------------------------------------
 
     def _learn(self, member: Member) -> None:
+        if self.monitor.interrupted and not self.monitor.updates:
+            raise SecondInterrupt  # while a large cluster is being built: there is nothing to save yet
         learner = self._learner(member)
         self.monitor.begin(learner)
         learner.run_to_end(self.monitor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +26,42 @@ class ReplayBatch(Batch):
     def feedback(self, priorities: Tensor | None) -> None:
         if priorities is not None and self.replay is not None and self.keys is not None:
             self.replay.update(self.keys, priorities.detach().float().cpu())
+
+
+class Sampler(Protocol):
+    """Inserts the env steps of a ``ReplaySource``, and draws its batches."""
+
+    @property
+    def replay(self) -> Any:
+        """What the steps are stored in; has ``restart(low, count)``."""
+        ...
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def banks(self) -> BankWeights | None: ...
+    @property
+    def batches(self) -> int: ...
+    @property
+    def played(self) -> int:
+        """Env steps so far."""
+        ...
+
+    @property
+    def exact(self) -> bool: ...
+    @property
+    def due(self) -> bool:
+        """Whether a batch is to be drawn before further env steps."""
+        ...
+
+    def before_steps(self) -> None: ...
+    def insert(self, first_simulator: int, steps: Steps) -> None: ...
+    def next(self, env_steps: int, episodes: Sequence[Episode]) -> Batch: ...
+    def fields(self) -> dict[str, Any]: ...
+    def state(self) -> dict[str, Any]: ...
+    def load(self, state: dict[str, Any]) -> None: ...
+    def fresh_start(self, batches: int) -> None: ...
+    def close(self) -> None: ...
 
 
 class ReplaySampler:

@@ -15,10 +15,11 @@ from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeInt, PositiveInt
 from murmurate.replay.config import ReplayConfig, memory_bytes, open_replay, replay_bytes
 from murmurate.replay.memory import refuse_full_disk
-from murmurate.sources.actor_source import ActorPlan, ActorSource
+from murmurate.sources.actor_processes import ActorPlan
+from murmurate.sources.actor_source import ActorSource
 from murmurate.sources.bank_weights import LIKE, BankWeights
 from murmurate.sources.interface import RunView, Source, SourceConfig, SourceContext
-from murmurate.sources.replay_sampler import ReplaySampler
+from murmurate.sources.replay_sampler import ReplaySampler, Sampler
 from murmurate.sources.simulator_groups import (
     SIMULATOR_BYTES,
     SimulatorGroups,
@@ -157,8 +158,9 @@ class ReplaySourceConfig(SourceConfig):
 
 
 class ReplaySource:
-    """Yields ``Batch(data=Sample)`` without end (a ``Source``): all simulators take a step whenever the
-    learner has drawn each transition ``samples_per_insert`` times on average.
+    """Yields the batches of ``sampler`` without end (a ``Source``): all simulators take a step whenever no
+    batch is due. With a ``ReplaySampler`` it is due until each transition has been drawn
+    ``samples_per_insert`` times on average.
 
     groups: opened simulators (see ``open_groups``), closed by ``close``. A batch is valid until the next one
         is requested.
@@ -170,7 +172,7 @@ class ReplaySource:
         self,
         groups: Sequence[Simulators],
         policy: Policy,
-        sampler: ReplaySampler,
+        sampler: Sampler,
         *,
         seed: int,
         assign: Callable[[int], None] = lambda index: None,

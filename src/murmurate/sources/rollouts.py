@@ -40,9 +40,16 @@ class RolloutSourceConfig(SourceConfig):
 
     def check(self, run: RunView) -> None:
         check_simulators(self.simulators, self.double_buffer)
-        steps = run.learner.requires.steps
-        if steps < 1:
-            raise Refusal(f"agent.steps is {steps}; a rollout has at least one. Use --agent.steps 5.")
+        requires = run.learner.requires
+        if requires.steps < 1:
+            raise Refusal(
+                f"agent.steps is {requires.steps}; a rollout has at least one. Use --agent.steps 5."
+            )
+        if self.simulators < requires.simulators:
+            raise Refusal(
+                f"{run.learner.name} divides a rollout of {self.simulators} simulators into more minibatches "
+                f"than it has parts. Use --simulators {requires.simulators} or fewer --agent.minibatches."
+            )
 
     def batches(self, run: RunView) -> int | None:
         if run.env_steps is None:

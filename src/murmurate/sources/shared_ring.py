@@ -103,6 +103,11 @@ class ActorRing:
         return int(self._marks[0] - self._marks[1])
 
     @property
+    def beats(self) -> int:
+        """Number of steps that were put."""
+        return int(self._marks[0])
+
+    @property
     def has_room(self) -> bool:
         """Whether a step may be put. A full ring has room once half of it is free again, so that the producer
         wakes up less often."""
@@ -152,10 +157,13 @@ class Backoff:
     def __init__(self) -> None:
         self._seconds, self._slept = _SHORTEST_SECONDS, 0.0
 
-    def sleep(self) -> None:
-        time.sleep(self._seconds)
-        self._slept += self._seconds
-        self._seconds = min(2 * self._seconds, _LONGEST_SECONDS)
+    def sleep(self) -> float:
+        """Returns the seconds slept."""
+        begun, seconds = time.monotonic(), self._seconds
+        time.sleep(seconds)
+        self._slept += seconds
+        self._seconds = min(2 * seconds, _LONGEST_SECONDS)
+        return time.monotonic() - begun
 
     def reset(self) -> None:
         """The wait has ended."""

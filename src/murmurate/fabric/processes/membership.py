@@ -27,6 +27,10 @@ class Membership:
     ) -> None:
         self.run_state, self.rank, self.admitted, self.by_agreement = run_state, rank, admitted, by_agreement
         self.incarnations = run_state.incarnations()
+        if not self.incarnations[rank]:
+            # a member of the beginning, to whom others belong in their first incarnation: one that has been
+            # restarted while this one was being built is admitted as later
+            self.incarnations[:] = 0
 
     def alive(self) -> npt.NDArray[np.bool_]:
         """[size]"""

@@ -1,0 +1,87 @@
+"""Shared by agents that learn from their own rollouts: actions and probabilities from a policy's parameters
+(logits, or mean and log standard deviation side by side), and advantages."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from murmurate.losses.divergence import categorical_kl, gaussian_kl
+from murmurate.losses.policy import categorical_log_prob_and_entropy, gaussian_entropy, gaussian_log_prob
+from murmurate.losses.returns import generalized_advantages
+from murmurate.spec import EnvSpec, Trajectory
+
+
+def draw(policy: Tensor, spec: EnvSpec, generator: torch.Generator, greedy: bool) -> Tensor:
+    """Actions [B] or [B, D] for the parameters ``policy`` [B, A]; greedy: the most likely ones."""
+    if spec.actions:
+        if greedy:
+            return policy.argmax(-1)
+        # Gumbel-max: argmax of logits + Gumbel noise is a draw from softmax(logits)
+        noise = torch.empty_like(policy).exponential_(generator=generator)
+        return (policy - noise.log()).argmax(-1)
+    mean, log_std = policy.chunk(2, -1)
+    if greedy:
+        return mean
+    noise = torch.empty_like(mean).normal_(generator=generator)
+    return mean + noise * log_std.exp()
+
+
+def log_probability(policy: Tensor, action: Tensor, spec: EnvSpec) -> Tensor:
+    """Log-probabilities [...] of actions, for the parameters ``policy`` [..., A]."""
+    if spec.actions:
+        return policy.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+    mean, log_std = policy.chunk(2, -1)
+    return gaussian_log_prob(mean, log_std, action)
+
+
+def log_prob_and_entropy(policy: Tensor, action: Tensor, spec: EnvSpec) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of actions, and entropies, [...] each, for the parameters ``policy`` [..., A]."""
+    if spec.actions:
+        return categorical_log_prob_and_entropy(policy, action)
+    mean, log_std = policy.chunk(2, -1)
+    return gaussian_log_prob(mean, log_std, action), gaussian_entropy(mean, log_std)
+
+
+def divergence(old: Tensor, new: Tensor, spec: EnvSpec) -> Tensor:
+    """KL(old || new) [...] of two policies with parameters [..., A]."""
+    if spec.actions:
+        return categorical_kl(old, new)
+    return gaussian_kl(*old.chunk(2, -1), *new.chunk(2, -1))
+
+
+def explained_variance(value: Tensor, advantage: Tensor) -> float:
+    """1 - Var(G - V) / Var(G): 1 for a perfect critic, 0 for a constant one; NaN if all returns are equal."""
+    spread = float((advantage + value).var())
+    return 1.0 - float(advantage.var()) / spread if spread > 0.0 else math.nan
+
+
+def advantages(
+    data: Trajectory,
+    value: Tensor,
+    last_value: Tensor,
+    final_value: Tensor | None,
+    *,
+    discount: float,
+    lambda_: float,
+) -> Tensor:
+    """Generalized advantages [T, B] of a rollout.
+
+    value: of its observations [T, B]. last_value: of the last one [B]. final_value: of
+    ``data.truncated_observation`` [K], None where no step was truncated.
+    """
+    truncated_value = torch.zeros_like(value)
+    if final_value is not None:
+        truncated_value[data.truncated] = final_value
+    return generalized_advantages(
+        data.reward,
+        value,
+        data.terminated,
+        data.truncated,
+        last_value,
+        truncated_value,
+        discount=discount,
+        lambda_=lambda_,
+    )

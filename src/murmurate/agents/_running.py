@@ -1,0 +1,101 @@
+"""Shared by agents that learn from their own rollouts: running statistics of observations and returns."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from murmurate.errors import Refusal
+from murmurate.nets.moments import ObservationNormalizer, RunningMoments
+from murmurate.replicator.collectives import Group
+from murmurate.replicator.learner import Context
+from murmurate.spec import Trajectory
+
+_LARGEST_REWARD = 10.0
+
+
+def group_of_equals(context: Context) -> Group:
+    """All replicas, where they make common rounds; elsewhere this one alone, with statistics of its own."""
+    try:
+        return context.group()
+    except Refusal:
+        return Group.of_one()
+
+
+def include(moments: RunningMoments, samples: Tensor, group: Group) -> None:
+    """Include ``samples`` [n, *shape] of every member of the group, as many of each."""
+    exact = samples.double()
+    mean, square = group.mean((exact.mean(0), exact.square().mean(0)))
+    moments.include(mean, square, len(samples) * group.size)
+
+
+class RewardScaler:
+    """Rewards divided by the standard deviation of discounted returns, limited to +-10.
+
+    The returns are those from the beginning of each episode to each step, ``G_t = r_t + discount * G_{t-1}``
+    (as in OpenAI's ``VecNormalize`` and gymnasium's ``NormalizeReward``, without a paper). Their mean is not
+    subtracted, as that would change what is optimal. Differs: a rollout is included as a whole before its
+    rewards are scaled, and a return begins anew after a truncation too.
+    """
+
+    def __init__(self, discount: float, group: Group, device: torch.device) -> None:
+        self.discount = discount
+        self.group = group
+        self.moments = RunningMoments(()).to(device)
+        self._return: Tensor | None = None  # [B] G of the last step, 0 before the first
+
+    def scaled(self, data: Trajectory) -> Tensor:
+        """The rewards [T, B] of a rollout that continues the one before; its returns are included."""
+        g = torch.zeros_like(data.reward[0]) if self._return is None else self._return
+        returns = torch.empty_like(data.reward)
+        for t, (reward, first) in enumerate(zip(data.reward, data.first, strict=True)):
+            g = reward + self.discount * g.masked_fill(first, 0.0)
+            returns[t] = g
+        self._return = g
+        include(self.moments, returns.flatten(), self.group)
+        scale = torch.rsqrt(self.moments.variance + 1e-8)
+        return (data.reward * scale).clamp(-_LARGEST_REWARD, _LARGEST_REWARD).to(data.reward.dtype)
+
+    def state(self) -> dict[str, Any]:
+        kept = {} if self._return is None else {"return": self._return.clone()}
+        return kept | {name: x.clone() for name, x in self.moments.named_buffers()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        kept = state.get("return")
+        self._return = None if kept is None else kept.to(self.moments.mean.device)
+        for name, x in self.moments.named_buffers():
+            x.copy_(state[name])
+
+
+class RunningStatistics:
+    """The running statistics of an agent: of its observations, of its returns, of both or of neither.
+
+    Args:
+        normalizer: of the agent's nets; None if observations are read as they are.
+        discount: of the returns that scale rewards; None if rewards are used as they are.
+    """
+
+    def __init__(self, context: Context, normalizer: nn.Module | None, discount: float | None) -> None:
+        group = Group.of_one() if normalizer is None and discount is None else group_of_equals(context)
+        self._group = group
+        self._moments = normalizer.moments if isinstance(normalizer, ObservationNormalizer) else None
+        self._scaler = None if discount is None else RewardScaler(discount, group, context.device)
+
+    def with_scaled_rewards(self, data: Trajectory) -> Trajectory:
+        return data if self._scaler is None else dataclasses.replace(data, reward=self._scaler.scaled(data))
+
+    def include(self, observation: Tensor) -> None:
+        """Include the observations [T, B, ...] of a rollout, after the last update from it: its minibatches
+        are read as they were in acting."""
+        if self._moments is not None:
+            include(self._moments, observation.flatten(0, 1), self._group)
+
+    def state(self) -> dict[str, Any]:
+        return {} if self._scaler is None else {"rewards": self._scaler.state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        if self._scaler is not None:
+            self._scaler.load(state["rewards"])

@@ -1,0 +1,245 @@
+"""Advantage-based regret minimization (ARM): Jin 2018, chapter 2, Algorithm 1.
+
+In each iteration t a batch of env steps is collected with a fixed policy; then a state value V and a
+cumulative clipped action value Q+ are fitted to n-step returns. The next policy is in proportion to the
+positive part of the cumulative clipped advantage A+ = Q+ - V, which plays the role of the regrets of CFR+.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from murmurate.agents._auto import linear_schedule, resolve_auto
+from murmurate.agents.interface import Action
+from murmurate.losses.regret import (
+    cumulative_target,
+    importance_weights,
+    regret_matching,
+    sequence_returns,
+)
+from murmurate.nets.actor_critic import actor_critic
+from murmurate.nets.target import TargetNetwork
+from murmurate.nets.torso import AUTO, checked_torso
+from murmurate.ranges import NonNegativeFloat, PositiveInt, Range, UnitInterval
+from murmurate.replica.adam import Adam
+from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context, LearnerConfig
+from murmurate.spec import Batch, EnvSpec, Outcome, Sequences, SequenceSample, derive_generator
+
+
+@dataclass(frozen=True)
+class ARM(LearnerConfig):
+    """Hyper-parameters; the defaults are those for Atari (Jin, Table 2.1). The size of a batch and the number
+    of its updates are the source's.
+
+    batch: sequences of an update. n_step: steps of the returns. discount: per env step (the thesis gives
+        none).
+    learning_rate: of Adam. learning_rate_end: over the run the rate falls linearly to this share of its
+        initial value (1: constant). clip: largest norm of the gradient; the thesis does not clip.
+    target_rate: tau, the share of the way that the target value V' moves to V with each own update.
+    importance_clip: c, the largest importance weight (section 2.6; Table 2.2 has 1), for a source that keeps
+        several batches. None: on-policy, without weights.
+    evaluate: ``policy`` draws actions from the learned policy, as in training; ``greedy`` takes the one with
+        the greatest advantage. The best policy of a partially observed task may be stochastic.
+    torso: mlp, nature2013, nature2015, jin2018 or a function of your own, FILE.py:FUNCTION (docs/worlds.md);
+        auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
+    precision: of the torso; ``auto`` is bfloat16 for images where the device has native bfloat16 arithmetic.
+    """
+
+    name: ClassVar[str] = "arm"
+    summary: ClassVar[str] = "advantage-based regret minimization, for partial observability"
+
+    batch: PositiveInt = 32
+    n_step: PositiveInt = 1
+    discount: UnitInterval = 0.99
+    learning_rate: NonNegativeFloat = 1e-4
+    learning_rate_end: NonNegativeFloat = 1.0
+    adam_epsilon: NonNegativeFloat = 1e-8
+    clip: Annotated[float, Range(0, math.inf, above=True)] | None = None
+    target_rate: Annotated[float, Range(0, 1, above=True)] = 0.01
+    importance_clip: NonNegativeFloat | None = None
+    evaluate: Literal["policy", "greedy"] = "policy"
+    torso: str = AUTO
+    hidden: PositiveInt = 64
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "torso", checked_torso(self.torso))
+
+    @property
+    def requires(self) -> Sequences:
+        if self.importance_clip is None:
+            return Sequences(self.batch, self.n_step, behaviour={"advantage": ()})
+        return Sequences(self.batch, self.n_step, every=True, behaviour={"probability": ()})
+
+    def resolved(self, spec: EnvSpec, device: torch.device) -> ARM:
+        """This config without an ``auto`` in it."""
+        return resolve_auto(self, spec, device)
+
+    def build(self, context: Context) -> ARMAgent:
+        return ARMAgent(self, context)
+
+
+class ARMAgent:
+    """One actor-learner (see ``Agent``).
+
+    theta and omega (V and Q+) are two heads of one net, in one vector: with Adam, the two updates of eq. 2.15
+    and 2.16 with one learning rate are the same as one update of both. Differs: on images both heads read one
+    torso; the thesis does not say.
+    """
+
+    def __init__(self, config: ARM, context: Context) -> None:
+        spec, device = context.spec, context.device
+        if not spec.actions:
+            raise ValueError(
+                f"the actions of {spec.name} are vectors, and regret matching needs discrete ones: use a2c"
+            )
+        self.config = config = config.resolved(spec, device)
+        self.spec, self.device = spec, device
+        self.net = actor_critic(
+            spec,
+            torso=config.torso,
+            hidden=(config.hidden, config.hidden),
+            generator=derive_generator(context.seed, "network"),
+        ).to(device)
+        # Q+ = V = 0: no advantage is positive, so pi_1 is uniform and phi is 0 in the first iteration
+        for head in (self.net.policy_head, self.net.value_head):
+            for parameter in head.parameters():
+                torch.nn.init.zeros_(parameter)
+        self.replica: Replica = context.replicate(
+            "arm",
+            self.net,
+            lambda parameters: Adam(parameters, lr=config.learning_rate, eps=config.adam_epsilon),
+            clip=config.clip,
+            schedule=linear_schedule(config.learning_rate_end, context.updates),
+            compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
+            in_compute=lambda name: name.startswith("torso."),
+        )
+        self.target = TargetNetwork(self.net, polyak=config.target_rate)  # V', with parameters phi
+        off_policy = config.importance_clip is not None
+        # the nets of the previous iteration, theta_{t-1} and omega_{t-1}, of which pi_t is made
+        self.previous = TargetNetwork(self.net, every=0) if off_policy else None
+        self.iterations = 0
+
+    @property
+    def clock(self) -> int:
+        return self.replica.clock
+
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        return {self.replica.name: self.replica}
+
+    @property
+    def acting(self) -> tuple[str, ...]:
+        return (self.replica.name,)
+
+    def assign_simulators(self, first: int, total: int) -> None:
+        """Exploration does not differ between simulators."""
+
+    def initial_memory(self, batch: int) -> Tensor | None:
+        return None
+
+    @torch.no_grad()
+    def act(
+        self,
+        observation: Tensor,
+        memory: Tensor | None,
+        first: Tensor,
+        generator: torch.Generator,
+        greedy: bool = False,
+    ) -> Action:
+        advantage = _advantage(self.net, observation)
+        if greedy and self.config.evaluate == "greedy":
+            return Action(advantage.argmax(-1), None)
+        policy = regret_matching(advantage)
+        action = torch.multinomial(policy, 1, generator=generator)
+        if greedy:
+            return Action(action[:, 0], None)
+        recorded = {"advantage": advantage} if self.previous is None else {"probability": policy}
+        behaviour = {name: values.gather(1, action)[:, 0] for name, values in recorded.items()}
+        return Action(action[:, 0], None, behaviour=behaviour)
+
+    def learn(self, batch: Batch) -> Outcome:
+        data: SequenceSample = batch.data
+        if batch.env_steps:  # the first minibatch of an iteration
+            self._begin_iteration()
+        advantage_tm1, weights = self._of_previous_policy(data)
+        with torch.no_grad():
+            last_value = self.target.net(data.last_observation)[1]
+        returns = sequence_returns(
+            data.reward, data.length, data.terminated, last_value, weights, discount=self.config.discount
+        )
+        first_weight = None if weights is None else weights[0]
+        cumulative = cumulative_target(returns, advantage_tm1, data.reward[0], first_weight)
+        q_plus, value = self.net(data.observation[0])
+        chosen = q_plus.gather(1, data.action[0, :, None])[:, 0]
+        value_error, cumulative_error = returns - value, cumulative - chosen
+        loss = 0.5 * (value_error.square() + cumulative_error.square()).mean()
+        exchange = self.replica.descend(loss)
+        self.target.after_update(exchange.staleness, self.replica.common_rounds)
+        advantage = (q_plus - value[:, None]).detach()
+        gradient_norm = self.replica.gradient_norm
+        return Outcome(
+            {
+                "loss": loss.detach(),
+                "value_loss": lambda: value_error.detach().square().mean(),
+                "cumulative_loss": lambda: cumulative_error.detach().square().mean(),
+                "value_mean": lambda: value.detach().mean(),
+                "positive_actions": lambda: (advantage > 0).float().sum(1).mean(),
+                "entropy": lambda: _entropy(regret_matching(advantage)),
+                "importance_weight": lambda: 1.0 if weights is None else weights[0].mean(),
+                "iterations": float(self.iterations),
+                "gradient_norm": float("nan") if gradient_norm is None else gradient_norm,
+                "learning_rate": self.replica.optimizer.param_groups[0]["lr"],
+            }
+        )
+
+    def _begin_iteration(self) -> None:
+        self.iterations += 1
+        self.target.reset()
+        if self.previous is not None:
+            self.previous.reset()
+
+    @torch.no_grad()
+    def _of_previous_policy(self, data: SequenceSample) -> tuple[Tensor, Tensor | None]:
+        """phi, A+ of the previous iteration for the first actions [B], and the importance weights [n, B].
+
+        On-policy, phi was recorded when these nets acted, and no weights are needed.
+        """
+        if self.previous is None or self.config.importance_clip is None:
+            return data.behaviour["advantage"][0], None
+        steps, size = data.action.shape
+        advantage = _advantage(self.previous.net, data.observation.flatten(0, 1)).view(steps, size, -1)
+        action = data.action[..., None]
+        policy = regret_matching(advantage).gather(2, action)[..., 0]
+        # after the end of a sequence the recorded probability is 0, and the weight does not matter
+        behaviour = data.behaviour["probability"].clamp(min=torch.finfo(torch.float32).tiny)
+        weights = importance_weights(policy, behaviour, clip=self.config.importance_clip)
+        return advantage[0].gather(1, action[0])[:, 0], weights
+
+    def state(self) -> dict[str, Any]:
+        previous = {} if self.previous is None else {"previous": self.previous.state()}
+        return {"target": self.target.state(), **previous, "iterations": self.iterations}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.target.load(state["target"])
+        if self.previous is not None:
+            self.previous.load(state["previous"])
+        self.iterations = int(state["iterations"])
+
+
+def _advantage(net: Any, observation: Tensor) -> Tensor:
+    """A+ = Q+ - V [B, A]."""
+    q_plus, value = net(observation)
+    advantage: Tensor = q_plus - value[:, None]
+    return advantage
+
+
+def _entropy(policy: Tensor) -> Tensor:
+    """Mean entropy of policies [B, A], in nats."""
+    return -torch.xlogy(policy, policy).sum(-1).mean()

@@ -1,0 +1,272 @@
+"""Proximal policy optimisation (Schulman et al. 2017): epochs of clipped updates from each rollout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from murmurate.agents._auto import linear_schedule, resolve_auto
+from murmurate.agents._on_policy import (
+    advantages,
+    draw,
+    explained_variance,
+    log_prob_and_entropy,
+    log_probability,
+)
+from murmurate.agents._policy import one_step
+from murmurate.agents._running import RunningStatistics
+from murmurate.agents.interface import Action
+from murmurate.losses.surrogate import clipped_surrogate, clipped_value_loss
+from murmurate.losses.value import value_loss
+from murmurate.nets.actor_critic import actor_critic
+from murmurate.nets.torso import AUTO, checked_torso
+from murmurate.ranges import AnyFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, Range, UnitInterval
+from murmurate.replica.adam import Adam
+from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context, LearnerConfig
+from murmurate.spec import Batch, EnvSpec, Outcome, Rollouts, Trajectory, derive_generator
+
+
+@dataclass(frozen=True)
+class PPO(LearnerConfig):
+    """Hyper-parameters; the defaults are those of CleanRL's ``ppo_atari``.
+
+    steps: of a rollout. epochs: passes over each rollout. minibatches: parts of a rollout, and so the updates
+        of a pass; a recurrent policy's parts are whole simulators, so there must be as many.
+    discount: per env step. gae_lambda: weight of longer returns in the advantages.
+    ratio_clip: epsilon of eq. 7. value_clip: the same for the change of a value; inf: no limit.
+    value_coefficient: of the mean squared error; CleanRL's ``vf_coef`` is twice this.
+    normalize_advantages: to mean 0 and deviation 1, in each minibatch.
+    clip: largest norm of the gradient. learning_rate: of Adam.
+    learning_rate_end: over the run the rate falls linearly to this share of its initial value (1: constant).
+    torso: mlp, nature2013, nature2015 or a function of your own, FILE.py:FUNCTION (docs/worlds.md); auto is
+        nature2013 for images and mlp for vectors. hidden: width of an MLP's two layers.
+    recurrent: width of an LSTM after the torso; 0: none.
+    normalize_observations: by their running mean and deviation, limited to +-10 (vectors only).
+    scale_rewards: by the running deviation of discounted returns, limited to +-10.
+    precision: of the torso; ``auto`` is bfloat16 for images where the device has native bfloat16 arithmetic.
+    """
+
+    name: ClassVar[str] = "ppo"
+    summary: ClassVar[str] = "clipped policy gradients, several epochs from each rollout"
+
+    steps: PositiveInt = 128
+    epochs: PositiveInt = 4
+    minibatches: PositiveInt = 4
+    discount: UnitInterval = 0.99
+    gae_lambda: UnitInterval = 0.95
+    ratio_clip: NonNegativeFloat = 0.1
+    value_clip: Annotated[float, Range(0, math.inf)] = 0.1
+    value_coefficient: NonNegativeFloat = 0.25
+    entropy_coefficient: AnyFloat = 0.01
+    normalize_advantages: bool = True
+    clip: Annotated[float, Range(0, math.inf, above=True)] = 0.5
+    learning_rate: NonNegativeFloat = 2.5e-4
+    learning_rate_end: NonNegativeFloat = 0.0
+    adam_epsilon: NonNegativeFloat = 1e-5
+    torso: str = AUTO
+    hidden: PositiveInt = 64
+    recurrent: NonNegativeInt = 0
+    normalize_observations: bool = False
+    scale_rewards: bool = False
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "torso", checked_torso(self.torso))
+
+    @property
+    def requires(self) -> Rollouts:
+        behaviour: dict[str, tuple[int, ...]] = {"log_probability": (), "value": ()}
+        if self.recurrent:
+            behaviour["memory"] = (2 * self.recurrent,)
+        parts = self.minibatches if self.recurrent else math.ceil(self.minibatches / self.steps)
+        return Rollouts(self.steps, behaviour, simulators=parts)
+
+    def updates(self, batches: int) -> int:
+        return batches * self.epochs * self.minibatches
+
+    def resolved(self, spec: EnvSpec, device: torch.device) -> PPO:
+        """This config without an ``auto`` in it."""
+        return resolve_auto(self, spec, device)
+
+    def build(self, context: Context) -> PPOAgent:
+        return PPOAgent(self, context)
+
+
+class _Minibatch(NamedTuple):
+    """Steps [T, B] of some simulators of a rollout, or [1, B] of any of its steps.
+
+    old_log_prob, old_value: of the policy and the critic that acted. memory: before step 0.
+    """
+
+    memory: Tensor | None
+    observation: Tensor
+    action: Tensor
+    first: Tensor
+    old_log_prob: Tensor
+    old_value: Tensor
+    advantage: Tensor
+    target: Tensor
+
+
+class PPOAgent:
+    """One actor-learner (see ``Agent``)."""
+
+    def __init__(self, config: PPO, context: Context) -> None:
+        spec, device = context.spec, context.device
+        self.config = config = config.resolved(spec, device)
+        self.spec, self.device, self.seed = spec, device, context.seed
+        self.net = actor_critic(
+            spec,
+            torso=config.torso,
+            hidden=(config.hidden, config.hidden),
+            recurrent=config.recurrent,
+            normalize=config.normalize_observations,
+            generator=derive_generator(context.seed, "network"),
+        ).to(device)
+        self.replica: Replica = context.replicate(
+            "ppo",
+            self.net,
+            lambda parameters: Adam(parameters, lr=config.learning_rate, eps=config.adam_epsilon),
+            clip=config.clip,
+            schedule=linear_schedule(config.learning_rate_end, context.updates),
+            compute_dtype=torch.bfloat16 if config.precision == "bfloat16" else None,
+            in_compute=lambda name: name.startswith("torso."),
+        )
+        self.running = RunningStatistics(
+            context,
+            self.net.normalizer,
+            discount=config.discount if config.scale_rewards else None,
+        )
+
+    @property
+    def clock(self) -> int:
+        return self.replica.clock
+
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        return {self.replica.name: self.replica}
+
+    @property
+    def acting(self) -> tuple[str, ...]:
+        return (self.replica.name,)
+
+    def assign_simulators(self, first: int, total: int) -> None:
+        """Exploration does not differ between simulators."""
+
+    def initial_memory(self, batch: int) -> Tensor | None:
+        return self.net.initial_memory(batch)
+
+    @torch.no_grad()
+    def act(
+        self,
+        observation: Tensor,
+        memory: Tensor | None,
+        first: Tensor,
+        generator: torch.Generator,
+        greedy: bool = False,
+    ) -> Action:
+        policy, value, memory = one_step(self.net, observation, memory, first)
+        action = draw(policy, self.spec, generator, greedy)
+        behaviour = {"log_probability": log_probability(policy, action, self.spec), "value": value}
+        if memory is not None:
+            behaviour["memory"] = memory
+        return Action(action, memory, behaviour=behaviour)
+
+    def learn(self, batch: Batch) -> Outcome:
+        data = self.running.with_scaled_rewards(batch.data)
+        advantage = self._advantages(data)
+        generator = derive_generator(self.seed, "minibatches", self.clock)
+        figures: list[dict[str, Tensor]] = []
+        for _ in range(self.config.epochs):
+            for minibatch in self._minibatches(data, advantage, generator):
+                figures.append(self._update(minibatch))
+        self.running.include(data.observation)
+        names = figures[0]
+        return Outcome(
+            {name: torch.stack([x[name] for x in figures]).mean() for name in names}
+            | {
+                "explained_variance": lambda: explained_variance(data.behaviour["value"], advantage),
+                "learning_rate": self.replica.optimizer.param_groups[0]["lr"],
+            }
+        )
+
+    @torch.no_grad()
+    def _advantages(self, data: Trajectory) -> Tensor:
+        """[T, B], with the values that the critic had during the rollout, and bootstrapped with its present
+        ones, which are the same."""
+        value, memory, c = data.behaviour["value"], data.behaviour.get("memory"), self.config
+        first = data.terminated[-1] | data.truncated[-1]
+        last = None if memory is None else memory[-1]
+        _, last_value, _ = one_step(self.net, data.last_observation, last, first)
+        final_value = None
+        if data.truncated_observation is not None:
+            # each is read with the recurrent state of its episode
+            before = None if memory is None else memory[data.truncated]
+            never = torch.zeros(len(data.truncated_observation), dtype=torch.bool, device=value.device)
+            _, final_value, _ = one_step(self.net, data.truncated_observation, before, never)
+        return advantages(data, value, last_value, final_value, discount=c.discount, lambda_=c.gae_lambda)
+
+    def _minibatches(
+        self, data: Trajectory, advantage: Tensor, generator: torch.Generator
+    ) -> Iterator[_Minibatch]:
+        """A pass over the rollout in random order: steps, or whole simulators for a recurrent net."""
+        value, memory = data.behaviour["value"], data.memory
+        whole = [
+            data.observation,
+            data.action,
+            data.first,
+            data.behaviour["log_probability"],
+            value,
+            advantage,
+            advantage + value,
+        ]
+        if memory is None:
+            whole = [x.flatten(0, 1)[None] for x in whole]
+        order = torch.randperm(advantage.numel() if memory is None else len(memory), generator=generator)
+        for chosen in order.to(advantage.device).tensor_split(self.config.minibatches):
+            before = None if memory is None else memory[chosen]
+            yield _Minibatch(before, *(x.index_select(1, chosen) for x in whole))
+
+    def _update(self, m: _Minibatch) -> dict[str, Tensor]:
+        """One update; returns figures about it."""
+        c = self.config
+        policy, value, _ = self.net.unroll(m.observation, m.memory, m.first)
+        log_prob, entropy = log_prob_and_entropy(policy, m.action, self.spec)
+        advantage = m.advantage
+        if c.normalize_advantages and advantage.numel() > 1:
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        policy_loss = clipped_surrogate(log_prob, m.old_log_prob, advantage, clip=c.ratio_clip)
+        if math.isinf(c.value_clip):
+            critic_loss = value_loss(value, m.target)
+        else:
+            critic_loss = clipped_value_loss(value, m.old_value, m.target, clip=c.value_clip)
+        bonus = entropy.mean()
+        loss = policy_loss + c.value_coefficient * critic_loss - c.entropy_coefficient * bonus
+        self.replica.descend(loss)
+        gradient_norm = self.replica.gradient_norm
+        with torch.no_grad():
+            change = log_prob - m.old_log_prob
+            return {
+                "loss": loss.detach(),
+                "policy_loss": policy_loss.detach(),
+                "value_loss": critic_loss.detach(),
+                "entropy": bonus.detach(),
+                # an estimate of KL(old || new) that is never negative (Schulman 2020)
+                "kl": (torch.expm1(change) - change).mean(),
+                "clipped_share": ((change.exp() - 1.0).abs() > c.ratio_clip).float().mean(),
+                "gradient_norm": loss.new_tensor(math.nan) if gradient_norm is None else gradient_norm,
+            }
+
+    def state(self) -> dict[str, Any]:
+        """Of the rewards' scale; the replica saves its own state, and the order of minibatches follows from
+        its clock."""
+        return self.running.state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.running.load(state)

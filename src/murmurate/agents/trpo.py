@@ -1,0 +1,325 @@
+"""Trust-region policy optimisation (Schulman et al. 2015) with generalized advantages (GAE, 2016)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from murmurate.agents._auto import linear_schedule
+from murmurate.agents._on_policy import advantages, divergence, draw, explained_variance, log_prob_and_entropy
+from murmurate.agents._running import RunningStatistics
+from murmurate.agents.interface import Action
+from murmurate.losses.surrogate import surrogate
+from murmurate.losses.trust_region import LineSearch, Product, fisher_product, line_search, natural_step
+from murmurate.losses.value import value_loss
+from murmurate.nets.moments import ObservationNormalizer
+from murmurate.nets.single_head import policy_net, value_net
+from murmurate.nets.torso import AUTO, checked_torso, usual_torso
+from murmurate.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Range, UnitInterval
+from murmurate.replica.adam import Adam
+from murmurate.replica.clipping import check_loss
+from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context, LearnerConfig
+from murmurate.spec import Batch, EnvSpec, Outcome, Rollouts, Trajectory, derive_generator
+
+_PASS_NUMBERS = 2**24  # numbers in the observations of one pass through the policy
+
+
+@dataclass(frozen=True)
+class TRPO(LearnerConfig):
+    """Hyper-parameters; the step's are those of Jin, Table 2.5.
+
+    steps: of a rollout; the batch is ``steps`` x ``simulators``. discount: per env step.
+    gae_lambda: 1 gives full returns less the value (up to the end of the rollout); below 1 is GAE.
+    max_kl: delta, the largest mean KL divergence of a step, in nats. damping: added to the diagonal of the
+        Fisher matrix. cg_iterations: of the conjugate gradient.
+    curvature_every: the Fisher products use every so many-th step of the rollout.
+    backtracks: fractions of the step that are tried. shrink: from one to the next.
+    value_learning_rate: of Adam, for the value net. value_epochs: passes over each rollout.
+    value_minibatches: parts of a rollout, and so the updates of a pass.
+    learning_rate_end: over the run ``value_learning_rate`` falls linearly to this share (1: constant).
+    normalize_observations: by their running mean and deviation, limited to +-10 (vectors only).
+    scale_rewards: by the running deviation of discounted returns, limited to +-10.
+    torso: of both nets: mlp, nature2013, nature2015 or a function of your own, FILE.py:FUNCTION
+        (docs/worlds.md); auto is nature2013 for images and mlp for vectors. hidden: width of an MLP's two
+        layers.
+    """
+
+    name: ClassVar[str] = "trpo"
+    summary: ClassVar[str] = "natural policy gradients with a bound on each step's KL divergence"
+
+    steps: PositiveInt = 512
+    discount: UnitInterval = 0.99
+    gae_lambda: UnitInterval = 0.97
+    max_kl: PositiveFloat = 0.01
+    damping: NonNegativeFloat = 0.1
+    cg_iterations: PositiveInt = 10
+    curvature_every: PositiveInt = 1
+    backtracks: PositiveInt = 10
+    shrink: Annotated[float, Range(0, 1, above=True, below=True)] = 0.8
+    value_learning_rate: NonNegativeFloat = 1e-3
+    value_epochs: PositiveInt = 10
+    value_minibatches: PositiveInt = 16
+    learning_rate_end: NonNegativeFloat = 1.0
+    normalize_observations: bool = False
+    scale_rewards: bool = False
+    torso: str = AUTO
+    hidden: PositiveInt = 64
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "torso", checked_torso(self.torso))
+
+    @property
+    def requires(self) -> Rollouts:
+        return Rollouts(self.steps, simulators=math.ceil(self.value_minibatches / self.steps))
+
+    def updates(self, batches: int) -> int:
+        """Those of the value net, which makes the most; the policy makes one a batch."""
+        return batches * self.value_epochs * self.value_minibatches
+
+    def resolved(self, spec: EnvSpec, device: torch.device) -> TRPO:
+        """This config without an ``auto`` in it."""
+        return dataclasses.replace(self, torso=usual_torso(spec) if self.torso == AUTO else self.torso)
+
+    def build(self, context: Context) -> TRPOAgent:
+        return TRPOAgent(self, context)
+
+
+class TRPOAgent:
+    """One actor-learner (see ``Agent``). All replicas make the same policy steps, for the mean of their
+    surrogates, divergences and Fisher products."""
+
+    def __init__(self, config: TRPO, context: Context) -> None:
+        spec, device = context.spec, context.device
+        self.config = config = config.resolved(spec, device)
+        self.spec, self.device, self.seed = spec, device, context.seed
+        self.group = context.group()
+        generator = derive_generator(context.seed, "network")
+        hidden = (config.hidden, config.hidden)
+        self.policy_net = policy_net(spec, generator=generator, torso=config.torso, hidden=hidden).to(device)
+        self.value_net = value_net(spec, generator=generator, torso=config.torso, hidden=hidden).to(device)
+        normalizer = None
+        if config.normalize_observations:
+            normalizer = ObservationNormalizer(spec.observation_shape, spec.observation_dtype).to(device)
+            self.policy_net.normalizer = self.value_net.normalizer = normalizer
+        self.running = RunningStatistics(
+            context, normalizer, discount=config.discount if config.scale_rewards else None
+        )
+        # the step is computed here: the optimizer subtracts what it is given
+        self.policy: Replica = context.replicate(
+            "policy", self.policy_net, lambda parameters: torch.optim.SGD(parameters, lr=1.0)
+        )
+        self.critic: Replica = context.replicate(
+            "value",
+            self.value_net,
+            lambda parameters: Adam(parameters, lr=config.value_learning_rate),
+            schedule=linear_schedule(config.learning_rate_end, context.updates),
+        )
+
+    @property
+    def clock(self) -> int:
+        return self.critic.clock
+
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        return {self.policy.name: self.policy, self.critic.name: self.critic}
+
+    @property
+    def acting(self) -> tuple[str, ...]:
+        return (self.policy.name,)
+
+    def assign_simulators(self, first: int, total: int) -> None:
+        """Exploration does not differ between simulators."""
+
+    def initial_memory(self, batch: int) -> Tensor | None:
+        return None
+
+    @torch.no_grad()
+    def act(
+        self,
+        observation: Tensor,
+        memory: Tensor | None,
+        first: Tensor,
+        generator: torch.Generator,
+        greedy: bool = False,
+    ) -> Action:
+        return Action(draw(self.policy_net(observation), self.spec, generator, greedy), None)
+
+    def learn(self, batch: Batch) -> Outcome:
+        data = self.running.with_scaled_rewards(batch.data)
+        value, advantage = self._values_and_advantages(data)
+        objective = _Objective(self, data, self._normalized(advantage))
+        found, gradient_norm = self._improve(objective)
+        critic_loss = self._fit_values(data.observation, advantage + value)
+        self.running.include(data.observation)
+        return Outcome(
+            {
+                "loss": found.loss,
+                "value_loss": critic_loss,
+                "entropy": objective.entropy,
+                "kl": found.kl,
+                "step_fraction": found.fraction,
+                "explained_variance": lambda: explained_variance(value, advantage),
+                "gradient_norm": gradient_norm,
+                "learning_rate": self.critic.optimizer.param_groups[0]["lr"],
+            }
+        )
+
+    @torch.no_grad()
+    def _values_and_advantages(self, data: Trajectory) -> tuple[Tensor, Tensor]:
+        """V and A [T, B]."""
+        seen, final, c = data.observation.flatten(0, 1), data.truncated_observation, self.config
+        value = torch.cat([self.value_net(part) for part in torch.split(seen, self.pass_rows)])
+        value = value.view(data.reward.shape)
+        last_value = self.value_net(data.last_observation)[:, 0]
+        final_value = None if final is None else self.value_net(final)[:, 0]
+        return value, advantages(
+            data, value, last_value, final_value, discount=c.discount, lambda_=c.gae_lambda
+        )
+
+    def _normalized(self, advantage: Tensor) -> Tensor:
+        """With mean 0 and deviation 1 over all replicas."""
+        mean, square = self.group.mean((advantage.mean(), advantage.square().mean()))
+        normalized: Tensor = (advantage - mean) / ((square - mean.square()).clamp(min=0.0).sqrt() + 1e-8)
+        return normalized
+
+    def _improve(self, objective: _Objective) -> tuple[LineSearch, Tensor]:
+        """One step of the policy; returns what the line search found, and the gradient's norm."""
+        c, theta, mean = self.config, objective.theta, self.group.mean
+        loss, gradient = mean(objective.loss_and_gradient())
+        check_loss(loss, self.policy.name, self.policy.clock)
+        curvature = objective.fisher_product()
+        step = natural_step(
+            lambda v: mean(curvature(v)) + c.damping * v,
+            gradient,
+            max_kl=c.max_kl,
+            iterations=c.cg_iterations,
+        )
+
+        def evaluate(fraction: float) -> tuple[float, float]:
+            there, kl = mean(objective.loss_and_kl(theta + fraction * step)).tolist()
+            return there, kl
+
+        found = line_search(evaluate, loss.item(), max_kl=c.max_kl, backtracks=c.backtracks, shrink=c.shrink)
+        self.policy.follow(-found.fraction * step)
+        return found, torch.linalg.vector_norm(gradient)
+
+    def _fit_values(self, observation: Tensor, target: Tensor) -> Tensor:
+        """The mean loss over all updates of the value net from one rollout."""
+        c = self.config
+        seen, wanted = observation.flatten(0, 1), target.flatten()
+        generator = derive_generator(self.seed, "minibatches", self.critic.clock)
+        losses = []
+        for _ in range(c.value_epochs):
+            order = torch.randperm(len(wanted), generator=generator).to(self.device)
+            for chosen in order.tensor_split(c.value_minibatches):
+                loss = value_loss(self.value_net(seen[chosen]), wanted[chosen, None])
+                self.critic.descend(loss)
+                losses.append(loss.detach())
+        return torch.stack(losses).mean()
+
+    @property
+    def pass_rows(self) -> int:
+        """Steps whose observations go through a net at once."""
+        return max(1, _PASS_NUMBERS // math.prod(self.spec.observation_shape))
+
+    def state(self) -> dict[str, Any]:
+        """Of the rewards' scale; the replicas save their own state."""
+        return self.running.state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.running.load(state)
+
+
+class _Rows(NamedTuple):
+    """Some steps of a rollout, as many as go through the policy at once.
+
+    weight: their share of the rollout. old: the policy's parameters [n, A] at theta. The rest is [1, n].
+    """
+
+    weight: float
+    observation: Tensor
+    action: Tensor
+    advantage: Tensor
+    old: Tensor
+    old_log_prob: Tensor
+
+
+class _Objective:
+    """The surrogate and the divergence on one rollout as functions of the policy's vector, and their
+    derivatives at the present one, theta. entropy: of the policy of theta, mean over the rollout."""
+
+    def __init__(self, agent: TRPOAgent, data: Trajectory, advantage: Tensor) -> None:
+        self._agent = agent
+        self.theta = agent.policy.values().detach().clone()
+        self._rows, self.entropy = self._divided(data, advantage, 1)
+        every = agent.config.curvature_every
+        self._curved = self._rows if every == 1 else self._divided(data, advantage, every)[0]
+
+    @torch.no_grad()
+    def _divided(self, data: Trajectory, advantage: Tensor, every: int) -> tuple[list[_Rows], Tensor]:
+        whole = (x[::every].flatten(0, 1) for x in (data.observation, data.action, advantage))
+        parts = zip(*(torch.split(x, self._agent.pass_rows) for x in whole), strict=True)
+        total = advantage[::every].numel()
+        rows, entropies = [], []
+        for observation, action, part in parts:
+            old = self._policy(self.theta, observation)
+            log_prob, entropy = log_prob_and_entropy(old, action, self._agent.spec)
+            weight = len(part) / total
+            rows.append(_Rows(weight, observation, action, part[None], old, log_prob[None]))
+            entropies.append(weight * entropy.mean())
+        return rows, torch.stack(entropies).sum()
+
+    def _policy(self, theta: Tensor, observation: Tensor) -> Tensor:
+        """The policy's parameters [n, A] with the vector ``theta``."""
+        parameters = dict(self._agent.policy.named_views(theta))
+        out: Tensor = functional_call(self._agent.policy_net, parameters, (observation,))
+        return out
+
+    def _loss(self, rows: _Rows, policy: Tensor) -> Tensor:
+        log_prob, _ = log_prob_and_entropy(policy, rows.action, self._agent.spec)
+        return rows.weight * surrogate(log_prob[None], rows.old_log_prob, rows.advantage)
+
+    def _kl(self, rows: _Rows, policy: Tensor) -> Tensor:
+        return rows.weight * divergence(rows.old, policy, self._agent.spec).mean()
+
+    @torch.no_grad()
+    def loss_and_kl(self, theta: Tensor) -> Tensor:
+        """[2]: the surrogate's loss and the mean divergence at ``theta``."""
+        total = torch.zeros(2, dtype=torch.float64)
+        for rows in self._rows:
+            policy = self._policy(theta, rows.observation)
+            total += torch.stack([self._loss(rows, policy), self._kl(rows, policy)]).cpu()
+        return total
+
+    def loss_and_gradient(self) -> tuple[Tensor, Tensor]:
+        x = self.theta.clone().requires_grad_()
+        total, gradient = torch.zeros((), dtype=torch.float64), torch.zeros_like(self.theta)
+        for rows in self._rows:
+            loss = self._loss(rows, self._policy(x, rows.observation))
+            gradient += torch.autograd.grad(loss, x)[0]
+            total += loss.detach().cpu()
+        return total, gradient
+
+    def fisher_product(self) -> Product:
+        """v -> F v. The graph of a rollout in several parts is made anew for each product, to save memory."""
+
+        def of(rows: _Rows) -> Product:
+            return fisher_product(lambda x: self._kl(rows, self._policy(x, rows.observation)), self.theta)
+
+        if len(self._curved) == 1:
+            return of(self._curved[0])
+
+        def product(v: Tensor) -> Tensor:
+            total = torch.zeros_like(v)
+            for rows in self._curved:
+                total += of(rows)(v)
+            return total
+
+        return product

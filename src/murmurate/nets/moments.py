@@ -1,0 +1,63 @@
+"""Mean and variance of all that was seen so far, and observations normalised by them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class RunningMoments(nn.Module):
+    """Mean and variance [*shape] of all samples included so far; 0 and 1 before the first.
+
+    Float64 buffers, so a checkpoint of a net that holds this holds them too.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(tuple(shape), dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(tuple(shape), dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    @torch.no_grad()
+    def include(self, mean: Tensor, square: Tensor, count: int) -> None:
+        """Include ``count`` samples of which these are the mean and the mean square [*shape].
+
+        Source: Chan, Golub and LeVeque 1979, eq. 2.1, divided by the counts.
+        """
+        total = self.count + count
+        delta, spread = mean - self.mean, (square - mean.square()).clamp(min=0.0)
+        share = count / total
+        self.variance.copy_(
+            (1.0 - share) * self.variance + share * spread + share * (1.0 - share) * delta.square()
+        )
+        self.mean.add_(share * delta)
+        self.count.copy_(total)
+
+
+class ObservationNormalizer(nn.Module):
+    """Observations [B, ...] less the mean, over the standard deviation, limited to +-``limit``; float32.
+
+    The moments change only by ``moments.include``: a learner that has learned from a rollout includes it, so
+    acting and learning see the same function, and an evaluation sees it frozen.
+
+    Raises:
+        ValueError: for images, whose torsos read uint8.
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, limit: float = 10.0) -> None:
+        super().__init__()
+        if dtype == torch.uint8:
+            raise ValueError("images are not normalised: leave out normalize_observations")
+        self.moments = RunningMoments(shape)
+        self.limit = limit
+
+    def forward(self, observation: Tensor) -> Tensor:
+        scale = torch.rsqrt(self.moments.variance + 1e-8)
+        centred = (observation - self.moments.mean) * scale
+        return centred.clamp(-self.limit, self.limit).float()

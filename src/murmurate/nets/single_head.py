@@ -1,0 +1,65 @@
+"""Nets of one torso and one head: a policy, or a value function, for agents that learn them apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from murmurate.nets.actor_critic import GaussianHead
+from murmurate.nets.initialize import orthogonal_
+from murmurate.nets.torso import AUTO, build_torso, seeded_by
+from murmurate.spec import EnvSpec
+
+
+class SingleHead(nn.Module):
+    """A head over a torso: observations [B, ...] to [B, A], float32.
+
+    normalizer: what the torso reads of an observation; None: itself. Several nets may share one.
+    """
+
+    def __init__(self, torso: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.torso = torso
+        self.head = head
+        self.normalizer: nn.Module | None = None
+
+    def forward(self, observation: Tensor) -> Tensor:
+        seen = observation if self.normalizer is None else self.normalizer(observation)
+        out: Tensor = self.head(self.torso(seen))
+        return out.float()
+
+
+def policy_net(
+    spec: EnvSpec, *, generator: torch.Generator, torso: str = AUTO, hidden: Sequence[int] = (64, 64)
+) -> SingleHead:
+    """[B, ...] to the policy's parameters [B, A] (logits, or mean and log_std). Orthogonally initialised:
+    gain sqrt(2) in the torso and 0.01 in the head. Arguments and errors as in ``actor_critic``."""
+    with seeded_by(generator):
+        trunk = build_torso(spec, torso, hidden)
+        features = cast(int, trunk.out_features)
+        head: nn.Module
+        if spec.actions:
+            head = nn.Linear(features, spec.actions)
+        else:
+            head = GaussianHead(features, math.prod(spec.action_shape))
+    return _initialised(trunk, head, 0.01, generator)
+
+
+def value_net(
+    spec: EnvSpec, *, generator: torch.Generator, torso: str = AUTO, hidden: Sequence[int] = (64, 64)
+) -> SingleHead:
+    """[B, ...] to values [B, 1]. As ``policy_net``, with gain 1 in the head."""
+    with seeded_by(generator):
+        trunk = build_torso(spec, torso, hidden)
+        head = nn.Linear(cast(int, trunk.out_features), 1)
+    return _initialised(trunk, head, 1.0, generator)
+
+
+def _initialised(torso: nn.Module, head: nn.Module, gain: float, generator: torch.Generator) -> SingleHead:
+    orthogonal_(torso, math.sqrt(2.0), generator)
+    orthogonal_(head, gain, generator)
+    return SingleHead(torso, head)

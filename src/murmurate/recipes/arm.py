@@ -1,0 +1,40 @@
+"""``<world>-arm``: advantage-based regret minimization, for partial observability (Jin 2018, chapter 2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from murmurate.agents.arm import ARM
+from murmurate.evaluation.games import Games
+from murmurate.sources.sequences import SequenceSourceConfig
+from murmurate.strategies.all_reduce import AllReduce
+from murmurate.training.run import Run
+from murmurate.worlds.registry import world
+
+ALGORITHM = "arm"
+
+
+def recipe(name: str) -> Run:
+    """One learner that collects and fits in turn; ``--replicas N`` adds learners that all-reduce."""
+    return Run(recipe=f"{name}-{ALGORITHM}", strategy=AllReduce(), **settings(name))
+
+
+def settings(name: str) -> dict[str, Any]:
+    """The fields of the Run that depend on the world, and not on the strategy."""
+    chosen = world(name)
+    if chosen.images:  # Jin, Table 2.1
+        return {
+            "world": chosen,
+            "learner": ARM(precision="auto"),
+            "source": SequenceSourceConfig(),
+            "evaluation": Games(),
+            "env_steps": 10_000_000,
+        }
+    return {
+        "world": chosen,
+        "learner": ARM(n_step=5, learning_rate=1e-3),
+        "source": SequenceSourceConfig(simulators=8, collect_env_steps=1_000, minibatches=250),
+        "evaluation": Games(),
+        "env_steps": 500_000,
+        "checkpoint_every_env_steps": 20_000,
+    }

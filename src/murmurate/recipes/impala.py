@@ -1,0 +1,59 @@
+"""``<world>-impala``: actors play with a policy that is a little old, and V-trace corrects for its age."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from murmurate.agents.impala import IMPALA
+from murmurate.evaluation.games import Games
+from murmurate.sources.trajectory_source import TrajectorySourceConfig
+from murmurate.strategies.all_reduce import AllReduce
+from murmurate.training.run import Run
+from murmurate.worlds.registry import world
+
+ALGORITHM = "impala"
+_ACTORS = 2
+
+
+def recipe(name: str) -> Run:
+    """One learner and its two actors; ``--replicas N`` adds learners that all-reduce, each with its own
+    actors. With ``--actors 0`` a learner acts itself."""
+    return Run(recipe=f"{name}-{ALGORITHM}", strategy=AllReduce(), **settings(name))
+
+
+def settings(name: str) -> dict[str, Any]:
+    """The fields of the Run that depend on the world, and not on the strategy."""
+    chosen = world(name)
+    if chosen.images:
+        return {
+            "world": chosen,
+            "learner": IMPALA(precision="auto"),
+            "source": TrajectorySourceConfig(actors=_ACTORS, simulators=32),
+            "evaluation": Games(),
+            "env_steps": 10_000_000,
+        }
+    # batches are ten times smaller than on Atari, and so are the sums that epsilon and clip refer to
+    agent = IMPALA(
+        steps=8,
+        trace_lambda=0.95,
+        learning_rate=4e-3,
+        optimizer_epsilon=0.06,
+        clip=32.0,
+        entropy_coefficient=0.0,
+    )
+    if chosen.name == "cartpole":
+        return {
+            "world": chosen,
+            "learner": agent,
+            "source": TrajectorySourceConfig(actors=_ACTORS, simulators=8),
+            "evaluation": Games(),
+            "env_steps": 500_000,
+            "checkpoint_every_env_steps": 20_000,  # the best is chosen from these
+        }
+    return {
+        "world": chosen,
+        "learner": agent,
+        "source": TrajectorySourceConfig(actors=_ACTORS, simulators=16),
+        "evaluation": Games(),
+        "env_steps": 1_000_000,
+    }

@@ -1,0 +1,59 @@
+"""``<world>-ppo``: proximal policy optimisation; several replicas average their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from murmurate.agents.ppo import PPO
+from murmurate.evaluation.games import Games
+from murmurate.sources.rollouts import RolloutSourceConfig
+from murmurate.strategies.all_reduce import AllReduce
+from murmurate.training.run import Run
+from murmurate.worlds.registry import world
+
+ALGORITHM = "ppo"
+
+
+def recipe(name: str) -> Run:
+    """One learner; ``--replicas N`` adds learners that all-reduce every minibatch's gradient."""
+    return Run(recipe=f"{name}-{ALGORITHM}", strategy=AllReduce(), **settings(name))
+
+
+def settings(name: str) -> dict[str, Any]:
+    """The fields of the Run that depend on the world: CleanRL's of ``ppo_atari``, ``ppo_continuous_action``
+    and ``ppo``."""
+    chosen = world(name)
+    if chosen.images:
+        return {
+            "world": chosen,
+            "learner": PPO(precision="auto"),
+            "source": RolloutSourceConfig(simulators=8),
+            "evaluation": Games(),
+            "env_steps": 10_000_000,
+        }
+    if chosen.spec().actions:
+        return {
+            "world": chosen,
+            "learner": PPO(ratio_clip=0.2, value_clip=0.2),
+            "source": RolloutSourceConfig(simulators=4),
+            "evaluation": Games(),
+            "env_steps": 500_000,
+            "checkpoint_every_env_steps": 20_000,  # the best is chosen from these
+        }
+    return {
+        "world": chosen,
+        "learner": PPO(
+            steps=2048,
+            epochs=10,
+            minibatches=32,
+            ratio_clip=0.2,
+            value_clip=0.2,
+            learning_rate=3e-4,
+            entropy_coefficient=0.0,
+            normalize_observations=True,
+            scale_rewards=True,
+        ),
+        "source": RolloutSourceConfig(simulators=1),
+        "evaluation": Games(),
+        "env_steps": 1_000_000,
+    }

@@ -1,0 +1,164 @@
+"""The latest trajectories of many simulators, from which short sequences are drawn at random."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from murmurate.replay.checks import check_steps
+from murmurate.replay.interface import Steps
+from murmurate.replay.memory import array, private
+from murmurate.replay.rows import RECORDED, Column, recorded_columns
+from murmurate.spec import EnvSpec, SequenceSample, Shapes
+
+
+class Trajectories:
+    """A ring of the last ``length`` steps of each of ``simulators`` simulators.
+
+    A step's observation is stored once: the one after it is that of the next step, or, where the episode was
+    truncated, kept beside the ring.
+    """
+
+    def __init__(self, spec: EnvSpec, length: int, simulators: int, behaviour: Shapes | None = None) -> None:
+        if length < 1:
+            raise ValueError(f"trajectories of {length} steps are empty; keep at least one step")
+        self.length, self.simulators = length, simulators
+        self._behaviour = dict(behaviour or {})
+        self._observed = Column(spec.observation_shape, spec.observation_dtype)
+        self._action = Column((), torch.int64) if spec.actions else Column(spec.action_shape, torch.float32)
+        one, flag = Column((), torch.float32), Column((), torch.bool)
+        columns = {"observation": self._observed, "action": self._action, "reward": one}
+        columns |= {"terminated": flag, "truncated": flag}
+        columns |= recorded_columns(self._behaviour)
+        # one more slot: for the observation after the newest step
+        self._slots = length + 1
+        self._columns = {
+            name: torch.from_numpy(
+                array(
+                    private,
+                    name,
+                    (self._slots * simulators, *column.shape),
+                    torch.empty(0, dtype=column.dtype).numpy().dtype,
+                )
+            )
+            for name, column in columns.items()
+        }
+        self._heads = np.zeros(simulators, np.int64)  # steps so far
+        self._counts = np.zeros(simulators, np.int64)  # steps in the ring
+        self._final: dict[int, Tensor] = {}  # final observations of truncated episodes, by row
+
+    def __len__(self) -> int:
+        """Steps in the ring, of all simulators."""
+        return int(self._counts.sum())
+
+    def observe(self, low: int, steps: Steps) -> None:
+        """Add one step of the simulators from number ``low`` on.
+
+        Raises ValueError for wrong shapes, dtypes or values (see ``checks``), before any change.
+        """
+        check_steps(steps, low, self.simulators, self._observed, self._action, self._behaviour)
+        here = np.arange(low, low + len(steps.reward))
+        rows = self._rows(self._heads[here], here)
+        values = {"observation": steps.observation, "action": steps.action, "reward": steps.reward}
+        values |= {"terminated": steps.terminated, "truncated": steps.truncated}
+        values |= {RECORDED + name: steps.behaviour[name] for name in self._behaviour}
+        for name, value in values.items():
+            self._columns[name][rows] = value.detach().to("cpu")
+        for row in rows.tolist():
+            self._final.pop(row, None)
+        for b in torch.nonzero(steps.truncated)[:, 0].tolist():
+            self._final[int(rows[b])] = steps.next_observation[b].clone()
+        self._heads[here] += 1
+        self._counts[here] = np.minimum(self._counts[here] + 1, self.length)
+        self._columns["observation"][self._rows(self._heads[here], here)] = steps.next_observation
+
+    def restart(self, low: int, count: int) -> None:
+        """The simulators from ``low`` on were reset: what they last did is cut off there, as if truncated."""
+        for b in range(low, low + count):
+            if not self._counts[b]:
+                continue
+            newest = int(self._rows(self._heads[b] - 1, np.int64(b)))
+            ended = self._columns["terminated"][newest] | self._columns["truncated"][newest]
+            if not ended:
+                self._columns["truncated"][newest] = True
+                after = int(self._rows(self._heads[b], np.int64(b)))
+                self._final[newest] = self._columns["observation"][after].clone()
+
+    def forget(self) -> None:
+        """Discard all steps."""
+        self._counts[:] = 0
+        self._final.clear()
+
+    def draw(self, batch: int, steps: int, generator: torch.Generator, every: bool) -> SequenceSample:
+        """``batch`` sequences of up to ``steps`` steps, whose first ones are drawn uniformly from all steps.
+
+        every: see ``Sequences``. Raises ValueError if there are none.
+        """
+        if not len(self):
+            raise ValueError("there are no steps yet: draw after observe")
+        chosen = torch.randint(len(self), (batch,), generator=generator).numpy()
+        edges = np.cumsum(self._counts)
+        simulator = np.searchsorted(edges, chosen, side="right")
+        left = edges[simulator] - chosen  # steps from the chosen one to the newest
+        start = self._heads[simulator] - left
+        times = start + np.arange(steps)[:, None]
+        rows = torch.from_numpy(self._rows(times, simulator))
+        ended = (self._columns["terminated"][rows] | self._columns["truncated"][rows]).numpy()
+        length = np.minimum(np.where(ended.any(0), ended.argmax(0) + 1, steps), left)
+        valid = torch.from_numpy(np.arange(steps)[:, None] < length)
+        last = rows[torch.from_numpy(length - 1), torch.arange(batch)]
+        final = self._read("observation", torch.from_numpy(self._rows(start + length, simulator)))
+        if self._final:
+            for b, row in enumerate(last.tolist()):
+                if row in self._final:
+                    final[b] = self._final[row]
+
+        def of(name: str) -> Tensor:
+            values = self._read(name, rows)
+            return values * valid.view(*valid.shape, *(1,) * (values.dim() - 2))
+
+        return SequenceSample(
+            observation=self._read("observation", rows if every else rows[:1]),
+            action=of("action"),
+            reward=of("reward"),
+            length=torch.from_numpy(length),
+            terminated=self._columns["terminated"][last],
+            last_observation=final,
+            behaviour={name: of(RECORDED + name) for name in self._behaviour},
+        )
+
+    def _read(self, name: str, rows: Tensor) -> Tensor:
+        """A column's values at ``rows`` [...]; index_select copies whole rows, indexing single numbers."""
+        values = self._columns[name]
+        return values.index_select(0, rows.flatten()).view(*rows.shape, *values.shape[1:])
+
+    def _rows(self, time: Any, simulator: Any) -> Any:
+        """Rows of steps number ``time`` of ``simulator``."""
+        return time % self._slots * self.simulators + simulator
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "columns": {name: values.clone() for name, values in self._columns.items()},
+            "heads": torch.from_numpy(self._heads.copy()),
+            "counts": torch.from_numpy(self._counts.copy()),
+            "final": {str(row): observation for row, observation in self._final.items()},
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        for name, values in self._columns.items():
+            values.copy_(state["columns"][name])
+        self._heads[:] = state["heads"].numpy()
+        self._counts[:] = state["counts"].numpy()
+        self._final = {int(row): observation for row, observation in state["final"].items()}
+
+
+def trajectory_bytes(spec: EnvSpec, length: int, simulators: int, behaviour: Shapes | None = None) -> int:
+    """Memory of ``Trajectories``, apart from final observations of truncated episodes."""
+    seen = math.prod(spec.observation_shape) * spec.observation_dtype.itemsize
+    recorded = sum(math.prod(shape) for shape in (behaviour or {}).values())
+    acted = 4 * math.prod(spec.action_shape) if not spec.actions else 8
+    return (length + 1) * simulators * (seen + acted + 4 * recorded + 6)

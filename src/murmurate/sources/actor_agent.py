@@ -1,0 +1,123 @@
+"""What every actor process has: its settings, an agent that acts, and the newest published parameters.
+
+``ActorProcesses`` starts the process and sends its settings over stdin; the process exits when its learner
+does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+import torch
+from torch import Tensor, nn
+
+from murmurate.agents.interface import Agent
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import Context
+from murmurate.sources.shared_ring import Backoff, SharedParameters, use_batch_scheduling
+from murmurate.spec import EnvSpec, native_bfloat16
+from murmurate.worlds.interface import SimulatorWorld
+
+
+@dataclass(frozen=True)
+class ActorSettings:
+    """The settings of one actor process.
+
+    first_simulator: its index among the learner's simulators. global_first_simulator: its index among the
+    ``total_simulators`` of all replicas. incarnation: identifies this start of the process;
+    each start has its own random seeds. random_env_steps, queue: see ``ActorPlan``; random_env_steps is this
+    actor's share. parameters: file descriptor and number of the shared parameters. ring: file descriptor.
+    """
+
+    world: SimulatorWorld
+    agent: Any  # a LearnerConfig
+    simulators: int
+    first_simulator: int
+    global_first_simulator: int
+    total_simulators: int
+    seed: int
+    incarnation: str
+    random_env_steps: int
+    queue: int
+    parameters: tuple[int, int]
+    ring: int
+
+
+class ActorAgent:
+    """An agent that acts with the newest published parameters.
+
+    Attributes:
+        agent: on the CPU. version: of its parameters; 0 before the first ``refresh``.
+    """
+
+    def __init__(self, settings: ActorSettings, spec: EnvSpec) -> None:
+        config = settings.agent
+        if getattr(config, "precision", None) == "bfloat16" and not native_bfloat16(torch.device("cpu")):
+            # unlike the learner's device, this processor has no native bfloat16
+            config = dataclasses.replace(config, precision="float32")
+        self.agent = cast(Agent, config.build(Context(spec, _acting_replica, settings.seed)))
+        self.agent.assign_simulators(settings.global_first_simulator, settings.total_simulators)
+        descriptor, count = settings.parameters
+        self._parameters = SharedParameters(SharedMemoryFile(descriptor), count)
+        self.version = 0
+
+    def refresh(self) -> None:
+        """Load the newest parameters if the version has changed; wait for the first version."""
+        backoff = Backoff()
+        while self._parameters.version == 0:
+            backoff.sleep()
+        if self._parameters.version == self.version:
+            return
+        tensors = published(self.agent)
+        vector = torch.empty(sum(x.numel() for x in tensors))
+        self.version = self._parameters.read(vector)
+        with torch.no_grad():
+            for x, part in zip(tensors, torch.split(vector, [x.numel() for x in tensors]), strict=True):
+                x.copy_(part.view(x.shape))
+        for name in self.agent.acting:
+            self.agent.replicas[name].reload()
+            self.agent.replicas[name].clock = self.version - 1  # versions begin at 1, updates at 0
+
+
+def published(agent: Agent) -> list[Tensor]:
+    """What actors need of an agent: the vectors of its acting replicas, and buffers such as statistics of
+    observations."""
+    replicas = [agent.replicas[name] for name in agent.acting]
+    buffers = [x for replica in replicas for x in replica.module.buffers() if x.is_floating_point()]
+    return [replica.params for replica in replicas] + buffers
+
+
+def _acting_replica(name: str, module: nn.Module, make_optimizer: Any, **options: Any) -> Replica:
+    """A replica that is never updated. Creating an optimizer would make torch import its compiler, which
+    takes as long as importing torch."""
+    return Replica(name, module, lambda groups: cast(Any, _NoOptimizer(groups)), **options)
+
+
+class _NoOptimizer:
+    def __init__(self, groups: list[Any]) -> None:
+        self.param_groups: list[dict[str, Any]] = [{"lr": 0.0} for _ in groups]
+
+
+def _exit_with_learner(pipe: BinaryIO) -> None:
+    pipe.read()  # returns when the learner's end is closed, however the learner exits
+    os._exit(0)
+
+
+def run_actor(run: Callable[[ActorSettings], None]) -> None:
+    """The ``main`` of an actor process: ``run`` with the settings from stdin."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    settings: ActorSettings = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_exit_with_learner, args=(sys.stdin.buffer,), daemon=True).start()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    use_batch_scheduling()
+    run(settings)

@@ -1,0 +1,254 @@
+"""The actor processes of a learner: they are started here, watched, and started again if they die or hang."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from murmurate.agents.interface import Agent
+from murmurate.errors import RunFailed
+from murmurate.fabric.processes.process_handle import is_stopped
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.sources.actor_agent import ActorSettings, published
+from murmurate.sources.shared_ring import SharedParameters
+from murmurate.worlds.interface import SimulatorWorld
+
+_CHECK_SECONDS = 0.5  # between two checks of the actor processes
+# an actor counts as hung after the longer of this time without a step, and ``_SLOWEST_FACTOR`` times its
+# longest time between two steps so far
+_SILENCE_SECONDS = 60.0
+_STOPPED_SECONDS = 10.0  # without a step, where the operating system says that its process is stopped
+_SLOWEST_FACTOR = 20
+_STARTUP_SECONDS = 300.0  # before its first step
+_DEATHS = 5  # the run fails after so many deaths of one actor in a row, each without having sent anything
+
+
+class Ring(Protocol):
+    """What an actor sends its learner."""
+
+    @property
+    def waiting_records(self) -> int:
+        """Number of records that the learner has not taken yet."""
+        ...
+
+    @property
+    def beats(self) -> int:
+        """Grows with each step of the actor."""
+        ...
+
+
+R = TypeVar("R", bound=Ring)
+
+
+@dataclass(frozen=True)
+class ActorPlan:
+    """The actors of a learner.
+
+    actors: number of processes that share its ``simulators``. rank, replicas: of the learner; the epsilons
+        are spread over the simulators of all learners. random_env_steps: of all these actors together.
+    queue: trajectories that wait, of each, where they make trajectories.
+    """
+
+    world: SimulatorWorld
+    agent: Any  # a LearnerConfig that requires env steps
+    actors: int
+    simulators: int
+    rank: int
+    replicas: int
+    random_env_steps: int = 0
+    queue: int = 0
+
+
+@dataclass
+class ActorProcess(Generic[R]):
+    """One actor process.
+
+    first_simulator: its index among the learner's simulators. silent_seconds: since its last step.
+    longest_seconds: the longest time between two of its steps. silent_deaths: in a row, each without having
+    sent a record.
+    """
+
+    index: int
+    first_simulator: int
+    simulators: int
+    memory_file: SharedMemoryFile
+    ring: R
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+    silent_deaths: int = 0
+    has_sent: bool = False  # a step, since it was last started
+    beats: int = 0
+    silent_seconds: float = 0.0
+    longest_seconds: float = 0.0
+
+    def note_step(self) -> None:
+        if self.has_sent:
+            self.longest_seconds = max(self.longest_seconds, self.silent_seconds)
+        self.has_sent, self.silent_seconds = True, 0.0
+
+    def note_record(self) -> None:
+        self.note_step()
+        self.silent_deaths = 0
+
+    @property
+    def is_hung(self) -> bool:
+        if self.silent_seconds > _STOPPED_SECONDS and self.process and is_stopped(self.process.pid):
+            return True
+        if not self.has_sent:
+            return self.silent_seconds > _STARTUP_SECONDS
+        return self.silent_seconds > max(_SILENCE_SECONDS, _SLOWEST_FACTOR * self.longest_seconds)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            if self.process.stdin is not None:
+                self.process.stdin.close()
+
+
+class ActorProcesses(Generic[R]):
+    """The actor processes of a learner, and the parameters that they act with.
+
+    module: what they run. make_ring: for a number of simulators, in a file of shared memory. on_start: called
+    with the first simulator and the number of simulators of an actor before it is started, each time.
+    """
+
+    def __init__(
+        self,
+        plan: ActorPlan,
+        learner: Agent,
+        module: str,
+        make_ring: Callable[[SharedMemoryFile, int], R],
+        *,
+        seed: int,
+        on_start: Callable[[int, int], None] = lambda first_simulator, count: None,
+    ) -> None:
+        self.plan, self._module, self._seed, self._on_start = plan, module, seed, on_start
+        self._learner = learner
+        self._memory_file = SharedMemoryFile.create()
+        self.parameters = SharedParameters(self._memory_file, sum(x.numel() for x in published(learner)))
+        bounds = [plan.simulators * k // plan.actors for k in range(plan.actors + 1)]
+        self.actors: list[ActorProcess[R]] = []
+        for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
+            memory_file = SharedMemoryFile.create()
+            ring = make_ring(memory_file, stop - start)
+            self.actors.append(ActorProcess(index, start, stop - start, memory_file, ring))
+        self.events: list[tuple[str, str]] = []
+        self._next_actor = 0
+        self._checked_at = 0.0
+        self._started = False
+
+    @property
+    def deaths(self) -> int:
+        return sum(actor.starts - 1 for actor in self.actors if actor.starts)
+
+    def taken_events(self) -> Sequence[tuple[str, str]]:
+        """Since the last call: (kind, message)."""
+        events, self.events = self.events, []
+        return events
+
+    def publish(self, version: int) -> None:
+        """Give the actors the learner's present parameters."""
+        vectors = [x.detach().flatten().float().cpu() for x in published(self._learner)]
+        self.parameters.publish(vectors[0] if len(vectors) == 1 else torch.cat(vectors), version)
+
+    def start(self, batches: int) -> None:
+        """Start all, the first time. batches: of the learner so far; with it their seeds are new ones after a
+        resume. Parameters must have been published."""
+        if not self._started:
+            self._started = True
+            for actor in self.actors:
+                self._spawn(actor, batches)
+
+    def next_waiting(self) -> ActorProcess[R] | None:
+        """The next actor, in round-robin order, that has sent something which was not yet taken."""
+        for _ in self.actors:
+            actor = self.actors[self._next_actor % len(self.actors)]
+            self._next_actor += 1
+            if actor.ring.waiting_records:
+                actor.note_record()
+                return actor
+        return None
+
+    def check(self, batches: int) -> None:
+        """Restart each actor that has died or hangs; what it sent remains in its ring."""
+        elapsed = time.monotonic() - self._checked_at
+        if elapsed < _CHECK_SECONDS:
+            return
+        self._checked_at += elapsed
+        for actor in self.actors:
+            if actor.process is None:
+                continue
+            if actor.ring.beats != actor.beats:
+                actor.beats = actor.ring.beats
+                actor.note_step()
+            if actor.ring.waiting_records:  # these are taken before it is started again
+                continue
+            # if more time has passed, this process did not poll
+            actor.silent_seconds += min(elapsed, 2 * _CHECK_SECONDS)
+            name, code = f"actor {actor.index} of replica {self.plan.rank}", actor.process.poll()
+            if code is not None:
+                cause = f"signal {-code}" if code < 0 else f"exit code {code}"
+            elif actor.is_hung:
+                cause = f"hung: no step for {actor.silent_seconds:.0f} s"
+            else:
+                continue
+            actor.silent_deaths += 1
+            if actor.silent_deaths >= _DEATHS:
+                raise RunFailed(
+                    f"{name} died {_DEATHS} times without having made a step ({cause}). See its output "
+                    "in logs/ in the run folder."
+                )
+            self.events.append(("actor died", f"{name} died ({cause}) and is started again"))
+            actor.kill()
+            self._spawn(actor, batches)
+
+    def _spawn(self, actor: ActorProcess[R], batches: int) -> None:
+        plan = self.plan
+        self._on_start(actor.first_simulator, actor.simulators)
+        settings = ActorSettings(
+            world=plan.world,
+            agent=plan.agent,
+            simulators=actor.simulators,
+            first_simulator=actor.first_simulator,
+            global_first_simulator=plan.rank * plan.simulators + actor.first_simulator,
+            total_simulators=plan.replicas * plan.simulators,
+            seed=self._seed,
+            incarnation=f"{batches} {actor.starts}",
+            random_env_steps=plan.random_env_steps * actor.simulators // plan.simulators,
+            queue=plan.queue,
+            parameters=(self._memory_file.descriptor, len(self.parameters)),
+            ring=actor.memory_file.descriptor,
+        )
+        actor.process = subprocess.Popen(
+            [sys.executable, "-m", self._module],
+            stdin=subprocess.PIPE,
+            pass_fds=(self._memory_file.descriptor, actor.memory_file.descriptor),
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        actor.starts += 1
+        actor.has_sent, actor.silent_seconds = False, 0.0
+        if actor.process.stdin is None:
+            raise RuntimeError("the actor process has no stdin")
+        try:
+            actor.process.stdin.write(pickle.dumps(settings))
+            actor.process.stdin.flush()  # it stays open: the actor exits when it is closed
+        except BrokenPipeError:
+            pass  # the next check finds it dead
+        message = f"actor {actor.index} of replica {plan.rank} began, process {actor.process.pid}"
+        self.events.append(("actor began", message))
+
+    def close(self) -> None:
+        for actor in self.actors:
+            actor.kill()
+            actor.memory_file.close()
+        self._memory_file.close()

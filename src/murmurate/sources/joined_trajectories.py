@@ -1,0 +1,75 @@
+"""Joins trajectories of several actors into one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from murmurate.sources.trajectory_ring import TrajectoryShape
+from murmurate.spec import Trajectory
+
+_NAMES = ("observation", "action", "reward", "terminated", "truncated", "first")  # [T, B, ...]
+
+
+class JoinedTrajectories:
+    """Tensors of a batch of ``count`` trajectories side by side, allocated once.
+
+    shape: of each trajectory. device: of the batch. In a GPU's case the host's memory is pinned, and may be
+    written again only when the copies from it have ended.
+    """
+
+    def __init__(self, shape: TrajectoryShape, count: int, device: torch.device) -> None:
+        self._size, self._device, self._count = shape.size, device, count
+        self._has_memory = shape.memory > 0
+        joined = TrajectoryShape(shape.spec, shape.steps, shape.size * count, shape.memory, shape.behaviour)
+        pin = device.type == "cuda"
+        self._tensors = {
+            name: torch.zeros(field[0], dtype=field[1], pin_memory=pin)
+            for name, field in joined.fields().items()
+            if name not in ("episodes", "about", "truncated_observation")
+        }
+        self._behaviour = [name for name in self._tensors if name.startswith("behaviour.")]
+        self._finals: list[Tensor | None] = [None] * count
+
+    def put(self, index: int, data: Trajectory) -> None:
+        """Copy the trajectory ``index`` of the batch."""
+        part = slice(index * self._size, (index + 1) * self._size)
+        for name in _NAMES:
+            self._tensors[name][:, part].copy_(getattr(data, name))
+        for name in self._behaviour:
+            self._tensors[name][:, part].copy_(data.behaviour[name.partition(".")[2]])
+        self._tensors["last_observation"][part].copy_(data.last_observation)
+        if data.memory is not None:
+            self._tensors["memory"][part].copy_(data.memory)
+        final = data.truncated_observation
+        self._finals[index] = None if final is None else final.clone()
+
+    def trajectory(self) -> Trajectory:
+        """All of them as one; valid until the next ``put``."""
+        on_device = {name: x.to(self._device, non_blocking=True) for name, x in self._tensors.items()}
+        final = row_major(self._tensors["truncated"], self._finals)
+        return Trajectory(
+            **{name: on_device[name] for name in _NAMES},
+            last_observation=on_device["last_observation"],
+            truncated_observation=None if final is None else final.to(self._device),
+            memory=on_device["memory"] if self._has_memory else None,
+            behaviour={name.partition(".")[2]: on_device[name] for name in self._behaviour},
+        )
+
+
+def row_major(truncated: Tensor, finals: Sequence[Tensor | None]) -> Tensor | None:
+    """[K, ...]: final observations in the order of ``truncated`` [T, B]. Each of ``finals`` has those of an
+    equal share of the columns, in their order. None if no step was truncated."""
+    rows = torch.full(truncated.shape, -1)
+    count = int(truncated.sum())
+    rows[truncated] = torch.arange(count)
+    joined: Tensor | None = None
+    for final, places in zip(finals, rows.chunk(len(finals), 1), strict=True):
+        if final is None:
+            continue
+        if joined is None:
+            joined = torch.empty((count, *final.shape[1:]), dtype=final.dtype)
+        joined[places[places >= 0]] = final
+    return joined

@@ -1,0 +1,50 @@
+"""An actor that makes trajectories (Espeholt et al. 2018, section 3).
+
+It is a process with simulators. It makes each trajectory with one version of the parameters, the newest.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.sources.actor_agent import ActorAgent, ActorSettings, run_actor
+from murmurate.sources.rollouts import RolloutSource
+from murmurate.sources.trajectory_ring import TrajectoryRing, TrajectoryShape
+from murmurate.spec import derive_seed
+
+
+def make_trajectories(settings: ActorSettings) -> None:
+    """Wait for room, fetch the newest parameters, act for T steps, send; without end."""
+    simulators = settings.world.open(settings.simulators, training=True, first=settings.first_simulator)
+    acting = ActorAgent(settings, simulators.spec)
+    requires = settings.agent.requires
+    memory = acting.agent.initial_memory(1)
+    shape = TrajectoryShape(
+        simulators.spec,
+        requires.steps,
+        settings.simulators,
+        0 if memory is None else memory.shape[1],
+        requires.behaviour,
+    )
+    ring = TrajectoryRing(SharedMemoryFile(settings.ring), shape, settings.queue)
+    seed = derive_seed(settings.seed, f"actor {settings.incarnation}", settings.first_simulator)
+    source = RolloutSource([simulators], acting.agent, requires.steps, seed, behaviour=requires.behaviour)
+
+    def beat(played: int) -> bool:
+        ring.beat()
+        return False
+
+    source.alive = beat
+    while True:
+        ring.wait_for_room()
+        acting.refresh()
+        batch = next(source)
+        for _, message in source.events():  # simulators that were replaced
+            print(message, file=sys.stderr, flush=True)
+            ring.note_restart()
+        ring.put(batch.data, batch.episodes, acting.version)
+
+
+if __name__ == "__main__":
+    run_actor(make_trajectories)
