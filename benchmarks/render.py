@@ -32,6 +32,16 @@ COLUMNS: dict[str, list[tuple[str, str]]] = {
         ("double buffer on: env steps / s", "double_buffer.env_steps_per_second_on.median"),
         ("off", "double_buffer.env_steps_per_second_off.median"),
     ],
+    "vizdoom-throughput": [
+        ("A2C: env steps / CPU s", "env_steps_per_cpu_second"),
+        ("x Sample Factory", "ratio_sample_factory"),
+        ("by wall time", "by_agent.a2c.ratio_sample_factory_wall.median"),
+        ("float32: x Sample Factory", "by_agent.a2c float32.ratio_sample_factory.median"),
+        ("IMPALA: env steps / CPU s", "by_agent.impala.env_steps_per_cpu_second.median"),
+        ("x Sample Factory", "by_agent.impala.ratio_sample_factory.median"),
+        ("by wall time", "by_agent.impala.ratio_sample_factory_wall.median"),
+        ("float32: x Sample Factory", "by_agent.impala float32.ratio_sample_factory.median"),
+    ],
     "topics": [
         ("documents / CPU s", "documents_per_second"),
         ("x gensim", "ratio_gensim"),
