@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,13 +155,19 @@ def test_a_server_that_ends_or_does_not_answer_is_replaced(
     assert play(games, 1, 0).episodes == [Episode(0, 1.0, 1)]
 
 
-def test_a_killed_server_is_replaced(opened: Callable[..., Any]) -> None:
+def test_a_killed_server_is_replaced(
+    opened: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     games = opened(2)
     games.reset(5)
     games._process.kill()
     games._process.wait()
     assert play(games, 0, 0).truncated.all()
     assert not play(games, 0, 0).truncated.any()
+    assert len(list(tmp_path.iterdir())) == 1, "the folder of the present server"
+    games.close()
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_fails_again_and_again_ends_the_run_by_name(opened: Callable[..., Any]) -> None:

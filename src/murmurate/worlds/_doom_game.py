@@ -17,6 +17,7 @@ import vizdoom
 
 from murmurate.worlds._game_server import Frame, Unusable
 
+cv2.setNumThreads(1)  # the server's own threads share the cores
 SCREEN = (120, 160, 3)  # rows, columns, colours as rendered
 SIDE = 84  # pixels of a frame
 _NAMES_OF_MEMORY = ("SM", "MQCtr", "MQDoom")  # as ViZDoom calls what the two processes share

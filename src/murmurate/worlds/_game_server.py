@@ -13,10 +13,9 @@ import math
 import mmap
 import os
 import pickle
+import shutil
 import socket
 import struct
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -81,6 +80,7 @@ class Settings:
     first: number of the first game, for messages. frame: shape [C, H, W].
     screen: shape of a picture of game 0, if one is wanted. threads: that step games.
     hang_seconds: after which a game counts as hung. descriptor: of the shared memory (see ``Shared``).
+    folder: a temporary one, its working directory, which is removed at the end.
     """
 
     game: str
@@ -93,6 +93,7 @@ class Settings:
     threads: int
     hang_seconds: float
     descriptor: int
+    folder: str = ""
 
     def make(self) -> Game:
         """Raises ``Unusable``."""
@@ -338,26 +339,24 @@ def main() -> None:
     os.dup2(2, 1)  # what games print belongs to the log
     kind, payload = receive(connection)
     settings: Settings = pickle.loads(payload)
-    if "cv2" in sys.modules:
-        sys.modules["cv2"].setNumThreads(1)
     server: _Server | None = None
-    with tempfile.TemporaryDirectory(prefix="murmurate-games-") as folder:
-        os.chdir(folder)  # some games write their settings to the working directory
-        try:
-            server = _Server(settings)
-            while True:
-                kind, payload = receive(connection)
-                try:
-                    send(connection, DONE, server.answer(kind, payload))
-                except Unusable as problem:
-                    send(connection, REFUSED, str(problem).encode())
-                except RuntimeError as problem:
-                    send(connection, FAILED, str(problem).encode())
-        except (EOFError, ConnectionError):
-            pass
-        finally:
-            if server is not None:
-                server.close()
+    os.chdir(settings.folder)  # some games write their settings to the working directory
+    try:
+        server = _Server(settings)
+        while True:
+            kind, payload = receive(connection)
+            try:
+                send(connection, DONE, server.answer(kind, payload))
+            except Unusable as problem:
+                send(connection, REFUSED, str(problem).encode())
+            except RuntimeError as problem:
+                send(connection, FAILED, str(problem).encode())
+    except (EOFError, ConnectionError):
+        pass
+    finally:
+        if server is not None:
+            server.close()
+        shutil.rmtree(settings.folder, ignore_errors=True)
     os._exit(0)  # threads may still wait for a game that does not end
 
 

@@ -8,9 +8,11 @@ frame and without a reward, and is not among ``TimeStep.episodes``.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import pickle
+import shutil
 import signal
 import socket
 import subprocess
@@ -78,6 +80,7 @@ class RenderedSimulators:
         self._observation = self._empty()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
+        self._folder = ""
         self._savable = savable
         self._steps = 0  # of each simulator in the whole run
         self._seed, self._failures, self._steps_since = 0, 0, 0
@@ -182,6 +185,7 @@ class RenderedSimulators:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_CLOSE_SECONDS)
         _kill(process)
+        shutil.rmtree(self._folder, ignore_errors=True)  # a server that was killed did not
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
@@ -237,6 +241,7 @@ class RenderedSimulators:
     # -- the server -----------------------------------------------------------------------------------
 
     def _open(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="murmurate-games-")
         here, there = socket.socketpair()
         with there:
             self._process = subprocess.Popen(
@@ -248,7 +253,7 @@ class RenderedSimulators:
             )
         self._connection = here
         here.settimeout(_SERVER_SECONDS)
-        server.send(here, server.OPEN, pickle.dumps(self._settings))
+        server.send(here, server.OPEN, pickle.dumps(dataclasses.replace(self._settings, folder=self._folder)))
 
     def _request(self, kind: bytes, payload: bytes = b"") -> None:
         if self._connection is None:
