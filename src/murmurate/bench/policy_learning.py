@@ -1,0 +1,67 @@
+"""Return that PPO and TRPO reach: on CartPole, and PPO on HalfCheetah beside what CleanRL publishes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from murmurate.bench._cache import cached_run
+from murmurate.bench._result import Log, spread
+from murmurate.record.runs import RecordedRun
+
+NAME = "policy-learning"
+SUMMARY = "evaluation return of cartpole-ppo and -trpo; --full: on 5 seeds, and halfcheetah-ppo"
+
+_GOAL = 475.0  # of an evaluation on CartPole
+# CleanRL's ppo_continuous_action on HalfCheetah-v4 after 1 M steps: mean return of training episodes, and its
+# deviation over seeds
+_PUBLISHED = {"halfcheetah-ppo": (1443.0, 46.0)}
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyLearningPlan:
+    """recipes: name and number of seeds; each run takes all of its recipe's env steps.
+
+    where: the folder that keeps the runs; a finished one is not run again.
+    """
+
+    recipes: tuple[tuple[str, int], ...] = (("cartpole-ppo", 1), ("cartpole-trpo", 1))
+    where: str = "runs/policy-learning"
+
+
+QUICK = PolicyLearningPlan()
+FULL = PolicyLearningPlan((("cartpole-ppo", 5), ("cartpole-trpo", 5), ("halfcheetah-ppo", 3)))
+
+
+def measure(plan: PolicyLearningPlan, log: Log) -> dict[str, Any]:
+    """Return over seeds: of 10 greedy evaluation games with the last parameters, and the mean of the last 100
+    training episodes, which is what CleanRL publishes. A seed counts as reached if the evaluation on CartPole
+    is at least 475, or the training return elsewhere at least the published mean."""
+    found = {name: [_run(plan, name, seed, log) for seed in range(seeds)] for name, seeds in plan.recipes}
+    return {
+        "goal": _GOAL,
+        "published": {name: {"mean": mean, "deviation": d} for name, (mean, d) in _PUBLISHED.items()},
+        "recipes": {name: _figures(name, runs) for name, runs in found.items()},
+        "all_reached": all(_reached(name, runs) == len(runs) for name, runs in found.items()),
+    }
+
+
+def _run(plan: PolicyLearningPlan, name: str, seed: int, log: Log) -> RecordedRun:
+    return cached_run(Path(plan.where) / f"{name}-seed-{seed}", name, ("--seed", str(seed)), log)
+
+
+def _figures(name: str, runs: list[RecordedRun]) -> dict[str, Any]:
+    facts = ("eval_return_mean", "train_return_mean", "env_steps", "updates", "wall_seconds")
+    return {
+        **{fact: spread([run.fact(fact) for run in runs]) for fact in facts},
+        "reached": _reached(name, runs),
+        "seeds": len(runs),
+    }
+
+
+def _reached(name: str, runs: list[RecordedRun]) -> int:
+    if name in _PUBLISHED:
+        mean, _ = _PUBLISHED[name]
+        return sum(run.fact("train_return_mean") >= mean for run in runs)
+    return sum(run.fact("eval_return_mean") >= _GOAL for run in runs)
