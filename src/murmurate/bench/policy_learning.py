@@ -1,4 +1,4 @@
-"""Return that PPO and TRPO reach: on CartPole, and PPO on HalfCheetah beside what CleanRL publishes."""
+"""Return that policies reach on CartPole, and PPO on HalfCheetah beside what CleanRL publishes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from murmurate.bench._result import Log, spread
 from murmurate.record.runs import RecordedRun
 
 NAME = "policy-learning"
-SUMMARY = "evaluation return of cartpole-ppo and -trpo; --full: on 5 seeds, and halfcheetah-ppo"
+SUMMARY = "evaluation return of cartpole-arm, -impala, -ppo and -trpo; --full: 5 seeds, and halfcheetah-ppo"
 
+_AGENTS = ("arm", "impala", "ppo", "trpo")
 _GOAL = 475.0  # of an evaluation on CartPole
 # CleanRL's ppo_continuous_action on HalfCheetah-v4 after 1 M steps: mean return of training episodes, and its
 # deviation over seeds
@@ -26,12 +27,12 @@ class PolicyLearningPlan:
     where: the folder that keeps the runs; a finished one is not run again.
     """
 
-    recipes: tuple[tuple[str, int], ...] = (("cartpole-ppo", 1), ("cartpole-trpo", 1))
+    recipes: tuple[tuple[str, int], ...] = tuple((f"cartpole-{name}", 1) for name in _AGENTS)
     where: str = "runs/policy-learning"
 
 
 QUICK = PolicyLearningPlan()
-FULL = PolicyLearningPlan((("cartpole-ppo", 5), ("cartpole-trpo", 5), ("halfcheetah-ppo", 3)))
+FULL = PolicyLearningPlan((*((f"cartpole-{name}", 5) for name in _AGENTS), ("halfcheetah-ppo", 3)))
 
 
 def measure(plan: PolicyLearningPlan, log: Log) -> dict[str, Any]:
