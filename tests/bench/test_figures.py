@@ -14,6 +14,7 @@ from murmurate.bench import (
     policy_learning,
     relaxed_loop,
     strategy_cost,
+    vizdoom_throughput,
 )
 from murmurate.bench._racer import RaceWindow
 from murmurate.bench._result import format_number, show, spread, version
@@ -243,3 +244,31 @@ def test_a_relaxed_loop_is_compared_with_the_strict_one_of_its_round() -> None:
     assert found["D=1"]["to_the_strict_loop"]["values"] == pytest.approx([1.8, 2.4])
     assert found["D=1"]["to_the_strict_loop_per_cpu_second"]["values"] == pytest.approx([0.9, 1.2])
     assert found["D=0"]["to_the_strict_loop"]["values"] == [1.0, 1.0]
+
+
+def test_vizdoom_headline_is_a2c_against_the_faster_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vizdoom_throughput._peers, "absent", lambda name: None)
+    done = {
+        "a2c": windows(1000, 1200, 1400),
+        "a2c float32": windows(800, 800, 800),
+        "impala": windows(900, 900, 900, cores=2),
+        "impala float32": windows(500, 500, 500),
+        "async": windows(400, 400, 400, cores=2),
+        "serial": windows(500, 600, 700),
+    }
+    figures = vizdoom_throughput.figures(done)
+    assert figures["env_steps_per_cpu_second"] == 1200
+    assert figures["sample_factory_mode"] == "serial"
+    assert figures["ratio_sample_factory"] == 2.0
+    impala = figures["by_agent"]["impala"]
+    assert impala["ratio_sample_factory"]["median"] == 1.5
+    assert impala["ratio_sample_factory_wall"]["median"] == 900 / 400, "of two cores: async is faster there"
+    assert figures["peers"][0]["serial"]["env_steps_per_second"]["median"] == 600
+
+
+def test_vizdoom_without_its_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vizdoom_throughput._peers, "absent", lambda name: "not installed")
+    figures = vizdoom_throughput.figures({label: windows(1000) for label in vizdoom_throughput._OURS})
+    assert figures["env_steps_per_cpu_second"] == 1000
+    assert figures["ratio_sample_factory"] is None
+    assert figures["peers"] == [{"peer": "sample-factory", "status": "not installed"}]

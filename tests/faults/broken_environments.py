@@ -34,9 +34,12 @@ class Broken(gymnasium.Env):  # type: ignore[type-arg]
                 raise SystemExit(0)
             if self.how == "hangs" and self._is_first():
                 time.sleep(3600)
-            observation = {"nan": np.full(3, np.nan), "infinity": np.array([0, np.inf, 0])}.get(
-                self.how, observation
-            )
+            observation = {
+                "nan": np.full(3, np.nan),
+                "infinity": np.array([0, np.inf, 0]),
+                "short": np.zeros(1),
+                "long": np.zeros(4),
+            }.get(self.how, observation)
             reward = {"none": None, "nan reward": float("nan"), "huge reward": 1e300}.get(self.how, reward)
         return observation, reward, self.steps % 10 == 0, False, {}
 

@@ -33,6 +33,8 @@ def play(simulators: GymSimulators, steps: int) -> None:
         ("nan", "gave nan as its observation"),
         ("infinity", "gave inf as its observation"),
         ("none", "gave nan as its reward"),
+        ("short", r"raised ValueError in step: its observation has the shape \[1\], not \[3\]"),
+        ("long", r"its observation has the shape \[4\], not \[3\]"),
         ("nan reward", "gave nan as its reward"),
         ("huge reward", "gave inf as its reward"),
     ],

@@ -180,6 +180,7 @@ class GymSimulators:
         self._choose: Callable[[Tensor], Any] = (
             _discrete(space, name) if self._spec.actions else _bounded(space)
         )
+        self._shape = tuple(environments[0].observation_space.shape)
         self._colours_last = _colours_last(environments[0].observation_space)
         self._savers: list[Saver | None] = [saver(env) for env in environments]
         self._counter = EpisodeCounter(len(environments))
@@ -316,7 +317,14 @@ class GymSimulators:
         return f"{self._spec.name} (simulator {self._first + b}, step {step} of its episode)"
 
     def _arranged(self, observation: Any) -> Any:
-        """An observation in the spec's shape: colours first, the images of a stack one after the other."""
+        """An observation in the spec's shape: colours first, the images of a stack one after the other.
+
+        Raises ``ValueError`` for another shape, which numpy might broadcast.
+        """
+        if np.shape(observation) != self._shape:
+            raise ValueError(
+                f"its observation has the shape {list(np.shape(observation))}, not {list(self._shape)}"
+            )
         if not self._colours_last:
             return observation
         return np.moveaxis(observation, -1, -3).reshape(self._spec.observation_shape)
