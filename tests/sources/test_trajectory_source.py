@@ -17,10 +17,12 @@ import torch
 
 from murmurate.agents.a2c import A2C
 from murmurate.agents.impala import IMPALA
+from murmurate.agents.ppo import PPO
 from murmurate.errors import Refusal, RunFailed
 from murmurate.fabric.processes.process_handle import is_stopped
 from murmurate.recipes import recipe
 from murmurate.replica.vector import Replica
+from murmurate.replicator.learner import updates_of
 from murmurate.sources import actor_processes
 from murmurate.sources.trajectory_source import TrajectorySource
 from murmurate.spec import Episode
@@ -282,12 +284,19 @@ def test_it_goes_on_with_new_games_and_with_any_number_of_actors() -> None:
 
 
 @pytest.mark.slow
-def test_a2c_can_learn_from_it_without_correction() -> None:
-    with acted(learner=A2C(hidden=8, steps=5)) as (source, learner):
-        for _ in range(3):
+@pytest.mark.parametrize(
+    "agent",
+    [A2C(hidden=8, steps=5), PPO(hidden=8, steps=8, minibatches=2), PPO(hidden=8, steps=8, recurrent=4)],
+    ids=["a2c", "ppo", "recurrent ppo"],
+)
+def test_agents_that_learn_from_rollouts_can_learn_from_it(agent: A2C | PPO) -> None:
+    """A2C as if the steps were its own; PPO's ratios begin at the policy that acted."""
+    with acted(learner=agent, env_steps=10_000, updates=None) as (source, learner):
+        for number in range(4):
             batch = next(source)
-            assert batch.data.behaviour == {}
-            assert math.isfinite(learner.learn(batch).metrics["loss"])
+            assert batch.data.behaviour.keys() == agent.requires.behaviour.keys()
+            assert math.isfinite(float(learner.learn(batch).read_metrics()["loss"]))
+            assert updates_of(learner) == agent.updates(number + 1)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from murmurate.agents._auto import linear_schedule, resolve_auto
 from murmurate.agents._on_policy import advantages, draw, log_prob_and_entropy
+from murmurate.agents._policy import bootstrap_values, one_step
 from murmurate.agents.interface import Action
 from murmurate.losses.policy import policy_gradient
 from murmurate.losses.value import value_loss
@@ -135,17 +136,8 @@ class A2CAgent:
         generator: torch.Generator,
         greedy: bool = False,
     ) -> Action:
-        policy, _, memory = self._forward(observation, memory, first)
+        policy, _, memory = one_step(self.net, observation, memory, first)
         return Action(draw(policy, self.spec, generator, greedy), memory)
-
-    def _forward(
-        self, observation: Tensor, memory: Tensor | None, first: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        if memory is None:
-            policy, value = self.net(observation)
-            return policy, value, None
-        policy, value, memory = self.net.unroll(observation[None], memory, first[None])
-        return policy[0], value[0], memory
 
     def learn(self, batch: Batch) -> Outcome:
         data: Trajectory = batch.data
@@ -172,33 +164,14 @@ class A2CAgent:
             }
         )
 
-    @torch.no_grad()
     def _targets(self, data: Trajectory, value: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
         """Advantages and value targets [T, B], bootstrapped with the present critic. memory: after step T."""
-        first = data.terminated[-1] | data.truncated[-1]
-        _, last_value, _ = self._forward(data.last_observation, memory, first)
-        final, c = data.truncated_observation, self.config
-        final_value = None if final is None else self._truncated_values(data, final)
+        last_value, final_value = bootstrap_values(self.net, data, memory)
+        c = self.config
         advantage = advantages(
-            data, value, last_value.view(-1), final_value, discount=c.discount, lambda_=c.gae_lambda
+            data, value, last_value, final_value, discount=c.discount, lambda_=c.gae_lambda
         )
         return advantage, advantage + value
-
-    def _truncated_values(self, data: Trajectory, final: Tensor) -> Tensor:
-        """[K] values of the final observations [K, ...] of truncated episodes, in row-major order."""
-        memory = data.memory
-        if memory is None:
-            value: Tensor = self.net(final)[1]
-            return value
-        # each is read with the recurrent state of its episode at that step
-        counts = data.truncated.sum(1).tolist()
-        values: list[Tensor] = []
-        for t, observation in enumerate(torch.split(final, counts)):
-            _, _, memory = self._forward(data.observation[t], memory, data.first[t])
-            never = torch.zeros(len(observation), dtype=torch.bool, device=final.device)
-            if memory is not None and len(observation):
-                values.append(self._forward(observation, memory[data.truncated[t]], never)[1])
-        return torch.cat(values)
 
     def state(self) -> dict[str, Any]:
         """Empty: the replica saves its own state."""

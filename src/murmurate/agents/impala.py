@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._auto import linear_schedule, resolve_auto
-from murmurate.agents._policy import bootstrap_values, draw, log_prob_and_entropy, one_step
+from murmurate.agents._on_policy import draw, log_prob_and_entropy
+from murmurate.agents._policy import bootstrap_values, one_step
 from murmurate.agents.interface import Action
 from murmurate.losses.policy import policy_gradient
 from murmurate.losses.value import value_loss
@@ -33,8 +34,8 @@ PositiveOrInfinite = Annotated[float, Range(0, math.inf, above=True)]
 class IMPALA(LearnerConfig):
     """Hyper-parameters; the defaults are the paper's on Atari (its Appendix G).
 
-    torso: mlp, nature2013, nature2015 or a function of your own, FILE.py:FUNCTION (docs/worlds.md); auto is
-        nature2013 for images and mlp for vectors.
+    torso: mlp, nature2013, nature2015, jin2018, impala2018 (the paper's deep one) or a function of your own,
+        FILE.py:FUNCTION (docs/worlds.md); auto is nature2013 for images and mlp for vectors.
     recurrent: width of an LSTM after the torso; 0: none.
     steps: of a trajectory. discount: per env step.
     rho_bar, c_bar, policy_rho_bar: largest weights of a TD error, of what follows it, and of an advantage.
@@ -174,7 +175,10 @@ class IMPALAAgent:
 
     def _vtrace(self, data: Trajectory, rho: Tensor, value: Tensor, memory: Tensor | None) -> VTrace:
         """Bootstrapped with the present critic. memory: after step T."""
-        last_value, truncated_value = bootstrap_values(self.net, data, memory)
+        last_value, final_value = bootstrap_values(self.net, data, memory)
+        truncated_value = torch.zeros_like(value)
+        if final_value is not None:
+            truncated_value[data.truncated] = final_value
         c = self.config
         return vtrace(
             rho,

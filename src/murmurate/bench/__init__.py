@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -24,17 +25,20 @@ def benches() -> dict[str, ModuleType]:
     return dict(sorted((module.NAME, module) for module in modules))
 
 
-def bench(name: str, *, full: bool = False, quiet: bool = False) -> dict[str, Any]:
+def bench(
+    name: str, *, full: bool = False, quiet: bool = False, change: Callable[[Any], Any] = lambda plan: plan
+) -> dict[str, Any]:
     """Run a benchmark and return its result as plain JSON values, with date, command, hardware and versions.
 
     full: longer, with more repetitions and all peers. quiet: print nothing; otherwise progress goes to
-    standard error and a table to standard output. Raises Refusal for an unknown name.
+    standard error and a table to standard output. change: applied to the plan, which says how much to
+    measure. Raises Refusal for an unknown name.
     """
     known = benches()
     if name not in known:
         raise unknown("bench", name, known)
     module = known[name]
-    plan = module.FULL if full else module.QUICK
+    plan = change(module.FULL if full else module.QUICK)
     measured = module.measure(plan, progress_log(quiet))
     result = {**header(name, full), **measured, "plan": dataclasses.asdict(plan)}
     if not quiet:

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from murmurate.bench import _gala
-from murmurate.bench._gala import GalaPlan, Job, Summary
+from murmurate.bench._gala import GalaPlan, Job
 from murmurate.bench._result import Log
+from murmurate.bench._resumable import Summary, diverged
 
 NAME = "gala-sweep"
 SUMMARY = "GALA's Fig. 1a, share of successful runs by simulators, resumable; --full: 600 runs, months"
@@ -99,7 +100,7 @@ def rows(plan: GalaPlan, summaries: Mapping[Job, Mapping[int, Summary]]) -> list
 def score(run: Summary) -> float | None:
     """Mean return of the last 100 training episodes; None if it diverged or no episode has ended."""
     value = run["train_return_mean"]
-    return None if value is None or _gala.diverged(run) else float(value)
+    return None if value is None or diverged(run) else float(value)
 
 
 def nominal_score(scores: Sequence[float | None]) -> float | None:

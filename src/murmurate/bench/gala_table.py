@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from murmurate.bench import _gala
-from murmurate.bench._gala import GalaPlan, Job, Summary
+from murmurate.bench._gala import GalaPlan, Job
 from murmurate.bench._result import Log
+from murmurate.bench._resumable import Summary, diverged
 
 NAME = "gala-table"
 SUMMARY = "GALA's Table 1, A2C and GALA-A2C on six games, resumable; --full: 10 seeds to 40 million env steps"
@@ -88,7 +89,7 @@ def rows(plan: GalaPlan, summaries: Mapping[Job, Mapping[int, Summary]]) -> list
 
 def ours(runs: Sequence[Summary]) -> dict[str, Any]:
     """The score of the best of ``runs`` (one a seed), and figures of all of them."""
-    finite = [run for run in runs if not _gala.diverged(run)]
+    finite = [run for run in runs if not diverged(run)]
     best = max(finite, key=_training_return, default=None)
     return {
         "ours_mean": None if best is None else best["eval_return_mean"],

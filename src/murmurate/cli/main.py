@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _verb_first(sys.argv[1:] if arguments is None else arguments)
         )
         verb = options.verb if options.verb != "topics" else f"topics {options.inner}"
-        if rest and verb not in ("train", "resume", "simulate", "topics fit"):
+        if rest and verb not in ("train", "resume", "simulate", "topics fit", "bench"):
             raise Refusal(f"{verb} has no option {rest[0]}. See: murmurate {verb} --help")
         code: int = options.act(options, rest)
     except Refusal as refusal:
@@ -346,6 +346,7 @@ def _bench(options: argparse.Namespace, rest: list[str]) -> int:
     import psutil
 
     from murmurate.bench import bench
+    from murmurate.cli.options import change
 
     def end(*_: object) -> None:
         """Kills all processes of the benchmark, including those that are just being started."""
@@ -355,7 +356,12 @@ def _bench(options: argparse.Namespace, rest: list[str]) -> int:
         sys.exit(128 + signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, end)
-    result = bench(options.name, full=options.full, quiet=options.json)
+    result = bench(
+        options.name,
+        full=options.full,
+        quiet=options.json,
+        change=lambda plan: change(plan, rest, f"murmurate bench {options.name}"),
+    )
     print(json.dumps(result))
     return 0
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from murmurate.agents.interface import Agent
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
@@ -77,14 +77,23 @@ class ActorAgent:
             backoff.sleep()
         if self._parameters.version == self.version:
             return
-        replicas = [self.agent.replicas[name] for name in self.agent.acting]
-        vector = torch.empty(sum(len(replica) for replica in replicas))
+        tensors = published(self.agent)
+        vector = torch.empty(sum(x.numel() for x in tensors))
         self.version = self._parameters.read(vector)
         with torch.no_grad():
-            for replica, part in zip(replicas, torch.split(vector, [len(r) for r in replicas]), strict=True):
-                replica.params.copy_(part)
-                replica.reload()
-                replica.clock = self.version - 1  # versions begin at 1, updates at 0
+            for x, part in zip(tensors, torch.split(vector, [x.numel() for x in tensors]), strict=True):
+                x.copy_(part.view(x.shape))
+        for name in self.agent.acting:
+            self.agent.replicas[name].reload()
+            self.agent.replicas[name].clock = self.version - 1  # versions begin at 1, updates at 0
+
+
+def published(agent: Agent) -> list[Tensor]:
+    """What actors need of an agent: the vectors of its acting replicas, and buffers such as statistics of
+    observations."""
+    replicas = [agent.replicas[name] for name in agent.acting]
+    buffers = [x for replica in replicas for x in replica.module.buffers() if x.is_floating_point()]
+    return [replica.params for replica in replicas] + buffers
 
 
 def _acting_replica(name: str, module: nn.Module, make_optimizer: Any, **options: Any) -> Replica:

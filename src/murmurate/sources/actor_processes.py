@@ -18,7 +18,7 @@ from murmurate.agents.interface import Agent
 from murmurate.errors import RunFailed
 from murmurate.fabric.processes.process_handle import is_stopped
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
-from murmurate.sources.actor_agent import ActorSettings
+from murmurate.sources.actor_agent import ActorSettings, published
 from murmurate.sources.shared_ring import SharedParameters
 from murmurate.worlds.interface import SimulatorWorld
 
@@ -133,9 +133,9 @@ class ActorProcesses(Generic[R]):
         on_start: Callable[[int, int], None] = lambda first_simulator, count: None,
     ) -> None:
         self.plan, self._module, self._seed, self._on_start = plan, module, seed, on_start
-        self._acting = [learner.replicas[name] for name in learner.acting]
+        self._learner = learner
         self._memory_file = SharedMemoryFile.create()
-        self.parameters = SharedParameters(self._memory_file, sum(len(replica) for replica in self._acting))
+        self.parameters = SharedParameters(self._memory_file, sum(x.numel() for x in published(learner)))
         bounds = [plan.simulators * k // plan.actors for k in range(plan.actors + 1)]
         self.actors: list[ActorProcess[R]] = []
         for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
@@ -158,7 +158,7 @@ class ActorProcesses(Generic[R]):
 
     def publish(self, version: int) -> None:
         """Give the actors the learner's present parameters."""
-        vectors = [replica.params.detach().float().cpu() for replica in self._acting]
+        vectors = [x.detach().flatten().float().cpu() for x in published(self._learner)]
         self.parameters.publish(vectors[0] if len(vectors) == 1 else torch.cat(vectors), version)
 
     def start(self, batches: int) -> None:

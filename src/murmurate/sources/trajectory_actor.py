@@ -5,6 +5,8 @@ It is a process with simulators. It makes each trajectory with one version of th
 
 from __future__ import annotations
 
+import sys
+
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.sources.actor_agent import ActorAgent, ActorSettings, run_actor
 from murmurate.sources.rollouts import RolloutSource
@@ -38,6 +40,9 @@ def make_trajectories(settings: ActorSettings) -> None:
         ring.wait_for_room()
         acting.refresh()
         batch = next(source)
+        for _, message in source.events():  # simulators that were replaced
+            print(message, file=sys.stderr, flush=True)
+            ring.note_restart()
         ring.put(batch.data, batch.episodes, acting.version)
 
 

@@ -78,8 +78,8 @@ class TrajectoryRing:
     """At most ``slots`` trajectories that wait for the learner."""
 
     def __init__(self, memory_file: SharedMemoryFile, shape: TrajectoryShape, slots: int) -> None:
-        # put, taken; steps of the actor; microseconds that it waited for room
-        self._marks = memory_file.counters("marks", (4, _LINE))[:, 0]
+        # put, taken; steps of the actor; microseconds that it waited for room; simulators that it replaced
+        self._marks = memory_file.counters("marks", (5, _LINE))[:, 0]
         # a single region, because each takes a file descriptor
         region = memory_file.take("trajectories", slots * shape.slot_bytes)
         self._slots: list[dict[str, Tensor]] = []
@@ -108,10 +108,18 @@ class TrajectoryRing:
         """Time for which the actor waited for room, so far."""
         return int(self._marks[3]) / _MICROSECONDS
 
+    @property
+    def restarts(self) -> int:
+        """Simulators that the actor replaced because they had failed, so far."""
+        return int(self._marks[4])
+
     # -- of the actor -------------------------------------------------------------------------------
 
     def beat(self) -> None:
         self._marks[2] += 1
+
+    def note_restart(self) -> None:
+        self._marks[4] += 1
 
     def wait_for_room(self) -> None:
         while self.waiting_records >= len(self._slots):

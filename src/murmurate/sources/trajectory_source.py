@@ -58,15 +58,15 @@ class TrajectorySourceConfig(SourceConfig):
         return self.batch * self.simulators // self.actors if self.actors else self.simulators
 
     def check(self, run: RunView) -> None:
-        self._as_rollouts.check(run)
-        if not self.actors:
-            return
-        if self.simulators % self.actors:
+        if self.actors and self.simulators % self.actors:
             share = max(1, round(self.simulators / self.actors))
             raise Refusal(
                 f"{self.actors} actors have equal shares of the simulators, and {self.simulators} cannot be "
                 f"divided. Use --simulators {share * self.actors}."
             )
+        RolloutSourceConfig(self.columns).check(run)
+        if not self.actors:
+            return
         if run.launcher == "inline":
             raise Refusal(
                 "actors are processes, and the inline launcher has none. Use --launcher local, or --actors 0."
@@ -204,6 +204,7 @@ class TrajectorySource:
 
     def fields(self) -> dict[str, Any]:
         lags, self._lags = self._lags, []
+        restarts = sum(actor.ring.restarts for actor in self._processes.actors)
         return {
             "policy_lag_mean": sum(lags) / len(lags) if lags else None,
             "policy_lag_max": self._lag_max,
@@ -211,6 +212,7 @@ class TrajectorySource:
             "queue_full_seconds": sum(actor.ring.full_seconds for actor in self._processes.actors),
             "queue_empty_seconds": self._empty_seconds,
             "actor_deaths": self._processes.deaths,
+            **({"simulator_restarts": restarts} if restarts else {}),
         }
 
     def events(self) -> Sequence[tuple[str, str]]:

@@ -1,0 +1,191 @@
+"""Runs of long benchmarks, which go on where they were interrupted, and how long the rest will take.
+
+A run keeps its folder, with its summary at each planned number of env steps in
+``summary-<env steps>.json``. A finished run is not run again, and an interrupted one goes on from its newest
+checkpoint. Equal runs of two benchmarks have the same folder, so one benchmark reuses those of the other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from murmurate.bench import _commands
+from murmurate.bench._cache import set_aside
+from murmurate.bench._result import Log, format_number
+from murmurate.errors import RunFailed
+from murmurate.record.stored import read_object
+from murmurate.training import checkpoint
+from murmurate.training.run_folder import write_json
+
+Summary = dict[str, Any]  # of a run at one of its ends
+
+_NOT_FINITE = re.compile(r"not finite|the loss of replica .* is -?(nan|inf)")
+
+
+@dataclass(frozen=True)
+class ResumableRun:
+    """A run to its last end.
+
+    settings: options of ``murmurate train``, without the end and the folder. ends: env steps of all learners
+    together, ascending, at each of which it is evaluated. label: of its row in a table. speed_like: runs with
+    the same word are equally fast. speed_settings: further options while the speed is measured.
+    """
+
+    recipe: str
+    settings: tuple[str, ...]
+    seed: int
+    ends: tuple[int, ...]
+    folder: Path
+    label: str
+    speed_like: str = ""
+    speed_settings: tuple[str, ...] = ()
+
+    def summary(self, end: int) -> Summary | None:
+        """The summary at ``end`` env steps; None if the run has not got there."""
+        try:
+            summary: Summary = read_object(self.summary_file(end))
+        except FileNotFoundError:
+            return None
+        return summary
+
+    def summary_file(self, end: int) -> Path:
+        return self.folder / f"summary-{end}.json"
+
+    def checkpoint(self) -> Path | None:
+        """The newest intact checkpoint."""
+        paths = (self.folder / "checkpoints" / name for name in ("last", "previous"))
+        return next((path for path in paths if checkpoint.damage(path) is None), None)
+
+    def env_steps_left(self) -> int:
+        """0 for a run that has ended or diverged."""
+        *_, last = self.ends
+        summaries = [self.summary(end) for end in self.ends]
+        if summaries[-1] is not None or any(diverged(summary) for summary in summaries if summary):
+            return 0
+        path = self.checkpoint()
+        done = 0 if path is None else int(checkpoint.read_manifest(path)["env_steps"])
+        return max(0, last - done)
+
+
+def diverged(summary: Summary) -> bool:
+    """Whether the run ended with a loss, gradient or parameter that was not finite."""
+    return str(summary["exit"]).startswith("failed") and bool(_NOT_FINITE.search(str(summary["exit"])))
+
+
+def expected(runs: Sequence[ResumableRun], log: Log) -> dict[str, Any]:
+    """Hours that the runs still take, in all and for each row, also logged.
+
+    The speed of each kind is measured on its first run that has not ended; evaluation games are not counted.
+    """
+    left = {run: run.env_steps_left() for run in runs}
+    measured_on: dict[str, ResumableRun] = {}
+    for run in runs:
+        if left[run]:
+            measured_on.setdefault(run.speed_like, run)
+    speeds = {}
+    for kind, run in measured_on.items():
+        speeds[kind] = measured_speed(run)
+        log(f"{run.label}: {speeds[kind]:,.0f} env steps a second here")
+    by_row: dict[str, float] = {}
+    for run in runs:
+        hours = left[run] / speeds[run.speed_like] / 3600 if left[run] else 0.0
+        by_row[run.label] = by_row.get(run.label, 0.0) + hours
+    cost = {
+        "hours": sum(by_row.values()),
+        "hours_by_row": by_row,
+        "env_steps_left": sum(left.values()),
+        "env_steps_planned": sum(run.ends[-1] for run in runs),
+        "env_steps_per_second": {run.label: speeds[kind] for kind, run in measured_on.items()},
+    }
+    log(
+        f"expected: {format_number(cost['hours'])} hours for {cost['env_steps_left']:,} env steps left of "
+        f"{cost['env_steps_planned']:,}, in {len(runs)} runs kept in {runs[0].folder.parent}"
+    )
+    for label, row_hours in by_row.items():
+        log(f"expected: {format_number(row_hours)} hours for {label}")
+    return cost
+
+
+def measured_speed(run: ResumableRun) -> float:
+    """Env steps a wall second of all learners together, by training a few seconds in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="murmurate-gala-") as folder:
+        options = (*run.settings, *run.speed_settings, "--record-every-seconds", "0.25")
+        racer = _commands.ours("speed", run.recipe, Path(folder), *options)
+        try:
+            racer.start(warm_up_cpu_seconds=4.0)
+            return racer.window(8.0).per_second
+        finally:
+            racer.stop()
+
+
+def train(run: ResumableRun, log: Log) -> dict[int, Summary]:
+    """The run's summary at each of its ends, trained as far as they are missing.
+
+    Raises RunFailed if it is interrupted, or fails for another reason than divergence.
+    """
+    summaries: dict[int, Summary] = {}
+    for end in run.ends:
+        summary = run.summary(end)
+        if summary is None:
+            former = next(iter(reversed(summaries.values())), None)
+            summary = former if former is not None and diverged(former) else _train_to(run, end)
+            write_json(run.summary_file(end), summary)
+            result = summary["exit"] if diverged(summary) else f"evaluation {summary['eval_return_mean']:.1f}"
+            log(f"{run.label}, seed {run.seed}: {result} after {end:,} env steps")
+        summaries[end] = summary
+    return summaries
+
+
+def _train_to(run: ResumableRun, end: int) -> Summary:
+    """Start the run, or resume it from its newest checkpoint, and train to ``end`` env steps."""
+    run.folder.parent.mkdir(parents=True, exist_ok=True)
+    if run.checkpoint() is not None:
+        words = ["resume", str(run.folder), "--env-steps", str(end)]
+    else:
+        set_aside(run.folder)  # interrupted before its first checkpoint
+        words = ["train", run.recipe, *run.settings, "--env-steps", str(end), "--out", str(run.folder)]
+    output = run.folder.with_suffix(".log")
+    code = murmurate(words, output)
+    try:
+        summary: Summary = read_object(run.folder / "summary.json")
+    except FileNotFoundError:
+        summary = {"exit": "without a summary", "env_steps": 0}
+    finished = code == 0 and summary["exit"] == "finished" and summary["env_steps"] >= end
+    if not finished and not (code == 1 and diverged(summary)):
+        last = output.read_text(errors="replace")[-800:].strip() if output.exists() else ""
+        raise RunFailed(
+            f"murmurate {shlex.join(words)} ended with {code} before {end:,} env steps. The same bench "
+            f"goes on from there. Its last output: {last or '(nothing)'}"
+        )
+    return summary
+
+
+def murmurate(words: Sequence[str], output: Path) -> int:
+    """Run ``murmurate WORDS`` to its end; its exit code. A Ctrl-C here ends it after it has saved.
+
+    It has a process group of its own, so that it is signalled once.
+    """
+    with output.open("ab") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "murmurate", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            process_group=0,
+        )
+        try:
+            return process.wait()
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()

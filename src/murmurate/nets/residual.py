@@ -1,0 +1,80 @@
+"""The deep residual torso of IMPALA (Espeholt et al. 2018, Figure 3, right)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from murmurate.spec import EnvSpec
+
+CHANNELS = (16, 32, 32)
+
+
+class ResidualBlock(nn.Module):
+    """x + conv(relu(conv(relu(x)))), with filters of 3 x 3 pixels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.second(torch.relu(self.first(torch.relu(x))))
+        return out
+
+
+class ResidualTorso(nn.Module):
+    """Three sections, each a convolution, a max-pooling with stride 2 and two residual blocks; then a fully
+    connected layer. 15 convolutions in all.
+
+    Args:
+        shape: (C, H, W) of an observation. channels: of the sections. width: of the fully connected layer.
+    """
+
+    def __init__(self, shape: Sequence[int], channels: Sequence[int] = CHANNELS, width: int = 256) -> None:
+        super().__init__()
+        inputs, height, wide = shape
+        self.shape = torch.Size(shape)
+        self.out_features = width
+        self.sections = nn.ModuleList()
+        for outputs in channels:
+            convolution = nn.Conv2d(inputs, outputs, 3, padding=1)
+            pooling = nn.MaxPool2d(3, 2, padding=1)
+            self.sections.append(
+                nn.Sequential(convolution, pooling, ResidualBlock(outputs), ResidualBlock(outputs))
+            )
+            inputs, height, wide = outputs, (height + 1) // 2, (wide + 1) // 2
+        self.linear = nn.Linear(inputs * height * wide, width)
+        for weight in self.parameters():
+            if weight.dim() == 4:  # faster on a CPU and on tensor cores
+                weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """uint8 [B, C, H, W] to features [B, width] of the parameters' dtype.
+
+        Raises:
+            ValueError: on another shape or dtype.
+        """
+        if observation.dtype != torch.uint8 or observation.shape[1:] != self.shape:
+            raise ValueError(
+                f"observations must be uint8 [B, {', '.join(map(str, self.shape))}], but they are "
+                f"{observation.dtype} {list(observation.shape)}"
+            )
+        x = observation.contiguous(memory_format=torch.channels_last).to(self.linear.weight.dtype) / 255
+        for section in self.sections:
+            x = section(x)
+        return torch.relu(self.linear(torch.relu(x).flatten(1)))
+
+
+def _residual(spec: EnvSpec, hidden: Sequence[int]) -> ResidualTorso:
+    if not spec.images:
+        raise ValueError(
+            f"impala2018 reads uint8 images [C, H, W], but observations of {spec.name} are "
+            f"{spec.observation_dtype} {list(spec.observation_shape)}: use mlp"
+        )
+    return ResidualTorso(spec.observation_shape)
+
+
+TORSOS = {"impala2018": _residual}

@@ -1,0 +1,98 @@
+"""Jin's comparison: what is trained, interquartile means, and what hiding costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from murmurate.bench import _resumable, jin_table
+from murmurate.bench._interquartile import interquartile_mean
+from murmurate.bench.jin_table import AGENTS, TASKS, JinPlan
+from murmurate.cli.main import main
+from murmurate.cli.options import change
+from murmurate.errors import Refusal
+from murmurate.recipes import recipe
+from murmurate.worlds.registry import world_names
+
+PLAN = JinPlan(
+    env_steps=100, seeds=2, tasks=("pong", "pong-occluded", "pong-one-frame"), agents=("arm", "dqn")
+)
+pytestmark = pytest.mark.usefixtures("_ale")
+
+
+@pytest.fixture
+def _ale() -> None:
+    pytest.importorskip("ale_py")
+    pytest.importorskip("scipy")
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("task", TASKS)
+def test_every_run_is_one_that_its_recipe_accepts(task: str, agent: str) -> None:
+    if TASKS[task][0] not in world_names():
+        pytest.skip(f"{TASKS[task][0]} cannot be opened here")
+    run = jin_table.planned(JinPlan(), task, agent, seed=3)
+    for settings in (run.settings, (*run.settings, *run.speed_settings)):
+        made: Any = change(recipe(run.recipe), settings, "")
+        made.validate()
+    assert made.seed == 3
+    assert bool(made.world.occlude if hasattr(made.world, "occlude") else ()) == task.endswith("-occluded")
+    if task == "pong-one-frame":
+        assert made.world.stack == 1
+    if agent == "dqn":  # dueling, double, uniform
+        assert made.learner.dueling
+        assert made.learner.selector == "online"
+        assert made.source.replay.alpha == 0
+    if not task.startswith("pong"):
+        assert made.learner.torso == "jin2018"
+
+
+def test_interquartile_means() -> None:
+    assert interquartile_mean([[8, 1, 7, 2, 6, 3, 5, 4]])["iqm"] == 4.5
+    assert interquartile_mean([[3.0]]) == {"iqm": 3.0, "interval": None}
+    low, high = interquartile_mean([[1, 2, 3, 4], [11, 12, 13, 14]])["interval"]
+    assert 1 < low < 7.5 < high < 14
+    constant = interquartile_mean([[2.0] * 5, [4.0] * 5])
+    assert constant == {"iqm": 3.0, "interval": [3.0, 3.0]}  # seeds are drawn within their task
+
+
+def test_it_trains_all_and_shows_what_hiding_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    returns = {"pong-arm": 18.0, "pong-dqn": 20.0, "occluded-arm": 15.0, "occluded-dqn": 5.0}
+    returns |= {"frame-arm": 17.0, "frame-dqn": 10.0}
+    trained = []
+
+    def train(run: _resumable.ResumableRun, log: Any) -> dict[int, dict[str, Any]]:
+        trained.append(run.folder.name)
+        value = next(v for name, v in returns.items() if name in run.folder.name) + run.seed
+        facts = {
+            "exit": "finished",
+            "eval_return_mean": value,
+            "train_return_mean": value,
+            "wall_seconds": 60,
+        }
+        return dict.fromkeys(run.ends, facts)
+
+    monkeypatch.setattr(_resumable, "train", train)
+    monkeypatch.setattr(_resumable, "measured_speed", lambda run: 10.0)
+    monkeypatch.setattr(jin_table, "report", lambda folders, page: page.write_text(str(len(folders))))
+    result = jin_table.measure(dataclasses.replace(PLAN, where=str(tmp_path)), lambda line: None)
+    assert len(set(trained)) == 3 * 2 * 2
+    assert result["expected"]["hours"] == pytest.approx(12 * 100 / 10 / 3600)
+    assert {(row["task"], row["agent"]): row["iqm"] for row in result["rows"]}["pong", "arm"] == 18.5
+    assert [(r["task"], r["agent"], r["lost"]) for r in result["lost"]] == [
+        ("pong-occluded", "arm", 3.0),
+        ("pong-occluded", "dqn", 15.0),
+        ("pong-one-frame", "arm", 1.0),
+        ("pong-one-frame", "dqn", 10.0),
+    ]
+    assert [Path(page).read_text() for page in result["reports"]] == ["4", "4", "4"]
+
+
+def test_unknown_names_are_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Refusal, match="pong-occluded"):
+        jin_table.planned(PLAN, "pong-ocluded", "arm", 0)
+    assert main(["bench", "jin-table", "--env-step", "100"]) == 2
+    assert "Did you mean --env-steps?" in capsys.readouterr().err
