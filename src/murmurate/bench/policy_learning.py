@@ -24,7 +24,8 @@ _PUBLISHED = {"halfcheetah-ppo": (1443.0, 46.0)}
 class PolicyLearningPlan:
     """Seeds are 0 up to a number; each run takes all of its recipe's env steps.
 
-    cartpole_seeds: of cartpole-ppo and of cartpole-trpo. halfcheetah_seeds: of halfcheetah-ppo. where: the folder that keeps the runs; a finished one is not run again.
+    cartpole_seeds: of cartpole-ppo and of cartpole-trpo. halfcheetah_seeds: of halfcheetah-ppo. where: the
+        folder that keeps the runs; a finished one is not run again.
     """
 
     cartpole_seeds: PositiveInt = 1
