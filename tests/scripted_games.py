@@ -32,7 +32,7 @@ class ScriptedGame:
         self._seed = self._number = 0
         self._killed = False
 
-    def begin(self, seed: int | None) -> Frame:
+    def begin(self, seed: int | None, steps: int) -> Frame:
         if self._broken:
             raise OSError("no power")
         if seed is not None:

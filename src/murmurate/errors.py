@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+# packages of Debian and Ubuntu, and what messages call the libraries in them
+_LIBRARIES = {
+    "libegl1 libegl-mesa0 libgl1-mesa-dri": ("EGL",),
+    "libgl1": ("GL",),
+    "libglu1-mesa": ("GLU",),
+    "libosmesa6": ("OSMesa",),
+    "libx11-6": ("X11",),
+    "libglib2.0-0": ("gthread-2.0", "glib-2.0"),
+}
 
 
 class Refusal(Exception):
@@ -18,6 +29,17 @@ class MissingExtra(Refusal):
             f"{purpose} needs the package {package}, which is not installed. "
             f"Run: pip install 'murmurate[{extra}]'"
         )
+
+
+def library_advice(problem: BaseException) -> str:
+    """What to install where ``problem`` is about a missing library of the system; else empty."""
+    text = str(problem)
+    packages = {
+        package
+        for package, words in _LIBRARIES.items()
+        if any(re.search(rf"\b(lib)?{word}(\.so|\b)", text) for word in words)
+    }
+    return f" On Debian and Ubuntu run: apt-get install {' '.join(sorted(packages))}" if packages else ""
 
 
 class RunFailed(Exception):

@@ -139,6 +139,11 @@ class World(Protocol):
         is not read."""
         ...
 
+    def shared_by(self, simulators: int) -> World:
+        """This world as each of a run's ``simulators`` opens it: what is counted over the run is divided
+        among them."""
+        return self
+
     def fingerprint(self) -> dict[str, Any] | None:
         """Plain values that identify this data set in a run folder; None for simulators."""
         return None

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from murmurate.errors import Refusal, RunFailed
+from murmurate.errors import Refusal, RunFailed, library_advice
 from murmurate.sources.rollouts import RolloutSource
 from murmurate.spec import EnvSpec, Episode, TimeStep
 from murmurate.worlds.generators import simulator_seed
@@ -190,6 +190,28 @@ def test_now_and_then_is_not_again_and_again(opened: Callable[..., Any]) -> None
 def test_what_cannot_be_opened_is_refused_with_the_remedy(opened: Callable[..., Any]) -> None:
     with pytest.raises(Refusal, match=r"no cartridge\. Run: apt-get install cartridge"):
         opened(1, unusable=True).reset(0)
+
+
+@pytest.mark.parametrize(
+    ("said", "package"),
+    [
+        ('Library "GLU" not found.', "libglu1-mesa"),
+        ("libGL.so.1: cannot open shared object file: No such file or directory", "libgl1"),
+        ('Library "EGL" not found.', "libegl1 libegl-mesa0 libgl1-mesa-dri"),
+        ("cannot import name 'GLuint' from 'pyglet.gl'", ""),
+    ],
+)
+def test_a_missing_library_of_the_system_is_named_with_its_package(said: str, package: str) -> None:
+    advice = library_advice(ImportError(said))
+    assert advice == (f" On Debian and Ubuntu run: apt-get install {package}" if package else "")
+
+
+def test_a_game_that_cannot_be_imported_is_refused(opened: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "without_library.py").write_text("raise ImportError('Library \"GLU\" not found.')")
+    os.environ["PYTHONPATH"] += os.pathsep + str(tmp_path)  # as it was after the test: see ``opened``
+    simulators = RenderedSimulators(SPEC, "without_library:Game", {}, 1)
+    with pytest.raises(Refusal, match=r"scripted cannot be opened here.*\. On Debian.*install libglu1-mesa"):
+        simulators.reset(0)
 
 
 def test_an_impossible_action_is_refused(opened: Callable[..., Any]) -> None:

@@ -15,10 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from murmurate.cli import doctor
 from murmurate.errors import MissingExtra, Refusal
 from murmurate.evaluation.games import evaluate, record_game
 from murmurate.recipes import recipe
 from murmurate.spec import EnvSpec, TimeStep
+from murmurate.worlds import vizdoom as worlds
 from murmurate.worlds.generators import simulator_seed
 from murmurate.worlds.registry import world
 from murmurate.worlds.rendered import RenderedSimulators
@@ -82,6 +84,18 @@ def test_without_vizdoom_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(MissingExtra, match=r"murmurate\[doom\]"):
         DoomWorld("my-way-home").open(1, training=True)
     assert world("cartpole").name == "cartpole"
+
+
+def test_a_missing_scenario_is_named_with_the_package(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(worlds._WORLDS, "my-way-home", ("removed", {}))
+    words = r"removed\.cfg is missing from the package vizdoom. Run: pip install --force-reinstall vizdoom"
+    with pytest.raises(Refusal, match=words):
+        opened(request, "doom-my-way-home", 1).reset(0)
+    found = next(check for check in doctor.findings()["checks"] if check["name"] == "Doom")
+    assert (found["status"], found["found"]) == ("bad", "does not start")
+    assert "--force-reinstall vizdoom" in found["advice"]
 
 
 class Oracle:

@@ -1,4 +1,4 @@
-"""Return that PPO and TRPO reach: on CartPole, and PPO on HalfCheetah beside what CleanRL publishes."""
+"""Return that policies reach on CartPole, and PPO on HalfCheetah beside what CleanRL publishes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from murmurate.ranges import NonNegativeInt, PositiveInt
 from murmurate.record.runs import RecordedRun
 
 NAME = "policy-learning"
-SUMMARY = "evaluation return of cartpole-ppo and -trpo; --full: on 5 seeds, and halfcheetah-ppo"
+SUMMARY = "evaluation return of cartpole-arm, -impala, -ppo and -trpo; --full: 5 seeds, and halfcheetah-ppo"
 
+_AGENTS = ("arm", "impala", "ppo", "trpo")
 _GOAL = 475.0  # of an evaluation on CartPole
 # CleanRL's ppo_continuous_action on HalfCheetah-v4 after 1 M steps: mean return of training episodes, and its
 # deviation over seeds
@@ -24,8 +25,8 @@ _PUBLISHED = {"halfcheetah-ppo": (1443.0, 46.0)}
 class PolicyLearningPlan:
     """Seeds are 0 up to a number; each run takes all of its recipe's env steps.
 
-    cartpole_seeds: of cartpole-ppo and of cartpole-trpo. halfcheetah_seeds: of halfcheetah-ppo. where: the
-        folder that keeps the runs; a finished one is not run again.
+    cartpole_seeds: of each agent on CartPole. halfcheetah_seeds: of halfcheetah-ppo. where: the folder that
+        keeps the runs; a finished one is not run again.
     """
 
     cartpole_seeds: PositiveInt = 1
@@ -35,7 +36,7 @@ class PolicyLearningPlan:
     @property
     def recipes(self) -> dict[str, int]:
         """Seeds by recipe."""
-        seeds = {"cartpole-ppo": self.cartpole_seeds, "cartpole-trpo": self.cartpole_seeds}
+        seeds = {f"cartpole-{name}": self.cartpole_seeds for name in _AGENTS}
         return seeds | {"halfcheetah-ppo": self.halfcheetah_seeds} if self.halfcheetah_seeds else seeds
 
 

@@ -19,6 +19,7 @@ from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.launch import exposure, secret
 from murmurate.spec import native_bfloat16
 from murmurate.training.run_folder import hardware, versions
+from murmurate.worlds.interface import SimulatorWorld
 
 _OK, _NOTE, _BAD = "ok", "note", "bad"
 
@@ -27,7 +28,7 @@ def findings() -> dict[str, Any]:
     """``{"checks": [{"name", "status", "found", "advice"}], "ok": bool, "hardware", "versions"}``."""
     functions: list[Callable[[], dict[str, str]]] = [
         _cores, _threads, _memory, _shared_memory, _open_files, _gpu, _bfloat16, _kernels, _torso, _roms,
-        _mujoco, _doom, _video, _secret, _store,
+        _mujoco, _doom, _mazes, _video, _secret, _store,
     ]  # fmt: skip
     checks = [check() for check in functions]
     return {
@@ -157,17 +158,27 @@ def _mujoco() -> dict[str, str]:
 def _doom() -> dict[str, str]:
     from murmurate.worlds import vizdoom
 
-    if not vizdoom.names():
-        return _check("Doom", _NOTE, "not installed", "pip install 'murmurate[doom]'")
+    return _rendered("Doom", "doom", vizdoom.DoomWorld("my-way-home") if vizdoom.names() else None)
+
+
+def _mazes() -> dict[str, str]:
+    from murmurate.worlds import mazes
+
+    return _rendered("mazes", "mazes", mazes.MazeWorld(5) if mazes.names() else None)
+
+
+def _rendered(name: str, extra: str, world: SimulatorWorld | None) -> dict[str, str]:
+    """Whether a game can be started: it may lack a file, a library of the system or a driver."""
+    if world is None:
+        return _check(name, _NOTE, "not installed", f"pip install 'murmurate[{extra}]'")
+    simulators = world.open(1, training=False)
     try:
-        simulators = vizdoom.DoomWorld("my-way-home").open(1, training=False)
-        try:
-            simulators.reset(0)
-        finally:
-            simulators.close()
+        simulators.reset(0)
     except (Refusal, RunFailed) as problem:
-        return _check("Doom", _BAD, "does not start", str(problem))
-    return _check("Doom", _OK, "starts")
+        return _check(name, _BAD, "does not start", str(problem))
+    finally:
+        simulators.close()
+    return _check(name, _OK, "starts")
 
 
 def _secret() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -78,4 +79,6 @@ def open_source(run: Run, rank: int, learner: Any, fabric: Fabric) -> Source:
     def channel(name: str, like: Tensor) -> Channel:
         return fabric.channel(name, like, members=range(run.replicas))
 
-    return run.source.open(SourceContext(run, rank, learner, progress, channel))
+    simulators = run.replicas * getattr(run.source, "simulators", 1)
+    shared = dataclasses.replace(run, world=run.world.shared_by(simulators))
+    return run.source.open(SourceContext(shared, rank, learner, progress, channel))

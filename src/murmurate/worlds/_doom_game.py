@@ -8,6 +8,7 @@ import shutil
 import signal
 import stat
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -70,7 +71,7 @@ class DoomGame:
         if (launcher := _ends_with_parent()) is not None:
             game.set_vizdoom_path(str(launcher))
 
-    def begin(self, seed: int | None) -> Frame:
+    def begin(self, seed: int | None, steps: int) -> Frame:
         game = self._game
         if seed is not None:
             game.set_seed(seed % 2**32)
@@ -99,6 +100,13 @@ class DoomGame:
             return False
         os.kill(self._process, signal.SIGKILL)
         return True
+
+    def state(self) -> None:
+        """ViZDoom's saved games do not hold its random numbers."""
+        return None
+
+    def load(self, state: dict[str, Any]) -> None:
+        raise ValueError("a game of ViZDoom cannot be saved")
 
     def close(self) -> None:
         self._game.close()

@@ -26,9 +26,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from murmurate.errors import library_advice
+
 Frame = npt.NDArray[np.uint8]
 
-OPEN, RESET, STEP = b"o", b"r", b"s"  # requests
+OPEN, RESET, STEP, SAVE, LOAD = b"o", b"r", b"s", b"g", b"l"  # requests
 DONE, REFUSED, FAILED = b"d", b"n", b"f"  # answers
 _HEADER = struct.Struct("<cI")  # kind, bytes that follow
 _FAILURES = 5  # of one game in a row, each without ``_WORKS`` steps in between
@@ -45,8 +47,9 @@ class Unusable(Exception):
 class Game(Protocol):
     """One game. It begins an episode by ``begin``; ``frame`` is then what is seen now."""
 
-    def begin(self, seed: int | None) -> Frame:
-        """Begin an episode: its first frame [C, H, W]. seed: of this and the following ones."""
+    def begin(self, seed: int | None, steps: int) -> Frame:
+        """Begin an episode: its first frame [C, H, W]. seed: of this and the following ones. steps: that this
+        simulator has made in the whole run."""
         ...
 
     def step(self, action: int) -> tuple[Frame, float, bool, bool]:
@@ -60,6 +63,12 @@ class Game(Protocol):
     def kill(self) -> bool:
         """Called by another thread while ``begin`` or ``step`` hangs: make it raise. False: nothing can."""
         ...
+
+    def state(self) -> dict[str, Any] | None:
+        """Plain JSON values to continue from exactly; None where that is not possible."""
+        ...
+
+    def load(self, state: dict[str, Any]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -91,7 +100,8 @@ class Settings:
         try:
             made: Game = getattr(importlib.import_module(module), kind)(**self.options)
         except ImportError as problem:
-            raise Unusable(f"The world {self.name} cannot be opened here: {problem}") from problem
+            cause = f"{str(problem).rstrip('.')}.{library_advice(problem)}"
+            raise Unusable(f"The world {self.name} cannot be opened here: {cause}") from problem
         return made
 
 
@@ -150,6 +160,7 @@ class _Slot:
         self._settings, self._shared, self._index = settings, shared, index
         self._game: Game | None = None
         self._seed, self._failures, self._steps_since, self._replaced = 0, 0, 0, 0
+        self.steps = 0  # in the whole run
         self._since: float | None = None  # when the present call began
         self._allowed_seconds = 0.0
         self.messages: list[str] = []
@@ -170,6 +181,7 @@ class _Slot:
 
     def step(self, action: int) -> None:
         index, shared = self._index, self._shared
+        self.steps += 1
         try:
             with self._watched(self._settings.hang_seconds):
                 assert self._game is not None
@@ -201,6 +213,17 @@ class _Slot:
             return False
         return game is None or seconds > 2 * self._allowed_seconds or not game.kill()
 
+    def save(self) -> dict[str, Any] | None:
+        game = None if self._game is None else self._game.state()
+        return None if game is None else {"game": game, "seed": self._seed, "replaced": self._replaced}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._seed, self._replaced = state["seed"], state["replaced"]
+        with self._watched(_START_SECONDS):
+            if self._game is None:
+                self._game = self._settings.make()
+            self._game.load(state["game"])
+
     def close(self) -> None:
         if self._game is not None:
             with contextlib.suppress(Exception):
@@ -211,7 +234,7 @@ class _Slot:
         with self._watched(_START_SECONDS if self._game is None else self._settings.hang_seconds):
             if self._game is None:
                 self._game = self._settings.make()
-            _copy(self._game.begin(seed), self._shared.frame[self._index])
+            _copy(self._game.begin(seed, self.steps), self._shared.frame[self._index])
 
     def _replace(self, problem: Exception) -> None:
         """Begin an episode of a new game, with a seed of its own."""
@@ -264,9 +287,22 @@ class _Server:
         self._pool = ThreadPoolExecutor(self._threads)
 
     def answer(self, kind: bytes, payload: bytes) -> bytes:
-        """Do what is asked; messages about replaced games, pickled."""
-        values = np.frombuffer(payload, np.uint64 if kind == RESET else np.int64).tolist()
-        self._all(_Slot.begin if kind == RESET else _Slot.step, values)
+        """Do what is asked. The answer, pickled: states for SAVE, else messages about replaced games."""
+        if kind == SAVE:
+            saved: list[Any] = [None] * len(self._slots)
+
+            def save(slot: _Slot, index: int) -> None:
+                saved[index] = slot.save()
+
+            self._all(save, range(len(saved)))
+            return pickle.dumps(saved)
+        if kind == STEP:
+            self._all(_Slot.step, np.frombuffer(payload, np.int64).tolist())
+        else:
+            steps, values = pickle.loads(payload)
+            for slot in self._slots:
+                slot.steps = steps
+            self._all(_Slot.begin if kind == RESET else _Slot.load, values)
         messages = [message for slot in self._slots for message in slot.messages]
         for slot in self._slots:
             slot.messages.clear()
@@ -279,7 +315,7 @@ class _Server:
         for slot in self._slots:
             slot.close()
 
-    def _all(self, call: Callable[[_Slot, int], None], values: Sequence[int]) -> None:
+    def _all(self, call: Callable[[_Slot, Any], None], values: Sequence[Any]) -> None:
         """``call`` for each slot with its value, each thread taking the next slot."""
         order = iter(list(zip(self._slots, values, strict=True)))  # a list's ``next`` is atomic
 

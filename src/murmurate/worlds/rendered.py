@@ -47,7 +47,7 @@ class RenderedSimulators:
     an agent learns from; episodes have the unscaled ones. threads: of the server. screen: shape [H, W, 3] of
     pictures of simulator 0, if they are wanted.
 
-    They cannot be saved: a resumed run begins new episodes.
+    savable: whether the games have a state. If not, a resumed run begins new episodes.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class RenderedSimulators:
         threads: int = 1,
         screen: tuple[int, int, int] | None = None,
         hang_seconds: float = HANG_SECONDS,
+        savable: bool = False,
     ) -> None:
         channels, height, width = spec.observation_shape
         self._spec, self._size, self._first, self._scale = spec, size, first, scale
@@ -77,6 +78,8 @@ class RenderedSimulators:
         self._observation = self._empty()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
+        self._savable = savable
+        self._steps = 0  # of each simulator in the whole run
         self._seed, self._failures, self._steps_since = 0, 0, 0
 
     @property
@@ -102,12 +105,13 @@ class RenderedSimulators:
                 f"{self._spec.name} has actions 0 to {self._spec.actions - 1}, got {action.tolist()}"
             )
         with contextlib.suppress(OSError):  # receive notices a server that is gone
-            self._request(server.STEP, chosen.astype(np.int64))
+            self._request(server.STEP, chosen.astype(np.int64).tobytes())
 
     def receive(self) -> TimeStep:
         shared = self._shared
+        self._steps += 1
         try:
-            messages = self._answer()
+            messages = tuple(self._answer())
         except (OSError, EOFError) as problem:
             return self._all_lost(problem)
         self._steps_since += 1
@@ -137,10 +141,32 @@ class RenderedSimulators:
         return step
 
     def state(self) -> dict[str, Any] | None:
-        return None
+        if not self._savable or self._process is None:
+            return None
+        self._request(server.SAVE)
+        games = self._answer()
+        if None in games:
+            return None
+        return {
+            "games": games,
+            "observation": self._observation.clone(),
+            "episodes": self._counter.state(),
+            "seed": self._seed,
+            "steps": self._steps,
+        }
 
     def load(self, state: dict[str, Any]) -> TimeStep:
-        raise ValueError(f"{self._spec.name} cannot be saved, so there is no state to load: call reset")
+        if not self._savable:
+            raise ValueError(f"{self._spec.name} cannot be saved, so there is no state to load: call reset")
+        if self._process is None:
+            self._open()
+        self._seed, self._steps = state["seed"], state["steps"]
+        self._request(server.LOAD, pickle.dumps((self._steps, state["games"])))
+        self._answer()
+        self._counter.load(state["episodes"])
+        self._observation = state["observation"].clone()
+        self._shared.frame[:] = self._stacks(self._observation)[:, -1]
+        return first_step(self._observation)
 
     def picture(self) -> Picture:
         if self._shared.screen is None:
@@ -170,8 +196,8 @@ class RenderedSimulators:
                 if self._process is None:
                     self._open()
                 seeds = [simulator_seed(self._seed, self._first + b) for b in range(self._size)]
-                self._request(server.RESET, np.array(seeds, np.uint64))
-                return messages + self._answer()
+                self._request(server.RESET, pickle.dumps((self._steps, seeds)))
+                return messages + tuple(self._answer())
             except (OSError, EOFError) as problem:
                 messages += self._note_failure(problem)
 
@@ -224,13 +250,13 @@ class RenderedSimulators:
         here.settimeout(_SERVER_SECONDS)
         server.send(here, server.OPEN, pickle.dumps(self._settings))
 
-    def _request(self, kind: bytes, values: npt.NDArray[Any]) -> None:
+    def _request(self, kind: bytes, payload: bytes = b"") -> None:
         if self._connection is None:
             raise EOFError("it is not open")
-        server.send(self._connection, kind, values.tobytes())
+        server.send(self._connection, kind, payload)
 
-    def _answer(self) -> tuple[str, ...]:
-        """Messages about replaced games. Raises Refusal and RunFailed as the server says."""
+    def _answer(self) -> list[Any]:
+        """Messages about replaced games, or their states. Raises Refusal and RunFailed as the server says."""
         if self._connection is None:
             raise EOFError("it is not open")
         kind, payload = server.receive(self._connection)
@@ -240,7 +266,7 @@ class RenderedSimulators:
         if kind == server.FAILED:
             self.close()
             raise errors.RunFailed(payload.decode())
-        return tuple(pickle.loads(payload)) if payload else ()
+        return pickle.loads(payload) if payload else []
 
     # -- stacks ---------------------------------------------------------------------------------------
 
