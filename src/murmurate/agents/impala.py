@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._auto import linear_schedule, resolve_auto
-from murmurate.agents._on_policy import draw, log_prob_and_entropy
-from murmurate.agents._policy import bootstrap_values, one_step
+from murmurate.agents._on_policy import bootstrap_values, draw, log_prob_and_entropy, one_step
 from murmurate.agents.interface import Action
 from murmurate.losses.policy import policy_gradient
 from murmurate.losses.value import value_loss

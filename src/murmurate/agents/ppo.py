@@ -17,8 +17,8 @@ from murmurate.agents._on_policy import (
     explained_variance,
     log_prob_and_entropy,
     log_probability,
+    one_step,
 )
-from murmurate.agents._policy import one_step
 from murmurate.agents._running import RunningStatistics
 from murmurate.agents.interface import Action
 from murmurate.losses.surrogate import clipped_surrogate, clipped_value_loss

@@ -8,6 +8,7 @@ from typing import Any
 
 from murmurate.bench._cache import cached_run
 from murmurate.bench._result import Log, spread
+from murmurate.ranges import NonNegativeInt, PositiveInt
 from murmurate.record.runs import RecordedRun
 
 NAME = "policy-learning"
@@ -22,24 +23,34 @@ _PUBLISHED = {"halfcheetah-ppo": (1443.0, 46.0)}
 
 @dataclasses.dataclass(frozen=True)
 class PolicyLearningPlan:
-    """recipes: name and number of seeds; each run takes all of its recipe's env steps.
+    """Seeds are 0 up to a number; each run takes all of its recipe's env steps.
 
-    where: the folder that keeps the runs; a finished one is not run again.
+    cartpole_seeds: of each agent on CartPole. halfcheetah_seeds: of halfcheetah-ppo. where: the folder that
+        keeps the runs; a finished one is not run again.
     """
 
-    recipes: tuple[tuple[str, int], ...] = tuple((f"cartpole-{name}", 1) for name in _AGENTS)
+    cartpole_seeds: PositiveInt = 1
+    halfcheetah_seeds: NonNegativeInt = 0
     where: str = "runs/policy-learning"
+
+    @property
+    def recipes(self) -> dict[str, int]:
+        """Seeds by recipe."""
+        seeds = {f"cartpole-{name}": self.cartpole_seeds for name in _AGENTS}
+        return seeds | {"halfcheetah-ppo": self.halfcheetah_seeds} if self.halfcheetah_seeds else seeds
 
 
 QUICK = PolicyLearningPlan()
-FULL = PolicyLearningPlan((*((f"cartpole-{name}", 5) for name in _AGENTS), ("halfcheetah-ppo", 3)))
+FULL = PolicyLearningPlan(cartpole_seeds=5, halfcheetah_seeds=3)
 
 
 def measure(plan: PolicyLearningPlan, log: Log) -> dict[str, Any]:
     """Return over seeds: of 10 greedy evaluation games with the last parameters, and the mean of the last 100
     training episodes, which is what CleanRL publishes. A seed counts as reached if the evaluation on CartPole
     is at least 475, or the training return elsewhere at least the published mean."""
-    found = {name: [_run(plan, name, seed, log) for seed in range(seeds)] for name, seeds in plan.recipes}
+    found = {
+        name: [_run(plan, name, seed, log) for seed in range(seeds)] for name, seeds in plan.recipes.items()
+    }
     return {
         "goal": _GOAL,
         "published": {name: {"mean": mean, "deviation": d} for name, (mean, d) in _PUBLISHED.items()},
