@@ -255,6 +255,20 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Rows], list[tuple[str, s
             ("seconds", "wall_seconds.median"),
         ],
     ),
+    "policy-learning": (
+        "run",
+        lambda result: list(result["recipes"].items()),
+        [
+            ("seeds", "seeds"),
+            ("seeds that reached the goal", "reached"),
+            ("evaluation, median", "eval_return_mean.median"),
+            ("least", "eval_return_mean.least"),
+            ("training, median", "train_return_mean.median"),
+            ("least", "train_return_mean.least"),
+            ("env steps", "env_steps.median"),
+            ("seconds", "wall_seconds.median"),
+        ],
+    ),
     "relaxed-loop": (
         "world, D",
         lambda result: [

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from murmurate.agents._policy import final_values
+from murmurate.agents._on_policy import final_values
 from murmurate.agents.a2c import A2C, A2CAgent
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context

@@ -1,5 +1,7 @@
 """Medians, ratios and limits from windows that were written by hand."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from murmurate.bench import (
     all_reduce_vs_ddp,
     atari_throughput,
     cartpole_throughput,
+    policy_learning,
     relaxed_loop,
     strategy_cost,
     vizdoom_throughput,
@@ -33,6 +36,24 @@ def test_spread_is_median_extremes_and_quartiles() -> None:
     }
     alone = spread([7.0])
     assert (alone["median"], alone["least"], alone["greatest"], alone["quartiles"]) == (7, 7, 7, [7, 7])
+
+
+class _Run:
+    """What a bench asks of a recorded run."""
+
+    def __init__(self, evaluated: float, trained: float) -> None:
+        self._facts = {"eval_return_mean": evaluated, "train_return_mean": trained}
+
+    def fact(self, name: str) -> float:
+        return self._facts.get(name, 1.0)
+
+
+def test_cartpole_counts_evaluations_and_halfcheetah_the_returns_in_training() -> None:
+    runs: list[Any] = [_Run(475.0, 0.0), _Run(474.9, 2000.0), _Run(2000.0, 1443.0)]
+    assert policy_learning._figures("cartpole-ppo", runs)["reached"] == 2
+    figures = policy_learning._figures("halfcheetah-ppo", runs)
+    assert (figures["reached"], figures["seeds"]) == (2, 3)
+    assert figures["train_return_mean"]["values"] == [0.0, 2000.0, 1443.0]
 
 
 @pytest.mark.parametrize(

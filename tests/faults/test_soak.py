@@ -76,7 +76,7 @@ def test_a_long_run_that_is_hurt_every_20_seconds_ends_by_itself_and_plays_as_we
         command.learning(4)
         hurt = 0
         while not is_over(command):
-            until(lambda: is_over(command) or is_whole(command), "all replicas to be back")
+            until(lambda: is_over(command) or is_whole(command), "all replicas to be back", every=0.5)
             if not is_over(command):
                 victim, number = (
                     rng.randrange(4),
@@ -85,7 +85,8 @@ def test_a_long_run_that_is_hurt_every_20_seconds_ends_by_itself_and_plays_as_we
                 os.kill(command.pids()[victim], number)
                 hurt += 1
             after = time.monotonic() + _FAULT_SECONDS
-            until(lambda after=after: is_over(command) or time.monotonic() > after)
+            # each look reads all records, of which there are many after two hours
+            until(lambda after=after: is_over(command) or time.monotonic() > after, every=1.0)
         assert command.wait() == 0, command.said()
         command.leaves_nothing()
         assert hurt >= _HOURS * 3600 / _FAULT_SECONDS / 4

@@ -256,3 +256,14 @@ def test_the_wrong_number_of_replicas_is_refused(tmp_path: Path) -> None:
     train(short(updates=2), tmp_path / "run")
     with pytest.raises(Refusal, match="made with 3 replicas"):
         resume(tmp_path / "run", lambda run: dataclasses.replace(run, replicas=2))
+
+
+def test_time_ends_a_run_that_has_not_begun_to_learn(tmp_path: Path) -> None:
+    run = recipe("cartpole-dqn")
+    replay = dataclasses.replace(run.source.replay, capacity=10**6, learning_starts=10**6)
+    source = dataclasses.replace(run.source, replay=replay)
+    fields = {"minutes": 0.005, "env_steps": None, "launcher": "inline", "stop_at_return": None}
+    finish = train(dataclasses.replace(run, source=source, **fields), tmp_path / "run")
+    assert finish.summary["exit"] == "finished"
+    assert finish.summary["updates"] == 0
+    assert finish.summary["env_steps"] < 10**6

@@ -28,8 +28,8 @@ PONG = EnvSpec("pong", (4, 84, 84), torch.uint8, actions=6, stacked=True)
     [
         ("--replay.alpha 1.5", "replay.alpha is 1.5"),
         ("--replay.alpha-end -0.5", "replay.alpha-end is -0.5"),
-        ("--replay.samples-per-insert 0", "it must be above 0"),
-        ("--replay.samples-per-insert inf", "samples-per-insert is inf; it must be at most"),
+        ("--replay.samples-per-insert 0", "it must be from 0.001"),
+        ("--replay.samples-per-insert inf", "samples-per-insert is inf; it must be from"),
         ("--replay.fit-every 1001", "no whole number of batches of 64. Use --replay.fit-every 1000"),
         ("--replay.fit-every 100 --replay.samples-per-insert 0.5", "Use --replay.fit-every 128"),
         ("--replay.fit-every 512 --env-steps 1500", "begins to learn after 1,512. .* --replay.fit-every"),

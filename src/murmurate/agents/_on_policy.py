@@ -1,5 +1,6 @@
-"""Shared by agents that learn from their own rollouts: actions and probabilities from a policy's parameters
-(logits, or mean and log standard deviation side by side), and advantages."""
+"""Shared by agents that learn from rollouts: steps of an actor-critic net, bootstrap values, advantages, and
+actions and probabilities from a policy's parameters (logits, or mean and log standard deviation side by
+side)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,19 @@ from torch import Tensor
 from murmurate.losses.divergence import categorical_kl, gaussian_kl
 from murmurate.losses.policy import categorical_log_prob_and_entropy, gaussian_entropy, gaussian_log_prob
 from murmurate.losses.returns import generalized_advantages
+from murmurate.nets.actor_critic import ActorCritic
 from murmurate.spec import EnvSpec, Trajectory
+
+
+def one_step(
+    net: ActorCritic, observation: Tensor, memory: Tensor | None, first: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The policy's parameters [B, A], values [B] and the memory afterwards, for observations [B, ...]."""
+    if memory is None:
+        policy, value = net(observation)
+        return policy, value, None
+    policy, value, memory = net.unroll(observation[None], memory, first[None])
+    return policy[0], value[0], memory
 
 
 def draw(policy: Tensor, spec: EnvSpec, generator: torch.Generator, greedy: bool) -> Tensor:
@@ -56,6 +69,37 @@ def explained_variance(value: Tensor, advantage: Tensor) -> float:
     """1 - Var(G - V) / Var(G): 1 for a perfect critic, 0 for a constant one; NaN if all returns are equal."""
     spread = float((advantage + value).var())
     return 1.0 - float(advantage.var()) / spread if spread > 0.0 else math.nan
+
+
+@torch.no_grad()
+def bootstrap_values(
+    net: ActorCritic, data: Trajectory, memory: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Values of the observations after step T [B], and of ``data.truncated_observation`` [K], None without.
+
+    memory: after step T.
+    """
+    ended = data.terminated[-1] | data.truncated[-1]
+    _, last_value, _ = one_step(net, data.last_observation, memory, ended)
+    return last_value, None if data.truncated_observation is None else final_values(net, data)
+
+
+@torch.no_grad()
+def final_values(net: ActorCritic, data: Trajectory) -> Tensor:
+    """[K] values of the final observations of truncated episodes, of which there are some."""
+    final, memory = data.truncated_observation, data.memory
+    if final is None:
+        raise ValueError("no step of the trajectory is truncated")
+    if memory is None:
+        return one_step(net, final, None, data.first[0])[1]
+    # each is read with the recurrent state of its episode at that step
+    values: list[Tensor] = []
+    for t, observation in enumerate(torch.split(final, data.truncated.sum(1).tolist())):
+        _, _, memory = one_step(net, data.observation[t], memory, data.first[t])
+        if memory is not None and len(observation):
+            never = torch.zeros(len(observation), dtype=torch.bool, device=final.device)
+            values.append(one_step(net, observation, memory[data.truncated[t]], never)[1])
+    return torch.cat(values)
 
 
 def advantages(

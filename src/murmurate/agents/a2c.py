@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._auto import linear_schedule, resolve_auto
-from murmurate.agents._on_policy import advantages, draw, log_prob_and_entropy
-from murmurate.agents._policy import bootstrap_values, one_step
-from murmurate.agents.interface import Action
+from murmurate.agents._on_policy import advantages, bootstrap_values, draw, log_prob_and_entropy, one_step
+from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.policy import policy_gradient
 from murmurate.losses.value import value_loss
 from murmurate.nets.actor_critic import actor_critic
@@ -77,7 +76,7 @@ class A2C(LearnerConfig):
         return A2CAgent(self, context)
 
 
-class A2CAgent:
+class A2CAgent(OneReplica):
     """One actor-learner (see ``Agent``)."""
 
     def __init__(self, config: A2C, context: Context) -> None:
@@ -108,21 +107,6 @@ class A2CAgent:
         return torch.optim.RMSprop(
             parameters, lr=c.learning_rate, alpha=c.rmsprop_alpha, eps=c.rmsprop_epsilon
         )
-
-    @property
-    def clock(self) -> int:
-        return self.replica.clock
-
-    @property
-    def replicas(self) -> dict[str, Replica]:
-        return {self.replica.name: self.replica}
-
-    @property
-    def acting(self) -> tuple[str, ...]:
-        return (self.replica.name,)
-
-    def assign_simulators(self, first: int, total: int) -> None:
-        """Exploration does not differ between simulators."""
 
     def initial_memory(self, batch: int) -> Tensor | None:
         return self.net.initial_memory(batch)
@@ -172,10 +156,3 @@ class A2CAgent:
             data, value, last_value, final_value, discount=c.discount, lambda_=c.gae_lambda
         )
         return advantage, advantage + value
-
-    def state(self) -> dict[str, Any]:
-        """Empty: the replica saves its own state."""
-        return {}
-
-    def load(self, state: dict[str, Any]) -> None:
-        pass

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._auto import linear_schedule, resolve_auto
-from murmurate.agents.interface import Action
+from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.regret import (
     cumulative_target,
     importance_weights,
@@ -85,7 +85,7 @@ class ARM(LearnerConfig):
         return ARMAgent(self, context)
 
 
-class ARMAgent:
+class ARMAgent(OneReplica):
     """One actor-learner (see ``Agent``).
 
     theta and omega (V and Q+) are two heads of one net, in one vector: with Adam, the two updates of eq. 2.15
@@ -125,24 +125,6 @@ class ARMAgent:
         # the nets of the previous iteration, theta_{t-1} and omega_{t-1}, of which pi_t is made
         self.previous = TargetNetwork(self.net, every=0) if off_policy else None
         self.iterations = 0
-
-    @property
-    def clock(self) -> int:
-        return self.replica.clock
-
-    @property
-    def replicas(self) -> dict[str, Replica]:
-        return {self.replica.name: self.replica}
-
-    @property
-    def acting(self) -> tuple[str, ...]:
-        return (self.replica.name,)
-
-    def assign_simulators(self, first: int, total: int) -> None:
-        """Exploration does not differ between simulators."""
-
-    def initial_memory(self, batch: int) -> Tensor | None:
-        return None
 
     @torch.no_grad()
     def act(

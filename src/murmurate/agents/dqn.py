@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._auto import linear_schedule, resolve_auto
-from murmurate.agents.interface import Action
+from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.q_learning import q_step
 from murmurate.nets.q_network import q_network
 from murmurate.nets.target import TargetNetwork
@@ -83,7 +83,7 @@ class DQN(LearnerConfig):
         return DQNAgent(self, context)
 
 
-class DQNAgent:
+class DQNAgent(OneReplica):
     """One actor-learner (see ``Agent``)."""
 
     def __init__(self, config: DQN, context: Context) -> None:
@@ -113,24 +113,9 @@ class DQNAgent:
         self._assigned: tuple[int, int] | None = None  # first simulator of the next ``act``, and their total
         self._lowest: int | None = None  # number of a simulator ever assigned
 
-    @property
-    def clock(self) -> int:
-        return self.replica.clock
-
-    @property
-    def replicas(self) -> dict[str, Replica]:
-        return {self.replica.name: self.replica}
-
-    @property
-    def acting(self) -> tuple[str, ...]:
-        return (self.replica.name,)
-
     def assign_simulators(self, first: int, total: int) -> None:
         self._assigned = first, total
         self._lowest = first if self._lowest is None else min(self._lowest, first)
-
-    def initial_memory(self, batch: int) -> Tensor | None:
-        return None
 
     def epsilon(self, simulators: int) -> Tensor | float:
         """The present probability of a random action; [simulators] if each has its own."""

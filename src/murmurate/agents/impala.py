@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from murmurate.agents._auto import linear_schedule, resolve_auto
-from murmurate.agents._on_policy import draw, log_prob_and_entropy
-from murmurate.agents._policy import bootstrap_values, one_step
-from murmurate.agents.interface import Action
+from murmurate.agents._on_policy import bootstrap_values, draw, log_prob_and_entropy, one_step
+from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.policy import policy_gradient
 from murmurate.losses.value import value_loss
 from murmurate.losses.vtrace import VTrace, vtrace
@@ -86,7 +85,7 @@ class IMPALA(LearnerConfig):
         return IMPALAAgent(self, context)
 
 
-class IMPALAAgent:
+class IMPALAAgent(OneReplica):
     """A learner, and in an actor process the policy that acts (see ``Agent``)."""
 
     def __init__(self, config: IMPALA, context: Context) -> None:
@@ -117,17 +116,6 @@ class IMPALAAgent:
         return torch.optim.RMSprop(
             parameters, lr=c.learning_rate, alpha=c.rmsprop_alpha, eps=c.optimizer_epsilon
         )
-
-    @property
-    def replicas(self) -> dict[str, Replica]:
-        return {self.replica.name: self.replica}
-
-    @property
-    def acting(self) -> tuple[str, ...]:
-        return (self.replica.name,)
-
-    def assign_simulators(self, first: int, total: int) -> None:
-        """Exploration does not differ between simulators."""
 
     def initial_memory(self, batch: int) -> Tensor | None:
         return self.net.initial_memory(batch)
@@ -194,10 +182,3 @@ class IMPALAAgent:
             c_bar=c.c_bar,
             policy_rho_bar=c.policy_rho_bar,
         )
-
-    def state(self) -> dict[str, Any]:
-        """Empty: the replica saves its own state."""
-        return {}
-
-    def load(self, state: dict[str, Any]) -> None:
-        pass

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Learner
 
 
@@ -57,3 +58,35 @@ class Agent(Learner, Policy, Protocol):
         """The next ``act`` is for the simulators ``first``, ``first`` + 1, ... of ``total``, where
         exploration differs between simulators."""
         ...
+
+
+class OneReplica:
+    """The parts of an ``Agent`` that has one replica, no state beside it, and explores alike in all
+    simulators."""
+
+    replica: Replica
+
+    @property
+    def clock(self) -> int:
+        return self.replica.clock
+
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        return {self.replica.name: self.replica}
+
+    @property
+    def acting(self) -> tuple[str, ...]:
+        return (self.replica.name,)
+
+    def assign_simulators(self, first: int, total: int) -> None:
+        """Exploration does not differ between simulators."""
+
+    def initial_memory(self, batch: int) -> Tensor | None:
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """Empty: the replica saves its own state."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Nothing is saved beside the replica."""

@@ -17,10 +17,10 @@ from murmurate.agents._on_policy import (
     explained_variance,
     log_prob_and_entropy,
     log_probability,
+    one_step,
 )
-from murmurate.agents._policy import one_step
 from murmurate.agents._running import RunningStatistics
-from murmurate.agents.interface import Action
+from murmurate.agents.interface import Action, OneReplica
 from murmurate.losses.surrogate import clipped_surrogate, clipped_value_loss
 from murmurate.losses.value import value_loss
 from murmurate.nets.actor_critic import actor_critic
@@ -114,7 +114,7 @@ class _Minibatch(NamedTuple):
     target: Tensor
 
 
-class PPOAgent:
+class PPOAgent(OneReplica):
     """One actor-learner (see ``Agent``)."""
 
     def __init__(self, config: PPO, context: Context) -> None:
@@ -143,21 +143,6 @@ class PPOAgent:
             self.net.normalizer,
             discount=config.discount if config.scale_rewards else None,
         )
-
-    @property
-    def clock(self) -> int:
-        return self.replica.clock
-
-    @property
-    def replicas(self) -> dict[str, Replica]:
-        return {self.replica.name: self.replica}
-
-    @property
-    def acting(self) -> tuple[str, ...]:
-        return (self.replica.name,)
-
-    def assign_simulators(self, first: int, total: int) -> None:
-        """Exploration does not differ between simulators."""
 
     def initial_memory(self, batch: int) -> Tensor | None:
         return self.net.initial_memory(batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from murmurate.agents.arm import ARM
@@ -22,10 +23,13 @@ def recipe(name: str) -> Run:
 def settings(name: str) -> dict[str, Any]:
     """The fields of the Run that depend on the world, and not on the strategy."""
     chosen = world(name)
-    if chosen.images:  # Jin, Table 2.1
+    if chosen.images:  # Jin, Tables 2.1 and 2.2, and section 2.5
+        agent = ARM(precision="auto")
+        if chosen.first_person:
+            agent = dataclasses.replace(agent, n_step=5, learning_rate=1e-5, torso="jin2018")
         return {
             "world": chosen,
-            "learner": ARM(precision="auto"),
+            "learner": agent,
             "source": SequenceSourceConfig(),
             "evaluation": Games(),
             "env_steps": 10_000_000,

@@ -7,12 +7,12 @@ import os
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
 from murmurate.errors import Refusal
-from murmurate.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval
+from murmurate.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, UnitInterval
 from murmurate.replay.frame_replay import FrameReplay
 from murmurate.replay.interface import Replay
 from murmurate.replay.memory import in_folder, private
@@ -61,7 +61,7 @@ class ReplayConfig:
     beta_end: UnitInterval = 1.0
     epsilon: NonNegativeFloat = 1e-6
     learning_starts: NonNegativeInt = 20_000
-    samples_per_insert: PositiveFloat = 8.0
+    samples_per_insert: Annotated[float, Range(1e-3, 1e6)] = 8.0
     fit_every: NonNegativeInt = 0
     segments: PositiveInt = 1
     segment_draws: Literal["each", "one"] = "each"

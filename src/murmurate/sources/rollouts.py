@@ -48,7 +48,7 @@ class RolloutSourceConfig(SourceConfig):
         if self.simulators < requires.simulators:
             raise Refusal(
                 f"{run.learner.name} divides a rollout of {self.simulators} simulators into more minibatches "
-                f"than it has parts. Use --simulators {requires.simulators} or fewer --agent.minibatches."
+                f"than it has parts. Use --simulators {requires.simulators}, or fewer minibatches."
             )
 
     def batches(self, run: RunView) -> int | None:

@@ -143,6 +143,7 @@ class TrainingLoop:
         Synchronous members stop together, at the end of a round.
         """
         self.context.run_state.advance(self.context.rank, self.env_steps + env_steps, self.updates)
+        self.context.between()  # the first batch of a replay may take as long as the run
         return self.context.run_state.stop_requested and not self.synchronous
 
     def _probe(self, before: int) -> None:

@@ -66,8 +66,8 @@ class Resume:
 class WorkerContext:
     """What a launcher gives to one member: fabric, run state, run folder, and what to resume from.
 
-    between: called between two steps. admission: the fabric again, where it supports state transfers. joins:
-    this process replaces one that died, and begins with a state transfer.
+    between: called between two steps, and while a source prepares a batch. admission: the fabric again, where
+    it supports state transfers. joins: this process replaces one that died, and begins with a state transfer.
     """
 
     rank: int

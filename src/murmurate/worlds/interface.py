@@ -8,13 +8,13 @@ worlds by name with two functions::
 
 Neither opens a simulator. ``world`` raises ``MissingExtra`` where the name may belong to a package that is
 not installed. A field of the world that its name determines has the metadata ``{"in_name": True}``; every
-other field is an option ``--world.FIELD``. Recipes choose settings by ``images``.
+other field is an option ``--world.FIELD``. Recipes choose settings by ``images`` and ``first_person``.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +83,9 @@ class SimulatorWorld(World, Protocol):
         simulators = self.open(1, training=True)
         simulators.close()
         return simulators.spec
+
+    # whether observations are images in colour of a first-person view
+    first_person: ClassVar[bool] = False
 
     @property
     def images(self) -> bool:

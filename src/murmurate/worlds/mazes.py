@@ -68,6 +68,7 @@ class MazeWorld(SimulatorWorld):
     reward_scale: AnyFloat = 0.001
 
     images: ClassVar[bool] = True
+    first_person: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_ranges(self)

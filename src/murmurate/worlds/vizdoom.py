@@ -92,6 +92,7 @@ class DoomWorld(SimulatorWorld):
     occlude_colour: tuple[Annotated[int, Range(0, 255)], ...] = (0, 0, 0)
 
     images: ClassVar[bool] = True
+    first_person: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -1,0 +1,133 @@
+"""GALA beside IMPALA, A2C and all-reduce, at equal env steps and at equal seconds.
+
+Assran et al. 2019, Table 1 and Figures 1b and 1c, in small. Interrupted at any time, the same command
+continues (see ``_resumable``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from murmurate.bench import _resumable
+from murmurate.bench._result import Log, spread
+from murmurate.bench._resumable import ResumableRun, diverged
+from murmurate.ranges import PositiveInt
+from murmurate.recipes import recipe
+from murmurate.record.report import report
+from murmurate.record.runs import RecordedRun, open_run
+
+NAME = "actor-learners"
+SUMMARY = (
+    "GALA, IMPALA, A2C and all-reduce on Pong at equal env steps and seconds, resumable; --full: 3 seeds"
+)
+
+# algorithm, and options: {n} learners or actors, {each} simulators of one, {all} of all together
+METHODS: dict[str, tuple[str, str]] = {
+    "A2C": ("a2c", "--replicas 1 --simulators {all}"),
+    "all-reduce": ("a2c", "--replicas {n} --simulators {each}"),
+    "GALA": ("gala", "--replicas {n} --simulators {each}"),
+    "IMPALA": ("impala", "--actors {n} --simulators {all}"),
+}
+_NOMINAL_SIMULATORS = 16  # to which the recipe's learning rate refers
+
+
+@dataclass(frozen=True)
+class ActorLearnersPlan:
+    """Every method is trained once for each seed.
+
+    seeds: 0 up to this. env_steps: of all learners of a run. processes: learners, or actors of IMPALA's one
+    learner. simulators: of all of them together. where: the folder that keeps the runs.
+    """
+
+    world: str = "pong"
+    env_steps: PositiveInt = 2_000_000
+    seeds: PositiveInt = 3
+    processes: PositiveInt = 2
+    simulators: PositiveInt = 32
+    eval_episodes: PositiveInt = 10
+    where: str = "runs/actor-learners"
+
+
+QUICK = ActorLearnersPlan(world="cartpole", env_steps=40_000, seeds=1, simulators=16)
+FULL = ActorLearnersPlan()
+
+
+def measure(plan: ActorLearnersPlan, log: Log) -> dict[str, Any]:
+    """Evaluation returns after all env steps, training returns at equal env steps and at equal seconds, and
+    speeds, each with its spread over seeds; the expected hours are logged first.
+
+    The seconds are those of the fastest method's slowest seed: by then each method has made all the env steps
+    that it could. Curves against both are in the report.
+    """
+    runs = {(method, seed): planned(plan, method, seed) for seed in range(plan.seeds) for method in METHODS}
+    cost = _resumable.expected(list(runs.values()), log)
+    summaries = {key: _resumable.train(run, log)[plan.env_steps] for key, run in runs.items()}
+    finite = {key: open_run(runs[key].folder) for key, facts in summaries.items() if not diverged(facts)}
+    page = Path(plan.where) / f"{plan.world}-to-{plan.env_steps}.html"
+    report([run.folder for run in runs.values()], page)
+    return {"expected": cost, **compared(finite), "report": str(page)}
+
+
+def planned(plan: ActorLearnersPlan, method: str, seed: int) -> ResumableRun:
+    algorithm, options = METHODS[method]
+    counts = {"n": plan.processes, "each": plan.simulators // plan.processes, "all": plan.simulators}
+    # as the authors of GALA: the rate grows with the root of all simulators, alike for these methods
+    learner: Any = recipe(f"{plan.world}-{algorithm}").learner
+    rate = learner.learning_rate * math.sqrt(plan.simulators / _NOMINAL_SIMULATORS)
+    settings = (
+        *options.format(**counts).split(),
+        *(() if algorithm == "impala" else ("--agent.learning-rate", repr(rate))),
+        "--seed", str(seed),
+        "--stop-at-return", "none",
+        "--eval-episodes", str(plan.eval_episodes),
+    )  # fmt: skip
+    name = f"{plan.world}-{method.lower()}-{plan.processes}-{plan.simulators}-to-{plan.env_steps}-seed-{seed}"
+    return ResumableRun(
+        f"{plan.world}-{algorithm}",
+        settings,
+        seed,
+        (plan.env_steps,),
+        Path(plan.where) / name,
+        label=method,
+        speed_like=method,
+    )
+
+
+def compared(runs: Mapping[tuple[str, int], RecordedRun]) -> dict[str, Any]:
+    """The rows of the table: one a method of which a run has not diverged."""
+    by_method: dict[str, list[RecordedRun]] = {}
+    for (method, _), run in runs.items():
+        by_method.setdefault(method, []).append(run)
+    seconds = min(max(float(run.fact("wall_seconds")) for run in of) for of in by_method.values())
+    env_steps = min(float(run.fact("env_steps")) for run in runs.values())
+    rows = [
+        {
+            "method": method,
+            "seeds": len(of),
+            "eval_return_mean": spread([run.fact("eval_return_mean") for run in of]),
+            "return_at_equal_env_steps": spread(
+                [_return_at(run, "total_env_steps", env_steps) for run in of]
+            ),
+            "return_at_equal_seconds": spread([_return_at(run, "time_seconds", seconds) for run in of]),
+            "env_steps_per_second": spread([run.fact("env_steps_per_second") for run in of]),
+            "wall_seconds": spread([run.fact("wall_seconds") for run in of]),
+        }
+        for method, of in by_method.items()
+    ]
+    return {"equal_seconds": seconds, "equal_env_steps": env_steps, "rows": rows}
+
+
+def _return_at(run: RecordedRun, axis: Any, x: float) -> float:
+    """The mean training return, over replicas, when ``axis`` last was at most ``x``; NaN before the first."""
+    curve = run.mean("return_mean", axis)
+    if curve is None:
+        return float("nan")
+    at, values = curve
+    before = np.flatnonzero(at <= x)
+    return float(values[before[-1]]) if len(before) else float("nan")
