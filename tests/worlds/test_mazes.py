@@ -16,7 +16,11 @@ from torch import Tensor
 
 from murmurate.cli import doctor
 from murmurate.errors import MissingExtra, Refusal
+from murmurate.recipes import recipe
+from murmurate.sources.interface import SourceContext
+from murmurate.sources.rollouts import RolloutSourceConfig
 from murmurate.spec import EnvSpec, TimeStep
+from murmurate.training.members import open_only_source
 from murmurate.worlds.mazes import MazeWorld
 from murmurate.worlds.registry import world
 from murmurate.worlds.rendered import RenderedSimulators
@@ -220,6 +224,21 @@ def test_the_level_advances_with_the_runs_steps(request: pytest.FixtureRequest) 
         levels.append([one["game"]["level"] for one in saved["games"]])
     assert levels == [[min(5, 1 + 5 * (t // 5) // 15)] * 2 for t in range(1, 81)]
     assert [game["game"]["level"] for game in opened(request, 0, training=False).state()["games"]] == [5]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown(RolloutSourceConfig):
+    """A source that shows what it is opened with."""
+
+    def open(self, context: SourceContext) -> Any:
+        return context
+
+
+def test_a_run_divides_the_schedule_among_all_its_simulators() -> None:
+    run = dataclasses.replace(recipe("maze-curriculum-a2c"), replicas=2, source=Shown(simulators=4))
+    assert open_only_source(run, None).run.world == MazeWorld(0, advance_every=62_500 // 8)
+    other = dataclasses.replace(run, world=world("cartpole"))
+    assert open_only_source(other, None).run.world is other.world
 
 
 def draw(steps: int, size: int) -> Tensor:
