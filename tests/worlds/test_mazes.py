@@ -245,6 +245,18 @@ def test_it_goes_on_from_its_state(request: pytest.FixtureRequest) -> None:
     assert ends >= 3
 
 
+def test_a_state_of_another_kind_is_refused(request: pytest.FixtureRequest) -> None:
+    simulators = opened(request, 1, 2)
+    saved = simulators.state()
+    simulators._process.kill()
+    simulators._process.wait()
+    assert simulators.state() is None, "there is none while the server is gone"
+    assert play(simulators, LEFT, LEFT).truncated.all()
+    for damage in ({"games": saved["games"][:1]}, {"games": [{}, {}]}):
+        with pytest.raises(ValueError, match="does not go on from this state"):
+            opened(request, 1, 2).load(saved | damage)
+
+
 def test_games_of_one_process_do_not_disturb_one_another(request: pytest.FixtureRequest) -> None:
     whole = opened(request, 5, 3)
     alone = [opened(request, 5, 1, first=first) for first in range(3)]

@@ -351,6 +351,8 @@ def main() -> None:
                 send(connection, REFUSED, str(problem).encode())
             except RuntimeError as problem:
                 send(connection, FAILED, str(problem).encode())
+            except (LookupError, TypeError, ValueError) as problem:  # of a state that is none of ours
+                send(connection, FAILED, f"{type(problem).__name__}: {problem}".encode())
     except (EOFError, ConnectionError):
         pass
     finally:

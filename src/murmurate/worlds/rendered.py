@@ -146,8 +146,11 @@ class RenderedSimulators:
     def state(self) -> dict[str, Any] | None:
         if not self._savable or self._process is None:
             return None
-        self._request(server.SAVE)
-        games = self._answer()
+        try:
+            self._request(server.SAVE)
+            games = self._answer()
+        except (OSError, EOFError):  # the next step replaces the server
+            return None
         if None in games:
             return None
         return {
@@ -164,8 +167,11 @@ class RenderedSimulators:
         if self._process is None:
             self._open()
         self._seed, self._steps = state["seed"], state["steps"]
-        self._request(server.LOAD, pickle.dumps((self._steps, state["games"])))
-        self._answer()
+        try:
+            self._request(server.LOAD, pickle.dumps((self._steps, state["games"])))
+            self._answer()
+        except (OSError, EOFError, errors.RunFailed) as problem:
+            raise ValueError(f"{self._spec.name} does not go on from this state: {problem}") from problem
         self._counter.load(state["episodes"])
         self._observation = state["observation"].clone()
         self._shared.frame[:] = self._stacks(self._observation)[:, -1]
