@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from murmurate.errors import Refusal, RunFailed
-from murmurate.record.stored import seal
+from murmurate.record.stored import FORMAT, seal
 from murmurate.replay.interface import Chunk
 from murmurate.training import checkpoint, part_file
 
@@ -178,7 +178,7 @@ _DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "half a manifest": (lambda last: os.truncate(last / "state.json", 30), "corrupt"),
     "no manifest": (lambda last: (last / "state.json").unlink(), "holds no checkpoint"),
     "another's": (lambda last: _rewrite(last / "state.json", package="theirs"), "not written by murmurate"),
-    "of tomorrow": (lambda last: _rewrite(last / "state.json", format=3), "has format 3"),
+    "of tomorrow": (lambda last: _rewrite(last / "state.json", format=FORMAT + 1), "has format"),
     "no list": (lambda last: (last / "state.json").write_text("[]"), "holds no JSON object"),
     "another count": (
         lambda last: _change(last / "state.json", '"replicas": 2', '"replicas": 3'),
