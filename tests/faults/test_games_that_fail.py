@@ -33,10 +33,11 @@ def test_one_that_is_killed_is_replaced_and_counted(tmp_path: Path, recipe: str)
         until(lambda: command.records(0) or command.process.poll() is not None, "the first record")
         assert command.process.poll() is None, command.said()
         until(lambda: len(games(command)) == 4, "all games of all actors")
+        # more than one is replaced if it was just starting: see test_vizdoom.py
         os.kill(games(command)[1].pid, signal.SIGKILL)
         until(
             lambda: (
-                [r for r in command.records(0) if r.get("simulator_restarts") == 1]
+                [r for r in command.records(0) if r.get("simulator_restarts", 0) >= 1]
                 or command.process.poll() is not None
             ),
             "the metric",
@@ -47,7 +48,7 @@ def test_one_that_is_killed_is_replaced_and_counted(tmp_path: Path, recipe: str)
         if recipe.endswith("a2c"):
             (event,) = command.events("simulator restarted")
             assert "doom-my-way-home (simulator" in event["message"]
-        assert len(games(command)) == 4
+        until(lambda: len(games(command)) == 4, "all games again")
         alive = games(command)
         os.kill(command.process.pid, signal.SIGINT)
         assert command.wait() == 130, command.said()

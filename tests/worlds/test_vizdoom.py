@@ -6,6 +6,7 @@ import dataclasses
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ from murmurate.worlds.rendered import RenderedSimulators
 from murmurate.worlds.vizdoom import DoomWorld
 from oracles.images import area_mean
 from scripted import Always
+from waiting import until
 
 vizdoom = pytest.importorskip("vizdoom")
+SHARED = Path("/dev/shm")
 LEFT, RIGHT, FORWARD = 1, 2, 4  # bits of an action on MyWayHome
 
 
@@ -257,8 +260,36 @@ def test_a_game_that_dies_or_hangs_is_started_again(request: pytest.FixtureReque
     assert not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE
 
 
+def test_a_crash_of_vizdoom_itself_replaces_all_games(request: pytest.FixtureRequest) -> None:
+    """A game that dies while it starts takes ViZDoom's library, and so the server, with it (a segmentation
+    fault in 1.3.2)."""
+    before = set(SHARED.glob("ViZDoom*"))
+    simulators = opened(request, "doom-my-way-home", 2)
+    with ThreadPoolExecutor() as pool:
+        started = pool.submit(simulators.reset, 0)
+        until(lambda: simulators._process is not None and games_of(simulators), "a game that starts")
+        games_of(simulators)[0].kill()
+        step = started.result()
+    assert step.restarts
+    assert "is started again" in step.restarts[0]
+    assert len(games_of(simulators)) == 2
+    assert not play(simulators, torch.zeros(2, dtype=torch.int64)).restarts
+    in_use = "".join(map(_maps, psutil.pids()))
+    for name in set(SHARED.glob("ViZDoom*")) - before:
+        if str(name) not in in_use:
+            name.unlink(missing_ok=True)
+
+
+def _maps(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/maps").read_text()
+    except OSError:
+        return ""
+
+
 def test_nothing_is_left(request: pytest.FixtureRequest) -> None:
     """Neither after close, nor where the server is killed."""
+    before = set(SHARED.glob("ViZDoom*"))
     for kill in (False, True):
         simulators = opened(request, "doom-my-way-home", 2)
         simulators.reset(0)
@@ -271,8 +302,7 @@ def test_nothing_is_left(request: pytest.FixtureRequest) -> None:
             simulators.close()
             left = [game for game in games if game.is_running()]
         assert not left
-    shared = Path("/dev/shm")
-    assert not shared.exists() or not list(shared.glob("ViZDoom*"))
+    assert set(SHARED.glob("ViZDoom*")) <= before
 
 
 def test_film_and_evaluation_agree(request: pytest.FixtureRequest) -> None:

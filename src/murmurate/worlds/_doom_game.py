@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -97,9 +98,11 @@ class DoomGame:
         return self._screen
 
     def kill(self) -> bool:
-        if self._process is None:
+        process = self._process or self._find()
+        if process is None:
             return False
-        os.kill(self._process, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
         return True
 
     def state(self) -> None:
@@ -123,13 +126,19 @@ class DoomGame:
     def _start(self) -> None:
         game = self._game
         game.init()
-        identifier = game.get_instance_id()
-        for child in psutil.Process().children():
-            if identifier in child.cmdline():
-                self._process = child.pid
+        identifier, self._process = game.get_instance_id(), self._find()
         # both processes have opened what they share: without names nothing is left if they are killed
         for name in _NAMES_OF_MEMORY:
             Path(f"/dev/shm/ViZDoom{name}{identifier}").unlink(missing_ok=True)
+
+    def _find(self) -> int | None:
+        """The process of this game, which has the game's identifier among its arguments."""
+        identifier = self._game.get_instance_id()
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if identifier and identifier in child.cmdline():
+                    return child.pid
+        return None
 
     def _frame(self) -> Frame:
         """[3, 84, 84]: the screen reduced by averaging over areas, as DeepMind's preprocessing of Atari."""

@@ -17,6 +17,7 @@ import shutil
 import socket
 import struct
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -355,11 +356,13 @@ def main() -> None:
                 send(connection, FAILED, f"{type(problem).__name__}: {problem}".encode())
     except (EOFError, ConnectionError):
         pass
+    except BaseException:
+        traceback.print_exc()
     finally:
         if server is not None:
             server.close()
         shutil.rmtree(settings.folder, ignore_errors=True)
-    os._exit(0)  # threads may still wait for a game that does not end
+        os._exit(0)  # threads may still wait for a game that does not end
 
 
 if __name__ == "__main__":
