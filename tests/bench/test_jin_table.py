@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,16 @@ def test_it_trains_all_and_shows_what_hiding_costs(tmp_path: Path, monkeypatch: 
         ("pong-one-frame", "dqn", 10.0),
     ]
     assert [Path(page).read_text() for page in result["reports"]] == ["4", "4", "4"]
+
+
+def test_options_of_the_plan_are_in_the_command_of_the_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(jin_table, "measure", lambda plan, log: {"seeds": plan.seeds})
+    assert main(["bench", "jin-table", "--json", "--seeds", "7"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["seeds"] == result["plan"]["seeds"] == 7
+    assert result["command"] == "murmurate bench jin-table --json --seeds 7"
 
 
 def test_unknown_names_are_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

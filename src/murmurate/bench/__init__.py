@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -26,21 +26,26 @@ def benches() -> dict[str, ModuleType]:
 
 
 def bench(
-    name: str, *, full: bool = False, quiet: bool = False, change: Callable[[Any], Any] = lambda plan: plan
+    name: str,
+    *,
+    full: bool = False,
+    quiet: bool = False,
+    options: Sequence[str] = (),
+    change: Callable[[Any, Sequence[str]], Any] = lambda plan, options: plan,
 ) -> dict[str, Any]:
     """Run a benchmark and return its result as plain JSON values, with date, command, hardware and versions.
 
     full: longer, with more repetitions and all peers. quiet: print nothing; otherwise progress goes to
-    standard error and a table to standard output. change: applied to the plan, which says how much to
-    measure. Raises Refusal for an unknown name.
+    standard error and a table to standard output. options: of the command line, which ``change`` applies to
+    the plan, which says how much to measure. Raises Refusal for an unknown name.
     """
     known = benches()
     if name not in known:
         raise unknown("bench", name, known)
     module = known[name]
-    plan = change(module.FULL if full else module.QUICK)
+    plan = change(module.FULL if full else module.QUICK, options)
     measured = module.measure(plan, progress_log(quiet))
-    result = {**header(name, full), **measured, "plan": dataclasses.asdict(plan)}
+    result = {**header(name, full, options), **measured, "plan": dataclasses.asdict(plan)}
     if not quiet:
         show(result)
     return result

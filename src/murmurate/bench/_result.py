@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import shlex
 import statistics
 import sys
 import time
@@ -22,13 +23,15 @@ _WIDTH = 120
 _NOT_IN_TABLE = frozenset({"windows", "limit_windows", "plan", "peers", "hardware", "versions"})
 
 
-def header(name: str, full: bool) -> dict[str, Any]:
-    """Date, command, hardware and versions, which every published figure needs."""
+def header(name: str, full: bool, options: Sequence[str] = ()) -> dict[str, Any]:
+    """Date, command, hardware and versions, which every published figure needs. options: that changed the
+    plan."""
+    words = ["murmurate", "bench", name, "--json", *(["--full"] if full else []), *options]
     return {
         "bench": name,
         "full": full,
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": f"murmurate bench {name} --json{' --full' * full}",
+        "command": shlex.join(words),
         "hardware": hardware(),
         "versions": {**versions(), **{package: version(package) for package in _PACKAGES}},
     }

@@ -360,7 +360,8 @@ def _bench(options: argparse.Namespace, rest: list[str]) -> int:
         options.name,
         full=options.full,
         quiet=options.json,
-        change=lambda plan: change(plan, rest, f"murmurate bench {options.name}"),
+        options=rest,
+        change=lambda plan, words: change(plan, words, f"murmurate bench {options.name}"),
     )
     print(json.dumps(result))
     return 0
