@@ -178,7 +178,10 @@ _DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "half a manifest": (lambda last: os.truncate(last / "state.json", 30), "corrupt"),
     "no manifest": (lambda last: (last / "state.json").unlink(), "holds no checkpoint"),
     "another's": (lambda last: _rewrite(last / "state.json", package="theirs"), "not written by murmurate"),
-    "of tomorrow": (lambda last: _rewrite(last / "state.json", format=FORMAT + 1), "has format"),
+    "of tomorrow": (
+        lambda last: _rewrite(last / "state.json", format=FORMAT + 1),
+        f"has format {FORMAT + 1}",
+    ),
     "no list": (lambda last: (last / "state.json").write_text("[]"), "holds no JSON object"),
     "another count": (
         lambda last: _change(last / "state.json", '"replicas": 2', '"replicas": 3'),

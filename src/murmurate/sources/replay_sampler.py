@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,7 +14,9 @@ from murmurate.replay.config import ReplayConfig
 from murmurate.replay.interface import Replay, Sample, Steps
 from murmurate.replay.prefetch import Prefetcher
 from murmurate.sources.bank_weights import BankWeights
-from murmurate.spec import Batch, Episode
+from murmurate.spec import Batch, Episode, SequenceSample
+
+Drawn = TypeVar("Drawn", Sample, SequenceSample)
 
 
 @dataclass
@@ -119,7 +122,7 @@ class ReplaySampler:
         if self.config.alpha_end is not None:
             self.replay.sampler.set_alpha(self.config.alpha_at(self._progress()))
         sample = self._ahead.next(self._beta())
-        data = _on_device(sample, self.device)
+        data = on_device(sample, self.device)
         return ReplayBatch(data, env_steps, episodes, replay=self.replay, keys=sample.keys)
 
     def _weigh(self, weights: Tensor, beta: float) -> None:
@@ -171,10 +174,11 @@ class ReplaySampler:
         self._ahead.close()
 
 
-def _on_device(sample: Sample, device: torch.device) -> Sample:
-    """The batch on the learner's device."""
+def on_device(sample: Drawn, device: torch.device) -> Drawn:
+    """A drawn batch, a dataclass of tensors and ``behaviour``, on the learner's device."""
     if device.type == "cpu":
         return sample
-    moved = {name: x.to(device, non_blocking=True) for name, x in vars(sample).items() if name != "behaviour"}
+    fields = vars(sample).items()
+    moved = {name: x.to(device, non_blocking=True) for name, x in fields if name != "behaviour"}
     behaviour = {name: x.to(device, non_blocking=True) for name, x in sample.behaviour.items()}
-    return Sample(**moved, behaviour=behaviour)
+    return dataclasses.replace(sample, **moved, behaviour=behaviour)

@@ -18,6 +18,7 @@ from murmurate.ranges import PositiveInt
 from murmurate.replay.interface import Steps
 from murmurate.replay.sequences import Trajectories, trajectory_bytes
 from murmurate.sources.interface import RunView, Source, SourceConfig, SourceContext
+from murmurate.sources.replay_sampler import on_device
 from murmurate.sources.replay_source import ReplaySource
 from murmurate.sources.simulator_groups import (
     SIMULATOR_BYTES,
@@ -26,7 +27,7 @@ from murmurate.sources.simulator_groups import (
     open_groups,
     step_bytes,
 )
-from murmurate.spec import Batch, Episode, SequenceSample, derive_generator, derive_seed
+from murmurate.spec import Batch, Episode, derive_generator, derive_seed
 from murmurate.worlds.interface import SimulatorWorld
 
 
@@ -139,7 +140,7 @@ class SequenceSampler:
         self._left -= 1
         requires = self._requires
         sample = self.replay.draw(requires.batch, requires.steps, self._generator, requires.every)
-        return Batch(_on_device(sample, self.device), env_steps, episodes)
+        return Batch(on_device(sample, self.device), env_steps, episodes)
 
     def fields(self) -> dict[str, Any]:
         return {"replay_transitions": len(self.replay)}
@@ -174,12 +175,3 @@ class SequenceSampler:
 
     def close(self) -> None:
         pass
-
-
-def _on_device(sample: SequenceSample, device: torch.device) -> SequenceSample:
-    """The batch on the learner's device."""
-    if device.type == "cpu":
-        return sample
-    moved = {name: x.to(device, non_blocking=True) for name, x in vars(sample).items() if name != "behaviour"}
-    behaviour = {name: x.to(device, non_blocking=True) for name, x in sample.behaviour.items()}
-    return SequenceSample(**moved, behaviour=behaviour)
