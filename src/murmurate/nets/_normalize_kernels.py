@@ -16,8 +16,8 @@ _MOST_CHANNELS = 1 << 16  # native/normalize.hpp
 
 
 def takes(x: Tensor, residual: Tensor | None) -> bool:
-    """Whether the kernels can read these: dense, channels last, bfloat16 or float32, in host memory; and torch
-    neither records nor transforms what is computed."""
+    """Whether the kernels can read these: dense, channels last, bfloat16 or float32, in host memory; and
+    torch neither records nor transforms what is computed."""
     if native.kernels is None or _watched() or x.dtype not in _BITS or not x.numel():
         return False
     if x.shape[1] > _MOST_CHANNELS or not _lies(x):

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +73,7 @@ class BatchNorm(nn.Module):
             x, self.weight, self.bias, residual, rectify, self.epsilon, self.ghost, self.sum_over
         )
         self._follow(mean, unbiased)
-        return y
+        return cast(Tensor, y)
 
     def _evaluate(self, x: Tensor, residual: Tensor | None, rectify: bool) -> Tensor:
         inverse = (self.running_var + self.epsilon).rsqrt()
@@ -91,7 +91,7 @@ class BatchNorm(nn.Module):
     def _in_torch(self, x: Tensor, residual: Tensor | None, rectify: bool) -> Tensor:
         """The twin of the kernels."""
         parts, means, variances = [], [], []
-        for part in x.split(self.ghost or len(x)):
+        for part in _parts(x, self.ghost or len(x)):
             wide = part.to(torch.promote_types(part.dtype, torch.float32))
             count: float | Tensor = part.numel() // part.shape[1]
             if self.sum_over is None:
@@ -105,7 +105,8 @@ class BatchNorm(nn.Module):
                 mean, variance = total.to(wide), (squares - total.square()).clamp(min=0).to(wide)
             scale = self.weight * (variance + self.epsilon).rsqrt()
             parts.append(wide * _column(scale) + _column(self.bias - mean * scale))
-            means.append(mean.detach()), variances.append(variance.detach() * (count / (count - 1)))
+            means.append(mean.detach())
+            variances.append(variance.detach() * (count / (count - 1)))
         self._follow(torch.stack(means).mean(0), torch.stack(variances).mean(0))
         return _finish(torch.cat(parts) if len(parts) > 1 else parts[0], x.dtype, residual, rectify)
 
@@ -133,16 +134,16 @@ class _Normalize(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         y = torch.empty_like(x)
         size = ghost or len(x)
-        pieces = zip(
-            x.split(size), y.split(size), (None,) * len(x) if residual is None else residual.split(size)
-        )
+        pieces = zip(_parts(x, size), _parts(y, size), _parts(residual, size, x), strict=True)
         means, inverses, variances, counts = [], [], [], []
         for part, out, other in pieces:
             mean, variance, count = _statistics(part, sum_over)
             inverse = (variance + epsilon).rsqrt()
             scale = weight * inverse.float()
             kernels.apply(part, other, scale, (bias - mean * scale).float(), rectify, out)
-            means.append(mean), inverses.append(inverse), counts.append(count)
+            means.append(mean)
+            inverses.append(inverse)
+            counts.append(count)
             variances.append(variance * (count / (count - 1)))
         ctx.save_for_backward(x, y if rectify else None, weight)
         ctx.statistics = list(zip(means, inverses, counts, strict=True))
@@ -160,14 +161,14 @@ class _Normalize(torch.autograd.Function):
         of_residual = torch.empty_like(x) if ctx.with_residual else None
         of_weight = torch.zeros_like(weight, dtype=torch.float64)
         of_bias = torch.zeros_like(of_weight)
-        nothing = (None,) * len(x)
         for part, given, out, to_x, to_residual, (mean, inverse, count) in zip(
-            x.split(ctx.size),
-            gradient.split(ctx.size),
-            nothing if y is None else y.split(ctx.size),
-            of_x.split(ctx.size),
-            nothing if of_residual is None else of_residual.split(ctx.size),
+            _parts(x, ctx.size),
+            _parts(gradient, ctx.size),
+            _parts(y, ctx.size, x),
+            _parts(of_x, ctx.size),
+            _parts(of_residual, ctx.size, x),
             ctx.statistics,
+            strict=True,
         ):
             total, product = kernels.gradient_sums(given, out, part, mean.float())
             of_bias += total
@@ -179,6 +180,14 @@ class _Normalize(torch.autograd.Function):
             c = -a * total / count - b * mean
             kernels.gradients(given, out, part, (a.float(), b.float(), c.float()), to_x, to_residual)
         return of_x, of_weight.to(weight), of_bias.to(weight), of_residual, None, None, None, None
+
+
+def _parts(x: Any, size: int, like: Tensor | None = None) -> Sequence[Any]:
+    """``x`` in parts of ``size`` images; where it is None, a None for each part of ``like``."""
+    if x is None:
+        assert like is not None
+        return (None,) * -(-len(like) // size)
+    return cast(Sequence[Any], x.split(size))
 
 
 def _statistics(x: Tensor, sum_over: SumOver | None) -> tuple[Tensor, Tensor, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -89,6 +89,10 @@ class Block(nn.Module):
         elif stride != 1 or inputs != self.outputs:
             self.shortcut = PaddedShortcut(inputs, self.outputs, stride)
 
+    @property
+    def last_norm(self) -> BatchNorm:
+        return cast(BatchNorm, self.norms[-1])
+
     def forward(self, x: Tensor) -> Tensor:
         y = x
         last = len(self.convs) - 1
@@ -153,17 +157,17 @@ class ResNet(nn.Module):
             self.head = nn.Linear(inputs, classes)
             self._initialize(architecture)
         self.features = inputs
-        self.to(memory_format=torch.channels_last)
 
     def _initialize(self, architecture: Architecture) -> None:
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+                module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
         nn.init.normal_(self.head.weight, std=0.01)
         nn.init.zeros_(self.head.bias)
         if architecture.projects:
             for block in self.blocks:
-                nn.init.zeros_(block.norms[-1].weight)
+                nn.init.zeros_(cast(Block, block).last_norm.weight)
 
     def forward(self, images: Tensor) -> Tensor:
         """Normalised images [B, C, H, W] in floating point to logits [B, K] of the head's dtype.

@@ -24,6 +24,8 @@ from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context, LearnerConfig
 from murmurate.spec import Batch, EnvSpec, Examples, Outcome, derive_generator, derive_seed, native_bfloat16
 
+Net = Literal["resnet18", "resnet20", "resnet32", "resnet34", "resnet50", "resnet56"]
+
 _EVALUATED = 250  # images at a time
 
 
@@ -56,7 +58,7 @@ class ImageClassifier(LearnerConfig):
     name: ClassVar[str] = "image-classifier"
     summary: ClassVar[str] = "a residual net that classifies images"
 
-    net: Literal["resnet18", "resnet20", "resnet32", "resnet34", "resnet50", "resnet56"] = "resnet20"
+    net: Net = "resnet20"
     width: NonNegativeInt = 0
     batch: PositiveInt = 128
     learning_rate: NonNegativeFloat = 0.1
@@ -281,5 +283,3 @@ def _decay_groups(weight_decay: float) -> Callable[[nn.Module], Sequence[dict[st
 def _filters(net: nn.Module) -> frozenset[str]:
     """Names of the filters."""
     return frozenset(name for name, p in net.named_parameters() if p.dim() == 4)
-
-
