@@ -27,6 +27,7 @@ from murmurate.spec import Batch, EnvSpec, Examples, Outcome, derive_generator, 
 Net = Literal["resnet18", "resnet20", "resnet32", "resnet34", "resnet50", "resnet56"]
 
 _EVALUATED = 250  # images at a time
+_RECORDED = {"accuracy": "accuracy", "validation_loss": "loss"}
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class ClassifierLearner:
             in_compute=_filters(self.net).__contains__,
         )
         self._validation: ExampleSet[ImageBatch] | None = context.validation
-        self._accuracy = math.nan
+        self._validated: dict[str, float] = {}
 
     def _norm(self, context: Context) -> Callable[[int], BatchNorm]:
         if self.config.batch_norm == "replicas":
@@ -179,8 +180,8 @@ class ClassifierLearner:
         }
         if self._validation is not None and len(self._validation) and self.config.validate_every:
             if clock // self.config.validate_every != self.clock // self.config.validate_every:
-                self._accuracy = self.figures(self._validation)["accuracy"]
-            metrics["accuracy"] = self._accuracy
+                self._validated = self.figures(self._validation)
+            metrics |= {name: self._validated[key] for name, key in _RECORDED.items() if self._validated}
         return Outcome(metrics)
 
     def _normalised(self, images: Tensor) -> Tensor:
@@ -229,11 +230,11 @@ class ClassifierLearner:
         torch.export.save(torch.export.export(program, (example,), dynamic_shapes=({0: batch},)), path)
 
     def state(self) -> dict[str, Any]:
-        """The validation accuracy that was measured last."""
-        return {"accuracy": self._accuracy}
+        """The figures on validation images that were measured last."""
+        return {"validated": dict(self._validated)}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._accuracy = float(state["accuracy"])
+        self._validated = dict(state["validated"])
 
 
 class _Probabilities(nn.Module):
