@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from murmurate.datasets.image_augmentation import Augmentation, mirrored, shifted
-from murmurate.datasets.image_draws import ImageDraws
+from murmurate.datasets.image_augmentation import DRAWS, Augmentation, mirrored, shifted
+from murmurate.datasets.image_draws import image_draws
 from pictures import drawn
 
 
@@ -33,7 +33,7 @@ def test_every_offset_and_both_directions_are_drawn():
     pixels = np.zeros((2000, 5, 5, 1), np.uint8)
     pixels[:, 2, 1] = 255
     numbers = np.arange(2000)
-    found = Augmentation(padding=1, flip=True).apply(pixels, ImageDraws(0, numbers * 0, numbers))
+    found = Augmentation(padding=1, flip=True).apply(pixels, image_draws(0, numbers * 0, numbers, DRAWS))
     places = [tuple(np.argwhere(image[..., 0])[0]) for image in found]
     # rows 1..3; columns 0..2, and mirrored 2..4
     share = {place: places.count(place) / 2000 for place in set(places)}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from laws.problems import same
 from murmurate.datasets.image_augmentation import Augmentation
-from murmurate.datasets.image_draws import ImageDraws
+from murmurate.datasets.image_draws import image_draws
 from murmurate.datasets.image_set import ImageSet
 from murmurate.sources.examples import ExampleOrder
 from murmurate.sources.images import ImageSource
@@ -69,17 +68,15 @@ def test_an_image_is_changed_alike_in_whichever_batch_and_differently_in_each_pa
 
 def test_draws_are_uniform_and_independent():
     count = 40_000
-    draws = ImageDraws(3, np.zeros(count, np.int64), np.arange(count))
-    numbers = [draws.uniform() for _ in range(3)]
-    numbers += [ImageDraws(3, np.ones(count, np.int64), np.arange(count)).uniform()]
-    numbers += [ImageDraws(4, np.zeros(count, np.int64), np.arange(count)).uniform(), numbers[0][1:]]
-    for x in numbers:
+    numbers, zeros = np.arange(count), np.zeros(count, np.int64)
+    draws = [*image_draws(3, zeros, numbers, 3).T, image_draws(3, zeros + 1, numbers, 1)[:, 0]]
+    draws += [image_draws(4, zeros, numbers, 1)[:, 0], draws[0][1:]]
+    for x in draws:
         counts, _ = np.histogram(x, bins=50, range=(0, 1))
         expected = len(x) / 50
         assert ((counts - expected) ** 2 / expected).sum() < 95  # chi squared, 49 degrees: p < 1e-4
     length = count - 1
-    correlation = np.corrcoef([x[:length] for x in numbers])
-    assert np.abs(correlation - np.eye(len(numbers))).max() < 5 / np.sqrt(length)
-    normal = draws.normal()
-    assert (normal.mean(), normal.std()) == pytest.approx((0, 1), abs=0.02)
-    assert set(draws.integers(3)) == {0, 1, 2}
+    correlation = np.corrcoef([x[:length] for x in draws])
+    assert np.abs(correlation - np.eye(len(draws))).max() < 5 / np.sqrt(length)
+    alone = image_draws(3, zeros[:1], numbers[7:8], 3)
+    assert alone.tolist() == [[x[7] for x in draws[:3]]]

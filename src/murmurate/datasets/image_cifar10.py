@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from murmurate.datasets._archives import load_arrays, refuse_special
-from murmurate.datasets._image_decoding import ImageError, decode
-from murmurate.datasets.image_set import ImageData, ImageSet, checked_labels, image_spec
+from murmurate.datasets._image_decoding import decode
+from murmurate.datasets._image_headers import ImageError
+from murmurate.datasets.image_set import ImageData, ImageSet, checked_labels, digest_of, image_spec
 from murmurate.datasets.interface import Split
 from murmurate.errors import Refusal
 from murmurate.ranges import NonNegativeFloat, Seed
@@ -58,9 +59,8 @@ class Cifar10World(World):
 
     def spec(self, fingerprint: Mapping[str, Any] | None = None) -> EnvSpec:
         """An observation is an image [3, 32, 32] in uint8; ``actions`` is the number of classes."""
-        if fingerprint is None:
-            return self.load().spec(self.name, self.validation, self.split_seed)
-        return image_spec(self.name, fingerprint, self.validation, self.split_seed)
+        counts = self.load().counts() if fingerprint is None else fingerprint
+        return image_spec(self.name, counts, self.validation, self.split_seed)
 
     def fingerprint(self) -> dict[str, Any]:
         return self.load().fingerprint()
@@ -105,7 +105,8 @@ def _read_binary(folder: Path) -> ImageData:
     train = [_read_batch(folder / name) for name in _TRAIN_FILES]
     pixels = np.concatenate([images for images, _ in train])
     labels = np.concatenate([labels for _, labels in train])
-    return ImageData(ImageSet(pixels, labels), ImageSet(*_read_batch(folder / "test_batch.bin")), _CLASSES)
+    test = ImageSet(*_read_batch(folder / "test_batch.bin"))
+    return ImageData(ImageSet(pixels, labels), _CLASSES, test=test)
 
 
 def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -137,7 +138,9 @@ def _read_jpegs(path: Path) -> ImageData:
         )
     classes = tuple(str(name) for name in arrays["classes"])
     train, test = (_decoded(path, part, arrays, len(classes)) for part in ("train", "test"))
-    return ImageData(train, test, classes, encoded=tuple(arrays[name] for name in names))
+    # decoders differ in rounding, so the digest is of the files
+    digest = digest_of((arrays[name] for name in names), classes)
+    return ImageData(train, classes, test=test, content=lambda: digest)
 
 
 def _decoded(path: Path, part: str, arrays: Mapping[str, NDArray[Any]], classes: int) -> ImageSet:
@@ -151,7 +154,7 @@ def _decoded(path: Path, part: str, arrays: Mapping[str, NDArray[Any]], classes:
     pixels = np.empty((len(labels), _SIDE, _SIDE, _CHANNELS), np.uint8)
     for k in range(len(labels)):
         try:
-            image = decode(files[offsets[k] : offsets[k + 1]])
+            image = decode(files[offsets[k] : offsets[k + 1]].tobytes())
         except ImageError as error:
             raise Refusal(f"{path}, {part} image {k} (from 0): {error.args[1]}. Restore the file.") from error
         if image.shape != pixels.shape[1:]:

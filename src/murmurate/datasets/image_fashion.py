@@ -53,9 +53,8 @@ class FashionWorld(World):
 
     def spec(self, fingerprint: Mapping[str, Any] | None = None) -> EnvSpec:
         """An observation is an image [1, 28, 28] in uint8; ``actions`` is the number of classes."""
-        if fingerprint is None:
-            return self.load().spec(self.name, self.validation, self.split_seed)
-        return image_spec(self.name, fingerprint, self.validation, self.split_seed)
+        counts = self.load().counts() if fingerprint is None else fingerprint
+        return image_spec(self.name, counts, self.validation, self.split_seed)
 
     def fingerprint(self) -> dict[str, Any]:
         return self.load().fingerprint()
@@ -77,7 +76,7 @@ class FashionWorld(World):
 
 @functools.lru_cache(maxsize=2)
 def _read(folder: Path) -> ImageData:
-    return ImageData(_part(folder, "train"), _part(folder, "t10k"), _CLASSES)
+    return ImageData(_part(folder, "train"), _CLASSES, test=_part(folder, "t10k"))
 
 
 def _part(folder: Path, part: str) -> ImageSet:

@@ -6,10 +6,10 @@ Letters: ``G`` images of a mini-batch, each of ``C`` channels, ``H`` rows and ``
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -59,6 +59,8 @@ class ImageSet:
     pixels: NDArray[np.uint8]
     labels: NDArray[np.int64]
 
+    encoded: ClassVar[None] = None  # nothing of it is to be decoded
+
     def __post_init__(self) -> None:
         if self.pixels.dtype != np.uint8 or self.pixels.ndim != 4:
             raise ValueError(f"pixels are {self.pixels.dtype} {self.pixels.shape}, not uint8 [n, H, W, C]")
@@ -86,76 +88,104 @@ class ImageSet:
 
 @dataclass(frozen=True, eq=False)
 class ImageData:
-    """The images of a data set that comes with a test part, all in memory.
+    """The images of a data set, in the parts that its files are divided in.
 
-    classes: names, in the order of labels. encoded: the arrays that the digest is computed from, where these
-    are not the pixels: decoders differ in rounding.
+    classes: names, in the order of labels. validation, test: None where they are to be drawn from ``train``.
+    content: computes the digest, where that of all pixels and labels in memory is not wanted.
+    skipped: numbers of images that were left out, by cause.
     """
 
-    train: ImageSet
-    test: ImageSet
+    train: Any  # an ImageSet, or ImageFiles
     classes: tuple[str, ...]
-    encoded: tuple[NDArray[Any], ...] = ()
-
-    @property
-    def nbytes(self) -> int:
-        return self.train.nbytes + self.test.nbytes
+    validation: Any = None
+    test: Any = None
+    content: Callable[[], str] | None = None
+    skipped: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def digest(self) -> str:
         """A hash of all images and labels."""
-        digest = hashlib.blake2b(" ".join(self.classes).encode(), digest_size=16)
-        whole = self.encoded or (self.train.pixels, self.train.labels, self.test.pixels, self.test.labels)
-        for array in whole:
-            digest.update(f"{array.dtype.str} {array.shape}".encode())
-            for first in range(0, len(array), _BLOCK):
-                digest.update(np.ascontiguousarray(array[first : first + _BLOCK]).data)
-        return digest.hexdigest()
+        return digest_of(self._arrays(), self.classes) if self.content is None else self.content()
 
-    def split(self, validation: float, seed: int) -> Split:
-        """validation: images, or a share of them, held out of the training part at random."""
-        train, kept = training_indices(len(self.train), validation, seed)
-        return Split(Subset(self.train, train), Subset(self.train, kept), self.test)
+    def _arrays(self) -> Iterator[NDArray[Any]]:
+        for part in (self.train, self.validation, self.test):
+            if part is not None:
+                yield part.pixels
+                yield part.labels
+
+    def split(self, validation: float, seed: int, test: float = 0) -> Split:
+        """validation, test: images, or shares of them, drawn from the training part, where there are no
+        such parts."""
+        train, kept, held_out = _part_indices(self.counts(), validation, test, seed)
+        return Split(
+            Subset(self.train, train),
+            Subset(self.train, kept) if self.validation is None else self.validation,
+            Subset(self.train, held_out) if self.test is None else self.test,
+        )
 
     def fingerprint(self) -> dict[str, Any]:
-        """digest: of images and labels. train, test: numbers of images. shape: [C, H, W]. classes: names."""
-        return {"digest": self.digest, **self._counts()}
+        """digest: of the images. train, validation, test: numbers of images; None where a part is drawn from
+        the training part. shape: [C, H, W]. classes: names."""
+        return {"digest": self.digest, **self.counts()}
 
-    def _counts(self) -> dict[str, Any]:
+    def counts(self) -> dict[str, Any]:
+        """The fingerprint without the digest."""
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
         return {
-            "train": len(self.train),
-            "test": len(self.test),
+            **{name: None if part is None else len(part) for name, part in parts.items()},
             "shape": list(self.train.shape),
             "classes": list(self.classes),
         }
 
     def check(self, path: str, fingerprint: Mapping[str, Any], thorough: bool) -> None:
         """Raise Refusal if the fingerprint is of other images; thorough: compare the digest too."""
-        now = self._counts()
+        now = self.counts()
         then = {name: fingerprint[name] for name in now}
         if then != now or (thorough and self.digest != fingerprint["digest"]):
             raise other_data(path, _in_words(then), _in_words(now))
 
-    def spec(self, name: str, validation: float, seed: int) -> EnvSpec:
-        return image_spec(name, self._counts(), validation, seed)
+    def skipped_images(self) -> tuple[str, dict[str, int]] | None:
+        """As ``World.skipped``."""
+        if not self.skipped:
+            return None
+        causes = ", ".join(f"{count:,} x {cause}" for cause, count in sorted(self.skipped.items()))
+        return f"skipped: {causes}", dict(self.skipped)
 
 
-def training_indices(count: int, validation: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Divide the numbers of the ``count`` images of a training part: (to train on, for validation)."""
-    train, kept, _ = split_indices(count, validation, 0, seed)
-    return train, kept
+def digest_of(arrays: Iterable[NDArray[Any]], words: Iterable[str]) -> str:
+    """A hash of arrays and words."""
+    digest = hashlib.blake2b(" ".join(words).encode(), digest_size=16)
+    for array in arrays:
+        digest.update(f"{array.dtype.str} {array.shape}".encode())
+        for first in range(0, len(array), _BLOCK):
+            digest.update(np.ascontiguousarray(array[first : first + _BLOCK]).data)
+    return digest.hexdigest()
 
 
-def image_spec(name: str, fingerprint: Mapping[str, Any], validation: float, seed: int) -> EnvSpec:
-    """The spec of a data set with this fingerprint: observations are images [C, H, W] in uint8, ``actions``
-    is the number of classes."""
-    train, _ = training_indices(int(fingerprint["train"]), validation, seed)
-    channels, height, width = (int(size) for size in fingerprint["shape"])
+def _part_indices(
+    counts: Mapping[str, Any], validation: float, test: float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """The numbers, in the training part, of the images to train on, for validation and for the test."""
+    return split_indices(
+        int(counts["train"]),
+        validation if counts["validation"] is None else 0,
+        test if counts["test"] is None else 0,
+        seed,
+    )
+
+
+def image_spec(
+    name: str, counts: Mapping[str, Any], validation: float, seed: int, test: float = 0
+) -> EnvSpec:
+    """The spec of a data set with these counts: observations are images [C, H, W] in uint8, ``actions`` is
+    the number of classes."""
+    train, _, _ = _part_indices(counts, validation, test, seed)
+    channels, height, width = (int(size) for size in counts["shape"])
     return EnvSpec(
         name,
         (channels, height, width),
         torch.uint8,
-        actions=len(fingerprint["classes"]),
+        actions=len(counts["classes"]),
         channels=channels,
         examples=len(train),
     )
@@ -175,8 +205,5 @@ def checked_labels(labels: NDArray[Any], classes: int, path: object) -> NDArray[
 
 def _in_words(counts: Mapping[str, Any]) -> str:
     channels, height, width = counts["shape"]
-    classes: Sequence[str] = counts["classes"]
-    return (
-        f"{counts['train']:,} + {counts['test']:,} images of {height} x {width} x {channels} in "
-        f"{len(classes):,} classes"
-    )
+    parts = " + ".join(f"{counts[name]:,}" for name in ("train", "validation", "test") if counts[name])
+    return f"{parts} images of {height} x {width} x {channels} in {len(counts['classes']):,} classes"
