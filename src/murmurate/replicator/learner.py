@@ -22,7 +22,7 @@ class Context:
     spec: of its world. replicate: makes its replicas (``Replica`` itself, where nothing is exchanged).
     seed: of the run, the same for all replicas. updates: planned own updates over the whole run, for
     schedules; None if only time ends it. examples, validation: training and held-out examples, where the
-    world is a data set. open_group: see ``group``.
+    world is a data set. open_group: see ``group``. rank: of the replica, for random numbers of its own.
     """
 
     spec: EnvSpec
@@ -33,6 +33,7 @@ class Context:
     examples: Any = None
     validation: Any = None
     open_group: Callable[[], Group] | None = None
+    rank: int = 0
 
     def group(self) -> Group:
         """Collectives among the replicas, for example for statistics or advantages. All replicas must call it
@@ -72,6 +73,12 @@ class LearnerConfig(Protocol):
 
     @property
     def requires(self) -> Requirement: ...
+
+    @property
+    def collectives_in_backward(self) -> bool:
+        """Whether the learner may differentiate collectives: members in one process then need a thread
+        each."""
+        return False
 
     def updates(self, batches: int) -> int:
         """Own updates made from ``batches`` batches, for schedules."""

@@ -40,6 +40,7 @@ def build_learner(
         examples=examples,
         validation=validation,
         open_group=open_group,
+        rank=rank,
     )
     return run.learner.build(context)
 
