@@ -17,8 +17,8 @@ class ConditionalBatchNorm(nn.Module):
     """Normalises each channel by its mean and variance over the batch; gain and shift are those of the class.
 
     Source: Dumoulin et al. 2017 (conditional instance normalisation), Miyato and Koyama 2018. Over the
-    batches of several replicas: TF-Replicator, section 3.3. Differs: its variance is the mean of squares minus
-    the square of the mean (with both slips of its listing mended), which loses digits where the mean is
+    batches of several replicas: TF-Replicator, section 3.3. Differs: its variance is the mean of squares
+    minus the square of the mean (with both slips of its listing mended), which loses digits where the mean is
     large. Here it is the mean of the replicas' variances plus the variance of their means.
 
     gather: set it to take the statistics over all replicas (of equal batches); None: over the own batch.

@@ -46,8 +46,8 @@ def layout(height: int, width: int, channels: int) -> Layout:
         doublings, sides = doublings + 1, (sides[0] // 2, sides[1] // 2)
     if not doublings or max(sides) >= 2 * _LEAST_SIDE or min(sides) < _LEAST_SIDE:
         raise ValueError(
-            f"images are {height} x {width} pixels, and both sides must be 4 to 7 times the same power of two, "
-            "such as 28, 32, 48, 64 or 128: resize or crop them"
+            f"images are {height} x {width} pixels, and both sides must be 4 to 7 times the same power of "
+            "two, such as 28, 32, 48, 64 or 128: resize or crop them"
         )
     if doublings <= _SMALL_IMAGE_LEVELS:
         # 32 pixels: two halvings, then two blocks of 8 x 8 pixels
@@ -73,7 +73,8 @@ class GeneratorBlock(nn.Module):
         out = self.first(_doubled(torch.relu(self.first_norm(x, label))))
         out = self.second(torch.relu(self.second_norm(out, label)))
         # 1 x 1 filters commute with the doubling, and are cheaper before it
-        return out + _doubled(self.shortcut(x))
+        block: Tensor = out + _doubled(self.shortcut(x))
+        return block
 
 
 class Generator(nn.Module):
@@ -165,7 +166,8 @@ class DiscriminatorBlock(nn.Module):
         out = self.second(torch.relu(self.first(x if self.is_first else torch.relu(x))))
         if self.halves:  # 1 x 1 filters commute with the mean, and are cheaper after it
             out, x = F.avg_pool2d(out, 2), F.avg_pool2d(x, 2)
-        return out + (x if self.shortcut is None else self.shortcut(x))
+        block: Tensor = out + (x if self.shortcut is None else self.shortcut(x))
+        return block
 
 
 class Discriminator(nn.Module):

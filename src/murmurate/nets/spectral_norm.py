@@ -38,7 +38,8 @@ class SpectralNorm(nn.Module):
 
     def sigma(self) -> Tensor:
         """The estimate of the largest singular value, a scalar; differentiable."""
-        return torch.linalg.vector_norm(self.matrix().T @ self.u).clamp(min=_LEAST)
+        norm: Tensor = torch.linalg.vector_norm(self.matrix().T @ self.u)
+        return norm.clamp(min=_LEAST)
 
     @torch.no_grad()
     def iterate_(self) -> None:
@@ -67,7 +68,7 @@ class SpectralNorm(nn.Module):
             weight = self.layer.weight / self.sigma()
         layer = self.layer
         if isinstance(layer, nn.Conv2d):
-            return F.conv2d(x, weight, layer.bias, layer.stride, layer.padding)  # type: ignore[arg-type]
+            return F.conv2d(x, weight, layer.bias, layer.stride, layer.padding)
         if isinstance(layer, nn.Embedding):
             return F.embedding(x, weight)
         return F.linear(x, weight, layer.bias)
@@ -81,8 +82,8 @@ def iterate_(module: nn.Module) -> None:
 
 
 def normalized(module: nn.Module) -> nn.Module:
-    """``module`` with plain layers in place of its spectral normalisations, their weights divided by the exact
-    singular values. Changes it in place; the result of a module that is one is its layer."""
+    """``module`` with plain layers in place of its spectral normalisations, their weights divided by the
+    exact singular values. Changes it in place; the result of a module that is one is its layer."""
     if isinstance(module, SpectralNorm):
         return module.normalized()
     for name, child in module.named_children():
