@@ -154,6 +154,5 @@ def _write(path: Path, made: FeatureClassifier, made_of: str) -> None:
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise Refusal(
-            f"{path} cannot be written: {error}. Make room, or name another --feature-net."
-        ) from error
+        cause = getattr(error, "strerror", None) or error
+        raise Refusal(f"{path} cannot be written: {cause}. Name another with --feature-net.") from error

@@ -85,10 +85,11 @@ class SampleQuality(Evaluation):
             return ""
         test, accuracy = figures["frechet_distance_test"], figures["feature_net_accuracy"]
         of_test = "" if test is None else f" (test images: {test:.2f})"
-        right = "" if accuracy is None else f", not Inception's; it has {accuracy:.1%} of test images right"
+        right = "" if accuracy is None else f", which has {accuracy:.1%} of the test images right"
         return (
             f"Frechet distance of {figures['samples']:,} samples: {figures['frechet_distance']:.2f}{of_test}, "
-            f"class score {figures['class_score']:.2f} (features of our own classifier{right})"
+            f"class score {figures['class_score']:.2f}. Not FID and Inception Score: by features of our own "
+            f"classifier{right}"
         )
 
     def sections(self, folder: Path) -> list[tuple[str, str]]:
@@ -97,9 +98,9 @@ class SampleQuality(Evaluation):
             picture = base64.b64encode((folder / GRID).read_bytes()).decode()
         except OSError:
             return []
-        return [
-            ("Samples", f'<img src="data:image/png;base64,{picture}" alt="a row of samples of each class">')
-        ]
+        style = "max-width: 100%; image-rendering: pixelated"
+        image = f'<img src="data:image/png;base64,{picture}" alt="samples, a class a row" style="{style}">'
+        return [("Samples", image)]
 
 
 def frechet_distance(x: Tensor, y: Tensor) -> float:

@@ -70,8 +70,8 @@ class GeneratorBlock(nn.Module):
         self.shortcut = _convolution(inputs, outputs, 1, spectral)
 
     def forward(self, x: Tensor, label: Tensor) -> Tensor:
-        out = self.first(_doubled(torch.relu(self.first_norm(x, label))))
-        out = self.second(torch.relu(self.second_norm(out, label)))
+        out = self.first(_doubled(torch.relu_(self.first_norm(x, label))))
+        out = self.second(torch.relu_(self.second_norm(out, label)))
         # 1 x 1 filters commute with the doubling, and are cheaper before it
         block: Tensor = out + _doubled(self.shortcut(x))
         return block
@@ -122,7 +122,7 @@ class Generator(nn.Module):
         x = x.contiguous(memory_format=torch.channels_last)
         for block in self.blocks:
             x = block(x, label)
-        return torch.tanh(self.last(torch.relu(self.norm(x, label))))
+        return torch.tanh(self.last(torch.relu_(self.norm(x, label))))
 
     @torch.no_grad()
     def frozen(self, batches: Sequence[tuple[Tensor, Tensor]]) -> Generator:
@@ -163,7 +163,7 @@ class DiscriminatorBlock(nn.Module):
         self.shortcut = _convolution(inputs, outputs, 1) if halves or inputs != outputs else None
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.second(torch.relu(self.first(x if self.is_first else torch.relu(x))))
+        out = self.second(torch.relu_(self.first(x if self.is_first else torch.relu(x))))
         if self.halves:  # 1 x 1 filters commute with the mean, and are cheaper after it
             out, x = F.avg_pool2d(out, 2), F.avg_pool2d(x, 2)
         block: Tensor = out + (x if self.shortcut is None else self.shortcut(x))

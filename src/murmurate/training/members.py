@@ -39,6 +39,7 @@ def build_learner(
         updates=planned,
         examples=examples,
         validation=validation,
+        averaged=run.replicas if run.strategy.averages_gradients else 1,
         open_group=open_group,
         rank=rank,
     )
