@@ -14,7 +14,7 @@ from murmurate.workloads.image_classifier import ClassifierLearner
 
 @dataclass(frozen=True)
 class Accuracy(Evaluation):
-    """Shares of the test images whose class is the most probable one (top 1), or one of the five most probable
+    """Shares of the test images whose class is the most probable one (top 1), or among the five most probable
     ones (top 5)."""
 
     curves: ClassVar[tuple[Curve, ...]] = (
