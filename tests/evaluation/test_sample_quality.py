@@ -132,7 +132,7 @@ def test_a_classifier_is_shared_by_its_file(context: EvalContext, tmp_path: Path
     assert not (context.folder / "feature-net.safetensors").exists()
     other = dataclasses.replace(context, folder=tmp_path)
     assert shared.evaluate(Shades(), other) == figures
-    with pytest.raises(Refusal, match="cannot be written.*--feature-net"):
+    with pytest.raises(Refusal, match=r"cannot be written.*--feature-net"):
         SampleQuality(40, feature_net=str(tmp_path / "no" / "folder")).evaluate(Shades(), context)
 
 

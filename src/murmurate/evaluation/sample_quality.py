@@ -86,9 +86,10 @@ class SampleQuality(Evaluation):
         test, accuracy = figures["frechet_distance_test"], figures["feature_net_accuracy"]
         of_test = "" if test is None else f" (test images: {test:.2f})"
         right = "" if accuracy is None else f", which has {accuracy:.1%} of the test images right"
+        distance, score = figures["frechet_distance"], figures["class_score"]
         return (
-            f"Frechet distance of {figures['samples']:,} samples: {figures['frechet_distance']:.2f}{of_test}, "
-            f"class score {figures['class_score']:.2f}. Not FID and Inception Score: by features of our own "
+            f"Frechet distance of {figures['samples']:,} samples: {distance:.2f}{of_test}, class score "
+            f"{score:.2f}. Not FID and Inception Score: by features of our own "
             f"classifier{right}"
         )
 
