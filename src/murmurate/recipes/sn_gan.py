@@ -29,6 +29,6 @@ def recipe(name: str) -> Run:
         strategy=AllReduce(),
         source=ImageSourceConfig(),
         evaluation=SampleQuality(),
-        updates=20_000,
+        env_steps=1_280_000,
         checkpoint_every_env_steps=100_000,
     )
