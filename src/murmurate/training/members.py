@@ -41,6 +41,7 @@ def build_learner(
         validation=validation,
         averaged=run.replicas if run.strategy.averages_gradients else 1,
         open_group=open_group,
+        rank=rank,
     )
     return run.learner.build(context)
 
