@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from murmurate.errors import Refusal
 from murmurate.fabric.simulated.fabric import SimulatedFabric
-from murmurate.spatial import Parts, SpatialTensor, scatter
+from murmurate.spatial import Parts, scatter
 from murmurate.spatial.pixelwise import whole
 
 GRIDS = ((2, 1), (1, 2), (3, 1), (1, 3), (2, 2), (4, 1), (1, 5), (2, 3), (3, 2), (6, 1))
@@ -52,11 +52,7 @@ def error_in_parts(drawn: DrawnLayer) -> float | None:
     def part(parts: Parts) -> list[Tensor]:
         own = [t.clone().requires_grad_() for t in (drawn.image, *drawn.parameters)]
         found = drawn.layer(scatter(own[0], parts), *own[1:])
-        if isinstance(found, SpatialTensor):
-            loss = (found * direction).sum()
-        else:
-            loss = (found * direction).sum()
-        return [whole(found).detach(), *torch.autograd.grad(loss, own)]
+        return [whole(found).detach(), *torch.autograd.grad((found * direction).sum(), own)]
 
     try:
         results = in_parts(drawn.grid, part)
@@ -216,7 +212,8 @@ KINDS: dict[str, tuple[Callable[[np.random.Generator, int], Drawn], int]] = {
 
 def drawn_layers(count: int, seed: int = 0) -> Sequence[tuple[DrawnLayer, float]]:
     """``count`` layers that their images admit, each with its ``error_in_parts``."""
-    rng, results = np.random.default_rng(seed), []
+    rng = np.random.default_rng(seed)
+    results: list[tuple[DrawnLayer, float]] = []
     while len(results) < count:
         drawn = draw(rng)
         error = error_in_parts(drawn)
