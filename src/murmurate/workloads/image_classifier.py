@@ -152,8 +152,9 @@ class ClassifierLearner:
 
     def _optimizer(self, rate: float) -> Callable[[list[Any]], torch.optim.Optimizer]:
         momentum = self.config.momentum
+        one_pass = self.device.type in ("cpu", "cuda")  # over memory
         return lambda parameters: torch.optim.SGD(
-            parameters, lr=rate, momentum=momentum, nesterov=momentum > 0
+            parameters, lr=rate, momentum=momentum, nesterov=momentum > 0, fused=one_pass
         )
 
     @property
