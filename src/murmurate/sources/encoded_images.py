@@ -130,6 +130,11 @@ class EncodedImageSource:
             self._events.append(("skipped", f"{title}: {detail}; it is left out"))
         self._skipped[cause] += 1
 
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that decode."""
+        return [] if self._processes is None else self._processes.pids
+
     def fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {"passes": self._passes}
         if self._skipped:
