@@ -12,6 +12,7 @@ from murmurate.datasets.generated import generate
 from murmurate.datasets.writing import write
 from murmurate.recipes import pairs, recipe
 from murmurate.training.run import Run
+from pictures import write_cifar10, write_fashion
 
 
 def _documents(folder: Path) -> str:
@@ -25,7 +26,13 @@ def _rows(folder: Path) -> str:
     return str(folder / "table.npy")
 
 
-DATA: dict[str, Callable[[Path], str]] = {"documents": _documents, "rows": _rows}
+# by the name of a world
+DATA: dict[str, Callable[[Path], str]] = {
+    "corpus": _documents,
+    "table": _rows,
+    "fashion": write_fashion,
+    "cifar10": write_cifar10,
+}
 
 
 def recipe_of(algorithm: str) -> Run:
@@ -37,10 +44,11 @@ def recipe_of(algorithm: str) -> Run:
 def smallest(algorithm: str, folder: Path) -> Run:
     """``recipe_of``; what learns from a file of examples gets one, and batches of four."""
     run = recipe_of(algorithm)
-    if run.world.unit not in DATA:
+    if run.world.name not in DATA:
         return run
+    held_out = {"test": 0.2} if hasattr(run.world, "test") else {"validation": 0.2}
     return dataclasses.replace(
         run,
-        world=dataclasses.replace(run.world, path=DATA[run.world.unit](folder), test=0.2),
+        world=dataclasses.replace(run.world, path=DATA[run.world.name](folder), **held_out),
         learner=dataclasses.replace(run.learner, batch=4),
     )

@@ -14,7 +14,7 @@ from murmurate.cli.main import main
 from murmurate.errors import Refusal
 from murmurate.fabric import fabrics
 from murmurate.launch import launchers
-from murmurate.recipes import algorithms, recipe_names
+from murmurate.recipes import algorithms, pairs, recipe_names
 from murmurate.strategies import strategies
 from murmurate.worlds.registry import world_names
 
@@ -29,7 +29,7 @@ _KNOWN = {
         "hopper-a2c",
         "corpus-lda",
     },
-    "worlds": {"cartpole", "pong", "space-invaders", "hopper"},
+    "worlds": {"cartpole", "pong", "space-invaders", "hopper", "table", "corpus"},
     "strategies": {"solo", "all-reduce", "local-sgd", "hogwild", "dpsgd", "gala", "push-sum"},
     "agents": {"a2c", "dqn"},
     "fabrics": {"simulated", "processes", "network"},
@@ -37,7 +37,7 @@ _KNOWN = {
 }
 _FOLDERS = {
     "recipes": recipe_names,
-    "worlds": world_names,
+    "worlds": lambda: {*world_names(), *(world for world, _ in pairs().values())},
     "strategies": strategies,
     "agents": lambda: [m.name for m in pkgutil.iter_modules(agents.__path__) if _is_an_agents(m.name)],
     "fabrics": fabrics,
@@ -83,7 +83,7 @@ def test_people_see_every_world_and_every_algorithm(capsys: pytest.CaptureFixtur
 
 
 def test_recipes_are_of_worlds_and_algorithms_that_there_are() -> None:
-    worlds = {row["name"] for row in listing("worlds")} | {"corpus", "table"}
+    worlds = {row["name"] for row in listing("worlds")}
     rows = listing("recipes")
     assert {row["world"] for row in rows} == worlds
     assert all(row["name"] == f"{row['world']}-{row['algorithm']}" for row in rows)

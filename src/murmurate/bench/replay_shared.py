@@ -15,8 +15,9 @@ from murmurate.bench._result import Log, median, ratios, spreads
 from murmurate.fabric.processes.fabric import ProcessFabric
 from murmurate.replay.config import ReplayConfig, open_replay
 from murmurate.replay.interface import Steps
+from murmurate.sources.polling import Backoff, use_batch_scheduling
 from murmurate.sources.replay_sampler import ReplaySampler
-from murmurate.sources.shared_ring import ActorRing, ActorStep, Backoff, use_batch_scheduling
+from murmurate.sources.shared_ring import ActorRing, ActorStep
 from murmurate.spec import Batch, EnvSpec
 
 NAME = "replay-shared"

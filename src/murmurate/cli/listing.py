@@ -86,7 +86,9 @@ def _recipes() -> list[dict[str, Any]]:
 
 
 def _worlds() -> list[dict[str, Any]]:
-    return [{"name": name} for name in world_names()]
+    """The simulators, and the data sets that a recipe names."""
+    of_recipes = {world for world, _ in pairs().values()}
+    return [{"name": name} for name in sorted(of_recipes.union(world_names()))]
 
 
 def _strategies() -> list[dict[str, Any]]:

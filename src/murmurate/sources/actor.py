@@ -15,7 +15,8 @@ from torch import Tensor
 from murmurate.agents.interface import Action
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.sources.actor_agent import ActorAgent, ActorSettings, run_actor
-from murmurate.sources.shared_ring import ActorRing, ActorStep, Backoff
+from murmurate.sources.polling import Backoff
+from murmurate.sources.shared_ring import ActorRing, ActorStep
 from murmurate.sources.steps import random_actions, steps_of
 from murmurate.spec import derive_generator, derive_seed
 from murmurate.worlds.interface import Simulators

@@ -23,7 +23,8 @@ from murmurate.agents.interface import Agent
 from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.replica.vector import Replica
 from murmurate.replicator.learner import Context
-from murmurate.sources.shared_ring import Backoff, SharedParameters, use_batch_scheduling
+from murmurate.sources.polling import Backoff, use_batch_scheduling
+from murmurate.sources.shared_ring import SharedParameters
 from murmurate.spec import EnvSpec, native_bfloat16
 from murmurate.worlds.interface import SimulatorWorld
 

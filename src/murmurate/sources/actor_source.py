@@ -10,8 +10,9 @@ import torch
 from murmurate.agents.interface import Agent
 from murmurate.replicator.learner import updates_of
 from murmurate.sources.actor_processes import ActorPlan, ActorProcess, ActorProcesses
+from murmurate.sources.polling import Backoff
 from murmurate.sources.replay_sampler import ReplaySampler
-from murmurate.sources.shared_ring import ActorRing, ActorStep, Backoff
+from murmurate.sources.shared_ring import ActorRing, ActorStep
 from murmurate.spec import Batch, EnvSpec, Episode
 
 _POLLS = 50  # polls of the rings between two calls of ``alive``

@@ -25,19 +25,10 @@ class ExampleSourceConfig(SourceConfig):
     gives: ClassVar[str] = "examples"
 
     def check(self, run: RunView) -> None:
-        requires = run.learner.requires
-        if run.stop_at_return is not None:
-            raise Refusal(
-                f"{run.learner.name} learns from {requires.unit}, which have no returns. Leave "
-                "--stop-at-return out."
-            )
-        run.strategy.check(run.replicas, shrinks=requires.shrinks)
+        check_examples(run)
 
     def batches(self, run: RunView) -> int | None:
-        if run.env_steps is None:
-            return None
-        batch: int = run.learner.requires.batch
-        return max(1, run.env_steps // (run.replicas * batch))
+        return batches_of(run)
 
     def memory_bytes(self, run: RunView) -> int:
         train = cast(DataSet, run.world).divided().train
@@ -54,50 +45,62 @@ class ExampleSourceConfig(SourceConfig):
         return ExampleSource(train, batch, seed=run.seed, rank=context.rank, replicas=run.replicas)
 
 
-class ExampleSource:
-    """Mini-batches without end (a ``Source``): each pass is a random permutation of all examples, divided
-    among the replicas."""
+def check_examples(run: RunView) -> None:
+    """Raise Refusal for options of a run from examples that make no sense."""
+    requires = run.learner.requires
+    if run.stop_at_return is not None:
+        raise Refusal(
+            f"{run.learner.name} learns from {requires.unit}, which have no returns. Leave "
+            "--stop-at-return out."
+        )
+    run.strategy.check(run.replicas, shrinks=requires.shrinks)
 
-    exact = True
 
-    def __init__(self, examples: ExampleSet[Any], batch: int, *, seed: int, rank: int, replicas: int) -> None:
-        self.alive: Callable[[int], bool] = lambda played: False
-        self._examples, self._batch = examples, batch
-        self._seed, self._rank, self._replicas = seed, rank, replicas
+def batches_of(run: RunView) -> int | None:
+    """Mini-batches of each replica in the whole run; None if only time or updates end it."""
+    if run.env_steps is None:
+        return None
+    batch: int = run.learner.requires.batch
+    return max(1, run.env_steps // (run.replicas * batch))
+
+
+class ExampleOrder:
+    """The numbers of a replica's examples, without end: each pass is a random permutation of all examples,
+    divided among the replicas."""
+
+    def __init__(self, count: int, *, seed: int, rank: int, replicas: int) -> None:
+        self._count, self._seed, self._rank, self._replicas = count, seed, rank, replicas
         self._passes, self._position = 0, 0
         self._order: NDArray[np.int64] | None = None
 
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        parts, missing = [], self._batch
+    def take(self, batch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The next examples: (their numbers [batch], the passes [batch] that they belong to)."""
+        parts, passes, missing = [], [], batch
         while missing:
             order = self._current_pass()
             part = order[self._position : self._position + missing]
             parts.append(part)
+            passes.append(np.full(len(part), self._passes))
             missing -= len(part)
             self._position += len(part)
             if self._position == len(order):
                 self._passes, self._position, self._order = self._passes + 1, 0, None
-        examples = self._examples.select(np.concatenate(parts))
-        return Batch(examples, env_steps=self._batch)
+        return np.concatenate(parts), np.concatenate(passes)
 
     def _current_pass(self) -> NDArray[np.int64]:
         """This replica's indices in the current pass, in order; with fewer examples than replicas, all
         indices."""
         if self._order is None:
             random = np.random.default_rng(derive_seed(self._seed, "pass", self._passes))
-            whole = random.permutation(len(self._examples))
+            whole = random.permutation(self._count)
             part = whole[self._rank :: self._replicas]
             self._order = part if len(part) else whole
         return self._order
 
-    def fields(self) -> dict[str, Any]:
-        return {"passes": self._passes + self._position / len(self._current_pass())}
-
-    def events(self) -> Sequence[tuple[str, str]]:
-        return ()
+    @property
+    def passes(self) -> float:
+        """Passes so far, with the completed share of the current one."""
+        return self._passes + self._position / len(self._current_pass())
 
     def state(self) -> dict[str, Any]:
         return {"passes": self._passes, "place": self._position}
@@ -105,11 +108,45 @@ class ExampleSource:
     def load(self, state: dict[str, Any]) -> None:
         self._passes, self._position, self._order = int(state["passes"]), int(state["place"]), None
 
+    def skip_to(self, examples: int) -> None:
+        """Go on where this replica would be after so many examples."""
+        self._passes, self._position = divmod(examples, len(self._current_pass()))
+        self._order = None
+
+
+class ExampleSource:
+    """Mini-batches without end (a ``Source``): see ``ExampleOrder``."""
+
+    exact = True
+
+    def __init__(self, examples: ExampleSet[Any], batch: int, *, seed: int, rank: int, replicas: int) -> None:
+        self.alive: Callable[[int], bool] = lambda played: False
+        self._examples, self._batch = examples, batch
+        self._order = ExampleOrder(len(examples), seed=seed, rank=rank, replicas=replicas)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        numbers, _ = self._order.take(self._batch)
+        return Batch(self._examples.select(numbers), env_steps=self._batch)
+
+    def fields(self) -> dict[str, Any]:
+        return {"passes": self._order.passes}
+
+    def events(self) -> Sequence[tuple[str, str]]:
+        return ()
+
+    def state(self) -> dict[str, Any]:
+        return self._order.state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._order.load(state)
+
     def fresh_start(self, batches: int) -> None:
         """Go on where this replica would be after ``batches`` batches; a peer's state covers other
         examples."""
-        self._passes, self._position = divmod(batches * self._batch, len(self._current_pass()))
-        self._order = None
+        self._order.skip_to(batches * self._batch)
 
     def close(self) -> None:
         pass

@@ -6,22 +6,19 @@ actor has a ring of steps with a single producer and a single consumer; an actor
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
-import time
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from murmurate.fabric.processes.shared_memory import SharedMemoryFile, fence
+from murmurate.fabric.processes.fence import fence
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.replay.interface import Steps
 from murmurate.spec import EnvSpec, Episode, Shapes
 
 SLOTS = 4  # steps by which an actor may be ahead of its learner
-_SHORTEST_SECONDS, _LONGEST_SECONDS = 1e-4, 2e-3
 _LINE = 8  # int64 in a cache line
 _KINDS = (torch.uint8, torch.int64, torch.float32, torch.float64, torch.bool)
 _NUMPY = {kind: torch.empty(0, dtype=kind).numpy().dtype for kind in _KINDS}
@@ -148,35 +145,6 @@ class ActorRing:
         """Free the oldest step's slot."""
         fence(self._lock)
         self._marks[1] += 1
-
-
-class Backoff:
-    """Exponential backoff for polling: each sleep is twice as long as the one before; the first is half as
-    long as the last wait. Sleeping leaves the core and its caches to the process that is waited for."""
-
-    def __init__(self) -> None:
-        self._seconds, self._slept = _SHORTEST_SECONDS, 0.0
-
-    def sleep(self) -> float:
-        """Returns the seconds slept."""
-        begun, seconds = time.monotonic(), self._seconds
-        time.sleep(seconds)
-        self._slept += seconds
-        self._seconds = min(2 * seconds, _LONGEST_SECONDS)
-        return time.monotonic() - begun
-
-    def reset(self) -> None:
-        """The wait has ended."""
-        self._seconds = min(max(self._slept / 2, _SHORTEST_SECONDS), _LONGEST_SECONDS)
-        self._slept = 0.0
-
-
-def use_batch_scheduling() -> None:
-    """Schedule this process as SCHED_BATCH (Linux): it does not preempt a running process when it wakes up.
-    Two learners that share two cores with four actors then draw a third more batches."""
-    if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:  # the user chose no other
-        with contextlib.suppress(OSError):  # where that is forbidden
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _steps_in(slot: dict[str, Tensor]) -> Steps:

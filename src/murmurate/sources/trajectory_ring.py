@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from murmurate.fabric.processes.shared_memory import SharedMemoryFile, fence
-from murmurate.sources.shared_ring import Backoff
+from murmurate.fabric.processes.fence import fence
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.sources.polling import Backoff
 from murmurate.spec import EnvSpec, Episode, Shapes, Trajectory
 
 _LINE = 8  # int64 in a cache line

@@ -15,8 +15,8 @@ from murmurate.ranges import NonNegativeInt, PositiveInt
 from murmurate.sources.actor_processes import ActorPlan, ActorProcess, ActorProcesses
 from murmurate.sources.interface import RunView, Source, SourceConfig, SourceContext
 from murmurate.sources.joined_trajectories import JoinedTrajectories
+from murmurate.sources.polling import Backoff
 from murmurate.sources.rollouts import RolloutSourceConfig
-from murmurate.sources.shared_ring import Backoff
 from murmurate.sources.simulator_groups import check_saved_simulators
 from murmurate.sources.trajectory_ring import QueuedTrajectory, TrajectoryRing, TrajectoryShape
 from murmurate.spec import Batch, Episode, derive_generator, derive_seed

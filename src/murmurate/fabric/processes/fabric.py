@@ -32,11 +32,12 @@ from murmurate.fabric.interface import (
     check_shape,
     checked_group,
 )
+from murmurate.fabric.processes.fence import fence
 from murmurate.fabric.processes.mailbox import ProcessMailbox
 from murmurate.fabric.processes.membership import ChannelMembership, Membership
 from murmurate.fabric.processes.register import BufferedRegister
 from murmurate.fabric.processes.run_state import RunState
-from murmurate.fabric.processes.shared_memory import SharedMemoryFile, fence
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
 from murmurate.fabric.processes.spawn import Died, run
 
 __all__ = ["Died", "ProcessChannel", "ProcessFabric", "run_members"]

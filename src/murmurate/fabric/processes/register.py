@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
-from murmurate.fabric.processes.shared_memory import fence
+from murmurate.fabric.processes.fence import fence
 
 Buffer = TypeVar("Buffer")
 

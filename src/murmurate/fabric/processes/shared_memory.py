@@ -11,7 +11,6 @@ import hashlib
 import mmap
 import os
 import tempfile
-import threading
 import zlib
 from multiprocessing.reduction import DupFd
 from typing import Any
@@ -116,11 +115,3 @@ def open_memory(pid: int, descriptor: int, name: str, access: int = os.O_RDWR) -
     if not os.readlink(path).startswith(f"/memfd:{name} "):
         raise OSError(f"descriptor {descriptor} of process {pid} is another file")
     return os.open(path, access | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-
-
-def fence(lock: threading.Lock) -> None:
-    """A full memory barrier: a release followed by an acquire prevents reordering, on ARM too."""
-    with lock:
-        pass
-    with lock:
-        pass

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from murmurate.buffers import Bytes, Pool
-from murmurate.fabric.processes.shared_memory import fence
+from murmurate.fabric.processes.fence import fence
 
 _TAG_BYTES = 64
 # a message's tag, note and mark, and its size in bytes if it is a short one (else 0)

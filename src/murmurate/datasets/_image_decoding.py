@@ -1,0 +1,145 @@
+"""Reads image files, and decodes them with OpenCV: crops, at the smallest scale that is large enough.
+
+Grey images, palettes, CMYK and 16 bits become 8 bits of red, green and blue, and transparency is dropped, as
+Pillow's ``convert("RGB")`` does. A camera's orientation is ignored, as usual for ImageNet.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from murmurate.datasets._image_headers import Header, ImageError, header_of
+from murmurate.errors import MissingExtra
+
+_MOST_BYTES = 1 << 28  # of one encoded image
+LARGEST_PIXELS = 1 << 26  # of one image: 200 MB when it is decoded
+
+
+class Place(NamedTuple):
+    """Where an encoded image is: ``size`` bytes at ``offset`` of a file."""
+
+    path: str
+    offset: int
+    size: int
+
+
+class Crop(NamedTuple):
+    """A rectangle of an image, in pixels."""
+
+    top: float
+    left: float
+    height: float
+    width: float
+
+
+def read_encoded(place: Place) -> bytes:
+    """The bytes of an encoded image. Raises ImageError."""
+    if place.size > _MOST_BYTES:
+        raise ImageError("image too large", f"it has {place.size:,} bytes, and {_MOST_BYTES:,} is the most")
+    try:
+        descriptor = os.open(place.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = os.pread(descriptor, place.size, place.offset)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ImageError("unreadable file", f"it cannot be read ({error.strerror or error})") from error
+    if len(data) != place.size:
+        raise ImageError("truncated image", f"it should have {place.size:,} bytes, and has {len(data):,}")
+    return data
+
+
+def checked_header(data: bytes) -> Header:
+    """Raises ImageError for what is no image, is truncated, or is too large to be decoded."""
+    header = header_of(data)
+    if not header.height or not header.width:
+        raise ImageError("not an image", f"it has {header.height} x {header.width} pixels")
+    if header.height * header.width > LARGEST_PIXELS:
+        raise ImageError(
+            "image too large",
+            f"it has {header.height:,} x {header.width:,} pixels, and {LARGEST_PIXELS:,} is the most",
+        )
+    return header
+
+
+def decode(data: bytes) -> NDArray[np.uint8]:
+    """The pixels [H, W, 3] of an image file, red first. Raises ImageError; MissingExtra without OpenCV."""
+    checked_header(data)
+    cv2 = opencv()
+    decoded: NDArray[np.uint8] = cv2.cvtColor(_decoded(data, 1), cv2.COLOR_BGR2RGB)
+    return decoded
+
+
+def decode_crop(data: bytes, header: Header, crop: Crop, into: NDArray[np.uint8]) -> None:
+    """Decode an image file, and scale ``crop`` of it to ``into`` [H, W, 3]; else as ``decode``."""
+    cv2, (height, width) = opencv(), into.shape[:2]
+    reduction = 1
+    while (
+        header.scalable
+        and reduction < 8
+        and crop.height >= 2 * reduction * height
+        and crop.width >= 2 * reduction * width
+    ):
+        reduction *= 2
+    image = _decoded(data, reduction)
+    part = _part(image, crop, image.shape[0] / header.height, image.shape[1] / header.width)
+    if part.shape != into.shape:
+        # bilinear interpolation leaves out pixels where the image shrinks to less than a half
+        shrinks = part.shape[0] > 2 * height or part.shape[1] > 2 * width
+        part = cv2.resize(
+            part, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+        )
+    cv2.cvtColor(part, cv2.COLOR_BGR2RGB, dst=into)
+
+
+def resized_crop(pixels: NDArray[np.uint8], crop: Crop) -> NDArray[np.uint8]:
+    """``crop`` of an image [H, W, C], scaled to the image's own size."""
+    cv2, (height, width, channels) = opencv(), pixels.shape
+    part = _part(pixels, crop, 1, 1)
+    shrinks = part.shape[0] > 2 * height or part.shape[1] > 2 * width
+    scaled = cv2.resize(part, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+    return np.asarray(scaled).reshape(height, width, channels)
+
+
+def centre_crop(height: int, width: int, size: int, shortest: int) -> Crop:
+    """What remains if the shorter side is scaled to ``shortest``, and size x size is cut from the middle."""
+    side = size * min(height, width) / shortest
+    return Crop((height - side) / 2, (width - side) / 2, side, side)
+
+
+def _part(image: NDArray[np.uint8], crop: Crop, vertical: float, horizontal: float) -> NDArray[np.uint8]:
+    """The crop of an image that was decoded at these scales, to the nearest pixel; at least one."""
+    height, width = image.shape[:2]
+    top = min(max(round(crop.top * vertical), 0), height - 1)
+    left = min(max(round(crop.left * horizontal), 0), width - 1)
+    bottom = min(max(round((crop.top + crop.height) * vertical), top + 1), height)
+    right = min(max(round((crop.left + crop.width) * horizontal), left + 1), width)
+    return image[top:bottom, left:right]
+
+
+def _decoded(data: bytes, reduction: int) -> Any:
+    """[H, W, 3], blue first."""
+    cv2 = opencv()
+    flag = cv2.IMREAD_COLOR if reduction == 1 else getattr(cv2, f"IMREAD_REDUCED_COLOR_{reduction}")
+    try:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), flag | cv2.IMREAD_IGNORE_ORIENTATION)
+    except cv2.error as error:
+        raise ImageError("damaged image", f"OpenCV cannot decode it ({error.err})") from error
+    if image is None:
+        raise ImageError("damaged image", "OpenCV cannot decode it")
+    return image
+
+
+@functools.cache
+def opencv() -> Any:
+    """The module. Raises MissingExtra."""
+    try:
+        import cv2
+    except ImportError as error:
+        raise MissingExtra("opencv-python-headless", "images", "Decoding images") from error
+    return cv2

@@ -1,0 +1,93 @@
+"""The size of an image from the first bytes of its file, so that nothing is decoded that is too large."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+_JPEG, _PNG, _BMP = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM"
+# markers of JPEG: frames (their headers have the size), those without a length, the beginning of the pixels
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_BARE = frozenset((0x01, *range(0xD0, 0xD8)))
+_SCAN, _END = 0xDA, b"\xff\xd9"
+
+
+class ImageError(ValueError):
+    """An image that cannot be used. Arguments: the cause under which it is counted, and the detail."""
+
+
+class Header(NamedTuple):
+    """height, width: in pixels. scalable: whether it can be decoded at a half, a quarter and an eighth."""
+
+    height: int
+    width: int
+    scalable: bool
+
+
+def header_of(data: bytes) -> Header:
+    """The size of a JPEG, PNG, WebP or BMP file. Raises ImageError for another file, and a truncated one."""
+    if not data:
+        raise ImageError("empty file", "it is empty")
+    try:
+        if data.startswith(_JPEG):
+            return _jpeg(data)
+        if data.startswith(_PNG):
+            if data.rfind(b"IEND") < 0:
+                raise ImageError("truncated image", "its end is missing")
+            width, height = struct.unpack_from(">II", data, 16)
+            return Header(height, width, False)
+        if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+            return _webp(data)
+        if data.startswith(_BMP):
+            return _bmp(data)
+    except (struct.error, IndexError) as error:
+        raise ImageError("truncated image", "it ends within its header") from error
+    raise ImageError("not an image", f"it begins with {data[:8].hex()}: no JPEG, PNG, WebP or BMP file")
+
+
+def _jpeg(data: bytes) -> Header:
+    place, found = 2, None
+    while True:
+        if data[place] != 0xFF:
+            raise ImageError("not an image", f"there is no marker of JPEG at byte {place}")
+        marker = data[place + 1]
+        if marker == 0xFF:  # padding
+            place += 1
+            continue
+        if marker in _BARE:
+            place += 2
+            continue
+        if marker in _FRAMES:
+            height, width = struct.unpack_from(">HH", data, place + 5)
+            found = Header(height, width, True)
+        if marker == _SCAN:
+            break
+        place += 2 + struct.unpack_from(">H", data, place + 2)[0]
+    if found is None:
+        raise ImageError("not an image", "it is a JPEG file without a size")
+    if data.rfind(_END, place) < 0:  # before the pixels it may be that of a thumbnail
+        raise ImageError("truncated image", "its end is missing")
+    return found
+
+
+def _webp(data: bytes) -> Header:
+    if struct.unpack_from("<I", data, 4)[0] + 8 > len(data):
+        raise ImageError("truncated image", "its end is missing")
+    kind = data[12:16]
+    if kind == b"VP8X":
+        width, height = (int.from_bytes(data[i : i + 3], "little") + 1 for i in (24, 27))
+    elif kind == b"VP8L":
+        bits = struct.unpack_from("<I", data, 21)[0]
+        width, height = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    else:
+        width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", data, 26))
+    return Header(height, width, False)
+
+
+def _bmp(data: bytes) -> Header:
+    size, width, height = struct.unpack_from("<I", data, 14)[0], 0, 0
+    if size == 12:
+        width, height = struct.unpack_from("<HH", data, 18)
+    else:
+        width, height = struct.unpack_from("<ii", data, 18)
+    return Header(abs(height), width, False)

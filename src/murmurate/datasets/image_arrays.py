@@ -1,0 +1,122 @@
+"""Images and labels as arrays in an ``.npz`` file."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from murmurate.datasets._archives import load_arrays, refuse_special
+from murmurate.datasets.image_set import ImageData, ImageSet, checked_labels, image_spec
+from murmurate.datasets.interface import Split
+from murmurate.errors import Refusal
+from murmurate.ranges import NonNegativeFloat, Seed
+from murmurate.spec import EnvSpec, World
+
+# (images, labels) of each part, as in files for MedMNIST, for Keras, and of one part alone
+_NAMES = {
+    "train": (("train_images", "train_labels"), ("x_train", "y_train"), ("images", "labels")),
+    "validation": (("val_images", "val_labels"), ("x_val", "y_val")),
+    "test": (("test_images", "test_labels"), ("x_test", "y_test")),
+}
+_MOST_CLASSES = 1_000_000
+
+
+@dataclass(frozen=True)
+class ArraysWorld(World):
+    """Images uint8 [n, H, W] or [n, H, W, C] and labels [n] in an ``.npz`` file.
+
+    path: of the file, with arrays train_images and train_labels, or x_train and y_train, or images and
+        labels; val_images, test_images and so on are optional.
+    validation, test: images held out where there are no such arrays, as a number or, below 1, as a share.
+    split_seed: chooses them.
+    """
+
+    path: str = field(default="", metadata={"place": True})
+    validation: NonNegativeFloat = 0.02
+    test: NonNegativeFloat = 0.05
+    split_seed: Seed = 0
+
+    name: ClassVar[str] = "arrays"
+    unit: ClassVar[str] = "images"
+
+    def __post_init__(self) -> None:
+        if self.path:  # a run may be resumed from another folder
+            object.__setattr__(self, "path", os.path.abspath(self.path))
+
+    def load(self) -> ImageData:
+        """All images. Raises Refusal for a file that is damaged, or holds other arrays."""
+        if not self.path:
+            raise Refusal("say where the images are: --world.path FILE.npz.")
+        return _read(Path(self.path))
+
+    def divided(self) -> Split:
+        return self.load().split(self.validation, self.split_seed, self.test)
+
+    def spec(self, fingerprint: Mapping[str, Any] | None = None) -> EnvSpec:
+        """An observation is an image [C, H, W] in uint8; ``actions`` is the number of classes."""
+        counts = self.load().counts() if fingerprint is None else fingerprint
+        return image_spec(self.name, counts, self.validation, self.split_seed, self.test)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self.load().fingerprint()
+
+    def check_fingerprint(self, fingerprint: Mapping[str, Any], thorough: bool = True) -> None:
+        self.load().check(self.path, fingerprint, thorough)
+
+
+@functools.lru_cache(maxsize=2)
+def _read(path: Path) -> ImageData:
+    refuse_special(path)
+    try:
+        arrays = load_arrays(path)
+    except OSError as error:
+        raise Refusal(f"{path} cannot be read: {error.strerror or error}. Check the path.") from error
+    except ValueError as error:
+        raise Refusal(f"{path} is no .npz file of arrays: {error}. Restore it.") from error
+    found = {
+        part: names
+        for part, spellings in _NAMES.items()
+        for names in spellings
+        if names[0] in arrays and names[1] in arrays
+    }
+    if "train" not in found:
+        raise Refusal(
+            f"{path} holds {', '.join(arrays) or 'nothing'}; it should hold train_images and train_labels."
+        )
+    parts = {part: _part(path, arrays, *names) for part, names in found.items()}
+    shapes = {part: images.shape for part, images in parts.items()}
+    if len(set(shapes.values())) > 1:
+        raise Refusal(f"{path} has images of several sizes: {shapes}. Scale them to one.")
+    classes = 1 + max(int(images.labels.max()) for images in parts.values())
+    names = tuple(str(label) for label in range(classes))
+    return ImageData(parts["train"], names, parts.get("validation"), parts.get("test"))
+
+
+def _part(path: Path, arrays: Mapping[str, NDArray[Any]], images: str, labels: str) -> ImageSet:
+    pixels, numbers = arrays[images], arrays[labels]
+    if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4) or not pixels.size:
+        raise Refusal(
+            f"{path}: {images} is {pixels.dtype} {list(pixels.shape)}; it should be uint8 [n, height, width] "
+            "or [n, height, width, channels]."
+        )
+    if pixels.ndim == 4 and pixels.shape[3] not in (1, 3):
+        raise Refusal(
+            f"{path}: {images} is {list(pixels.shape)}; the last number should be of channels, 1 or 3. "
+            "Transpose it."
+        )
+    if numbers.ndim == 2 and numbers.shape[1] == 1:  # as in MedMNIST
+        numbers = numbers[:, 0]
+    if numbers.dtype.kind not in "iu" or numbers.shape != pixels.shape[:1]:
+        raise Refusal(
+            f"{path}: {labels} is {numbers.dtype} {list(numbers.shape)}; it should be whole numbers, one for "
+            f"each of the {len(pixels):,} images."
+        )
+    pixels = np.ascontiguousarray(pixels if pixels.ndim == 4 else pixels[..., None])
+    return ImageSet(pixels, checked_labels(numbers, _MOST_CLASSES, f"{path}, {labels}"))

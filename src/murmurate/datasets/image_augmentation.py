@@ -1,0 +1,217 @@
+"""Random changes of training images, which leave their labels true.
+
+They follow from uniform numbers [G, DRAWS] (``image_draws``), one row for each image. Each change has columns
+of its own, so switching one on does not alter what the others do. Nothing here needs torch: the processes
+that decode images import this module.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from murmurate.datasets._image_decoding import Crop, centre_crop, resized_crop
+from murmurate.errors import Refusal
+from murmurate.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Range
+
+DRAWS = 33
+_TRIES = 10  # of a random resized crop
+_TOP, _LEFT, _PAD, _FLIP, _FACTORS, _ORDER, _LIGHTING = 20, 21, 22, 24, 25, 28, 29  # first columns
+
+_Share = Annotated[float, Range(0, 1, above=True)]
+_GREY = np.array([0.299, 0.587, 0.114])  # ITU-R 601
+# principal components of the colours of ImageNet's pixels (Krizhevsky et al. 2012), as in fb.resnet.torch
+_DEVIATIONS = np.array([0.2175, 0.0188, 0.0045])
+_COMPONENTS = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]])
+_ORDERS = tuple(itertools.permutations(range(3)))
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What is drawn anew for each image in each pass.
+
+    crop: ``centre`` takes what evaluation takes (of a set in memory, the whole image). ``multi-scale`` scales
+        the shorter side to a random one of ``shortest`` pixels, and cuts from a random place (Jin 3.5).
+        ``resized`` takes a random rectangle of a share ``area`` of the image, with sides up to ``ratio`` to
+        1, and scales it (Szegedy et al. 2015).
+    shortest: least and greatest shorter side of ``multi-scale``. area: least and greatest share.
+    padding: pixels of zeros on each side, from which a crop of the image's size is taken (He et al. 2016: 4).
+    flip: mirror half of the images, left to right.
+    brightness, contrast, saturation: each is multiplied by a random factor within so much of 1, in a random
+        order.
+    lighting: standard deviation of the multiples of the colours' principal components that are added to all
+        pixels of an image (Krizhevsky et al. 2012: 0.1).
+    """
+
+    crop: Literal["centre", "multi-scale", "resized"] = "centre"
+    shortest: tuple[PositiveInt, PositiveInt] = (256, 480)
+    area: tuple[_Share, _Share] = (0.08, 1.0)
+    ratio: Annotated[float, Range(1, 100)] = 4 / 3
+    padding: NonNegativeInt = 0
+    flip: bool = False
+    brightness: NonNegativeFloat = 0.0
+    contrast: NonNegativeFloat = 0.0
+    saturation: NonNegativeFloat = 0.0
+    lighting: NonNegativeFloat = 0.0
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raise Refusal for values that make no sense for images of ``shape`` (C, H, W)."""
+        channels, *sides = shape
+        for name in ("shortest", "area"):
+            least, most = getattr(self, name)
+            if least > most:
+                raise Refusal(f"augment.{name} is {least} {most}; the first is the least. Swap them.")
+        if self.crop == "multi-scale" and self.shortest[0] < max(sides):
+            raise Refusal(
+                f"augment.shortest begins at {self.shortest[0]}, and crops of {max(sides)} pixels do not fit "
+                f"in. Use --augment.shortest {max(sides)} {max(self.shortest[1], max(sides))}, or a smaller "
+                "--world.size."
+            )
+        if self.padding > 4 * max(sides):
+            raise Refusal(
+                f"augment.padding is {self.padding}, and images have {max(sides)} pixels: most crops would "
+                "be empty. Use --augment.padding 4."
+            )
+        if channels != 3 and (self.saturation or self.lighting):
+            raise Refusal(
+                f"these images have {channels} channel(s), and augment.saturation and augment.lighting are "
+                "of colours. Leave them 0."
+            )
+
+    @property
+    def changes_colours(self) -> bool:
+        return bool(self.brightness or self.contrast or self.saturation or self.lighting)
+
+    @property
+    def changes_pixels(self) -> bool:
+        """Whether anything is done after the crop."""
+        return bool(self.padding or self.flip or self.changes_colours)
+
+    def crop_of(
+        self, height: int, width: int, into: tuple[int, int], shortest: int, draws: NDArray[np.float64]
+    ) -> Crop:
+        """The rectangle of an image of these sides that is scaled to ``into`` (height, width).
+
+        shortest: as in ``centre_crop``. draws: [DRAWS].
+        """
+        if self.crop == "resized":
+            return self._resized(height, width, draws)
+        if self.crop == "centre":
+            return centre_crop(height, width, max(into), shortest)
+        least, most = self.shortest
+        side = least + math.floor(draws[0] * (most - least + 1))
+        scale = min(height, width) / side
+        tall, wide = into[0] * scale, into[1] * scale
+        return Crop(draws[_TOP] * (height - tall), draws[_LEFT] * (width - wide), tall, wide)
+
+    def _resized(self, height: int, width: int, draws: NDArray[np.float64]) -> Crop:
+        least, most = self.area
+        stretch = math.log(self.ratio)
+        for k in range(_TRIES):
+            area = height * width * (least + draws[2 * k] * (most - least))
+            ratio = math.exp(stretch * (2 * draws[2 * k + 1] - 1))
+            wide, tall = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < wide <= width and 0 < tall <= height:
+                top = math.floor(draws[_TOP] * (height - tall + 1))
+                left = math.floor(draws[_LEFT] * (width - wide + 1))
+                return Crop(top, left, tall, wide)
+        wide = min(width, round(height * self.ratio))  # the middle, with the nearest sides that are allowed
+        tall = min(height, round(width * self.ratio))
+        return Crop((height - tall) // 2, (width - wide) // 2, tall, wide)
+
+    def apply(self, pixels: NDArray[np.uint8], draws: NDArray[np.float64]) -> NDArray[np.uint8]:
+        """New images [G, H, W, C] from images of a set in memory. draws: [G, DRAWS]."""
+        if self.crop != "centre":
+            height, width = pixels.shape[1:3]
+            crops = (self.crop_of(height, width, (height, width), height, row) for row in draws)
+            pixels = np.stack([resized_crop(image, crop) for image, crop in zip(pixels, crops, strict=True)])
+        return self.finish(pixels, draws)
+
+    def finish(self, pixels: NDArray[np.uint8], draws: NDArray[np.float64]) -> NDArray[np.uint8]:
+        """All changes but the crop, of images [G, H, W, C]. draws: [G, DRAWS]."""
+        if self.padding:
+            offsets = (draws[:, _PAD : _PAD + 2] * (2 * self.padding + 1)).astype(np.int64)
+            pixels = shifted(pixels, self.padding, offsets[:, 0], offsets[:, 1])
+        if self.flip:
+            pixels = mirrored(pixels, draws[:, _FLIP] < 0.5)
+        if self.changes_colours:
+            pixels = np.stack(
+                [self._recoloured(image, row) for image, row in zip(pixels, draws, strict=True)]
+            )
+        return pixels
+
+    def _recoloured(self, image: NDArray[np.uint8], draws: NDArray[np.float64]) -> NDArray[np.uint8]:
+        """All changes of colour are affine maps of a pixel's channels, so they are one, rounded once."""
+        channels = image.shape[2]
+        flat = image.reshape(-1, channels)
+        matrix, offset = self._colour_map(flat.mean(0), draws)
+        if self.lighting:
+            multiples = self.lighting * _DEVIATIONS * _normal(draws[_LIGHTING : _LIGHTING + 4])
+            offset = offset + 255 * _COMPONENTS @ multiples
+        changed = flat.astype(np.float32) @ matrix.T.astype(np.float32) + offset.astype(np.float32)
+        return np.rint(changed).clip(0, 255).astype(np.uint8).reshape(image.shape)
+
+    def _colour_map(
+        self, mean: NDArray[np.float64], draws: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The matrix [C, C] and offset [C] of brightness, contrast and saturation. mean: [C], the image's."""
+        channels = len(mean)
+        weights = _GREY if channels == 3 else np.ones(channels) / channels
+        grey = np.tile(weights, (channels, 1))
+        matrix, offset = np.eye(channels), np.zeros(channels)
+        strengths = (self.brightness, self.contrast, self.saturation)
+        for change in _ORDERS[math.floor(draws[_ORDER] * len(_ORDERS))]:
+            strength = strengths[change]
+            least = max(0.0, 1 - strength)
+            factor = least + draws[_FACTORS + change] * (1 + strength - least)
+            before, shift = matrix, offset
+            matrix, offset = factor * before, factor * shift
+            if change == 1:  # towards the image's mean grey, as it is by now
+                offset = offset + (1 - factor) * (weights @ (before @ mean + shift))
+            elif change == 2:  # towards each pixel's own grey
+                matrix, offset = matrix + (1 - factor) * grey @ before, offset + (1 - factor) * grey @ shift
+        return matrix, offset
+
+
+def shifted(
+    pixels: NDArray[np.uint8], padding: int, top: NDArray[np.int64], left: NDArray[np.int64]
+) -> NDArray[np.uint8]:
+    """Crops of the images' own size [G, H, W, C] out of the images with ``padding`` zeros around them.
+
+    top, left: [G], where the crop begins in the padded image, from 0 to 2 * padding.
+    """
+    count, height, width, channels = pixels.shape
+    wide = np.zeros((count, height + 2 * padding, width + 2 * padding, channels), np.uint8)
+    wide[:, padding : padding + height, padding : padding + width] = pixels
+    image, row, column, _ = wide.strides
+    places = 2 * padding + 1
+    crops = np.lib.stride_tricks.as_strided(
+        wide,
+        (count, places, places, height, width * channels),
+        (image, row, column, row, 1),
+        writeable=False,
+    )
+    return crops[np.arange(count), top, left].reshape(pixels.shape)
+
+
+def mirrored(pixels: NDArray[np.uint8], chosen: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """The images [G, H, W, C], those ``chosen`` [G] mirrored left to right."""
+    channels = pixels.shape[3]
+    whole = np.ascontiguousarray(pixels).view(f"V{channels}")[..., 0]  # a pixel is copied at once
+    mirror = whole.copy()
+    mirror[chosen] = whole[chosen][:, :, ::-1]
+    return mirror.view(np.uint8).reshape(pixels.shape)
+
+
+def _normal(uniform: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[3] standard normal numbers from [4] uniform ones, by Box and Muller's method."""
+    radius = np.sqrt(-2 * np.log1p(-uniform[:2]))
+    angle = 2 * np.pi * uniform[2:]
+    return np.array(
+        [radius[0] * np.cos(angle[0]), radius[0] * np.sin(angle[0]), radius[1] * np.cos(angle[1])]
+    )

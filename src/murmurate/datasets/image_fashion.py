@@ -1,0 +1,100 @@
+"""Fashion-MNIST (Xiao, Rasul and Vollgraf 2017): 28 x 28 grey images of clothes, in idx files."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from murmurate.datasets._idx_files import read_idx
+from murmurate.datasets.image_set import ImageData, ImageSet, checked_labels, image_spec
+from murmurate.datasets.interface import Split
+from murmurate.errors import Refusal
+from murmurate.ranges import NonNegativeFloat, Seed
+from murmurate.spec import EnvSpec, World
+
+_DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+_CLASSES = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+_INSTALL = "On Debian and Ubuntu run: apt-get install dataset-fashion-mnist"
+
+
+@dataclass(frozen=True)
+class FashionWorld(World):
+    """Fashion-MNIST: 60,000 images to train on and 10,000 to test on, in 10 classes.
+
+    path: folder with its four idx files, gzip or not (MNIST's files have the same names and format); none is
+        where Debian's package dataset-fashion-mnist puts them.
+    validation: training images held out, as a number or, below 1, as a share. split_seed: chooses them.
+    """
+
+    path: str = field(default="", metadata={"place": True})
+    validation: NonNegativeFloat = 0.02
+    split_seed: Seed = 0
+
+    name: ClassVar[str] = "fashion"
+    unit: ClassVar[str] = "images"
+
+    def __post_init__(self) -> None:
+        if self.path:  # a run may be resumed from another folder
+            object.__setattr__(self, "path", os.path.abspath(self.path))
+
+    def load(self) -> ImageData:
+        """All images. Raises Refusal for files that are missing or damaged."""
+        return _read(self._folder())
+
+    def divided(self) -> Split:
+        return self.load().split(self.validation, self.split_seed)
+
+    def spec(self, fingerprint: Mapping[str, Any] | None = None) -> EnvSpec:
+        """An observation is an image [1, 28, 28] in uint8; ``actions`` is the number of classes."""
+        counts = self.load().counts() if fingerprint is None else fingerprint
+        return image_spec(self.name, counts, self.validation, self.split_seed)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self.load().fingerprint()
+
+    def check_fingerprint(self, fingerprint: Mapping[str, Any], thorough: bool = True) -> None:
+        """thorough: compare the digest too (0.1 s)."""
+        self.load().check(str(self._folder()), fingerprint, thorough)
+
+    def _folder(self) -> Path:
+        if self.path:
+            return Path(self.path)
+        if _DEBIAN.is_dir():
+            return _DEBIAN
+        raise Refusal(
+            f"Fashion-MNIST is not installed: there is no {_DEBIAN}. {_INSTALL}, or name the folder with its "
+            "idx files: --world.path FOLDER."
+        )
+
+
+@functools.lru_cache(maxsize=2)
+def _read(folder: Path) -> ImageData:
+    return ImageData(_part(folder, "train"), _CLASSES, test=_part(folder, "t10k"))
+
+
+def _part(folder: Path, part: str) -> ImageSet:
+    images_path = _file(folder, f"{part}-images", "idx3-ubyte")
+    labels_path = _file(folder, f"{part}-labels", "idx1-ubyte")
+    images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
+    if len(images) != len(labels) or not images.size:
+        raise Refusal(
+            f"{images_path} has {len(images):,} images of {images.shape[1]} x {images.shape[2]} and "
+            f"{labels_path} has {len(labels):,} labels: they do not belong together. Restore the files."
+        )
+    return ImageSet(images[..., None], checked_labels(labels, len(_CLASSES), labels_path))
+
+
+def _file(folder: Path, name: str, kind: str) -> Path:
+    """The file of that name, under any of its usual spellings."""
+    for spelling in (f"{name}-{kind}", f"{name}.{kind}"):
+        for suffix in ("", ".gz"):
+            if (path := folder / f"{spelling}{suffix}").is_file():
+                return path
+    raise Refusal(f"There is no {name}-{kind}, nor {name}-{kind}.gz, in {folder}. {_INSTALL}")

@@ -1,0 +1,94 @@
+"""Images that remain encoded in files, and are decoded when they are selected."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from murmurate.datasets._image_decoding import Place, centre_crop, checked_header, decode_crop, read_encoded
+from murmurate.datasets._image_headers import ImageError
+from murmurate.datasets.image_set import ImageBatch
+from murmurate.errors import Refusal
+
+
+class EncodedImages(Protocol):
+    """An index of n encoded images."""
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """[n]."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the index."""
+        ...
+
+    def place(self, number: int) -> Place: ...
+
+    def title(self, number: int) -> str:
+        """What messages call an image."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFiles:
+    """Images in files, n of them (an ``ExampleSet``).
+
+    size: of the square that is selected: the shorter side is scaled to ``shortest`` pixels, and the square
+    cut from the middle. skip_bad: leave out images that cannot be decoded, and count them in ``skipped``.
+    """
+
+    encoded: EncodedImages
+    size: int
+    shortest: int
+    skip_bad: bool = False
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    def __len__(self) -> int:
+        return len(self.encoded.labels)
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        return self.encoded.labels
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of what is selected."""
+        return 3, self.size, self.size
+
+    @property
+    def nbytes(self) -> int:
+        return self.encoded.nbytes
+
+    def select(self, examples: ArrayLike) -> ImageBatch:
+        """The images with these numbers [G], decoded by this process; without those that are skipped.
+
+        Raises Refusal that names an image that cannot be decoded.
+        """
+        numbers = np.asarray(examples, np.int64)
+        pixels = np.empty((len(numbers), self.size, self.size, 3), np.uint8)
+        good = np.ones(len(numbers), np.bool_)
+        for k, number in enumerate(numbers.tolist()):
+            try:
+                data = read_encoded(self.encoded.place(number))
+                header = checked_header(data)
+                crop = centre_crop(header.height, header.width, self.size, self.shortest)
+                decode_crop(data, header, crop, pixels[k])
+            except ImageError as error:
+                if not self.skip_bad:
+                    raise Refusal(bad_image(self.encoded.title(number), error.args[1])) from error
+                self.skipped[error.args[0]] += 1
+                good[k] = False
+        if not good.all():
+            pixels, numbers = pixels[good], numbers[good]
+        return ImageBatch.of(pixels, self.encoded.labels[numbers])
+
+
+def bad_image(title: str, detail: str) -> str:
+    """The message about an image that cannot be used."""
+    return f"{title}: {detail}. Restore it, or leave such images out with --world.skip-bad true."

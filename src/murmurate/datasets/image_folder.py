@@ -1,0 +1,199 @@
+"""Image files in a folder of each class, as ImageNet is usually kept."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from murmurate.datasets._archives import refuse_special
+from murmurate.datasets._image_decoding import Place
+from murmurate.datasets.image_files import ImageFiles, bad_image
+from murmurate.datasets.image_set import ImageData, digest_of, image_spec
+from murmurate.datasets.interface import Split
+from murmurate.errors import Refusal
+from murmurate.ranges import NonNegativeFloat, PositiveInt, Seed
+from murmurate.spec import EnvSpec, World
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+_VALIDATION = ("val", "valid", "validation")
+
+
+@dataclass(frozen=True)
+class FolderWorld(World):
+    """Image files (JPEG, PNG, WebP or BMP) in a folder of each class.
+
+    path: folder with ``train`` and ``val``, and optionally ``test``, each with a folder of each class; or
+        with the folders of classes alone. With ``train`` and ``val`` alone, ``val`` is the test part.
+    size: of the square images that the learner sees. shortest: for evaluation the shorter side is scaled to
+        so many pixels, and the square is cut from the middle.
+    validation, test: images held out where there is no such folder, as a number or, below 1, as a share.
+    split_seed: chooses them. skip_bad: leave out images that cannot be decoded, and count them.
+    """
+
+    path: str = field(default="", metadata={"place": True})
+    size: PositiveInt = 224
+    shortest: PositiveInt = 256
+    validation: NonNegativeFloat = 0.02
+    test: NonNegativeFloat = 0.05
+    split_seed: Seed = 0
+    skip_bad: bool = False
+
+    name: ClassVar[str] = "folder"
+    unit: ClassVar[str] = "images"
+
+    def __post_init__(self) -> None:
+        if self.path:  # a run may be resumed from another folder
+            object.__setattr__(self, "path", os.path.abspath(self.path))
+
+    def load(self) -> ImageData:
+        """The index of all images. Raises Refusal for folders that are missing or empty."""
+        check_sizes(self.size, self.shortest)
+        if not self.path:
+            raise Refusal("say where the images are: --world.path FOLDER, with a folder of each class.")
+        return _read(Path(self.path), self.size, self.shortest, self.skip_bad)
+
+    def divided(self) -> Split:
+        return self.load().split(self.validation, self.split_seed, self.test)
+
+    def spec(self, fingerprint: Mapping[str, Any] | None = None) -> EnvSpec:
+        """An observation is an image [3, size, size] in uint8; ``actions`` is the number of classes."""
+        counts = self.load().counts() if fingerprint is None else fingerprint
+        return image_spec(self.name, counts, self.validation, self.split_seed, self.test)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The digest is of the names and sizes of files."""
+        return self.load().fingerprint()
+
+    def check_fingerprint(self, fingerprint: Mapping[str, Any], thorough: bool = True) -> None:
+        self.load().check(self.path, fingerprint, thorough)
+
+    def skipped(self) -> tuple[str, dict[str, int]] | None:
+        """Files that are empty; others are found when they are decoded."""
+        return self.load().skipped_images()
+
+
+def check_sizes(size: int, shortest: int) -> None:
+    """Raise Refusal for a square that does not fit into the scaled image."""
+    if shortest < size:
+        raise Refusal(
+            f"world.shortest is {shortest}, and a square of world.size {size} does not fit in. Use "
+            f"--world.shortest {size * 8 // 7}."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class FolderIndex:
+    """The files below a folder (``EncodedImages``). names: relative paths, one after the other.
+
+    starts: [n + 1], of the names. sizes: [n] bytes.
+    """
+
+    root: str
+    names: bytes
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    labels: NDArray[np.int64]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.names) + self.starts.nbytes + self.sizes.nbytes + self.labels.nbytes
+
+    def place(self, number: int) -> Place:
+        return Place(self.title(number), 0, int(self.sizes[number]))
+
+    def title(self, number: int) -> str:
+        name = self.names[self.starts[number] : self.starts[number + 1]]
+        return os.path.join(self.root, os.fsdecode(name))
+
+
+@functools.lru_cache(maxsize=2)
+def _read(path: Path, size: int, shortest: int, skip_bad: bool) -> ImageData:
+    refuse_special(path)
+    if not path.is_dir():
+        raise Refusal(f"{path} is no folder. Name the one with a folder of each class.")
+    try:
+        return _read_parts(path, size, shortest, skip_bad)
+    except OSError as error:
+        raise Refusal(f"{error.filename or path} cannot be read: {error.strerror}.") from error
+
+
+def _read_parts(path: Path, size: int, shortest: int, skip_bad: bool) -> ImageData:
+    train = path / "train"
+    parts = {"train": train if train.is_dir() else path}
+    if train.is_dir():
+        validation = [path / name for name in _VALIDATION if (path / name).is_dir()]
+        if (path / "test").is_dir() and _folders(path / "test"):
+            parts["test"] = path / "test"
+            if validation:
+                parts["validation"] = validation[0]
+        elif validation:
+            parts["test"] = validation[0]
+    classes = _folders(parts["train"])
+    if not classes:
+        raise Refusal(f"There is no folder of a class in {parts['train']}. Put each class into a folder.")
+    skipped: Counter[str] = Counter()
+    indices = {name: _index(folder, classes, skip_bad, skipped) for name, folder in parts.items()}
+
+    def digest() -> str:
+        arrays = [x for index in indices.values() for x in (index.sizes, index.labels, index.starts)]
+        names = (np.frombuffer(index.names, np.uint8) for index in indices.values())
+        return digest_of([*arrays, *names], classes)
+
+    files = {name: ImageFiles(index, size, shortest, skip_bad) for name, index in indices.items()}
+    return ImageData(
+        files["train"], tuple(classes), files.get("validation"), files.get("test"), digest, skipped
+    )
+
+
+def _folders(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+
+
+def _index(folder: Path, classes: list[str], skip_bad: bool, skipped: Counter[str]) -> FolderIndex:
+    unknown_class = next((name for name in _folders(folder) if name not in set(classes)), None)
+    if unknown_class is not None:
+        raise Refusal(
+            f"{folder / unknown_class} is of a class without a folder in train. Remove it, or add the folder."
+        )
+    names, sizes, labels = [], [], []
+    for label, name in enumerate(classes):
+        if not (folder / name).is_dir():
+            continue
+        found = sorted(_files(folder / name, os.fsencode(name)))
+        for file, size in found:
+            if size:
+                names.append(file)
+                sizes.append(size)
+                labels.append(label)
+            elif skip_bad:
+                skipped["empty file"] += 1
+            else:
+                raise Refusal(bad_image(str(folder / os.fsdecode(file)), "it is empty"))
+    if not names:
+        raise Refusal(f"There is no image in the folders of {folder}: no file in {', '.join(SUFFIXES)}.")
+    starts = np.cumsum([0, *map(len, names)], dtype=np.int64)
+    return FolderIndex(
+        str(folder), b"".join(names), starts, np.array(sizes, np.int64), np.array(labels, np.int64)
+    )
+
+
+def _files(folder: Path, prefix: bytes) -> Iterator[tuple[bytes, int]]:
+    """(relative path, size) of the images of a class, those of folders within too."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = prefix + b"/" + os.fsencode(entry.name)
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                yield from _files(Path(entry.path), name)
+            elif entry.name.lower().endswith(SUFFIXES) and entry.is_file():
+                yield name, entry.stat().st_size

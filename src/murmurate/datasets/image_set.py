@@ -1,0 +1,209 @@
+"""Images with labels: mini-batches, sets in memory, and the files of a data set with a test part of its own.
+
+Letters: ``G`` images of a mini-batch, each of ``C`` channels, ``H`` rows and ``W`` columns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from murmurate.datasets.interface import Split, Subset, other_data, split_indices
+from murmurate.errors import Refusal
+from murmurate.spec import EnvSpec
+
+_BLOCK = 1 << 12  # images that are hashed at a time
+
+
+@dataclass(frozen=True)
+class ImageBatch:
+    """images: [G, C, H, W] uint8, in ``torch.channels_last``. labels: [G] int64, the numbers of classes."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def nbytes(self) -> int:
+        return self.images.nbytes + self.labels.nbytes
+
+    @staticmethod
+    def of(pixels: NDArray[np.uint8], labels: NDArray[np.int64]) -> ImageBatch:
+        """From pixels [G, H, W, C]; shares their memory."""
+        return ImageBatch(torch.from_numpy(pixels).permute(0, 3, 1, 2), torch.from_numpy(labels))
+
+    @property
+    def pixels(self) -> NDArray[np.uint8]:
+        """The images as [G, H, W, C], on the same memory."""
+        view: NDArray[np.uint8] = self.images.permute(0, 2, 3, 1).numpy()
+        return view
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """n images of one size in memory. pixels: [n, H, W, C] uint8. labels: [n] int64.
+
+    Raises ValueError for arrays of other types or shapes.
+    """
+
+    pixels: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+
+    encoded: ClassVar[None] = None  # nothing of it is to be decoded
+
+    def __post_init__(self) -> None:
+        if self.pixels.dtype != np.uint8 or self.pixels.ndim != 4:
+            raise ValueError(f"pixels are {self.pixels.dtype} {self.pixels.shape}, not uint8 [n, H, W, C]")
+        if self.labels.dtype != np.int64 or self.labels.shape != self.pixels.shape[:1]:
+            raise ValueError(f"labels are {self.labels.dtype} {self.labels.shape}, not int64 [n]")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+        height, width, channels = self.pixels.shape[1:]
+        return channels, height, width
+
+    @property
+    def nbytes(self) -> int:
+        return self.pixels.nbytes + self.labels.nbytes
+
+    def select(self, examples: ArrayLike) -> ImageBatch:
+        """A copy of the images with these numbers [G]."""
+        chosen = np.asarray(examples)
+        return ImageBatch.of(self.pixels[chosen], self.labels[chosen])
+
+
+@dataclass(frozen=True, eq=False)
+class ImageData:
+    """The images of a data set, in the parts that its files are divided in.
+
+    classes: names, in the order of labels. validation, test: None where they are to be drawn from ``train``.
+    content: computes the digest, where that of all pixels and labels in memory is not wanted.
+    skipped: numbers of images that were left out, by cause.
+    """
+
+    train: Any  # an ImageSet, or ImageFiles
+    classes: tuple[str, ...]
+    validation: Any = None
+    test: Any = None
+    content: Callable[[], str] | None = None
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all images and labels."""
+        return digest_of(self._arrays(), self.classes) if self.content is None else self.content()
+
+    def _arrays(self) -> Iterator[NDArray[Any]]:
+        for part in (self.train, self.validation, self.test):
+            if part is not None:
+                yield part.pixels
+                yield part.labels
+
+    def split(self, validation: float, seed: int, test: float = 0) -> Split:
+        """validation, test: images, or shares of them, drawn from the training part, where there are no
+        such parts."""
+        train, kept, held_out = _part_indices(self.counts(), validation, test, seed)
+        return Split(
+            Subset(self.train, train),
+            Subset(self.train, kept) if self.validation is None else self.validation,
+            Subset(self.train, held_out) if self.test is None else self.test,
+        )
+
+    def fingerprint(self) -> dict[str, Any]:
+        """digest: of the images. train, validation, test: numbers of images; None where a part is drawn from
+        the training part. shape: [C, H, W]. classes: names."""
+        return {"digest": self.digest, **self.counts()}
+
+    def counts(self) -> dict[str, Any]:
+        """The fingerprint without the digest."""
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {
+            **{name: None if part is None else len(part) for name, part in parts.items()},
+            "shape": list(self.train.shape),
+            "classes": list(self.classes),
+        }
+
+    def check(self, path: str, fingerprint: Mapping[str, Any], thorough: bool) -> None:
+        """Raise Refusal if the fingerprint is of other images; thorough: compare the digest too."""
+        now = self.counts()
+        then = {name: fingerprint[name] for name in now}
+        if then != now or (thorough and self.digest != fingerprint["digest"]):
+            raise other_data(path, _in_words(then), _in_words(now))
+
+    def skipped_images(self) -> tuple[str, dict[str, int]] | None:
+        """As ``World.skipped``."""
+        if not self.skipped:
+            return None
+        causes = ", ".join(f"{count:,} x {cause}" for cause, count in sorted(self.skipped.items()))
+        return f"skipped: {causes}", dict(self.skipped)
+
+
+def digest_of(arrays: Iterable[NDArray[Any]], words: Iterable[str]) -> str:
+    """A hash of arrays and words."""
+    digest = hashlib.blake2b(" ".join(words).encode(), digest_size=16)
+    for array in arrays:
+        digest.update(f"{array.dtype.str} {array.shape}".encode())
+        for first in range(0, len(array), _BLOCK):
+            digest.update(np.ascontiguousarray(array[first : first + _BLOCK]).data)
+    return digest.hexdigest()
+
+
+def _part_indices(
+    counts: Mapping[str, Any], validation: float, test: float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """The numbers, in the training part, of the images to train on, for validation and for the test."""
+    return split_indices(
+        int(counts["train"]),
+        validation if counts["validation"] is None else 0,
+        test if counts["test"] is None else 0,
+        seed,
+    )
+
+
+def image_spec(
+    name: str, counts: Mapping[str, Any], validation: float, seed: int, test: float = 0
+) -> EnvSpec:
+    """The spec of a data set with these counts: observations are images [C, H, W] in uint8, ``actions`` is
+    the number of classes."""
+    train, _, _ = _part_indices(counts, validation, test, seed)
+    channels, height, width = (int(size) for size in counts["shape"])
+    return EnvSpec(
+        name,
+        (channels, height, width),
+        torch.uint8,
+        actions=len(counts["classes"]),
+        channels=channels,
+        examples=len(train),
+    )
+
+
+def checked_labels(labels: NDArray[Any], classes: int, path: object) -> NDArray[np.int64]:
+    """[n] int64. Raises Refusal that names the first label that is none of ``classes`` classes."""
+    wrong = (labels < 0) | (labels >= classes)
+    if wrong.any():
+        first = int(wrong.argmax())
+        raise Refusal(
+            f"{path}: image {first} (from 0) has the label {int(labels[first])}, and there are {classes} "
+            f"classes, from 0 to {classes - 1}. Restore the file."
+        )
+    return labels.astype(np.int64)
+
+
+def _in_words(counts: Mapping[str, Any]) -> str:
+    channels, height, width = counts["shape"]
+    parts = " + ".join(f"{counts[name]:,}" for name in ("train", "validation", "test") if counts[name])
+    return f"{parts} images of {height} x {width} x {channels} in {len(counts['classes']):,} classes"

@@ -1,0 +1,245 @@
+"""Images in tar files, in WebDataset's layout: the files of a sample follow one another and differ in their
+suffix alone, ``n01440764_10.jpg`` and ``n01440764_10.cls``."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+import re
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from murmurate.datasets._archives import refuse_special
+from murmurate.datasets._image_decoding import Place, read_encoded
+from murmurate.datasets._image_headers import ImageError
+from murmurate.datasets._tar_files import Member, TarError, members
+from murmurate.datasets.image_files import ImageFiles, bad_image
+from murmurate.datasets.image_folder import SUFFIXES, check_sizes
+from murmurate.datasets.image_set import ImageData, digest_of, image_spec
+from murmurate.datasets.interface import Split
+from murmurate.errors import Refusal
+from murmurate.ranges import NonNegativeFloat, PositiveInt, Range, Seed
+from murmurate.spec import EnvSpec, World
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_MOST_SHARDS = 100_000
+_LABEL_KEYS = ("cls", "label", "class", "target")  # of a .json file
+_MOST_CLASSES = 1_000_000
+
+
+@dataclass(frozen=True)
+class ShardsWorld(World):
+    """Images in uncompressed tar files in WebDataset's layout, labelled by ``key.cls`` (a number in text) or
+    ``key.json`` (``cls`` or ``label``).
+
+    path: pattern such as ``/data/train-{000000..000146}.tar``, or a folder with tar files. test_path: the
+        same, of the test part; none draws it from the others.
+    classes: their number; none is the greatest label and one.
+    size: of the square images that the learner sees. shortest: for evaluation the shorter side is scaled to
+        so many pixels, and the square is cut from the middle.
+    validation, test: images held out, as a number or, below 1, as a share; ``test`` only without a
+        ``test_path``. split_seed: chooses them. skip_bad: leave out what is damaged, and count it.
+    """
+
+    path: str = field(default="", metadata={"place": True})
+    test_path: str | None = field(default=None, metadata={"place": True})
+    classes: Annotated[int, Range(1, _MOST_CLASSES)] | None = None
+    size: PositiveInt = 224
+    shortest: PositiveInt = 256
+    validation: NonNegativeFloat = 0.02
+    test: NonNegativeFloat = 0.05
+    split_seed: Seed = 0
+    skip_bad: bool = False
+
+    name: ClassVar[str] = "shards"
+    unit: ClassVar[str] = "images"
+
+    def __post_init__(self) -> None:
+        for name in ("path", "test_path"):
+            if getattr(self, name):  # a run may be resumed from another folder
+                object.__setattr__(self, name, os.path.abspath(getattr(self, name)))
+
+    def load(self) -> ImageData:
+        """The index of all images. Raises Refusal for shards that are missing or damaged."""
+        check_sizes(self.size, self.shortest)
+        if not self.path:
+            raise Refusal("say where the shards are: --world.path 'train-{000000..000146}.tar'.")
+        return _read(self.path, self.test_path or "", self.classes, self.size, self.shortest, self.skip_bad)
+
+    def divided(self) -> Split:
+        return self.load().split(self.validation, self.split_seed, self.test)
+
+    def spec(self, fingerprint: Mapping[str, Any] | None = None) -> EnvSpec:
+        """An observation is an image [3, size, size] in uint8; ``actions`` is the number of classes."""
+        counts = self.load().counts() if fingerprint is None else fingerprint
+        return image_spec(self.name, counts, self.validation, self.split_seed, self.test)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The digest is of the names of shards, and of the places and labels of images in them."""
+        return self.load().fingerprint()
+
+    def check_fingerprint(self, fingerprint: Mapping[str, Any], thorough: bool = True) -> None:
+        self.load().check(self.path, fingerprint, thorough)
+
+    def skipped(self) -> tuple[str, dict[str, int]] | None:
+        """What the index lacks; damaged images are found when they are decoded."""
+        return self.load().skipped_images()
+
+
+@dataclass(frozen=True, eq=False)
+class ShardIndex:
+    """The images of tar files (``EncodedImages``). shards, offsets, sizes: [n], the number of an image's
+    file, and its place in there."""
+
+    paths: tuple[str, ...]
+    shards: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    labels: NDArray[np.int64]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in (self.shards, self.offsets, self.sizes, self.labels))
+
+    def place(self, number: int) -> Place:
+        path = self.paths[self.shards[number]]
+        return Place(path, int(self.offsets[number]), int(self.sizes[number]))
+
+    def title(self, number: int) -> str:
+        path, offset, _ = self.place(number)
+        return f"{path}, the image at byte {offset:,}"
+
+
+def expand(pattern: str) -> list[str]:
+    """The paths of a pattern with ``{000000..000146}`` and ``{a,b}``, or the tar files of a folder, sorted.
+    Raises Refusal for a range that is none."""
+    if Path(pattern).is_dir():
+        return sorted(str(path) for path in Path(pattern).glob("*.tar"))
+    pieces = _BRACES.split(pattern)
+    choices = [_choices(piece) if k % 2 else [piece] for k, piece in enumerate(pieces)]
+    count = np.prod([float(len(choice)) for choice in choices])
+    if count > _MOST_SHARDS:
+        raise Refusal(f"{pattern} means {count:,.0f} files; {_MOST_SHARDS:,} is the most.")
+    return ["".join(parts) for parts in itertools.product(*choices)]
+
+
+def _choices(piece: str) -> list[str]:
+    first, dots, last = piece.partition("..")
+    if not dots:
+        return piece.split(",")
+    if not (first.isdecimal() and last.isdecimal()) or int(last) < int(first):
+        raise Refusal(f"{{{piece}}} is no range of numbers. Write {{000000..000146}}.")
+    if int(last) - int(first) >= _MOST_SHARDS:
+        count = 1 + int(last) - int(first)
+        raise Refusal(f"{{{piece}}} means {count:,} files; {_MOST_SHARDS:,} is the most.")
+    return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+
+
+@functools.lru_cache(maxsize=2)
+def _read(
+    path: str, test_path: str, classes: int | None, size: int, shortest: int, skip_bad: bool
+) -> ImageData:
+    skipped: Counter[str] = Counter()
+    indices = {
+        part: _index(pattern, skip_bad, skipped)
+        for part, pattern in (("train", path), ("test", test_path))
+        if pattern
+    }
+    greatest = max(int(index.labels.max()) for index in indices.values())
+    count = greatest + 1 if classes is None else classes
+    if greatest >= count:
+        raise Refusal(
+            f"{path} has the label {greatest:,}, and world.classes is {count:,}: labels begin at 0. Use "
+            f"--world.classes {greatest + 1}."
+        )
+    names = tuple(str(label) for label in range(count))
+
+    def digest() -> str:
+        arrays = [x for i in indices.values() for x in (i.shards, i.offsets, i.sizes, i.labels)]
+        return digest_of(arrays, [Path(p).name for index in indices.values() for p in index.paths])
+
+    files = {part: ImageFiles(index, size, shortest, skip_bad) for part, index in indices.items()}
+    return ImageData(files["train"], names, None, files.get("test"), digest, skipped)
+
+
+def _index(pattern: str, skip_bad: bool, skipped: Counter[str]) -> ShardIndex:
+    paths = expand(pattern)
+    if not paths:
+        raise Refusal(f"There is no tar file in {pattern}. Name another folder, or a pattern of files.")
+    columns = [array("q") for _ in range(4)]  # shards, offsets, sizes, labels
+    for number, path in enumerate(paths):
+        refuse_special(Path(path))
+        try:
+            for row in _samples(Path(path), skip_bad, skipped):
+                for column, value in zip(columns, (number, *row), strict=True):
+                    column.append(value)
+        except TarError as error:
+            if not skip_bad or "compressed" in str(error):
+                raise Refusal(bad_image(path, str(error))) from error
+            skipped["damaged tar file"] += 1
+        except OSError as error:
+            raise Refusal(f"{path} cannot be read: {error.strerror or error}. Check the path.") from error
+    if not columns[0]:
+        raise Refusal(f"{pattern} has no image with a label: no key.jpg beside a key.cls or key.json.")
+    return ShardIndex(tuple(paths), *(np.array(column, np.int64) for column in columns))
+
+
+def _samples(path: Path, skip_bad: bool, skipped: Counter[str]) -> Iterator[tuple[int, int, int]]:
+    """(offset, size, label) of each image of a tar file."""
+    for key, files in itertools.groupby(members(path), lambda member: _key(member.name)[0]):
+        try:
+            yield _sample({_key(file.name)[1]: file for file in files}, path)
+        except ImageError as error:
+            if not skip_bad:
+                title = f"{path}, sample {key.decode('utf-8', 'backslashreplace')}"
+                raise Refusal(bad_image(title, error.args[1])) from error
+            skipped[error.args[0]] += 1
+
+
+def _key(name: bytes) -> tuple[bytes, bytes]:
+    """A member's key, up to the first dot of its name, and its suffix."""
+    folder, slash, file = name.rpartition(b"/")
+    key, _, suffix = file.partition(b".")
+    return folder + slash + key, suffix.lower()
+
+
+def _sample(files: Mapping[bytes, Member], path: Path) -> tuple[int, int, int]:
+    image = next((file for kind, file in files.items() if b"." + kind in _IMAGES), None)
+    if image is None:
+        raise ImageError("sample without an image", f"it has no image, only {b', '.join(files).decode()}")
+    if not image.size:
+        raise ImageError("empty file", "its image is empty")
+    label = next((files[kind] for kind in (b"cls", b"json") if kind in files), None)
+    if label is None:
+        raise ImageError("sample without a label", "it has no .cls and no .json")
+    text = label.content
+    if text is None:
+        text = read_encoded(Place(str(path), label.offset, label.size))
+    return image.offset, image.size, _label(text, label.name.endswith(b".json"))
+
+
+_IMAGES = frozenset(suffix.encode() for suffix in SUFFIXES)
+
+
+def _label(text: bytes, is_json: bool) -> int:
+    try:
+        if is_json:
+            values = json.loads(text)
+            value = next(values[key] for key in _LABEL_KEYS if key in values)
+        else:
+            value = int(text)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MOST_CLASSES:
+            raise ValueError
+    except (ValueError, TypeError, StopIteration, RecursionError) as error:
+        shown = text[:60].decode("utf-8", "backslashreplace")
+        raise ImageError("sample without a label", f"its label is {shown!r}, no number from 0") from error
+    return value

@@ -1,0 +1,172 @@
+"""Mini-batches of images that are decoded while the learner learns."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from murmurate.datasets.image_files import ImageFiles, bad_image
+from murmurate.datasets.image_set import ImageBatch
+from murmurate.errors import RunFailed
+from murmurate.sources.examples import ExampleOrder
+from murmurate.sources.image_processes import ImageProcesses
+from murmurate.sources.image_worker import WorkerSettings, decode_part
+from murmurate.sources.polling import Backoff
+from murmurate.spec import Batch
+
+_POLLS = 50  # between two calls of ``alive``
+_CRASH = "it makes the decoder crash"
+
+
+class EncodedImageSource:
+    """Mini-batches without end (a ``Source``), decoded by processes up to ``layout.slots - 1`` batches ahead.
+
+    Images, and what is drawn for them, do not depend on the number of processes. The images of a batch are in
+    memory that is used again: they are valid until the next batch is asked for. An image that cannot be
+    decoded ends the run, or is left out of its batch, which is then smaller, where ``images.skip_bad``.
+
+    indices: numbers in ``images`` of the examples that ``order`` is about.
+    """
+
+    exact = True
+
+    def __init__(
+        self,
+        images: ImageFiles,
+        indices: NDArray[np.int64],
+        order: ExampleOrder,
+        settings: WorkerSettings,
+        rank: int,
+    ) -> None:
+        self.alive: Callable[[int], bool] = lambda played: False
+        self._images, self._indices, self._order = images, indices, order
+        self._settings, self._rank = settings, rank
+        self._processes: ImageProcesses | None = None
+        self._taken = 0  # batches
+        self._state = order.state()  # after the batches that were taken; ``order`` is ahead
+        self._passes = order.passes
+        self._pending: deque[tuple[NDArray[np.int64], dict[str, Any], float]] = deque()
+        self._skipped: Counter[str] = Counter()
+        self._events: list[tuple[str, str]] = []
+        self._backoff = Backoff()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        processes = self._started()
+        layout = processes.layout
+        while True:
+            while processes.memory.assigned < self._taken + layout.slots:
+                self._assign(processes)
+            if not self._decoded(processes):
+                return Batch(None)
+            batch = self._next_batch(processes)
+            if len(batch):
+                return Batch(batch, env_steps=len(batch))
+
+    def _started(self) -> ImageProcesses:
+        if self._processes is None:
+            workers = self._settings.layout.workers
+            # without processes, the learner decodes as the only one
+            layout = replace(self._settings.layout, workers=max(workers, 1))
+            self._settings = replace(self._settings, layout=layout)
+            self._processes = ImageProcesses(self._settings, self._rank)
+            self._inline = not workers
+            if workers:
+                self._processes.start()
+        return self._processes
+
+    def _assign(self, processes: ImageProcesses) -> None:
+        numbers, passes = self._order.take(processes.layout.batch)
+        chosen = self._indices[numbers]
+        place = self._images.encoded.place
+        processes.memory.assign(passes, numbers, [place(number) for number in chosen.tolist()])
+        self._pending.append((chosen, self._order.state(), self._order.passes))
+
+    def _decoded(self, processes: ImageProcesses) -> bool:
+        """Wait until the next batch is decoded; False where the loop requests a stop."""
+        if self._inline:
+            decode_part(processes.memory, self._taken % processes.layout.slots, self._settings)
+            processes.memory.finish(0)
+        polls = 0
+        while not processes.memory.is_decoded(self._taken):
+            blamed = processes.check()
+            if blamed is not None:
+                processes.leave_out(*blamed, "damaged image", _CRASH)
+            self._events += processes.taken_events()
+            polls += 1
+            if polls % _POLLS == 0 and self.alive(0):
+                return False
+            self._backoff.sleep()
+        self._backoff.reset()
+        return True
+
+    def _next_batch(self, processes: ImageProcesses) -> ImageBatch:
+        slot = self._taken % processes.layout.slots
+        chosen, self._state, self._passes = self._pending.popleft()
+        self._taken += 1
+        pixels, results = processes.memory.pixels[slot], processes.memory.results[slot]
+        bad = results["cause"] != b""
+        if bad.any():
+            for position in np.flatnonzero(bad).tolist():
+                self._leave_out(int(chosen[position]), results[position])
+            pixels, chosen = pixels[~bad], chosen[~bad]
+        labels = self._images.labels[chosen]
+        return ImageBatch(torch.from_numpy(pixels).permute(0, 3, 1, 2), torch.from_numpy(labels))
+
+    def _leave_out(self, number: int, result: Any) -> None:
+        title = self._images.encoded.title(number)
+        cause, detail = (result[name].decode("utf-8", "backslashreplace") for name in ("cause", "detail"))
+        if not self._images.skip_bad:
+            raise RunFailed(bad_image(title, detail))
+        if not self._skipped[cause]:  # the first of each cause
+            self._events.append(("skipped", f"{title}: {detail}; it is left out"))
+        self._skipped[cause] += 1
+
+    def fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {"passes": self._passes}
+        if self._skipped:
+            fields["skipped_images"] = self._skipped.total()
+        if self._processes is not None and self._processes.deaths:
+            fields["decoder_deaths"] = self._processes.deaths
+        return fields
+
+    def events(self) -> Sequence[tuple[str, str]]:
+        events, self._events = self._events, []
+        return events
+
+    def state(self) -> dict[str, Any]:
+        return {**self._state, "skipped": dict(self._skipped)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._stop()
+        self._order.load(state)
+        self._skipped = Counter(state.get("skipped", {}))
+        self._begin()
+
+    def fresh_start(self, batches: int) -> None:
+        """Go on where this replica would be after ``batches`` batches; a peer's state covers other images."""
+        self._stop()
+        self._order.skip_to(batches * self._settings.layout.batch)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._state, self._passes = self._order.state(), self._order.passes
+
+    def _stop(self) -> None:
+        """What was decoded ahead is dropped."""
+        if self._processes is not None:
+            self._processes.close()
+            self._processes = None
+        self._pending.clear()
+        self._taken = 0
+
+    def close(self) -> None:
+        self._stop()

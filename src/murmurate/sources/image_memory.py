@@ -1,0 +1,152 @@
+"""Shared memory between a learner and the processes that decode its images. Nothing here needs torch.
+
+There are a few slots, each for a mini-batch. The learner writes into a slot which images to decode, and the
+processes write their pixels there: process w of W those at the positions w, w + W, w + 2 W, ... So nothing
+needs a lock: a process reads how many batches are assigned, and writes how many it has done.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from murmurate.fabric.processes.fence import fence
+
+_PAGE = mmap.ALLOCATIONGRANULARITY
+_LINE = 8  # int64 in a cache line
+_LONGEST_PATH = 4096
+_TASK = np.dtype([("pass", "i8"), ("number", "i8"), ("offset", "i8"), ("size", "i8"), ("end", "i8")])
+_RESULT = np.dtype([("cause", "S40"), ("detail", "S200"), ("left_out", "?")])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """slots: mini-batches in memory at once. batch: images of each. shape: (H, W, C) of an image.
+    workers: processes that decode."""
+
+    slots: int
+    batch: int
+    shape: tuple[int, int, int]
+    workers: int
+
+    @property
+    def pixel_bytes(self) -> int:
+        return self.slots * self.batch * math.prod(self.shape)
+
+    def _regions(self) -> tuple[tuple[str, tuple[int, ...], Any], ...]:
+        places = (self.slots, self.batch)
+        return (
+            ("marks", (1 + self.workers, _LINE), np.int64),
+            ("tasks", places, _TASK),
+            ("paths", (self.slots, self.batch * _LONGEST_PATH), np.uint8),
+            ("results", places, _RESULT),
+            ("pixels", (*places, *self.shape), np.uint8),
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the file. Most of the room for paths is never written, and takes no memory."""
+        return sum(_padded(shape, kind) for _, shape, kind in self._regions())
+
+
+class BatchMemory:
+    """The slots, in a file of ``Layout.size_bytes`` bytes that all these processes have open."""
+
+    def __init__(self, descriptor: int, layout: Layout) -> None:
+        self.layout = layout
+        self._lock = threading.Lock()
+        mapped = memoryview(mmap.mmap(descriptor, layout.size_bytes, flags=mmap.MAP_SHARED))
+        arrays: dict[str, NDArray[Any]] = {}
+        place = 0
+        for name, shape, kind in layout._regions():
+            count = math.prod(shape)
+            arrays[name] = np.frombuffer(mapped, kind, count, place).reshape(shape)
+            place += _padded(shape, kind)
+        self._assigned, self._done, self._current = (
+            arrays["marks"][:1, 0],
+            arrays["marks"][1:, 0],
+            arrays["marks"][1:, 1],
+        )
+        self._tasks, self._paths, self.results = arrays["tasks"], arrays["paths"], arrays["results"]
+        self.pixels: NDArray[np.uint8] = arrays["pixels"]  # [slots, batch, H, W, C]
+
+    # -- the learner's side -------------------------------------------------------------------------
+
+    @property
+    def assigned(self) -> int:
+        """Batches so far that processes may decode."""
+        return int(self._assigned[0])
+
+    def assign(
+        self, passes: NDArray[np.int64], numbers: NDArray[np.int64], places: list[tuple[str, int, int]]
+    ) -> None:
+        """Have the next batch decoded. places: (path, offset, size) of each image."""
+        slot = self.assigned % self.layout.slots
+        tasks = self._tasks[slot]
+        names = [path.encode("utf-8", "surrogateescape") for path, _, _ in places]
+        tasks["pass"], tasks["number"] = passes, numbers
+        tasks["offset"], tasks["size"] = [p[1] for p in places], [p[2] for p in places]
+        tasks["end"] = np.cumsum([len(name) for name in names])
+        text = np.frombuffer(b"".join(names), np.uint8)
+        self._paths[slot, : len(text)] = text
+        self.results[slot] = np.zeros((), _RESULT)
+        fence(self._lock)
+        self._assigned[0] += 1
+
+    def is_decoded(self, batch: int) -> bool:
+        """Whether all processes have decoded their parts of a batch."""
+        if int(self._done.min()) <= batch:
+            return False
+        fence(self._lock)
+        return True
+
+    def done(self, worker: int) -> int:
+        """Batches of which the process has decoded its part."""
+        return int(self._done[worker])
+
+    def current(self, worker: int) -> int | None:
+        """The position of the image that the process is decoding, in batch ``done``."""
+        position = int(self._current[worker])
+        return position - 1 if position else None
+
+    # -- the decoding process's side ----------------------------------------------------------------
+
+    def has_work(self, worker: int) -> bool:
+        """Whether a batch is assigned that the process has not done."""
+        if self.assigned <= self.done(worker):
+            return False
+        fence(self._lock)
+        return True
+
+    def task(self, slot: int, position: int) -> tuple[str, int, int]:
+        """(path, offset, size) of an image."""
+        tasks = self._tasks[slot]
+        first = int(tasks["end"][position - 1]) if position else 0
+        name = self._paths[slot, first : int(tasks["end"][position])].tobytes()
+        path = name.decode("utf-8", "surrogateescape")
+        return path, int(tasks["offset"][position]), int(tasks["size"][position])
+
+    def keys(self, slot: int, positions: slice) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(passes, numbers) of images."""
+        tasks = self._tasks[slot][positions]
+        return tasks["pass"], tasks["number"]
+
+    def begin(self, worker: int, position: int) -> None:
+        self._current[worker] = position + 1
+
+    def finish(self, worker: int) -> None:
+        """The part of a batch is decoded."""
+        fence(self._lock)
+        self._current[worker] = 0
+        self._done[worker] += 1
+
+
+def _padded(shape: tuple[int, ...], kind: Any) -> int:
+    size: int = math.prod(shape) * np.dtype(kind).itemsize
+    return -(-size // _PAGE) * _PAGE

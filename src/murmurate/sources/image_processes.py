@@ -1,0 +1,174 @@
+"""The processes that decode a learner's images: they are started and watched here, and started again if they
+die or hang.
+
+A process that is started again begins with the mini-batch in which the other died. What it writes follows
+from the tasks alone, so nothing is lost and nothing changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+from murmurate.errors import RunFailed
+from murmurate.fabric.processes.process_handle import is_stopped
+from murmurate.fabric.processes.shared_memory import SharedMemoryFile
+from murmurate.sources.image_memory import BatchMemory, Layout
+from murmurate.sources.image_worker import WorkerSettings
+
+_CHECK_SECONDS = 0.2  # between two checks of the processes
+_SILENCE_SECONDS = 60.0  # a process that decodes nothing for so long hangs
+_STOPPED_SECONDS = 10.0  # the same, where the operating system says that it is stopped
+_STARTUP_SECONDS = 300.0
+_DEATHS = 5  # the run fails after so many in a row without a decoded image
+_BLAMED = 2  # deaths at one image that make it the cause
+
+
+@dataclass
+class _Decoder:
+    """One process. progress: (batches done, current position) when it was last seen to change."""
+
+    number: int
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+    progress: tuple[int, int | None] = (0, None)
+    silent_seconds: float = 0.0
+    deaths: int = 0  # in a row, without progress in between
+    has_worked: bool = False  # since it was last started
+
+    @property
+    def is_hung(self) -> bool:
+        if self.silent_seconds > _STOPPED_SECONDS and self.process and is_stopped(self.process.pid):
+            return True
+        return self.silent_seconds > (_SILENCE_SECONDS if self.has_worked else _STARTUP_SECONDS)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            if self.process.stdin is not None:
+                self.process.stdin.close()
+            self.process = None
+
+
+class ImageProcesses:
+    """The memory of a learner's mini-batches, and ``layout.workers`` processes that decode into it.
+
+    settings: of the processes, but for their number and memory. rank: of the learner, for messages.
+    """
+
+    def __init__(self, settings: WorkerSettings, rank: int) -> None:
+        self._settings, self._rank = settings, rank
+        self._file = SharedMemoryFile.create()
+        os.ftruncate(self._file.descriptor, settings.layout.size_bytes)
+        self.memory = BatchMemory(self._file.descriptor, settings.layout)
+        self._decoders = [_Decoder(number) for number in range(settings.layout.workers)]
+        self.events: list[tuple[str, str]] = []
+        self._checked_at = time.monotonic()
+
+    @property
+    def layout(self) -> Layout:
+        return self._settings.layout
+
+    @property
+    def pids(self) -> list[int]:
+        return [decoder.process.pid for decoder in self._decoders if decoder.process is not None]
+
+    @property
+    def deaths(self) -> int:
+        return sum(max(decoder.starts - 1, 0) for decoder in self._decoders)
+
+    def taken_events(self) -> list[tuple[str, str]]:
+        """Since the last call: (kind, message)."""
+        events, self.events = self.events, []
+        return events
+
+    def start(self) -> None:
+        for decoder in self._decoders:
+            self._spawn(decoder)
+
+    def check(self) -> tuple[int, int] | None:
+        """Start again each process that has died or hangs. Returns (slot, position) of an image at which
+        processes die again and again: it is to be left out with ``leave_out``, or the run to be ended.
+
+        Raises RunFailed where they die without having begun with an image.
+        """
+        elapsed = time.monotonic() - self._checked_at
+        if elapsed < _CHECK_SECONDS:
+            return None
+        self._checked_at += elapsed
+        for decoder in self._decoders:
+            blamed = self._check(decoder, min(elapsed, 2 * _CHECK_SECONDS))
+            if blamed is not None:
+                return blamed
+        return None
+
+    def _check(self, decoder: _Decoder, elapsed: float) -> tuple[int, int] | None:
+        memory, number = self.memory, decoder.number
+        progress = (memory.done(number), memory.current(number))
+        if progress != decoder.progress:
+            decoder.progress, decoder.silent_seconds, decoder.deaths = progress, 0.0, 0
+            decoder.has_worked = True
+        elif memory.assigned > progress[0]:  # it has something to do
+            decoder.silent_seconds += elapsed
+        code = None if decoder.process is None else decoder.process.poll()
+        if code is not None:
+            cause = f"signal {-code}" if code < 0 else f"exit code {code}"
+        elif decoder.is_hung:
+            cause = f"hung: no image for {decoder.silent_seconds:.0f} s"
+        else:
+            return None
+        decoder.deaths += 1
+        name = f"decoding process {number} of replica {self._rank}"
+        if decoder.deaths >= _DEATHS:
+            raise RunFailed(
+                f"{name} died {_DEATHS} times in a row ({cause}). See its output in logs/ in the run folder."
+            )
+        self.events.append(("decoder died", f"{name} died ({cause}) and is started again"))
+        decoder.kill()
+        self._spawn(decoder)
+        batches, position = progress
+        if position is not None and decoder.deaths >= _BLAMED:
+            decoder.deaths = 0
+            return batches % self.layout.slots, position
+        return None
+
+    def leave_out(self, slot: int, position: int, cause: str, detail: str) -> None:
+        """Have an image left out by the process that decodes it."""
+        results = self.memory.results[slot]
+        results["cause"][position], results["detail"][position] = cause.encode(), detail.encode()
+        results["left_out"][position] = True
+
+    def _spawn(self, decoder: _Decoder) -> None:
+        descriptor = self._file.descriptor
+        settings = WorkerSettings(
+            descriptor,
+            self.layout,
+            decoder.number,
+            self._settings.augment,
+            self._settings.shortest,
+            self._settings.key,
+        )
+        decoder.process = subprocess.Popen(
+            [sys.executable, "-m", "murmurate.sources.image_worker"],
+            stdin=subprocess.PIPE,
+            pass_fds=(descriptor,),
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENCV_LOG_LEVEL": "SILENT"},
+        )
+        decoder.starts += 1
+        decoder.has_worked, decoder.silent_seconds = False, 0.0
+        if decoder.process.stdin is None:
+            raise RuntimeError("the decoding process has no stdin")
+        with contextlib.suppress(BrokenPipeError):  # the next check finds it dead
+            decoder.process.stdin.write(pickle.dumps(settings))
+            decoder.process.stdin.flush()  # it stays open: the process exits when it is closed
+
+    def close(self) -> None:
+        for decoder in self._decoders:
+            decoder.kill()
+        self._file.close()

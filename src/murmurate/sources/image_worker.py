@@ -1,0 +1,98 @@
+"""A process that decodes and augments images for a learner. It does without torch, whose import takes longer
+than to decode a thousand images."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from murmurate.datasets._image_decoding import Place, checked_header, decode_crop, opencv, read_encoded
+from murmurate.datasets._image_headers import ImageError
+from murmurate.datasets.image_augmentation import DRAWS, Augmentation
+from murmurate.datasets.image_draws import image_draws
+from murmurate.sources.image_memory import BatchMemory, Layout
+from murmurate.sources.polling import Backoff, use_batch_scheduling
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """memory: descriptor of the shared file. worker: its number. shortest: as in ``centre_crop``.
+    key: of the random numbers (``image_draws``)."""
+
+    memory: int
+    layout: Layout
+    worker: int
+    augment: Augmentation
+    shortest: int
+    key: int
+
+
+def decode_augmented(
+    place: Place,
+    augment: Augmentation,
+    shortest: int,
+    draws: NDArray[np.float64],
+    into: NDArray[np.uint8],
+) -> None:
+    """Write an image to ``into`` [H, W, 3], changed by its row of random numbers. Raises ImageError."""
+    data = read_encoded(place)
+    header = checked_header(data)
+    crop = augment.crop_of(header.height, header.width, (into.shape[0], into.shape[1]), shortest, draws)
+    decode_crop(data, header, crop, into)
+    if augment.changes_pixels:
+        into[...] = augment.finish(into[None], draws[None])[0]
+
+
+def decode_part(memory: BatchMemory, slot: int, settings: WorkerSettings) -> None:
+    """Decode the images of a slot that are this process's part."""
+    part = slice(settings.worker, None, settings.layout.workers)
+    passes, numbers = memory.keys(slot, part)
+    draws = image_draws(settings.key, passes, numbers, DRAWS)
+    results = memory.results[slot]
+    for row, position in enumerate(range(settings.worker, settings.layout.batch, settings.layout.workers)):
+        if results["left_out"][position]:
+            continue
+        memory.begin(settings.worker, position)
+        place = Place(*memory.task(slot, position))
+        try:
+            decode_augmented(
+                place, settings.augment, settings.shortest, draws[row], memory.pixels[slot, position]
+            )
+        except ImageError as error:
+            cause, detail = error.args
+            results["detail"][position] = detail.encode("utf-8", "backslashreplace")[:200]
+            results["cause"][position] = cause.encode()
+
+
+def _exit_with_learner(stdin: IO[bytes]) -> None:
+    stdin.read()  # returns when the learner's end is closed, however the learner ended
+    os._exit(0)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    settings: WorkerSettings = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_exit_with_learner, args=(sys.stdin.buffer,), daemon=True).start()
+    use_batch_scheduling()
+    opencv().setNumThreads(1)
+    memory = BatchMemory(settings.memory, settings.layout)
+    backoff = Backoff()
+    while True:
+        if not memory.has_work(settings.worker):
+            backoff.sleep()
+            continue
+        backoff.reset()
+        decode_part(memory, memory.done(settings.worker) % settings.layout.slots, settings)
+        memory.finish(settings.worker)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Mini-batches of images, with random augmentation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, cast
+
+from murmurate.datasets._image_decoding import opencv
+from murmurate.datasets.image_augmentation import DRAWS, Augmentation
+from murmurate.datasets.image_draws import image_draws
+from murmurate.datasets.image_files import ImageFiles
+from murmurate.datasets.image_set import ImageBatch
+from murmurate.datasets.interface import DataSet, ExampleSet, Subset
+from murmurate.errors import Refusal
+from murmurate.ranges import Range
+from murmurate.sources.encoded_images import EncodedImageSource
+from murmurate.sources.examples import ExampleOrder, batches_of, check_examples
+from murmurate.sources.image_memory import Layout
+from murmurate.sources.image_worker import WorkerSettings
+from murmurate.sources.interface import RunView, SourceConfig, SourceContext
+from murmurate.spec import Batch, derive_seed
+
+_MOST_WORKERS = 64
+_WORKER_BYTES = 100 * 2**20  # Python, numpy and OpenCV, and an image
+
+
+@dataclass(frozen=True)
+class ImageSourceConfig(SourceConfig):
+    """Passes through the training images of a data set. Those in files are decoded by processes.
+
+    augment: how images are changed at random. workers: processes of each replica that decode images; none is
+        its share of the cores, and with 0 the learner decodes. prefetch: mini-batches decoded ahead.
+    """
+
+    augment: Augmentation = field(default_factory=Augmentation)
+    workers: Annotated[int, Range(0, _MOST_WORKERS)] | None = None
+    prefetch: Annotated[int, Range(1, 1000)] = 3
+
+    gives: ClassVar[str] = "examples"
+
+    def check(self, run: RunView) -> None:
+        check_examples(run)
+        if run.world.unit != "images":
+            raise Refusal(f"the world {run.world.name} is of {run.world.unit}, and this source is of images.")
+
+    def batches(self, run: RunView) -> int | None:
+        return batches_of(run)
+
+    def memory_bytes(self, run: RunView) -> int:
+        """The images in memory, or the index of those in files; the mini-batches that are decoded ahead, and
+        the processes that do it. Raises Refusal for an augmentation that these images cannot have."""
+        shape = run.world.spec().observation_shape
+        self.augment.check(shape)
+        split = cast(DataSet, run.world).divided()
+        whole = {id(part): part for part in (getattr(part, "all_examples", part) for part in split)}
+        held = sum(part.nbytes for part in whole.values())
+        images = split.train.all_examples
+        if images.encoded is None:
+            padding = 2 * self.augment.padding
+            wide = shape[0] * (shape[1] + padding) * (shape[2] + padding)
+            return int(held + 4 * run.learner.requires.batch * wide)
+        layout = self._layout(run, images)
+        return int(held + layout.pixel_bytes + layout.workers * _WORKER_BYTES)
+
+    def _layout(self, run: RunView, images: ImageFiles) -> Layout:
+        channels, height, width = images.shape
+        workers = self.workers
+        if workers is None:
+            workers = max(1, min((os.cpu_count() or 1) // run.replicas, _MOST_WORKERS))
+        slots = 1 + (self.prefetch if workers else 0)
+        return Layout(slots, run.learner.requires.batch, (height, width, channels), workers)
+
+    def open(self, context: SourceContext) -> ImageSource | EncodedImageSource:
+        run = context.run
+        train: Subset[ImageBatch] = cast(DataSet, run.world).divided().train
+        order = ExampleOrder(len(train), seed=run.seed, rank=context.rank, replicas=run.replicas)
+        key = derive_seed(run.seed, "augmentation")
+        images: Any = train.all_examples
+        if images.encoded is None:
+            return ImageSource(train, order, run.learner.requires.batch, self.augment, key)
+        opencv()  # a missing package is named here, and not by a process
+        settings = WorkerSettings(0, self._layout(run, images), 0, self.augment, images.shortest, key)
+        return EncodedImageSource(images, train.indices, order, settings, context.rank)
+
+
+class ImageSource:
+    """Mini-batches without end (a ``Source``) of a set in memory; the learner's process changes the images.
+
+    key: of the random numbers (``image_draws``).
+    """
+
+    exact = True
+
+    def __init__(
+        self,
+        images: ExampleSet[ImageBatch],
+        order: ExampleOrder,
+        batch: int,
+        augment: Augmentation,
+        key: int,
+    ) -> None:
+        self.alive: Callable[[int], bool] = lambda played: False
+        self._images, self._order, self._batch = images, order, batch
+        self._augment, self._key = augment, key
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        numbers, passes = self._order.take(self._batch)
+        images = self._images.select(numbers)
+        pixels = self._augment.apply(images.pixels, image_draws(self._key, passes, numbers, DRAWS))
+        return Batch(ImageBatch.of(pixels, images.labels.numpy()), env_steps=self._batch)
+
+    def fields(self) -> dict[str, Any]:
+        return {"passes": self._order.passes}
+
+    def events(self) -> Sequence[tuple[str, str]]:
+        return ()
+
+    def state(self) -> dict[str, Any]:
+        return self._order.state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._order.load(state)
+
+    def fresh_start(self, batches: int) -> None:
+        """Go on where this replica would be after ``batches`` batches; a peer's state covers other images."""
+        self._order.skip_to(batches * self._batch)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,38 @@
+"""How processes wait for one another through shared memory. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 1e-4, 2e-3
+
+
+class Backoff:
+    """Exponential backoff for polling: each sleep is twice as long as the one before; the first is half as
+    long as the last wait. Sleeping leaves the core and its caches to the process that is waited for."""
+
+    def __init__(self) -> None:
+        self._seconds, self._slept = _SHORTEST_SECONDS, 0.0
+
+    def sleep(self) -> float:
+        """Returns the seconds slept."""
+        begun, seconds = time.monotonic(), self._seconds
+        time.sleep(seconds)
+        self._slept += seconds
+        self._seconds = min(2 * seconds, _LONGEST_SECONDS)
+        return time.monotonic() - begun
+
+    def reset(self) -> None:
+        """The wait has ended."""
+        self._seconds = min(max(self._slept / 2, _SHORTEST_SECONDS), _LONGEST_SECONDS)
+        self._slept = 0.0
+
+
+def use_batch_scheduling() -> None:
+    """Schedule this process as SCHED_BATCH (Linux): it does not preempt a running process when it wakes up.
+    Two learners that share two cores with four actors then draw a third more batches."""
+    if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:  # the user chose no other
+        with contextlib.suppress(OSError):  # where that is forbidden
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
